@@ -1,0 +1,240 @@
+"""Columnar tuple batches: the one shape in which tuples live outside the windows.
+
+What: `TupleBatch` (key, ts, id, arrival, payload rows) and `PayloadRows` (payload columns packed row by row into bytes),
+with take, slice, concat, and views into one contiguous buffer.
+Why: per-tuple work happens in kernels over these arrays; a message is one header and these columns.
+Stays out: what the payload bytes mean (`sources.codec`), how batches travel (`runtime.wire`), windows (`state`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
+U8 = NDArray[np.uint8]
+Bool = NDArray[np.bool_]
+
+LEFT, RIGHT = 0, 1
+STREAM_NAMES = ("left", "right")
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Shape of a packed payload row: `fixed_bytes` per row, plus a variable-length tail when `has_var`."""
+
+    fixed_bytes: int = 0
+    has_var: bool = False
+
+
+@njit(cache=True, nogil=True)
+def _gather_bytes(var: U8, starts: I64, offsets: I64, out: U8) -> None:
+    """Copy var[starts[i] : starts[i] + length] to out[offsets[i] : offsets[i + 1]] for every i."""
+    for i in range(starts.shape[0]):
+        s = starts[i]
+        o = offsets[i]
+        for j in range(offsets[i + 1] - o):
+            out[o + j] = var[s + j]
+
+
+@dataclass(frozen=True)
+class PayloadRows:
+    """Payload of n tuples, packed row by row.
+
+    fixed: uint8 (n, fixed_bytes). var_offsets: int64 (n + 1,) into var, or None when the layout has no tail.
+    var: uint8 (bytes,), the tails one after the other, or None.
+    """
+
+    fixed: U8
+    var_offsets: I64 | None = None
+    var: U8 | None = None
+
+    def __len__(self) -> int:
+        return int(self.fixed.shape[0])
+
+    @property
+    def layout(self) -> RowLayout:
+        return RowLayout(int(self.fixed.shape[1]), self.var_offsets is not None)
+
+    @property
+    def nbytes(self) -> int:
+        tail = 0 if self.var is None or self.var_offsets is None else self.var.nbytes + self.var_offsets.nbytes
+        return self.fixed.nbytes + tail
+
+    @staticmethod
+    def empty(layout: RowLayout) -> PayloadRows:
+        fixed = np.empty((0, layout.fixed_bytes), np.uint8)
+        if not layout.has_var:
+            return PayloadRows(fixed)
+        return PayloadRows(fixed, np.zeros(1, np.int64), np.empty(0, np.uint8))
+
+    def take(self, index: I64) -> PayloadRows:
+        fixed = np.take(self.fixed, index, axis=0)
+        if self.var_offsets is None or self.var is None:
+            return PayloadRows(fixed)
+        starts = self.var_offsets[index]
+        offsets = np.zeros(len(index) + 1, np.int64)
+        np.cumsum(self.var_offsets[index + 1] - starts, out=offsets[1:])
+        var = np.empty(int(offsets[-1]), np.uint8)
+        _gather_bytes(self.var, starts, offsets, var)
+        return PayloadRows(fixed, offsets, var)
+
+    def slice(self, start: int, stop: int) -> PayloadRows:
+        """Rows start..stop; the fixed part is a view, tail offsets are rebased to zero."""
+        fixed = self.fixed[start:stop]
+        if self.var_offsets is None or self.var is None:
+            return PayloadRows(fixed)
+        offsets = self.var_offsets[start : stop + 1]
+        return PayloadRows(fixed, offsets - offsets[0], self.var[offsets[0] : offsets[-1]])
+
+    @staticmethod
+    def concat(parts: Sequence[PayloadRows], layout: RowLayout) -> PayloadRows:
+        if not parts:
+            return PayloadRows.empty(layout)
+        if len(parts) == 1:
+            return parts[0]
+        fixed = np.concatenate([p.fixed for p in parts])
+        if not layout.has_var:
+            return PayloadRows(fixed)
+        lengths = [np.diff(p.var_offsets) for p in parts if p.var_offsets is not None]
+        offsets = np.zeros(len(fixed) + 1, np.int64)
+        np.cumsum(np.concatenate(lengths), out=offsets[1:])
+        return PayloadRows(fixed, offsets, np.concatenate([p.var for p in parts if p.var is not None]))
+
+
+@dataclass(frozen=True)
+class TupleBatch:
+    """n tuples of one stream, in stream order.
+
+    key: int64 (n,), the join attribute (dictionary codes for strings and multi-column keys).
+    ts: int64 (n,), microseconds. id: uint64 (n,), row position in the input or the user's id.
+    arrival_us: int64 (n,), when the master read the tuple, microseconds of the run's clock (production delay counts from it).
+    rows: the payload, or None when no payload is carried.
+    """
+
+    key: I64
+    ts: I64
+    id: U64
+    arrival_us: I64
+    rows: PayloadRows | None = None
+
+    def __len__(self) -> int:
+        return int(self.key.shape[0])
+
+    @property
+    def nbytes(self) -> int:
+        return 32 * len(self) + (0 if self.rows is None else self.rows.nbytes)
+
+    @staticmethod
+    def empty(layout: RowLayout | None = None) -> TupleBatch:
+        zero = np.empty(0, np.int64)
+        return TupleBatch(zero, zero, np.empty(0, np.uint64), zero, None if layout is None else PayloadRows.empty(layout))
+
+    def take(self, index: I64) -> TupleBatch:
+        rows = None if self.rows is None else self.rows.take(index)
+        return TupleBatch(self.key[index], self.ts[index], self.id[index], self.arrival_us[index], rows)
+
+    def slice(self, start: int, stop: int) -> TupleBatch:
+        rows = None if self.rows is None else self.rows.slice(start, stop)
+        cut = slice(start, stop)
+        return TupleBatch(self.key[cut], self.ts[cut], self.id[cut], self.arrival_us[cut], rows)
+
+    @staticmethod
+    def concat(parts: Sequence[TupleBatch]) -> TupleBatch:
+        if len(parts) == 1:
+            return parts[0]
+        rows = None
+        if parts[0].rows is not None:
+            rows = PayloadRows.concat([p.rows for p in parts if p.rows is not None], parts[0].rows.layout)
+        return TupleBatch(
+            np.concatenate([p.key for p in parts]),
+            np.concatenate([p.ts for p in parts]),
+            np.concatenate([p.id for p in parts]),
+            np.concatenate([p.arrival_us for p in parts]),
+            rows,
+        )
+
+
+@dataclass(frozen=True)
+class SourceBatch:
+    """What a source yields: rows of one stream as read, before the master has judged them.
+
+    key_valid / ts_valid: bool (n,), or None when every row is valid. A row with a null key matches nothing, a row with a
+    null time follows the late policy; both keep their ids and are counted by the master. key and ts of invalid rows are
+    unspecified. id: uint64 (n,).
+    """
+
+    key: I64
+    ts: I64
+    id: U64
+    key_valid: Bool | None = None
+    ts_valid: Bool | None = None
+    rows: PayloadRows | None = None
+
+    def __len__(self) -> int:
+        return int(self.key.shape[0])
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """n joined pairs: the common key, both times (microseconds), both ids, and both payloads when the sink wants rows."""
+
+    key: I64
+    left_ts: I64
+    right_ts: I64
+    left_id: U64
+    right_id: U64
+    left_rows: PayloadRows | None = None
+    right_rows: PayloadRows | None = None
+
+    def __len__(self) -> int:
+        return int(self.key.shape[0])
+
+    @property
+    def nbytes(self) -> int:
+        rows = sum(r.nbytes for r in (self.left_rows, self.right_rows) if r is not None)
+        return 40 * len(self) + rows
+
+
+@dataclass
+class StreamCounts:
+    """One stream's side of the ledger (SPEC section 1): input = joined + null_key + late + shed."""
+
+    tuples: int = 0
+    joined: int = 0
+    null_key: int = 0
+    late: int = 0
+    shed: int = 0
+
+    def missing(self) -> int:
+        return self.tuples - self.joined - self.null_key - self.late - self.shed
+
+
+@dataclass
+class Ledger:
+    """What went in and what came out of one query; balanced when nothing is missing."""
+
+    left: StreamCounts = field(default_factory=StreamCounts)
+    right: StreamCounts = field(default_factory=StreamCounts)
+    produced: int = 0
+    collected: int = 0
+
+    def complaints(self) -> list[str]:
+        """One line per imbalance; empty when the ledger balances."""
+        lines = [
+            f"{name}: {counts.missing():+d} of {counts.tuples} input tuples are not accounted for"
+            for name, counts in (("left", self.left), ("right", self.right))
+            if counts.missing()
+        ]
+        if self.produced != self.collected:
+            lines.append(f"results: slaves produced {self.produced}, the collector collected {self.collected}")
+        return lines
+
+    @property
+    def balanced(self) -> bool:
+        return not self.complaints()

@@ -1,0 +1,26 @@
+"""The two ways a command ends badly, and how they map to exit codes.
+
+What: exceptions whose text is the one line a user reads: what is wrong, where, how to mend it.
+Why: every layer can refuse input without knowing about the command line.
+Stays out: printing, exiting, tracebacks (the `cli` does that).
+"""
+
+from __future__ import annotations
+
+
+class SwjoinError(Exception):
+    """Base of every error swjoin raises on purpose; `exit_code` is what the command returns."""
+
+    exit_code = 1
+
+
+class UserError(SwjoinError):
+    """The user gave something wrong (a file, a key, a bound, a configuration). Exit 2."""
+
+    exit_code = 2
+
+
+class RunFailed(SwjoinError):
+    """The input was fine, the run was not (a rank died, memory ran out, the ledger does not balance). Exit 1."""
+
+    exit_code = 1
