@@ -1,0 +1,120 @@
+"""The collector: merges the slaves' results, commits them by distribution epoch, measures production delay. No I/O, no clock.
+
+What: `Collector.handle(event, now_us) -> [command]`. Pairs go to the sink as they come; an epoch is committed when every slave has
+completed it.
+Why: recovery and exactly-once output need the labels (query, partition-group, distribution epoch) and the commits. The collector counts and
+digests what it really receives, so that the ledger compares two independent counts.
+Stays out: files (`sinks`), messages on the wire.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swjoin.cluster.metrics import COLUMNS
+from swjoin.errors import RunFailed
+from swjoin.hashing import digest_pairs
+from swjoin.messages import (
+    CollectorCommand,
+    CollectorEvent,
+    CommitEpoch,
+    EpochIndex,
+    FinishCollector,
+    ResultChunk,
+    ResultsReceived,
+    WritePairs,
+)
+from swjoin.oracle import format_digest
+from swjoin.state.kernels import HISTOGRAM_SIZE, histogram_quantile
+
+
+class Collector:
+    """One collector for one run; `finished` once every slave has sent its last chunk."""
+
+    def __init__(self, slave_count: int) -> None:
+        self.slave_count = slave_count
+        self.finished = False
+        self.count = 0
+        self.digest = 0
+        self.committed = EpochIndex(-1)
+        self.histogram = np.zeros(HISTOGRAM_SIZE, np.int64)
+        self._delay_sum_us = 0.0
+        self._delay_max_us = 0.0
+        self._completed = [-1] * slave_count
+        self._ended = [False] * slave_count
+        self._epoch_pairs = [0] * slave_count  # received in the slave's open epoch
+        self._metrics: list[NDArray[np.float64]] = []
+
+    def handle(self, event: CollectorEvent, now_us: int) -> list[CollectorCommand]:
+        """Take one event; the commands are to be performed in order. RunFailed when a chunk contradicts the ones before."""
+        chunk = event.chunk
+        commands: list[CollectorCommand] = []
+        slave = int(chunk.slave)
+        if not 0 <= slave < self.slave_count or self._ended[slave]:
+            raise RunFailed(f"collector: epoch {chunk.epoch}: results from slave {slave}, which is unknown or has finished")
+        if chunk.pairs is not None and len(chunk.pairs):
+            self.count += len(chunk.pairs)
+            self._epoch_pairs[slave] += len(chunk.pairs)
+            self.digest += digest_pairs(chunk.pairs.left_id, chunk.pairs.right_id)
+            commands.append(WritePairs(chunk.pairs))
+        if chunk.final:
+            self._complete(chunk, slave)
+            low = min(c if not e else max(self._completed) for c, e in zip(self._completed, self._ended, strict=True))
+            if low > self.committed:
+                self.committed = EpochIndex(low)
+                commands.append(CommitEpoch(self.committed))
+        if all(self._ended) and not self.finished:
+            self.finished = True
+            commands.append(FinishCollector())
+        return commands
+
+    def _complete(self, chunk: ResultChunk, slave: int) -> None:
+        """A slave has completed an epoch: what it says it produced must be what arrived."""
+        if chunk.results is None or chunk.metrics is None or chunk.delay_histogram is None:
+            raise RunFailed(f"collector: slave {slave}, epoch {chunk.epoch}: final chunk without counts")
+        if chunk.epoch != self._completed[slave] + 1:
+            raise RunFailed(f"collector: slave {slave} completed epoch {chunk.epoch} after epoch {self._completed[slave]}")
+        pairs = int(chunk.results.counts.sum())
+        if chunk.pairs is None and self._epoch_pairs[slave] == 0:
+            self.count += pairs
+            self.digest += int(np.add.reduce(chunk.results.digests, dtype=np.uint64)) if len(chunk.results.digests) else 0
+        elif pairs != self._epoch_pairs[slave]:
+            raise RunFailed(
+                f"collector: slave {slave}, epoch {chunk.epoch}: produced {pairs} pairs, {self._epoch_pairs[slave]} arrived"
+            )
+        self._epoch_pairs[slave] = 0
+        self._completed[slave] = chunk.epoch
+        self._ended[slave] = chunk.last
+        self.histogram += chunk.delay_histogram
+        self._metrics.append(chunk.metrics)
+        self._delay_sum_us += self._metric(chunk, "delay_mean_us") * pairs
+        self._delay_max_us = max(self._delay_max_us, self._metric(chunk, "delay_max_us"))
+
+    @staticmethod
+    def _metric(chunk: ResultChunk, name: str) -> float:
+        assert chunk.metrics is not None
+        return float(chunk.metrics[COLUMNS.index(name)])
+
+    def take_metrics(self) -> list[NDArray[np.float64]]:
+        """Hand over the metric rows received since the last call."""
+        rows, self._metrics = self._metrics, []
+        return rows
+
+    def summary(self) -> dict[str, Any]:
+        """The collector's share of run.json: count, digest, production delay in seconds (null without results)."""
+        delay: dict[str, float | None] = dict.fromkeys(("mean", "p50", "p99", "max"))
+        if self.count:
+            delay = {
+                "mean": self._delay_sum_us / self.count / 1e6,
+                "p50": histogram_quantile(self.histogram, 0.5) / 1e6,
+                "p99": histogram_quantile(self.histogram, 0.99) / 1e6,
+                "max": self._delay_max_us / 1e6,
+            }
+        return {"count": self.count, "digest": format_digest(self.digest), "delay_s": delay, "committed_epoch": int(self.committed)}
+
+    def validate(self) -> None:
+        assert int(self.histogram.sum()) + sum(self._epoch_pairs) == self.count, "collector: delays and pairs differ in number"
+        assert all(c >= self.committed for c, e in zip(self._completed, self._ended, strict=True) if not e), "committed too early"

@@ -1,0 +1,244 @@
+"""One stream at the master's door: judged, stamped, put in time order.
+
+What: `StreamIntake` turns `SourceBatch`es into time-ordered tuples. Null keys and late rows (null times, times below the highest
+time before them minus the declared bound) leave here, each counted; what is out of order within the bound is sorted.
+Why: behind this door every stream is in time order and every lost row has a reason, so windows and epochs can be simple.
+Lateness is a function of the input rows alone, never of speed.
+Stays out: partitioning and epochs (`cluster.buffers`, `cluster.master`), reading files (`sources`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from numba import njit
+
+from swjoin.batch import I64, STREAM_NAMES, U8, Bool, SourceBatch, StreamCounts, TupleBatch
+from swjoin.config import TimeConfig
+from swjoin.errors import UserError
+from swjoin.messages import BEGIN_OF_TIME_US, END_OF_TIME_US
+
+GOOD, NULL_KEY, NULL_TIME, LATE = 0, 1, 2, 3
+_EMPTY_MASK = np.empty(0, np.bool_)
+
+
+class LateRowError(UserError):
+    """Late policy `error`: a row without a time or past the declared bound. The runtime adds file and row from `row_id`."""
+
+    def __init__(self, stream: int, row_id: int, reason: str, mend: str, place: str | None = None) -> None:
+        super().__init__(f"{place or f'{STREAM_NAMES[stream]}, row id {row_id}'}: {reason}; {mend}")
+        self.stream, self.row_id, self.reason, self.mend = stream, row_id, reason, mend
+
+    def at(self, place: str) -> LateRowError:
+        """The same error with the place spelled out."""
+        return LateRowError(self.stream, self.row_id, self.reason, self.mend, place)
+
+
+@njit(cache=True, nogil=True)
+def judge(
+    ts: I64, ts_valid: Bool, key_valid: Bool, high: int, allowed: int, verdict: U8, running: I64
+) -> tuple[int, int, int, int, int]:
+    """Verdict of every row and the running maximum of times (both (n,), filled in).
+
+    Empty masks mean all valid. Returns (new high, null keys, late rows, index of the first late row or -1, high before that row).
+    """
+    null_keys = 0
+    late = 0
+    first_late = -1
+    high_at_first = high
+    masked_ts = ts_valid.shape[0] > 0
+    masked_key = key_valid.shape[0] > 0
+    for i in range(ts.shape[0]):
+        has_ts = not masked_ts or ts_valid[i]
+        t = ts[i]
+        v = GOOD
+        if masked_key and not key_valid[i]:
+            v = NULL_KEY
+            null_keys += 1
+        elif not has_ts:
+            v = NULL_TIME
+        elif t < high - allowed:
+            v = LATE
+        if v == NULL_TIME or v == LATE:
+            late += 1
+            if first_late < 0:
+                first_late = i
+                high_at_first = high
+        if has_ts and t > high:
+            high = t
+        verdict[i] = v
+        running[i] = high
+    return high, null_keys, late, first_late, high_at_first
+
+
+class StreamIntake:
+    """Judges and orders one stream.
+
+    asap pace: `arrive_all()` after every `read`. realtime pace: `arrive_until(t)` lets rows in whose running maximum of times is
+    below t (that is when they reach the master). Times are microseconds of the stream's own time axis.
+    """
+
+    def __init__(self, stream: int, time: TimeConfig) -> None:
+        self.stream = stream
+        self.time = time
+        self.counts = StreamCounts()
+        self.high_us = BEGIN_OF_TIME_US
+        self.first_us: int | None = None
+        self.ended = False
+        self._arriving: deque[TupleBatch] = deque()
+        self._held: list[TupleBatch] = []
+        self._released: list[TupleBatch] = []
+        self._arrived_high_us = BEGIN_OF_TIME_US
+
+    # ------------------------------------------------------------ reading
+
+    def read(self, batch: SourceBatch, arrival_us: int | None) -> list[tuple[SourceBatch, str]]:
+        """Take rows as read; returns the late rows with their reasons (late policy `side` writes them).
+
+        arrival_us: stamp for production delay; None: the row's own place on the time axis (realtime pace), kept in
+        `arrival_us` until the master rebases it. Raises LateRowError under late policy `error`.
+        """
+        n = len(batch)
+        self.counts.tuples += n
+        if n == 0:
+            return []
+        verdict, running = np.empty(n, np.uint8), np.empty(n, np.int64)
+        ts_valid = _EMPTY_MASK if batch.ts_valid is None else batch.ts_valid
+        key_valid = _EMPTY_MASK if batch.key_valid is None else batch.key_valid
+        by_arrival = self.time.model == "arrival"
+        allowed = END_OF_TIME_US if by_arrival else self.time.max_out_of_order_us
+        self.high_us, null_keys, late, first_late, high_then = judge(
+            batch.ts, ts_valid, key_valid, self.high_us, allowed, verdict, running
+        )
+        if by_arrival:
+            late = 0
+            np.copyto(verdict, GOOD, where=verdict != NULL_KEY)
+        if late and self.time.late == "error":
+            self._refuse(batch, int(first_late), int(verdict[first_late]), int(high_then))
+        self.counts.null_key += int(null_keys)
+        self.counts.late += int(late)
+        if self.first_us is None and self.high_us > BEGIN_OF_TIME_US:
+            known = np.flatnonzero(running > BEGIN_OF_TIME_US)[0]
+            self.first_us = int(running[known])
+        aside = self._late_rows(batch, verdict) if late and self.time.late == "side" else []
+        rows = batch.rows
+        key, ts, ids = batch.key, running if by_arrival else batch.ts, batch.id
+        if null_keys or late:
+            keep = np.flatnonzero(verdict == GOOD)
+            key, ts, ids, running = key[keep], ts[keep], ids[keep], running[keep]
+            rows = None if rows is None else rows.take(keep)
+        arrival = running if arrival_us is None else np.full(len(key), arrival_us, np.int64)
+        if len(key):
+            self._arriving.append(TupleBatch(key, ts, ids, arrival, rows))
+        return aside
+
+    def _refuse(self, batch: SourceBatch, index: int, verdict: int, high_us: int) -> None:
+        row_id = int(batch.id[index])
+        if verdict == NULL_TIME:
+            raise LateRowError(self.stream, row_id, "no time", "choose --late drop or --late side to leave such rows out")
+        behind = high_us - int(batch.ts[index])
+        raise LateRowError(
+            self.stream,
+            row_id,
+            f"its time is {behind} us behind an earlier row, more than the declared {self.time.max_out_of_order_us} us",
+            f"sort the input, declare --max-out-of-order {behind}us or more, or choose --late drop or --late side",
+        )
+
+    def _late_rows(self, batch: SourceBatch, verdict: U8) -> list[tuple[SourceBatch, str]]:
+        out = []
+        for code, reason in ((NULL_TIME, "null time"), (LATE, "late")):
+            index = np.flatnonzero(verdict == code)
+            if len(index):
+                valid = np.full(len(index), code == LATE)
+                out.append((SourceBatch(batch.key[index], batch.ts[index], batch.id[index], None, valid), reason))
+        return out
+
+    # ------------------------------------------------------------ arriving and ordering
+
+    def arrive_all(self) -> None:
+        """asap pace: everything read has arrived."""
+        while self._arriving:
+            self._order(self._arriving.popleft())
+        self._arrived_high_us = self.high_us
+        self._release()
+
+    def arrive_until(self, time_us: int) -> None:
+        """realtime pace: rows arrive whose place on the time axis is below `time_us`."""
+        while self._arriving:
+            head = self._arriving[0]
+            n = int(np.searchsorted(head.arrival_us, time_us, side="left"))
+            if n:
+                self._order(head.slice(0, n))
+            if n < len(head):
+                self._arriving[0] = head.slice(n, len(head))
+                break
+            self._arriving.popleft()
+        # The clock carries a silent stream onwards, but not past rows that are due and not read yet.
+        behind = not self.ended and self.high_us < time_us
+        self._arrived_high_us = max(self._arrived_high_us, self.high_us if behind else time_us)
+        self._release()
+
+    def _order(self, batch: TupleBatch) -> None:
+        (self._released if self._in_order else self._held).append(batch)
+
+    @property
+    def _in_order(self) -> bool:
+        """Rows pass straight through: the bound is zero (late rows are gone), or times are stamped in order."""
+        return self.time.model == "arrival" or self.time.max_out_of_order_us == 0
+
+    def _release(self) -> None:
+        """Move held tuples that nothing can come before any more to the released ones, sorted by time (ties in row order)."""
+        if not self._held:
+            return
+        mark = self.watermark_us
+        batch = TupleBatch.concat(self._held)
+        if (batch.ts[1:] < batch.ts[:-1]).any():
+            batch = batch.take(np.argsort(batch.ts, kind="stable").astype(np.int64))
+        n = int(np.searchsorted(batch.ts, mark, side="right"))
+        if n:
+            self._released.append(batch.slice(0, n))
+        self._held = [batch.slice(n, len(batch))] if n < len(batch) else []
+
+    @property
+    def arriving(self) -> bool:
+        """Some rows read have not arrived yet (realtime pace)."""
+        return bool(self._arriving)
+
+    @property
+    def exhausted(self) -> bool:
+        """Ended, and every row read has arrived."""
+        return self.ended and not self._arriving
+
+    @property
+    def watermark_us(self) -> int:
+        """Every tuple that arrives from now on has ts >= this; END_OF_TIME_US once the stream has ended."""
+        if self.exhausted:
+            return END_OF_TIME_US
+        if self._arrived_high_us == BEGIN_OF_TIME_US:
+            return BEGIN_OF_TIME_US
+        bound = 0 if self.time.model == "arrival" else self.time.max_out_of_order_us
+        return self._arrived_high_us - bound
+
+    def end(self) -> None:
+        """The source has no more rows."""
+        self.ended = True
+
+    def take_released(self) -> list[TupleBatch]:
+        """Hand over the time-ordered tuples that are ready (they follow all handed over before)."""
+        self._release()
+        out, self._released = self._released, []
+        return out
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes read but not yet handed over."""
+        return sum(b.nbytes for queue in (self._arriving, self._held, self._released) for b in queue)
+
+    def validate(self) -> None:
+        for batch in self._released:
+            assert (np.diff(batch.ts) >= 0).all(), f"{STREAM_NAMES[self.stream]}: released tuples out of time order"
+        counts = self.counts
+        assert counts.null_key + counts.late <= counts.tuples, f"{STREAM_NAMES[self.stream]}: more rows refused than read"
+
+

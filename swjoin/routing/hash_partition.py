@@ -1,0 +1,111 @@
+"""Routing by hash: key -> partition-group -> slave, through a versioned map.
+
+What: `GroupMap` (owner of every partition-group, with a version), and `HashPartition`, which brings a batch into the order of
+delivery: slave by slave, partition-group by partition-group, each in stream order.
+Why: a level of indirection between keys and slaves lets partition-groups move (paper section IV-C). One counting sort fills all
+mini-buffers of an epoch at once, so that a slave's delivery is one contiguous slice of every column.
+Stays out: when to send (`cluster.master`), who should own what (`policy`). Every tuple goes to one slave with Route.BOTH;
+routers that replicate will return other tags.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+
+from swjoin.batch import I64, U64, TupleBatch
+from swjoin.hashing import group_of, hash_key
+from swjoin.messages import Route
+
+
+@dataclass(frozen=True)
+class GroupMap:
+    """Owner (slave id) of every partition-group: int64 (partition_count,), and how often it has changed."""
+
+    owner: I64
+    version: int = 0
+
+    @property
+    def partition_count(self) -> int:
+        return int(self.owner.shape[0])
+
+    def groups_of(self, slave: int) -> I64:
+        """Partition-groups of a slave, ascending: int64."""
+        return np.flatnonzero(self.owner == slave).astype(np.int64)
+
+    def validate(self, slave_count: int) -> None:
+        assert ((self.owner >= 0) & (self.owner < slave_count)).all(), f"a partition-group has no slave: {self.owner.tolist()}"
+
+
+@njit(cache=True, nogil=True)
+def _count_places(key: I64, place_of_group: I64, place: I64, counts: I64) -> None:
+    """place[i] = position of tuple i's partition-group in delivery order; counts[p] = tuples per position."""
+    partition_count = place_of_group.shape[0]
+    for i in range(key.shape[0]):
+        p = place_of_group[group_of(hash_key(key[i]), partition_count)]
+        place[i] = p
+        counts[p] += 1
+
+
+@njit(cache=True, nogil=True)
+def _scatter(
+    place: I64, cursor: I64, order: I64, key: I64, ts: I64, ids: U64, arrival: I64, key_to: I64, ts_to: I64, ids_to: U64, arrival_to: I64
+) -> None:
+    """Stable counting sort by place: the columns go to their targets, order[j] = source row of target row j."""
+    for i in range(key.shape[0]):
+        p = place[i]
+        j = cursor[p]
+        cursor[p] = j + 1
+        order[j] = i
+        key_to[j] = key[i]
+        ts_to[j] = ts[i]
+        ids_to[j] = ids[i]
+        arrival_to[j] = arrival[i]
+
+
+@dataclass(frozen=True)
+class Partitioned:
+    """A batch in delivery order. counts: int64 (partition_count,) tuples per place (see HashPartition.groups_in_order)."""
+
+    batch: TupleBatch
+    counts: I64
+    starts: I64  # (partition_count + 1,) prefix sums of counts
+
+
+class HashPartition:
+    """Brings batches into delivery order under a GroupMap."""
+
+    route = Route.BOTH
+
+    def __init__(self, group_map: GroupMap, slave_count: int) -> None:
+        group_map.validate(slave_count)
+        self.map = group_map
+        per_slave = [group_map.groups_of(slave) for slave in range(slave_count)]
+        self.groups_in_order = np.concatenate(per_slave)
+        self.first_place = np.concatenate(([0], np.cumsum([len(g) for g in per_slave]))).astype(np.int64)
+        self._place_of_group = np.empty(group_map.partition_count, np.int64)
+        self._place_of_group[self.groups_in_order] = np.arange(group_map.partition_count)
+
+    def places_of(self, slave: int) -> slice:
+        """The range of places, and so of `groups_in_order`, that belongs to a slave."""
+        return slice(int(self.first_place[slave]), int(self.first_place[slave + 1]))
+
+    def partition(self, batch: TupleBatch) -> Partitioned:
+        """Stable, O(n): one pass to count, one to scatter."""
+        n = len(batch)
+        partition_count = self.map.partition_count
+        counts = np.zeros(partition_count, np.int64)
+        place = np.empty(n, np.int64)
+        _count_places(batch.key, self._place_of_group, place, counts)
+        starts = np.zeros(partition_count + 1, np.int64)
+        np.cumsum(counts, out=starts[1:])
+        order = np.empty(n, np.int64)
+        key, ts, arrival = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
+        ids = np.empty(n, np.uint64)
+        _scatter(
+            place, starts[:-1].copy(), order, batch.key, batch.ts, batch.id, batch.arrival_us, key, ts, ids, arrival
+        )
+        rows = None if batch.rows is None else batch.rows.take(order)
+        return Partitioned(TupleBatch(key, ts, ids, arrival, rows), counts, starts)
