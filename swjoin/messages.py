@@ -174,11 +174,12 @@ class ExchangeDue:
 
 @dataclass(frozen=True)
 class TimesMeasured:
-    """What the runtime measured since the last report, in microseconds: CPU, communication, idle."""
+    """What the runtime measured since the last such event, in microseconds: CPU, communication, idle, join work."""
 
-    cpu_us: int
-    communication_us: int
-    idle_us: int
+    cpu_us: int = 0
+    communication_us: int = 0
+    idle_us: int = 0
+    process_us: int = 0
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,13 @@ from swjoin.state.kernels import HISTOGRAM_SIZE, histogram_quantile
 
 
 class Collector:
-    """One collector for one run; `finished` once every slave has sent its last chunk."""
+    """One collector for one run; `finished` once every slave has sent its last chunk.
 
-    def __init__(self, slave_count: int) -> None:
+    materialised: slaves send the pairs themselves, which are counted and digested here; otherwise counts and digests only.
+    """
+
+    def __init__(self, slave_count: int, *, materialised: bool) -> None:
+        self.materialised = materialised
         self.slave_count = slave_count
         self.finished = False
         self.count = 0
@@ -45,7 +49,8 @@ class Collector:
         self._delay_max_us = 0.0
         self._completed = [-1] * slave_count
         self._ended = [False] * slave_count
-        self._epoch_pairs = [0] * slave_count  # received in the slave's open epoch
+        self._epoch_pairs = [0] * slave_count  # received in the slave's open epoch, and their digest
+        self._epoch_digest = [0] * slave_count
         self._metrics: list[NDArray[np.float64]] = []
 
     def handle(self, event: CollectorEvent, now_us: int) -> list[CollectorCommand]:
@@ -58,7 +63,7 @@ class Collector:
         if chunk.pairs is not None and len(chunk.pairs):
             self.count += len(chunk.pairs)
             self._epoch_pairs[slave] += len(chunk.pairs)
-            self.digest += digest_pairs(chunk.pairs.left_id, chunk.pairs.right_id)
+            self._epoch_digest[slave] += digest_pairs(chunk.pairs.left_id, chunk.pairs.right_id)
             commands.append(WritePairs(chunk.pairs))
         if chunk.final:
             self._complete(chunk, slave)
@@ -78,13 +83,16 @@ class Collector:
         if chunk.epoch != self._completed[slave] + 1:
             raise RunFailed(f"collector: slave {slave} completed epoch {chunk.epoch} after epoch {self._completed[slave]}")
         pairs = int(chunk.results.counts.sum())
-        if chunk.pairs is None and self._epoch_pairs[slave] == 0:
+        digest = int(np.add.reduce(chunk.results.digests, dtype=np.uint64)) if len(chunk.results.digests) else 0
+        if not self.materialised:
             self.count += pairs
-            self.digest += int(np.add.reduce(chunk.results.digests, dtype=np.uint64)) if len(chunk.results.digests) else 0
-        elif pairs != self._epoch_pairs[slave]:
+        elif pairs != self._epoch_pairs[slave] or (digest - self._epoch_digest[slave]) % 2**64:
             raise RunFailed(
-                f"collector: slave {slave}, epoch {chunk.epoch}: produced {pairs} pairs, {self._epoch_pairs[slave]} arrived"
+                f"collector: slave {slave}, epoch {chunk.epoch}: produced {pairs} pairs with digest {format_digest(digest)}, "
+                f"{self._epoch_pairs[slave]} with digest {format_digest(self._epoch_digest[slave])} arrived"
             )
+        self.digest += digest
+        self._epoch_digest[slave] = 0
         self._epoch_pairs[slave] = 0
         self._completed[slave] = chunk.epoch
         self._ended[slave] = chunk.last

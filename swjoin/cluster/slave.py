@@ -66,11 +66,10 @@ class Slave:
         self._buffered_bytes = 0.0
         self._work: Work | None = None
         self._work_bytes = 0.0
-        self._process_us = 0
         self._occupancies: deque[float] = deque()
         self._exchange_due = False
         self._last_delivered = False
-        self._times = TimesMeasured(0, 0, 0)
+        self._times = TimesMeasured()
         self._query = QueryId(0)
 
     def start(self) -> list[SlaveCommand]:
@@ -98,10 +97,13 @@ class Slave:
             case ExchangeDue():
                 self._exchange_due = True
                 return self._report_if_due()
-            case TimesMeasured(cpu_us, communication_us, idle_us):
+            case TimesMeasured():
                 past = self._times
                 self._times = TimesMeasured(
-                    past.cpu_us + cpu_us, past.communication_us + communication_us, past.idle_us + idle_us
+                    past.cpu_us + event.cpu_us,
+                    past.communication_us + event.communication_us,
+                    past.idle_us + event.idle_us,
+                    past.process_us + event.process_us,
                 )
                 return []
 
@@ -131,8 +133,7 @@ class Slave:
             self._work = self.join.open(delivery)
             self._work_bytes = float(delivery.nbytes)
             self.epoch = delivery.epoch
-            self._process_us = 0
-        work = self._work
+            work = self._work
         step = self.join.step(work, now_us, STEP_TUPLES)
         tuples = len(work.delivery.left) + len(work.delivery.right)
         used = work.delivery.nbytes * step.tuples / tuples if tuples else 0.0
@@ -167,7 +168,7 @@ class Slave:
             "delivered_bytes": delivery.nbytes,
             "pairs": pairs,
             "comparisons": work.comparisons,
-            "process_us": work.process_us,
+            "process_us": self._times.process_us,
             "cpu_us": self._times.cpu_us,
             "communication_us": self._times.communication_us,
             "idle_us": self._times.idle_us,
@@ -179,7 +180,7 @@ class Slave:
             "mini_group_count": self.join.mini_group_count(),
             "block_count": self.join.block_count(),
         }
-        self._times = TimesMeasured(0, 0, 0)
+        self._times = TimesMeasured()
         metrics = np.array([values[name] for name in COLUMNS], np.float64)
         return ResultChunk(
             self._query, self.id, delivery.epoch, True, delivery.last, step.pairs, work.results, metrics, work.delay_histogram
