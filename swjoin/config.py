@@ -218,10 +218,15 @@ class ModuleConfig:
 
 @dataclass(frozen=True)
 class SinkConfig:
-    """What becomes of the results: `parquet` or `csv` files, or `count`: count and digest only."""
+    """What becomes of the results: `parquet` or `csv` files, or `count`: count and digest only.
+
+    ids: files also hold left_id, right_id, left_ts, right_ts. carry_payload: a count sink wants no payload, so it is not even
+    read; true ships it all the same (to measure communication with whole tuples).
+    """
 
     kind: Literal["parquet", "csv", "count"] = "parquet"
     ids: bool = True
+    carry_payload: bool = False
 
 
 @dataclass(frozen=True)

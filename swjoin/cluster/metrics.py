@@ -1,6 +1,7 @@
 """What a slave measures in every distribution epoch: the columns of DIR/metrics/slaves.parquet.
 
 What: `COLUMNS`, their order in the float64 vector of a final `ResultChunk`.
+`INTEGER_COLUMNS`, those stored as int64.
 Why: one place names them for the slave that fills, the collector that stores, and the tables and plots that read.
 Stays out: aggregation (`spark.aggregate`), plotting.
 """
@@ -28,3 +29,4 @@ COLUMNS: tuple[str, ...] = (
     "mini_group_count",
     "block_count",
 )
+INTEGER_COLUMNS = frozenset(COLUMNS) - {"occupancy_ratio", "delay_mean_us", "delay_max_us"}

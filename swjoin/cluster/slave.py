@@ -66,6 +66,7 @@ class Slave:
         self._buffered_bytes = 0.0
         self._work: Work | None = None
         self._work_bytes = 0.0
+        self._joined: Step | None = None  # the step that ended the work; the epoch is completed in a piece of work of its own
         self._occupancies: deque[float] = deque()
         self._exchange_due = False
         self._last_delivered = False
@@ -133,22 +134,28 @@ class Slave:
             self._work = self.join.open(delivery)
             self._work_bytes = float(delivery.nbytes)
             self.epoch = delivery.epoch
-            work = self._work
+        work = self._work
+        if self._joined is not None:
+            return self._finish_epoch(work, self._joined, now_us)
         step = self.join.step(work, now_us, STEP_TUPLES)
         tuples = len(work.delivery.left) + len(work.delivery.right)
         used = work.delivery.nbytes * step.tuples / tuples if tuples else 0.0
         self._work_bytes -= used
         self._buffered_bytes -= used
-        commands: list[SlaveCommand] = []
         if step.done:
-            self._buffered_bytes = max(0.0, self._buffered_bytes - self._work_bytes)
-            commands.append(SendResults(self._complete(work, step, now_us)))
-            self._work = None
-            if work.delivery.last:
-                self.finished = True
-                commands.append(FinishSlave())
+            self._joined = step
         elif step.pairs is not None and len(step.pairs):
-            commands.append(SendResults(ResultChunk(self._query, self.id, self.epoch, False, False, step.pairs)))
+            return [SendResults(ResultChunk(self._query, self.id, self.epoch, False, False, step.pairs))]
+        return []
+
+    def _finish_epoch(self, work: Work, step: Step, now_us: int) -> list[SlaveCommand]:
+        """Send the final chunk; a piece of work of its own, so that the times measured before belong to this epoch."""
+        self._buffered_bytes = max(0.0, self._buffered_bytes - self._work_bytes)
+        self._work = self._joined = None
+        commands: list[SlaveCommand] = [SendResults(self._complete(work, step, now_us))]
+        if work.delivery.last:
+            self.finished = True
+            commands.append(FinishSlave())
         return commands + self._report_if_due()
 
     def _complete(self, work: Work, step: Step, now_us: int) -> ResultChunk:

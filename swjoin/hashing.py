@@ -1,0 +1,56 @@
+"""Hashing of join keys and of result pairs, as kernels.
+
+What: `hash_key` (one 64-bit mix per key), `group_of` (partition-group from the high 32 bits; the directory uses the low bits, so
+the two are independent), `digest_pairs` (SPEC section 1).
+Why: routing, window state and the collector must agree on one hash.
+Stays out: the readable definition of the digest (`oracle`), which this is tested against.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, uint64
+
+from swjoin.batch import U64
+
+_C1 = np.uint64(0xFF51AFD7ED558CCD)
+_C2 = np.uint64(0xC4CEB9FE1A85EC53)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_S33 = np.uint64(33)
+_S32 = np.uint64(32)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def mix64_scalar(h):  # type: ignore[no-untyped-def]
+    """The 64-bit finaliser of MurmurHash3 on one uint64."""
+    h ^= h >> _S33
+    h *= _C1
+    h ^= h >> _S33
+    h *= _C2
+    h ^= h >> _S33
+    return h
+
+
+@njit(cache=True, nogil=True, inline="always")
+def hash_key(key):  # type: ignore[no-untyped-def]
+    """uint64 hash of an int64 key."""
+    return mix64_scalar(uint64(key))
+
+
+@njit(cache=True, nogil=True, inline="always")
+def group_of(hashed, partition_count):  # type: ignore[no-untyped-def]
+    """Partition-group of a hash: its high 32 bits scaled to 0..partition_count - 1."""
+    return np.int64(((hashed >> _S32) * np.uint64(partition_count)) >> _S32)
+
+
+@njit(cache=True, nogil=True)
+def _digest(left_id: U64, right_id: U64) -> np.uint64:
+    total = np.uint64(0)
+    for i in range(left_id.shape[0]):
+        total += mix64_scalar(left_id[i] * _GOLDEN + mix64_scalar(right_id[i]))
+    return total
+
+
+def digest_pairs(left_id: U64, right_id: U64) -> int:
+    """Sum of the pairs' digests mod 2^64; ids are uint64 (n,)."""
+    return int(_digest(left_id, right_id))

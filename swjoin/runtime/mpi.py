@@ -1,0 +1,405 @@
+"""The MPI runtime: rank 0 master, rank 1 collector, ranks 2.. slaves.
+
+What: `run_rank(job, progress)`, called on every rank of an mpirun.
+Why: a real cluster. The master serves the slaves in a fixed order, each after it has reported, so that both sides of every large
+message are present when it is sent (paper section IV: no any-time, any-to-any messages). Data travels as frames (`runtime.wire`) in
+upper-case buffer calls; set-up and summaries are JSON bytes. Nothing is unpickled.
+Stays out: what the roles decide. Only this module knows ranks.
+
+A waiting rank sleeps between probes instead of spinning in MPI, so that more ranks than cores do not starve each other, and so that a
+signal or another rank's failure is seen within milliseconds.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import platform
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swjoin.batch import RowLayout
+from swjoin.errors import RunFailed, SwjoinError, UserError
+from swjoin.messages import (
+    ClockAdvanced,
+    Delivered,
+    ExchangeDue,
+    Report,
+    SendResults,
+    SlaveCommand,
+    SlaveId,
+    SlaveReported,
+    TimesMeasured,
+    WorkDue,
+)
+from swjoin.policy.epochs import next_exchange_us
+from swjoin.runtime.clock import RunClock
+from swjoin.runtime.job import Job
+from swjoin.runtime.report import build_report, check_ledger, cpu_us, peak_rss_bytes, publish
+from swjoin.runtime.wire import pack_delivery, pack_results, unpack_delivery, unpack_results
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+MASTER, COLLECTOR, FIRST_SLAVE = 0, 1, 2
+REPORT, DELIVERY, RESULTS, SUMMARY, VERDICT, FAILURE = 1, 2, 3, 4, 5, 6
+_SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 20e-6, 1e-3
+_FLUSH_S = 3.0  # how long a failing rank leaves the collector to mark its results incomplete
+_ROLES = ("master", "collector")
+
+
+class _PeerFailed(RunFailed):
+    """Another rank failed and has told the collector why."""
+
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+@dataclass
+class _Meter:
+    """Where a rank's time went since it was last asked, microseconds."""
+
+    communication_us: int = 0
+    idle_us: int = 0
+    process_us: int = 0
+    cpu_at_us: int = 0
+
+    def take(self) -> TimesMeasured:
+        cpu = cpu_us()
+        out = TimesMeasured(cpu - self.cpu_at_us, self.communication_us, self.idle_us, self.process_us)
+        self.communication_us = self.idle_us = self.process_us = 0
+        self.cpu_at_us = cpu
+        return out
+
+
+class _Channel:
+    """Sends and receives whole byte messages, and waits without spinning."""
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        from mpi4py import MPI
+
+        self.mpi = MPI
+        self.comm = comm
+        self.status = MPI.Status()
+        self.meter = _Meter(cpu_at_us=cpu_us())
+        self._sleep_s = _SHORTEST_SLEEP_S
+
+    def send(self, data: NDArray[np.uint8], rank: int, tag: int) -> None:
+        start = time.monotonic_ns()
+        self.comm.Send([data, self.mpi.BYTE], dest=rank, tag=tag)
+        self.meter.communication_us += (time.monotonic_ns() - start) // 1000
+
+    def probe(self, rank: int, tag: int) -> bool:
+        """Whether a message waits; `receive` then takes it."""
+        found = bool(self.comm.Iprobe(source=rank, tag=tag, status=self.status))
+        if found:
+            self._sleep_s = _SHORTEST_SLEEP_S
+        return found
+
+    def receive(self) -> NDArray[np.uint8]:
+        """The message found by the last successful probe."""
+        start = time.monotonic_ns()
+        data = np.empty(self.status.Get_count(self.mpi.BYTE), np.uint8)
+        self.comm.Recv([data, self.mpi.BYTE], source=self.status.Get_source(), tag=self.status.Get_tag())
+        self.meter.communication_us += (time.monotonic_ns() - start) // 1000
+        return data
+
+    def sleep(self, at_most_us: int = 1_000_000) -> None:
+        """Give the core away for a moment; longer each time until a probe succeeds."""
+        start = time.monotonic_ns()
+        time.sleep(max(0.0, min(self._sleep_s, at_most_us / 1e6)))
+        self._sleep_s = min(self._sleep_s * 1.5, _LONGEST_SLEEP_S)
+        self.meter.idle_us += (time.monotonic_ns() - start) // 1000
+
+    def wait(self, rank: int, tag: int) -> NDArray[np.uint8]:
+        while not self.probe(rank, tag):
+            self.sleep()
+        return self.receive()
+
+    def broadcast(self, text: str | None, root: int) -> str:
+        """JSON text from one rank to all."""
+        size = np.zeros(1, np.int64)
+        data = np.frombuffer((text or "").encode(), np.uint8).copy()
+        size[0] = len(data)
+        self.comm.Bcast([size, self.mpi.INT64_T], root=root)
+        if self.comm.rank != root:
+            data = np.empty(int(size[0]), np.uint8)
+        self.comm.Bcast([data, self.mpi.BYTE], root=root)
+        return bytes(data).decode()
+
+    def send_json(self, value: dict[str, Any], rank: int, tag: int) -> None:
+        self.send(np.frombuffer(json.dumps(value).encode(), np.uint8), rank, tag)
+
+
+def _parse(data: NDArray[np.uint8]) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(bytes(data))
+    return value
+
+
+def _identity(rank: int, role: str) -> dict[str, Any]:
+    return {"rank": rank, "host": platform.node(), "role": role, "peak_rss_bytes": peak_rss_bytes()}
+
+
+def run_rank(job: Job, progress: bool, debug: bool = False) -> dict[str, Any] | None:
+    """Play this rank's role to the end. Rank 0 returns the content of run.json, the others None.
+
+    Bad input found before the run starts raises UserError on rank 0 and ends the other ranks quietly with the same exit code.
+    A failure during the run prints one line with rank, role, host and epoch, and ends the whole job.
+    """
+    import mpi4py
+
+    mpi4py.rc.thread_level = "serialized"
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    rank = comm.rank
+    if comm.size < 3:
+        raise UserError(f"{comm.size} MPI ranks given; a cluster needs at least 3: master, collector and one slave (-n 3)")
+    channel = _Channel(comm)
+    role = _ROLES[rank] if rank < FIRST_SLAVE else f"slave {rank - FIRST_SLAVE}"
+    place = [f"rank {rank} ({role}) on {platform.node()}"]
+    try:
+        if rank == MASTER:
+            return _run_master(job, channel, progress, place)
+        if rank == COLLECTOR:
+            _run_collector(job, channel)
+        else:
+            _run_slave(job, channel, place)
+        return None
+    except _EndedEarlyError:
+        raise
+    except BaseException as error:
+        _end_job(channel, error, ", ".join(place), debug)
+        raise
+
+
+class _EndedEarlyError(SwjoinError):
+    """Set-up failed on some rank; every rank leaves with its exit code, one of them says why."""
+
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+def _end_job(channel: _Channel, error: BaseException, place: str, debug: bool) -> None:
+    """Say why, let the collector mark its results incomplete, and end every rank. Does not return."""
+    code = error.exit_code if isinstance(error, SwjoinError) else 130 if isinstance(error, KeyboardInterrupt) else 1
+    if debug:
+        traceback.print_exc()
+    text = str(error) if isinstance(error, UserError | _PeerFailed) else f"{place}: {str(error) or type(error).__name__}"
+    if not isinstance(error, SwjoinError):
+        text = f"{place}: {type(error).__name__}: {error}"
+    if not isinstance(error, _PeerFailed):
+        print(f"swjoin: {' '.join(text.split())}", file=sys.stderr, flush=True)
+    if channel.comm.rank != COLLECTOR:
+        data = np.frombuffer(json.dumps({"text": text, "exit_code": code}).encode(), np.uint8)
+        channel.comm.Isend([data, channel.mpi.BYTE], dest=COLLECTOR, tag=FAILURE)
+        deadline = time.monotonic() + _FLUSH_S
+        while time.monotonic() < deadline:  # probing makes the message move; the collector's Abort ends this loop
+            channel.comm.Iprobe(source=COLLECTOR, tag=FAILURE)
+            time.sleep(0.01)
+    channel.comm.Abort(code)
+
+
+# ---------------------------------------------------------------- set-up
+
+
+def _agree(channel: _Channel, root: int, attempt: Callable[[], dict[str, Any]] | None) -> dict[str, Any]:
+    """`root` tries something the user may have got wrong; every rank learns the outcome and goes on, or leaves, together."""
+    answer: dict[str, Any] | None = None
+    if attempt is not None:
+        try:
+            answer = attempt()
+        except SwjoinError as error:
+            answer = {"error": str(error), "exit_code": error.exit_code}
+    outcome: dict[str, Any] = json.loads(channel.broadcast(None if answer is None else json.dumps(answer), root))
+    if "error" in outcome:
+        raise _EndedEarlyError(outcome["error"] if channel.comm.rank == MASTER else "", outcome["exit_code"])
+    return outcome
+
+
+def _layouts(setup: dict[str, Any]) -> tuple[RowLayout | None, RowLayout | None]:
+    left, right = (None if item is None else RowLayout(*item) for item in setup["layouts"])
+    return left, right
+
+
+def _start_clock(channel: _Channel) -> RunClock:
+    channel.comm.Barrier()
+    return RunClock()
+
+
+# ---------------------------------------------------------------- master
+
+
+def _run_master(job: Job, channel: _Channel, progress: bool, place: list[str]) -> dict[str, Any]:
+    from swjoin.runtime.shells import MasterShell
+
+    started = time.monotonic()
+    opened: list[MasterShell] = []
+
+    def open_shell() -> dict[str, Any]:
+        shell = MasterShell(job, progress)
+        opened.append(shell)
+        plan = base64.b64encode(shell.output_plan().to_bytes()).decode()
+        layouts = [None if layout is None else [layout.fixed_bytes, layout.has_var] for layout in shell.layouts]
+        return {"plan": plan, "layouts": layouts}
+
+    _agree(channel, MASTER, open_shell)
+    _agree(channel, COLLECTOR, None)
+    slave_count = channel.comm.size - FIRST_SLAVE
+    with opened[0] as shell:
+        clock = _start_clock(channel)
+        first_read_s = _serve_streams(job, channel, shell, clock, slave_count, place)
+        parts = {r: _parse(channel.wait(r, SUMMARY)) for r in range(1, channel.comm.size)}
+        slaves = [parts[r]["summary"] for r in range(FIRST_SLAVE, channel.comm.size)]
+        report = build_report(
+            job,
+            master=shell.master.summary(),
+            slaves=slaves,
+            collector=parts[COLLECTOR]["summary"],
+            ranks=[_identity(MASTER, "master"), *(p["rank"] for p in parts.values())],
+            wall_s=0.0,
+            join_s=0.0,
+        )
+        check_ledger(report)
+        channel.send_json({"balanced": True}, COLLECTOR, VERDICT)
+        channel.wait(COLLECTOR, VERDICT)
+    now = time.monotonic()
+    report["wall_s"] = now - started
+    report["join_s"] = now - (first_read_s or now)
+    tuples = sum(report["input"][name]["tuples"] for name in ("left", "right"))
+    report["input_tuples_per_s"] = tuples / report["join_s"] if report["join_s"] > 0 else 0.0
+    publish(job, report)
+    return report
+
+
+def _serve_streams(
+    job: Job, channel: _Channel, shell: Any, clock: RunClock, slave_count: int, place: list[str]
+) -> float | None:
+    """The master's loop; returns the moment of the first read (time.monotonic)."""
+    realtime = job.config.pace == "realtime"
+    epoch_us = job.config.cluster.distribution_epoch_us
+    boundary_us = epoch_us
+    first_read_s: float | None = None
+    where = place[0]
+    shell.start(clock, slave_count)
+    while shell.outbox or not shell.master.finished:
+        place[0] = f"{where}, epoch {shell.master.epoch}"
+        if shell.outbox:
+            delivery = shell.outbox.popleft()
+            channel.send(pack_delivery(delivery), FIRST_SLAVE + delivery.slave, DELIVERY)
+        elif channel.probe(channel.mpi.ANY_SOURCE, REPORT):
+            slave = channel.status.Get_source() - FIRST_SLAVE
+            occupancy = channel.receive().view(np.float64)
+            shell.handle(SlaveReported(SlaveId(slave), float(occupancy[0])))
+        elif realtime and clock.now_us() >= boundary_us:
+            boundary_us = next_exchange_us(clock.now_us(), epoch_us)
+            shell.handle(ClockAdvanced())
+        elif shell.wanted is not None:
+            if first_read_s is None:
+                first_read_s = time.monotonic()
+            shell.read()
+        else:
+            channel.sleep(boundary_us - clock.now_us() if realtime else 1_000_000)
+    return first_read_s
+
+
+# ---------------------------------------------------------------- collector
+
+
+def _run_collector(job: Job, channel: _Channel) -> None:
+    from swjoin.runtime.shells import CollectorShell
+    from swjoin.sinks.plan import OutputPlan
+
+    def stop(number: int, _frame: object) -> None:
+        raise RunFailed(f"stopped by {signal.Signals(number).name}")
+
+    signal.signal(signal.SIGTERM, stop)
+    setup = _agree(channel, MASTER, None)
+    opened: list[CollectorShell] = []
+    clock = RunClock()
+
+    def open_sink() -> dict[str, Any]:
+        plan = OutputPlan.from_bytes(base64.b64decode(setup["plan"]))
+        opened.append(CollectorShell(job, plan, channel.comm.size - FIRST_SLAVE, clock))
+        return {}
+
+    _agree(channel, COLLECTOR, open_sink)
+    with opened[0] as shell:
+        shell.clock = _start_clock(channel)
+        while not shell.collector.finished:
+            _collect_one(channel, shell)
+        channel.send_json({"summary": shell.summary(), "rank": _identity(COLLECTOR, "collector")}, MASTER, SUMMARY)
+        while not channel.probe(MASTER, VERDICT):
+            _check_peers(channel)
+            channel.sleep()
+        channel.receive()
+    channel.send_json({"closed": True}, MASTER, VERDICT)
+
+
+def _collect_one(channel: _Channel, shell: Any) -> None:
+    if channel.probe(channel.mpi.ANY_SOURCE, RESULTS):
+        shell.receive(unpack_results(channel.receive()))
+        return
+    _check_peers(channel)
+    channel.sleep()
+
+
+def _check_peers(channel: _Channel) -> None:
+    if channel.probe(channel.mpi.ANY_SOURCE, FAILURE):
+        failure = _parse(channel.receive())
+        raise _PeerFailed(failure["text"], failure["exit_code"])
+
+
+# ---------------------------------------------------------------- slave
+
+
+def _run_slave(job: Job, channel: _Channel, place: list[str]) -> None:
+    from swjoin.cluster.slave import Slave
+
+    setup = _agree(channel, MASTER, None)
+    slave = Slave(SlaveId(channel.comm.rank - FIRST_SLAVE), job.config, _layouts(setup))
+    _agree(channel, COLLECTOR, None)
+    clock = _start_clock(channel)
+    realtime = job.config.pace == "realtime"
+    epoch_us = job.config.cluster.distribution_epoch_us
+    exchange_at_us = epoch_us
+    where = place[0]
+
+    def perform(commands: list[SlaveCommand]) -> None:
+        for command in commands:
+            match command:
+                case Report(occupancy_ratio):
+                    channel.send(np.array([occupancy_ratio]).view(np.uint8), MASTER, REPORT)
+                case SendResults(chunk):
+                    channel.send(pack_results(chunk), COLLECTOR, RESULTS)
+                case _:
+                    pass
+
+    perform(slave.start())
+    while not slave.finished:
+        if realtime and clock.now_us() >= exchange_at_us:
+            exchange_at_us = next_exchange_us(clock.now_us(), epoch_us)
+            perform(slave.handle(ExchangeDue(), clock.now_us()))
+        if channel.probe(MASTER, DELIVERY):
+            perform(slave.handle(Delivered(unpack_delivery(channel.receive())), clock.now_us()))
+        elif slave.has_work:
+            now = clock.now_us()
+            slave.handle(channel.meter.take(), now)
+            commands = slave.handle(WorkDue(), now)
+            place[0] = f"{where}, epoch {slave.epoch}"
+            channel.meter.process_us += clock.now_us() - now
+            perform(commands)
+        else:
+            channel.sleep(exchange_at_us - clock.now_us() if realtime else 1_000_000)
+    role = f"slave {slave.id}"
+    channel.send_json({"summary": slave.summary(), "rank": _identity(channel.comm.rank, role)}, MASTER, SUMMARY)

