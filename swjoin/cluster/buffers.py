@@ -72,6 +72,9 @@ class MiniBuffers:
     def tuples(self) -> int:
         return self._pending[LEFT].tuples + self._pending[RIGHT].tuples
 
+    def stream_tuples(self, stream: int) -> int:
+        return self._pending[stream].tuples
+
     @property
     def nbytes(self) -> int:
         return self._pending[LEFT].bytes + self._pending[RIGHT].bytes

@@ -235,6 +235,11 @@ class StreamIntake:
         """Bytes read but not yet handed over."""
         return sum(b.nbytes for queue in (self._arriving, self._held, self._released) for b in queue)
 
+    @property
+    def waiting_tuples(self) -> int:
+        """Tuples read and good but not yet handed over."""
+        return sum(len(b) for queue in (self._arriving, self._held, self._released) for b in queue)
+
     def validate(self) -> None:
         for batch in self._released:
             assert (np.diff(batch.ts) >= 0).all(), f"{STREAM_NAMES[self.stream]}: released tuples out of time order"

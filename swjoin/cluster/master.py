@@ -241,6 +241,11 @@ class Master:
 
     # ------------------------------------------------------------ after the run
 
+    def waiting_tuples(self, stream: int) -> int:
+        """Tuples of a stream that have been read and judged good but are in no Deliver command yet."""
+        serving = sum(len(d.left if stream == LEFT else d.right) for d in self._serving)
+        return self.streams[stream].waiting_tuples + self.buffers.stream_tuples(stream) + serving
+
     def summary(self) -> dict[str, Any]:
         """The master's share of run.json."""
         counts = {

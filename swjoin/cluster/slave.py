@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from swjoin.batch import RowLayout
+from swjoin.batch import LEFT, RowLayout
 from swjoin.cluster.metrics import COLUMNS
 from swjoin.config import RunConfig
 from swjoin.messages import (
@@ -192,6 +192,11 @@ class Slave:
         return ResultChunk(
             self._query, self.id, delivery.epoch, True, delivery.last, step.pairs, work.results, metrics, work.delay_histogram
         )
+
+    def buffered_tuples(self, stream: int) -> int:
+        """Tuples of a stream that were delivered and whose epoch is not completed."""
+        deliveries = [*self._buffer, *([] if self._work is None else [self._work.delivery])]
+        return sum(len(d.left if stream == LEFT else d.right) for d in deliveries)
 
     def summary(self) -> dict[str, Any]:
         """The slave's share of run.json."""

@@ -1,0 +1,262 @@
+"""Partition-groups as a whole: opened, extracted, installed, validated.
+
+What: `GroupState` (what travels when a partition-group moves), and `WindowState`, the owner of all arrays of one slave: it opens groups,
+tunes, expires, extracts and installs them.
+Why: kernels work on arrays; someone has to own, grow and check them.
+Stays out: joining (`operators.window_join`), payload bytes (`state.payload`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+
+from swjoin.batch import I64, U64, PayloadRows
+from swjoin.errors import RunFailed
+from swjoin.hashing import hash_key
+from swjoin.messages import GroupId
+from swjoin.state.arrays import (
+    IN_USE,
+    NEVER_USED,
+    RECYCLED,
+    TUPLE_BYTES,
+    grown_minis,
+    new_directories,
+    new_minis,
+    new_pool,
+)
+from swjoin.state.kernels import NONE, append_tuple, expire, free_blocks, live_tuples
+from swjoin.state.kernels import give_block as _give_block
+from swjoin.state.tuning import NEED_MINIS, TUNED, compact, give_mini, live_slots, take_mini, tune
+
+
+@dataclass(frozen=True)
+class WindowTuples:
+    """Window tuples of one stream of one partition-group, mini-partition after mini-partition, each in time order."""
+
+    key: I64
+    ts: I64
+    id: U64
+    rows: PayloadRows | None
+
+
+@dataclass(frozen=True)
+class GroupState:
+    """A partition-group on its way: its windows and its splitting information.
+
+    depth: global depth of the directory. patterns, depths: int64 (minis,), low hash bits and local depth of each
+    mini-partition-group. counts: int64 (2, minis), tuples per stream.
+    """
+
+    group: GroupId
+    depth: int
+    patterns: I64
+    depths: I64
+    counts: I64
+    left: WindowTuples
+    right: WindowTuples
+
+
+class WindowState:
+    """All window state of one slave for one query. theta_tuples 0: no fine tuning."""
+
+    def __init__(self, block_tuples: int, theta_tuples: int, window_bytes: int) -> None:
+        self.block_tuples = block_tuples
+        self.theta_tuples = theta_tuples
+        self.window_bytes = window_bytes
+        blocks = max(4, min(window_bytes // (TUPLE_BYTES * block_tuples), (1 << 31) - 1))
+        try:
+            self.pool = new_pool(blocks, block_tuples)
+        except MemoryError:
+            raise RunFailed(f"module.window: {window_bytes} bytes of window state cannot be reserved; set it lower") from None
+        self.minis = new_minis(256)
+        self.directories = new_directories(64, 256)
+
+    # ------------------------------------------------------------ groups
+
+    def is_open(self, group: int) -> bool:
+        return group < len(self.directories.start) and self.directories.start[group] >= 0
+
+    def open_groups(self, groups: I64) -> None:
+        """Make sure that these partition-groups exist, empty if they are new."""
+        if len(groups) == 0:
+            return
+        self._make_room(int(groups.max()))
+        for group in groups[self.directories.start[groups] < 0].tolist():
+            self._reserve_slots(1)
+            self._reserve_mini()
+            start = int(self.directories.control[0])
+            self.directories.control[0] += 1
+            self.directories.start[group] = start
+            self.directories.depth[group] = 0
+            self.directories.slots[start] = take_mini(self.minis, group, 0, 0)
+
+    def _make_room(self, group: int) -> None:
+        old = self.directories
+        if group < len(old.start):
+            return
+        size = max(group + 1, 2 * len(old.start))
+        start, depth = np.full(size, -1, np.int64), np.zeros(size, np.int64)
+        start[: len(old.start)] = old.start
+        depth[: len(old.start)] = old.depth
+        self.directories = old._replace(start=start, depth=depth)
+
+    def _reserve_slots(self, count: int) -> None:
+        if self.directories.control[0] + count > len(self.directories.slots):
+            self.directories = compact(self.directories, 2 * (live_slots(self.directories) + count) + 256)
+
+    def _reserve_mini(self) -> None:
+        control = self.minis.control
+        if control[RECYCLED] == 0 and control[NEVER_USED] == len(self.minis.group):
+            self.minis = grown_minis(self.minis, 2 * len(self.minis.group))
+
+    def group_ids(self) -> list[GroupId]:
+        return [GroupId(int(g)) for g in np.flatnonzero(self.directories.start >= 0)]
+
+    # ------------------------------------------------------------ after a delivery
+
+    def tune(self) -> None:
+        """Split, merge, double and halve until every mini-partition-group fits its range."""
+        if self.theta_tuples == 0:
+            return
+        while (status := tune(self.pool, self.minis, self.directories, self.theta_tuples)) != TUNED:
+            if status == NEED_MINIS:
+                self.minis = grown_minis(self.minis, 2 * len(self.minis.group))
+            else:
+                deepest = int(self.directories.depth.max())
+                self._reserve_slots(max(2 << deepest, len(self.directories.slots) - int(self.directories.control[0]) + 1))
+
+    def expire(self, dead_below_left: int, dead_below_right: int) -> int:
+        return int(expire(self.pool, self.minis, dead_below_left, dead_below_right))
+
+    # ------------------------------------------------------------ measures
+
+    def tuples(self) -> tuple[int, int]:
+        left, right = live_tuples(self.minis)
+        return int(left), int(right)
+
+    @property
+    def block_count(self) -> int:
+        return int(self.pool.control[IN_USE])
+
+    @property
+    def mini_group_count(self) -> int:
+        return int(self.minis.control[IN_USE])
+
+    @property
+    def nbytes(self) -> int:
+        return self.block_count * self.block_tuples * TUPLE_BYTES
+
+    # ------------------------------------------------------------ state movement
+
+    def minis_of(self, group: GroupId) -> I64:
+        """Mini-partition-groups of a partition-group, by first directory entry."""
+        start, depth = int(self.directories.start[group]), int(self.directories.depth[group])
+        slots = self.directories.slots[start : start + (1 << depth)]
+        _, first = np.unique(slots, return_index=True)
+        return slots[np.sort(first)].astype(np.int64)
+
+    def positions(self, mini: int, stream: int) -> I64:
+        """Pool positions of a mini-partition's tuples, in time order."""
+        parts = []
+        block = int(self.minis.first[stream, mini])
+        while block != NONE:
+            start = block * self.block_tuples
+            parts.append(np.arange(start, start + int(self.pool.fill[block]), dtype=np.int64))
+            block = int(self.pool.next[block])
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def remove_group(self, group: GroupId) -> None:
+        """Forget a partition-group; its blocks and mini-partition-groups are free again."""
+        for mini in self.minis_of(group).tolist():
+            for stream in (0, 1):
+                block = int(self.minis.first[stream, mini])
+                while block != NONE:
+                    following = int(self.pool.next[block])
+                    _give_block(self.pool, block)
+                    block = following
+            give_mini(self.minis, mini)
+        self.directories.start[group] = -1
+        self.directories.depth[group] = 0
+
+    def install_group(self, state: GroupState, first_refs: tuple[int, int]) -> None:
+        """Rebuild the same mini-partition-groups; payload references start at `first_refs`."""
+        group = state.group
+        if self.is_open(group):
+            raise RunFailed(f"partition-group {group} is here already; installing it would lose its windows")
+        self._make_room(group)
+        wanted = int((-(-state.counts // self.block_tuples)).sum())
+        if wanted > free_blocks(self.pool):
+            raise RunFailed(f"partition-group {group} needs {wanted} blocks; raise module.window ({self.window_bytes} bytes)")
+        size = 1 << state.depth
+        self._reserve_slots(size)
+        start = int(self.directories.control[0])
+        self.directories.control[0] += size
+        self.directories.start[group] = start
+        self.directories.depth[group] = state.depth
+        offsets = [0, 0]
+        for i, (pattern, depth) in enumerate(zip(state.patterns.tolist(), state.depths.tolist(), strict=True)):
+            self._reserve_mini()
+            mini = take_mini(self.minis, group, depth, pattern)
+            self.directories.slots[start + pattern : start + size : 1 << depth] = mini
+            for stream, source in enumerate((state.left, state.right)):
+                n = int(state.counts[stream, i])
+                at = offsets[stream]
+                _append_all(
+                    self.pool,
+                    self.minis,
+                    stream,
+                    mini,
+                    source.key[at : at + n],
+                    source.ts[at : at + n],
+                    source.id[at : at + n],
+                    first_refs[stream] + at,
+                )
+                offsets[stream] += n
+
+    # ------------------------------------------------------------ invariants
+
+    def validate(self) -> None:
+        """Raise AssertionError, saying where, on any broken invariant of pool, directories or time order."""
+        used = 0
+        live = 0
+        for group in self.group_ids():
+            start, depth = int(self.directories.start[group]), int(self.directories.depth[group])
+            slots = self.directories.slots[start : start + (1 << depth)]
+            for mini in self.minis_of(group).tolist():
+                live += 1
+                where = f"partition-group {group}, mini {mini}"
+                local, pattern = int(self.minis.depth[mini]), int(self.minis.pattern[mini])
+                assert self.minis.group[mini] == group, f"{where}: belongs to {self.minis.group[mini]}"
+                entries = np.flatnonzero(slots == mini)
+                assert len(entries) == 1 << (depth - local), f"{where}: {len(entries)} entries at depths {local} of {depth}"
+                assert (entries & ((1 << local) - 1) == pattern).all(), f"{where}: entries {entries} do not share {pattern:b}"
+                for stream in (0, 1):
+                    used += self._validate_chain(where, mini, stream, local, pattern)
+        assert live == self.mini_group_count, f"{live} mini-partition-groups reachable, {self.mini_group_count} in use"
+        assert used == self.block_count, f"{used} blocks reachable, {self.block_count} in use"
+        assert free_blocks(self.pool) + used == len(self.pool.fill), "a block is neither free nor in use"
+
+    def _validate_chain(self, where: str, mini: int, stream: int, local: int, pattern: int) -> int:
+        at = self.positions(mini, stream)
+        assert len(at) == self.minis.count[stream, mini], f"{where}: {len(at)} tuples, {self.minis.count[stream, mini]} counted"
+        assert (np.diff(self.pool.ts[at]) >= 0).all(), f"{where}: out of time order"
+        low = np.array([int(hash_key(k)) & ((1 << local) - 1) for k in self.pool.key[at].tolist()], np.int64)
+        assert (low == pattern).all(), f"{where}: holds a key of another mini-partition-group"
+        blocks = np.unique(at // self.block_tuples)
+        block, count = int(self.minis.first[stream, mini]), 0
+        while block != NONE:
+            assert self.pool.fill[block] > 0, f"{where}: empty block"
+            count += 1
+            last, block = block, int(self.pool.next[block])
+        assert count == len(blocks), f"{where}: a block twice in a chain"
+        assert count == 0 or last == self.minis.head[stream, mini], f"{where}: head block is not the newest"
+        return count
+
+
+@njit(cache=True, nogil=True)
+def _append_all(pool, minis, stream, mini, key, ts, ids, first_ref):  # type: ignore[no-untyped-def]
+    for i in range(len(key)):
+        append_tuple(pool, minis, stream, mini, key[i], ts[i], ids[i], first_ref + i)
