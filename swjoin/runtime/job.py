@@ -72,7 +72,8 @@ def open_job_sources(job: Job) -> tuple[Source, Source]:
         )
     from swjoin.sources.files import open_sources
 
-    left, right, _ = open_sources(config.left, config.right, carry_payload=carry)
+    time_is_ts = config.time.model == "event"
+    left, right, _ = open_sources(config.left, config.right, carry_payload=carry, time_is_ts=time_is_ts)
     return left, right
 
 

@@ -1,0 +1,39 @@
+"""Where streams come from: files and the generator, all behind the `Source` protocol.
+
+What: `Source`, what the master reads.
+Why: the master asks for batches and does not care where they come from.
+Stays out: judging rows (`cluster.intake`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from swjoin.batch import RowLayout, SourceBatch
+
+if TYPE_CHECKING:
+    from swjoin.sources.codec import StreamCodec
+
+
+class Source(Protocol):
+    """One stream, read batch by batch in bounded memory."""
+
+    codec: StreamCodec
+    rows_total: int | None  # for progress bars, when the format knows it
+
+    @property
+    def layout(self) -> RowLayout | None:
+        """Layout of the payload rows, or None when no payload is carried."""
+        ...
+
+    def read(self) -> SourceBatch | None:
+        """The next rows, or None at the end. UserError for bad input."""
+        ...
+
+    def locate(self, row_id: int) -> str:
+        """File and row of a row id, for error lines."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files and threads."""
+        ...

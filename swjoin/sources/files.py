@@ -1,0 +1,396 @@
+"""Streams from files: Parquet, CSV, Arrow IPC; one file or a directory; read batch by batch, never whole.
+
+What: `open_sources(left, right) -> (FileSource, FileSource, KeyEncoder)`.
+Why: the user's own data, with every way it can be wrong told in one line that names the file.
+Stays out: judging null keys and late rows (`cluster.intake`), output columns (`sinks.plan`).
+
+A background thread reads up to two batches ahead; Arrow releases the GIL while it decodes.
+"""
+
+from __future__ import annotations
+
+import bisect
+import difflib
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from swjoin.batch import I64, U64, Bool, RowLayout, SourceBatch
+from swjoin.config import MAX_SPAN_US, StreamConfig
+from swjoin.errors import SwjoinError, UserError
+from swjoin.sources.codec import RowCodec, StreamCodec
+from swjoin.sources.keys import KeyEncoder
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BATCH_ROWS = 65_536
+_READ_AHEAD = 2
+_SUFFIXES = {
+    ".parquet": "Parquet",
+    ".pq": "Parquet",
+    ".csv": "CSV",
+    ".csv.gz": "CSV",
+    ".csv.bz2": "CSV",
+    ".arrow": "Arrow IPC",
+    ".feather": "Arrow IPC",
+    ".ipc": "Arrow IPC",
+    ".arrows": "Arrow IPC",
+}
+_UNIT_US = {"s": 1_000_000, "ms": 1_000, "us": 1}
+
+
+def file_format(path: Path) -> str | None:
+    """Format by extension, or None when the extension is not known."""
+    name = path.name.lower()
+    return next((kind for suffix, kind in _SUFFIXES.items() if name.endswith(suffix)), None)
+
+
+def list_files(path: Path) -> list[Path]:
+    """The data files of a path, in name order. UserError when there are none, or of several formats."""
+    if not path.exists():
+        raise UserError(f"{path}: no such file or directory")
+    if path.is_file():
+        if file_format(path) is None:
+            raise UserError(f"{path}: unknown extension; known are {', '.join(_SUFFIXES)}")
+        return [path]
+    files = sorted(p for p in path.iterdir() if p.is_file() and p.name[0] not in "._" and file_format(p) is not None)
+    if not files:
+        raise UserError(f"{path}: holds no data files ({', '.join(_SUFFIXES)})")
+    formats = {file_format(p) for p in files}
+    if len(formats) > 1:
+        raise UserError(f"{path}: mixes {' and '.join(sorted(str(f) for f in formats))}; keep one format per directory")
+    return files
+
+
+def _refuse(path: Path, error: BaseException) -> UserError:
+    text = " ".join(str(error).split())
+    return UserError(f"{path}: cannot be read as {file_format(path)}: {text or type(error).__name__}")
+
+
+def _csv_options(schema: pa.Schema | None, columns: list[str] | None) -> Any:
+    import pyarrow.csv as csv
+
+    types = None if schema is None else {f.name: f.type for f in schema}
+    return csv.ConvertOptions(
+        column_types=types, include_columns=columns, strings_can_be_null=True, quoted_strings_can_be_null=False
+    )
+
+
+def read_schema(path: Path) -> pa.Schema:
+    """Column names and types of a file. UserError when it is not what its extension says."""
+    import pyarrow as pa
+    import pyarrow.csv as csv
+    import pyarrow.parquet as pq
+
+    try:
+        kind = file_format(path)
+        if kind == "Parquet":
+            return pq.read_schema(path)
+        if kind == "CSV":
+            with csv.open_csv(path, convert_options=_csv_options(None, None)) as reader:
+                return pa.schema([f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in reader.schema])
+        with _open_ipc(path) as reader:
+            return reader.schema
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _refuse(path, error) from None
+
+
+def _open_ipc(path: Path) -> Any:
+    import pyarrow as pa
+
+    with path.open("rb") as file:
+        magic = file.read(6)
+    return pa.ipc.open_file(path) if magic == b"ARROW1" else pa.ipc.open_stream(path)
+
+
+def _read_batches(path: Path, schema: pa.Schema, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """Batches of one file with just these columns."""
+    import pyarrow as pa
+    import pyarrow.csv as csv
+    import pyarrow.parquet as pq
+
+    kind = file_format(path)
+    if kind == "Parquet":
+        with pq.ParquetFile(path) as file:
+            yield from file.iter_batches(BATCH_ROWS, columns=columns)
+    elif kind == "CSV":
+        reader = csv.open_csv(
+            path, read_options=csv.ReadOptions(block_size=4 << 20), convert_options=_csv_options(schema, columns)
+        )
+        with reader:
+            yield from reader
+    else:
+        with _open_ipc(path) as reader:
+            batches = (
+                (reader.get_batch(i) for i in range(reader.num_record_batches))
+                if isinstance(reader, pa.RecordBatchFileReader)
+                else iter(reader)
+            )
+            for batch in batches:
+                yield batch.select(columns)
+
+
+class _ReadAhead:
+    """Runs an iterator in a thread, a bounded number of items ahead; its errors are raised to the reader."""
+
+    def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
+        self._queue: queue.Queue[Any] = queue.Queue(_READ_AHEAD)
+        self._stop = threading.Event()
+        self._done = False
+        self._thread = threading.Thread(target=self._run, args=(make,), daemon=True, name="read-ahead")
+        self._thread.start()
+
+    def _run(self, make: Callable[[], Iterator[Any]]) -> None:
+        try:
+            for item in make():
+                if not self._put(item):
+                    return
+            self._put(None)
+        except BaseException as error:
+            self._put(error)
+
+    def _put(self, item: Any) -> bool:
+        while not self._stop.is_set():
+            try:
+                self._queue.put(item, timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def next(self) -> Any:
+        if self._done:
+            return None
+        item = self._queue.get()
+        if isinstance(item, BaseException):
+            self._done = True
+            raise item
+        self._done = item is None
+        return item
+
+    def close(self) -> None:
+        self._done = True
+        self._stop.set()
+        self._thread.join(timeout=5)
+
+
+class FileSource:
+    """One stream from files. `codec` says how its columns come back; `read` yields batches with ids by position."""
+
+    def __init__(
+        self, config: StreamConfig, files: list[Path], schema: pa.Schema, columns: list[str], codec: StreamCodec, keys: KeyEncoder
+    ) -> None:
+        self.config = config
+        self.codec = codec
+        self.files = files
+        self.rows_total = _rows_total(files)
+        self._schema = schema
+        self._columns = columns
+        self._keys = keys
+        self._starts: list[int] = []
+        self._rows = 0
+        self._ahead: _ReadAhead | None = None
+
+    @property
+    def layout(self) -> RowLayout | None:
+        return None if self.codec.rows is None else self.codec.rows.layout
+
+    def read(self) -> SourceBatch | None:
+        if self._ahead is None:
+            self._ahead = _ReadAhead(self._batches)
+        while (item := self._ahead.next()) is not None:
+            index, batch = item
+            while len(self._starts) <= index:
+                self._starts.append(self._rows)
+            if batch.num_rows:
+                return self._convert(batch)
+        return None
+
+    def _batches(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        import pyarrow as pa
+
+        for index, path in enumerate(self.files):
+            if index:
+                self._check_schema(path)
+            try:
+                for batch in _read_batches(path, self._schema, self._columns):
+                    for start in range(0, max(1, batch.num_rows), BATCH_ROWS):
+                        yield index, batch.slice(start, BATCH_ROWS)
+            except (pa.ArrowException, OSError, EOFError, ValueError) as error:
+                raise _refuse(path, error) from None
+
+    def _check_schema(self, path: Path) -> None:
+        schema = read_schema(path)
+        for name in self._columns:
+            if name not in schema.names:
+                raise UserError(f"{path}: column {name} is missing, which {self.files[0].name} has")
+            mine, theirs = self._schema.field(name).type, schema.field(name).type
+            if mine != theirs and file_format(path) != "CSV":
+                raise UserError(f"{path}: column {name} is {theirs}, in {self.files[0].name} it is {mine}")
+
+    def _convert(self, batch: pa.RecordBatch) -> SourceBatch:
+        first = self._rows
+        self._rows += batch.num_rows
+        key, key_valid = self._keys.encode([batch.column(name) for name in self.config.key])
+        ts, ts_valid = self._times(batch.column(self.config.time), first)
+        rows = None if self.codec.rows is None else self.codec.rows.encode(batch)
+        return SourceBatch(key, ts, self._ids(batch, first), key_valid, ts_valid, rows)
+
+    def _ids(self, batch: pa.RecordBatch, first: int) -> U64:
+        import pyarrow as pa
+
+        if self.config.id is None:
+            return np.arange(first, first + batch.num_rows, dtype=np.uint64)
+        column = batch.column(self.config.id)
+        if column.null_count:
+            row = int(np.flatnonzero(np.asarray(column.is_null()))[0])
+            raise UserError(f"{self._place(first + row)}: id column {self.config.id} is null; every row needs an id")
+        return np.asarray(column.cast(pa.uint64() if column.type == pa.uint64() else pa.int64())).astype(np.uint64)
+
+    def _times(self, column: pa.Array, first: int) -> tuple[I64, Bool | None]:
+        """Microseconds, and which rows have a time. UserError when a time is finer than microseconds or out of range."""
+        import pyarrow as pa
+
+        valid = np.asarray(column.is_valid()) if column.null_count else None
+        kind = column.type
+        if pa.types.is_timestamp(kind):
+            unit = kind.unit
+            column = column.cast(pa.int64())
+        elif pa.types.is_date32(kind):
+            column, unit = column.cast(pa.timestamp("s")).cast(pa.int64()), "s"
+        elif pa.types.is_date64(kind):
+            column, unit = column.cast(pa.int64()), "ms"
+        else:
+            unit = self.config.time_unit
+        if column.null_count:
+            column = column.fill_null(0)
+        values = np.asarray(column)
+        if values.dtype == np.uint64 and len(values) and int(values.max()) > MAX_SPAN_US:
+            values = np.minimum(values, MAX_SPAN_US)
+        values = values.astype(np.int64, copy=False)
+        if unit == "ns":
+            self._refuse_first(values % 1000 != 0, valid, first, "is finer than one microsecond; round the column to microseconds")
+            values = values // 1000
+        scale = _UNIT_US.get(str(unit), 1)
+        limit = MAX_SPAN_US // scale
+        self._refuse_first((values >= limit) | (values <= -limit), valid, first, "is out of range; check --time-unit")
+        return (values if scale == 1 else values * scale), valid
+
+    def _refuse_first(self, wrong: Bool, valid: Bool | None, first: int, what: str) -> None:
+        wrong = wrong if valid is None else wrong & valid
+        if wrong.any():
+            raise UserError(f"{self._place(first + int(np.flatnonzero(wrong)[0]))}: time column {self.config.time} {what}")
+
+    def locate(self, row_id: int) -> str:
+        return f"{self.files[0].parent}: row with id {row_id}" if self.config.id is not None else self._place(row_id)
+
+    def _place(self, position: int) -> str:
+        index = max(0, bisect.bisect_right(self._starts, position) - 1)
+        return f"{self.files[index]}, row {position - self._starts[index]} (counting from 0)"
+
+    def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
+
+
+def _rows_total(files: list[Path]) -> int | None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if file_format(files[0]) != "Parquet":
+        return None
+    try:
+        return sum(pq.read_metadata(path).num_rows for path in files)
+    except (pa.ArrowException, OSError):
+        return None  # told with its place when the file is read
+
+
+def _find(schema: pa.Schema, name: str, side: str, path: str, role: str) -> pa.DataType:
+    """Type of a column. UserError, with the nearest name, when it is missing or ambiguous."""
+    count = schema.names.count(name)
+    if count == 1:
+        return schema.field(name).type
+    if count > 1:
+        raise UserError(f"{side} {path}: column {name} is there {count} times; rename one")
+    near = difflib.get_close_matches(name, schema.names, 1, 0.5)
+    hint = f"did you mean {near[0]}?" if near else f"its columns are {', '.join(schema.names)}"
+    raise UserError(f"{side} {path}: {role} column {name} is missing; {hint}")
+
+
+def _check_time(config: StreamConfig, kind: pa.DataType, side: str) -> None:
+    import pyarrow.types as t
+
+    if t.is_timestamp(kind) or t.is_date(kind):
+        return
+    if not t.is_integer(kind):
+        raise UserError(f"{side} {config.path}: time column {config.time} is {kind}; it must be a timestamp, a date or an integer")
+    if config.time_unit is None:
+        raise UserError(f"{side} {config.path}: time column {config.time} holds integers; say which unit with --time-unit s|ms|us|ns")
+
+
+def _stream_codec(
+    config: StreamConfig, schema: pa.Schema, side: int, *, carry: bool, native: bool, time_is_ts: bool
+) -> tuple[StreamCodec, list[str]]:
+    """Which columns are read, and how each comes back from a pair."""
+    import pyarrow as pa
+
+    needed = [*config.key, config.time, *([config.id] if config.id else [])]
+    if not carry:
+        return StreamCodec((), config.key, None), list(dict.fromkeys(needed))
+    wanted = schema.names if config.columns is None else [n for n in schema.names if n in {*config.columns, *needed}]
+    columns: list[tuple[str, Any, str]] = []
+    for name in wanted:
+        kind = schema.field(name).type
+        lossless = kind == pa.int64() and config.time_unit == "us" or (pa.types.is_timestamp(kind) and kind.unit == "us")
+        if name in config.key:
+            if native:
+                columns.append((name, kind, "key"))
+            elif side == 0:
+                columns.append((name, kind, "row"))
+        elif name == config.time and lossless and time_is_ts:
+            columns.append((name, kind, "ts"))
+        else:
+            columns.append((name, kind, "row"))
+    rows = RowCodec(pa.schema([(name, kind) for name, kind, origin in columns if origin == "row"]))
+    return StreamCodec(tuple(columns), config.key, rows), list(dict.fromkeys([*needed, *wanted]))
+
+
+def open_sources(
+    left: StreamConfig, right: StreamConfig, *, carry_payload: bool, time_is_ts: bool = True
+) -> tuple[FileSource, FileSource, KeyEncoder]:
+    """Both streams of a join, checked before any row is read. UserError says which file and column is wrong.
+
+    carry_payload: read and pack all other columns too. time_is_ts: result times are the time columns (not arrival stamps).
+    """
+    import pyarrow.types as t
+
+    opened = []
+    for side, config in (("left", left), ("right", right)):
+        files = list_files(Path(config.path or ""))
+        schema = read_schema(files[0])
+        keys = [(name, _find(schema, name, side, str(config.path), "key")) for name in config.key]
+        _check_time(config, _find(schema, config.time, side, str(config.path), "time"), side)
+        if config.id is not None and not t.is_integer(_find(schema, config.id, side, str(config.path), "id")):
+            raise UserError(f"{side} {config.path}: id column {config.id} must hold integers")
+        for name in config.columns or ():
+            _find(schema, name, side, str(config.path), "chosen")
+        if carry_payload and len(set(schema.names)) < len(schema.names):
+            twice = next(n for n in schema.names if schema.names.count(n) > 1)
+            raise UserError(f"{side} {config.path}: column {twice} is there {schema.names.count(twice)} times; rename one")
+        opened.append((config, files, schema, keys))
+    encoder = KeyEncoder(opened[0][3], opened[1][3])
+    sources = []
+    for side, (config, files, schema, _) in enumerate(opened):
+        try:
+            codec, columns = _stream_codec(
+                config, schema, side, carry=carry_payload, native=encoder.native, time_is_ts=time_is_ts
+            )
+        except SwjoinError as error:
+            raise UserError(f"{('left', 'right')[side]} {config.path}: {error}") from None
+        sources.append(FileSource(config, files, schema, columns, codec, encoder))
+    return sources[0], sources[1], encoder
