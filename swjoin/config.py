@@ -401,3 +401,10 @@ def load_config(path: Path, overrides: list[str] | None = None) -> RunConfig:
         return config_from_plain(data)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+
+
+def workload_from_plain(data: Any) -> WorkloadConfig:
+    """Build a WorkloadConfig alone (for `generate`). UserError names the offending key."""
+    workload = _build(WorkloadConfig, data, "workload")
+    assert isinstance(workload, WorkloadConfig)
+    return workload

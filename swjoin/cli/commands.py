@@ -1,0 +1,223 @@
+"""One function per command: arguments -> configuration -> job -> runtime -> summary.
+
+What: `run_join`, `run_run`, `run_generate`, `run_verify`, `run_aggregate`, `run_plot`, and the hidden `run_rank` that mpirun starts.
+Why: commands differ only in what they build; every runtime takes the same `Job`.
+Stays out: parsing (`cli.main`), launching (`runtime.launch`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from swjoin.config import (
+    ClusterConfig,
+    ModuleConfig,
+    QueryConfig,
+    RunConfig,
+    SinkConfig,
+    StreamConfig,
+    TimeConfig,
+    load_config,
+    parse_duration_us,
+    parse_size_bytes,
+)
+from swjoin.errors import UserError
+from swjoin.runtime.job import Job, late_target
+
+JOIN_THETA_BYTES = 8 << 10  # 128 tuples of both streams: two blocks a side, where block nested loops are fastest
+JOIN_PARTITIONS = 16
+
+
+# ---------------------------------------------------------------- join
+
+
+def _query(args: argparse.Namespace) -> QueryConfig:
+    exclusive = tuple(e for e in args.exclusive.split(",") if e)
+    for name in exclusive:
+        if name not in ("lower", "upper"):
+            raise UserError(f"--exclusive {args.exclusive}: write lower, upper, or lower,upper")
+    if args.within is not None:
+        if args.lower is not None or args.upper is not None:
+            raise UserError("give --within, or --lower and --upper, not both")
+        window_us = parse_duration_us(args.within)
+        if window_us < 0:
+            raise UserError(f"--within {args.within}: a window cannot be negative")
+        return QueryConfig(-window_us, window_us, exclusive)  # type: ignore[arg-type]
+    if args.lower is None or args.upper is None:
+        raise UserError("the window is missing: give --within, or --lower and --upper")
+    return QueryConfig(parse_duration_us(args.lower), parse_duration_us(args.upper), exclusive)  # type: ignore[arg-type]
+
+
+def _keys(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def split(items: list[str] | None) -> tuple[str, ...]:
+        return tuple(name for item in items or [] for name in item.split(",") if name)
+
+    left, right = split(args.left_on or args.on), split(args.right_on or args.on)
+    if not left or not right:
+        raise UserError("the join columns are missing: give --on KEY, or --left-on and --right-on")
+    return left, right
+
+
+def sink_kind(out: str) -> str:
+    """parquet, csv or count, by what -o says."""
+    if out == "count":
+        return "count"
+    name = Path(out).name.lower()
+    if name.endswith(".parquet"):
+        return "parquet"
+    if name.endswith((".csv", ".csv.gz")):
+        return "csv"
+    raise UserError(f"-o {out}: end it in .parquet, .csv or .csv.gz, or write count")
+
+
+def join_config(args: argparse.Namespace) -> RunConfig:
+    """The configuration of a `join`, with settings for speed rather than the paper's."""
+    left_on, right_on = _keys(args)
+    columns = None if args.columns is None else tuple(args.columns)
+    cluster: dict[str, Any] = {"partition_count": args.partitions or JOIN_PARTITIONS, "distribution_epoch_us": 0}
+    if args.epoch is not None:
+        cluster["distribution_epoch_us"] = parse_duration_us(args.epoch)
+    module: dict[str, Any] = {"theta_bytes": JOIN_THETA_BYTES if args.theta is None else parse_size_bytes(args.theta)}
+    if args.memory is not None:
+        module["window_bytes"] = parse_size_bytes(args.memory)
+    return RunConfig(
+        queries=(_query(args),),
+        left=StreamConfig(args.left, left_on, args.left_time, args.time_unit, args.left_id, columns),
+        right=StreamConfig(args.right, right_on, args.right_time, args.time_unit, args.right_id, columns),
+        time=TimeConfig("event", parse_duration_us(args.max_out_of_order), args.late),
+        cluster=ClusterConfig(**cluster),
+        module=ModuleConfig(**module),
+        sink=SinkConfig(sink_kind(args.out), ids=False),  # type: ignore[arg-type]
+    )
+
+
+def _ranks(ranks: int | None) -> int | None:
+    if ranks is not None and ranks < 3:
+        raise UserError(f"-n {ranks}: a cluster needs at least 3 ranks: master, collector and one slave")
+    return ranks
+
+
+def run_join(args: argparse.Namespace) -> int:
+    config = join_config(args)
+    ranks = _ranks(args.ranks)
+    target = None if args.out == "count" else Path(args.out)
+    report = None if args.report is None else Path(args.report)
+    if report is not None and not report.parent.is_dir():
+        raise UserError(f"--report {report}: directory {report.parent} does not exist")
+    job = Job(config, target, False, None, report, _typed())
+    if config.time.late == "side" and late_target(job) is None:
+        raise UserError("--late side with -o count: give --report, so that the late rows have a place beside it")
+    return _start(job, ranks, args.debug)
+
+
+def _typed() -> str:
+    return " ".join(["swjoin", *sys.argv[1:]])
+
+
+def _start(job: Job, ranks: int | None, debug: bool) -> int:
+    """Run a job in-process, on MPI ranks that we launch, or as one of the ranks that somebody launched."""
+    from swjoin.runtime import launch, preflight
+
+    if ranks is not None:
+        return launch.launch(job, ranks, debug)
+    if preflight.launcher_size() > 1:
+        preflight.check_world()
+        return _play_rank(job, debug)
+    from swjoin.cli.summary import print_summary
+    from swjoin.runtime.local import run_local
+
+    print_summary(run_local(job, progress=True), job)
+    return 0
+
+
+def _play_rank(job: Job, debug: bool) -> int:
+    from swjoin.cli.summary import print_summary
+    from swjoin.runtime.mpi import run_rank as play
+
+    report = play(job, progress=True, debug=debug)
+    if report is not None:
+        print_summary(report, job)
+    return 0
+
+
+def run_rank(args: argparse.Namespace) -> int:
+    from swjoin.runtime import preflight
+
+    preflight.check_world()
+    return _play_rank(Job.from_json(Path(args.job).read_text()), args.debug)
+
+
+# ---------------------------------------------------------------- run
+
+
+def run_run(args: argparse.Namespace) -> int:
+    config = load_config(Path(args.config), args.overrides)
+    ranks = _ranks(args.ranks)
+    out = Path(args.out)
+    target = None if config.sink.kind == "count" else out / "results"
+    return _start(Job(config, target, True, out, None, _typed()), ranks, args.debug)
+
+
+# ---------------------------------------------------------------- Spark
+
+
+def _schedule(text: str) -> dict[str, Any]:
+    kind, *settings = text.split(",")
+    out: dict[str, Any] = {"kind": kind}
+    for setting in settings:
+        name, separator, value = setting.partition("=")
+        if not separator:
+            raise UserError(f"--schedule {text}: write KIND,key=value,...")
+        number = value.replace(".", "", 1).isdigit()
+        out[name] = float(value) if number else value
+    return out
+
+
+def run_generate(args: argparse.Namespace) -> int:
+    from swjoin.config import workload_from_plain
+    from swjoin.spark.workload import generate
+
+    plain = {
+        "rate_per_s": args.rate,
+        "duration": args.duration,
+        "bias": args.bias,
+        "domain": args.domain,
+        "payload": args.payload,
+        "schedule": _schedule(args.schedule),
+    }
+    workload = workload_from_plain(plain)
+    counts = generate(workload, args.seed, Path(args.out), args.spark_master)
+    print(f"{args.out}: {counts[0]:,} left and {counts[1]:,} right tuples")
+    return 0
+
+
+def run_verify(args: argparse.Namespace) -> int:
+    from swjoin.spark.verify import verify
+
+    result = verify(Path(args.dir), args.spark_master)
+    for line in result.lines():
+        print(line)
+    return 0 if result.equal else 1
+
+
+def run_aggregate(args: argparse.Namespace) -> int:
+    from swjoin.spark.aggregate import aggregate
+
+    for path in aggregate(Path(args.dir), args.spark_master):
+        print(path)
+    return 0
+
+
+def run_plot(args: argparse.Namespace) -> int:
+    try:
+        from plots import run_overview
+    except ModuleNotFoundError as error:
+        raise UserError(f"plots need the repository and matplotlib ({error.name} is missing); start ./run.sh from a checkout") from None
+    for path in run_overview.save(Path(args.dir)):
+        print(path)
+    return 0
+
+

@@ -1,0 +1,141 @@
+"""The parser of the `swjoin` command and the one place where errors become exit codes.
+
+What: `main(argv) -> exit code`.
+Why: `swjoin --help` must be instant, so nothing heavy is imported here; commands import what they need.
+Stays out: what the commands do (`cli.commands`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+
+from swjoin.errors import SwjoinError
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; argparse would print the usage as well."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        print(f"swjoin: {' '.join(message.split())} (see {self.prog} --help)", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="swjoin", description="Exact sliding-window joins of two streams, in one process or on an MPI cluster.")
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    _add_join(commands.add_parser("join", help="join two files or directories (Parquet, CSV, Arrow IPC)"))
+    _add_run(commands.add_parser("run", help="run a cluster as configured in a YAML file"))
+    _add_generate(commands.add_parser("generate", help="write two b-model streams as Parquet, by Spark"))
+    verify = commands.add_parser("verify", help="recompute the result of a run with Spark and compare")
+    verify.add_argument("dir", metavar="DIR", help="directory of a run")
+    aggregate = commands.add_parser("aggregate", help="turn a run's metrics into per-epoch tables, by Spark")
+    aggregate.add_argument("dir", metavar="DIR", help="directory of a run")
+    plot = commands.add_parser("plot", help="plot throughput, production delay and occupancy of a run")
+    plot.add_argument("dir", metavar="DIR", help="directory of a run")
+    for spark in (verify, aggregate):
+        spark.add_argument("--spark-master", metavar="URL", help="Spark master (default: local[*])")
+    rank = commands.add_parser("_rank")
+    rank.add_argument("job", metavar="JOB.json")
+    for command in commands.choices.values():
+        command.add_argument("--debug", action="store_true", help="print tracebacks and the launcher's own messages")
+    return parser
+
+
+def _add_join(p: argparse.ArgumentParser) -> None:
+    p.description = "Join LEFT and RIGHT: equal keys and lower <= right time - left time <= upper, each pair exactly once."
+    p.add_argument("left", metavar="LEFT")
+    p.add_argument("right", metavar="RIGHT")
+    p.add_argument("--on", metavar="KEY", nargs="+", help="join columns of both sides")
+    p.add_argument("--left-on", metavar="KEY", nargs="+", help="join columns on the left, if they differ")
+    p.add_argument("--right-on", metavar="KEY", nargs="+", help="join columns on the right")
+    p.add_argument("--left-time", metavar="COL", required=True)
+    p.add_argument("--right-time", metavar="COL", required=True)
+    p.add_argument("--time-unit", choices=["s", "ms", "us", "ns"], help="unit of integer time columns")
+    p.add_argument("--within", metavar="6h", help="window on both sides: lower = -W, upper = +W")
+    p.add_argument("--lower", metavar="-1h", help="lowest right time - left time")
+    p.add_argument("--upper", metavar="2h", help="highest right time - left time")
+    p.add_argument("--exclusive", metavar="lower,upper", default="", help="bounds that do not count themselves")
+    p.add_argument("--left-id", metavar="COL", help="row id column on the left (default: position)")
+    p.add_argument("--right-id", metavar="COL", help="row id column on the right")
+    p.add_argument("--columns", metavar="COL", nargs="+", help="other columns to keep (default: all)")
+    p.add_argument("--max-out-of-order", metavar="10s", default="0us", help="how far a row's time may lie behind an earlier row's")
+    p.add_argument("--late", choices=["error", "drop", "side"], default="error", help="rows later than that, or without a time")
+    p.add_argument("--partitions", metavar="N", type=int, help="partition-groups")
+    p.add_argument("--epoch", metavar="1s", help="distribution epoch in event time (default: by buffered tuples)")
+    p.add_argument("--theta", metavar="8KB", help="partition tuning parameter")
+    p.add_argument("--memory", metavar="4GB", help="limit of the window state of one slave")
+    p.add_argument("-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks: master, collector, slaves (default: in-process)")
+    p.add_argument("-o", dest="out", metavar="OUT", required=True, help="OUT.parquet, OUT.csv, OUT.csv.gz, or count")
+    p.add_argument("--report", metavar="REPORT.json", help="write the run's report there")
+
+
+def _add_run(p: argparse.ArgumentParser) -> None:
+    p.description = "Run a cluster as configured; also: mpirun -n RANKS python -m swjoin run CONFIG.yaml"
+    p.add_argument("config", metavar="CONFIG.yaml")
+    p.add_argument("--set", dest="overrides", metavar="path.to.key=value", action="append", default=[])
+    p.add_argument("-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks (default: in-process)")
+    p.add_argument("--out", metavar="DIR", default="runs/latest", help="directory of the run (default: runs/latest)")
+
+
+def _add_generate(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--rate", metavar="R", type=float, required=True, help="mean tuples per second and stream")
+    p.add_argument("--duration", metavar="60s", required=True)
+    p.add_argument("--bias", type=float, default=0.7, help="b of the b-model, 0.5 to 1")
+    p.add_argument("--domain", type=int, default=10_000_000, help="keys are integers in [0, domain)")
+    p.add_argument("--payload", metavar="48B", default="48B", help="payload of a tuple")
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument(
+        "--schedule",
+        metavar="KIND[,key=value...]",
+        default="constant",
+        help="constant | step,factor=2,at=30s | sine,amplitude=0.5,period=60s | burst,factor=4,period=10s,length=1s",
+    )
+    p.add_argument("-o", dest="out", metavar="DIR", required=True)
+    p.add_argument("--spark-master", metavar="URL", help="Spark master (default: local[*])")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns its exit code: 0, 1 (the run failed), 2 (the user gave something wrong), 130 (interrupted)."""
+    debug = "--debug" in (sys.argv[1:] if argv is None else argv)
+    args = build_parser().parse_args(_join_negative(sys.argv[1:] if argv is None else argv))
+    if args.version:
+        from swjoin import __version__
+
+        print(f"swjoin {__version__}")
+        return 0
+    if args.command is None:
+        build_parser().print_help()
+        return 0
+    try:
+        from swjoin.cli import commands
+
+        handler = getattr(commands, f"run_{args.command.lstrip('_')}")
+        return int(handler(args))
+    except SwjoinError as error:
+        if debug:
+            traceback.print_exc()
+        if str(error):
+            print(f"swjoin: {' '.join(str(error).split())}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("swjoin: interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if debug:
+            raise
+        print(f"swjoin: internal error: {type(error).__name__}: {' '.join(str(error).split())} (--debug shows where)", file=sys.stderr)
+        return 1
+
+
+def _join_negative(argv: list[str]) -> list[str]:
+    """`--lower -1h` as `--lower=-1h`: argparse would take -1h for an option."""
+    out: list[str] = []
+    for item in argv:
+        if out and out[-1] in ("--lower", "--upper", "--within", "--max-out-of-order") and item[:1] == "-" and item[1:2].isdigit():
+            out[-1] = f"{out[-1]}={item}"
+        else:
+            out.append(item)
+    return out

@@ -1,0 +1,90 @@
+"""Starting MPI ranks from one command: `-n RANKS`.
+
+What: `launch(job, ranks)`, `mpirun_command`.
+Why: nobody should need to know the launcher's flags to use four ranks; its noise must not bury our one line.
+Stays out: what a rank does (`runtime.mpi`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import FrameType
+
+from swjoin.runtime.job import Job
+from swjoin.runtime.preflight import find_mpirun
+
+_GRACE_S = 10.0
+
+
+def mpirun_command(mpirun: Path, ranks: int, job_file: Path, debug: bool) -> list[str]:
+    """The command line that starts `ranks` ranks on this machine (loopback and shared memory only)."""
+    command = [str(mpirun), "-n", str(ranks)]
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        command.append("--allow-run-as-root")
+    if ranks > (os.cpu_count() or 1):
+        command.append("--oversubscribe")
+    command += ["--bind-to", "none", "--mca", "btl", "self,sm", "--mca", "pml", "ob1"]
+    command += [sys.executable, "-m", "swjoin", "_rank", str(job_file)]
+    return [*command, "--debug"] if debug else command
+
+
+def launch(job: Job, ranks: int, debug: bool) -> int:
+    """Start the ranks, pass their output on, return their exit code. SIGINT and SIGTERM end them all."""
+    with tempfile.TemporaryDirectory(prefix="swjoin-") as folder:
+        job_file = Path(folder) / "job.json"
+        job_file.write_text(job.to_json())
+        command = mpirun_command(find_mpirun(), ranks, job_file, debug)
+        process = subprocess.Popen(command, stderr=None if debug else subprocess.PIPE, text=True, start_new_session=True)
+        return _watch(process)
+
+
+def _watch(process: subprocess.Popen[str]) -> int:
+    stopping: list[int] = []
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        stopping.append(number)
+        process.terminate()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    said = False
+    unsaid: list[str] = []
+    try:
+        if process.stderr is not None:
+            for line in process.stderr:
+                if line.startswith("swjoin: "):
+                    said = True
+                    sys.stderr.write(line)
+                    sys.stderr.flush()
+                else:
+                    unsaid.append(line)
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        _end(process)
+    if stopping:
+        print(f"swjoin: stopped by {signal.Signals(stopping[0]).name}", file=sys.stderr)
+        return 128 + stopping[0]
+    if code and not said:
+        text = " ".join(" ".join(unsaid).split())
+        print(f"swjoin: mpirun ended with code {code}: {text[-400:] or 'it said nothing'} (--debug shows all)", file=sys.stderr)
+    return code if code in (0, 2) else 1 if code else 0
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Make sure that the launcher is gone, by pid."""
+    if process.poll() is None:
+        process.terminate()
+        deadline = time.monotonic() + _GRACE_S
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if process.poll() is None:
+            process.kill()
+    if process.stderr is not None:
+        process.stderr.close()

