@@ -7,6 +7,7 @@ Stays out: the report's content (`runtime.report`).
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -46,7 +47,7 @@ def summary_rows(report: dict[str, Any], job: Job) -> list[tuple[str, str]]:
 def print_summary(report: dict[str, Any], job: Job) -> None:
     """A table on a terminal, aligned plain lines elsewhere."""
     rows = summary_rows(report, job)
-    if not sys.stdout.isatty():
+    if not sys.stdout.isatty() or "SWJOIN_PLAIN" in os.environ:
         for name, value in rows:
             print(f"{name:<17} {value}")
         return

@@ -7,6 +7,7 @@ Stays out: decisions about time (`policy.epochs`).
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -31,7 +32,7 @@ class ReadingProgress:
     def __init__(self, wanted: bool, totals: list[int | None]) -> None:
         self._progress: Progress | None = None
         self._task: TaskID | None = None
-        if not (wanted and sys.stderr.isatty()):
+        if not (wanted and sys.stderr.isatty()) or "SWJOIN_PLAIN" in os.environ:
             return
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn

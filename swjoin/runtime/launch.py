@@ -40,7 +40,10 @@ def launch(job: Job, ranks: int, debug: bool) -> int:
         job_file = Path(folder) / "job.json"
         job_file.write_text(job.to_json())
         command = mpirun_command(find_mpirun(), ranks, job_file, debug)
-        process = subprocess.Popen(command, stderr=None if debug else subprocess.PIPE, text=True, start_new_session=True)
+        environment = dict(os.environ)
+        if not sys.stdout.isatty():  # mpirun gives rank 0 a pseudo-terminal all the same
+            environment["SWJOIN_PLAIN"] = "1"
+        process = subprocess.Popen(command, env=environment, stderr=None if debug else subprocess.PIPE, text=True, start_new_session=True)
         return _watch(process)
 
 

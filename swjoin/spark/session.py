@@ -1,0 +1,76 @@
+"""A Spark session that works out of the box, local or on a cluster.
+
+What: `open_session(master, app)`, a context manager.
+Why: Java, Arrow, time zone and loopback settings belong in one place.
+Stays out: what is computed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swjoin.errors import RunFailed, UserError
+from swjoin.runtime.preflight import find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+
+
+@contextmanager
+def open_session(master: str | None, app: str) -> Iterator[SparkSession]:
+    """A session on `master` (default local[*]); stopped at the end unless it was running before.
+
+    UserError without pyspark or Java 17; RunFailed, in one line, when Spark fails.
+    """
+    try:
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise UserError("pyspark is missing; install swjoin[spark]") from None
+    java = find_java()
+    os.environ.setdefault("JAVA_HOME", str(java.resolve().parents[1]))
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    running = SparkSession.getActiveSession()
+    local = master is None or master.startswith("local")
+    if local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        paths = [str(_PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    builder = SparkSession.builder.master(master or "local[*]").appName(app)
+    settings = {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.ansi.enabled": "false",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.adaptive.enabled": "true",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "true" if sys.stderr.isatty() else "false",
+        "spark.log.level": "ERROR",
+    }
+    if local:
+        settings |= {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.memory": "4g",
+            "spark.sql.shuffle.partitions": str(4 * (os.cpu_count() or 2)),
+        }
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    try:
+        session = builder.getOrCreate()
+        session.sparkContext.setLogLevel("ERROR")
+    except Exception as error:  # Py4J and Java errors have no common base
+        raise RunFailed(f"Spark did not start on {master or 'local[*]'}: {' '.join(str(error).split())[:300]}") from None
+    try:
+        yield session
+    except PySparkException as error:
+        raise RunFailed(f"Spark: {' '.join(str(error).split())[:500]}") from error
+    finally:
+        if running is None:
+            session.stop()
