@@ -27,7 +27,7 @@ from swjoin.config import (
 from swjoin.errors import UserError
 from swjoin.runtime.job import Job, late_target
 
-JOIN_THETA_BYTES = 8 << 10  # 128 tuples of both streams: two blocks a side, where block nested loops are fastest
+JOIN_THETA_BYTES = 32 << 10  # 512 tuples of both streams, near the optimum of benchmarks/join_module.py
 JOIN_PARTITIONS = 16
 
 

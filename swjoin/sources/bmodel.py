@@ -6,7 +6,8 @@ Stays out: sources and files (`sources.generator`, `spark.workload`).
 
 Time is cut into slots of 100 ms. Every slot draws its count, times and keys from a generator keyed by (seed, stream, slot), so any worker
 can make any slot. Counts are Poisson and times uniform within a slot, which is a Poisson process whose rate is constant within slots.
-Keys: [0, domain) is halved recursively (the lower half gets the odd integer), a share b of the mass going to the lower half.
+Keys: the interval [0, domain) is halved recursively, a share b of the mass going to the lower half; a key is the integer cell that the
+point falls into. With a domain of 2^k the cells are the leaves of k halvings, and two keys are equal with chance (b^2 + (1 - b)^2)^k.
 """
 
 from __future__ import annotations
@@ -56,30 +57,36 @@ def slot_counts(workload: WorkloadConfig, seed: int, stream: int) -> I64:
 
 
 @njit(cache=True, nogil=True)
-def _bmodel_keys(start: np.uint64, n: int, domain: int, threshold: np.uint64, out: I64) -> None:
-    """n keys; one 64-bit draw serves two halvings. threshold: b * 2^32."""
+def _bmodel_keys(start: np.uint64, n: int, domain: int, levels: int, threshold: np.uint64, out: I64) -> None:
+    """n keys from `levels` halvings each; one 64-bit draw serves two. threshold: b * 2^32."""
     state = start
     half_mask = np.uint64(0xFFFFFFFF)
     for i in range(n):
-        low = 0
-        high = domain
+        place = 0
         draw = np.uint64(0)
-        spare = False
-        while high - low > 1:
-            if spare:
-                bits = draw >> np.uint64(32)
-                spare = False
-            else:
+        for level in range(levels):
+            if level % 2 == 0:
                 state += _STEP
                 draw = mix64_scalar(state)
                 bits = draw & half_mask
-                spare = True
-            middle = low + (high - low + 1) // 2
-            if bits < threshold:
-                high = middle
             else:
-                low = middle
-        out[i] = low
+                bits = draw >> np.uint64(32)
+            place = 2 * place + (0 if bits < threshold else 1)
+        out[i] = scaled(place, domain, levels)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def scaled(place, domain, levels):  # type: ignore[no-untyped-def]
+    """floor(place / 2^levels * domain) without overflow: the integer cell of a point of [0, 1)."""
+    if levels <= 31:
+        return (place * domain) >> levels
+    return np.int64(place / 2.0**levels * domain)
+
+
+def level_count(domain: int) -> int:
+    """Halvings per key: down to one cell when the domain is a power of two, else seven further, to a 128th of a cell."""
+    levels = (domain - 1).bit_length()
+    return levels if domain == 1 << levels else min(levels + 7, 60)
 
 
 def slot_tuples(workload: WorkloadConfig, seed: int, stream: int, slot: int) -> tuple[I64, I64]:
@@ -91,7 +98,8 @@ def slot_tuples(workload: WorkloadConfig, seed: int, stream: int, slot: int) -> 
     ts = np.sort(random.integers(0, length, n)) + slot * SLOT_US
     key = np.empty(n, np.int64)
     start = np.uint64(random.integers(0, 2**64, dtype=np.uint64))
-    _bmodel_keys(start, n, workload.domain, np.uint64(int(workload.bias * 2**32)), key)
+    threshold = np.uint64(int(workload.bias * 2**32))
+    _bmodel_keys(start, n, workload.domain, level_count(workload.domain), threshold, key)
     return ts.astype(np.int64), key
 
 

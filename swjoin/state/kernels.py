@@ -12,7 +12,7 @@ block (`head`), in time order; block b holds pool positions b * block_tuples ...
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+from numba import njit, uint64
 from numpy.typing import NDArray
 
 from swjoin.batch import I64
@@ -26,6 +26,7 @@ from swjoin.state.arrays import (
     STAT_DELAY_MAX,
     STAT_DELAY_SUM,
     STAT_PAIRS,
+    I32,
     Directories,
     FreshTuples,
     Inputs,
@@ -41,7 +42,6 @@ CUR_GROUP, CUR_SORTED, CUR_TOUCHED, CUR_PART, CUR_BLOCK, CUR_PROBE, CUR_TOUCHED_
 CURSOR_SIZE = 7
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_CHUNK = 16
 NONE = -1
 
 _SUB_BITS = 4  # 16 histogram buckets per power of two: at most 1/16 wide, at most 3.2 % from the middle
@@ -76,17 +76,17 @@ def histogram_quantile(histogram: I64, q: float) -> float:
 
 
 @njit(cache=True, nogil=True)
-def take_block(pool: Pool) -> int:
+def _take_block(free: I32, fill: I32, following: I32, control: I64) -> int:
     """A free block, recycled if possible; the caller has made sure that there is one."""
-    if pool.control[RECYCLED] > 0:
-        pool.control[RECYCLED] -= 1
-        block = pool.free[pool.control[RECYCLED]]
+    if control[RECYCLED] > 0:
+        control[RECYCLED] -= 1
+        block = np.int64(free[control[RECYCLED]])
     else:
-        block = pool.control[NEVER_USED]
-        pool.control[NEVER_USED] += 1
-    pool.control[IN_USE] += 1
-    pool.fill[block] = 0
-    pool.next[block] = NONE
+        block = control[NEVER_USED]
+        control[NEVER_USED] += 1
+    control[IN_USE] += 1
+    fill[block] = 0
+    following[block] = NONE
     return block
 
 
@@ -103,25 +103,54 @@ def free_blocks(pool: Pool) -> int:
 
 
 @njit(cache=True, nogil=True)
-def append_tuple(pool: Pool, minis: Minis, s: int, mini: int, key: int, ts: int, ident: np.uint64, ref: int) -> None:
-    """Put one tuple into the head block of a mini-partition."""
+def append_selected(pool: Pool, minis: Minis, s: int, mini: int, positions: I64, count: int) -> None:
+    """Append pool tuples (positions[:count], in time order) to a mini-partition, copying them; sources stay as they are."""
+    size = pool.block_tuples[0]
+    key, ts, ids, ref = pool.key, pool.ts, pool.id, pool.ref
+    fill, following, free, control = pool.fill, pool.next, pool.free, pool.control
+    head = minis.head[s, mini]
+    for i in range(count):
+        if head == NONE or fill[head] == size:
+            block = _take_block(free, fill, following, control)
+            if head == NONE:
+                minis.first[s, mini] = block
+            else:
+                following[head] = block
+            head = block
+        to = head * size + fill[head]
+        at = positions[i]
+        key[to] = key[at]
+        ts[to] = ts[at]
+        ids[to] = ids[at]
+        ref[to] = ref[at]
+        fill[head] += 1
+    minis.head[s, mini] = head
+    minis.count[s, mini] += count
+
+
+@njit(cache=True, nogil=True)
+def append_columns(
+    pool: Pool, minis: Minis, s: int, mini: int, key: I64, ts: I64, ids: NDArray[np.uint64], first_ref: int
+) -> None:
+    """Append n tuples from columns to a mini-partition; payload references count up from first_ref."""
     size = pool.block_tuples[0]
     head = minis.head[s, mini]
-    if head == NONE or pool.fill[head] == size:
-        block = take_block(pool)
-        if head == NONE:
-            minis.first[s, mini] = block
-        else:
-            pool.next[head] = block
-        minis.head[s, mini] = block
-        head = block
-    at = head * size + pool.fill[head]
-    pool.fill[head] += 1
-    pool.key[at] = key
-    pool.ts[at] = ts
-    pool.id[at] = ident
-    pool.ref[at] = ref
-    minis.count[s, mini] += 1
+    for i in range(key.shape[0]):
+        if head == NONE or pool.fill[head] == size:
+            block = _take_block(pool.free, pool.fill, pool.next, pool.control)
+            if head == NONE:
+                minis.first[s, mini] = block
+            else:
+                pool.next[head] = block
+            head = block
+        to = head * size + pool.fill[head]
+        pool.key[to] = key[i]
+        pool.ts[to] = ts[i]
+        pool.id[to] = ids[i]
+        pool.ref[to] = first_ref + i
+        pool.fill[head] += 1
+    minis.head[s, mini] = head
+    minis.count[s, mini] += key.shape[0]
 
 
 # ---------------------------------------------------------------- fresh tuples
@@ -134,38 +163,43 @@ def sort_fresh(
     """Count a group's tuples of one stream per mini-partition; new mini-partitions join the touched list. Returns its length."""
     base = directories.start[group]
     mask = np.uint64((1 << directories.depth[group]) - 1)
+    slots, key = directories.slots, data.key[s]
+    mini_of, count, touched = fresh.mini_of, fresh.count, fresh.touched
     for i in range(start, stop):
-        mini = directories.slots[base + np.int64(hash_key(data.key[s][i]) & mask)]
-        fresh.mini_of[s, i - start] = mini
-        if fresh.count[0, mini] == 0 and fresh.count[1, mini] == 0:
-            fresh.touched[touched_count] = mini
+        mini = slots[base + np.int64(hash_key(key[i]) & mask)]
+        mini_of[s, i - start] = mini
+        if count[0, mini] == 0 and count[1, mini] == 0:
+            touched[touched_count] = mini
             touched_count += 1
-        fresh.count[s, mini] += 1
+        count[s, mini] += 1
     return touched_count
 
 
 @njit(cache=True, nogil=True)
 def scatter_fresh(s: int, start: int, stop: int, data: Inputs, fresh: FreshTuples, touched_count: int) -> None:
     """Stable scatter of one stream's tuples into mini-partition order; fresh.begin[s, t] is where touched mini t starts."""
+    key, ts, ids, arrival, first_ref = data.key[s], data.ts[s], data.id[s], data.arrival[s], data.ref[s]
+    mini_of, count, touched, begin = fresh.mini_of, fresh.count, fresh.touched, fresh.begin
+    key_to, ts_to, id_to, arrival_to, ref_to = fresh.key, fresh.ts, fresh.id, fresh.arrival, fresh.ref
     position = 0
     for t in range(touched_count):
-        mini = fresh.touched[t]
-        fresh.begin[s, t] = position
-        n = fresh.count[s, mini]
-        fresh.count[s, mini] = position
+        mini = touched[t]
+        begin[s, t] = position
+        n = count[s, mini]
+        count[s, mini] = position
         position += n
-    fresh.begin[s, touched_count] = position
+    begin[s, touched_count] = position
     for i in range(start, stop):
-        mini = fresh.mini_of[s, i - start]
-        j = fresh.count[s, mini]
-        fresh.count[s, mini] = j + 1
-        fresh.key[s, j] = data.key[s][i]
-        fresh.ts[s, j] = data.ts[s][i]
-        fresh.id[s, j] = data.id[s][i]
-        fresh.arrival[s, j] = data.arrival[s][i]
-        fresh.ref[s, j] = data.ref[s] + i
+        mini = mini_of[s, i - start]
+        j = count[s, mini]
+        count[s, mini] = j + 1
+        key_to[s, j] = key[i]
+        ts_to[s, j] = ts[i]
+        id_to[s, j] = ids[i]
+        arrival_to[s, j] = arrival[i]
+        ref_to[s, j] = first_ref + i
     for t in range(touched_count):
-        fresh.count[s, fresh.touched[t]] = 0
+        count[s, touched[t]] = 0
 
 
 # ---------------------------------------------------------------- joining
@@ -183,69 +217,9 @@ def _record_delay(now, arrival, matches, stats, histogram):  # type: ignore[no-u
 
 
 @njit(cache=True, nogil=True)
-def _match_range(
-    s: int,
-    i: int,
-    key: I64,
-    ts: I64,
-    ids: NDArray[np.uint64],
-    ref: I64,
-    low: int,
-    high: int,
-    fresh: FreshTuples,
-    lower: int,
-    upper: int,
-    out: Output,
-    digest: NDArray[np.uint64],
+def _join_group(
     g: int,
-) -> int:
-    """Probe i of stream s against positions low..high of the opposite side's columns; emits matches, returns their number."""
-    k = fresh.key[s, i]
-    t = fresh.ts[s, i]
-    ident = fresh.id[s, i]
-    if s == 0:  # stored right tuples: lower <= stored - t <= upper
-        earliest = t + lower
-        latest = t + upper
-    else:
-        earliest = t - upper
-        latest = t - lower
-    matches = 0
-    total = np.uint64(0)
-    at = low
-    while at < high:
-        stop = min(at + _CHUNK, high)
-        hits = 0
-        for j in range(at, stop):
-            hits += key[j] == k
-        if hits > 0:
-            for j in range(at, stop):
-                if key[j] == k and ts[j] >= earliest and ts[j] <= latest:
-                    if s == 0:
-                        total += mix64_scalar(ident * _GOLDEN + mix64_scalar(ids[j]))
-                    else:
-                        total += mix64_scalar(ids[j] * _GOLDEN + mix64_scalar(ident))
-                    if out.capacity[0] > 0:
-                        n = out.used[0]
-                        out.key[n] = k
-                        out.ts[s, n] = t
-                        out.ts[1 - s, n] = ts[j]
-                        out.id[s, n] = ident
-                        out.id[1 - s, n] = ids[j]
-                        out.ref[s, n] = fresh.ref[s, i]
-                        out.ref[1 - s, n] = ref[j]
-                        out.used[0] = n + 1
-                    matches += 1
-        at = stop
-    digest[g] += total
-    return matches
-
-
-@njit(cache=True, nogil=True)
-def _join_stored(
-    s: int,
-    t: int,
-    mini: int,
-    g: int,
+    data: Inputs,
     pool: Pool,
     minis: Minis,
     fresh: FreshTuples,
@@ -255,96 +229,158 @@ def _join_stored(
     now: int,
     out: Output,
     counts: I64,
-    digest: NDArray[np.uint64],
+    digests: NDArray[np.uint64],
     stats: I64,
     histogram: I64,
 ) -> bool:
-    """Fresh tuples of stream s in touched mini t, against the opposite mini-partition's blocks. False when the output is full."""
-    o = 1 - s
-    begin, end = fresh.begin[s, t], fresh.begin[s, t + 1]
-    block = minis.first[o, mini] if cursor[CUR_BLOCK] == NONE else cursor[CUR_BLOCK]
-    if begin == end:
-        return True
+    """Join and store one partition-group's sorted fresh tuples, from the cursor on. False when the output is full.
+
+    Parts per touched mini: 0 fresh left x stored right, 1 fresh right x stored left, 2 fresh left x fresh right, then both are stored.
+    Everything is unpacked into locals first: reaching into a named tuple costs an atomic reference count each time.
+    """
     size = pool.block_tuples[0]
-    first_ts, last_ts = fresh.ts[s, begin], fresh.ts[s, end - 1]
-    if s == 0:
-        earliest = first_ts + lower
-        latest = last_ts + upper
-    else:
-        earliest = first_ts - upper
-        latest = last_ts - lower
-    while block != NONE:
-        low = block * size
-        fill = pool.fill[block]
-        if pool.ts[low] > latest:
-            break  # blocks are in time order: every later one is too new for all these probes
-        if pool.ts[low + fill - 1] >= earliest:
-            probe = begin if cursor[CUR_PROBE] == NONE else cursor[CUR_PROBE]
-            while probe < end:
-                if out.capacity[0] > 0 and out.capacity[0] - out.used[0] < size:
-                    cursor[CUR_BLOCK] = block
-                    cursor[CUR_PROBE] = probe
-                    return False
-                matches = _match_range(
-                    s, probe, pool.key, pool.ts, pool.id, pool.ref, low, low + fill, fresh, lower, upper, out, digest, g
-                )
-                if matches > 0:
-                    counts[g] += matches
-                    stats[STAT_PAIRS] += matches
-                    _record_delay(now, fresh.arrival[s, probe], matches, stats, histogram)
-                probe += 1
-            stats[STAT_COMPARISONS] += (end - begin) * fill
-            cursor[CUR_PROBE] = NONE
-        block = pool.next[block]
-    cursor[CUR_BLOCK] = NONE
-    return True
-
-
-@njit(cache=True, nogil=True)
-def _join_fresh(
-    t: int,
-    g: int,
-    size: int,
-    fresh: FreshTuples,
-    cursor: I64,
-    lower: int,
-    upper: int,
-    now: int,
-    out: Output,
-    counts: I64,
-    digest: NDArray[np.uint64],
-    stats: I64,
-    histogram: I64,
-) -> bool:
-    """Fresh left against fresh right tuples of touched mini t, in ranges of one block. False when the output is full."""
-    begin, end = fresh.begin[0, t], fresh.begin[0, t + 1]
-    right_begin, right_end = fresh.begin[1, t], fresh.begin[1, t + 1]
-    probe = begin if cursor[CUR_PROBE] == NONE else cursor[CUR_PROBE]
-    low = right_begin if cursor[CUR_BLOCK] == NONE else cursor[CUR_BLOCK]
-    key, ts, ids, ref = fresh.key[1], fresh.ts[1], fresh.id[1], fresh.ref[1]
-    while probe < end:
-        while low < right_end:
-            if out.capacity[0] > 0 and out.capacity[0] - out.used[0] < size:
-                cursor[CUR_BLOCK] = low
-                cursor[CUR_PROBE] = probe
-                return False
-            high = min(low + size, right_end)
-            matches = _match_range(0, probe, key, ts, ids, ref, low, high, fresh, lower, upper, out, digest, g)
-            if matches > 0:
-                counts[g] += matches
-                stats[STAT_PAIRS] += matches
-                t_left = fresh.ts[0, probe]
-                for j in range(low, high):  # the later arrival of the two differs from pair to pair
-                    gap = ts[j] - t_left
-                    if key[j] == fresh.key[0, probe] and gap >= lower and gap <= upper:
-                        _record_delay(now, max(fresh.arrival[0, probe], fresh.arrival[1, j]), 1, stats, histogram)
-            stats[STAT_COMPARISONS] += high - low
-            low = high
-        low = right_begin
-        probe += 1
-    cursor[CUR_BLOCK] = NONE
-    cursor[CUR_PROBE] = NONE
-    return True
+    pool_key, pool_ts, pool_id, pool_ref = pool.key, pool.ts, pool.id, pool.ref
+    pool_fill, pool_next, pool_free, pool_control = pool.fill, pool.next, pool.free, pool.control
+    first, heads, stored = minis.first, minis.head, minis.count
+    fresh_key, fresh_ts, fresh_id, fresh_ref, arrival = fresh.key, fresh.ts, fresh.id, fresh.ref, fresh.arrival
+    right_key, right_ts, right_id, right_ref = fresh.key[1], fresh.ts[1], fresh.id[1], fresh.ref[1]
+    begins, touched = fresh.begin, fresh.touched
+    out_key, out_ts, out_id, out_ref = out.key, out.ts, out.id, out.ref
+    capacity, used = out.capacity[0], out.used[0]
+    probe_left, probe_right, store_left, store_right = data.probe[0], data.probe[1], data.store[0], data.store[1]
+    meet = (probe_left and store_right) or (probe_right and store_left)
+    pairs = 0
+    comparisons = 0
+    digest = np.uint64(0)
+    full = False
+    t = cursor[CUR_TOUCHED]
+    while t < cursor[CUR_TOUCHED_COUNT]:
+        mini = touched[t]
+        part = cursor[CUR_PART]
+        while part < 3:
+            s = 1 if part == 1 else 0
+            begin, end = begins[s, t], begins[s, t + 1]
+            wanted = probe_left if part == 0 else probe_right if part == 1 else meet
+            if not wanted or begin == end:
+                part += 1
+                continue
+            if part == 2:
+                key, ts, ids, ref = right_key, right_ts, right_id, right_ref
+                place = begins[1, t] if cursor[CUR_BLOCK] == NONE else cursor[CUR_BLOCK]
+                last = begins[1, t + 1]
+                if place >= last:
+                    place = NONE
+            else:
+                key, ts, ids, ref = pool_key, pool_ts, pool_id, pool_ref
+                place = np.int64(first[1 - s, mini]) if cursor[CUR_BLOCK] == NONE else cursor[CUR_BLOCK]
+                last = 0
+            if s == 0:  # stored right tuples: lower <= stored - probe <= upper
+                reach_low, reach_high = lower, upper
+            else:
+                reach_low, reach_high = -upper, -lower
+            earliest_any = fresh_ts[s, begin] + reach_low
+            latest_any = fresh_ts[s, end - 1] + reach_high
+            while place != NONE:
+                if part == 2:
+                    low = place
+                    high = min(place + size, last)
+                    following = high if high < last else NONE
+                else:
+                    low = place * size
+                    high = low + pool_fill[place]
+                    following = np.int64(pool_next[place])
+                if ts[low] > latest_any:
+                    break  # in time order: whatever follows is too new for all these probes
+                if ts[high - 1] >= earliest_any:
+                    probe = begin if cursor[CUR_PROBE] == NONE else cursor[CUR_PROBE]
+                    while probe < end:
+                        if capacity > 0 and capacity - used < size:
+                            cursor[CUR_TOUCHED], cursor[CUR_PART] = t, part
+                            cursor[CUR_BLOCK], cursor[CUR_PROBE] = place, probe
+                            full = True
+                            break
+                        k = fresh_key[s, probe]
+                        hits = 0
+                        for j in range(uint64(low), uint64(high)):  # unsigned: no wrap-around check, so vector compares
+                            hits += key[j] == k
+                        if hits > 0:
+                            probe_ts = fresh_ts[s, probe]
+                            ident = fresh_id[s, probe]
+                            came = arrival[s, probe]
+                            earliest, latest = probe_ts + reach_low, probe_ts + reach_high
+                            matches = 0
+                            j = uint64(low)
+                            while hits > 0:
+                                if key[j] == k:
+                                    hits -= 1
+                                    if ts[j] >= earliest and ts[j] <= latest:
+                                        if s == 0:
+                                            digest += mix64_scalar(ident * _GOLDEN + mix64_scalar(ids[j]))
+                                        else:
+                                            digest += mix64_scalar(ids[j] * _GOLDEN + mix64_scalar(ident))
+                                        if capacity > 0:
+                                            out_key[used] = k
+                                            out_ts[s, used] = probe_ts
+                                            out_ts[1 - s, used] = ts[j]
+                                            out_id[s, used] = ident
+                                            out_id[1 - s, used] = ids[j]
+                                            out_ref[s, used] = fresh_ref[s, probe]
+                                            out_ref[1 - s, used] = ref[j]
+                                            used += 1
+                                        if part == 2:  # the later arrival of the two differs from pair to pair
+                                            _record_delay(now, max(came, arrival[1, j]), 1, stats, histogram)
+                                        matches += 1
+                                j += uint64(1)
+                            if matches > 0:
+                                pairs += matches
+                                if part != 2:
+                                    _record_delay(now, came, matches, stats, histogram)
+                        probe += 1
+                    if full:
+                        break
+                    comparisons += (end - begin) * (high - low)
+                    cursor[CUR_PROBE] = NONE
+                place = following
+            if full:
+                break
+            cursor[CUR_BLOCK] = NONE
+            part += 1
+        if full:
+            break
+        for s in range(2):
+            if not (store_left if s == 0 else store_right):
+                continue
+            head = heads[s, mini]
+            begin, end = begins[s, t], begins[s, t + 1]
+            i = begin
+            while i < end:
+                if head == NONE or pool_fill[head] == size:
+                    block = _take_block(pool_free, pool_fill, pool_next, pool_control)
+                    if head == NONE:
+                        first[s, mini] = block
+                    else:
+                        pool_next[head] = block
+                    head = block
+                    heads[s, mini] = head
+                n = min(end - i, size - pool_fill[head])
+                to = head * size + pool_fill[head]
+                for j in range(n):
+                    pool_key[to + j] = fresh_key[s, i + j]
+                    pool_ts[to + j] = fresh_ts[s, i + j]
+                    pool_id[to + j] = fresh_id[s, i + j]
+                    pool_ref[to + j] = fresh_ref[s, i + j]
+                pool_fill[head] += n
+                i += n
+            stored[s, mini] += end - begin
+        cursor[CUR_PART] = 0
+        t += 1
+        cursor[CUR_TOUCHED] = t
+    counts[g] += pairs
+    digests[g] += digest
+    stats[STAT_PAIRS] += pairs
+    stats[STAT_COMPARISONS] += comparisons
+    out.used[0] = used
+    return not full
 
 
 @njit(cache=True, nogil=True)
@@ -373,8 +409,6 @@ def join_groups(
     """
     done = 0
     size = pool.block_tuples[0]
-    store_left, probe_left = data.store[0], data.probe[0]
-    store_right, probe_right = data.store[1], data.probe[1]
     while cursor[CUR_GROUP] < data.groups.shape[0]:
         if done >= budget:
             return BUDGET, done
@@ -396,31 +430,8 @@ def join_groups(
             cursor[CUR_PART] = 0
             cursor[CUR_BLOCK] = NONE
             cursor[CUR_PROBE] = NONE
-        while cursor[CUR_TOUCHED] < cursor[CUR_TOUCHED_COUNT]:
-            t = cursor[CUR_TOUCHED]
-            mini = fresh.touched[t]
-            if cursor[CUR_PART] == 0:
-                if probe_left and not _join_stored(
-                    0, t, mini, g, pool, minis, fresh, cursor, lower, upper, now, out, counts, digest, stats, histogram
-                ):
-                    return FULL, done
-                cursor[CUR_PART] = 1
-            if cursor[CUR_PART] == 1:
-                if probe_right and not _join_stored(
-                    1, t, mini, g, pool, minis, fresh, cursor, lower, upper, now, out, counts, digest, stats, histogram
-                ):
-                    return FULL, done
-                cursor[CUR_PART] = 2
-            if cursor[CUR_PART] == 2:
-                meet = (probe_left and store_right) or (probe_right and store_left)
-                if meet and not _join_fresh(t, g, size, fresh, cursor, lower, upper, now, out, counts, digest, stats, histogram):
-                    return FULL, done
-            for s in range(2):
-                if data.store[s]:
-                    for i in range(fresh.begin[s, t], fresh.begin[s, t + 1]):
-                        append_tuple(pool, minis, s, mini, fresh.key[s, i], fresh.ts[s, i], fresh.id[s, i], fresh.ref[s, i])
-            cursor[CUR_PART] = 0
-            cursor[CUR_TOUCHED] = t + 1
+        if not _join_group(g, data, pool, minis, fresh, cursor, lower, upper, now, out, counts, digest, stats, histogram):
+            return FULL, done
         done += left_stop - left_start + right_stop - right_start
         cursor[CUR_SORTED] = 0
         cursor[CUR_GROUP] = g + 1

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from swjoin.batch import I64, U64, PayloadRows
 from swjoin.errors import RunFailed
@@ -27,7 +26,7 @@ from swjoin.state.arrays import (
     new_minis,
     new_pool,
 )
-from swjoin.state.kernels import NONE, append_tuple, expire, free_blocks, live_tuples
+from swjoin.state.kernels import NONE, append_columns, expire, free_blocks, live_tuples
 from swjoin.state.kernels import give_block as _give_block
 from swjoin.state.tuning import NEED_MINIS, TUNED, compact, give_mini, live_slots, take_mini, tune
 
@@ -204,7 +203,7 @@ class WindowState:
             for stream, source in enumerate((state.left, state.right)):
                 n = int(state.counts[stream, i])
                 at = offsets[stream]
-                _append_all(
+                append_columns(
                     self.pool,
                     self.minis,
                     stream,
@@ -254,9 +253,3 @@ class WindowState:
         assert count == len(blocks), f"{where}: a block twice in a chain"
         assert count == 0 or last == self.minis.head[stream, mini], f"{where}: head block is not the newest"
         return count
-
-
-@njit(cache=True, nogil=True)
-def _append_all(pool, minis, stream, mini, key, ts, ids, first_ref):  # type: ignore[no-untyped-def]
-    for i in range(len(key)):
-        append_tuple(pool, minis, stream, mini, key[i], ts[i], ids[i], first_ref + i)

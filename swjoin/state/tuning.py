@@ -13,9 +13,10 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from swjoin.batch import I64
 from swjoin.hashing import hash_key
 from swjoin.state.arrays import IN_USE, NEVER_USED, RECYCLED, Directories, Minis, Pool
-from swjoin.state.kernels import NONE, append_tuple, free_blocks, give_block
+from swjoin.state.kernels import NONE, append_selected, free_blocks, give_block
 
 TUNED, NEED_MINIS, NEED_SLOTS = 0, 1, 2
 MAX_DEPTH = 16  # 65,536 slots: bounds a directory even when hashes agree in many bits
@@ -56,38 +57,50 @@ def minis_left(minis: Minis) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _can_help(pool: Pool, minis: Minis, mini: int, theta: int) -> bool:
-    """Whether splitting can bring this mini-partition-group closer to its range."""
+def _gather(pool: Pool, minis: Minis, mini: int, s: int, out: I64) -> int:
+    """Pool positions of a mini-partition's tuples in time order, into `out`; returns their number."""
     size = pool.block_tuples[0]
+    fill, following = pool.fill, pool.next
+    n = 0
+    block = np.int64(minis.first[s, mini])
+    while block != NONE:
+        for j in range(block * size, block * size + fill[block]):
+            out[n] = j
+            n += 1
+        block = np.int64(following[block])
+    return n
+
+
+@njit(cache=True, nogil=True)
+def _can_help(pool: Pool, minis: Minis, mini: int, theta: int, positions: I64) -> bool:
+    """Whether splitting can bring this mini-partition-group closer to its range."""
+    key = pool.key
     candidate = 0
     votes = 0
     ones = np.uint64(0)
     zeros = np.uint64(0)
     for s in range(2):
-        block = minis.first[s, mini]
-        while block != NONE:
-            for j in range(block * size, block * size + pool.fill[block]):
-                hashed = hash_key(pool.key[j])
-                ones |= hashed
-                zeros |= ~hashed
-                if votes == 0:
-                    candidate = pool.key[j]
-                    votes = 1
-                elif pool.key[j] == candidate:
-                    votes += 1
-                else:
-                    votes -= 1
-            block = pool.next[block]
+        for i in range(_gather(pool, minis, mini, s, positions)):
+            k = key[positions[i]]
+            hashed = hash_key(k)
+            ones |= hashed
+            zeros |= ~hashed
+            if votes == 0:
+                candidate = k
+                votes = 1
+            elif k == candidate:
+                votes += 1
+            else:
+                votes -= 1
     telling = (ones & zeros) >> np.uint64(minis.depth[mini])
     if telling & np.uint64((1 << (MAX_DEPTH - minis.depth[mini])) - 1) == 0:
         return False
+    if votes == 0:
+        return True  # no key has a majority
     others = 0
     for s in range(2):
-        block = minis.first[s, mini]
-        while block != NONE:
-            for j in range(block * size, block * size + pool.fill[block]):
-                others += pool.key[j] != candidate
-            block = pool.next[block]
+        for i in range(_gather(pool, minis, mini, s, positions)):
+            others += key[positions[i]] != candidate
     return 2 * others >= theta
 
 
@@ -131,57 +144,70 @@ def _point(directories: Directories, minis: Minis, mini: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _split(pool: Pool, minis: Minis, directories: Directories, mini: int) -> None:
+def _split(pool: Pool, minis: Minis, directories: Directories, mini: int, positions: I64, scratch: I64) -> None:
     """Tuples whose hash has the next bit set move to a new mini-partition-group; time order is kept."""
-    size = pool.block_tuples[0]
     depth = minis.depth[mini]
     bit = np.uint64(depth)
     twin = take_mini(minis, minis.group[mini], depth + 1, minis.pattern[mini] | (1 << depth))
     minis.depth[mini] = depth + 1
+    key = pool.key
     for s in range(2):
-        block = minis.first[s, mini]
+        n = _gather(pool, minis, mini, s, positions)
+        stay = 0
+        go = n
+        for i in range(n):  # those that stay move to the front, those that go are kept behind, backwards
+            at = positions[i]
+            if (hash_key(key[at]) >> bit) & np.uint64(1):
+                go -= 1
+                scratch[go] = at
+            else:
+                positions[stay] = at
+                stay += 1
+        for i in range(n - stay):
+            positions[stay + i] = scratch[n - 1 - i]
+        old = np.int64(minis.first[s, mini])
         minis.first[s, mini] = NONE
         minis.head[s, mini] = NONE
         minis.count[s, mini] = 0
-        while block != NONE:
-            for j in range(block * size, block * size + pool.fill[block]):
-                to = twin if (hash_key(pool.key[j]) >> bit) & np.uint64(1) else mini
-                append_tuple(pool, minis, s, to, pool.key[j], pool.ts[j], pool.id[j], pool.ref[j])
-            following = pool.next[block]
-            give_block(pool, block)
-            block = following
+        append_selected(pool, minis, s, mini, positions, stay)
+        append_selected(pool, minis, s, twin, positions[stay:], n - stay)
+        while old != NONE:
+            following = np.int64(pool.next[old])
+            give_block(pool, old)
+            old = following
     _point(directories, minis, twin)
 
 
 @njit(cache=True, nogil=True)
-def _merge(pool: Pool, minis: Minis, directories: Directories, mini: int, buddy: int) -> None:
+def _merge(
+    pool: Pool, minis: Minis, directories: Directories, mini: int, buddy: int, positions: I64, scratch: I64
+) -> None:
     """Both buddies' tuples into `mini`, merged by time."""
-    size = pool.block_tuples[0]
+    ts = pool.ts
     for s in range(2):
-        a, b = minis.first[s, mini], minis.first[s, buddy]
+        n = _gather(pool, minis, mini, s, positions)
+        m = _gather(pool, minis, buddy, s, scratch)
+        merged = np.empty(n + m, np.int64)
+        i = 0
+        k = 0
+        for j in range(n + m):
+            if k == m or (i < n and ts[positions[i]] <= ts[scratch[k]]):
+                merged[j] = positions[i]
+                i += 1
+            else:
+                merged[j] = scratch[k]
+                k += 1
+        mine, theirs = np.int64(minis.first[s, mini]), np.int64(minis.first[s, buddy])
         minis.first[s, mini] = NONE
         minis.head[s, mini] = NONE
         minis.count[s, mini] = 0
-        i = 0
-        k = 0
-        while a != NONE or b != NONE:
-            if b == NONE or (a != NONE and pool.ts[a * size + i] <= pool.ts[b * size + k]):
-                j = a * size + i
-                i += 1
-            else:
-                j = b * size + k
-                k += 1
-            append_tuple(pool, minis, s, mini, pool.key[j], pool.ts[j], pool.id[j], pool.ref[j])
-            if a != NONE and i == pool.fill[a]:
-                following = pool.next[a]
-                give_block(pool, a)
-                a = following
-                i = 0
-            if b != NONE and k == pool.fill[b]:
-                following = pool.next[b]
-                give_block(pool, b)
-                b = following
-                k = 0
+        append_selected(pool, minis, s, mini, merged, n + m)
+        for old in (mine, theirs):
+            block = old
+            while block != NONE:
+                following = np.int64(pool.next[block])
+                give_block(pool, block)
+                block = following
     minis.depth[mini] -= 1
     minis.pattern[mini] &= (1 << minis.depth[mini]) - 1
     minis.guard[mini] = 0
@@ -196,6 +222,12 @@ def tune(pool: Pool, minis: Minis, directories: Directories, theta: int) -> int:
     Returns TUNED, or NEED_MINIS / NEED_SLOTS: grow those arrays and call again. A pool without room for the copy leaves a
     mini-partition-group as it is: tuning is never worth failing for.
     """
+    largest = 2 * theta
+    for mini in range(minis.control[NEVER_USED]):
+        if minis.group[mini] != NONE:
+            largest = max(largest, minis.count[0, mini], minis.count[1, mini])
+    positions = np.empty(largest + 1, np.int64)
+    scratch = np.empty(largest + 1, np.int64)
     mini = 0
     while mini < minis.control[NEVER_USED]:
         if minis.group[mini] != NONE:
@@ -206,7 +238,7 @@ def tune(pool: Pool, minis: Minis, directories: Directories, theta: int) -> int:
                     break
                 if n < minis.guard[mini]:
                     break
-                if minis.depth[mini] >= MAX_DEPTH or not _can_help(pool, minis, mini, theta):
+                if minis.depth[mini] >= MAX_DEPTH or not _can_help(pool, minis, mini, theta, positions):
                     minis.guard[mini] = 2 * n
                     break
                 if free_blocks(pool) < _blocks_of(pool, minis, mini) + 4:
@@ -216,7 +248,7 @@ def tune(pool: Pool, minis: Minis, directories: Directories, theta: int) -> int:
                 group = minis.group[mini]
                 if minis.depth[mini] == directories.depth[group] and not _double(directories, group):
                     return NEED_SLOTS
-                _split(pool, minis, directories, mini)
+                _split(pool, minis, directories, mini, positions, scratch)
         mini += 1
     for mini in range(minis.control[NEVER_USED]):
         while minis.group[mini] != NONE and minis.depth[mini] > 0:
@@ -229,9 +261,9 @@ def tune(pool: Pool, minis: Minis, directories: Directories, theta: int) -> int:
             together = n + minis.count[0, buddy] + minis.count[1, buddy]
             if minis.depth[buddy] != minis.depth[mini] or together > 2 * theta:
                 break
-            if free_blocks(pool) < 4:
+            if free_blocks(pool) < _blocks_of(pool, minis, mini) + _blocks_of(pool, minis, buddy) + 2:
                 break
-            _merge(pool, minis, directories, mini, buddy)
+            _merge(pool, minis, directories, mini, buddy, positions, scratch)
     _halve(minis, directories)
     return TUNED
 
