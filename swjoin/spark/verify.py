@@ -1,0 +1,263 @@
+"""`verify`: a run's result recomputed by Spark, from its own reading of the input, and compared.
+
+What: `verify(run_dir, master) -> VerifyResult`.
+Why: the proof attached to every answer must come from another engine than ours: Spark's readers, Spark's join, the digest in SQL.
+Stays out: everything of the engine but the generator's definition (`sources.bmodel`) and the configuration.
+
+The equi-join on the key gets a second equal column, the time bucket of the window's width, so that Spark hashes instead of comparing all pairs
+of a hot key; the exact bounds are checked on every pair.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swjoin.batch import STREAM_NAMES
+from swjoin.config import RunConfig, StreamConfig, config_from_plain
+from swjoin.errors import RunFailed, UserError
+from swjoin.oracle import format_digest
+from swjoin.spark.session import open_session
+from swjoin.spark.workload import stream_frame
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SHOWN = 20
+_UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
+
+
+@dataclass
+class VerifyResult:
+    """Both counts and digests, and up to 20 missing and surplus (left id, right id) pairs."""
+
+    count: int
+    digest: str
+    claimed_count: int
+    claimed_digest: str
+    compared_pairs: bool
+    missing: list[tuple[int, int]] = field(default_factory=list)
+    surplus: list[tuple[int, int]] = field(default_factory=list)
+    file_count: int | None = None
+
+    @property
+    def equal(self) -> bool:
+        same = (self.count, self.digest) == (self.claimed_count, self.claimed_digest)
+        return same and self.file_count in (None, self.count) and not self.missing and not self.surplus
+
+    def lines(self) -> list[str]:
+        """What `verify` prints."""
+        out = [
+            f"Spark: {self.count:,} pairs, digest {self.digest}",
+            f"run:   {self.claimed_count:,} pairs, digest {self.claimed_digest}",
+        ]
+        if self.file_count is not None:
+            out.append(f"files: {self.file_count:,} pairs")
+        if self.equal:
+            return [*out, "equal" + ("" if self.compared_pairs else " (count and digest; the run kept no pairs)")]
+        for name, pairs in (("missing", self.missing), ("surplus", self.surplus)):
+            out += [f"{name}: left {left}, right {right}" for left, right in pairs]
+        return [*out, "DIFFERENT"]
+
+
+# ---------------------------------------------------------------- reading, independently
+
+
+def _list(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    return sorted(p for p in path.iterdir() if p.is_file() and p.name[0] not in "._" and p.suffix not in (".json", ".crc"))
+
+
+def _read(spark: SparkSession, path: Path) -> DataFrame:
+    """All rows with a `__id` column: position, files in name order."""
+    from pyspark.sql import functions as f
+
+    parts = []
+    first = 0
+    for file in _list(path):
+        name = file.name.lower()
+        location = str(file.resolve())
+        if name.endswith((".parquet", ".pq")):
+            frame = spark.read.parquet(location)
+        elif ".csv" in name:
+            frame = spark.read.option("header", True).option("inferSchema", True).csv(location)
+        else:
+            frame = _read_arrow(spark, file)
+        # One file is read in row order; its pieces are numbered by monotonically_increasing_id, which keeps that order.
+        count = frame.count()
+        frame = frame.withColumn("__piece", f.monotonically_increasing_id())
+        offsets = (
+            frame.groupBy(f.shiftright("__piece", 33).alias("p")).agg(f.count("*").alias("n")).orderBy("p").collect()
+        )
+        start, table = first, []
+        for row in offsets:
+            table.append((row["p"], start))
+            start += row["n"]
+        starts = spark.createDataFrame(table or [(0, 0)], "p long, start long")
+        frame = (
+            frame.withColumn("p", f.shiftright("__piece", 33))
+            .join(f.broadcast(starts), "p")
+            .withColumn("__id", f.col("start") + f.col("__piece").bitwiseAND((1 << 33) - 1))
+            .drop("p", "start", "__piece")
+        )
+        first += count
+        parts.append(frame)
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = whole.unionByName(part)
+    return whole
+
+
+def _read_arrow(spark: SparkSession, file: Path) -> DataFrame:
+    import pyarrow as pa
+
+    with file.open("rb") as stream:
+        magic = stream.read(6)
+    reader = pa.ipc.open_file(file) if magic == b"ARROW1" else pa.ipc.open_stream(file)
+    table = reader.read_all()
+    return spark.createDataFrame(table)
+
+
+def _time_us(frame: DataFrame, config: StreamConfig) -> Any:
+    """The time column in microseconds."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import DateType, TimestampNTZType, TimestampType
+
+    column = f.col(f"`{config.time}`")
+    kind = frame.schema[config.time].dataType
+    if isinstance(kind, TimestampType | TimestampNTZType):
+        return f.unix_micros(column.cast("timestamp"))
+    if isinstance(kind, DateType):
+        return f.unix_date(column).cast("long") * 86_400_000_000
+    if config.time_unit == "ns":
+        return f.expr(f"`{config.time}` div 1000")
+    return column.cast("long") * _UNITS[config.time_unit or "us"]
+
+
+def _stream(spark: SparkSession, config: RunConfig, side: int) -> DataFrame:
+    """Good rows of one stream: id, ts, k0, k1, ... (the key columns)."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    stream = (config.left, config.right)[side]
+    if stream.path is None:
+        frame, _ = stream_frame(spark, config.workload, config.seed, side, 4 * spark.sparkContext.defaultParallelism, payload=False)
+        return frame.select("id", "ts", f.col("key").alias("k0"))
+    path = Path(stream.path)
+    if not path.exists():
+        raise UserError(f"{path}: no such file or directory; verify reads the run's input again")
+    frame = _read(spark, path)
+    ident = f.col("__id") if stream.id is None else f.col(f"`{stream.id}`").cast("long")
+    keys = [f.col(f"`{name}`").alias(f"k{i}") for i, name in enumerate(stream.key)]
+    rows = frame.select(f.col("__id"), ident.alias("id"), _time_us(frame, stream).alias("ts"), *keys)
+    if config.time.late != "error" or config.time.model == "arrival":
+        before = Window.orderBy("__id").rowsBetween(Window.unboundedPreceding, -1)
+        upto = Window.orderBy("__id").rowsBetween(Window.unboundedPreceding, Window.currentRow)
+        if config.time.model == "arrival":
+            rows = rows.withColumn("ts", f.max("ts").over(upto))
+        else:
+            high = f.max("ts").over(before)
+            rows = rows.withColumn("__high", high).where(
+                f.col("ts").isNotNull() & (f.col("__high").isNull() | (f.col("ts") >= f.col("__high") - config.time.max_out_of_order_us))
+            )
+    for i in range(len(keys)):
+        rows = rows.where(f.col(f"k{i}").isNotNull())
+    return rows.select("id", "ts", *(f"k{i}" for i in range(len(keys))))
+
+
+# ---------------------------------------------------------------- join and digest
+
+
+def _joined(config: RunConfig, left: DataFrame, right: DataFrame) -> DataFrame:
+    """All matching pairs: l, r (ids)."""
+    from pyspark.sql import functions as f
+
+    bounds = config.query.bounds
+    width = max(1, bounds.upper_us - bounds.lower_us + 1)
+    keys = [c for c in left.columns if c.startswith("k")]
+    one = left.select(
+        f.col("id").alias("l"), f.col("ts").alias("lt"), *keys, f.expr(f"floor((ts + {bounds.lower_us}) / {width})").alias("b0")
+    )
+    # [ts + lower, ts + upper] is `width` long, so it touches at most two buckets of that width.
+    one = one.withColumn("bucket", f.explode(f.array("b0", f.col("b0") + 1))).drop("b0")
+    two = right.select(f.col("id").alias("r"), f.col("ts").alias("rt"), *keys, f.expr(f"floor(ts / {width})").alias("bucket"))
+    gap = f.col("rt") - f.col("lt")
+    return one.join(two, [*keys, "bucket"]).where(gap.between(bounds.lower_us, bounds.upper_us)).select("l", "r")
+
+
+def _mix(column: Any) -> Any:
+    """mix64 on a long column; Spark's long arithmetic wraps around, as uint64 does."""
+    from pyspark.sql import functions as f
+
+    for constant in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        column = column.bitwiseXOR(f.shiftrightunsigned(column, 33)) * f.lit(constant - (1 << 64)).cast("long")
+    return column.bitwiseXOR(f.shiftrightunsigned(column, 33))
+
+
+def _count_and_digest(pairs: DataFrame) -> tuple[int, int]:
+    from pyspark.sql import functions as f
+
+    golden = f.lit(0x9E3779B97F4A7C15 - (1 << 64)).cast("long")
+    row = pairs.select(_mix(f.col("l") * golden + _mix(f.col("r"))).alias("d")).agg(f.count("*").alias("n"), f.sum("d").alias("s")).collect()[0]
+    return int(row["n"]), int(row["s"] or 0) % (1 << 64)
+
+
+def _result_pairs(spark: SparkSession, results: Path, kind: str) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    pattern = "*.parquet" if kind == "parquet" else "*.csv"
+    files = [str(p.resolve()) for p in sorted(results.glob(pattern))]
+    if not files:
+        raise RunFailed(f"{results}: holds no result files")
+    frame = spark.read.parquet(*files) if kind == "parquet" else spark.read.option("header", True).csv(files)
+    return frame.select(f.col("left_id").cast("long").alias("l"), f.col("right_id").cast("long").alias("r"))
+
+
+def load_run(run_dir: Path) -> dict[str, Any]:
+    """DIR/run.json. UserError when there is none."""
+    path = run_dir / "run.json"
+    try:
+        report: dict[str, Any] = json.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); is {run_dir} the directory of a run?") from None
+    except ValueError:
+        raise UserError(f"{path}: is not JSON") from None
+    return report
+
+
+def verify(run_dir: Path, master: str | None) -> VerifyResult:
+    """Recompute and compare. UserError when the run or its input cannot be read; RunFailed when the run did not finish."""
+    report = load_run(run_dir)
+    if not report.get("complete", False):
+        raise RunFailed(f"{run_dir}: the run did not finish ({report.get('failure', 'no reason given')})")
+    config = config_from_plain(report["config"])
+    with open_session(master, "swjoin verify") as spark:
+        left, right = (_stream(spark, config, side) for side in range(len(STREAM_NAMES)))
+        if config.time.model == "arrival":
+            left, right = _rebased(left, right)
+        pairs = _joined(config, left, right)
+        count, digest = _count_and_digest(pairs)
+        claimed = report["results"]
+        result = VerifyResult(count, format_digest(digest), claimed["count"], claimed["digest"], config.sink.kind != "count")
+        if result.compared_pairs and config.sink.ids:
+            found = _result_pairs(spark, run_dir / "results", config.sink.kind)
+            file_count, file_digest = _count_and_digest(found)
+            result.file_count = file_count
+            if (file_count, file_digest) != (count, digest):
+                order = ["l", "r"]
+                result.missing = [(r["l"], r["r"]) for r in pairs.exceptAll(found).orderBy(order).limit(SHOWN).collect()]
+                result.surplus = [(r["l"], r["r"]) for r in found.exceptAll(pairs).orderBy(order).limit(SHOWN).collect()]
+    return result
+
+
+def _rebased(left: DataFrame, right: DataFrame) -> tuple[DataFrame, DataFrame]:
+    """Time model arrival: times count from the lowest first time of both streams, not below zero."""
+    from pyspark.sql import functions as f
+
+    firsts = [frame.agg(f.min("ts")).collect()[0][0] for frame in (left, right)]
+    origin = min((t for t in firsts if t is not None), default=0)
+    one, two = (frame.withColumn("ts", f.greatest(f.lit(0), f.col("ts") - origin)) for frame in (left, right))
+    return one, two
