@@ -1,0 +1,229 @@
+"""Random runs against the oracle: in the simulator by the thousand, on real MPI ranks by the dozen.
+
+What: `Scenario.draw(seed)`, `run_simulated(seed)`, `run_real(seed)`, and `python -m swjoin.runtime.chaos [--simulated] N [--seed S]`.
+Why: the cases known to break such engines (SPEC section 7) meet random epochs, block sizes, slaves and delays; a failing run prints its
+seed and `--seed` replays it.
+Stays out: the simulator's mechanics (`runtime.simulator`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swjoin.batch import STREAM_NAMES, PayloadRows, RowLayout, SourceBatch, TupleBatch
+from swjoin.config import RunConfig, config_from_plain, to_plain
+from swjoin.errors import SwjoinError
+from swjoin.oracle import brute_force, format_digest, pair_digest
+from swjoin.runtime.simulator import Simulation, SimulationError
+from swjoin.sources.bmodel import payload_bytes
+
+_LAYOUT = RowLayout(8)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Two streams as rows (key, ts, null masks) and how they are joined."""
+
+    seed: int
+    config: RunConfig
+    slave_count: int
+    rows: tuple[SourceBatch, SourceBatch]
+
+    @staticmethod
+    def draw(seed: int) -> Scenario:
+        """Everything about a run from one seed."""
+        random = np.random.default_rng(seed)
+        span = int(random.choice([50, 1_000, 100_000]))
+        bound = int(random.choice([0, 0, span // 20, span // 3]))
+        late = str(random.choice(["drop", "side"]))
+        base = int(random.choice([0, -span // 2, 10**15, -(10**12)]))
+        rows = tuple(_draw_stream(random, span, base, bound) for _ in range(2))
+        lower, upper = _draw_bounds(random, span)
+        exclusive = [name for name in ("lower", "upper") if random.random() < 0.25]
+        realtime = random.random() < 0.3
+        block_tuples = int(random.choice([1, 2, 3, 8, 64]))
+        theta_blocks = int(random.choice([0, 1, 2, 5, 1000]))
+        epoch = int(random.choice([max(1, span // 50), span // 5, 3 * span])) if realtime else int(
+            random.choice([0, 1 + span // 100, span // 7, 10 * span])
+        )
+        plain: dict[str, Any] = {
+            "join": {"lower_us": lower, "upper_us": upper, "exclusive": exclusive},
+            "seed": seed,
+            "pace": "realtime" if realtime else "asap",
+            "time": {"model": "event", "max_out_of_order_us": bound, "late": late},
+            "cluster": {
+                "partition_count": int(random.choice([1, 2, 7, 60])),
+                "distribution_epoch_us": max(1, epoch) if realtime else epoch,
+                "epoch_tuples": int(random.choice([1, 20, 100, 10_000])),
+            },
+            "module": {
+                "block_bytes": 64 * block_tuples,
+                "theta_bytes": 64 * block_tuples * theta_blocks,
+                "result_buffer_bytes": 4096,
+                "stream_buffer_bytes": int(random.choice([1 << 10, 1 << 20])),
+                "window_bytes": 1 << 20,
+            },
+            "sink": {"kind": str(random.choice(["parquet", "count"]))},
+        }
+        return Scenario(seed, config_from_plain(plain), int(random.integers(1, 7)), (rows[0], rows[1]))
+
+    def good_tuples(self, side: int) -> TupleBatch:
+        """Rows that take part, by the definition of late rows, row after row."""
+        rows, bound = self.rows[side], self.config.time.max_out_of_order_us
+        keep = []
+        high: int | None = None
+        for i in range(len(rows)):
+            has_key = rows.key_valid is None or bool(rows.key_valid[i])
+            has_ts = rows.ts_valid is None or bool(rows.ts_valid[i])
+            ts = int(rows.ts[i])
+            if has_ts and has_key and (high is None or ts >= high - bound):
+                keep.append(i)
+            if has_ts:
+                high = ts if high is None else max(high, ts)
+        index = np.array(keep, np.int64)
+        return TupleBatch(rows.key[index], rows.ts[index], rows.id[index], rows.ts[index])
+
+    def expected(self) -> tuple[Counter[tuple[int, int]], str]:
+        """The oracle's pairs (left id, right id) and their digest."""
+        left, right = self.good_tuples(0), self.good_tuples(1)
+        i, j = brute_force(left, right, self.config.query.bounds)
+        pairs = Counter(zip(left.id[i].tolist(), right.id[j].tolist(), strict=True))
+        return pairs, format_digest(pair_digest(left.id[i], right.id[j]))
+
+
+def _draw_bounds(random: np.random.Generator, span: int) -> tuple[int, int]:
+    """Symmetric, asymmetric, both positive, both negative, a single point, wider than the stream."""
+    w = max(1, int(span * random.choice([0.0, 0.02, 0.2, 3.0])))
+    lower, upper = [(-w, w), (-w, 3 * w), (0, w), (w // 2, 2 * w), (-2 * w, -w // 2), (0, 0), (w, w)][random.integers(0, 7)]
+    return int(lower), int(upper)
+
+
+def _draw_stream(random: np.random.Generator, span: int, base: int, bound: int) -> SourceBatch:
+    """Empty, silent, early-ending, late, bursty or plain streams; skewed, single or negative keys; nulls; disorder past the bound."""
+    n = int(random.choice([0, 1, 40, 120, 200]))
+    low, high = [(0, span), (0, span // 10 + 1), (9 * span // 10, span), (span // 2, span // 2 + 1)][random.integers(0, 4)]
+    ts = np.sort(random.integers(low, max(low + 1, high), n))
+    if random.random() < 0.2:
+        ts = ts // max(1, span // 5) * max(1, span // 5)  # many equal timestamps
+    disorder = int(random.choice([0, bound, 3 * bound]))
+    if disorder:
+        ts = ts[np.argsort(ts + random.integers(0, disorder + 1, n), kind="stable")]
+    keys = int(random.choice([1, 3, 20, 1000]))
+    key = random.integers(-keys // 2, keys // 2 + 1, n) * int(random.choice([1, 1 << 40]))
+    if random.random() < 0.3:
+        key[random.random(n) < 0.7] = 0  # a hot key
+    key_valid = random.random(n) > 0.1 if random.random() < 0.4 else None
+    ts_valid = random.random(n) > 0.1 if random.random() < 0.3 else None
+    return SourceBatch(key.astype(np.int64), (ts + base).astype(np.int64), np.arange(n, dtype=np.uint64), key_valid, ts_valid)
+
+
+def _pieces(random: np.random.Generator, rows: SourceBatch, stream: int, payload: bool) -> list[SourceBatch]:
+    """The rows cut into batches of random sizes, with a payload that tells stream and id when wanted."""
+    cuts = np.sort(random.integers(0, len(rows) + 1, int(random.integers(0, 6)))).tolist()
+    out = []
+    for a, b in zip([0, *cuts], [*cuts, len(rows)], strict=True):
+        packed = PayloadRows(payload_bytes(rows.id[a:b], 1, stream, 8)) if payload else None
+        masks = [None if m is None else m[a:b] for m in (rows.key_valid, rows.ts_valid)]
+        out.append(SourceBatch(rows.key[a:b], rows.ts[a:b], rows.id[a:b], masks[0], masks[1], packed))
+    return out
+
+
+def run_simulated(seed: int) -> None:
+    """One simulated run, every pair, payload and count checked. SimulationError says what is wrong."""
+    scenario = Scenario.draw(seed)
+    random = np.random.default_rng([seed, 1])
+    payload = scenario.config.sink.kind != "count"
+    layout = _LAYOUT if payload else None
+    sources = (_pieces(random, scenario.rows[0], 0, payload), _pieces(random, scenario.rows[1], 1, payload))
+    result = Simulation(scenario.config, sources, scenario.slave_count, seed, (layout, layout)).run()
+    expected, digest = scenario.expected()
+    if (result.count, result.digest) != (expected.total(), digest):
+        raise SimulationError(f"{result.count} pairs with digest {result.digest}, the oracle has {expected.total()} with {digest}")
+    if payload:
+        found: Counter[tuple[int, int]] = Counter()
+        for pairs in result.pairs:
+            found.update(zip(pairs.left_id.tolist(), pairs.right_id.tolist(), strict=True))
+            for stream, (ids, rows) in enumerate(((pairs.left_id, pairs.left_rows), (pairs.right_id, pairs.right_rows))):
+                if rows is None or not np.array_equal(rows.fixed, payload_bytes(ids, 1, stream, 8)):
+                    raise SimulationError(f"{STREAM_NAMES[stream]}: a pair carries another tuple's payload")
+        if found != expected:
+            raise SimulationError(f"missing {list((expected - found))[:5]}, surplus {list((found - expected))[:5]}")
+    late = 0
+    for side, name in enumerate(STREAM_NAMES):
+        good = len(scenario.good_tuples(side))
+        if result.joined[name] != good:
+            raise SimulationError(f"{name}: {result.joined[name]} tuples joined, {good} are good")
+        late += result.counts["late"][name]
+    if scenario.config.time.late == "side" and result.aside != late:
+        raise SimulationError(f"{late} late rows counted, {result.aside} set aside")
+
+
+def run_real(seed: int) -> None:
+    """One run on MPI ranks, from Parquet files, digest and ledger checked. SimulationError says what is wrong."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    scenario = Scenario.draw(seed)
+    with tempfile.TemporaryDirectory(prefix="swjoin-chaos-") as folder:
+        plain = to_plain(scenario.config)
+        for side, name in enumerate(STREAM_NAMES):
+            rows = scenario.rows[side]
+            columns = [
+                pa.array(values, mask=None if valid is None else ~valid)
+                for values, valid in ((rows.key, rows.key_valid), (rows.ts, rows.ts_valid))
+            ]
+            pq.write_table(pa.table(columns, ["key", "ts"]), f"{folder}/{name}.parquet", row_group_size=50)
+            plain[name] = {"path": f"{folder}/{name}.parquet", "time_unit": "us"}
+        if plain["pace"] == "realtime":
+            plain["cluster"]["distribution_epoch_us"] = max(5_000, plain["cluster"]["distribution_epoch_us"])
+        config = Path(folder) / "config.yaml"
+        config.write_text(json.dumps(plain))  # JSON is YAML
+        ranks = 2 + min(5, scenario.slave_count)
+        command = [sys.executable, "-m", "swjoin", "run", str(config), "-n", str(ranks), "--out", f"{folder}/run"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        if done.returncode:
+            raise SimulationError(f"exit code {done.returncode}: {done.stderr.strip()[-300:]}")
+        report = json.loads(Path(f"{folder}/run/run.json").read_text())
+    expected, digest = scenario.expected()
+    if (report["results"]["count"], report["results"]["digest"]) != (expected.total(), digest):
+        raise SimulationError(f"{report['results']}, the oracle has {expected.total()} pairs with digest {digest}")
+    if not report["ledger"]["balanced"]:
+        raise SimulationError(f"ledger: {report['ledger']['complaints']}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit code 0 only if every run was right."""
+    parser = argparse.ArgumentParser(prog="chaos", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("count", metavar="N", type=int, help="number of runs")
+    parser.add_argument("--simulated", action="store_true", help="in the simulator, in virtual time")
+    parser.add_argument("--seed", type=int, default=0, help="first seed (default 0)")
+    args = parser.parse_args(argv)
+    if args.count < 1:
+        parser.error("N must be at least 1")
+    run = run_simulated if args.simulated else run_real
+    start = time.monotonic()
+    failed = []
+    for seed in range(args.seed, args.seed + args.count):
+        try:
+            run(seed)
+        except (SimulationError, SwjoinError, subprocess.TimeoutExpired) as error:
+            failed.append(seed)
+            print(f"seed {seed}: {error}\n  replay: chaos {'--simulated ' if args.simulated else ''}1 --seed {seed}", flush=True)
+    kind = "simulated" if args.simulated else "real MPI"
+    print(f"{args.count - len(failed)} of {args.count} {kind} runs right ({time.monotonic() - start:.0f} s)")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
