@@ -30,6 +30,8 @@ from swjoin.runtime.job import Job
 from swjoin.runtime.report import build_report, check_ledger, cpu_us, peak_rss_bytes, publish
 from swjoin.runtime.shells import CollectorShell, MasterShell
 
+from swjoin.runtime.warmup import load_master_kernels, load_slave_kernels
+
 
 def run_local(job: Job, progress: bool, slave_count: int = 1) -> dict[str, Any]:
     """Run a job in this process and return the content of run.json (also written where the job says).
@@ -38,6 +40,8 @@ def run_local(job: Job, progress: bool, slave_count: int = 1) -> dict[str, Any]:
     """
     started = time.monotonic()
     with MasterShell(job, progress) as shell:
+        load_master_kernels(job.config, shell.layouts)
+        load_slave_kernels(job.config, shell.layouts)
         clock = RunClock()
         with CollectorShell(job, shell.output_plan(), slave_count, clock) as collector:
             loop = _LocalLoop(job, shell, collector, clock, slave_count)

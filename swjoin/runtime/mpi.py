@@ -44,6 +44,7 @@ from swjoin.policy.epochs import next_exchange_us
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.job import Job
 from swjoin.runtime.report import build_report, check_ledger, cpu_us, peak_rss_bytes, publish
+from swjoin.runtime.warmup import load_master_kernels, load_slave_kernels
 from swjoin.runtime.wire import pack_delivery, pack_results, unpack_delivery, unpack_results
 
 if TYPE_CHECKING:
@@ -257,6 +258,7 @@ def _run_master(job: Job, channel: _Channel, progress: bool, place: list[str]) -
     _agree(channel, COLLECTOR, None)
     slave_count = channel.comm.size - FIRST_SLAVE
     with opened[0] as shell:
+        load_master_kernels(job.config, shell.layouts)
         clock = _start_clock(channel)
         first_read_s = _serve_streams(job, channel, shell, clock, slave_count, place)
         parts = {r: _parse(channel.wait(r, SUMMARY)) for r in range(1, channel.comm.size)}
@@ -369,6 +371,7 @@ def _run_slave(job: Job, channel: _Channel, place: list[str]) -> None:
     setup = _agree(channel, MASTER, None)
     slave = Slave(SlaveId(channel.comm.rank - FIRST_SLAVE), job.config, _layouts(setup))
     _agree(channel, COLLECTOR, None)
+    load_slave_kernels(job.config, _layouts(setup))
     clock = _start_clock(channel)
     realtime = job.config.pace == "realtime"
     epoch_us = job.config.cluster.distribution_epoch_us
