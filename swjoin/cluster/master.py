@@ -169,6 +169,8 @@ class Master:
         first = self.buffers.first_ts_us
         origin = self._origin()
         if first is None or origin is None:
+            if not exhausted:
+                self._check_room()
             return END_OF_TIME_US if exhausted else None
         boundary = boundary_after_us(first, origin, self._epoch_us)
         if boundary <= min(s.watermark_us for s in self.streams):

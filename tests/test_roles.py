@@ -1,0 +1,249 @@
+"""Roles without a runtime: intake, the master's epochs, the collector's refusals, and the policies they ask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swjoin.batch import LEFT, RIGHT, SourceBatch
+from swjoin.cluster.collector import Collector
+from swjoin.cluster.intake import LateRowError, StreamIntake
+from swjoin.cluster.master import Master
+from swjoin.cluster.metrics import COLUMNS
+from swjoin.config import TimeConfig, config_from_plain
+from swjoin.errors import RunFailed
+from swjoin.messages import (
+    END_OF_TIME_US,
+    ClockAdvanced,
+    Deliver,
+    Delivery,
+    EpochIndex,
+    GroupResults,
+    QueryId,
+    ReadTuples,
+    ResultChunk,
+    ResultsReceived,
+    SlaveId,
+    SlaveReported,
+    StreamEnded,
+    TuplesRead,
+)
+from swjoin.policy.epochs import boundary_after_us, last_boundary_us, next_exchange_us
+from swjoin.policy.placement import round_robin
+from swjoin.state.kernels import HISTOGRAM_SIZE
+
+
+def rows(times: Sequence[int | None], keys: Sequence[int | None] | None = None, first: int = 0) -> SourceBatch:
+    keys = [1] * len(times) if keys is None else keys
+    ts = np.array([0 if t is None else t for t in times], np.int64)
+    key = np.array([0 if k is None else k for k in keys], np.int64)
+    ids = np.arange(first, first + len(times), dtype=np.uint64)
+    return SourceBatch(key, ts, ids, np.array([k is not None for k in keys]), np.array([t is not None for t in times]))
+
+
+# ---------------------------------------------------------------- intake
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(-50, 50)), max_size=60), st.integers(0, 30), st.lists(st.integers(0, 60), max_size=4))
+def test_intake_orders_what_is_not_late(times: list[int | None], bound: int, cuts: list[int]) -> None:
+    intake = StreamIntake(LEFT, TimeConfig("event", bound, "drop"))
+    out: list[int] = []
+    marks = sorted(min(c, len(times)) for c in cuts)
+    for a, b in zip([0, *marks], [*marks, len(times)], strict=True):
+        intake.read(rows(times[a:b], first=a), 0)
+        intake.arrive_all()
+        for batch in intake.take_released():
+            out += batch.ts.tolist()
+        intake.validate()
+        assert not out or out[-1] <= intake.watermark_us
+    intake.end()
+    intake.arrive_all()
+    for batch in intake.take_released():
+        out += batch.ts.tolist()
+    high: int | None = None
+    good = []
+    for t in times:
+        if t is not None and (high is None or t >= high - bound):
+            good.append(t)
+        if t is not None:
+            high = t if high is None else max(high, t)
+    assert out == sorted(good)
+    assert intake.counts.late == len(times) - len(good)
+    assert intake.watermark_us == END_OF_TIME_US
+
+
+def test_null_key_rows_are_never_late_and_still_carry_time() -> None:
+    intake = StreamIntake(LEFT, TimeConfig("event", 0, "error"))
+    intake.read(rows([5, None, 3], [1, None, None]), 0)
+    assert (intake.counts.null_key, intake.counts.late) == (2, 0)
+    with pytest.raises(LateRowError, match="2 us behind"):
+        intake.read(rows([9, 7], [None, 1], first=3), 0)
+
+
+def test_late_error_names_row_and_mend() -> None:
+    intake = StreamIntake(RIGHT, TimeConfig("event", 10, "error"))
+    with pytest.raises(LateRowError, match=r"row id 2: its time is 30 us behind .* declare --max-out-of-order 30us"):
+        intake.read(rows([40, 41, 11]), 0)
+    with pytest.raises(LateRowError, match="no time"):
+        StreamIntake(LEFT, TimeConfig()).read(rows([None]), 0)
+
+
+def test_side_policy_hands_over_the_rows() -> None:
+    intake = StreamIntake(LEFT, TimeConfig("event", 0, "side"))
+    aside = intake.read(rows([5, 3, None, 6]), 0)
+    assert [(reason, batch.id.tolist()) for batch, reason in aside] == [("null time", [2]), ("late", [1])]
+
+
+def test_arrival_time_stamps_rows_in_order() -> None:
+    intake = StreamIntake(LEFT, TimeConfig("arrival"))
+    intake.read(rows([10, 8, None, 12]), None)
+    intake.arrive_until(12)
+    assert [b.ts.tolist() for b in intake.take_released()] == [[10, 10, 10]]
+
+
+# ---------------------------------------------------------------- policies
+
+
+@given(st.integers(-(10**12), 10**12), st.integers(1, 10**9))
+def test_boundaries(time: int, epoch: int) -> None:
+    boundary = boundary_after_us(max(time, 0), 0, epoch)
+    assert boundary - epoch <= max(time, 0) < boundary
+    assert last_boundary_us(boundary, epoch) == boundary
+    assert next_exchange_us(boundary, epoch) == boundary + epoch
+
+
+def test_placement_is_even() -> None:
+    owner = round_robin(60, 7)
+    assert np.bincount(owner).max() - np.bincount(owner).min() <= 1
+
+
+# ---------------------------------------------------------------- master
+
+
+def a_master(slaves: int = 2, **cluster: int) -> Master:
+    settings = {"distribution_epoch_us": 100, "partition_count": 4, **cluster}
+    return Master(config_from_plain({"join": {"within": "1ms"}, "cluster": settings}), slaves, (None, None))
+
+
+def test_slaves_are_served_in_fixed_order_each_after_its_report() -> None:
+    master = a_master(3)
+    assert master.start() == [ReadTuples(LEFT)]
+    assert master.handle(TuplesRead(LEFT, rows(list(range(0, 300, 3)))), 0) == [ReadTuples(RIGHT)]
+    assert not [c for c in master.handle(SlaveReported(SlaveId(2), 0.0), 1) if isinstance(c, Deliver)]
+    commands = master.handle(TuplesRead(RIGHT, rows(list(range(0, 300, 3)))), 2)
+    assert not [c for c in commands if isinstance(c, Deliver)], "slave 0 has not reported"
+    served = []
+    for slave in (1, 0):
+        served += [c.delivery for c in master.handle(SlaveReported(SlaveId(slave), 0.0), 3) if isinstance(c, Deliver)]
+    assert [d.slave for d in served] == [0, 1, 2]
+    assert {d.epoch for d in served} == {0}
+    assert all(d.left_time_us == d.right_time_us == 100 for d in served)
+    assert sum(len(d.left) for d in served) == 34
+
+
+def test_every_delivery_carries_both_times_also_when_empty() -> None:
+    """FLINK-38477: with an idle input, time must go on."""
+    master = a_master(1)
+    master.start()
+    master.handle(TuplesRead(LEFT, rows(list(range(0, 1000, 10)))), 0)
+    master.handle(StreamEnded(RIGHT), 0)
+    deliveries: list[Delivery] = []
+    for _ in range(20):
+        commands = master.handle(SlaveReported(SlaveId(0), 0.0), 0)
+        deliveries += [c.delivery for c in commands if isinstance(c, Deliver)]
+        if any(isinstance(c, ReadTuples) for c in commands):
+            commands = master.handle(StreamEnded(LEFT), 0)
+            deliveries += [c.delivery for c in commands if isinstance(c, Deliver)]
+    assert [d.right_time_us for d in deliveries[:3]] == [100, 200, 300]
+    assert deliveries[-1].last
+    assert deliveries[-1].left_time_us == deliveries[-1].right_time_us == END_OF_TIME_US
+    assert sum(len(d.left) for d in deliveries) == 100
+
+
+def test_full_mini_buffers_close_an_epoch_early() -> None:
+    master = a_master(1, distribution_epoch_us=10**12, mini_buffer_bytes=1 << 16)
+    master.start()
+    master.handle(SlaveReported(SlaveId(0), 0.0), 0)
+    master.handle(TuplesRead(LEFT, rows(list(range(3000)))), 0)
+    commands = master.handle(TuplesRead(RIGHT, rows(list(range(3000)))), 0)
+    (deliver,) = [c for c in commands if isinstance(c, Deliver)]
+    assert len(deliver.delivery.left) == 3000
+    assert deliver.delivery.left_time_us == 2999
+
+
+def test_a_bound_that_the_buffers_cannot_hold_is_refused() -> None:
+    config = config_from_plain(
+        {"join": {"within": "1ms"}, "cluster": {"mini_buffer_bytes": 1 << 16}, "time": {"max_out_of_order": "1h"}}
+    )
+    master = Master(config, 1, (None, None))
+    master.start()
+    with pytest.raises(RunFailed, match=r"raise cluster\.mini_buffer"):
+        for _ in range(20):
+            for stream in (LEFT, RIGHT):
+                master.handle(TuplesRead(stream, rows(list(range(2000)))), 0)
+
+
+def test_realtime_follows_the_clock_and_not_the_arrivals() -> None:
+    config = config_from_plain(
+        {"join": {"within": "1ms"}, "pace": "realtime", "cluster": {"distribution_epoch_us": 100, "partition_count": 4}}
+    )
+    master = Master(config, 1, (None, None))
+    master.start()
+    master.handle(SlaveReported(SlaveId(0), 0.0), 0)
+    master.handle(TuplesRead(LEFT, rows([1000, 1050, 1990])), 0)
+    master.handle(TuplesRead(RIGHT, rows([1000, 1990])), 0)
+    (deliver,) = [c for c in master.handle(ClockAdvanced(), 105) if isinstance(c, Deliver)]
+    assert deliver.delivery.left.ts.tolist() == [1000, 1050]
+    assert deliver.delivery.left.arrival_us.tolist() == [0, 50]
+    assert (deliver.delivery.left_time_us, deliver.delivery.right_time_us) == (1100, 1100)
+    master.handle(SlaveReported(SlaveId(0), 0.0), 200)
+    (deliver,) = [c for c in master.handle(ClockAdvanced(), 500) if isinstance(c, Deliver)]
+    assert len(deliver.delivery.left) == 0
+    assert deliver.delivery.left_time_us == 1500
+
+
+# ---------------------------------------------------------------- collector
+
+
+def final(slave: int, epoch: int, pairs: int, last: bool = False) -> ResultChunk:
+    results = GroupResults(np.zeros(1, np.int64), np.array([pairs]), np.array([5 * (pairs > 0)], np.uint64))
+    histogram = np.zeros(HISTOGRAM_SIZE, np.int64)
+    histogram[3] = pairs
+    metrics = np.zeros(len(COLUMNS))
+    return ResultChunk(QueryId(0), SlaveId(slave), EpochIndex(epoch), True, last, None, results, metrics, histogram)
+
+
+def test_an_epoch_is_committed_when_every_slave_has_completed_it() -> None:
+    collector = Collector(2, materialised=False)
+    collector.handle(ResultsReceived(final(0, 0, 2)), 0)
+    collector.handle(ResultsReceived(final(0, 1, 0)), 0)
+    assert collector.committed == -1
+    collector.handle(ResultsReceived(final(1, 0, 1)), 0)
+    assert collector.committed == 0
+    assert collector.count == 3
+    assert collector.summary()["digest"] == "000000000000000a"
+
+
+@pytest.mark.parametrize(
+    ("chunks", "complaint"),
+    [
+        ([final(0, 0, 1, last=True), final(0, 1, 1)], "unknown or has finished"),
+        ([final(5, 0, 1)], "unknown or has finished"),
+        ([final(0, 1, 1)], "completed epoch 1 after epoch -1"),
+    ],
+)
+def test_collector_refuses_contradictions(chunks: list[ResultChunk], complaint: str) -> None:
+    collector = Collector(2, materialised=False)
+    with pytest.raises(RunFailed, match=complaint):
+        for chunk in chunks:
+            collector.handle(ResultsReceived(chunk), 0)
+
+
+def test_collector_misses_pairs_that_were_produced_but_did_not_arrive() -> None:
+    collector = Collector(1, materialised=True)
+    with pytest.raises(RunFailed, match="produced 2 pairs .* 0 with digest"):
+        collector.handle(ResultsReceived(final(0, 0, 2)), 0)
