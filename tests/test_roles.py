@@ -200,8 +200,7 @@ def test_realtime_follows_the_clock_and_not_the_arrivals() -> None:
     assert deliver.delivery.left.ts.tolist() == [1000, 1050]
     assert deliver.delivery.left.arrival_us.tolist() == [0, 50]
     assert (deliver.delivery.left_time_us, deliver.delivery.right_time_us) == (1100, 1100)
-    master.handle(SlaveReported(SlaveId(0), 0.0), 200)
-    (deliver,) = [c for c in master.handle(ClockAdvanced(), 500) if isinstance(c, Deliver)]
+    (deliver,) = [c for c in master.handle(SlaveReported(SlaveId(0), 0.0), 510) if isinstance(c, Deliver)]
     assert len(deliver.delivery.left) == 0
     assert deliver.delivery.left_time_us == 1500
 

@@ -18,6 +18,7 @@ from types import FrameType
 
 from swjoin.runtime.job import Job
 from swjoin.runtime.preflight import find_mpirun
+from swjoin.runtime.report import partial_report, write_json
 
 _GRACE_S = 10.0
 
@@ -36,6 +37,7 @@ def mpirun_command(mpirun: Path, ranks: int, job_file: Path, debug: bool) -> lis
 
 def launch(job: Job, ranks: int, debug: bool) -> int:
     """Start the ranks, pass their output on, return their exit code. SIGINT and SIGTERM end them all."""
+    started = time.time()
     with tempfile.TemporaryDirectory(prefix="swjoin-") as folder:
         job_file = Path(folder) / "job.json"
         job_file.write_text(job.to_json())
@@ -44,10 +46,19 @@ def launch(job: Job, ranks: int, debug: bool) -> int:
         if not sys.stdout.isatty():  # mpirun gives rank 0 a pseudo-terminal all the same
             environment["SWJOIN_PLAIN"] = "1"
         process = subprocess.Popen(command, env=environment, stderr=None if debug else subprocess.PIPE, text=True, start_new_session=True)
-        return _watch(process)
+        code, failure = _watch(process)
+    if code and job.run_dir is not None and not _finished_since(job.run_dir / "run.json", started):
+        write_json(job.run_dir / "run.json", partial_report(job, {"count": None, "digest": None}, failure))
+    return code
 
 
-def _watch(process: subprocess.Popen[str]) -> int:
+def _finished_since(report: Path, started: float) -> bool:
+    """Whether a rank has written this run's report."""
+    return report.exists() and report.stat().st_mtime >= started
+
+
+def _watch(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Pass the ranks' lines on until the launcher ends; its exit code as ours, and what went wrong."""
     stopping: list[int] = []
 
     def stop(number: int, _frame: FrameType | None) -> None:
@@ -55,13 +66,13 @@ def _watch(process: subprocess.Popen[str]) -> int:
         process.terminate()
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    said = False
+    said = ""
     unsaid: list[str] = []
     try:
         if process.stderr is not None:
             for line in process.stderr:
                 if line.startswith("swjoin: "):
-                    said = True
+                    said = said or line.removeprefix("swjoin: ").strip()
                     sys.stderr.write(line)
                     sys.stderr.flush()
                 else:
@@ -72,12 +83,14 @@ def _watch(process: subprocess.Popen[str]) -> int:
             signal.signal(number, handler)
         _end(process)
     if stopping:
-        print(f"swjoin: stopped by {signal.Signals(stopping[0]).name}", file=sys.stderr)
-        return 128 + stopping[0]
+        said = f"stopped by {signal.Signals(stopping[0]).name}"
+        print(f"swjoin: {said}", file=sys.stderr)
+        return 128 + stopping[0], said
     if code and not said:
-        text = " ".join(" ".join(unsaid).split())
-        print(f"swjoin: mpirun ended with code {code}: {text[-400:] or 'it said nothing'} (--debug shows all)", file=sys.stderr)
-    return code if code in (0, 2) else 1 if code else 0
+        text = " ".join(" ".join(unsaid).replace("-" * 10, " ").split())
+        said = f"mpirun ended with code {code}: {text[:400].strip(' -') or 'it said nothing'}"
+        print(f"swjoin: {said} (--debug shows all)", file=sys.stderr)
+    return (code if code in (0, 2) else 1), said
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -1,0 +1,163 @@
+"""Real MPI ranks: every case of SPEC section 7, 3 to 7 ranks, failures that end the job in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swjoin.runtime.preflight import find_mpirun
+from tests.cases import CASES, Case, by_name
+from tests.conftest import ROOT
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+RANKS = [3, 4, 5, 7]
+
+
+def command(*argv: object, timeout: float = 50) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "swjoin", *map(str, argv)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=timeout, check=False, cwd=ROOT)
+
+
+def run(config: Path, out: Path, ranks: int, *more: str) -> dict[str, Any]:
+    done = command("run", config, "-n", ranks, "--out", out, *more)
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads((out / "run.json").read_text())
+    return report
+
+
+@pytest.mark.parametrize("index", range(len(CASES)), ids=[by_name(c) for c in CASES])
+def test_known_cases(index: int, tmp_path: Path) -> None:
+    case = CASES[index]
+    report = run(case.write(tmp_path), tmp_path / "run", RANKS[index % len(RANKS)])
+    assert (report["results"]["count"], report["results"]["digest"]) == case.answer()
+    assert report["ledger"]["balanced"]
+
+
+@pytest.mark.parametrize("ranks", [3, 5, 7])
+def test_any_number_of_slaves_and_realtime(ranks: int, tmp_path: Path) -> None:
+    case = CASES[0]
+    config = case.write(tmp_path, pace="realtime", cluster={"distribution_epoch_us": 20_000}, sink={"kind": "count"})
+    report = run(config, tmp_path / "run", ranks)
+    assert (report["results"]["count"], report["results"]["digest"]) == case.answer()
+    roles = [r["role"] for r in report["ranks"].values()]
+    assert roles == ["master", "collector", *(f"slave {i}" for i in range(ranks - 2))]
+    assert set(report["peak_rss_bytes"]) == {str(r) for r in range(ranks)}
+
+
+def test_started_by_mpirun_directly(tmp_path: Path) -> None:
+    line = [str(find_mpirun()), "--oversubscribe", "-n", "4", sys.executable, "-m", "swjoin", "run"]
+    if os.geteuid() == 0:
+        line.insert(1, "--allow-run-as-root")
+    config = CASES[1].write(tmp_path)
+    done = subprocess.run(
+        [*line, str(config), "--out", str(tmp_path / "run")], capture_output=True, text=True, timeout=50, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (report["results"]["count"], report["results"]["digest"]) == CASES[1].answer()
+
+
+def _complaint(done: subprocess.CompletedProcess[str]) -> str:
+    lines = [line for line in done.stderr.splitlines() if line]
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+def test_a_failing_slave_ends_the_job_with_rank_host_and_epoch(tmp_path: Path) -> None:
+    """The windows of 3,000 tuples with wide bounds do not fit into 1 MB of blocks of 4,096 tuples: a real failure mid-run."""
+    case = Case("wide", ([i % 97 for i in range(3000)], list(range(3000))), ([], []), (-(10**6), 10**6))
+    config = case.write(tmp_path, module={"block_bytes": 64 * 4096, "theta_bytes": 0, "window": "1MB"})
+    start = time.monotonic()
+    done = command("run", config, "-n", 4, "--out", tmp_path / "run")
+    assert time.monotonic() - start < 15
+    assert done.returncode == 1
+    line = _complaint(done)
+    assert line.startswith("swjoin: rank ")
+    assert "(slave " in line
+    assert "epoch " in line
+    assert "module.window" in line
+    report = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert report["complete"] is False
+    assert "module.window" in report["failure"]
+    names = [p.name for p in (tmp_path / "run" / "results").iterdir()]
+    assert names
+    assert all(name.endswith(".incomplete") for name in names)
+
+
+def test_a_killed_rank_ends_the_job(tmp_path: Path) -> None:
+    case = Case("slow", ([1, 1], [0, 30_000_000]), ([1], [0]), (-10, 10))
+    config = case.write(tmp_path, pace="realtime", cluster={"distribution_epoch_us": 50_000})
+    line = [sys.executable, "-m", "swjoin", "run", str(config), "-n", "4", "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        time.sleep(4)
+        victim = max(_ranks_of(process.pid))
+        os.kill(victim, 9)
+        killed = time.monotonic()
+        code = process.wait(timeout=20)
+        assert time.monotonic() - killed < 8
+    finally:
+        process.kill()
+    assert code == 1
+    assert process.stderr is not None
+    assert "exited on signal 9" in process.stderr.read()
+    assert not list((tmp_path / "run" / "results").glob("*.parquet"))
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["complete"] is False
+
+
+def _ranks_of(pid: int) -> list[int]:
+    """Pids of the rank processes below a pid."""
+    found = []
+    children = [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    for child in children:
+        grandchildren = _ranks_of(child)
+        found += grandchildren
+        if not grandchildren and b"_rank" in Path(f"/proc/{child}/cmdline").read_bytes():
+            found.append(child)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "text"),
+    [
+        ({"left": {"path": "/nonexistent.parquet", "time_unit": "us"}}, 2, "no such file"),
+        ({"time": {"late": "error"}}, 2, "no time"),
+        ({"sink": {"kind": "parquett"}}, 2, "did you mean parquet"),
+    ],
+)
+def test_bad_input_is_one_line_from_the_cluster_too(change: dict[str, Any], code: int, text: str, tmp_path: Path) -> None:
+    case = next(c for c in CASES if c.name == "null keys and null times")
+    config = case.write(tmp_path)
+    config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
+    done = command("run", config, "-n", 4, "--out", tmp_path / "run")
+    assert done.returncode == code
+    assert text in _complaint(done)
+    assert not list((tmp_path / "run").glob("results/*.parquet"))
+
+
+def test_output_that_cannot_be_written_is_told_before_the_run(tmp_path: Path) -> None:
+    config = CASES[0].write(tmp_path)
+    (tmp_path / "run" / "results").mkdir(parents=True)
+    (tmp_path / "run" / "results" / "old").write_text("")
+    done = command("run", config, "-n", 3, "--out", tmp_path / "run")
+    assert done.returncode == 2
+    assert "is not empty" in _complaint(done)
+
+
+def test_singletons_and_too_few_ranks(tmp_path: Path) -> None:
+    config = CASES[0].write(tmp_path)
+    line = [sys.executable, "-m", "swjoin", "run", str(config)]
+    environment = {**os.environ, "PMI_SIZE": "4", "PMI_RANK": "0"}
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=30, check=False, cwd=ROOT)
+    assert done.returncode == 2
+    assert "separate processes" in _complaint(done)
+    done = command("run", config, "-n", 2)
+    assert done.returncode == 2
+    assert "at least 3 ranks" in _complaint(done)
