@@ -48,9 +48,10 @@ class Scenario:
         bound = int(random.choice([0, 0, span // 20, span // 3]))
         late = str(random.choice(["drop", "side"]))
         base = int(random.choice([0, -span // 2, 10**15, -(10**12)]))
-        rows = tuple(_draw_stream(random, span, base, bound) for _ in range(2))
+        scale = int(random.choice([1, 1 << 40]))  # both streams' keys are multiples of it
+        rows = tuple(_draw_stream(random, span, base, bound, scale) for _ in range(2))
         lower, upper = _draw_bounds(random, span)
-        exclusive = [name for name in ("lower", "upper") if random.random() < 0.25]
+        exclusive = [name for name in ("lower", "upper") if random.random() < 0.15]
         realtime = random.random() < 0.3
         block_tuples = int(random.choice([1, 2, 3, 8, 64]))
         theta_blocks = int(random.choice([0, 1, 2, 5, 1000]))
@@ -104,23 +105,26 @@ class Scenario:
 
 def _draw_bounds(random: np.random.Generator, span: int) -> tuple[int, int]:
     """Symmetric, asymmetric, both positive, both negative, a single point, wider than the stream."""
-    w = max(1, int(span * random.choice([0.0, 0.02, 0.2, 3.0])))
-    lower, upper = [(-w, w), (-w, 3 * w), (0, w), (w // 2, 2 * w), (-2 * w, -w // 2), (0, 0), (w, w)][random.integers(0, 7)]
+    w = max(1, int(span * random.choice([0.0, 0.05, 0.3, 3.0], p=[0.1, 0.3, 0.4, 0.2])))
+    lower, upper = [(-w, w), (-w, 3 * w), (0, w), (w // 2, 2 * w), (-2 * w, -w // 2), (0, 0), (w, w)][
+        random.choice(7, p=[0.3, 0.2, 0.15, 0.15, 0.1, 0.05, 0.05])
+    ]
     return int(lower), int(upper)
 
 
-def _draw_stream(random: np.random.Generator, span: int, base: int, bound: int) -> SourceBatch:
+def _draw_stream(random: np.random.Generator, span: int, base: int, bound: int, scale: int) -> SourceBatch:
     """Empty, silent, early-ending, late, bursty or plain streams; skewed, single or negative keys; nulls; disorder past the bound."""
-    n = int(random.choice([0, 1, 40, 120, 200]))
-    low, high = [(0, span), (0, span // 10 + 1), (9 * span // 10, span), (span // 2, span // 2 + 1)][random.integers(0, 4)]
+    n = int(random.choice([0, 1, 40, 120, 200], p=[0.04, 0.06, 0.3, 0.3, 0.3]))
+    shapes = [(0, span), (0, span // 10 + 1), (9 * span // 10, span), (span // 2, span // 2 + 1)]
+    low, high = shapes[random.choice(4, p=[0.7, 0.1, 0.1, 0.1])]
     ts = np.sort(random.integers(low, max(low + 1, high), n))
     if random.random() < 0.2:
         ts = ts // max(1, span // 5) * max(1, span // 5)  # many equal timestamps
     disorder = int(random.choice([0, bound, 3 * bound]))
     if disorder:
         ts = ts[np.argsort(ts + random.integers(0, disorder + 1, n), kind="stable")]
-    keys = int(random.choice([1, 3, 20, 1000]))
-    key = random.integers(-keys // 2, keys // 2 + 1, n) * int(random.choice([1, 1 << 40]))
+    keys = int(random.choice([1, 3, 20, 1000], p=[0.2, 0.3, 0.4, 0.1]))
+    key = random.integers(-keys // 2, keys // 2 + 1, n) * scale
     if random.random() < 0.3:
         key[random.random(n) < 0.7] = 0  # a hot key
     key_valid = random.random(n) > 0.1 if random.random() < 0.4 else None

@@ -8,6 +8,7 @@ Stays out: what a rank does (`runtime.mpi`).
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from swjoin.runtime.preflight import find_mpirun
 from swjoin.runtime.report import partial_report, write_json
 
 _GRACE_S = 10.0
+_TERMINATED = "stopped by SIGTERM\n"  # a rank that the launcher stopped because another one died
 
 
 def mpirun_command(mpirun: Path, ranks: int, job_file: Path, debug: bool) -> list[str]:
@@ -71,7 +73,7 @@ def _watch(process: subprocess.Popen[str]) -> tuple[int, str]:
     try:
         if process.stderr is not None:
             for line in process.stderr:
-                if line.startswith("swjoin: "):
+                if line.startswith("swjoin: ") and not line.endswith(_TERMINATED):
                     said = said or line.removeprefix("swjoin: ").strip()
                     sys.stderr.write(line)
                     sys.stderr.flush()
@@ -87,9 +89,13 @@ def _watch(process: subprocess.Popen[str]) -> tuple[int, str]:
         print(f"swjoin: {said}", file=sys.stderr)
         return 128 + stopping[0], said
     if code and not said:
-        text = " ".join(" ".join(unsaid).replace("-" * 10, " ").split())
-        said = f"mpirun ended with code {code}: {text[:400].strip(' -') or 'it said nothing'}"
-        print(f"swjoin: {said} (--debug shows all)", file=sys.stderr)
+        text = " ".join(" ".join(unsaid).split())
+        killed = re.search(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)", text)
+        if killed is not None:
+            said = f"rank {killed[1]} on {killed[2]} was killed by signal {killed[3]}"
+        else:
+            said = f"mpirun ended with code {code}: {text[:400].strip(' -') or 'it said nothing'} (--debug shows all)"
+        print(f"swjoin: {said}", file=sys.stderr)
     return (code if code in (0, 2) else 1), said
 
 
