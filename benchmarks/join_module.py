@@ -65,7 +65,19 @@ def deliveries(left: TupleBatch, right: TupleBatch, epoch_us: int, groups: int) 
         ids = router.groups_in_order
         one, two = sides
         out.append(
-            Delivery(QueryId(0), SlaveId(0), EpochIndex(e), mark, mark, ids, one.counts, two.counts, one.batch, two.batch, stop >= end)
+            Delivery(
+                QueryId(0),
+                SlaveId(0),
+                EpochIndex(e),
+                mark,
+                mark,
+                ids,
+                one.counts,
+                two.counts,
+                one.batch,
+                two.batch,
+                stop >= end,
+            )
         )
     return out
 
@@ -107,7 +119,8 @@ def main() -> None:
     answer = expected(left, right, window_us)
     work = deliveries(left, right, args.epoch_ms * 1000, args.groups)
     tuples = len(left) + len(right)
-    print(f"{args.workload}: {tuples:,} tuples of 64 bytes, b = {workload.bias}, W = {window_us / 1e6:g} s, {answer[0]:,} pairs, one core")
+    window = f"W = {window_us / 1e6:g} s"
+    print(f"{args.workload}: {tuples:,} tuples of 64 bytes, b = {workload.bias}, {window}, {answer[0]:,} pairs, one core")
     for theta in args.theta:
         runs = [run(work, window_us, theta) for _ in range(args.repeat + 1)][1:]
         for _, _, count, _, digest, _ in runs:
@@ -119,7 +132,8 @@ def main() -> None:
         print(
             f"theta {theta:>7} B, epoch {args.epoch_ms} ms: {tuples / median / 1e6:5.2f} M tuples/s "
             f"({tuples / seconds[-1] / 1e6:.2f} to {tuples / seconds[0] / 1e6:.2f}), {median / tuples * 1e9:4.0f} ns/tuple, "
-            f"{comparisons / tuples:5.0f} comparisons/tuple, {comparisons / median / 1e9:4.1f} G/s, up to {minis:,} mini-partition-groups; answer right"
+            f"{comparisons / tuples:5.0f} comparisons/tuple, {comparisons / median / 1e9:4.1f} G/s, "
+            f"up to {minis:,} mini-partition-groups; answer right"
         )
 
 

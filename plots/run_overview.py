@@ -39,11 +39,14 @@ def plot(run_dir: Path) -> Figure:
     # Two distribution epochs can be complete at the same moment; a bin of a second (or a fiftieth of the run) is steady.
     width = max(at.max() / 50, 1.0) if len(at) else 1.0
     bins = np.arange(0, at.max() + width, width) if len(at) else np.array([0.0, 1.0])
-    for label, columns, colour in (("input tuples", ("left_tuples", "right_tuples"), 0), ("pairs", ("pairs",), 1)):
+    for label, columns, colour in (
+        ("input tuples", ("left_tuples", "right_tuples"), COLOURS[0]),
+        ("pairs", ("pairs",), COLOURS[1]),
+    ):
         values = np.zeros(len(bins) - 1)
         for column in columns:
             values += np.histogram(rows["epoch_end_us"] / 1e6, bins, weights=rows[column])[0]
-        throughput.stairs(values / width, bins, label=label, color=COLOURS[colour], linewidth=1.6)
+        throughput.stairs(values / width, bins, label=label, color=colour, linewidth=1.6)
     throughput.set_ylabel("per second")
     throughput.set_ylim(bottom=0)
     throughput.ticklabel_format(axis="y", style="sci", scilimits=(-3, 4))

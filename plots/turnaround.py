@@ -20,7 +20,9 @@ from plots.style import save as save_figure
 def plot(pairs_file: Path) -> Figure:
     """Histogram of the hours between arrival at the destination and the same aircraft's later departure from New York."""
     table = pq.read_table(pairs_file, columns=["arrived", "departed"])
-    gap = table.column("departed").to_numpy().astype("datetime64[us]") - table.column("arrived").to_numpy().astype("datetime64[us]")
+    gap = table.column("departed").to_numpy().astype("datetime64[us]") - table.column("arrived").to_numpy().astype(
+        "datetime64[us]"
+    )
     hours = gap / np.timedelta64(1, "h")
     fig, (axis,) = figure(1, 4.0)
     axis.hist(hours, bins=np.arange(0, 12.25, 0.25), color=COLOURS[0], edgecolor="white", linewidth=0.4)

@@ -24,7 +24,15 @@ from typing import Any, Literal
 from swjoin.errors import UserError
 from swjoin.oracle import Bounds
 
-_DURATION_US = {"us": 1, "ms": 1_000, "s": 1_000_000, "min": 60_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
+_DURATION_US = {
+    "us": 1,
+    "ms": 1_000,
+    "s": 1_000_000,
+    "min": 60_000_000,
+    "m": 60_000_000,
+    "h": 3_600_000_000,
+    "d": 86_400_000_000,
+}
 _SIZE_BYTES = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 MAX_SPAN_US = 1 << 61  # times and bounds stay below this in magnitude, so that sums of two never overflow int64
 
@@ -41,7 +49,7 @@ def parse_duration_us(text: str | int) -> int:
     sign, whole, fraction, unit = match.groups()
     scale = _DURATION_US[unit]
     digits = fraction or ""
-    scaled, rest = divmod(int(whole + digits) * scale, 10 ** len(digits))
+    scaled, rest = divmod(int(whole + digits) * scale, int(10 ** len(digits)))
     if rest:
         raise UserError(f"duration {text!r}: finer than one microsecond")
     if scaled >= MAX_SPAN_US:
@@ -201,7 +209,10 @@ class ModuleConfig:
     def __post_init__(self) -> None:
         _check(self.tuple_bytes >= 16, "module: tuple_bytes must be at least 16 (time and key)")
         _check(self.block_bytes >= self.tuple_bytes, "module: a block must hold at least one tuple")
-        _check(self.theta_bytes == 0 or self.theta_bytes >= self.block_bytes, "module: theta must be at least one block (or 0: off)")
+        _check(
+            self.theta_bytes == 0 or self.theta_bytes >= self.block_bytes,
+            "module: theta must be at least one block (or 0: off)",
+        )
         _check(self.stream_buffer_bytes >= 1 << 10, "module: stream_buffer must be at least 1KB")
         _check(self.result_buffer_bytes >= 1 << 12, "module: result_buffer must be at least 4KB")
         _check(self.window_bytes >= 1 << 20, "module: window must be at least 1MB")
@@ -323,11 +334,12 @@ def _build(kind: type, data: Any, where: str) -> Any:
         data["queries"] = [data.pop("join")]
     for key, value in data.items():
         here = f"{where}.{key}" if where else str(key)
-        name = key if key in names else aliases.get(key)
-        if name is None:
+        known = key if key in names else aliases.get(key)
+        if known is None:
             near = difflib.get_close_matches(str(key), sorted(names | set(aliases)), 1, 0.5)
             hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(sorted(names))}"
             raise UserError(f"{here}: unknown configuration key{hint}")
+        name = str(known)
         if name in values:
             raise UserError(f"{here}: given twice")
         try:
@@ -340,7 +352,11 @@ def _build(kind: type, data: Any, where: str) -> Any:
         except UserError as error:
             text = str(error)
             raise UserError(text if text.startswith(here) else f"{here}: {text}") from None
-    required = [f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
+    required = [
+        f.name
+        for f in dataclasses.fields(kind)
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
     for name in required:
         if name not in values:
             raise UserError(f"{where or 'configuration'}: {name.removesuffix('_us')} is missing")
@@ -373,7 +389,11 @@ def apply_overrides(data: dict[str, Any], overrides: list[str]) -> dict[str, Any
                 raise UserError(f"--set {item!r}: {parent} is not a section")
             node = child
         for twin in (leaf.rsplit("_", 1)[0], f"{leaf}_us", f"{leaf}_bytes", f"{leaf}_per_s"):
-            if twin != leaf and twin in node and (leaf.startswith(twin) and leaf[len(twin) :] in ("_us", "_bytes", "_per_s") or twin.startswith(leaf)):
+            if (
+                twin != leaf
+                and twin in node
+                and ((leaf.startswith(twin) and leaf[len(twin) :] in ("_us", "_bytes", "_per_s")) or twin.startswith(leaf))
+            ):
                 del node[twin]
         node[leaf] = yaml.safe_load(text)
     return merged

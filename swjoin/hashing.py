@@ -1,7 +1,7 @@
 """Hashing of join keys and of result pairs, as kernels.
 
-What: `hash_key` (one 64-bit mix per key), `group_of` (partition-group from the high 32 bits; the directory uses the low bits, so
-the two are independent), `digest_pairs` (SPEC section 1).
+What: `hash_key` (one 64-bit mix per key), `group_of` (partition-group from the high 32 bits; the directory uses the low bits,
+so the two are independent), `digest_pairs` (SPEC section 1).
 Why: routing, window state and the collector must agree on one hash.
 Stays out: the readable definition of the digest (`oracle`), which this is tested against.
 """

@@ -106,9 +106,17 @@ CASES = [
     Case("one stream empty", _BASE[0], _EMPTY, (-500, 500)),
     Case("both streams empty", _EMPTY, _EMPTY, (-500, 500)),
     Case("one stream ends early", _BASE[0], (_BASE[1][0][:20], _BASE[1][1][:20]), (-500, 500)),
-    Case("inserted and expired in the same epoch", _BASE[0], _BASE[1], (1, 3), settings={"cluster": {"distribution_epoch_us": 1000}}),
+    Case(
+        "inserted and expired in the same epoch",
+        _BASE[0],
+        _BASE[1],
+        (1, 3),
+        settings={"cluster": {"distribution_epoch_us": 1000}},
+    ),
     Case("one key is all tuples", ([5] * 400, list(range(400))), ([5] * 300, list(range(0, 600, 2))), (-30, 30)),
-    Case("null keys and null times", _nulls(_BASE[0], 1), _nulls(_BASE[1], 2), (-100, 100), settings={"time": {"late": "drop"}}),
+    Case(
+        "null keys and null times", _nulls(_BASE[0], 1), _nulls(_BASE[1], 2), (-100, 100), settings={"time": {"late": "drop"}}
+    ),
     Case("negative keys and times", _random(5, 200, 10, 2000, -5, -1000), _random(6, 200, 10, 2000, -5, -1000), (-100, 100)),
     Case(
         "equal times across an epoch boundary",

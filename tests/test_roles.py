@@ -48,7 +48,11 @@ def rows(times: Sequence[int | None], keys: Sequence[int | None] | None = None, 
 # ---------------------------------------------------------------- intake
 
 
-@given(st.lists(st.one_of(st.none(), st.integers(-50, 50)), max_size=60), st.integers(0, 30), st.lists(st.integers(0, 60), max_size=4))
+@given(
+    st.lists(st.one_of(st.none(), st.integers(-50, 50)), max_size=60),
+    st.integers(0, 30),
+    st.lists(st.integers(0, 60), max_size=4),
+)
 def test_intake_orders_what_is_not_late(times: list[int | None], bound: int, cuts: list[int]) -> None:
     intake = StreamIntake(LEFT, TimeConfig("event", bound, "drop"))
     out: list[int] = []
@@ -181,10 +185,9 @@ def test_a_bound_that_the_buffers_cannot_hold_is_refused() -> None:
     )
     master = Master(config, 1, (None, None))
     master.start()
+    master.handle(TuplesRead(LEFT, rows(list(range(1000)))), 0)
     with pytest.raises(RunFailed, match=r"raise cluster\.mini_buffer"):
-        for _ in range(20):
-            for stream in (LEFT, RIGHT):
-                master.handle(TuplesRead(stream, rows(list(range(2000)))), 0)
+        master.handle(TuplesRead(RIGHT, rows(list(range(2000)))), 0)
 
 
 def test_realtime_follows_the_clock_and_not_the_arrivals() -> None:
@@ -237,12 +240,13 @@ def test_an_epoch_is_committed_when_every_slave_has_completed_it() -> None:
 )
 def test_collector_refuses_contradictions(chunks: list[ResultChunk], complaint: str) -> None:
     collector = Collector(2, materialised=False)
+    for chunk in chunks[:-1]:
+        collector.handle(ResultsReceived(chunk), 0)
     with pytest.raises(RunFailed, match=complaint):
-        for chunk in chunks:
-            collector.handle(ResultsReceived(chunk), 0)
+        collector.handle(ResultsReceived(chunks[-1]), 0)
 
 
 def test_collector_misses_pairs_that_were_produced_but_did_not_arrive() -> None:
     collector = Collector(1, materialised=True)
-    with pytest.raises(RunFailed, match="produced 2 pairs .* 0 with digest"):
+    with pytest.raises(RunFailed, match=r"produced 2 pairs .* 0 with digest"):
         collector.handle(ResultsReceived(final(0, 0, 2)), 0)

@@ -114,7 +114,9 @@ def test_any_schedule_equals_brute_force(data: st.DataObject, left: Any, right: 
         "result_tuples": result_tuples,
     }
     joins = [make(bounds, **options), make(bounds, **options)]
-    streams = [stream([k for k, _ in rows], [t for _, t in rows], layout) for rows, layout in zip((left, right), layouts, strict=True)]
+    streams = [
+        stream([k for k, _ in rows], [t for _, t in rows], layout) for rows, layout in zip((left, right), layouts, strict=True)
+    ]
     owner = dict.fromkeys(range(groups), 0)
     at = [0, 0]
     cuts = sorted(data.draw(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=5), "cuts"))
@@ -128,7 +130,10 @@ def test_any_schedule_equals_brute_force(data: st.DataObject, left: Any, right: 
         parts = [b.slice(a, e) for b, a, e in zip(streams, at, ends, strict=True)]
         at = ends
         for which, join in enumerate(joins):
-            mine = [p.take(np.array([i for i in range(len(p)) if owner[_group(p.key[i], groups)] == which], np.int64)) for p in parts]
+            mine = [
+                p.take(np.array([i for i in range(len(p)) if owner[_group(p.key[i], groups)] == which], np.int64))
+                for p in parts
+            ]
             pairs, n, d = drive(
                 join,
                 delivery(epoch, mine[0], mine[1], times, groups, (Route.BOTH, Route.BOTH)),
@@ -197,8 +202,10 @@ def test_a_hot_key_among_others_splits_off_and_stops_there() -> None:
     random = np.random.default_rng(2)
     keys = np.where(random.random(5000) < 0.8, 7, random.integers(0, 10**6, 5000))
     join = make(Bounds(-10, 10), theta_tuples=64)
-    drive(join, delivery(0, stream(keys.tolist(), list(range(5000)), None), TupleBatch.empty(), (5000, 0), 1, (Route.BOTH,) * 2))
-    sizes = join.state.minis.count[0, join.state.minis_of(0)]
+    drive(
+        join, delivery(0, stream(keys.tolist(), list(range(5000)), None), TupleBatch.empty(), (5000, 0), 1, (Route.BOTH,) * 2)
+    )
+    sizes = join.state.minis.tuples[0, join.state.minis_of(0)]
     assert sizes.max() > 3900
     assert np.sort(sizes)[-2] <= 128
     assert int(join.state.directories.depth[0]) <= 8
@@ -211,7 +218,7 @@ def test_splits_and_merges_keep_sizes_within_theta() -> None:
     for epoch, (n, low) in enumerate([(4000, 0), (4000, 100), (50, 400), (10, 600)]):
         batch = stream(random.integers(0, 10**9, n).tolist(), random.integers(low, low + 100, n).tolist(), None)
         drive(join, delivery(epoch, batch, empty, (low + 100, low + 100), 1, (Route.BOTH, Route.BOTH)))
-        sizes = join.state.minis.count.sum(axis=0)[join.state.minis_of(0)]
+        sizes = join.state.minis.tuples.sum(axis=0)[join.state.minis_of(0)]
         assert sizes.max() <= 64, f"epoch {epoch}"
     assert join.mini_group_count() <= 4
 
@@ -219,7 +226,9 @@ def test_splits_and_merges_keep_sizes_within_theta() -> None:
 def test_a_million_matches_leave_in_bounded_chunks() -> None:
     join = make(Bounds(-(10**7), 10**7), block_tuples=64, theta_tuples=512, window_bytes=64 << 20, result_tuples=5000)
     n = 1_000_000
-    right = TupleBatch(np.zeros(n, np.int64), np.arange(n, dtype=np.int64), np.arange(n, dtype=np.uint64), np.zeros(n, np.int64))
+    right = TupleBatch(
+        np.zeros(n, np.int64), np.arange(n, dtype=np.int64), np.arange(n, dtype=np.uint64), np.zeros(n, np.int64)
+    )
     empty = TupleBatch.empty()
     drive(join, delivery(0, empty, right, (n, n), 1, (Route.BOTH, Route.BOTH)))
     left = TupleBatch(np.zeros(1, np.int64), np.full(1, n, np.int64), np.zeros(1, np.uint64), np.zeros(1, np.int64))

@@ -69,7 +69,6 @@ def test_a_damaged_frame_is_refused_or_still_whole(kind: str) -> None:
         damaged[random.integers(0, 600)] ^= np.uint8(random.integers(1, 256))
         try:
             unpack(damaged)
-        except RunFailed as error:
+        except RunFailed:
             refused += 1
-            assert "corrupt message" in str(error)
     assert refused > 500

@@ -1,6 +1,7 @@
 """One function per command: arguments -> configuration -> job -> runtime -> summary.
 
-What: `run_join`, `run_run`, `run_generate`, `run_verify`, `run_aggregate`, `run_plot`, and the hidden `run_rank` that mpirun starts.
+What: `run_join`, `run_run`, `run_generate`, `run_verify`, `run_aggregate`, `run_plot`, and the hidden `run_rank` that mpirun
+starts.
 Why: commands differ only in what they build; every runtime takes the same `Job`.
 Stays out: parsing (`cli.main`), launching (`runtime.launch`).
 """
@@ -215,9 +216,9 @@ def run_plot(args: argparse.Namespace) -> int:
     try:
         from plots import run_overview
     except ModuleNotFoundError as error:
-        raise UserError(f"plots need the repository and matplotlib ({error.name} is missing); start ./run.sh from a checkout") from None
+        raise UserError(
+            f"plots need the repository and matplotlib ({error.name} is missing); start ./run.sh from a checkout"
+        ) from None
     for path in run_overview.save(Path(args.dir)):
         print(path)
     return 0
-
-

@@ -23,7 +23,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="swjoin", description="Exact sliding-window joins of two streams, in one process or on an MPI cluster.")
+    parser = _Parser(
+        prog="swjoin", description="Exact sliding-window joins of two streams, in one process or on an MPI cluster."
+    )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     _add_join(commands.add_parser("join", help="join two files or directories (Parquet, CSV, Arrow IPC)"))
@@ -61,13 +63,17 @@ def _add_join(p: argparse.ArgumentParser) -> None:
     p.add_argument("--left-id", metavar="COL", help="row id column on the left (default: position)")
     p.add_argument("--right-id", metavar="COL", help="row id column on the right")
     p.add_argument("--columns", metavar="COL", nargs="+", help="other columns to keep (default: all)")
-    p.add_argument("--max-out-of-order", metavar="10s", default="0us", help="how far a row's time may lie behind an earlier row's")
+    p.add_argument(
+        "--max-out-of-order", metavar="10s", default="0us", help="how far a row's time may lie behind an earlier row's"
+    )
     p.add_argument("--late", choices=["error", "drop", "side"], default="error", help="rows later than that, or without a time")
     p.add_argument("--partitions", metavar="N", type=int, help="partition-groups")
     p.add_argument("--epoch", metavar="1s", help="distribution epoch in event time (default: by buffered tuples)")
     p.add_argument("--theta", metavar="8KB", help="partition tuning parameter")
     p.add_argument("--memory", metavar="4GB", help="limit of the window state of one slave")
-    p.add_argument("-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks: master, collector, slaves (default: in-process)")
+    p.add_argument(
+        "-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks: master, collector, slaves (default: in-process)"
+    )
     p.add_argument("-o", dest="out", metavar="OUT", required=True, help="OUT.parquet, OUT.csv, OUT.csv.gz, or count")
     p.add_argument("--report", metavar="REPORT.json", help="write the run's report there")
 
@@ -126,7 +132,10 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        print(f"swjoin: internal error: {type(error).__name__}: {' '.join(str(error).split())} (--debug shows where)", file=sys.stderr)
+        print(
+            f"swjoin: internal error: {type(error).__name__}: {' '.join(str(error).split())} (--debug shows where)",
+            file=sys.stderr,
+        )
         return 1
 
 
@@ -134,7 +143,12 @@ def _join_negative(argv: list[str]) -> list[str]:
     """`--lower -1h` as `--lower=-1h`: argparse would take -1h for an option."""
     out: list[str] = []
     for item in argv:
-        if out and out[-1] in ("--lower", "--upper", "--within", "--max-out-of-order") and item[:1] == "-" and item[1:2].isdigit():
+        if (
+            out
+            and out[-1] in ("--lower", "--upper", "--within", "--max-out-of-order")
+            and item[:1] == "-"
+            and item[1:2].isdigit()
+        ):
             out[-1] = f"{out[-1]}={item}"
         else:
             out.append(item)

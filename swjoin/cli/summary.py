@@ -36,7 +36,9 @@ def summary_rows(report: dict[str, Any], job: Job) -> list[tuple[str, str]]:
     ]
     delay = report["delay_s"]
     if delay["mean"] is not None:
-        rows.append(("production delay", ", ".join(f"{name} {delay[name] * 1e3:,.1f} ms" for name in ("mean", "p50", "p99", "max"))))
+        rows.append(
+            ("production delay", ", ".join(f"{name} {delay[name] * 1e3:,.1f} ms" for name in ("mean", "p50", "p99", "max")))
+        )
     rows.append(("peak memory", f"{max(report['peak_rss_bytes'].values()) / 2**20:,.0f} MiB (largest rank)"))
     for label, path in (("results", job.target), ("run", job.run_dir), ("report", job.report)):
         if path is not None:

@@ -2,8 +2,8 @@
 
 What: `MiniBuffers`, both streams' pending tuples in time order, drained once per epoch into deliveries.
 Why: the paper keeps one mini-buffer per partition and stream and merges a slave's at the end of the epoch (section IV-B). Here
-the pending tuples stay in arrival order and one counting sort at the drain lays out all mini-buffers of all slaves at once: the same
-content, one copy instead of two.
+the pending tuples stay in arrival order and one counting sort at the drain lays out all mini-buffers of all slaves at once:
+the same content, one copy instead of two.
 Stays out: what an epoch is (`policy.epochs`), who is served when (`cluster.master`).
 """
 

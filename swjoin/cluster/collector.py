@@ -1,9 +1,9 @@
 """The collector: merges the slaves' results, commits them by distribution epoch, measures production delay. No I/O, no clock.
 
-What: `Collector.handle(event, now_us) -> [command]`. Pairs go to the sink as they come; an epoch is committed when every slave has
-completed it.
-Why: recovery and exactly-once output need the labels (query, partition-group, distribution epoch) and the commits. The collector counts and
-digests what it really receives, so that the ledger compares two independent counts.
+What: `Collector.handle(event, now_us) -> [command]`. Pairs go to the sink as they come; an epoch is committed when every slave
+has completed it.
+Why: recovery and exactly-once output need the labels (query, partition-group, distribution epoch) and the commits. The
+collector counts and digests what it really receives, so that the ledger compares two independent counts.
 Stays out: files (`sinks`), messages on the wire.
 """
 
@@ -24,7 +24,6 @@ from swjoin.messages import (
     EpochIndex,
     FinishCollector,
     ResultChunk,
-    ResultsReceived,
     WritePairs,
 )
 from swjoin.oracle import format_digest
@@ -121,8 +120,15 @@ class Collector:
                 "p99": histogram_quantile(self.histogram, 0.99) / 1e6,
                 "max": self._delay_max_us / 1e6,
             }
-        return {"count": self.count, "digest": format_digest(self.digest), "delay_s": delay, "committed_epoch": int(self.committed)}
+        return {
+            "count": self.count,
+            "digest": format_digest(self.digest),
+            "delay_s": delay,
+            "committed_epoch": int(self.committed),
+        }
 
     def validate(self) -> None:
         assert int(self.histogram.sum()) + sum(self._epoch_pairs) == self.count, "collector: delays and pairs differ in number"
-        assert all(c >= self.committed for c, e in zip(self._completed, self._ended, strict=True) if not e), "committed too early"
+        assert all(c >= self.committed for c, e in zip(self._completed, self._ended, strict=True) if not e), (
+            "committed too early"
+        )

@@ -1,7 +1,7 @@
 """One stream at the master's door: judged, stamped, put in time order.
 
-What: `StreamIntake` turns `SourceBatch`es into time-ordered tuples. Null keys and late rows (null times, times below the highest
-time before them minus the declared bound) leave here, each counted; what is out of order within the bound is sorted.
+What: `StreamIntake` turns `SourceBatch`es into time-ordered tuples. Null keys and late rows (null times, times below the
+highest time before them minus the declared bound) leave here, each counted; what is out of order within the bound is sorted.
 Why: behind this door every stream is in time order and every lost row has a reason, so windows and epochs can be simple.
 Lateness is a function of the input rows alone, never of speed.
 Stays out: partitioning and epochs (`cluster.buffers`, `cluster.master`), reading files (`sources`).
@@ -41,7 +41,8 @@ def judge(
 ) -> tuple[int, int, int, int, int]:
     """Verdict of every row and the running maximum of times (both (n,), filled in).
 
-    Empty masks mean all valid. Returns (new high, null keys, late rows, index of the first late row or -1, high before that row).
+    Empty masks mean all valid. Returns (new high, null keys, late rows, index of the first late row or -1, high before that
+    row).
     """
     null_keys = 0
     late = 0
@@ -60,7 +61,7 @@ def judge(
             v = NULL_TIME
         elif t < high - allowed:
             v = LATE
-        if v == NULL_TIME or v == LATE:
+        if v >= NULL_TIME:
             late += 1
             if first_late < 0:
                 first_late = i
@@ -75,8 +76,8 @@ def judge(
 class StreamIntake:
     """Judges and orders one stream.
 
-    asap pace: `arrive_all()` after every `read`. realtime pace: `arrive_until(t)` lets rows in whose running maximum of times is
-    below t (that is when they reach the master). Times are microseconds of the stream's own time axis.
+    asap pace: `arrive_all()` after every `read`. realtime pace: `arrive_until(t)` lets rows in whose running maximum of times
+    is below t (that is when they reach the master). Times are microseconds of the stream's own time axis.
     """
 
     def __init__(self, stream: int, time: TimeConfig) -> None:
@@ -245,5 +246,3 @@ class StreamIntake:
             assert (np.diff(batch.ts) >= 0).all(), f"{STREAM_NAMES[self.stream]}: released tuples out of time order"
         counts = self.counts
         assert counts.null_key + counts.late <= counts.tuples, f"{STREAM_NAMES[self.stream]}: more rows refused than read"
-
-

@@ -6,8 +6,8 @@ Why: the same object runs under MPI, in one process and in the simulator.
 Stays out: files, messages on the wire, ranks, window state.
 
 Paces. asap: an epoch ends when both watermarks have passed its boundary in event time (or, with distribution_epoch_us = 0, when
-`epoch_tuples` are buffered); full mini-buffers end it early. realtime: an epoch ends on the run's clock; rows reach the master when the
-clock passes their place on the time axis, whether the other stream speaks or not.
+`epoch_tuples` are buffered); full mini-buffers end it early. realtime: an epoch ends on the run's clock; rows reach the master
+when the clock passes their place on the time axis, whether the other stream speaks or not.
 """
 
 from __future__ import annotations

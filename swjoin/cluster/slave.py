@@ -1,9 +1,11 @@
 """A slave: receives deliveries into its stream buffer and joins them (SPEC sections 2 to 4), without I/O and without a clock.
 
-What: `Slave.handle(event, now_us) -> [command]`. `Delivered` fills the stream buffer; `WorkDue` does one bounded piece of join work and
-may send one result chunk; `ExchangeDue` (realtime) reports although work is left.
-Why: the same object runs under MPI, in one process and in the simulator; bounded pieces keep the exchange with the master on time.
-Stays out: window state and kernels (`operators`, `state`), sending, measuring CPU time (the runtime tells it by `TimesMeasured`).
+What: `Slave.handle(event, now_us) -> [command]`. `Delivered` fills the stream buffer; `WorkDue` does one bounded piece of join
+work and may send one result chunk; `ExchangeDue` (realtime) reports although work is left.
+Why: the same object runs under MPI, in one process and in the simulator; bounded pieces keep the exchange with the master on
+time.
+Stays out: window state and kernels (`operators`, `state`), sending, measuring CPU time (the runtime tells it by
+`TimesMeasured`).
 """
 
 from __future__ import annotations
@@ -213,5 +215,3 @@ class Slave:
         assert not self.finished or (not self.has_work and sum(self.join.window_tuples()) == 0), (
             f"slave {self.id}: finished with {sum(self.join.window_tuples())} tuples in its windows"
         )
-
-

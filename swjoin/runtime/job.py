@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """config: the run. target: OUT file of `join`, DIR/results of `run`, None with a count sink. directory: target is a directory.
+    """config: the run. target: OUT file of `join`, DIR/results of `run`, None with a count sink. directory: target is a
+    directory.
     run_dir: where metrics and run.json go (`run`), or None. report: another copy of run.json, or None. command: as typed.
     """
 
@@ -112,7 +113,8 @@ class MetricsFile:
             return
         table = np.stack(self._rows)
         columns = [
-            pa.array(table[:, i].astype(np.int64) if name in INTEGER_COLUMNS else table[:, i].copy()) for i, name in enumerate(COLUMNS)
+            pa.array(table[:, i].astype(np.int64) if name in INTEGER_COLUMNS else table[:, i].copy())
+            for i, name in enumerate(COLUMNS)
         ]
         self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
         self._rows = []

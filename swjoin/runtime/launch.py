@@ -47,7 +47,9 @@ def launch(job: Job, ranks: int, debug: bool) -> int:
         environment = dict(os.environ)
         if not sys.stdout.isatty():  # mpirun gives rank 0 a pseudo-terminal all the same
             environment["SWJOIN_PLAIN"] = "1"
-        process = subprocess.Popen(command, env=environment, stderr=None if debug else subprocess.PIPE, text=True, start_new_session=True)
+        process = subprocess.Popen(
+            command, env=environment, stderr=None if debug else subprocess.PIPE, text=True, start_new_session=True
+        )
         code, failure = _watch(process)
     if code and job.run_dir is not None and not _finished_since(job.run_dir / "run.json", started):
         write_json(job.run_dir / "run.json", partial_report(job, {"count": None, "digest": None}, failure))
@@ -74,9 +76,10 @@ def _watch(process: subprocess.Popen[str]) -> tuple[int, str]:
         if process.stderr is not None:
             for line in process.stderr:
                 if line.startswith("swjoin: ") and not line.endswith(_TERMINATED):
-                    said = said or line.removeprefix("swjoin: ").strip()
-                    sys.stderr.write(line)
-                    sys.stderr.flush()
+                    if not said:  # ranks that fail of the same cause, or because another failed, need not all say so
+                        said = line.removeprefix("swjoin: ").strip()
+                        sys.stderr.write(line)
+                        sys.stderr.flush()
                 else:
                     unsaid.append(line)
         code = process.wait()

@@ -29,7 +29,6 @@ from swjoin.runtime.clock import RunClock
 from swjoin.runtime.job import Job
 from swjoin.runtime.report import build_report, check_ledger, cpu_us, peak_rss_bytes, publish
 from swjoin.runtime.shells import CollectorShell, MasterShell
-
 from swjoin.runtime.warmup import load_master_kernels, load_slave_kernels
 
 

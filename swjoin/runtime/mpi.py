@@ -1,13 +1,13 @@
 """The MPI runtime: rank 0 master, rank 1 collector, ranks 2.. slaves.
 
 What: `run_rank(job, progress)`, called on every rank of an mpirun.
-Why: a real cluster. The master serves the slaves in a fixed order, each after it has reported, so that both sides of every large
-message are present when it is sent (paper section IV: no any-time, any-to-any messages). Data travels as frames (`runtime.wire`) in
-upper-case buffer calls; set-up and summaries are JSON bytes. Nothing is unpickled.
+Why: a real cluster. The master serves the slaves in a fixed order, each after it has reported, so that both sides of every
+large message are present when it is sent (paper section IV: no any-time, any-to-any messages). Data travels as frames
+(`runtime.wire`) in upper-case buffer calls; set-up and summaries are JSON bytes. Nothing is unpickled.
 Stays out: what the roles decide. Only this module knows ranks.
 
-A waiting rank sleeps between probes instead of spinning in MPI, so that more ranks than cores do not starve each other, and so that a
-signal or another rank's failure is seen within milliseconds.
+A waiting rank sleeps between probes instead of spinning in MPI, so that more ranks than cores do not starve each other, and so
+that a signal or another rank's failure is seen within milliseconds.
 """
 
 from __future__ import annotations

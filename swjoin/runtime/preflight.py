@@ -52,8 +52,8 @@ def world_complaint(expected: int, size: int) -> str | None:
     """What is wrong with a world of `size` ranks when the launcher started `expected` processes; None when nothing is."""
     if size != expected and size == 1:
         return (
-            f"started as {expected} separate processes, not as {expected} MPI ranks: the launcher and mpi4py's MPI library do not "
-            f"know each other; use that library's own mpirun, or srun --mpi=pmix"
+            f"started as {expected} separate processes, not as {expected} MPI ranks: the launcher and mpi4py's MPI library "
+            f"do not know each other; use that library's own mpirun, or srun --mpi=pmix"
         )
     if size < 3:
         return f"{size} MPI ranks; a cluster needs at least 3: master, collector and one slave (mpirun -n 3)"
@@ -95,4 +95,6 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Path:
             return java
         seen.append(f"{java} is version {major}")
     found = f" ({'; '.join(seen)})" if seen else ""
-    raise UserError(f"Spark needs Java {JAVA_MAJOR} or newer{found}; install openjdk-{JAVA_MAJOR}-jre-headless or set JAVA_HOME")
+    raise UserError(
+        f"Spark needs Java {JAVA_MAJOR} or newer{found}; install openjdk-{JAVA_MAJOR}-jre-headless or set JAVA_HOME"
+    )

@@ -1,7 +1,7 @@
 """The I/O around the master and the collector that every real runtime shares.
 
-What: `MasterShell` owns the sources and the side file of late rows and performs the master's commands; `CollectorShell` owns the
-sink and the metrics file and performs the collector's. Deliveries are left in `outbox` for the runtime to carry.
+What: `MasterShell` owns the sources and the side file of late rows and performs the master's commands; `CollectorShell` owns
+the sink and the metrics file and performs the collector's. Deliveries are left in `outbox` for the runtime to carry.
 Why: in-process and MPI differ in how messages travel, in nothing else.
 Stays out: carrying messages, clocks, processes.
 """
@@ -17,6 +17,7 @@ from swjoin.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.intake import LateRowError
 from swjoin.cluster.master import Master
+from swjoin.errors import SwjoinError
 from swjoin.messages import (
     CommitEpoch,
     Deliver,
@@ -32,7 +33,6 @@ from swjoin.messages import (
     WritePairs,
 )
 from swjoin.runtime.clock import ReadingProgress, RunClock
-from swjoin.errors import SwjoinError
 from swjoin.runtime.job import Job, MetricsFile, late_target, open_job_sink, open_job_sources, row_place
 from swjoin.runtime.report import partial_report, publish
 
@@ -117,7 +117,10 @@ class MasterShell:
 
 
 class CollectorShell:
-    """The collector with its sink and metrics. Use as a context manager: an error leaves `.incomplete` files, never whole-looking ones."""
+    """The collector with its sink and metrics.
+
+    Use as a context manager: an error leaves `.incomplete` files, never whole-looking ones.
+    """
 
     def __init__(self, job: Job, plan: OutputPlan, slave_count: int, clock: RunClock) -> None:
         self.collector = Collector(slave_count, materialised=job.config.sink.kind != "count")

@@ -1,10 +1,13 @@
 """The seeded simulator: the production roles in virtual time, under delays that reorder everything that may be reordered.
 
-What: `Simulation(...).run() -> SimulationResult`, one discrete-event run of master, slaves and collector; checkers after every step.
-Why: a protocol bug that loses a handful of tuples once a week on a cluster shows here within seconds, with a seed that replays it.
+What: `Simulation(...).run() -> SimulationResult`, one discrete-event run of master, slaves and collector; checkers after every
+step.
+Why: a protocol bug that loses a handful of tuples once a week on a cluster shows here within seconds, with a seed that replays
+it.
 Stays out: real time, real files, choosing scenarios (`runtime.chaos`).
 
-Order kept: messages of one sender to one receiver (as MPI keeps it). Everything else may overtake: each channel has its own delays,
+Order kept: messages of one sender to one receiver (as MPI keeps it). Everything else may overtake: each channel has its own
+delays,
 each actor its own speed. Messages travel as packed frames, so the wire format is exercised too.
 """
 
@@ -14,10 +17,11 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
-from swjoin.batch import LEFT, RIGHT, STREAM_NAMES, I64, Pairs, RowLayout, SourceBatch
+from swjoin.batch import I64, LEFT, RIGHT, STREAM_NAMES, Pairs, RowLayout, SourceBatch
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.master import Master
 from swjoin.cluster.slave import Slave
@@ -172,10 +176,11 @@ class Simulation:
             return
         epoch_us = self.config.cluster.distribution_epoch_us
         jitter = self._delays.work_us(MASTER)
-        self._at(next_exchange_us(self.now_us, epoch_us) + jitter, "clock", lambda: (self._clock(), self._tick())[0])
+        self._at(next_exchange_us(self.now_us, epoch_us) + jitter, "clock", self._advance_clock)
 
-    def _clock(self) -> None:
+    def _advance_clock(self) -> None:
         self._master_does(self.master.handle(ClockAdvanced(), self.now_us))
+        self._tick()
 
     def _exchange(self, slave: Slave) -> None:
         if slave.finished:
@@ -193,14 +198,18 @@ class Simulation:
         for command in commands:
             match command:
                 case ReadTuples(stream):
-                    self._at(self.now_us + self._delays.work_us(MASTER), f"read {STREAM_NAMES[stream]}", lambda s=stream: self._read(s))
+                    self._at(
+                        self.now_us + self._delays.work_us(MASTER),
+                        f"read {STREAM_NAMES[stream]}",
+                        partial(self._read, stream),
+                    )
                 case Deliver(delivery):
                     frame = pack_delivery(delivery)
                     self._in_flight[LEFT] += len(delivery.left)
                     self._in_flight[RIGHT] += len(delivery.right)
                     name = f"delivery of epoch {delivery.epoch} to slave {delivery.slave}"
                     receiver = FIRST_SLAVE + delivery.slave
-                    self._send(MASTER, receiver, name, lambda f=frame, s=self.slaves[delivery.slave]: self._deliver(s, f))
+                    self._send(MASTER, receiver, name, partial(self._deliver, self.slaves[delivery.slave], frame))
                 case SetAside(_, batch, _):
                     self._aside += len(batch)
                 case _:
@@ -236,10 +245,12 @@ class Simulation:
             match command:
                 case Report(occupancy_ratio):
                     event = SlaveReported(slave.id, occupancy_ratio)
-                    self._send(sender, MASTER, f"report of slave {slave.id}", lambda e=event: self._report(e))
+                    self._send(sender, MASTER, f"report of slave {slave.id}", partial(self._report, event))
                 case SendResults(chunk):
                     frame = pack_results(chunk)
-                    self._send(sender, COLLECTOR, f"results of slave {slave.id}, epoch {chunk.epoch}", lambda f=frame: self._collect(f))
+                    self._send(
+                        sender, COLLECTOR, f"results of slave {slave.id}, epoch {chunk.epoch}", partial(self._collect, frame)
+                    )
                 case _:
                     pass
 
@@ -276,7 +287,7 @@ class Simulation:
         produced = sum(s.produced for s in self.slaves)
         if produced != summary["count"]:
             raise self._error(f"slaves produced {produced} pairs, the collector has {summary['count']}")
-        if self._commits and self._commits != sorted(set(self._commits)) or self.collector.committed != self.master.epoch:
+        if (self._commits and self._commits != sorted(set(self._commits))) or self.collector.committed != self.master.epoch:
             raise self._error(f"commits {self._commits} do not lead to epoch {self.master.epoch}")
         joined = {name: sum(s.joined[i] for s in self.slaves) for i, name in enumerate(STREAM_NAMES)}
         counts = self.master.summary()["counts"]

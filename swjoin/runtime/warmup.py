@@ -2,8 +2,8 @@
 
 What: `python -m swjoin.runtime.warmup`: tiny joins through every kernel and type that real joins use; `load_master_kernels`,
 `load_slave_kernels`: a rank calls its own kernels once before the run's clock starts.
-Why: numba compiles at the first call and caches on disk. Loading the cache takes most of a second, which must not become production
-delay of the first distribution epochs.
+Why: numba compiles at the first call and caches on disk. Loading the cache takes most of a second, which must not become
+production delay of the first distribution epochs.
 Stays out: measuring.
 """
 

@@ -103,7 +103,9 @@ def _rows_in(arrays: Sequence[Any]) -> PayloadRows | None:
     fixed, offsets, var = arrays
     if fixed is None:
         return None
-    if (offsets is None) != (var is None) or (offsets is not None and (len(offsets) != len(fixed) + 1 or offsets[-1] != len(var))):
+    if (offsets is None) != (var is None) or (
+        offsets is not None and (len(offsets) != len(fixed) + 1 or offsets[-1] != len(var))
+    ):
         raise RunFailed(f"corrupt message: payload of {len(fixed)} rows does not fit its offsets")
     return PayloadRows(fixed, offsets, var)
 

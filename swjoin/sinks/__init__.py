@@ -1,7 +1,8 @@
 """Where results go: Parquet or CSV files, or nowhere but into count and digest.
 
 What: the `Sink` protocol and `open_sink`.
-Why: the collector hands over pairs and commits; what a file looks like, and that it never looks whole before it is, is decided here.
+Why: the collector hands over pairs and commits; what a file looks like, and that it never looks whole before it is, is decided
+here.
 Stays out: count and digest themselves (`cluster.collector`).
 """
 

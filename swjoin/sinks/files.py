@@ -4,7 +4,8 @@ What: `FileSink`: rows go to a temporary name beside the target; `close` syncs a
 Why: a reader must never take half a result for a whole one, whenever it looks.
 Stays out: what a row looks like (`sinks.plan`).
 
-Parquet is written with LZ4 and without dictionaries: results are wide, hardly repeat, and are written once per run at full speed.
+Parquet is written with LZ4 and without dictionaries: results are wide, hardly repeat, and are written once per run at full
+speed.
 """
 
 from __future__ import annotations

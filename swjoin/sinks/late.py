@@ -24,7 +24,9 @@ class LateSink:
 
         self._target = target
         self._temporary = target.with_name(f".{target.name}.tmp")
-        self._schema = pa.schema([("stream", pa.string()), ("row_id", pa.uint64()), ("ts", pa.int64()), ("reason", pa.string())])
+        self._schema = pa.schema(
+            [("stream", pa.string()), ("row_id", pa.uint64()), ("ts", pa.int64()), ("reason", pa.string())]
+        )
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             self._writer = pq.ParquetWriter(self._temporary, self._schema)

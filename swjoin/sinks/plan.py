@@ -4,8 +4,8 @@ What: `OutputPlan`, output columns from both streams' codecs, and `decode(pairs)
 Why: the collector may be another process than the master that read the schemas: a plan travels as bytes, without pickle.
 Stays out: files (`sinks.files`).
 
-Columns: the key once, named as on the left, then every other column of both sides, prefixed `left_` / `right_` where names clash; with
-ids also left_id, right_id (uint64) and left_ts, right_ts (int64 microseconds).
+Columns: the key once, named as on the left, then every other column of both sides, prefixed `left_` / `right_` where names
+clash; with ids also left_id, right_id (uint64) and left_ts, right_ts (int64 microseconds).
 """
 
 from __future__ import annotations

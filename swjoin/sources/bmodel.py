@@ -1,13 +1,16 @@
-"""The paper's synthetic streams: Poisson arrivals and b-model keys, the same rows for a seed whoever generates them (SPEC section 5).
+"""The paper's synthetic streams: Poisson arrivals and b-model keys, the same rows for a seed whoever generates them (SPEC
+section 5).
 
 What: `slot_counts`, `slot_tuples`, `payload_bytes`.
 Why: the in-master generator, `generate` on any number of Spark partitions, and `verify` must agree on every row.
 Stays out: sources and files (`sources.generator`, `spark.workload`).
 
-Time is cut into slots of 100 ms. Every slot draws its count, times and keys from a generator keyed by (seed, stream, slot), so any worker
-can make any slot. Counts are Poisson and times uniform within a slot, which is a Poisson process whose rate is constant within slots.
-Keys: the interval [0, domain) is halved recursively, a share b of the mass going to the lower half; a key is the integer cell that the
-point falls into. With a domain of 2^k the cells are the leaves of k halvings, and two keys are equal with chance (b^2 + (1 - b)^2)^k.
+Time is cut into slots of 100 ms. Every slot draws its count, times and keys from a generator keyed by (seed, stream, slot), so
+any worker can make any slot. Counts are Poisson and times uniform within a slot, which is a Poisson process whose rate is
+constant within slots.
+Keys: the interval [0, domain) is halved recursively, a share b of the mass going to the lower half; a key is the integer cell
+that the point falls into. With a domain of 2^k the cells are the leaves of k halvings, and two keys are equal with chance (b^2
++ (1 - b)^2)^k.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Payload columns as bytes: Arrow columns <-> packed rows.
 
-What: `RowCodec` packs the payload columns of a batch row by row (null bitmap, fixed-width values, lengths, then a tail of variable-length
-bytes) and unpacks them again; `StreamCodec` adds which columns are not packed because they follow from key and time.
+What: `RowCodec` packs the payload columns of a batch row by row (null bitmap, fixed-width values, lengths, then a tail of
+variable-length bytes) and unpacks them again; `StreamCodec` adds which columns are not packed because they follow from key and
+time.
 Why: slaves keep, move and gather payload as opaque rows without Arrow; only both ends know the columns.
 Stays out: files, keys (`sources.keys`), output names (`sinks.plan`).
 """
@@ -116,7 +117,11 @@ class RowCodec:
                 fixed[:, i // 8] |= missing.astype(np.uint8) << np.uint8(i % 8)
             offset, width = self._slots[i]
             if _is_var(column.type):
-                bounds = np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + n + 1] if n else np.zeros(1, np.int64)
+                bounds = (
+                    np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + n + 1]
+                    if n
+                    else np.zeros(1, np.int64)
+                )
                 data = array.buffers()[2]
                 size = np.diff(bounds)
                 if array.null_count:
@@ -154,7 +159,8 @@ class RowCodec:
             nulls = int(missing.sum())
             valid = pa.py_buffer(np.packbits(missing == 0, bitorder="little")) if nulls else None
             if _is_var(column.type):
-                assert cursors is not None and rows.var is not None
+                assert cursors is not None
+                assert rows.var is not None
                 size = _column_bytes(rows.fixed, offset, 4).view("<u4").reshape(n).astype(np.int64)
                 bounds = np.zeros(n + 1, np.int64)
                 np.cumsum(size, out=bounds[1:])
@@ -203,8 +209,8 @@ def _column_bytes(fixed: U8, offset: int, width: int) -> U8:
 class StreamCodec:
     """How one stream's columns come back from a pair.
 
-    columns: (name, Arrow type, origin) in input order; origin "key" or "ts": rebuilt from the pair's key or time; "row": unpacked. rows:
-    codec of the packed columns, None when no payload is carried. key: names of the join columns.
+    columns: (name, Arrow type, origin) in input order; origin "key" or "ts": rebuilt from the pair's key or time; "row":
+    unpacked. rows: codec of the packed columns, None when no payload is carried. key: names of the join columns.
     """
 
     columns: tuple[tuple[str, Any, str], ...]

@@ -183,7 +183,13 @@ class FileSource:
     """One stream from files. `codec` says how its columns come back; `read` yields batches with ids by position."""
 
     def __init__(
-        self, config: StreamConfig, files: list[Path], schema: pa.Schema, columns: list[str], codec: StreamCodec, keys: KeyEncoder
+        self,
+        config: StreamConfig,
+        files: list[Path],
+        schema: pa.Schema,
+        columns: list[str],
+        codec: StreamCodec,
+        keys: KeyEncoder,
     ) -> None:
         self.config = config
         self.codec = codec
@@ -274,7 +280,9 @@ class FileSource:
             values = np.minimum(values, MAX_SPAN_US)
         values = values.astype(np.int64, copy=False)
         if unit == "ns":
-            self._refuse_first(values % 1000 != 0, valid, first, "is finer than one microsecond; round the column to microseconds")
+            self._refuse_first(
+                values % 1000 != 0, valid, first, "is finer than one microsecond; round the column to microseconds"
+            )
             values = values // 1000
         scale = _UNIT_US.get(str(unit), 1)
         limit = MAX_SPAN_US // scale
@@ -305,7 +313,7 @@ def _rows_total(files: list[Path]) -> int | None:
     if file_format(files[0]) != "Parquet":
         return None
     try:
-        return sum(pq.read_metadata(path).num_rows for path in files)
+        return sum(int(pq.read_metadata(path).num_rows) for path in files)
     except (pa.ArrowException, OSError):
         return None  # told with its place when the file is read
 
@@ -328,9 +336,13 @@ def _check_time(config: StreamConfig, kind: pa.DataType, side: str) -> None:
     if t.is_timestamp(kind) or t.is_date(kind):
         return
     if not t.is_integer(kind):
-        raise UserError(f"{side} {config.path}: time column {config.time} is {kind}; it must be a timestamp, a date or an integer")
+        raise UserError(
+            f"{side} {config.path}: time column {config.time} is {kind}; it must be a timestamp, a date or an integer"
+        )
     if config.time_unit is None:
-        raise UserError(f"{side} {config.path}: time column {config.time} holds integers; say which unit with --time-unit s|ms|us|ns")
+        raise UserError(
+            f"{side} {config.path}: time column {config.time} holds integers; say which unit with --time-unit s|ms|us|ns"
+        )
 
 
 def _stream_codec(
@@ -346,7 +358,7 @@ def _stream_codec(
     columns: list[tuple[str, Any, str]] = []
     for name in wanted:
         kind = schema.field(name).type
-        lossless = kind == pa.int64() and config.time_unit == "us" or (pa.types.is_timestamp(kind) and kind.unit == "us")
+        lossless = (kind == pa.int64() and config.time_unit == "us") or (pa.types.is_timestamp(kind) and kind.unit == "us")
         if name in config.key:
             if native:
                 columns.append((name, kind, "key"))
@@ -385,12 +397,12 @@ def open_sources(
         opened.append((config, files, schema, keys))
     encoder = KeyEncoder(opened[0][3], opened[1][3])
     sources = []
-    for side, (config, files, schema, _) in enumerate(opened):
+    for index, (config, files, schema, _) in enumerate(opened):
         try:
             codec, columns = _stream_codec(
-                config, schema, side, carry=carry_payload, native=encoder.native, time_is_ts=time_is_ts
+                config, schema, index, carry=carry_payload, native=encoder.native, time_is_ts=time_is_ts
             )
         except SwjoinError as error:
-            raise UserError(f"{('left', 'right')[side]} {config.path}: {error}") from None
+            raise UserError(f"{('left', 'right')[index]} {config.path}: {error}") from None
         sources.append(FileSource(config, files, schema, columns, codec, encoder))
     return sources[0], sources[1], encoder

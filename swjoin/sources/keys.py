@@ -1,6 +1,7 @@
 """Join columns -> int64 keys, exactly.
 
-What: `KeyEncoder`, shared by both sides: a single integer-like column is its own key; strings, binary and several columns get dictionary codes.
+What: `KeyEncoder`, shared by both sides: a single integer-like column is its own key; strings, binary and several columns get
+dictionary codes.
 Why: windows compare int64; equal codes mean equal keys, never merely equal hashes.
 Stays out: what to do with null keys (the master counts them).
 
@@ -10,6 +11,7 @@ dictionary is a table of such byte strings, compared byte by byte.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,7 +32,7 @@ def _hash_bytes(data: U8, start: int, stop: int) -> np.uint64:
     for i in range(start, stop):
         h = (h ^ np.uint64(data[i])) * np.uint64(0x100000001B3)
     h ^= h >> np.uint64(32)
-    return h
+    return h  # type: ignore[no-any-return]
 
 
 @njit(cache=True, nogil=True)
@@ -73,7 +75,7 @@ def _intern(
                     break
             slot = (slot + np.uint64(1)) & mask
         codes[i] = code
-    return offsets.shape[0] - 1
+    return int(offsets.shape[0] - 1)
 
 
 @njit(cache=True, nogil=True)
@@ -131,7 +133,13 @@ def _kind(column: str, kind: pa.DataType) -> str:
         return _kind(column, kind.value_type)
     if t.is_integer(kind) or t.is_boolean(kind) or t.is_temporal(kind):
         return INTEGER
-    if t.is_string(kind) or t.is_large_string(kind) or t.is_binary(kind) or t.is_large_binary(kind) or t.is_fixed_size_binary(kind):
+    if (
+        t.is_string(kind)
+        or t.is_large_string(kind)
+        or t.is_binary(kind)
+        or t.is_large_binary(kind)
+        or t.is_fixed_size_binary(kind)
+    ):
         return BYTES
     if t.is_string_view(kind) or t.is_binary_view(kind):
         return BYTES
@@ -164,13 +172,16 @@ class KeyEncoder:
 
     def __init__(self, left: list[tuple[str, pa.DataType]], right: list[tuple[str, pa.DataType]]) -> None:
         if len(left) != len(right):
-            raise UserError(f"join keys: {len(left)} columns on the left, {len(right)} on the right; name as many on both sides")
+            raise UserError(
+                f"join keys: {len(left)} columns on the left, {len(right)} on the right; name as many on both sides"
+            )
         for (left_name, left_kind), (right_name, right_kind) in zip(left, right, strict=True):
             _kind(left_name, left_kind)
             _kind(right_name, right_kind)
             if _family(left_kind) != _family(right_kind):
                 raise UserError(
-                    f"join keys: left {left_name} is {left_kind}, right {right_name} is {right_kind}; cast one side so that both agree"
+                    f"join keys: left {left_name} is {left_kind}, right {right_name} is {right_kind}; "
+                    f"cast one side so that both agree"
                 )
         self._kinds = [_kind(name, kind) for name, kind in left]
         self.native = self._kinds == [INTEGER]
@@ -247,7 +258,7 @@ def _put_bytes(cursors: I64, data: U8, offsets: I64, out: U8) -> None:
         cursors[i] = at + offsets[i + 1] - offsets[i]
 
 
-def _concatenate(parts: list[tuple[I64 | U8, I64 | None]]) -> tuple[U8, I64]:
+def _concatenate(parts: Sequence[tuple[I64 | U8, I64 | None]]) -> tuple[U8, I64]:
     """One byte string per row: 8 bytes per integer; length (8 bytes) and bytes per string. Different keys differ."""
     n = len(parts[0][0]) if parts[0][1] is None else len(parts[0][1]) - 1
     sizes = np.zeros(n, np.int64)

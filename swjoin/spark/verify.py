@@ -1,11 +1,12 @@
 """`verify`: a run's result recomputed by Spark, from its own reading of the input, and compared.
 
 What: `verify(run_dir, master) -> VerifyResult`.
-Why: the proof attached to every answer must come from another engine than ours: Spark's readers, Spark's join, the digest in SQL.
+Why: the proof attached to every answer must come from another engine than ours: Spark's readers, Spark's join, the digest in
+SQL.
 Stays out: everything of the engine but the generator's definition (`sources.bmodel`) and the configuration.
 
-The equi-join on the key gets a second equal column, the time bucket of the window's width, so that Spark hashes instead of comparing all pairs
-of a hot key; the exact bounds are checked on every pair.
+The equi-join on the key gets a second equal column, the time bucket of the window's width, so that Spark hashes instead of
+comparing all pairs of a hot key; the exact bounds are checked on every pair.
 """
 
 from __future__ import annotations
@@ -89,9 +90,7 @@ def _read(spark: SparkSession, path: Path) -> DataFrame:
         # One file is read in row order; its pieces are numbered by monotonically_increasing_id, which keeps that order.
         count = frame.count()
         frame = frame.withColumn("__piece", f.monotonically_increasing_id())
-        offsets = (
-            frame.groupBy(f.shiftright("__piece", 33).alias("p")).agg(f.count("*").alias("n")).orderBy("p").collect()
-        )
+        offsets = frame.groupBy(f.shiftright("__piece", 33).alias("p")).agg(f.count("*").alias("n")).orderBy("p").collect()
         start, table = first, []
         for row in offsets:
             table.append((row["p"], start))
@@ -144,7 +143,9 @@ def _stream(spark: SparkSession, config: RunConfig, side: int) -> DataFrame:
 
     stream = (config.left, config.right)[side]
     if stream.path is None:
-        frame, _ = stream_frame(spark, config.workload, config.seed, side, 4 * spark.sparkContext.defaultParallelism, payload=False)
+        frame, _ = stream_frame(
+            spark, config.workload, config.seed, side, 4 * spark.sparkContext.defaultParallelism, payload=False
+        )
         return frame.select("id", "ts", f.col("key").alias("k0"))
     path = Path(stream.path)
     if not path.exists():
@@ -161,7 +162,8 @@ def _stream(spark: SparkSession, config: RunConfig, side: int) -> DataFrame:
         else:
             high = f.max("ts").over(before)
             rows = rows.withColumn("__high", high).where(
-                f.col("ts").isNotNull() & (f.col("__high").isNull() | (f.col("ts") >= f.col("__high") - config.time.max_out_of_order_us))
+                f.col("ts").isNotNull()
+                & (f.col("__high").isNull() | (f.col("ts") >= f.col("__high") - config.time.max_out_of_order_us))
             )
     for i in range(len(keys)):
         rows = rows.where(f.col(f"k{i}").isNotNull())
@@ -201,7 +203,11 @@ def _count_and_digest(pairs: DataFrame) -> tuple[int, int]:
     from pyspark.sql import functions as f
 
     golden = f.lit(0x9E3779B97F4A7C15 - (1 << 64)).cast("long")
-    row = pairs.select(_mix(f.col("l") * golden + _mix(f.col("r"))).alias("d")).agg(f.count("*").alias("n"), f.sum("d").alias("s")).collect()[0]
+    row = (
+        pairs.select(_mix(f.col("l") * golden + _mix(f.col("r"))).alias("d"))
+        .agg(f.count("*").alias("n"), f.sum("d").alias("s"))
+        .collect()[0]
+    )
     return int(row["n"]), int(row["s"] or 0) % (1 << 64)
 
 

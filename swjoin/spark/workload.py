@@ -1,15 +1,19 @@
 """`generate`: the two b-model streams as Parquet, written by Spark.
 
 What: `generate(workload, seed, out, master) -> (left rows, right rows)`.
-Why: workloads of any size, on a cluster's file system as well, with the same rows for a seed whatever the number of Spark partitions.
+Why: workloads of any size, on a cluster's file system as well, with the same rows for a seed whatever the number of Spark
+partitions.
 Stays out: how rows are drawn (`sources.bmodel`).
 
-Writes OUT/left/*.parquet and OUT/right/*.parquet, whose name order is time order, so that a row's position is its id. Columns: ts (int64,
-microseconds from 0; integers say exactly what the join compares), key (int64), payload (binary). OUT/workload.json says how they were made.
+Writes OUT/left/*.parquet and OUT/right/*.parquet, whose name order is time order, so that a row's position is its id.
+Columns: ts (int64,
+microseconds from 0; integers say exactly what the join compares), key (int64), payload (binary). OUT/workload.json says how
+they were made.
 """
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +42,7 @@ def stream_frame(
     counts = slot_counts(workload, seed, stream)
     firsts = np.concatenate(([0], np.cumsum(counts)))[:-1].tolist()
     bounds = [round(i * len(firsts) / partitions) for i in range(partitions + 1)]
-    ranges = [(a, b) for a, b in zip(bounds, bounds[1:], strict=False) if b > a]
+    ranges = [(a, b) for a, b in itertools.pairwise(bounds) if b > a]
 
     def rows(slots: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -54,9 +58,15 @@ def stream_frame(
                     if payload:
                         data = payload_bytes(ids.astype(np.uint64), seed, stream, workload.payload_bytes)
                         width = workload.payload_bytes
-                        offsets = np.arange(0, width * len(ids) + 1, width, dtype=np.int32) if width else np.zeros(len(ids) + 1, np.int32)
+                        offsets = (
+                            np.arange(0, width * len(ids) + 1, width, dtype=np.int32)
+                            if width
+                            else np.zeros(len(ids) + 1, np.int32)
+                        )
                         arrays.append(
-                            pa.Array.from_buffers(pa.binary(), len(ids), [None, pa.py_buffer(offsets), pa.py_buffer(data.reshape(-1))])
+                            pa.Array.from_buffers(
+                                pa.binary(), len(ids), [None, pa.py_buffer(offsets), pa.py_buffer(data.reshape(-1))]
+                            )
                         )
                         names.append("payload")
                     yield pa.record_batch(arrays, names)
@@ -93,4 +103,3 @@ def generate(
         out.rmdir()
     building.rename(out)
     return totals[0], totals[1]
-

@@ -47,7 +47,7 @@ class Minis(NamedTuple):
 
     first: I32  # (2, minis) oldest block, or -1
     head: I32  # (2, minis) head block, or -1
-    count: I64  # (2, minis) tuples
+    tuples: I64  # (2, minis)
     depth: I32  # local depth
     pattern: I64  # the low `depth` bits shared by its hashes
     group: I32
@@ -57,7 +57,10 @@ class Minis(NamedTuple):
 
 
 class Directories(NamedTuple):
-    """One directory per partition-group, in one arena: slots[start[g] : start[g] + 2 ** depth[g]] are mini indexes. start -1: not here."""
+    """One directory per partition-group, in one arena: slots[start[g] : start[g] + 2 ** depth[g]] are mini indexes.
+
+    start -1: not here.
+    """
 
     slots: I32
     start: I64  # (groups,)
@@ -74,7 +77,7 @@ class FreshTuples(NamedTuple):
     arrival: I64
     ref: I64
     mini_of: I32  # (2, n)
-    count: I64  # (2, minis), all zero between groups
+    tuples: I64  # (2, minis) fresh per mini-partition, all zero between groups
     touched: I32  # (minis,)
     begin: I64  # (2, minis + 1)
 
@@ -138,7 +141,7 @@ def grown_minis(old: Minis, capacity: int) -> Minis:
     """The same mini-partition-groups in larger arrays."""
     new = new_minis(capacity)
     n = old.group.shape[0]
-    for name in ("first", "head", "count"):
+    for name in ("first", "head", "tuples"):
         getattr(new, name)[:, :n] = getattr(old, name)
     for name in ("depth", "pattern", "group", "guard", "free"):
         getattr(new, name)[:n] = getattr(old, name)
@@ -147,7 +150,9 @@ def grown_minis(old: Minis, capacity: int) -> Minis:
 
 
 def new_directories(groups: int, slots: int) -> Directories:
-    return Directories(np.zeros(slots, np.int32), np.full(groups, -1, np.int64), np.zeros(groups, np.int64), np.zeros(1, np.int64))
+    return Directories(
+        np.zeros(slots, np.int32), np.full(groups, -1, np.int64), np.zeros(groups, np.int64), np.zeros(1, np.int64)
+    )
 
 
 def new_fresh(tuples: int, minis: int) -> FreshTuples:

@@ -1,12 +1,13 @@
 """The hot loops of the join module: numba kernels over flat arrays (SPEC section 4).
 
-What: sorting a partition-group's fresh tuples by mini-partition-group, block nested-loop join with exact time checks, appending to head
-blocks, expiry by block; and the production-delay histogram.
+What: sorting a partition-group's fresh tuples by mini-partition-group, block nested-loop join with exact time checks,
+appending to head blocks, expiry by block; and the production-delay histogram.
 Why: free functions on plain arrays release the GIL, can be profiled alone and tested with the JIT off.
-Stays out: splitting and merging (`state.tuning`), ownership of the arrays (`state.arrays`), the driver (`operators.window_join`).
+Stays out: splitting and merging (`state.tuning`), ownership of the arrays (`state.arrays`), the driver
+(`operators.window_join`).
 
-Index `s` is the stream (0 left, 1 right), `o` the opposite one. Blocks of one mini-partition form a chain from the oldest (`first`) to the head
-block (`head`), in time order; block b holds pool positions b * block_tuples ... + fill[b].
+Index `s` is the stream (0 left, 1 right), `o` the opposite one. Blocks of one mini-partition form a chain from the oldest
+(`first`) to the head block (`head`), in time order; block b holds pool positions b * block_tuples ... + fill[b].
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from swjoin.batch import I64
 from swjoin.hashing import hash_key, mix64_scalar
 from swjoin.state.arrays import (
+    I32,
     IN_USE,
     MINI_USED,
     NEVER_USED,
@@ -26,7 +28,6 @@ from swjoin.state.arrays import (
     STAT_DELAY_MAX,
     STAT_DELAY_SUM,
     STAT_PAIRS,
-    I32,
     Directories,
     FreshTuples,
     Inputs,
@@ -87,7 +88,7 @@ def _take_block(free: I32, fill: I32, following: I32, control: I64) -> int:
     control[IN_USE] += 1
     fill[block] = 0
     following[block] = NONE
-    return block
+    return int(block)
 
 
 @njit(cache=True, nogil=True)
@@ -99,7 +100,7 @@ def give_block(pool: Pool, block: int) -> None:
 
 @njit(cache=True, nogil=True)
 def free_blocks(pool: Pool) -> int:
-    return pool.control[RECYCLED] + pool.fill.shape[0] - pool.control[NEVER_USED]
+    return int(pool.control[RECYCLED] + pool.fill.shape[0] - pool.control[NEVER_USED])
 
 
 @njit(cache=True, nogil=True)
@@ -125,7 +126,7 @@ def append_selected(pool: Pool, minis: Minis, s: int, mini: int, positions: I64,
         ref[to] = ref[at]
         fill[head] += 1
     minis.head[s, mini] = head
-    minis.count[s, mini] += count
+    minis.tuples[s, mini] += count
 
 
 @njit(cache=True, nogil=True)
@@ -150,7 +151,7 @@ def append_columns(
         pool.ref[to] = first_ref + i
         pool.fill[head] += 1
     minis.head[s, mini] = head
-    minis.count[s, mini] += key.shape[0]
+    minis.tuples[s, mini] += key.shape[0]
 
 
 # ---------------------------------------------------------------- fresh tuples
@@ -160,11 +161,14 @@ def append_columns(
 def sort_fresh(
     group: int, s: int, start: int, stop: int, data: Inputs, directories: Directories, fresh: FreshTuples, touched_count: int
 ) -> int:
-    """Count a group's tuples of one stream per mini-partition; new mini-partitions join the touched list. Returns its length."""
+    """Count a group's tuples of one stream per mini-partition; new mini-partitions join the touched list.
+
+    Returns its length.
+    """
     base = directories.start[group]
     mask = np.uint64((1 << directories.depth[group]) - 1)
     slots, key = directories.slots, data.key[s]
-    mini_of, count, touched = fresh.mini_of, fresh.count, fresh.touched
+    mini_of, count, touched = fresh.mini_of, fresh.tuples, fresh.touched
     for i in range(start, stop):
         mini = slots[base + np.int64(hash_key(key[i]) & mask)]
         mini_of[s, i - start] = mini
@@ -179,7 +183,7 @@ def sort_fresh(
 def scatter_fresh(s: int, start: int, stop: int, data: Inputs, fresh: FreshTuples, touched_count: int) -> None:
     """Stable scatter of one stream's tuples into mini-partition order; fresh.begin[s, t] is where touched mini t starts."""
     key, ts, ids, arrival, first_ref = data.key[s], data.ts[s], data.id[s], data.arrival[s], data.ref[s]
-    mini_of, count, touched, begin = fresh.mini_of, fresh.count, fresh.touched, fresh.begin
+    mini_of, count, touched, begin = fresh.mini_of, fresh.tuples, fresh.touched, fresh.begin
     key_to, ts_to, id_to, arrival_to, ref_to = fresh.key, fresh.ts, fresh.id, fresh.arrival, fresh.ref
     position = 0
     for t in range(touched_count):
@@ -235,13 +239,13 @@ def _join_group(
 ) -> bool:
     """Join and store one partition-group's sorted fresh tuples, from the cursor on. False when the output is full.
 
-    Parts per touched mini: 0 fresh left x stored right, 1 fresh right x stored left, 2 fresh left x fresh right, then both are stored.
-    Everything is unpacked into locals first: reaching into a named tuple costs an atomic reference count each time.
+    Parts per touched mini: 0 fresh left x stored right, 1 fresh right x stored left, 2 fresh left x fresh right, then both are
+    stored. Everything is unpacked into locals first: reaching into a named tuple costs an atomic reference count each time.
     """
     size = pool.block_tuples[0]
     pool_key, pool_ts, pool_id, pool_ref = pool.key, pool.ts, pool.id, pool.ref
     pool_fill, pool_next, pool_free, pool_control = pool.fill, pool.next, pool.free, pool.control
-    first, heads, stored = minis.first, minis.head, minis.count
+    first, heads, stored = minis.first, minis.head, minis.tuples
     fresh_key, fresh_ts, fresh_id, fresh_ref, arrival = fresh.key, fresh.ts, fresh.id, fresh.ref, fresh.arrival
     right_key, right_ts, right_id, right_ref = fresh.key[1], fresh.ts[1], fresh.id[1], fresh.ref[1]
     begins, touched = fresh.begin, fresh.touched
@@ -403,9 +407,10 @@ def join_groups(
 ) -> tuple[int, int]:
     """Join whole partition-groups of a delivery from the cursor on, until `budget` tuples are done.
 
-    Returns (status, tuples done): DONE, BUDGET, FULL (output; call again to go on exactly there) or NEED_BLOCKS (the pool is too small for the
-    next group). Per touched mini-partition-group: fresh left x stored right, fresh right x stored left, fresh left x
-    fresh right, then both go to their head blocks: fresh tuples leave out the opposite's fresh tuples exactly once.
+    Returns (status, tuples done): DONE, BUDGET, FULL (output; call again to go on exactly there) or NEED_BLOCKS (the pool is
+    too small for the next group). Per touched mini-partition-group: fresh left x stored right, fresh right x stored left,
+    fresh left x fresh right, then both go to their head blocks: fresh tuples leave out the opposite's fresh tuples exactly
+    once.
     """
     done = 0
     size = pool.block_tuples[0]
@@ -456,7 +461,7 @@ def expire(pool: Pool, minis: Minis, dead_below_left: int, dead_below_right: int
                 n = pool.fill[block]
                 following = pool.next[block]
                 give_block(pool, block)
-                minis.count[s, mini] -= n
+                minis.tuples[s, mini] -= n
                 dropped += n
                 block = following
             minis.first[s, mini] = block
@@ -472,8 +477,8 @@ def live_tuples(minis: Minis) -> tuple[int, int]:
     right = 0
     for mini in range(minis.control[NEVER_USED]):
         if minis.group[mini] != NONE:
-            left += minis.count[0, mini]
-            right += minis.count[1, mini]
+            left += minis.tuples[0, mini]
+            right += minis.tuples[1, mini]
     return left, right
 
 

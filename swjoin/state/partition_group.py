@@ -1,6 +1,7 @@
 """Partition-groups as a whole: opened, extracted, installed, validated.
 
-What: `GroupState` (what travels when a partition-group moves), and `WindowState`, the owner of all arrays of one slave: it opens groups,
+What: `GroupState` (what travels when a partition-group moves), and `WindowState`, the owner of all arrays of one slave: it
+opens groups,
 tunes, expires, extracts and installs them.
 Why: kernels work on arrays; someone has to own, grow and check them.
 Stays out: joining (`operators.window_join`), payload bytes (`state.payload`).
@@ -240,7 +241,9 @@ class WindowState:
 
     def _validate_chain(self, where: str, mini: int, stream: int, local: int, pattern: int) -> int:
         at = self.positions(mini, stream)
-        assert len(at) == self.minis.count[stream, mini], f"{where}: {len(at)} tuples, {self.minis.count[stream, mini]} counted"
+        assert len(at) == self.minis.tuples[stream, mini], (
+            f"{where}: {len(at)} tuples, {self.minis.tuples[stream, mini]} counted"
+        )
         assert (np.diff(self.pool.ts[at]) >= 0).all(), f"{where}: out of time order"
         low = np.array([int(hash_key(k)) & ((1 << local) - 1) for k in self.pool.key[at].tolist()], np.int64)
         assert (low == pattern).all(), f"{where}: holds a key of another mini-partition-group"

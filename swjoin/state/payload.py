@@ -1,8 +1,8 @@
 """Payload rows of one stream's windows: stored once per slave, found by reference, freed by time.
 
 What: `PayloadStore.append(rows, newest_us) -> first reference`, `gather(references) -> rows`, `expire(dead_below_us)`.
-Why: splitting and merging move 32 bytes per tuple, not the payload; rows are gathered only for pairs that leave. Rows are freed when no
-pair can need them, which is exact, while blocks leave as a whole.
+Why: splitting and merging move 32 bytes per tuple, not the payload; rows are gathered only for pairs that leave. Rows are
+freed when no pair can need them, which is exact, while blocks leave as a whole.
 Stays out: keys and times (`state.arrays`).
 """
 
@@ -16,7 +16,7 @@ from swjoin.batch import I64, PayloadRows, RowLayout
 
 
 class PayloadStore:
-    """Rows with consecutive references in one growing buffer; the dead front is reclaimed when the buffer would have to grow."""
+    """Rows with consecutive references in one buffer; the dead front is reclaimed when the buffer would have to grow."""
 
     def __init__(self, layout: RowLayout) -> None:
         self.layout = layout
@@ -91,6 +91,8 @@ class PayloadStore:
             self._live = self._epochs.popleft()[0]
 
     def validate(self) -> None:
-        assert self._base <= self._live <= self.next_reference, f"payload: {self._base} <= {self._live} <= {self.next_reference}"
+        assert self._base <= self._live <= self.next_reference, (
+            f"payload: {self._base} <= {self._live} <= {self.next_reference}"
+        )
         assert self._size <= len(self._fixed), "payload: buffer overrun"
         assert not self._epochs or self._epochs[-1][0] == self.next_reference, "payload: rows without an epoch"

@@ -1,11 +1,13 @@
 """Fine tuning: extendible hashing inside every partition-group (paper section IV-D, SPEC section 4), as kernels.
 
-What: `tune` splits mini-partition-groups above 2 * theta, merges buddies that together stay within it, doubles and halves directories.
+What: `tune` splits mini-partition-groups above 2 * theta, merges buddies that together stay within it, doubles and halves
+directories.
 Why: block nested-loop join costs one comparison per stored tuple, so mini-partitions must stay small whatever the rate.
 Stays out: joining and expiry (`state.kernels`).
 
-Equal keys can never be separated. A mini-partition-group is left alone when what its most frequent key leaves over is below theta / 2, or when
-no hash bit tells its tuples apart; it is looked at again when it has doubled (`guard`). So a hot key never grows the directory.
+Equal keys can never be separated. A mini-partition-group is left alone when what its most frequent key leaves over is below
+theta / 2, or when no hash bit tells its tuples apart; it is looked at again when it has doubled (`guard`). So a hot key never
+grows the directory.
 """
 
 from __future__ import annotations
@@ -35,12 +37,12 @@ def take_mini(minis: Minis, group: int, depth: int, pattern: int) -> int:
     for s in range(2):
         minis.first[s, mini] = NONE
         minis.head[s, mini] = NONE
-        minis.count[s, mini] = 0
+        minis.tuples[s, mini] = 0
     minis.depth[mini] = depth
     minis.pattern[mini] = pattern
     minis.group[mini] = group
     minis.guard[mini] = 0
-    return mini
+    return int(mini)
 
 
 @njit(cache=True, nogil=True)
@@ -53,7 +55,7 @@ def give_mini(minis: Minis, mini: int) -> None:
 
 @njit(cache=True, nogil=True)
 def minis_left(minis: Minis) -> int:
-    return minis.control[RECYCLED] + minis.group.shape[0] - minis.control[NEVER_USED]
+    return int(minis.control[RECYCLED] + minis.group.shape[0] - minis.control[NEVER_USED])
 
 
 @njit(cache=True, nogil=True)
@@ -168,7 +170,7 @@ def _split(pool: Pool, minis: Minis, directories: Directories, mini: int, positi
         old = np.int64(minis.first[s, mini])
         minis.first[s, mini] = NONE
         minis.head[s, mini] = NONE
-        minis.count[s, mini] = 0
+        minis.tuples[s, mini] = 0
         append_selected(pool, minis, s, mini, positions, stay)
         append_selected(pool, minis, s, twin, positions[stay:], n - stay)
         while old != NONE:
@@ -179,9 +181,7 @@ def _split(pool: Pool, minis: Minis, directories: Directories, mini: int, positi
 
 
 @njit(cache=True, nogil=True)
-def _merge(
-    pool: Pool, minis: Minis, directories: Directories, mini: int, buddy: int, positions: I64, scratch: I64
-) -> None:
+def _merge(pool: Pool, minis: Minis, directories: Directories, mini: int, buddy: int, positions: I64, scratch: I64) -> None:
     """Both buddies' tuples into `mini`, merged by time."""
     ts = pool.ts
     for s in range(2):
@@ -200,7 +200,7 @@ def _merge(
         mine, theirs = np.int64(minis.first[s, mini]), np.int64(minis.first[s, buddy])
         minis.first[s, mini] = NONE
         minis.head[s, mini] = NONE
-        minis.count[s, mini] = 0
+        minis.tuples[s, mini] = 0
         append_selected(pool, minis, s, mini, merged, n + m)
         for old in (mine, theirs):
             block = old
@@ -225,14 +225,14 @@ def tune(pool: Pool, minis: Minis, directories: Directories, theta: int) -> int:
     largest = 2 * theta
     for mini in range(minis.control[NEVER_USED]):
         if minis.group[mini] != NONE:
-            largest = max(largest, minis.count[0, mini], minis.count[1, mini])
+            largest = max(largest, minis.tuples[0, mini], minis.tuples[1, mini])
     positions = np.empty(largest + 1, np.int64)
     scratch = np.empty(largest + 1, np.int64)
     mini = 0
     while mini < minis.control[NEVER_USED]:
         if minis.group[mini] != NONE:
             while True:
-                n = minis.count[0, mini] + minis.count[1, mini]
+                n = minis.tuples[0, mini] + minis.tuples[1, mini]
                 if n <= 2 * theta:
                     minis.guard[mini] = 0
                     break
@@ -252,13 +252,13 @@ def tune(pool: Pool, minis: Minis, directories: Directories, theta: int) -> int:
         mini += 1
     for mini in range(minis.control[NEVER_USED]):
         while minis.group[mini] != NONE and minis.depth[mini] > 0:
-            n = minis.count[0, mini] + minis.count[1, mini]
+            n = minis.tuples[0, mini] + minis.tuples[1, mini]
             if n >= theta:
                 break
             group = minis.group[mini]
             buddy_entry = minis.pattern[mini] ^ (1 << (minis.depth[mini] - 1))
             buddy = directories.slots[directories.start[group] + buddy_entry]
-            together = n + minis.count[0, buddy] + minis.count[1, buddy]
+            together = n + minis.tuples[0, buddy] + minis.tuples[1, buddy]
             if minis.depth[buddy] != minis.depth[mini] or together > 2 * theta:
                 break
             if free_blocks(pool) < _blocks_of(pool, minis, mini) + _blocks_of(pool, minis, buddy) + 2:
