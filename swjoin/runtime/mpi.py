@@ -394,12 +394,13 @@ def _run_slave(job: Job, channel: _Channel, place: list[str]) -> None:
             exchange_at_us = next_exchange_us(clock.now_us(), epoch_us)
             perform(slave.handle(ExchangeDue(), clock.now_us()))
         if channel.probe(MASTER, DELIVERY):
-            perform(slave.handle(Delivered(unpack_delivery(channel.receive())), clock.now_us()))
+            delivery = unpack_delivery(channel.receive())
+            place[0] = f"{where}, epoch {delivery.epoch}"
+            perform(slave.handle(Delivered(delivery), clock.now_us()))
         elif slave.has_work:
             now = clock.now_us()
             slave.handle(channel.meter.take(), now)
             commands = slave.handle(WorkDue(), now)
-            place[0] = f"{where}, epoch {slave.epoch}"
             channel.meter.process_us += clock.now_us() - now
             perform(commands)
         else:

@@ -1,0 +1,165 @@
+"""Spark: the same rows whatever the number of partitions, verify that notices, tables that add up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from swjoin.config import WorkloadConfig, load_config
+from swjoin.errors import UserError
+from swjoin.runtime.job import Job
+from swjoin.runtime.local import run_local
+from swjoin.spark.verify import verify
+from swjoin.spark.workload import generate
+from tests.cases import CASES, Case, by_name
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+WORKLOAD = WorkloadConfig(3_000, 2_000_000, 0.7, 5_000, 12)
+
+
+def rows(folder: Path) -> list[pa.Table]:
+    return [pq.read_table(sorted((folder / side).glob("*.parquet"))) for side in ("left", "right")]
+
+
+def run(config: Path, folder: Path, slaves: int = 2) -> dict[str, Any]:
+    return run_local(Job(load_config(config), folder / "results", True, folder, None, "test"), False, slaves)
+
+
+@pytest.mark.parametrize("partitions", [1, 3, 8])
+def test_generate_writes_the_same_rows(partitions: int, spark: Any, tmp_path: Path) -> None:
+    counts = generate(WORKLOAD, 4, tmp_path / "out", None, partitions)
+    tables = rows(tmp_path / "out")
+    from swjoin.sources.bmodel import payload_bytes, slot_count, slot_tuples
+
+    for side, table in enumerate(tables):
+        drawn = [slot_tuples(WORKLOAD, 4, side, s) for s in range(slot_count(WORKLOAD))]
+        assert np.array_equal(table["ts"].to_numpy(), np.concatenate([d[0] for d in drawn]))
+        assert np.array_equal(table["key"].to_numpy(), np.concatenate([d[1] for d in drawn]))
+        payload = payload_bytes(np.arange(counts[side], dtype=np.uint64), 4, side, 12)
+        assert b"".join(table["payload"].to_pylist()) == payload.tobytes()
+        assert len(list((tmp_path / "out" / ("left", "right")[side]).glob("*.parquet"))) == partitions
+    assert json.loads((tmp_path / "out" / "workload.json").read_text())["tuples"] == {"left": counts[0], "right": counts[1]}
+    with pytest.raises(UserError, match="is not empty"):
+        generate(WORKLOAD, 4, tmp_path / "out", None)
+
+
+@pytest.fixture
+def a_run(spark: Any, tmp_path: Path) -> Path:
+    """A finished run over generated files."""
+    generate(WORKLOAD, 1, tmp_path / "streams", None, 2)
+    config = {
+        "join": {"lower": "-200ms", "upper": "300ms"},
+        "left": {"path": str(tmp_path / "streams" / "left"), "time_unit": "us"},
+        "right": {"path": str(tmp_path / "streams" / "right"), "time_unit": "us"},
+        "cluster": {"distribution_epoch": "100ms"},
+    }
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    report = run(tmp_path / "config.yaml", tmp_path / "run")
+    assert report["results"]["count"] > 2000
+    return tmp_path / "run"
+
+
+def test_verify_agrees_and_notices_every_kind_of_damage(a_run: Path, swjoin: Any) -> None:
+    result = verify(a_run, None)
+    assert result.equal
+    assert result.count == result.claimed_count == result.file_count
+    done = swjoin("verify", a_run)
+    assert done.code == 0
+    assert done.out.splitlines()[-1] == "equal"
+    (file,) = (a_run / "results").glob("*.parquet")
+    table = pq.read_table(file)
+    lost = (table["left_id"][3].as_py(), table["right_id"][3].as_py())
+    damaged = pa.concat_tables([table.slice(0, 3), table.slice(4), table.slice(0, 1)])
+    pq.write_table(damaged, file)
+    result = verify(a_run, None)
+    assert not result.equal
+    assert result.missing == [lost]
+    assert result.surplus == [(table["left_id"][0].as_py(), table["right_id"][0].as_py())]
+    done = swjoin("verify", a_run)
+    assert done.code == 1
+    assert f"missing: left {lost[0]}, right {lost[1]}" in done.out
+
+
+def test_verify_notices_a_false_claim(a_run: Path) -> None:
+    report = json.loads((a_run / "run.json").read_text())
+    report["results"]["digest"] = "0" * 16
+    (a_run / "run.json").write_text(json.dumps(report))
+    assert not verify(a_run, None).equal
+
+
+CHOSEN = [
+    c
+    for c in CASES
+    if c.name in ("null keys and null times", "out of order past the bound", "negative keys and times", "exclusive")
+]
+
+
+@pytest.mark.parametrize("case", CHOSEN, ids=by_name)
+def test_verify_reads_the_input_its_own_way(case: Case, spark: Any, tmp_path: Path) -> None:
+    run(case.write(tmp_path), tmp_path / "run")
+    result = verify(tmp_path / "run", None)
+    assert result.equal, result.lines()
+    assert (result.count, result.digest) == case.answer()
+
+
+def test_verify_of_generator_runs_and_count_sinks(spark: Any, tmp_path: Path) -> None:
+    config = {
+        "join": {"within": "100ms"},
+        "workload": {"rate": 3000, "duration": "2s", "domain": 1000},
+        "sink": {"kind": "count"},
+        "seed": 9,
+    }
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    report = run(tmp_path / "config.yaml", tmp_path / "run")
+    result = verify(tmp_path / "run", None)
+    assert result.equal
+    assert result.count == report["results"]["count"] > 500
+    assert "the run kept no pairs" in result.lines()[-1]
+
+
+def test_verify_of_strings_in_csv(spark: Any, tmp_path: Path) -> None:
+    for name, shift in (("left", 0), ("right", 1)):
+        lines = [f"k{i % 5},{'z' if i % 3 else ''},{i + shift}" for i in range(200)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["a,b,t", *lines]) + "\n")
+    side = {"key": ["a", "b"], "time": "t", "time_unit": "ms"}
+    config = {
+        "join": {"within": "20ms"},
+        "left": {"path": str(tmp_path / "left.csv"), **side},
+        "right": {"path": str(tmp_path / "right.csv"), **side},
+    }
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    report = run(tmp_path / "config.yaml", tmp_path / "run")
+    assert report["null_key"]["left"] == 67
+    result = verify(tmp_path / "run", None)
+    assert result.equal, result.lines()
+    assert result.count > 100
+
+
+def test_aggregate_adds_up(a_run: Path, swjoin: Any) -> None:
+    done = swjoin("aggregate", a_run)
+    assert done.code == 0, done.err
+    report = json.loads((a_run / "run.json").read_text())
+    epochs = pq.read_table(a_run / "tables" / "epochs.parquet")
+    slaves = pq.read_table(a_run / "tables" / "slaves.parquet")
+    assert epochs.num_rows == report["epochs"]
+    assert slaves.num_rows == 2
+    for table in (epochs, slaves):
+        assert table["pairs"].to_numpy().sum() == report["results"]["count"]
+        assert table["left_tuples"].to_numpy().sum() == report["joined"]["left"]
+    spread = [epochs[f"window_tuples_{s}"].to_numpy() for s in ("min", "mean", "max")]
+    assert (spread[0] <= spread[1]).all()
+    assert (spread[1] <= spread[2]).all()
+    assert (a_run / "tables" / "epochs.csv").read_text().startswith("epoch,")
+
+
+def test_directories_that_are_no_runs(swjoin: Any, tmp_path: Path) -> None:
+    for word in ("verify", "aggregate", "plot"):
+        done = swjoin(word, tmp_path)
+        assert done.code == 2, word
+        assert len([line for line in done.err if line.startswith("swjoin: ")]) == 1
