@@ -79,7 +79,7 @@ class ResultChunk:
 
     pairs: materialised pairs, or None with a count sink; they belong to `groups` in order, `pair_counts` each. final: the epoch
     is complete at this slave, the collector may commit it; only a final chunk carries `results`, `metrics` (float64, see
-    `cluster.metrics.COLUMNS`) and `delay_histogram` (int64, see `state.kernels`). last: the slave's last chunk of the run.
+    `cluster.metrics.COLUMNS`) and `delay_histogram` (int64, see `state.histogram`). last: the slave's last chunk of the run.
     """
 
     query: QueryId

@@ -1,4 +1,4 @@
-"""`swjoin join` on files of every format, and everything a user can get wrong: one line, exit code 2, nothing that looks whole."""
+"""`swjoin join` on files of every format, and what a user can get wrong: one line, exit code 2, nothing that looks whole."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_output_columns_and_rows(files: tuple[Path, Path], swjoin: Any, tmp_path
         (r["name"], r["left_price"], r["right_price"], r["note"], r["flag"]) for r in table.to_pylist() if r["left_price"]
     )
     assert rows == [("", 5.0, 10, "z", True), ("a", 1.5, 7, "x", True), ("a", 4.0, 11, "", True)]
-    assert [r for r in table.to_pylist() if r["name"] == "b"][0]["note"] == "yy"
+    assert next(r for r in table.to_pylist() if r["name"] == "b")["note"] == "yy"
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["results"]["count"] == 4
     assert report["null_key"] == {"left": 1, "right": 0}

@@ -1,4 +1,4 @@
-"""The house: imports go one way, roles stay pure, every module says what it is, no file is too long, nothing foreign is committed."""
+"""The house: imports go one way, roles stay pure, modules say what they are, nothing foreign is committed."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from swjoin.messages import (
 )
 from swjoin.policy.epochs import boundary_after_us, last_boundary_us, next_exchange_us
 from swjoin.policy.placement import round_robin
-from swjoin.state.kernels import HISTOGRAM_SIZE
+from swjoin.state.histogram import HISTOGRAM_SIZE
 
 
 def rows(times: Sequence[int | None], keys: Sequence[int | None] | None = None, first: int = 0) -> SourceBatch:

@@ -18,7 +18,7 @@ from swjoin.operators.window_join import WindowJoin
 from swjoin.oracle import Bounds, brute_force, pair_digest
 from swjoin.policy.placement import round_robin
 from swjoin.routing.hash_partition import GroupMap, HashPartition
-from swjoin.state.kernels import HISTOGRAM_SIZE, histogram_index, histogram_quantile
+from swjoin.state.histogram import HISTOGRAM_SIZE, histogram_index, histogram_quantile
 
 LAYOUTS = {0: None, 1: RowLayout(9), 2: RowLayout(5, True)}
 

@@ -27,7 +27,7 @@ from swjoin.messages import (
     WritePairs,
 )
 from swjoin.oracle import format_digest
-from swjoin.state.kernels import HISTOGRAM_SIZE, histogram_quantile
+from swjoin.state.histogram import HISTOGRAM_SIZE, histogram_quantile
 
 
 class Collector:

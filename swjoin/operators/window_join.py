@@ -32,7 +32,8 @@ from swjoin.state.arrays import (
     new_fresh,
     new_output,
 )
-from swjoin.state.kernels import CUR_GROUP, CURSOR_SIZE, DONE, FULL, HISTOGRAM_SIZE, NEED_BLOCKS, join_groups
+from swjoin.state.histogram import HISTOGRAM_SIZE
+from swjoin.state.kernels import CUR_GROUP, CURSOR_SIZE, DONE, FULL, NEED_BLOCKS, join_groups
 from swjoin.state.partition_group import GroupState, WindowState, WindowTuples
 from swjoin.state.payload import PayloadStore
 

@@ -20,7 +20,6 @@ I32 = NDArray[np.int32]
 
 # control fields of Pool and Minis
 RECYCLED, NEVER_USED, IN_USE = 0, 1, 2
-MINI_USED = IN_USE
 
 STAT_PAIRS, STAT_COMPARISONS, STAT_DELAY_SUM, STAT_DELAY_MAX = 0, 1, 2, 3
 STAT_SIZE = 4

@@ -1,7 +1,7 @@
 """The hot loops of the join module: numba kernels over flat arrays (SPEC section 4).
 
 What: sorting a partition-group's fresh tuples by mini-partition-group, block nested-loop join with exact time checks,
-appending to head blocks, expiry by block; and the production-delay histogram.
+appending to head blocks, expiry by block.
 Why: free functions on plain arrays release the GIL, can be profiled alone and tested with the JIT off.
 Stays out: splitting and merging (`state.tuning`), ownership of the arrays (`state.arrays`), the driver
 (`operators.window_join`).
@@ -21,12 +21,9 @@ from swjoin.hashing import hash_key, mix64_scalar
 from swjoin.state.arrays import (
     I32,
     IN_USE,
-    MINI_USED,
     NEVER_USED,
     RECYCLED,
     STAT_COMPARISONS,
-    STAT_DELAY_MAX,
-    STAT_DELAY_SUM,
     STAT_PAIRS,
     Directories,
     FreshTuples,
@@ -35,6 +32,7 @@ from swjoin.state.arrays import (
     Output,
     Pool,
 )
+from swjoin.state.histogram import record_delay
 
 DONE, FULL, NEED_BLOCKS, BUDGET = 0, 1, 2, 3
 
@@ -44,34 +42,6 @@ CURSOR_SIZE = 7
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 NONE = -1
-
-_SUB_BITS = 4  # 16 histogram buckets per power of two: at most 1/16 wide, at most 3.2 % from the middle
-HISTOGRAM_SIZE = 16 + 59 * 16
-
-
-@njit(cache=True, nogil=True, inline="always")
-def histogram_index(value_us):  # type: ignore[no-untyped-def]
-    """Bucket of a delay in microseconds (>= 0)."""
-    if value_us < 16:
-        return value_us
-    exponent = 4
-    while (value_us >> (exponent + 1)) > 0:
-        exponent += 1
-    return 16 + (exponent - 4) * 16 + ((value_us >> (exponent - _SUB_BITS)) & 15)
-
-
-def histogram_quantile(histogram: I64, q: float) -> float:
-    """The q-quantile in microseconds, from the middle of its bucket; 0.0 for an empty histogram."""
-    total = int(histogram.sum())
-    if total == 0:
-        return 0.0
-    index = int(np.searchsorted(np.cumsum(histogram), max(1, int(np.ceil(q * total)))))
-    if index < 16:
-        return float(index)
-    exponent, sub = divmod(index - 16, 16)
-    width = 1 << exponent
-    return float((16 + sub) * width + width / 2 - 0.5)
-
 
 # ---------------------------------------------------------------- blocks
 
@@ -209,17 +179,6 @@ def scatter_fresh(s: int, start: int, stop: int, data: Inputs, fresh: FreshTuple
 # ---------------------------------------------------------------- joining
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _record_delay(now, arrival, matches, stats, histogram):  # type: ignore[no-untyped-def]
-    delay = now - arrival
-    if delay < 0:
-        delay = 0
-    histogram[histogram_index(delay)] += matches
-    stats[STAT_DELAY_SUM] += delay * matches
-    if delay > stats[STAT_DELAY_MAX]:
-        stats[STAT_DELAY_MAX] = delay
-
-
 @njit(cache=True, nogil=True)
 def _join_group(
     g: int,
@@ -332,13 +291,13 @@ def _join_group(
                                             out_ref[1 - s, used] = ref[j]
                                             used += 1
                                         if part == 2:  # the later arrival of the two differs from pair to pair
-                                            _record_delay(now, max(came, arrival[1, j]), 1, stats, histogram)
+                                            record_delay(now, max(came, arrival[1, j]), 1, stats, histogram)
                                         matches += 1
                                 j += uint64(1)
                             if matches > 0:
                                 pairs += matches
                                 if part != 2:
-                                    _record_delay(now, came, matches, stats, histogram)
+                                    record_delay(now, came, matches, stats, histogram)
                         probe += 1
                     if full:
                         break
@@ -480,6 +439,3 @@ def live_tuples(minis: Minis) -> tuple[int, int]:
             left += minis.tuples[0, mini]
             right += minis.tuples[1, mini]
     return left, right
-
-
-assert MINI_USED == IN_USE

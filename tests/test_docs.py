@@ -1,0 +1,95 @@
+"""The documents are true: worked examples are run, named files exist, commands are known."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tests.conftest import ROOT
+
+SEMANTICS = (ROOT / "docs" / "semantics.md").read_text()
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "mpi_configs").glob("*.md"))]
+
+
+def _block(text: str) -> str:
+    """The first indented block of a text, without the indent."""
+    match = re.search(r"\n\n((?:    .*\n)+)", text)
+    return "" if match is None else re.sub(r"(?m)^    ", "", match[1])
+
+
+def examples() -> list[tuple[str, str, str, str]]:
+    """(left.csv, right.csv, options, expected lines) of every worked example."""
+    found = []
+    left = right = ""
+    for part in re.split(r"(?m)^(?=left\.csv$|right\.csv$|options: )", SEMANTICS):
+        if part.startswith("left.csv"):
+            left = _block(part)
+        elif part.startswith("right.csv"):
+            right = _block(part)
+        elif part.startswith("options: "):
+            options = part.split("`")[1]
+            found.append((left, right, options, _block(part)))
+    return found
+
+
+@pytest.mark.parametrize("example", examples(), ids=lambda e: e[2])
+def test_worked_examples(example: tuple[str, str, str, str], swjoin: Any, tmp_path: Path) -> None:
+    left, right, options, expected = example
+    (tmp_path / "left.csv").write_text(left)
+    (tmp_path / "right.csv").write_text(right)
+    argv = ["--on", "key", "--left-time", "time", "--right-time", "time", "--time-unit", "s", *shlex.split(options)]
+    done = swjoin("join", tmp_path / "left.csv", tmp_path / "right.csv", *argv, "-o", tmp_path / "out.parquet")
+    assert done.code == 0, done.err
+    rows = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    found = sorted(f"left time {r['left_time']}, right time {r['right_time']}" for r in rows)
+    assert found == sorted(expected.splitlines())
+
+
+def test_there_are_examples_of_every_kind() -> None:
+    assert len(examples()) >= 6
+
+
+def test_the_digest_example_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    code = re.search(r"```python\n(.*?)```", SEMANTICS, re.DOTALL)
+    assert code is not None
+    exec(code[1], {"np": np})
+    said = re.search(r"# ([0-9a-f]{16})", code[1])
+    assert said is not None
+    assert capsys.readouterr().out.strip() == said[1]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_and_paths_exist(path: Path) -> None:
+    text = path.read_text()
+    for link in re.findall(r"\]\(([^)#]+)\)", text):
+        assert (path.parent / link).exists(), link
+    for name in re.findall(r"`((?:swjoin|plots|tests|docs|mpi_configs|benchmarks)/[\w./]+)`", text):
+        assert (ROOT / name).exists(), name
+
+
+def test_every_module_is_on_the_map() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    for path in sorted((ROOT / "swjoin").rglob("*.py")):
+        if path.name in ("__init__.py", "__main__.py", "warmup.py"):
+            continue
+        room = path.relative_to(ROOT / "swjoin").parts[0]
+        assert f"`{path.name}`" in text or f"/{path.name}`" in text or f"`swjoin/{room}/`" in text, path
+
+
+def test_commands_in_the_readme_are_known() -> None:
+    from swjoin.cli.main import build_parser
+
+    words = set(re.findall(r"(?m)^    (?:\./run\.sh )?swjoin (\w+)", (ROOT / "README.md").read_text()))
+    parser = build_parser()
+    known = next(a for a in parser._actions if a.dest == "command").choices
+    assert words
+    assert words <= set(known or {})
+    script = (ROOT / "run.sh").read_text()
+    for word in set(re.findall(r"(?m)^    \./run\.sh (\w+)", (ROOT / "README.md").read_text())):
+        assert re.search(rf"(?m)^  (?:\w+ \| )*{word}(?: \| [\w-]+)*\)", script), word
