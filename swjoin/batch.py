@@ -201,6 +201,13 @@ class Pairs:
         return 40 * len(self) + rows
 
 
+def empty_pairs(left: RowLayout | None, right: RowLayout | None) -> Pairs:
+    """No pairs, with payload rows of the given layouts."""
+    zero, ids = np.empty(0, np.int64), np.empty(0, np.uint64)
+    rows = [None if layout is None else PayloadRows.empty(layout) for layout in (left, right)]
+    return Pairs(zero, zero, zero, ids, ids, rows[0], rows[1])
+
+
 @dataclass
 class StreamCounts:
     """One stream's side of the ledger (SPEC section 1): input = joined + null_key + late + shed."""

@@ -13,11 +13,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from swjoin.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout
+import numpy as np
+
+from swjoin.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout, empty_pairs
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.intake import LateRowError
 from swjoin.cluster.master import Master
 from swjoin.errors import SwjoinError
+from swjoin.hashing import digest_pairs
 from swjoin.messages import (
     CommitEpoch,
     Deliver,
@@ -127,6 +130,9 @@ class CollectorShell:
         self.clock = clock
         self.job = job
         self._sink = open_job_sink(job, plan)
+        if self.collector.materialised:  # load what the first results need before the run's clock starts
+            plan.decode(empty_pairs(plan.left.layout, plan.right.layout))
+            digest_pairs(np.empty(0, np.uint64), np.empty(0, np.uint64))
         self._metrics = MetricsFile(job.run_dir) if job.run_dir is not None else None
 
     def __enter__(self) -> Self:

@@ -216,3 +216,8 @@ class StreamCodec:
     columns: tuple[tuple[str, Any, str], ...]
     key: tuple[str, ...]
     rows: RowCodec | None
+
+    @property
+    def layout(self) -> RowLayout | None:
+        """Layout of the packed rows, or None when no payload is carried."""
+        return None if self.rows is None else self.rows.layout

@@ -204,7 +204,7 @@ class FileSource:
 
     @property
     def layout(self) -> RowLayout | None:
-        return None if self.codec.rows is None else self.codec.rows.layout
+        return self.codec.layout
 
     def read(self) -> SourceBatch | None:
         if self._ahead is None:

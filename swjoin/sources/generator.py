@@ -50,7 +50,7 @@ class GeneratorSource:
 
     @property
     def layout(self) -> RowLayout | None:
-        return None if self.codec.rows is None else self.codec.rows.layout
+        return self.codec.layout
 
     def read(self) -> SourceBatch | None:
         times, keys, n = [], [], 0
