@@ -31,7 +31,7 @@ def test_a_run_replays_from_its_seed() -> None:
     assert play() == play()
 
 
-def _caught(count: int = 40) -> int:
+def _caught(count: int = 80) -> int:
     """How many of the first seeds complain."""
     failures = 0
     for seed in range(count):
