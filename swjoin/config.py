@@ -180,7 +180,6 @@ class ClusterConfig:
     distribution_epoch_us: int = 2_000_000
     epoch_tuples: int = 131_072
     mini_buffer_bytes: int = 64 << 20
-    peer_timeout_us: int = 60_000_000
 
     def __post_init__(self) -> None:
         _check(1 <= self.partition_count <= 65536, "cluster: partition_count must be 1 to 65536")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -75,3 +78,14 @@ def test_tuples_shipped_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(MiniBuffers, "append", twice)
     assert _caught() > 5
+
+
+def test_kernels_run_without_the_compiler() -> None:
+    """The hot loops stay plain Python at heart: they can be stepped through, and do not depend on compiled overflow."""
+    code = "from swjoin.runtime.chaos import run_simulated\nfor seed in (8, 20): run_simulated(seed)"
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert Scenario.draw(8).expected()[0].total() > 50

@@ -213,6 +213,9 @@ def run_aggregate(args: argparse.Namespace) -> int:
 
 
 def run_plot(args: argparse.Namespace) -> int:
+    root = Path(__file__).resolve().parents[2]  # figures live beside the package in a checkout
+    if (root / "plots").is_dir() and str(root) not in sys.path:
+        sys.path.append(str(root))
     try:
         from plots import run_overview
     except ModuleNotFoundError as error:

@@ -262,15 +262,19 @@ def _join_group(
                             cursor[CUR_BLOCK], cursor[CUR_PROBE] = place, probe
                             full = True
                             break
+                        probe_ts = fresh_ts[s, probe]
+                        earliest, latest = probe_ts + reach_low, probe_ts + reach_high
+                        if ts[low] > latest or ts[high - 1] < earliest:  # long epochs: most of a block is out of reach
+                            probe += 1
+                            continue
+                        comparisons += high - low
                         k = fresh_key[s, probe]
                         hits = 0
                         for j in range(uint64(low), uint64(high)):  # unsigned: no wrap-around check, so vector compares
                             hits += key[j] == k
                         if hits > 0:
-                            probe_ts = fresh_ts[s, probe]
                             ident = fresh_id[s, probe]
                             came = arrival[s, probe]
-                            earliest, latest = probe_ts + reach_low, probe_ts + reach_high
                             matches = 0
                             j = uint64(low)
                             while hits > 0:
@@ -301,7 +305,6 @@ def _join_group(
                         probe += 1
                     if full:
                         break
-                    comparisons += (end - begin) * (high - low)
                     cursor[CUR_PROBE] = NONE
                 place = following
             if full:

@@ -245,7 +245,7 @@ class WindowState:
             f"{where}: {len(at)} tuples, {self.minis.tuples[stream, mini]} counted"
         )
         assert (np.diff(self.pool.ts[at]) >= 0).all(), f"{where}: out of time order"
-        low = np.array([int(hash_key(k)) & ((1 << local) - 1) for k in self.pool.key[at].tolist()], np.int64)
+        low = np.array([int(hash_key(k)) & ((1 << local) - 1) for k in self.pool.key[at]], np.int64)
         assert (low == pattern).all(), f"{where}: holds a key of another mini-partition-group"
         blocks = np.unique(at // self.block_tuples)
         block, count = int(self.minis.first[stream, mini]), 0
