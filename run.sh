@@ -32,7 +32,7 @@ install_environment() {
   "$python" -m pip install --quiet --disable-pip-version-check -r "$root/requirements.lock" || fail "installing the dependencies failed" 1
   "$python" -m pip install --quiet --disable-pip-version-check --no-deps --editable "$root" || fail "installing swjoin failed" 1
   echo "run.sh: compiling the kernels" >&2
-  "$python" -m swjoin.runtime.warmup
+  "$python" -m swjoin.cli.warmup
   cp "$root/requirements.lock" "$venv/.installed"
 }
 

@@ -99,7 +99,10 @@ def test_a_killed_rank_ends_the_job(tmp_path: Path) -> None:
     command_line = [sys.executable, "-m", "swjoin", "run", str(config), "-n", "4", "--out", str(tmp_path / "run")]
     process = subprocess.Popen(command_line, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     try:
-        time.sleep(4)
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and not (tmp_path / "run" / "metrics").exists():
+            time.sleep(0.1)  # until the collector has opened its files: every rank is up
+        time.sleep(1)
         victim = max(_ranks_of(process.pid))
         os.kill(victim, 9)
         killed = time.monotonic()

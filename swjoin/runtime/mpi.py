@@ -43,8 +43,8 @@ from swjoin.messages import (
 from swjoin.policy.epochs import next_exchange_us
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.job import Job
+from swjoin.runtime.preload import load_master_kernels, load_slave_kernels
 from swjoin.runtime.report import build_report, check_ledger, cpu_us, peak_rss_bytes, publish
-from swjoin.runtime.warmup import load_master_kernels, load_slave_kernels
 from swjoin.runtime.wire import pack_delivery, pack_results, unpack_delivery, unpack_results
 
 if TYPE_CHECKING:

@@ -1,19 +1,14 @@
-"""Compile every kernel once, so that no run after the installation waits for the compiler.
+"""A rank calls its own kernels once before the run's clock starts.
 
-What: `python -m swjoin.runtime.warmup`: tiny joins through every kernel and type that real joins use; `load_master_kernels`,
-`load_slave_kernels`: a rank calls its own kernels once before the run's clock starts.
-Why: numba compiles at the first call and caches on disk. Loading the cache takes most of a second, which must not become
-production delay of the first distribution epochs.
-Stays out: measuring.
+What: `load_master_kernels`, `load_slave_kernels`.
+Why: loading compiled kernels from the cache takes most of a second, which must not become production delay of the first
+distribution epochs.
+Stays out: compiling them in the first place (`cli.warmup`), measuring.
 """
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import tempfile
-import time
-from pathlib import Path
 
 import numpy as np
 
@@ -33,14 +28,6 @@ from swjoin.messages import (
     WorkDue,
 )
 from swjoin.runtime.wire import pack_delivery, unpack_delivery
-
-
-def _write(path: Path, rows: int) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["t", "number", "name", "value"])
-        for i in range(rows):
-            writer.writerow([i, i % 7, f"n{i % 5}", i / 2])
 
 
 def _two_rows(layout: RowLayout | None) -> PayloadRows | None:
@@ -75,29 +62,3 @@ def load_slave_kernels(config: RunConfig, layouts: tuple[RowLayout | None, RowLa
     slave.handle(Delivered(unpack_delivery(pack_delivery(delivery))), 0)
     while not slave.finished:
         slave.handle(WorkDue(), 0)
-
-
-def warm_up() -> None:
-    """Joins with integer and string keys, with rows and with counts, with and without order."""
-    from swjoin.cli.main import main
-
-    with tempfile.TemporaryDirectory(prefix="swjoin-warmup-") as folder:
-        left, right = Path(folder) / "left.csv", Path(folder) / "right.csv"
-        _write(left, 2000)
-        _write(right, 1500)
-        common = ["--left-time", "t", "--right-time", "t", "--time-unit", "s", "--within", "10s"]
-        for i, key in enumerate((["number"], ["name"], ["number", "name"])):
-            for out in ("count", f"{folder}/{i}.parquet"):
-                code = main(["join", str(left), str(right), "--on", *key, *common, "--max-out-of-order", "2s", "-o", out])
-                if code:
-                    raise SystemExit(code)
-
-
-if __name__ == "__main__":
-    import contextlib
-    import os
-
-    start = time.monotonic()
-    with open(os.devnull, "w") as quiet, contextlib.redirect_stdout(quiet):
-        warm_up()
-    print(f"kernels ready ({time.monotonic() - start:.0f} s)")
