@@ -36,21 +36,28 @@ install_environment() {
   cp "$root/requirements.lock" "$venv/.installed"
 }
 
+installed() { cmp -s "$root/requirements.lock" "$venv/.installed" 2>/dev/null; }
+
 need_environment() {
-  exec 9>"$root/.run.lock"
+  if installed; then return; fi  # first, so that a checkout one may only read can be used once it is installed
+  { exec 9>"$root/.run.lock"; } 2>/dev/null || fail "$root is not writable, so the environment cannot be created there"
   if command -v flock >/dev/null; then flock 9; fi  # two calls at once must not install into each other
-  cmp -s "$root/requirements.lock" "$venv/.installed" 2>/dev/null || install_environment
+  if ! installed; then install_environment; fi
   exec 9>&-
 }
 
+java_is_new_enough() {
+  "$python" -c 'from swjoin.runtime.preflight import find_java; find_java()' 2>/dev/null
+}
+
 need_java() {
-  if [ -n "${JAVA_HOME:-}" ] && [ -x "$JAVA_HOME/bin/java" ]; then return; fi
-  if command -v java >/dev/null; then return; fi
+  if java_is_new_enough; then return; fi
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     echo "run.sh: installing Java 17" >&2
     { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq openjdk-17-jre-headless; } >/dev/null 2>&1 \
       || fail "installing openjdk-17-jre-headless failed" 1
-    return
+    if java_is_new_enough; then return; fi
+    fail "Java 17 is installed, but JAVA_HOME or PATH leads to an older one; unset JAVA_HOME or put Java 17 first"
   fi
   fail "Spark needs Java 17 or newer; install openjdk-17-jre-headless or set JAVA_HOME"
 }
@@ -101,7 +108,7 @@ flights() {
 }
 
 run_tests() {
-  say "ruff"; "$venv/bin/ruff" check . && "$venv/bin/ruff" format --check .
+  say "ruff"; "$venv/bin/ruff" check .; "$venv/bin/ruff" format --check .  # no &&: set -e ignores its left side
   say "mypy"; "$venv/bin/mypy"
   say "pytest"; "$python" -m pytest "$@"
 }

@@ -16,6 +16,9 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
+from swjoin.cli.commands import join_config
+from swjoin.cli.main import build_parser
+from swjoin.config import RunConfig
 from tests.conftest import ROOT
 
 LEFT = pa.table(
@@ -218,6 +221,9 @@ def _bad(files: tuple[Path, Path], tmp: Path) -> dict[str, tuple[list[object], s
         "bad duration": ([left, right, *JOIN, "--within", "5 parsecs", "-o", "count"], "write a number and a unit"),
         "bad exclusive": ([left, right, *JOIN, *base, "--exclusive", "middle"], "lower,upper"),
         "too few ranks": ([left, right, *JOIN, *base, "-n", "2"], "at least 3 ranks"),
+        "no partition-groups": ([left, right, *JOIN, *base, "--partitions", "0"], "partition_count must be 1 to"),
+        "realtime without an epoch": ([left, right, *JOIN, *base, "--pace", "realtime"], "give --epoch"),
+        "negative epoch": ([left, right, *JOIN, *base, "--epoch", "-1s"], "distribution_epoch must not be negative"),
         "unknown output": ([left, right, *JOIN, "--within", "1s", "-o", "out.xlsx"], "end it in .parquet"),
         "output folder missing": ([left, right, *JOIN, "--within", "1s", "-o", tmp / "no" / "o.parquet"], "does not exist"),
         "output is a folder": ([left, right, *JOIN, "--within", "1s", "-o", void / "x.parquet"], ""),
@@ -284,3 +290,54 @@ def test_run_sh_refuses_unknown_words() -> None:
     assert done.returncode == 2
     assert done.stderr.strip() == "run.sh: unknown word frobnicate; ./run.sh help lists them"
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+def test_join_takes_a_pace_and_more_partition_groups_on_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("OMPI_", "PMI", "SLURM_", "MPI_")):
+            monkeypatch.delenv(name)
+
+    def config(*more: str) -> RunConfig:
+        return join_config(build_parser().parse_args(["join", "l.csv", "r.csv", *JOIN, "--within", "1s", "-o", "count", *more]))
+
+    assert [config(*m).cluster.partition_count for m in ((), ("-n", "5"), ("-n", "5", "--partitions", "7"))] == [16, 60, 7]
+    assert (config().pace, config("--pace", "realtime", "--epoch", "250ms").pace) == ("asap", "realtime")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "5")
+    assert config().cluster.partition_count == 60
+
+
+def test_realtime_pace_gives_the_same_pairs_at_the_rows_times(files: tuple[Path, Path], swjoin: Any, tmp_path: Path) -> None:
+    results = []
+    for i, more in enumerate(([], ["--pace", "realtime", "--epoch", "100ms"])):
+        left, right = (write(table.slice(0, 2), tmp_path / f"{name}.parquet") for name, table in (("l", LEFT), ("r", RIGHT)))
+        report = tmp_path / f"{i}.json"
+        done = swjoin("join", left, right, *JOIN, "--within", "1s", "-o", "count", "--report", report, *more)
+        assert done.code == 0, done.err
+        results.append(json.loads(report.read_text()))
+    assert results[0]["results"] == results[1]["results"]
+    assert results[0]["results"]["count"] == 2
+    assert results[1]["join_s"] > 1.5  # the rows span 2 s
+
+
+def _run_sh_in(checkout: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    (checkout / "run.sh").write_text((ROOT / "run.sh").read_text())
+    (checkout / "requirements.lock").write_text((ROOT / "requirements.lock").read_text())
+    binaries = checkout / ".venv" / "bin"
+    binaries.mkdir(parents=True)
+    (checkout / ".venv" / ".installed").write_text((ROOT / "requirements.lock").read_text())
+    for name in ("ruff", "mypy", "python"):
+        (binaries / name).write_text(f'#!/bin/sh\necho "{name} $*"\ncase "{name} $*" in $FAIL) exit 1;; esac\n')
+        (binaries / name).chmod(0o755)
+    command = ["bash", str(checkout / "run.sh"), *words]
+    env = {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False, env=env)
+
+
+@pytest.mark.parametrize("step", ["ruff check*", "ruff format*", "mypy *", "python -m pytest*"])
+def test_run_sh_test_fails_when_any_step_fails(step: str, tmp_path: Path) -> None:
+    (tmp_path / "good").mkdir()
+    (tmp_path / "bad").mkdir()
+    assert _run_sh_in(tmp_path / "good", "test", FAIL="none").returncode == 0
+    done = _run_sh_in(tmp_path / "bad", "test", FAIL=step)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1].startswith(step.rstrip("* ")), "it went on after the failure"

@@ -27,9 +27,10 @@ from swjoin.config import (
 )
 from swjoin.errors import UserError
 from swjoin.runtime.job import Job, late_target
+from swjoin.runtime.preflight import launcher_size
 
 JOIN_THETA_BYTES = 32 << 10  # 512 tuples of both streams, near the optimum of benchmarks/join_module.py
-JOIN_PARTITIONS = 16
+JOIN_PARTITIONS, CLUSTER_PARTITIONS = 16, 60  # in-process; on MPI there must be many more than slaves
 
 
 # ---------------------------------------------------------------- join
@@ -78,7 +79,11 @@ def join_config(args: argparse.Namespace) -> RunConfig:
     """The configuration of a `join`, with settings for speed rather than the paper's."""
     left_on, right_on = _keys(args)
     columns = None if args.columns is None else tuple(args.columns)
-    cluster: dict[str, Any] = {"partition_count": args.partitions or JOIN_PARTITIONS, "distribution_epoch_us": 0}
+    on_mpi = args.ranks is not None or launcher_size() > 1
+    partitions = (CLUSTER_PARTITIONS if on_mpi else JOIN_PARTITIONS) if args.partitions is None else args.partitions
+    cluster: dict[str, Any] = {"partition_count": partitions, "distribution_epoch_us": 0}
+    if args.pace == "realtime" and args.epoch is None:
+        raise UserError("--pace realtime needs a distribution epoch: give --epoch, such as --epoch 250ms")
     if args.epoch is not None:
         cluster["distribution_epoch_us"] = parse_duration_us(args.epoch)
     module: dict[str, Any] = {"theta_bytes": JOIN_THETA_BYTES if args.theta is None else parse_size_bytes(args.theta)}
@@ -88,6 +93,7 @@ def join_config(args: argparse.Namespace) -> RunConfig:
         queries=(_query(args),),
         left=StreamConfig(args.left, left_on, args.left_time, args.time_unit, args.left_id, columns),
         right=StreamConfig(args.right, right_on, args.right_time, args.time_unit, args.right_id, columns),
+        pace=args.pace,
         time=TimeConfig("event", parse_duration_us(args.max_out_of_order), args.late),
         cluster=ClusterConfig(**cluster),
         module=ModuleConfig(**module),

@@ -69,7 +69,10 @@ def _add_join(p: argparse.ArgumentParser) -> None:
     p.add_argument("--late", choices=["error", "drop", "side"], default="error", help="rows later than that, or without a time")
     p.add_argument("--partitions", metavar="N", type=int, help="partition-groups")
     p.add_argument("--epoch", metavar="1s", help="distribution epoch in event time (default: by buffered tuples)")
-    p.add_argument("--theta", metavar="8KB", help="partition tuning parameter")
+    p.add_argument(
+        "--pace", choices=["asap", "realtime"], default="asap", help="as fast as it goes, or at the rows' times (with --epoch)"
+    )
+    p.add_argument("--theta", metavar="32KB", help="partition tuning parameter")
     p.add_argument("--memory", metavar="4GB", help="limit of the window state of one slave")
     p.add_argument(
         "-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks: master, collector, slaves (default: in-process)"
@@ -145,7 +148,7 @@ def _join_negative(argv: list[str]) -> list[str]:
     for item in argv:
         if (
             out
-            and out[-1] in ("--lower", "--upper", "--within", "--max-out-of-order")
+            and out[-1] in ("--lower", "--upper", "--within", "--max-out-of-order", "--epoch")
             and item[:1] == "-"
             and item[1:2].isdigit()
         ):
