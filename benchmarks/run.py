@@ -24,6 +24,7 @@ from swjoin.sources.bmodel import payload_bytes
 REPEATS = 5
 THETA_BYTES = 32 << 10
 JOIN = ["--on", "key", "--left-time", "ts", "--right-time", "ts", "--time-unit", "us", "--within", "10s", "-o", "count"]
+JOIN += ["--partitions", "16"]  # the same on one process and on MPI
 
 
 def write_streams(folder: Path) -> tuple[list[Path], tuple[int, str], list[Any], int]:
