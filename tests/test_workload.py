@@ -50,6 +50,7 @@ def test_slots_do_not_depend_on_each_other_or_on_the_seed_of_others() -> None:
         assert (ts // SLOT_US == slot).all()
     assert not np.array_equal(slot_tuples(workload, 5, 0, 3)[1], slot_tuples(workload, 5, 1, 3)[1])
     assert not np.array_equal(slot_tuples(workload, 5, 0, 3)[1], slot_tuples(workload, 6, 0, 3)[1])
+    assert not np.array_equal(slot_tuples(workload, -1, 0, 3)[1], slot_tuples(workload, -2, 0, 3)[1])
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def slot_count(workload: WorkloadConfig) -> int:
 
 
 def _random(seed: int, stream: int, slot: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), stream << 48 | slot]))
+    return np.random.Generator(np.random.Philox(key=np.array([seed & (2**64 - 1), stream << 48 | slot], np.uint64)))
 
 
 def _slot_length_us(workload: WorkloadConfig, slot: int) -> int:
