@@ -1,7 +1,7 @@
 """Hashing of join keys and of result pairs, as kernels.
 
-What: `hash_key` (one 64-bit mix per key), `group_of` (partition-group from the high 32 bits; the directory uses the low bits,
-so the two are independent), `digest_pairs` (SPEC section 1).
+What: `hash_key` (one 64-bit mix per key), `group_of` (partition-group from the high 32 bits), `tag_of` (16 bits that a block
+compares first; the directory uses the lowest 16, so the three are independent), `digest_pairs` (SPEC section 1).
 Why: routing, window state and the collector must agree on one hash.
 Stays out: the readable definition of the digest (`oracle`), which this is tested against.
 """
@@ -18,6 +18,8 @@ _C2 = np.uint64(0xC4CEB9FE1A85EC53)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _S33 = np.uint64(33)
 _S32 = np.uint64(32)
+_S16 = np.uint64(16)
+_TAG_MASK = np.uint64(0xFFFF)
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -41,6 +43,12 @@ def hash_key(key):  # type: ignore[no-untyped-def]
 def group_of(hashed, partition_count):  # type: ignore[no-untyped-def]
     """Partition-group of a hash: its high 32 bits scaled to 0..partition_count - 1."""
     return np.int64(((hashed >> _S32) * np.uint64(partition_count)) >> _S32)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def tag_of(hashed):  # type: ignore[no-untyped-def]
+    """uint16 tag of a hash: bits 16 to 31, independent of the partition-group (above) and of the directory slot (below)."""
+    return np.uint16((hashed >> _S16) & _TAG_MASK)
 
 
 @njit(cache=True, nogil=True)

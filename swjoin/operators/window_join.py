@@ -22,6 +22,8 @@ from swjoin.errors import RunFailed
 from swjoin.messages import BEGIN_OF_TIME_US, Delivery, GroupId, GroupResults, Route
 from swjoin.oracle import Bounds
 from swjoin.state.arrays import (
+    COUNTERS,
+    FRESH,
     NEVER_USED,
     STAT_COMPARISONS,
     STAT_DELAY_MAX,
@@ -29,6 +31,7 @@ from swjoin.state.arrays import (
     STAT_PAIRS,
     STAT_SIZE,
     Inputs,
+    new_candidates,
     new_fresh,
     new_output,
 )
@@ -103,6 +106,8 @@ class WindowJoin:
         self.payload = tuple(PayloadStore(layout) if materialise and layout is not None else None for layout in layouts)
         self._output = new_output(max(result_tuples, block_tuples) if materialise else 0)
         self._fresh = new_fresh(1024, 256)
+        self._candidates = new_candidates()
+        self._expired_below = self._merged_below = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
         self._times_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
         self._open: Work | None = None
 
@@ -117,6 +122,8 @@ class WindowJoin:
             store = self.payload[stream]
             if store is not None and batch.rows is not None and len(batch):
                 refs[stream] = store.append(batch.rows, int(batch.ts.max()))
+        if self.window_bytes() > self.window_limit_bytes:
+            self._expire(now=True)
         if self.window_bytes() > self.window_limit_bytes:
             raise self._windows_full()
         routes = (delivery.left_route, delivery.right_route)
@@ -133,9 +140,9 @@ class WindowJoin:
             (bool(routes[LEFT] & Route.PROBE), bool(routes[RIGHT] & Route.PROBE)),
         )
         largest = int(max(delivery.left_counts.max(initial=0), delivery.right_counts.max(initial=0)))
-        minis = len(self.state.minis.group)
-        if largest > self._fresh.key.shape[1] or minis > len(self._fresh.touched):
-            self._fresh = new_fresh(max(2 * largest, self._fresh.key.shape[1]), minis)
+        minis, room = len(self.state.minis.group), int(self._fresh.base[0])
+        if largest > room or minis > len(self._fresh.touched):
+            self._fresh = new_fresh(2 * largest if largest > room else room, minis)
         count = len(delivery.groups)
         results = GroupResults(delivery.groups, np.zeros(count, np.int64), np.zeros(count, np.uint64))
         self._open = Work(delivery, inputs, results)
@@ -147,25 +154,11 @@ class WindowJoin:
         now_us: production time of this step's pairs. When the delivery is done, windows have expired and are tuned.
         """
         assert work is self._open, "step on a delivery that is not open"
-        state = self.state
         self._output.used[0] = 0
-        status, tuples = join_groups(
-            work.inputs,
-            state.pool,
-            state.minis,
-            state.directories,
-            self._fresh,
-            work.cursor,
-            self.bounds.lower_us,
-            self.bounds.upper_us,
-            now_us,
-            tuple_budget,
-            self._output,
-            work.results.counts,
-            work.results.digests,
-            work.stats,
-            work.delay_histogram,
-        )
+        status, tuples = self._join_groups(work, now_us, tuple_budget)
+        if status == NEED_BLOCKS and self._expire(now=True):
+            status, more = self._join_groups(work, now_us, tuple_budget - tuples)
+            tuples += more
         if status == NEED_BLOCKS:
             raise self._windows_full()
         pairs = self._take_pairs()
@@ -175,6 +168,29 @@ class WindowJoin:
         if done:
             self._close(work.delivery)
         return Step(pairs, done, tuples)
+
+    def _join_groups(self, work: Work, now_us: int, tuple_budget: int) -> tuple[int, int]:
+        state = self.state
+        status, tuples = join_groups(
+            work.inputs,
+            state.pool,
+            state.minis,
+            state.directories,
+            self._fresh,
+            self._candidates,
+            work.cursor,
+            self.bounds.lower_us,
+            self.bounds.upper_us,
+            now_us,
+            state.theta_tuples,
+            tuple_budget,
+            self._output,
+            work.results.counts,
+            work.results.digests,
+            work.stats,
+            work.delay_histogram,
+        )
+        return int(status), int(tuples)
 
     def _windows_full(self) -> RunFailed:
         return RunFailed(
@@ -204,13 +220,28 @@ class WindowJoin:
         """The delivery's punctuations: expire what can match nothing any more, then tune."""
         self._open = None
         self._times_us = (delivery.left_time_us, delivery.right_time_us)
-        dead_left, dead_right = self._dead_below()
-        self.state.expire(dead_left, dead_right)
-        for stream, limit in ((LEFT, dead_left), (RIGHT, dead_right)):
-            store = self.payload[stream]
+        self._expire(now=False)
+        self.state.tune()
+
+    def _expire(self, *, now: bool) -> bool:
+        """Drop what can match nothing any more, once it may be 1/64 of the windows (or now). True when anything was dropped.
+
+        Every pair is checked by its times, so what stays a little longer costs memory only, while looking at all
+        mini-partition-groups after every delivery would cost time that grows with the windows.
+        """
+        dead = self._dead_below()
+        advance = max(d - b for d, b in zip(dead, self._expired_below, strict=True))
+        if not now and (advance <= 0 or 64 * advance < self.bounds.upper_us - self.bounds.lower_us):
+            return False
+        self._expired_below = dead
+        dropped = self.state.expire(*dead)
+        if max(d - b for d, b in zip(dead, self._merged_below, strict=True)) * 8 >= self.bounds.upper_us - self.bounds.lower_us:
+            self._merged_below = dead
+            self.state.merge()
+        for store, limit in zip(self.payload, dead, strict=True):
             if store is not None:
                 store.expire(limit)
-        self.state.tune()
+        return dropped > 0
 
     def _dead_below(self) -> tuple[int, int]:
         """Left tuples below right time - upper, right tuples below left time + lower match no tuple to come."""
@@ -233,13 +264,13 @@ class WindowJoin:
             parts = []
             for i, mini in enumerate(minis.tolist()):
                 at = state.positions(mini, stream)
-                at = at[state.pool.ts[at] >= limit]
+                at = at[state.columns(at)[1] >= limit]
                 counts[stream, i] = len(at)
                 parts.append(at)
             index = np.concatenate(parts)
             store = self.payload[stream]
-            rows = None if store is None else store.gather(state.pool.ref[index])
-            tuples.append(WindowTuples(state.pool.key[index], state.pool.ts[index], state.pool.id[index], rows))
+            key, ts, ids, refs = state.columns(index)
+            tuples.append(WindowTuples(key, ts, ids, None if store is None else store.gather(refs)))
         patterns = state.minis.pattern[minis].astype(np.int64)
         depths = state.minis.depth[minis].astype(np.int64)
         out = GroupState(group, int(state.directories.depth[group]), patterns, depths, counts, tuples[LEFT], tuples[RIGHT])
@@ -277,7 +308,8 @@ class WindowJoin:
         for store in self.payload:
             if store is not None:
                 store.validate()
-        assert not self._fresh.tuples[:, : int(self.state.minis.control[NEVER_USED])].any(), "fresh tuples left uncounted"
+        counters = self.state.minis.counters.reshape(-1, COUNTERS)[: int(self.state.minis.control[NEVER_USED])]
+        assert not counters[:, FRESH : FRESH + 2].any(), "fresh tuples left uncounted"
 
 
 def _offsets(counts: I64) -> I64:

@@ -1,58 +1,72 @@
 """The arrays that the kernels work on, as named tuples: block pool, mini-partition-groups, directories, fresh tuples, output.
 
 What: the shapes and dtypes of all window state of one slave, and how it is allocated and grown.
-Why: numba kernels take plain arrays; naming them once keeps twenty arguments readable.
+Why: numba kernels take plain arrays; naming them once keeps twenty arguments readable. The layout follows the cache: a block's
+tags (16 hash bits a tuple) lie together, because they are all that most comparisons read; a tuple is one 32-byte record,
+because a match reads all of it; a block's header and a mini-partition-group's counters take one cache line each.
 Stays out: any algorithm.
 
-Streams: a leading axis of 2 (left, right). Large arrays are reserved without being touched, so resident memory follows use.
+Flat arrays of records: record i's field f is at [i * WIDTH + f]. Streams: 0 left, 1 right. Large arrays are reserved without
+being touched, so resident memory follows use.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swjoin.batch import I64, U64
+from swjoin.state.simd import LANES
 
 I32 = NDArray[np.int32]
+U16 = NDArray[np.uint16]
+
+# a tuple's record: key, time, id (the bits of a uint64), payload reference
+KEY, TS, ID, REF = 0, 1, 2, 3
+ROW = 4
+
+# a block's header: the next newer block of the chain or -1, tuples in it, times of its oldest and newest tuple
+NEXT, FILL, FIRST_TS, LAST_TS = 0, 1, 2, 3
+HEADER = 4
+
+# a mini-partition-group's counters; add the stream
+FIRST, HEAD, TUPLES, FRESH = 0, 2, 4, 6  # oldest block or -1, head block or -1, tuples stored, fresh tuples of this delivery
+COUNTERS = 8
 
 # control fields of Pool and Minis
-RECYCLED, NEVER_USED, IN_USE = 0, 1, 2
+RECYCLED, NEVER_USED, IN_USE, DUE = 0, 1, 2, 3
 
 STAT_PAIRS, STAT_COMPARISONS, STAT_DELAY_SUM, STAT_DELAY_MAX = 0, 1, 2, 3
 STAT_SIZE = 4
 
-TUPLE_BYTES = 32  # key, ts, id, payload reference
+TUPLE_BYTES = 8 * ROW + 2
+CANDIDATES = 1024  # per kind; enough for many cache misses at once, few enough to stay in the second-level cache
 
 
 class Pool(NamedTuple):
-    """Blocks: block b holds positions b * block_tuples[0] ... of the tuple columns, `fill[b]` of them used, in time order."""
+    """Blocks: block b holds the tuples b * block_tuples ... in time order, and their tags from b * tag_stride on."""
 
-    key: I64  # (blocks * block_tuples,)
-    ts: I64
-    id: U64
-    ref: I64
-    next: I32  # (blocks,) the next newer block of the chain, or -1
-    fill: I32
+    rows: I64  # (blocks * block_tuples * ROW,)
+    tags: U16  # (blocks * tag_stride,)
+    header: I64  # (blocks * HEADER,)
     free: I32  # recycled blocks, a stack
-    control: I64  # (3,) recycled count, never used from here on, in use
-    block_tuples: I64  # (1,)
+    control: I64  # (4,) recycled count, never used from here on, in use
+    shape: I64  # (2,) block_tuples, tag_stride (block_tuples rounded up to whole masks)
 
 
 class Minis(NamedTuple):
     """Mini-partition-groups (buckets of the directories). group -1: unused slot."""
 
-    first: I32  # (2, minis) oldest block, or -1
-    head: I32  # (2, minis) head block, or -1
-    tuples: I64  # (2, minis)
+    counters: I64  # (minis * COUNTERS,)
     depth: I32  # local depth
     pattern: I64  # the low `depth` bits shared by its hashes
     group: I32
     guard: I64  # size at which splitting is tried again, after it could not help
     free: I32
-    control: I64  # (3,) recycled count, never used from here on, in use
+    due: I32  # those that grew above 2 * theta since they were last tuned
+    control: I64  # (4,) recycled count, never used from here on, in use, due
 
 
 class Directories(NamedTuple):
@@ -68,17 +82,25 @@ class Directories(NamedTuple):
 
 
 class FreshTuples(NamedTuple):
-    """Scratch for one partition-group's fresh tuples, sorted by mini-partition."""
+    """Scratch for one partition-group's fresh tuples, sorted by mini-partition; the right stream's start at `base`."""
 
-    key: I64  # (2, n)
-    ts: I64
-    id: U64
-    arrival: I64
-    ref: I64
-    mini_of: I32  # (2, n)
-    tuples: I64  # (2, minis) fresh per mini-partition, all zero between groups
+    rows: I64  # (2 * base * ROW,)
+    tags: U16  # (2 * base + LANES,)
+    arrival: I64  # (2 * base,)
+    mini_of: I32  # (2 * base,)
     touched: I32  # (minis,)
-    begin: I64  # (2, minis + 1)
+    begin: I64  # (2, minis + 1) first fresh tuple of each touched mini-partition
+    base: I64  # (1,)
+    arrivals: I64  # (2,) earliest and latest arrival of the partition-group's fresh tuples
+
+
+class Candidates(NamedTuple):
+    """Pairs with equal tags, to be verified. Kinds: 0 fresh left x stored right, 1 fresh right x stored left, 2 both fresh."""
+
+    probe: U64  # (3 * CANDIDATES,) index of the fresh tuple's record in FreshTuples.rows
+    row: U64  # (3 * CANDIDATES,) index of the other record in Pool.rows, or for kind 2 in FreshTuples.rows
+    count: I64  # (3,)
+    done: I64  # (3,) of them verified
 
 
 class Inputs(NamedTuple):
@@ -106,45 +128,47 @@ class Output(NamedTuple):
     capacity: I64  # (1,)
 
 
+def _aligned(size: int, dtype: Any) -> Any:
+    """An untouched array that begins at a cache line, so that no record straddles two."""
+    item = np.dtype(dtype).itemsize
+    space = np.empty(size + 64 // item, dtype)
+    skip = (-space.ctypes.data % 64) // item
+    return space[skip : skip + size]
+
+
 def new_pool(block_count: int, block_tuples: int) -> Pool:
     """A pool of at most `block_count` blocks; memory becomes resident as blocks are used."""
-    n = block_count * block_tuples
+    stride = -(-block_tuples // LANES) * LANES
     return Pool(
-        np.empty(n, np.int64),
-        np.empty(n, np.int64),
-        np.empty(n, np.uint64),
-        np.empty(n, np.int64),
+        _aligned(block_count * block_tuples * ROW, np.int64),
+        _aligned(block_count * stride, np.uint16),
+        _aligned(block_count * HEADER, np.int64),
         np.empty(block_count, np.int32),
-        np.empty(block_count, np.int32),
-        np.empty(block_count, np.int32),
-        np.zeros(3, np.int64),
-        np.array([block_tuples], np.int64),
+        np.zeros(4, np.int64),
+        np.array([block_tuples, stride], np.int64),
     )
 
 
 def new_minis(capacity: int) -> Minis:
+    counters = _aligned(capacity * COUNTERS, np.int64)
+    counters[:] = 0
     return Minis(
-        np.full((2, capacity), -1, np.int32),
-        np.full((2, capacity), -1, np.int32),
-        np.zeros((2, capacity), np.int64),
+        counters,
         np.zeros(capacity, np.int32),
         np.zeros(capacity, np.int64),
         np.full(capacity, -1, np.int32),
         np.zeros(capacity, np.int64),
         np.zeros(capacity, np.int32),
-        np.zeros(3, np.int64),
+        np.zeros(capacity, np.int32),
+        np.zeros(4, np.int64),
     )
 
 
 def grown_minis(old: Minis, capacity: int) -> Minis:
     """The same mini-partition-groups in larger arrays."""
     new = new_minis(capacity)
-    n = old.group.shape[0]
-    for name in ("first", "head", "tuples"):
-        getattr(new, name)[:, :n] = getattr(old, name)
-    for name in ("depth", "pattern", "group", "guard", "free"):
-        getattr(new, name)[:n] = getattr(old, name)
-    new.control[:] = old.control
+    for name, before in old._asdict().items():
+        getattr(new, name)[: len(before)] = before
     return new
 
 
@@ -155,16 +179,22 @@ def new_directories(groups: int, slots: int) -> Directories:
 
 
 def new_fresh(tuples: int, minis: int) -> FreshTuples:
+    """Room for `tuples` fresh tuples of each stream in `minis` mini-partition-groups."""
     return FreshTuples(
-        np.empty((2, tuples), np.int64),
-        np.empty((2, tuples), np.int64),
-        np.empty((2, tuples), np.uint64),
-        np.empty((2, tuples), np.int64),
-        np.empty((2, tuples), np.int64),
-        np.empty((2, tuples), np.int32),
-        np.zeros((2, minis), np.int64),
+        _aligned(2 * tuples * ROW, np.int64),
+        _aligned(2 * tuples + LANES, np.uint16),
+        np.empty(2 * tuples, np.int64),
+        np.empty(2 * tuples, np.int32),
         np.empty(minis, np.int32),
         np.empty((2, minis + 1), np.int64),
+        np.array([tuples], np.int64),
+        np.zeros(2, np.int64),
+    )
+
+
+def new_candidates() -> Candidates:
+    return Candidates(
+        np.empty(3 * CANDIDATES, np.uint64), np.empty(3 * CANDIDATES, np.uint64), np.zeros(3, np.int64), np.zeros(3, np.int64)
     )
 
 

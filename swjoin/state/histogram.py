@@ -12,6 +12,7 @@ from numba import njit
 
 from swjoin.batch import I64
 from swjoin.state.arrays import STAT_DELAY_MAX, STAT_DELAY_SUM
+from swjoin.state.simd import leading_zeros
 
 _SUB_BITS = 4  # 16 histogram buckets per power of two: at most 1/16 wide, at most 3.2 % from the middle
 HISTOGRAM_SIZE = 16 + 59 * 16
@@ -22,9 +23,7 @@ def histogram_index(value_us):  # type: ignore[no-untyped-def]
     """Bucket of a delay in microseconds (>= 0)."""
     if value_us < 16:
         return value_us
-    exponent = 4
-    while (value_us >> (exponent + 1)) > 0:
-        exponent += 1
+    exponent = 63 - leading_zeros(value_us)
     return 16 + (exponent - 4) * 16 + ((value_us >> (exponent - _SUB_BITS)) & 15)
 
 

@@ -1,13 +1,14 @@
 """The hot loops of the join module: numba kernels over flat arrays (SPEC section 4).
 
-What: sorting a partition-group's fresh tuples by mini-partition-group, block nested-loop join with exact time checks,
-appending to head blocks, expiry by block.
+What: sorting a partition-group's fresh tuples by mini-partition-group, block nested-loop join with exact key and time checks,
+appending to head blocks.
 Why: free functions on plain arrays release the GIL, can be profiled alone and tested with the JIT off.
-Stays out: splitting and merging (`state.tuning`), ownership of the arrays (`state.arrays`), the driver
-(`operators.window_join`).
+Stays out: blocks and expiry (`state.blocks`), splitting and merging (`state.tuning`), ownership of the arrays
+(`state.partition_group`), the driver (`operators.window_join`).
 
-Index `s` is the stream (0 left, 1 right), `o` the opposite one. Blocks of one mini-partition form a chain from the oldest
-(`first`) to the head block (`head`), in time order; block b holds pool positions b * block_tuples ... + fill[b].
+A block's 64 tags are compared with a probe's tag at once; equal tags become candidates. Candidates are verified some hundreds
+at a time, so that the cache misses of their records overlap. Index `s` is the stream (0 left, 1 right).
+Everything is unpacked into locals first: reaching into a named tuple in a loop costs an atomic reference count each time.
 """
 
 from __future__ import annotations
@@ -17,14 +18,28 @@ from numba import njit, uint64
 from numpy.typing import NDArray
 
 from swjoin.batch import I64
-from swjoin.hashing import hash_key, mix64_scalar
+from swjoin.hashing import hash_key, mix64_scalar, tag_of
 from swjoin.state.arrays import (
-    I32,
-    IN_USE,
-    NEVER_USED,
-    RECYCLED,
+    CANDIDATES,
+    COUNTERS,
+    DUE,
+    FILL,
+    FIRST,
+    FIRST_TS,
+    FRESH,
+    HEAD,
+    HEADER,
+    ID,
+    KEY,
+    LAST_TS,
+    NEXT,
+    REF,
+    ROW,
     STAT_COMPARISONS,
     STAT_PAIRS,
+    TS,
+    TUPLES,
+    Candidates,
     Directories,
     FreshTuples,
     Inputs,
@@ -32,148 +47,207 @@ from swjoin.state.arrays import (
     Output,
     Pool,
 )
+from swjoin.state.blocks import NONE, free_blocks, take_block
 from swjoin.state.histogram import record_delay
+from swjoin.state.simd import LANES, match_mask, prefetch, trailing_zeros
 
 DONE, FULL, NEED_BLOCKS, BUDGET = 0, 1, 2, 3
 
 # cursor fields
-CUR_GROUP, CUR_SORTED, CUR_TOUCHED, CUR_PART, CUR_BLOCK, CUR_PROBE, CUR_TOUCHED_COUNT = 0, 1, 2, 3, 4, 5, 6
-CURSOR_SIZE = 7
+CUR_GROUP, CUR_SORTED, CUR_TOUCHED, CUR_PART, CUR_PLACE, CUR_CHUNK, CUR_PROBE, CUR_TOUCHED_COUNT = 0, 1, 2, 3, 4, 5, 6, 7
+CURSOR_SIZE = 8
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-NONE = -1
-
-# ---------------------------------------------------------------- blocks
-
-
-@njit(cache=True, nogil=True)
-def _take_block(free: I32, fill: I32, following: I32, control: I64) -> int:
-    """A free block, recycled if possible; the caller has made sure that there is one."""
-    if control[RECYCLED] > 0:
-        control[RECYCLED] -= 1
-        block = np.int64(free[control[RECYCLED]])
-    else:
-        block = control[NEVER_USED]
-        control[NEVER_USED] += 1
-    control[IN_USE] += 1
-    fill[block] = 0
-    following[block] = NONE
-    return int(block)
-
-
-@njit(cache=True, nogil=True)
-def give_block(pool: Pool, block: int) -> None:
-    pool.free[pool.control[RECYCLED]] = block
-    pool.control[RECYCLED] += 1
-    pool.control[IN_USE] -= 1
-
-
-@njit(cache=True, nogil=True)
-def free_blocks(pool: Pool) -> int:
-    return int(pool.control[RECYCLED] + pool.fill.shape[0] - pool.control[NEVER_USED])
-
-
-@njit(cache=True, nogil=True)
-def append_selected(pool: Pool, minis: Minis, s: int, mini: int, positions: I64, count: int) -> None:
-    """Append pool tuples (positions[:count], in time order) to a mini-partition, copying them; sources stay as they are."""
-    size = pool.block_tuples[0]
-    key, ts, ids, ref = pool.key, pool.ts, pool.id, pool.ref
-    fill, following, free, control = pool.fill, pool.next, pool.free, pool.control
-    head = minis.head[s, mini]
-    for i in range(count):
-        if head == NONE or fill[head] == size:
-            block = _take_block(free, fill, following, control)
-            if head == NONE:
-                minis.first[s, mini] = block
-            else:
-                following[head] = block
-            head = block
-        to = head * size + fill[head]
-        at = positions[i]
-        key[to] = key[at]
-        ts[to] = ts[at]
-        ids[to] = ids[at]
-        ref[to] = ref[at]
-        fill[head] += 1
-    minis.head[s, mini] = head
-    minis.tuples[s, mini] += count
-
-
-@njit(cache=True, nogil=True)
-def append_columns(
-    pool: Pool, minis: Minis, s: int, mini: int, key: I64, ts: I64, ids: NDArray[np.uint64], first_ref: int
-) -> None:
-    """Append n tuples from columns to a mini-partition; payload references count up from first_ref."""
-    size = pool.block_tuples[0]
-    head = minis.head[s, mini]
-    for i in range(key.shape[0]):
-        if head == NONE or pool.fill[head] == size:
-            block = _take_block(pool.free, pool.fill, pool.next, pool.control)
-            if head == NONE:
-                minis.first[s, mini] = block
-            else:
-                pool.next[head] = block
-            head = block
-        to = head * size + pool.fill[head]
-        pool.key[to] = key[i]
-        pool.ts[to] = ts[i]
-        pool.id[to] = ids[i]
-        pool.ref[to] = first_ref + i
-        pool.fill[head] += 1
-    minis.head[s, mini] = head
-    minis.tuples[s, mini] += key.shape[0]
-
+_ONE = np.uint64(1)
+_ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
+_AHEAD = 6  # touched mini-partition-groups between asking for blocks and reading them
 
 # ---------------------------------------------------------------- fresh tuples
 
 
 @njit(cache=True, nogil=True)
 def sort_fresh(
-    group: int, s: int, start: int, stop: int, data: Inputs, directories: Directories, fresh: FreshTuples, touched_count: int
+    group: int,
+    s: int,
+    start: int,
+    stop: int,
+    data: Inputs,
+    directories: Directories,
+    minis: Minis,
+    fresh: FreshTuples,
+    touched_count: int,
 ) -> int:
     """Count a group's tuples of one stream per mini-partition; new mini-partitions join the touched list.
 
     Returns its length.
     """
-    base = directories.start[group]
+    first_slot = directories.start[group]
     mask = np.uint64((1 << directories.depth[group]) - 1)
-    slots, key = directories.slots, data.key[s]
-    mini_of, count, touched = fresh.mini_of, fresh.tuples, fresh.touched
+    slots, key, arrival = directories.slots, data.key[s], data.arrival[s]
+    counters, mini_of, touched = minis.counters, fresh.mini_of, fresh.touched
+    earliest, latest = fresh.arrivals[0], fresh.arrivals[1]
+    offset = s * fresh.base[0] - start
     for i in range(start, stop):
-        mini = slots[base + np.int64(hash_key(key[i]) & mask)]
-        mini_of[s, i - start] = mini
-        if count[0, mini] == 0 and count[1, mini] == 0:
-            touched[touched_count] = mini
+        mini = slots[first_slot + np.int64(hash_key(key[i]) & mask)]
+        mini_of[offset + i] = mini
+        prefetch(counters, np.int64(mini) * COUNTERS)
+        earliest = min(earliest, arrival[i])
+        latest = max(latest, arrival[i])
+    for i in range(start, stop):
+        counter = np.int64(mini_of[offset + i]) * COUNTERS + FRESH
+        if counters[counter] == 0 and counters[counter + 1] == 0:
+            touched[touched_count] = mini_of[offset + i]
             touched_count += 1
-        count[s, mini] += 1
+        counters[counter + s] += 1
+    fresh.arrivals[0], fresh.arrivals[1] = earliest, latest
     return touched_count
 
 
 @njit(cache=True, nogil=True)
-def scatter_fresh(s: int, start: int, stop: int, data: Inputs, fresh: FreshTuples, touched_count: int) -> None:
+def scatter_fresh(s: int, start: int, stop: int, data: Inputs, minis: Minis, fresh: FreshTuples, touched_count: int) -> None:
     """Stable scatter of one stream's tuples into mini-partition order; fresh.begin[s, t] is where touched mini t starts."""
     key, ts, ids, arrival, first_ref = data.key[s], data.ts[s], data.id[s], data.arrival[s], data.ref[s]
-    mini_of, count, touched, begin = fresh.mini_of, fresh.tuples, fresh.touched, fresh.begin
-    key_to, ts_to, id_to, arrival_to, ref_to = fresh.key, fresh.ts, fresh.id, fresh.arrival, fresh.ref
-    position = 0
+    counters, mini_of, touched, begin = minis.counters, fresh.mini_of, fresh.touched, fresh.begin
+    rows, tags, arrival_to = fresh.rows, fresh.tags, fresh.arrival
+    offset = s * fresh.base[0]
+    position = offset
     for t in range(touched_count):
-        mini = touched[t]
+        counter = np.int64(touched[t]) * COUNTERS + FRESH + s
         begin[s, t] = position
-        n = count[s, mini]
-        count[s, mini] = position
+        n = counters[counter]
+        counters[counter] = position
         position += n
     begin[s, touched_count] = position
     for i in range(start, stop):
-        mini = mini_of[s, i - start]
-        j = count[s, mini]
-        count[s, mini] = j + 1
-        key_to[s, j] = key[i]
-        ts_to[s, j] = ts[i]
-        id_to[s, j] = ids[i]
-        arrival_to[s, j] = arrival[i]
-        ref_to[s, j] = first_ref + i
+        counter = np.int64(mini_of[offset + i - start]) * COUNTERS + FRESH + s
+        j = counters[counter]
+        counters[counter] = j + 1
+        k = key[i]
+        rows[j * ROW + KEY] = k
+        rows[j * ROW + TS] = ts[i]
+        rows[j * ROW + ID] = np.int64(ids[i])
+        rows[j * ROW + REF] = first_ref + i
+        tags[j] = tag_of(hash_key(k))
+        arrival_to[j] = arrival[i]
     for t in range(touched_count):
-        count[s, touched[t]] = 0
+        counters[np.int64(touched[t]) * COUNTERS + FRESH + s] = 0
+
+
+# ---------------------------------------------------------------- verifying candidates
+
+
+@njit(cache=True, nogil=True)
+def _count_matches(
+    s: int,
+    low: int,
+    high: int,
+    probe_rows: I64,
+    rows: I64,
+    probe_at: NDArray[np.uint64],
+    row_at: NDArray[np.uint64],
+    start: int,
+    stop: int,
+) -> tuple[int, np.uint64]:
+    """Matches among candidates and the sum of their digests, without branches, so that several are checked at once."""
+    matches = 0
+    digest = uint64(0)
+    for c in range(uint64(start), uint64(stop)):
+        p, r = probe_at[c], row_at[c]
+        apart = rows[r + uint64(TS)] - probe_rows[p + uint64(TS)]
+        right = (rows[r] == probe_rows[p]) & (apart >= low) & (apart <= high)
+        mine, theirs = uint64(probe_rows[p + uint64(ID)]), uint64(rows[r + uint64(ID)])
+        left_id = mine if s == 0 else theirs
+        right_id = theirs if s == 0 else mine
+        mixed = mix64_scalar(left_id * _GOLDEN + mix64_scalar(right_id))
+        digest += mixed if right else uint64(0)
+        matches += 1 if right else 0
+    return matches, digest
+
+
+@njit(cache=True, nogil=True)
+def _verify(
+    kind: int,
+    g: int,
+    stored_rows: I64,
+    fresh: FreshTuples,
+    candidates: Candidates,
+    lower: int,
+    upper: int,
+    now: int,
+    out: Output,
+    counts: I64,
+    digests: NDArray[np.uint64],
+    stats: I64,
+    histogram: I64,
+) -> bool:
+    """Check the candidates of one kind by key and time and take the matches. False when the output is full; call again then."""
+    probe_rows, arrival = fresh.rows, fresh.arrival
+    rows = probe_rows if kind == 2 else stored_rows
+    probe_at, row_at = candidates.probe, candidates.row
+    start = kind * CANDIDATES + candidates.done[kind]
+    stop = kind * CANDIDATES + candidates.count[kind]
+    s = 1 if kind == 1 else 0
+    low = lower if s == 0 else -upper  # stored - probe
+    high = upper if s == 0 else -lower
+    capacity = out.capacity[0]
+    matches = 0
+    digest = uint64(0)
+    same_arrival = fresh.arrivals[0] == fresh.arrivals[1]
+    c = start
+    if capacity == 0:
+        matches, digest = _count_matches(s, low, high, probe_rows, rows, probe_at, row_at, start, stop)
+        if same_arrival and matches > 0:
+            record_delay(now, fresh.arrivals[0], matches, stats, histogram)
+        while c < stop and not same_arrival:
+            p, r = np.int64(probe_at[c]), np.int64(row_at[c])
+            apart = rows[r + TS] - probe_rows[p + TS]
+            if rows[r + KEY] == probe_rows[p + KEY] and apart >= low and apart <= high:
+                came = arrival[p // ROW]
+                if kind == 2:
+                    came = max(came, arrival[r // ROW])
+                record_delay(now, came, 1, stats, histogram)
+            c += 1
+        c = stop
+    else:
+        out_key, out_ts, out_id, out_ref, used = out.key, out.ts, out.id, out.ref, out.used[0]
+        while c < stop:
+            p, r = np.int64(probe_at[c]), np.int64(row_at[c])
+            apart = rows[r + TS] - probe_rows[p + TS]
+            if rows[r + KEY] == probe_rows[p + KEY] and apart >= low and apart <= high:
+                if used == capacity:
+                    break
+                out_key[used] = rows[r + KEY]
+                out_ts[s, used] = probe_rows[p + TS]
+                out_ts[1 - s, used] = rows[r + TS]
+                mine, theirs = uint64(probe_rows[p + ID]), uint64(rows[r + ID])
+                out_id[s, used] = mine
+                out_id[1 - s, used] = theirs
+                out_ref[s, used] = probe_rows[p + REF]
+                out_ref[1 - s, used] = rows[r + REF]
+                used += 1
+                if s == 0:
+                    digest += mix64_scalar(mine * _GOLDEN + mix64_scalar(theirs))
+                else:
+                    digest += mix64_scalar(theirs * _GOLDEN + mix64_scalar(mine))
+                matches += 1
+                if not same_arrival:
+                    came = arrival[p // ROW]
+                    if kind == 2:  # the later arrival of the two
+                        came = max(came, arrival[r // ROW])
+                    record_delay(now, came, 1, stats, histogram)
+            c += 1
+        out.used[0] = used
+        if same_arrival and matches > 0:
+            record_delay(now, fresh.arrivals[0], matches, stats, histogram)
+    counts[g] += matches
+    digests[g] += digest
+    stats[STAT_PAIRS] += matches
+    if c == stop:
+        candidates.count[kind] = 0
+        candidates.done[kind] = 0
+        return True
+    candidates.done[kind] = c - kind * CANDIDATES
+    return False
 
 
 # ---------------------------------------------------------------- joining
@@ -186,10 +260,12 @@ def _join_group(
     pool: Pool,
     minis: Minis,
     fresh: FreshTuples,
+    candidates: Candidates,
     cursor: I64,
     lower: int,
     upper: int,
     now: int,
+    theta: int,
     out: Output,
     counts: I64,
     digests: NDArray[np.uint64],
@@ -199,26 +275,28 @@ def _join_group(
     """Join and store one partition-group's sorted fresh tuples, from the cursor on. False when the output is full.
 
     Parts per touched mini: 0 fresh left x stored right, 1 fresh right x stored left, 2 fresh left x fresh right, then both are
-    stored. Everything is unpacked into locals first: reaching into a named tuple costs an atomic reference count each time.
+    stored. Both the probes of a mini-partition and the blocks of a chain are in time order, so the probes that reach a block
+    are a range whose two ends only move forward.
     """
-    size = pool.block_tuples[0]
-    pool_key, pool_ts, pool_id, pool_ref = pool.key, pool.ts, pool.id, pool.ref
-    pool_fill, pool_next, pool_free, pool_control = pool.fill, pool.next, pool.free, pool.control
-    first, heads, stored = minis.first, minis.head, minis.tuples
-    fresh_key, fresh_ts, fresh_id, fresh_ref, arrival = fresh.key, fresh.ts, fresh.id, fresh.ref, fresh.arrival
-    right_key, right_ts, right_id, right_ref = fresh.key[1], fresh.ts[1], fresh.id[1], fresh.ref[1]
-    begins, touched = fresh.begin, fresh.touched
-    out_key, out_ts, out_id, out_ref = out.key, out.ts, out.id, out.ref
-    capacity, used = out.capacity[0], out.used[0]
+    size, stride = pool.shape[0], pool.shape[1]
+    rows, tags, header, free, control = pool.rows, pool.tags, pool.header, pool.free, pool.control
+    counters, guard, due = minis.counters, minis.guard, minis.due
+    fresh_rows, fresh_tags, begins, touched = fresh.rows, fresh.tags, fresh.begin, fresh.touched
+    probe_at, row_at, found = candidates.probe, candidates.row, candidates.count
     probe_left, probe_right, store_left, store_right = data.probe[0], data.probe[1], data.store[0], data.store[1]
     meet = (probe_left and store_right) or (probe_right and store_left)
-    pairs = 0
     comparisons = 0
-    digest = np.uint64(0)
-    full = False
     t = cursor[CUR_TOUCHED]
-    while t < cursor[CUR_TOUCHED_COUNT]:
-        mini = touched[t]
+    touched_count = cursor[CUR_TOUCHED_COUNT]
+    while t < touched_count:
+        if t + _AHEAD < touched_count:
+            ahead = np.int64(touched[t + _AHEAD]) * COUNTERS
+            for s in range(2):
+                block = counters[ahead + FIRST + s]
+                prefetch(header, block * HEADER)
+                prefetch(tags, block * stride)
+                prefetch(tags, block * stride + 32)
+        counter = np.int64(touched[t]) * COUNTERS
         part = cursor[CUR_PART]
         while part < 3:
             s = 1 if part == 1 else 0
@@ -227,126 +305,108 @@ def _join_group(
             if not wanted or begin == end:
                 part += 1
                 continue
-            if part == 2:
-                key, ts, ids, ref = right_key, right_ts, right_id, right_ref
-                place = begins[1, t] if cursor[CUR_BLOCK] == NONE else cursor[CUR_BLOCK]
-                last = begins[1, t + 1]
-                if place >= last:
-                    place = NONE
-            else:
-                key, ts, ids, ref = pool_key, pool_ts, pool_id, pool_ref
-                place = np.int64(first[1 - s, mini]) if cursor[CUR_BLOCK] == NONE else cursor[CUR_BLOCK]
-                last = 0
-            if s == 0:  # stored right tuples: lower <= stored - probe <= upper
-                reach_low, reach_high = lower, upper
-            else:
-                reach_low, reach_high = -upper, -lower
-            earliest_any = fresh_ts[s, begin] + reach_low
-            latest_any = fresh_ts[s, end - 1] + reach_high
+            reach_low = lower if s == 0 else -upper  # lower <= stored right - probe <= upper
+            reach_high = upper if s == 0 else -lower
+            place = cursor[CUR_PLACE]
+            stop = begins[1, t + 1]
+            if place == NONE:
+                place = counters[counter + FIRST + 1 - s]
+                if part == 2:
+                    place = begins[1, t] if begins[1, t] < stop else NONE
+            block_tags = fresh_tags if part == 2 else tags
+            from_probe = begin
+            to_probe = begin
+            count = found[part]
+            shift = part * CANDIDATES
             while place != NONE:
                 if part == 2:
-                    low = place
-                    high = min(place + size, last)
-                    following = high if high < last else NONE
+                    at, at_tag, fill = place, place, min(np.int64(LANES), stop - place)
+                    following = place + fill if place + fill < stop else NONE
+                    first_ts, last_ts = fresh_rows[place * ROW + TS], fresh_rows[(place + fill - 1) * ROW + TS]
                 else:
-                    low = place * size
-                    high = low + pool_fill[place]
-                    following = np.int64(pool_next[place])
-                if ts[low] > latest_any:
+                    at, at_tag, fill = place * size, place * stride, header[place * HEADER + FILL]
+                    following = header[place * HEADER + NEXT]
+                    first_ts, last_ts = header[place * HEADER + FIRST_TS], header[place * HEADER + LAST_TS]
+                    prefetch(header, following * HEADER)
+                    prefetch(tags, following * stride)
+                    prefetch(tags, following * stride + 32)
+                while from_probe < end and fresh_rows[from_probe * ROW + TS] + reach_high < first_ts:
+                    from_probe += 1
+                if from_probe == end:
                     break  # in time order: whatever follows is too new for all these probes
-                if ts[high - 1] >= earliest_any:
-                    probe = begin if cursor[CUR_PROBE] == NONE else cursor[CUR_PROBE]
-                    while probe < end:
-                        if capacity > 0 and capacity - used < size:
-                            cursor[CUR_TOUCHED], cursor[CUR_PART] = t, part
-                            cursor[CUR_BLOCK], cursor[CUR_PROBE] = place, probe
-                            full = True
-                            break
-                        probe_ts = fresh_ts[s, probe]
-                        earliest, latest = probe_ts + reach_low, probe_ts + reach_high
-                        if ts[low] > latest or ts[high - 1] < earliest:  # long epochs: most of a block is out of reach
-                            probe += 1
-                            continue
-                        comparisons += high - low
-                        k = fresh_key[s, probe]
-                        hits = 0
-                        for j in range(uint64(low), uint64(high)):  # unsigned: no wrap-around check, so vector compares
-                            hits += key[j] == k
-                        if hits > 0:
-                            ident = fresh_id[s, probe]
-                            came = arrival[s, probe]
-                            matches = 0
-                            j = uint64(low)
-                            while hits > 0:
-                                if key[j] == k:
-                                    hits -= 1
-                                    if ts[j] >= earliest and ts[j] <= latest:
-                                        if s == 0:
-                                            digest += mix64_scalar(ident * _GOLDEN + mix64_scalar(ids[j]))
-                                        else:
-                                            digest += mix64_scalar(ids[j] * _GOLDEN + mix64_scalar(ident))
-                                        if capacity > 0:
-                                            out_key[used] = k
-                                            out_ts[s, used] = probe_ts
-                                            out_ts[1 - s, used] = ts[j]
-                                            out_id[s, used] = ident
-                                            out_id[1 - s, used] = ids[j]
-                                            out_ref[s, used] = fresh_ref[s, probe]
-                                            out_ref[1 - s, used] = ref[j]
-                                            used += 1
-                                        if part == 2:  # the later arrival of the two differs from pair to pair
-                                            record_delay(now, max(came, arrival[1, j]), 1, stats, histogram)
-                                        matches += 1
-                                j += uint64(1)
-                            if matches > 0:
-                                pairs += matches
+                while to_probe < end and fresh_rows[to_probe * ROW + TS] + reach_low <= last_ts:
+                    to_probe += 1
+                if cursor[CUR_CHUNK] == NONE:
+                    comparisons += fill * max(0, to_probe - from_probe)
+                    chunk, probe = 0, from_probe
+                else:
+                    chunk, probe = cursor[CUR_CHUNK], cursor[CUR_PROBE]
+                    cursor[CUR_CHUNK] = NONE
+                while chunk < fill:
+                    limit = _ALL if fill - chunk >= LANES else (_ONE << uint64(fill - chunk)) - _ONE
+                    while probe < to_probe:
+                        mask = match_mask(block_tags, at_tag + chunk, fresh_tags[probe]) & limit
+                        if mask != uint64(0):
+                            if count + LANES > CANDIDATES:
+                                found[part] = count
+                                if not _verify(
+                                    part, g, rows, fresh, candidates, lower, upper, now, out, counts, digests, stats, histogram
+                                ):
+                                    cursor[CUR_TOUCHED], cursor[CUR_PART], cursor[CUR_PLACE] = t, part, place
+                                    cursor[CUR_CHUNK], cursor[CUR_PROBE] = chunk, probe
+                                    stats[STAT_COMPARISONS] += comparisons
+                                    return False
+                                count = 0
+                            while mask != uint64(0):
+                                row = (at + chunk + trailing_zeros(mask)) * ROW
                                 if part != 2:
-                                    record_delay(now, came, matches, stats, histogram)
+                                    prefetch(rows, row)
+                                probe_at[shift + count] = probe * ROW
+                                row_at[shift + count] = row
+                                count += 1
+                                mask &= mask - _ONE
                         probe += 1
-                    if full:
-                        break
-                    cursor[CUR_PROBE] = NONE
+                    chunk += LANES
+                    probe = from_probe
                 place = following
-            if full:
-                break
-            cursor[CUR_BLOCK] = NONE
+            found[part] = count
+            cursor[CUR_PLACE] = NONE
             part += 1
-        if full:
-            break
         for s in range(2):
             if not (store_left if s == 0 else store_right):
                 continue
-            head = heads[s, mini]
-            begin, end = begins[s, t], begins[s, t + 1]
-            i = begin
+            head = counters[counter + HEAD + s]
+            i, end = begins[s, t], begins[s, t + 1]
+            counters[counter + TUPLES + s] += end - i
             while i < end:
-                if head == NONE or pool_fill[head] == size:
-                    block = _take_block(pool_free, pool_fill, pool_next, pool_control)
-                    if head == NONE:
-                        first[s, mini] = block
-                    else:
-                        pool_next[head] = block
-                    head = block
-                    heads[s, mini] = head
-                n = min(end - i, size - pool_fill[head])
-                to = head * size + pool_fill[head]
-                for j in range(n):
-                    pool_key[to + j] = fresh_key[s, i + j]
-                    pool_ts[to + j] = fresh_ts[s, i + j]
-                    pool_id[to + j] = fresh_id[s, i + j]
-                    pool_ref[to + j] = fresh_ref[s, i + j]
-                pool_fill[head] += n
+                if head == NONE or header[head * HEADER + FILL] == size:
+                    head = take_block(header, free, control, counters, counter, s)
+                    header[head * HEADER + FIRST_TS] = fresh_rows[i * ROW + TS]
+                fill = header[head * HEADER + FILL]
+                n = min(end - i, size - fill)
+                to, source = (head * size + fill) * ROW, i * ROW
+                for j in range(uint64(n * ROW)):
+                    rows[uint64(to) + j] = fresh_rows[uint64(source) + j]
+                to = head * stride + fill
+                for j in range(uint64(n)):
+                    tags[uint64(to) + j] = fresh_tags[uint64(i) + j]
                 i += n
-            stored[s, mini] += end - begin
+                header[head * HEADER + FILL] = fill + n
+                header[head * HEADER + LAST_TS] = fresh_rows[(i - 1) * ROW + TS]
+        stored = counters[counter + TUPLES] + counters[counter + TUPLES + 1]
+        if theta > 0 and stored > 2 * theta and stored >= guard[touched[t]]:
+            due[minis.control[DUE]] = touched[t]
+            minis.control[DUE] += 1
         cursor[CUR_PART] = 0
         t += 1
-        cursor[CUR_TOUCHED] = t
-    counts[g] += pairs
-    digests[g] += digest
-    stats[STAT_PAIRS] += pairs
+    cursor[CUR_TOUCHED] = t
     stats[STAT_COMPARISONS] += comparisons
-    out.used[0] = used
-    return not full
+    for kind in range(3):
+        if found[kind] > 0 and not _verify(
+            kind, g, rows, fresh, candidates, lower, upper, now, out, counts, digests, stats, histogram
+        ):
+            return False
+    return True
 
 
 @njit(cache=True, nogil=True)
@@ -356,10 +416,12 @@ def join_groups(
     minis: Minis,
     directories: Directories,
     fresh: FreshTuples,
+    candidates: Candidates,
     cursor: I64,
     lower: int,
     upper: int,
     now: int,
+    theta: int,
     budget: int,
     out: Output,
     counts: I64,
@@ -370,12 +432,12 @@ def join_groups(
     """Join whole partition-groups of a delivery from the cursor on, until `budget` tuples are done.
 
     Returns (status, tuples done): DONE, BUDGET, FULL (output; call again to go on exactly there) or NEED_BLOCKS (the pool is
-    too small for the next group). Per touched mini-partition-group: fresh left x stored right, fresh right x stored left,
-    fresh left x fresh right, then both go to their head blocks: fresh tuples leave out the opposite's fresh tuples exactly
-    once.
+    too small for the next group; call again when there is room). Per touched mini-partition-group: fresh left x stored right,
+    fresh right x stored left, fresh left x fresh right, then both go to their head blocks: fresh tuples leave out the
+    opposite's fresh tuples exactly once.
     """
     done = 0
-    size = pool.block_tuples[0]
+    size = pool.shape[0]
     while cursor[CUR_GROUP] < data.groups.shape[0]:
         if done >= budget:
             return BUDGET, done
@@ -384,10 +446,11 @@ def join_groups(
         right_start, right_stop = data.offsets[1][g], data.offsets[1][g + 1]
         if cursor[CUR_SORTED] == 0:
             group = data.groups[g]
-            touched = sort_fresh(group, 0, left_start, left_stop, data, directories, fresh, 0)
-            touched = sort_fresh(group, 1, right_start, right_stop, data, directories, fresh, touched)
-            scatter_fresh(0, left_start, left_stop, data, fresh, touched)
-            scatter_fresh(1, right_start, right_stop, data, fresh, touched)
+            fresh.arrivals[0], fresh.arrivals[1] = np.int64(1) << 62, -(np.int64(1) << 62)
+            touched = sort_fresh(group, 0, left_start, left_stop, data, directories, minis, fresh, 0)
+            touched = sort_fresh(group, 1, right_start, right_stop, data, directories, minis, fresh, touched)
+            scatter_fresh(0, left_start, left_stop, data, minis, fresh, touched)
+            scatter_fresh(1, right_start, right_stop, data, minis, fresh, touched)
             wanted = (left_stop - left_start + right_stop - right_start) // size + 2 * touched
             if wanted > free_blocks(pool):
                 return NEED_BLOCKS, done
@@ -395,50 +458,13 @@ def join_groups(
             cursor[CUR_TOUCHED_COUNT] = touched
             cursor[CUR_TOUCHED] = 0
             cursor[CUR_PART] = 0
-            cursor[CUR_BLOCK] = NONE
-            cursor[CUR_PROBE] = NONE
-        if not _join_group(g, data, pool, minis, fresh, cursor, lower, upper, now, out, counts, digest, stats, histogram):
+            cursor[CUR_PLACE] = NONE
+            cursor[CUR_CHUNK] = NONE
+        if not _join_group(
+            g, data, pool, minis, fresh, candidates, cursor, lower, upper, now, theta, out, counts, digest, stats, histogram
+        ):
             return FULL, done
         done += left_stop - left_start + right_stop - right_start
         cursor[CUR_SORTED] = 0
         cursor[CUR_GROUP] = g + 1
     return DONE, done
-
-
-# ---------------------------------------------------------------- expiry
-
-
-@njit(cache=True, nogil=True)
-def expire(pool: Pool, minis: Minis, dead_below_left: int, dead_below_right: int) -> int:
-    """Drop, in every mini-partition, the blocks whose newest tuple has ts below its stream's limit. Returns tuples dropped."""
-    size = pool.block_tuples[0]
-    dropped = 0
-    for mini in range(minis.control[NEVER_USED]):
-        if minis.group[mini] == NONE:
-            continue
-        for s in range(2):
-            limit = dead_below_left if s == 0 else dead_below_right
-            block = minis.first[s, mini]
-            while block != NONE and pool.ts[block * size + pool.fill[block] - 1] < limit:
-                n = pool.fill[block]
-                following = pool.next[block]
-                give_block(pool, block)
-                minis.tuples[s, mini] -= n
-                dropped += n
-                block = following
-            minis.first[s, mini] = block
-            if block == NONE:
-                minis.head[s, mini] = NONE
-    return dropped
-
-
-@njit(cache=True, nogil=True)
-def live_tuples(minis: Minis) -> tuple[int, int]:
-    """Tuples in the windows, left and right."""
-    left = 0
-    right = 0
-    for mini in range(minis.control[NEVER_USED]):
-        if minis.group[mini] != NONE:
-            left += minis.tuples[0, mini]
-            right += minis.tuples[1, mini]
-    return left, right

@@ -15,21 +15,35 @@ import numpy as np
 
 from swjoin.batch import I64, U64, PayloadRows
 from swjoin.errors import RunFailed
-from swjoin.hashing import hash_key
+from swjoin.hashing import hash_key, tag_of
 from swjoin.messages import GroupId
 from swjoin.state.arrays import (
+    COUNTERS,
+    DUE,
+    FILL,
+    FIRST,
+    FIRST_TS,
+    HEAD,
+    HEADER,
+    ID,
     IN_USE,
+    KEY,
+    LAST_TS,
     NEVER_USED,
+    NEXT,
     RECYCLED,
+    REF,
+    ROW,
+    TS,
     TUPLE_BYTES,
+    TUPLES,
     grown_minis,
     new_directories,
     new_minis,
     new_pool,
 )
-from swjoin.state.kernels import NONE, append_columns, expire, free_blocks, live_tuples
-from swjoin.state.kernels import give_block as _give_block
-from swjoin.state.tuning import NEED_MINIS, TUNED, compact, give_mini, live_slots, take_mini, tune
+from swjoin.state.blocks import NONE, append_columns, expire, free_blocks, give_chain, live_tuples
+from swjoin.state.tuning import NEED_MINIS, TUNED, compact, give_mini, live_slots, merge_small, split_due, take_mini
 
 
 @dataclass(frozen=True)
@@ -118,10 +132,10 @@ class WindowState:
     # ------------------------------------------------------------ after a delivery
 
     def tune(self) -> None:
-        """Split, merge, double and halve until every mini-partition-group fits its range."""
+        """Split every mini-partition-group that has grown out of its range; merging waits for expiry."""
         if self.theta_tuples == 0:
             return
-        while (status := tune(self.pool, self.minis, self.directories, self.theta_tuples)) != TUNED:
+        while (status := split_due(self.pool, self.minis, self.directories, self.theta_tuples)) != TUNED:
             if status == NEED_MINIS:
                 self.minis = grown_minis(self.minis, 2 * len(self.minis.group))
             else:
@@ -129,7 +143,16 @@ class WindowState:
                 self._reserve_slots(max(2 << deepest, len(self.directories.slots) - int(self.directories.control[0]) + 1))
 
     def expire(self, dead_below_left: int, dead_below_right: int) -> int:
+        """Drop the blocks whose newest tuple is older. Returns tuples dropped.
+
+        Looks at every mini-partition-group, so it is worth calling only when the limits have moved on by some of a window.
+        """
         return int(expire(self.pool, self.minis, dead_below_left, dead_below_right))
+
+    def merge(self) -> None:
+        """Merge buddies that have become small. Seldom: at the edge of its range one would be split again and again."""
+        if self.theta_tuples > 0:
+            merge_small(self.pool, self.minis, self.directories, self.theta_tuples)
 
     # ------------------------------------------------------------ measures
 
@@ -158,25 +181,39 @@ class WindowState:
         _, first = np.unique(slots, return_index=True)
         return slots[np.sort(first)].astype(np.int64)
 
+    def _chain(self, mini: int, stream: int) -> list[int]:
+        """The blocks of a mini-partition, oldest first."""
+        blocks = []
+        block = int(self.minis.counters[mini * COUNTERS + FIRST + stream])
+        while block != NONE:
+            blocks.append(block)
+            block = int(self.pool.header[block * HEADER + NEXT])
+        return blocks
+
+    def tuples_of(self, mini: int) -> tuple[int, int]:
+        """Tuples of a mini-partition-group, left and right."""
+        at = mini * COUNTERS + TUPLES
+        return int(self.minis.counters[at]), int(self.minis.counters[at + 1])
+
     def positions(self, mini: int, stream: int) -> I64:
         """Pool positions of a mini-partition's tuples, in time order."""
-        parts = []
-        block = int(self.minis.first[stream, mini])
-        while block != NONE:
+        parts = [np.empty(0, np.int64)]
+        for block in self._chain(mini, stream):
             start = block * self.block_tuples
-            parts.append(np.arange(start, start + int(self.pool.fill[block]), dtype=np.int64))
-            block = int(self.pool.next[block])
-        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+            parts.append(np.arange(start, start + int(self.pool.header[block * HEADER + FILL]), dtype=np.int64))
+        return np.concatenate(parts)
+
+    def columns(self, positions: I64) -> tuple[I64, I64, U64, I64]:
+        """Key, time, id and payload reference of the tuples at these pool positions, copied."""
+        records = self.pool.rows.reshape(-1, ROW)[positions]
+        key, ts, ids, refs = (np.ascontiguousarray(records[:, f]) for f in (KEY, TS, ID, REF))
+        return key, ts, ids.view(np.uint64), refs
 
     def remove_group(self, group: GroupId) -> None:
         """Forget a partition-group; its blocks and mini-partition-groups are free again."""
         for mini in self.minis_of(group).tolist():
             for stream in (0, 1):
-                block = int(self.minis.first[stream, mini])
-                while block != NONE:
-                    following = int(self.pool.next[block])
-                    _give_block(self.pool, block)
-                    block = following
+                give_chain(self.pool, int(self.minis.counters[mini * COUNTERS + FIRST + stream]))
             give_mini(self.minis, mini)
         self.directories.start[group] = -1
         self.directories.depth[group] = 0
@@ -237,22 +274,29 @@ class WindowState:
                     used += self._validate_chain(where, mini, stream, local, pattern)
         assert live == self.mini_group_count, f"{live} mini-partition-groups reachable, {self.mini_group_count} in use"
         assert used == self.block_count, f"{used} blocks reachable, {self.block_count} in use"
-        assert free_blocks(self.pool) + used == len(self.pool.fill), "a block is neither free nor in use"
+        assert free_blocks(self.pool) + used == len(self.pool.free), "a block is neither free nor in use"
+        assert self.minis.control[DUE] == 0 or self.theta_tuples > 0, "mini-partition-groups due without fine tuning"
 
     def _validate_chain(self, where: str, mini: int, stream: int, local: int, pattern: int) -> int:
         at = self.positions(mini, stream)
-        assert len(at) == self.minis.tuples[stream, mini], (
-            f"{where}: {len(at)} tuples, {self.minis.tuples[stream, mini]} counted"
-        )
-        assert (np.diff(self.pool.ts[at]) >= 0).all(), f"{where}: out of time order"
-        low = np.array([int(hash_key(k)) & ((1 << local) - 1) for k in self.pool.key[at]], np.int64)
+        counted = self.tuples_of(mini)[stream]
+        assert len(at) == counted, f"{where}: {len(at)} tuples, {counted} counted"
+        key, ts, _, _ = self.columns(at)
+        assert (np.diff(ts) >= 0).all(), f"{where}: out of time order"
+        hashes = [hash_key(k) for k in key]
+        low = np.array([int(h) & ((1 << local) - 1) for h in hashes], np.int64)
         assert (low == pattern).all(), f"{where}: holds a key of another mini-partition-group"
-        blocks = np.unique(at // self.block_tuples)
-        block, count = int(self.minis.first[stream, mini]), 0
-        while block != NONE:
-            assert self.pool.fill[block] > 0, f"{where}: empty block"
-            count += 1
-            last, block = block, int(self.pool.next[block])
-        assert count == len(blocks), f"{where}: a block twice in a chain"
-        assert count == 0 or last == self.minis.head[stream, mini], f"{where}: head block is not the newest"
-        return count
+        stride = int(self.pool.shape[1])
+        tags = self.pool.tags[at // self.block_tuples * stride + at % self.block_tuples]
+        assert tags.tolist() == [int(tag_of(np.uint64(h))) for h in hashes], f"{where}: a tag is not its key's"
+        chain = self._chain(mini, stream)
+        assert len(set(chain)) == len(chain), f"{where}: a block twice in a chain"
+        for block in chain:
+            header = self.pool.header[block * HEADER : (block + 1) * HEADER]
+            assert header[FILL] > 0, f"{where}: empty block"
+            oldest = block * self.block_tuples
+            times = self.columns(np.array([oldest, oldest + int(header[FILL]) - 1]))[1].tolist()
+            assert times == header[[FIRST_TS, LAST_TS]].tolist(), f"{where}: a block's header has other times than its tuples"
+        head = int(self.minis.counters[mini * COUNTERS + HEAD + stream])
+        assert head == (chain[-1] if chain else NONE), f"{where}: head block is not the newest"
+        return len(chain)

@@ -1,9 +1,9 @@
 """Fine tuning: extendible hashing inside every partition-group (paper section IV-D, SPEC section 4), as kernels.
 
-What: `tune` splits mini-partition-groups above 2 * theta, merges buddies that together stay within it, doubles and halves
-directories.
+What: `split_due` splits mini-partition-groups above 2 * theta, `merge_small` merges buddies that together stay within it;
+directories double and halve.
 Why: block nested-loop join costs one comparison per stored tuple, so mini-partitions must stay small whatever the rate.
-Stays out: joining and expiry (`state.kernels`).
+Stays out: joining (`state.kernels`), expiry (`state.blocks`).
 
 Equal keys can never be separated. A mini-partition-group is left alone when what its most frequent key leaves over is below
 theta / 2, or when no hash bit tells its tuples apart; it is looked at again when it has doubled (`guard`). So a hot key never
@@ -17,11 +17,40 @@ from numba import njit
 
 from swjoin.batch import I64
 from swjoin.hashing import hash_key
-from swjoin.state.arrays import IN_USE, NEVER_USED, RECYCLED, Directories, Minis, Pool
-from swjoin.state.kernels import NONE, append_selected, free_blocks, give_block
+from swjoin.state.arrays import (
+    COUNTERS,
+    DUE,
+    FILL,
+    FIRST,
+    FIRST_TS,
+    FRESH,
+    HEAD,
+    HEADER,
+    IN_USE,
+    KEY,
+    LAST_TS,
+    NEVER_USED,
+    NEXT,
+    RECYCLED,
+    ROW,
+    TS,
+    TUPLES,
+    Directories,
+    Minis,
+    Pool,
+)
+from swjoin.state.blocks import NONE, append_row, chain_blocks, free_blocks, give_block, give_chain, take_block
 
 TUNED, NEED_MINIS, NEED_SLOTS = 0, 1, 2
 MAX_DEPTH = 16  # 65,536 slots: bounds a directory even when hashes agree in many bits
+
+
+@njit(cache=True, nogil=True)
+def _empty(counters: I64, counter: int, s: int) -> None:
+    """No blocks and no tuples; the blocks themselves are the caller's."""
+    counters[counter + FIRST + s] = NONE
+    counters[counter + HEAD + s] = NONE
+    counters[counter + TUPLES + s] = 0
 
 
 @njit(cache=True, nogil=True)
@@ -35,9 +64,8 @@ def take_mini(minis: Minis, group: int, depth: int, pattern: int) -> int:
         minis.control[NEVER_USED] += 1
     minis.control[IN_USE] += 1
     for s in range(2):
-        minis.first[s, mini] = NONE
-        minis.head[s, mini] = NONE
-        minis.tuples[s, mini] = 0
+        _empty(minis.counters, mini * COUNTERS, s)
+        minis.counters[mini * COUNTERS + FRESH + s] = 0
     minis.depth[mini] = depth
     minis.pattern[mini] = pattern
     minis.group[mini] = group
@@ -59,62 +87,65 @@ def minis_left(minis: Minis) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _gather(pool: Pool, minis: Minis, mini: int, s: int, out: I64) -> int:
-    """Pool positions of a mini-partition's tuples in time order, into `out`; returns their number."""
-    size = pool.block_tuples[0]
-    fill, following = pool.fill, pool.next
-    n = 0
-    block = np.int64(minis.first[s, mini])
-    while block != NONE:
-        for j in range(block * size, block * size + fill[block]):
-            out[n] = j
-            n += 1
-        block = np.int64(following[block])
-    return n
-
-
-@njit(cache=True, nogil=True)
-def _can_help(pool: Pool, minis: Minis, mini: int, theta: int, positions: I64) -> bool:
-    """Whether splitting can bring this mini-partition-group closer to its range."""
-    key = pool.key
-    candidate = 0
-    votes = 0
-    ones = np.uint64(0)
-    zeros = np.uint64(0)
-    for s in range(2):
-        for i in range(_gather(pool, minis, mini, s, positions)):
-            k = key[positions[i]]
-            hashed = hash_key(k)
-            ones |= hashed
-            zeros |= ~hashed
-            if votes == 0:
-                candidate = k
-                votes = 1
-            elif k == candidate:
-                votes += 1
-            else:
-                votes -= 1
-    telling = (ones & zeros) >> np.uint64(minis.depth[mini])
-    if telling & np.uint64((1 << (MAX_DEPTH - minis.depth[mini])) - 1) == 0:
-        return False
-    if votes == 0:
-        return True  # no key has a majority
-    others = 0
-    for s in range(2):
-        for i in range(_gather(pool, minis, mini, s, positions)):
-            others += key[positions[i]] != candidate
-    return 2 * others >= theta
+def _stored(counters: I64, mini: int) -> int:
+    return int(counters[mini * COUNTERS + TUPLES] + counters[mini * COUNTERS + TUPLES + 1])
 
 
 @njit(cache=True, nogil=True)
 def _blocks_of(pool: Pool, minis: Minis, mini: int) -> int:
-    n = 0
+    counters, counter = minis.counters, mini * COUNTERS
+    return chain_blocks(pool.header, int(counters[counter + FIRST])) + chain_blocks(
+        pool.header, int(counters[counter + FIRST + 1])
+    )
+
+
+@njit(cache=True, nogil=True)
+def _bits_tell(pool: Pool, minis: Minis, mini: int) -> bool:
+    """Whether a hash bit that a directory can use tells two of its tuples apart; usually the second tuple shows it."""
+    useful = np.uint64((1 << MAX_DEPTH) - (1 << minis.depth[mini]))
+    first = np.uint64(0)
+    seen = False
     for s in range(2):
-        block = minis.first[s, mini]
+        block = minis.counters[mini * COUNTERS + FIRST + s]
         while block != NONE:
-            n += 1
-            block = pool.next[block]
-    return n
+            at = block * pool.shape[0]
+            for row in range(at, at + pool.header[block * HEADER + FILL]):
+                hashed = hash_key(pool.rows[row * ROW + KEY]) & useful
+                if not seen:
+                    first, seen = hashed, True
+                elif hashed != first:
+                    return True
+            block = pool.header[block * HEADER + NEXT]
+    return False
+
+
+@njit(cache=True, nogil=True)
+def _can_help(pool: Pool, minis: Minis, mini: int, theta: int) -> bool:
+    """Whether splitting can bring this mini-partition-group closer to its range. Tags stand for keys: hot keys show in them."""
+    if not _bits_tell(pool, minis, mini):
+        return False
+    tags, header = pool.tags, pool.header
+    candidate = tags[0]
+    votes = 0
+    others = 0
+    for sweep in range(2):
+        for s in range(2):
+            block = minis.counters[mini * COUNTERS + FIRST + s]
+            while block != NONE:
+                at = block * pool.shape[1]
+                for j in range(at, at + header[block * HEADER + FILL]):
+                    if sweep == 1:
+                        others += 1 if tags[j] != candidate else 0
+                    elif tags[j] == candidate:
+                        votes += 1
+                    elif votes == 0:
+                        candidate, votes = tags[j], 1
+                    else:
+                        votes -= 1
+                block = header[block * HEADER + NEXT]
+        if votes == 0:
+            return True  # no key has a majority
+    return 2 * others >= theta
 
 
 @njit(cache=True, nogil=True)
@@ -145,69 +176,89 @@ def _point(directories: Directories, minis: Minis, mini: int) -> None:
         directories.slots[start + i] = mini
 
 
+@njit(cache=True, nogil=True, inline="always")
+def _seal(header, rows, block, size, fill):  # type: ignore[no-untyped-def]
+    """Write a filled block's header."""
+    header[block * HEADER + FILL] = fill
+    header[block * HEADER + LAST_TS] = rows[(block * size + fill - 1) * ROW + TS]
+
+
 @njit(cache=True, nogil=True)
-def _split(pool: Pool, minis: Minis, directories: Directories, mini: int, positions: I64, scratch: I64) -> None:
-    """Tuples whose hash has the next bit set move to a new mini-partition-group; time order is kept."""
+def _split(pool: Pool, minis: Minis, directories: Directories, mini: int) -> int:
+    """Tuples whose hash has the next bit set move to a new mini-partition-group, which is returned; time order is kept."""
     depth = minis.depth[mini]
     bit = np.uint64(depth)
     twin = take_mini(minis, minis.group[mini], depth + 1, minis.pattern[mini] | (1 << depth))
     minis.depth[mini] = depth + 1
-    key = pool.key
+    counters, header, rows, tags = minis.counters, pool.header, pool.rows, pool.tags
+    free, control, size, stride = pool.free, pool.control, pool.shape[0], pool.shape[1]
+    counter = np.array([mini * COUNTERS, twin * COUNTERS])  # indexed by the bit, so that no branch depends on it
+    head = np.empty(2, np.int64)
+    fill = np.empty(2, np.int64)
     for s in range(2):
-        n = _gather(pool, minis, mini, s, positions)
-        stay = 0
-        go = n
-        for i in range(n):  # those that stay move to the front, those that go are kept behind, backwards
-            at = positions[i]
-            if (hash_key(key[at]) >> bit) & np.uint64(1):
-                go -= 1
-                scratch[go] = at
-            else:
-                positions[stay] = at
-                stay += 1
-        for i in range(n - stay):
-            positions[stay + i] = scratch[n - 1 - i]
-        old = np.int64(minis.first[s, mini])
-        minis.first[s, mini] = NONE
-        minis.head[s, mini] = NONE
-        minis.tuples[s, mini] = 0
-        append_selected(pool, minis, s, mini, positions, stay)
-        append_selected(pool, minis, s, twin, positions[stay:], n - stay)
-        while old != NONE:
-            following = np.int64(pool.next[old])
-            give_block(pool, old)
-            old = following
+        block = counters[mini * COUNTERS + FIRST + s]
+        _empty(counters, mini * COUNTERS, s)
+        fill[:] = size
+        while block != NONE:
+            at, at_tag = block * size, block * stride
+            n = header[block * HEADER + FILL]
+            for j in range(n):
+                goes = np.int64((hash_key(rows[(at + j) * ROW + KEY]) >> bit) & np.uint64(1))
+                if fill[goes] == size:
+                    if counters[counter[goes] + FIRST + s] != NONE:
+                        _seal(header, rows, head[goes], size, size)
+                    head[goes] = take_block(header, free, control, counters, counter[goes], s)
+                    header[head[goes] * HEADER + FIRST_TS] = rows[(at + j) * ROW + TS]
+                    fill[goes] = 0
+                to = head[goes] * size + fill[goes]
+                for f in range(ROW):
+                    rows[to * ROW + f] = rows[(at + j) * ROW + f]
+                tags[head[goes] * stride + fill[goes]] = tags[at_tag + j]
+                fill[goes] += 1
+                counters[counter[goes] + TUPLES + s] += 1
+            following = header[block * HEADER + NEXT]
+            give_block(free, control, block)
+            block = following
+        for goes in range(2):
+            if counters[counter[goes] + FIRST + s] != NONE:
+                _seal(header, rows, head[goes], size, fill[goes])
     _point(directories, minis, twin)
+    return twin
 
 
 @njit(cache=True, nogil=True)
-def _merge(pool: Pool, minis: Minis, directories: Directories, mini: int, buddy: int, positions: I64, scratch: I64) -> None:
+def _merge(pool: Pool, minis: Minis, directories: Directories, mini: int, buddy: int) -> None:
     """Both buddies' tuples into `mini`, merged by time."""
-    ts = pool.ts
+    counters, header, rows, tags = minis.counters, pool.header, pool.rows, pool.tags
+    free, control, shape = pool.free, pool.control, pool.shape
+    counter = mini * COUNTERS
+    size, stride = shape[0], shape[1]
     for s in range(2):
-        n = _gather(pool, minis, mini, s, positions)
-        m = _gather(pool, minis, buddy, s, scratch)
-        merged = np.empty(n + m, np.int64)
+        mine, theirs = counters[counter + FIRST + s], counters[buddy * COUNTERS + FIRST + s]
+        first, second = mine, theirs
         i = 0
         k = 0
-        for j in range(n + m):
-            if k == m or (i < n and ts[positions[i]] <= ts[scratch[k]]):
-                merged[j] = positions[i]
+        _empty(counters, counter, s)
+        while mine != NONE or theirs != NONE:
+            from_mine = theirs == NONE or (
+                mine != NONE and rows[(mine * size + i) * ROW + TS] <= rows[(theirs * size + k) * ROW + TS]
+            )
+            if from_mine:
+                append_row(
+                    rows, tags, header, free, control, shape, counters, counter, s, mine * size + i, tags[mine * stride + i]
+                )
                 i += 1
+                if i == header[mine * HEADER + FILL]:
+                    mine, i = header[mine * HEADER + NEXT], 0
             else:
-                merged[j] = scratch[k]
+                append_row(
+                    rows, tags, header, free, control, shape, counters, counter, s, theirs * size + k, tags[theirs * stride + k]
+                )
                 k += 1
-        mine, theirs = np.int64(minis.first[s, mini]), np.int64(minis.first[s, buddy])
-        minis.first[s, mini] = NONE
-        minis.head[s, mini] = NONE
-        minis.tuples[s, mini] = 0
-        append_selected(pool, minis, s, mini, merged, n + m)
-        for old in (mine, theirs):
-            block = old
-            while block != NONE:
-                following = np.int64(pool.next[block])
-                give_block(pool, block)
-                block = following
+                if k == header[theirs * HEADER + FILL]:
+                    theirs, k = header[theirs * HEADER + NEXT], 0
+        give_chain(pool, first)
+        give_chain(pool, second)
     minis.depth[mini] -= 1
     minis.pattern[mini] &= (1 << minis.depth[mini]) - 1
     minis.guard[mini] = 0
@@ -216,56 +267,54 @@ def _merge(pool: Pool, minis: Minis, directories: Directories, mini: int, buddy:
 
 
 @njit(cache=True, nogil=True)
-def tune(pool: Pool, minis: Minis, directories: Directories, theta: int) -> int:
-    """Bring every mini-partition-group into [theta, 2 * theta] tuples of both streams, as far as its keys allow.
+def split_due(pool: Pool, minis: Minis, directories: Directories, theta: int) -> int:
+    """Split the mini-partition-groups that joining marked as due until none exceeds 2 * theta tuples, as far as keys allow.
 
     Returns TUNED, or NEED_MINIS / NEED_SLOTS: grow those arrays and call again. A pool without room for the copy leaves a
     mini-partition-group as it is: tuning is never worth failing for.
     """
-    largest = 2 * theta
-    for mini in range(minis.control[NEVER_USED]):
-        if minis.group[mini] != NONE:
-            largest = max(largest, minis.tuples[0, mini], minis.tuples[1, mini])
-    positions = np.empty(largest + 1, np.int64)
-    scratch = np.empty(largest + 1, np.int64)
-    mini = 0
-    while mini < minis.control[NEVER_USED]:
-        if minis.group[mini] != NONE:
-            while True:
-                n = minis.tuples[0, mini] + minis.tuples[1, mini]
-                if n <= 2 * theta:
-                    minis.guard[mini] = 0
-                    break
-                if n < minis.guard[mini]:
-                    break
-                if minis.depth[mini] >= MAX_DEPTH or not _can_help(pool, minis, mini, theta, positions):
-                    minis.guard[mini] = 2 * n
-                    break
-                if free_blocks(pool) < _blocks_of(pool, minis, mini) + 4:
-                    break
-                if minis_left(minis) == 0:
-                    return NEED_MINIS
-                group = minis.group[mini]
-                if minis.depth[mini] == directories.depth[group] and not _double(directories, group):
-                    return NEED_SLOTS
-                _split(pool, minis, directories, mini, positions, scratch)
-        mini += 1
+    control, due = minis.control, minis.due
+    while control[DUE] > 0:
+        mini = np.int64(due[control[DUE] - 1])
+        n = _stored(minis.counters, mini)
+        if minis.group[mini] == NONE or n <= 2 * theta or n < minis.guard[mini]:
+            control[DUE] -= 1
+            continue
+        if minis.depth[mini] >= MAX_DEPTH or not _can_help(pool, minis, mini, theta):
+            minis.guard[mini] = 2 * n
+            control[DUE] -= 1
+            continue
+        if free_blocks(pool) < _blocks_of(pool, minis, mini) + 4:
+            control[DUE] -= 1
+            continue
+        if minis_left(minis) == 0 or control[DUE] == due.shape[0]:
+            return NEED_MINIS
+        group = minis.group[mini]
+        if minis.depth[mini] == directories.depth[group] and not _double(directories, group):
+            return NEED_SLOTS
+        due[control[DUE]] = _split(pool, minis, directories, mini)  # both halves are looked at again
+        control[DUE] += 1
+    return TUNED
+
+
+@njit(cache=True, nogil=True)
+def merge_small(pool: Pool, minis: Minis, directories: Directories, theta: int) -> None:
+    """Merge mini-partition-groups below theta tuples with their buddies where both together stay within 2 * theta."""
+    counters = minis.counters
     for mini in range(minis.control[NEVER_USED]):
         while minis.group[mini] != NONE and minis.depth[mini] > 0:
-            n = minis.tuples[0, mini] + minis.tuples[1, mini]
+            n = _stored(counters, mini)
             if n >= theta:
                 break
             group = minis.group[mini]
             buddy_entry = minis.pattern[mini] ^ (1 << (minis.depth[mini] - 1))
-            buddy = directories.slots[directories.start[group] + buddy_entry]
-            together = n + minis.tuples[0, buddy] + minis.tuples[1, buddy]
-            if minis.depth[buddy] != minis.depth[mini] or together > 2 * theta:
+            buddy = np.int64(directories.slots[directories.start[group] + buddy_entry])
+            if minis.depth[buddy] != minis.depth[mini] or n + _stored(counters, buddy) > 2 * theta:
                 break
             if free_blocks(pool) < _blocks_of(pool, minis, mini) + _blocks_of(pool, minis, buddy) + 2:
                 break
-            _merge(pool, minis, directories, mini, buddy, positions, scratch)
+            _merge(pool, minis, directories, mini, buddy)
     _halve(minis, directories)
-    return TUNED
 
 
 @njit(cache=True, nogil=True)

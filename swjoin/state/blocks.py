@@ -1,0 +1,172 @@
+"""Blocks and their chains, as kernels: taking, giving back, appending, expiry (SPEC section 4).
+
+What: `take_block`, `give_block`, `append_row`, `append_columns`, `expire`, counts.
+Why: joining, tuning and state movement all build chains; they must do it the same way.
+Stays out: joining (`state.kernels`), splitting and merging (`state.tuning`).
+
+Blocks of one mini-partition form a chain from the oldest (FIRST) to the head block (HEAD), in time order.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from swjoin.batch import I64, U64
+from swjoin.hashing import hash_key, tag_of
+from swjoin.state.arrays import (
+    COUNTERS,
+    FILL,
+    FIRST,
+    FIRST_TS,
+    HEAD,
+    HEADER,
+    I32,
+    ID,
+    IN_USE,
+    KEY,
+    LAST_TS,
+    NEVER_USED,
+    NEXT,
+    RECYCLED,
+    REF,
+    ROW,
+    TS,
+    TUPLES,
+    Minis,
+    Pool,
+)
+
+NONE = -1
+
+
+@njit(cache=True, nogil=True)
+def take_block(header: I64, free: I32, control: I64, counters: I64, counter: int, s: int) -> int:
+    """A free block, recycled if possible, as the new head block of a mini-partition; there must be one."""
+    if control[RECYCLED] > 0:
+        control[RECYCLED] -= 1
+        block = int(free[control[RECYCLED]])
+    else:
+        block = int(control[NEVER_USED])
+        control[NEVER_USED] += 1
+    control[IN_USE] += 1
+    header[block * HEADER + FILL] = 0
+    header[block * HEADER + NEXT] = NONE
+    head = counters[counter + HEAD + s]
+    if head == NONE:
+        counters[counter + FIRST + s] = block
+    else:
+        header[head * HEADER + NEXT] = block
+    counters[counter + HEAD + s] = block
+    return block
+
+
+@njit(cache=True, nogil=True)
+def give_block(free: I32, control: I64, block: int) -> None:
+    free[control[RECYCLED]] = block
+    control[RECYCLED] += 1
+    control[IN_USE] -= 1
+
+
+@njit(cache=True, nogil=True)
+def free_blocks(pool: Pool) -> int:
+    return int(pool.control[RECYCLED] + pool.free.shape[0] - pool.control[NEVER_USED])
+
+
+@njit(cache=True, nogil=True, inline="always")
+def append_row(rows, tags, header, free, control, shape, counters, counter, s, row, tag):  # type: ignore[no-untyped-def]
+    """Append the tuple of record `row` (a pool position) to a mini-partition, copying it; the source stays as it is.
+
+    Arrays as in Pool and Minis. Inlined, because passing eight arrays costs as many atomic reference counts a tuple.
+    """
+    head = counters[counter + HEAD + s]
+    if head == NONE or header[head * HEADER + FILL] == shape[0]:
+        head = take_block(header, free, control, counters, counter, s)
+        header[head * HEADER + FIRST_TS] = rows[row * ROW + TS]
+    fill = header[head * HEADER + FILL]
+    to = (head * shape[0] + fill) * ROW
+    for f in range(ROW):
+        rows[to + f] = rows[row * ROW + f]
+    tags[head * shape[1] + fill] = tag
+    header[head * HEADER + LAST_TS] = rows[to + TS]
+    header[head * HEADER + FILL] = fill + 1
+    counters[counter + TUPLES + s] += 1
+
+
+@njit(cache=True, nogil=True)
+def append_columns(pool: Pool, minis: Minis, s: int, mini: int, key: I64, ts: I64, ids: U64, first_ref: int) -> None:
+    """Append n tuples from columns to a mini-partition; payload references count up from first_ref."""
+    counters, counter = minis.counters, mini * COUNTERS
+    rows, header = pool.rows, pool.header
+    for i in range(key.shape[0]):
+        head = counters[counter + HEAD + s]
+        if head == NONE or header[head * HEADER + FILL] == pool.shape[0]:
+            head = take_block(header, pool.free, pool.control, counters, counter, s)
+            header[head * HEADER + FIRST_TS] = ts[i]
+        fill = header[head * HEADER + FILL]
+        to = (head * pool.shape[0] + fill) * ROW
+        rows[to + KEY] = key[i]
+        rows[to + TS] = ts[i]
+        rows[to + ID] = ids[i]
+        rows[to + REF] = first_ref + i
+        pool.tags[head * pool.shape[1] + fill] = tag_of(hash_key(key[i]))
+        header[head * HEADER + LAST_TS] = ts[i]
+        header[head * HEADER + FILL] = fill + 1
+    counters[counter + TUPLES + s] += key.shape[0]
+
+
+@njit(cache=True, nogil=True)
+def give_chain(pool: Pool, block: int) -> None:
+    """Give back a block and all that follow it."""
+    while block != NONE:
+        following = int(pool.header[block * HEADER + NEXT])
+        give_block(pool.free, pool.control, block)
+        block = following
+
+
+@njit(cache=True, nogil=True)
+def chain_blocks(header: I64, block: int) -> int:
+    """Blocks from this one to the head block."""
+    n = 0
+    while block != NONE:
+        n += 1
+        block = int(header[block * HEADER + NEXT])
+    return n
+
+
+@njit(cache=True, nogil=True)
+def expire(pool: Pool, minis: Minis, dead_below_left: int, dead_below_right: int) -> int:
+    """Drop, in every mini-partition, the blocks whose newest tuple has ts below its stream's limit. Returns tuples dropped."""
+    header, free, control = pool.header, pool.free, pool.control
+    counters, group = minis.counters, minis.group
+    dropped = 0
+    for mini in range(minis.control[NEVER_USED]):
+        if group[mini] == NONE:
+            continue
+        counter = mini * COUNTERS
+        for s in range(2):
+            limit = dead_below_left if s == 0 else dead_below_right
+            block = counters[counter + FIRST + s]
+            while block != NONE and header[block * HEADER + LAST_TS] < limit:
+                n = header[block * HEADER + FILL]
+                following = header[block * HEADER + NEXT]
+                give_block(free, control, block)
+                counters[counter + TUPLES + s] -= n
+                dropped += n
+                block = following
+            counters[counter + FIRST + s] = block
+            if block == NONE:
+                counters[counter + HEAD + s] = NONE
+    return dropped
+
+
+@njit(cache=True, nogil=True)
+def live_tuples(minis: Minis) -> tuple[int, int]:
+    """Tuples in the windows, left and right."""
+    left = 0
+    right = 0
+    counters, group = minis.counters, minis.group
+    for mini in range(minis.control[NEVER_USED]):
+        if group[mini] != NONE:
+            left += counters[mini * COUNTERS + TUPLES]
+            right += counters[mini * COUNTERS + TUPLES + 1]
+    return left, right

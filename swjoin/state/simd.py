@@ -1,0 +1,88 @@
+"""Machine instructions that numba does not offer, as intrinsics: compare 64 tags at once, count zero bits, prefetch.
+
+What: `match_mask`, `trailing_zeros`, `leading_zeros`, `prefetch`; each lowers to one LLVM operation on any processor.
+Why: one pass over a block has to cost about a nanosecond; a 64-lane comparison whose result is a bit mask is the way there
+(two instructions with AVX-512, a handful with SSE or NEON).
+Stays out: anything that knows what a block is. With the JIT off (NUMBA_DISABLE_JIT=1) plain Python stands in.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+LANES = 64  # tags per mask
+
+if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+
+    def match_mask(tags: Any, start: int, tag: int) -> np.uint64:
+        """Bit j is set where tags[start + j] == tag, 0 <= j < 64."""
+        window = tags[start : start + LANES]
+        return np.uint64(sum(1 << j for j in range(len(window)) if window[j] == tag))
+
+    def trailing_zeros(mask: np.uint64) -> int:
+        """Index of the lowest set bit of a uint64 that is not 0."""
+        value = int(mask)
+        return (value & -value).bit_length() - 1
+
+    def leading_zeros(value: int) -> int:
+        """Zero bits above the highest set bit of an int64 that is above 0."""
+        return 64 - int(value).bit_length()
+
+    def prefetch(array: Any, index: int) -> None:
+        """A hint; nothing to do."""
+
+else:
+
+    @intrinsic  # type: ignore[misc]
+    def match_mask(typing_context: Any, tags: Any, start: Any, tag: Any) -> Any:
+        """Bit j is set where tags[start + j] == tag, 0 <= j < 64. tags: uint16, at least start + 64 long (not checked)."""
+
+        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            vector = ir.VectorType(ir.IntType(16), LANES)
+            index = ir.VectorType(ir.IntType(32), LANES)
+            data = context.make_array(signature.args[0])(context, builder, args[0]).data
+            at = builder.bitcast(builder.gep(data, [args[1]]), vector.as_pointer())
+            lane = builder.insert_element(ir.Constant(vector, ir.Undefined), args[2], ir.Constant(ir.IntType(32), 0))
+            wanted = builder.shuffle_vector(lane, ir.Constant(vector, ir.Undefined), ir.Constant(index, [0] * LANES))
+            return builder.bitcast(builder.icmp_unsigned("==", builder.load(at, align=2), wanted), ir.IntType(64))
+
+        return types.uint64(tags, types.int64, types.uint16), build
+
+    @intrinsic  # type: ignore[misc]
+    def trailing_zeros(typing_context: Any, mask: Any) -> Any:
+        """Index of the lowest set bit of a uint64 that is not 0."""
+
+        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+        return types.int64(types.uint64), build
+
+    @intrinsic  # type: ignore[misc]
+    def leading_zeros(typing_context: Any, value: Any) -> Any:
+        """Zero bits above the highest set bit of an int64 that is above 0."""
+
+        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.ctlz(args[0], ir.Constant(ir.IntType(1), 1))
+
+        return types.int64(types.int64), build
+
+    @intrinsic  # type: ignore[misc]
+    def prefetch(typing_context: Any, array: Any, index: Any) -> Any:
+        """Ask for the cache line of array[index], which will be read soon. A wrong index is harmless."""
+
+        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            data = context.make_array(signature.args[0])(context, builder, args[0]).data
+            at = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(8).as_pointer())
+            flag = ir.IntType(32)
+            kind = ir.FunctionType(ir.VoidType(), [at.type, flag, flag, flag])
+            hint = builder.module.declare_intrinsic("llvm.prefetch", [at.type], kind)
+            builder.call(hint, [at, ir.Constant(flag, 0), ir.Constant(flag, 3), ir.Constant(flag, 1)])  # read, keep, data
+            return context.get_dummy_value()
+
+        return types.void(array, types.int64), build
