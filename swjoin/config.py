@@ -174,17 +174,21 @@ class ClusterConfig:
 
     distribution_epoch_us: t_d; 0 lets the master close an epoch every `epoch_tuples` buffered tuples (asap pace only).
     mini_buffer_bytes: what the master may buffer; a full master closes the epoch early (asap) or makes the source wait.
+    communication: `overlapped`, a slave receives a delivery while it joins the one before; `synchronous`, it asks for the next
+    when it has joined all it has (the paper's mode). Realtime pace exchanges in its slots either way.
     """
 
     partition_count: int = 60
     distribution_epoch_us: int = 2_000_000
     epoch_tuples: int = 131_072
     mini_buffer_bytes: int = 64 << 20
+    communication: str = "overlapped"
 
     def __post_init__(self) -> None:
         _check(1 <= self.partition_count <= 65536, "cluster: partition_count must be 1 to 65536")
         _check(self.distribution_epoch_us >= 0, "cluster: distribution_epoch must not be negative")
         _check(self.epoch_tuples >= 1, "cluster: epoch_tuples must be at least 1")
+        _check(self.communication in ("overlapped", "synchronous"), "cluster: communication must be overlapped or synchronous")
         _check(self.mini_buffer_bytes >= 1 << 16, "cluster: mini_buffer must be at least 64KB")
 
 

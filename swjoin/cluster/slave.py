@@ -63,6 +63,8 @@ class Slave:
         self.epoch = EpochIndex(-1)
         self.peak_buffer_bytes = 0
         self._realtime = config.pace == "realtime"
+        self._overlapped = config.cluster.communication == "overlapped"
+        self._awaiting = True  # a report is on its way, or its delivery is
         self._capacity_bytes = module.stream_buffer_bytes
         self._buffer: deque[Delivery] = deque()
         self._buffered_bytes = 0.0
@@ -116,16 +118,25 @@ class Slave:
         self.peak_buffer_bytes = max(self.peak_buffer_bytes, int(self._buffered_bytes))
         self._occupancies.append(self.occupancy_ratio)
         self._last_delivered = delivery.last
+        self._awaiting = False
         return []
 
     def _report_if_due(self) -> list[SlaveCommand]:
-        """asap: when the stream buffer is empty. realtime: in the slot, unless the stream buffer is full (back-pressure)."""
+        """Ask for the next delivery.
+
+        asap: when no delivery waits (overlapped: one may be joined meanwhile; synchronous: nor is any being joined).
+        realtime: in the slot, unless the stream buffer is full (back-pressure).
+        """
         if self._last_delivered:
             return []
-        ready = self._exchange_due and self.occupancy_ratio < 1 if self._realtime else not self.has_work
+        if self._realtime:
+            ready = self._exchange_due and self.occupancy_ratio < 1
+        else:
+            ready = not self._awaiting and (not self._buffer if self._overlapped else not self.has_work)
         if not ready:
             return []
         self._exchange_due = False
+        self._awaiting = True
         return [Report(self.occupancy_ratio)]
 
     def _join_some(self, now_us: int) -> list[SlaveCommand]:
@@ -136,6 +147,7 @@ class Slave:
             self._work = self.join.open(delivery)
             self._work_bytes = float(delivery.nbytes)
             self.epoch = delivery.epoch
+            return [] if self._realtime else self._report_if_due()
         work = self._work
         if self._joined is not None:
             return self._finish_epoch(work, self._joined, now_us)

@@ -1,15 +1,22 @@
 """The in-process runtime: master, slaves and collector in one Python process, the embedded default.
 
 What: `run_local(job, progress) -> report`.
-Why: a join of two files needs no cluster; the same roles run here, a message is a function call.
+Why: a join of two files needs no cluster; the same roles run here, a message is an object in a queue. The master has the main
+thread, every slave and the collector one of their own: kernels, decoding and writing release the GIL, so the master reads and
+partitions an epoch while the slaves join the one before.
 Stays out: what the roles decide; MPI.
 """
 
 from __future__ import annotations
 
+import os
 import platform
+import queue
+import sys
+import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
 
 from swjoin.cluster.slave import Slave
 from swjoin.messages import (
@@ -17,8 +24,10 @@ from swjoin.messages import (
     Delivered,
     ExchangeDue,
     Report,
+    ResultChunk,
     SendResults,
     SlaveCommand,
+    SlaveEvent,
     SlaveId,
     SlaveReported,
     TimesMeasured,
@@ -27,17 +36,30 @@ from swjoin.messages import (
 from swjoin.policy.epochs import next_exchange_us
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.job import Job
+from swjoin.runtime.memory import keep_freed_memory
 from swjoin.runtime.preload import load_master_kernels, load_slave_kernels
-from swjoin.runtime.report import build_report, check_ledger, cpu_us, peak_rss_bytes, publish
+from swjoin.runtime.report import build_report, check_ledger, peak_rss_bytes, publish
 from swjoin.runtime.shells import CollectorShell, MasterShell
 
+_RESULT_CHUNKS = 4  # result chunks that may wait for the collector; then the slaves wait
+_MOST_SLAVES = 4
+_WAKE_S = 0.1  # how soon a waiting thread sees that the run has failed
+_SWITCH_S = 0.0005  # the interpreter's default of 5 ms would keep a finished kernel waiting for the GIL
 
-def run_local(job: Job, progress: bool, slave_count: int = 1) -> dict[str, Any]:
+
+def default_slave_count() -> int:
+    """A slave for every core but the master's, at least one and at most four."""
+    return max(1, min(len(os.sched_getaffinity(0)) - 1, _MOST_SLAVES))
+
+
+def run_local(job: Job, progress: bool, slave_count: int | None = None) -> dict[str, Any]:
     """Run a job in this process and return the content of run.json (also written where the job says).
 
     Raises UserError for bad input, RunFailed when the run or its ledger fails; results then stay marked incomplete.
     """
     started = time.monotonic()
+    keep_freed_memory()
+    slave_count = default_slave_count() if slave_count is None else slave_count
     with MasterShell(job, progress) as shell:
         load_master_kernels(job.config, shell.layouts)
         load_slave_kernels(job.config, shell.layouts)
@@ -49,7 +71,7 @@ def run_local(job: Job, progress: bool, slave_count: int = 1) -> dict[str, Any]:
             report = build_report(
                 job,
                 master=shell.master.summary(),
-                slaves=[s.summary() for s in loop.slaves],
+                slaves=[t.slave.summary() for t in loop.slaves],
                 collector=collector.summary(),
                 ranks=[{"rank": 0, "host": platform.node(), "role": "in-process", "peak_rss_bytes": peak_rss_bytes()}],
                 wall_s=0.0,
@@ -61,74 +83,190 @@ def run_local(job: Job, progress: bool, slave_count: int = 1) -> dict[str, Any]:
     return report
 
 
+_ToMaster: TypeAlias = "queue.SimpleQueue[SlaveReported | BaseException | None]"
+_T = TypeVar("_T")
+
+
+class _StoppedError(Exception):
+    """Another thread has failed; this one has nothing more to do."""
+
+
+class _RoleThread(threading.Thread):
+    """A role in a thread of its own. What it raises, and its end (None), reach the master's queue."""
+
+    def __init__(self, name: str, to_master: _ToMaster, stop: threading.Event) -> None:
+        super().__init__(name=name, daemon=True)
+        self._to_master = to_master
+        self._stop_event = stop
+
+    def run(self) -> None:
+        try:
+            self.play()
+            self._to_master.put(None)
+        except _StoppedError:
+            pass
+        except BaseException as error:
+            self._to_master.put(error)
+
+    def play(self) -> None:
+        raise NotImplementedError
+
+    def _patiently(self, attempt: Callable[[float], _T]) -> _T:
+        """Repeat a queue operation that takes a timeout until it succeeds or the run is stopped."""
+        while True:
+            if self._stop_event.is_set():
+                raise _StoppedError
+            try:
+                return attempt(_WAKE_S)
+            except (queue.Empty, queue.Full):
+                continue
+
+
+class _CollectorThread(_RoleThread):
+    """Takes result chunks until the collector has all."""
+
+    def __init__(self, shell: CollectorShell, to_master: _ToMaster, stop: threading.Event) -> None:
+        super().__init__("collector", to_master, stop)
+        self._shell = shell
+        self.chunks: queue.Queue[ResultChunk] = queue.Queue(_RESULT_CHUNKS)
+
+    def play(self) -> None:
+        while not self._shell.collector.finished:
+            self._shell.receive(self._patiently(lambda wait: self.chunks.get(timeout=wait)))
+
+
+class _SlaveThread(_RoleThread):
+    """Joins what is delivered, in pieces, and meters where its time goes."""
+
+    def __init__(
+        self, slave: Slave, collector: _CollectorThread, clock: RunClock, to_master: _ToMaster, stop: threading.Event
+    ) -> None:
+        super().__init__(f"slave {slave.id}", to_master, stop)
+        self.slave = slave
+        self.inbox: queue.SimpleQueue[SlaveEvent] = queue.SimpleQueue()
+        self._collector = collector
+        self._clock = clock
+        self._communication_us = self._idle_us = self._process_us = 0
+        self._cpu_ns = 0
+
+    def play(self) -> None:
+        slave, clock = self.slave, self._clock
+        self._cpu_ns = time.thread_time_ns()
+        self._perform(slave.start())
+        while not slave.finished:
+            try:
+                self._perform(slave.handle(self.inbox.get_nowait(), clock.now_us()))
+            except queue.Empty:
+                before = clock.now_us()
+                if not slave.has_work:
+                    event = self._patiently(lambda wait: self.inbox.get(timeout=wait))
+                    self._idle_us += clock.now_us() - before
+                    self._perform(slave.handle(event, clock.now_us()))
+                    continue
+                if self._stop_event.is_set():
+                    raise _StoppedError from None
+                slave.handle(self._take_times(), before)
+                commands = slave.handle(WorkDue(), before)
+                self._process_us += clock.now_us() - before
+                self._perform(commands)
+
+    def _take_times(self) -> TimesMeasured:
+        cpu = time.thread_time_ns()
+        out = TimesMeasured((cpu - self._cpu_ns) // 1000, self._communication_us, self._idle_us, self._process_us)
+        self._communication_us = self._idle_us = self._process_us = 0
+        self._cpu_ns = cpu
+        return out
+
+    def _perform(self, commands: list[SlaveCommand]) -> None:
+        for command in commands:
+            match command:
+                case Report(occupancy_ratio):
+                    self._to_master.put(SlaveReported(self.slave.id, occupancy_ratio))
+                case SendResults(chunk):
+                    before = self._clock.now_us()
+                    self._send(chunk)
+                    self._communication_us += self._clock.now_us() - before
+                case _:
+                    pass
+
+    def _send(self, chunk: ResultChunk) -> None:
+        self._patiently(lambda wait: self._collector.chunks.put(chunk, timeout=wait))
+
+
 class _LocalLoop:
-    """Carries messages between the roles of one process."""
+    """The master's loop; carries messages between the roles of one process."""
 
     def __init__(self, job: Job, shell: MasterShell, collector: CollectorShell, clock: RunClock, slave_count: int) -> None:
         self.shell = shell
-        self.collector = collector
         self.clock = clock
         self.first_tuple_s: float | None = None
-        self.slaves = [Slave(SlaveId(s), job.config, shell.layouts) for s in range(slave_count)]
+        self._stop = threading.Event()
+        self._inbox: _ToMaster = queue.SimpleQueue()
+        self._collector = _CollectorThread(collector, self._inbox, self._stop)
+        self.slaves = [
+            _SlaveThread(Slave(SlaveId(s), job.config, shell.layouts), self._collector, clock, self._inbox, self._stop)
+            for s in range(slave_count)
+        ]
+        self._running = slave_count + 1
         self._epoch_us = job.config.cluster.distribution_epoch_us
         self._realtime = job.config.pace == "realtime"
-        self._exchange_at_us = [self._epoch_us] * slave_count
+        self._exchange_at_us = self._epoch_us
         self._boundary_us = self._epoch_us
-        self._cpu_us = cpu_us()
 
     def run(self) -> None:
-        self.shell.start(self.clock, len(self.slaves))
-        for slave in self.slaves:
-            self._perform(slave, slave.start())
-        while not (self.shell.master.finished and all(s.finished for s in self.slaves) and not self.shell.outbox):
-            if self._realtime:
-                self._tick()
-            if not self._step():
-                assert self._realtime, "every role waits for another: the protocol is stuck"
-                time.sleep(max(0.0, min(self._boundary_us - self.clock.now_us(), 20_000)) / 1e6)
+        """Play the master until every role has ended. Raises what any role raised."""
+        threads: list[_RoleThread] = [self._collector, *self.slaves]
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_S)
+        try:
+            self.shell.start(self.clock, len(self.slaves))
+            for thread in threads:
+                thread.start()
+            while self._running or not self.shell.master.finished:
+                self._step()
+        finally:
+            self._stop.set()
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join()
+            sys.setswitchinterval(interval)
+
+    def _step(self) -> None:
+        """Take what the other roles say, deliver, and read one batch or wait."""
+        if self._realtime:
+            self._tick()
+        while self.shell.outbox:
+            delivery = self.shell.outbox.popleft()
+            self.slaves[delivery.slave].inbox.put(Delivered(delivery))
+        try:
+            reading = self.shell.wanted is not None
+            message = self._inbox.get(block=not reading, timeout=self._patience_s())
+        except queue.Empty:
+            if reading:
+                if self.first_tuple_s is None:
+                    self.first_tuple_s = time.monotonic()
+                self.shell.read()
+            return
+        match message:
+            case None:
+                self._running -= 1
+            case SlaveReported():
+                self.shell.handle(message)
+            case _:
+                raise message
+
+    def _patience_s(self) -> float:
+        """How long the master may wait for the other roles: to its next boundary, at most a second."""
+        if not self._realtime:
+            return 1.0
+        return max(0.0, min(self._boundary_us - self.clock.now_us(), 20_000)) / 1e6
 
     def _tick(self) -> None:
         now = self.clock.now_us()
         if now >= self._boundary_us:
             self._boundary_us = next_exchange_us(now, self._epoch_us)
             self.shell.handle(ClockAdvanced())
-        for i, slave in enumerate(self.slaves):
-            if now >= self._exchange_at_us[i]:
-                self._exchange_at_us[i] = next_exchange_us(now, self._epoch_us)
-                self._perform(slave, slave.handle(ExchangeDue(), now))
-
-    def _step(self) -> bool:
-        """One delivery, one piece of work or one read; False when there is nothing to do."""
-        if self.shell.outbox:
-            delivery = self.shell.outbox.popleft()
-            slave = self.slaves[delivery.slave]
-            self._perform(slave, slave.handle(Delivered(delivery), self.clock.now_us()))
-            return True
-        busy = False
-        for slave in self.slaves:
-            if slave.has_work:
-                busy = True
-                now = self.clock.now_us()
-                commands = slave.handle(WorkDue(), now)
-                cpu = cpu_us()
-                slave.handle(TimesMeasured(cpu - self._cpu_us, 0, 0, self.clock.now_us() - now), now)
-                self._cpu_us = cpu
-                self._perform(slave, commands)
-        if busy:
-            return True
-        if self.shell.wanted is not None:
-            if self.first_tuple_s is None:
-                self.first_tuple_s = time.monotonic()
-            self.shell.read()
-            return True
-        return False
-
-    def _perform(self, slave: Slave, commands: list[SlaveCommand]) -> None:
-        for command in commands:
-            match command:
-                case Report(occupancy_ratio):
-                    self.shell.handle(SlaveReported(slave.id, occupancy_ratio))
-                case SendResults(chunk):
-                    self.collector.receive(chunk)
-                case _:
-                    pass
+        if now >= self._exchange_at_us:
+            self._exchange_at_us = next_exchange_us(now, self._epoch_us)
+            for thread in self.slaves:
+                thread.inbox.put(ExchangeDue())

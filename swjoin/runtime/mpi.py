@@ -43,6 +43,7 @@ from swjoin.messages import (
 from swjoin.policy.epochs import next_exchange_us
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.job import Job
+from swjoin.runtime.memory import keep_freed_memory
 from swjoin.runtime.preload import load_master_kernels, load_slave_kernels
 from swjoin.runtime.report import build_report, check_ledger, cpu_us, peak_rss_bytes, publish
 from swjoin.runtime.wire import pack_delivery, pack_results, unpack_delivery, unpack_results
@@ -158,6 +159,7 @@ def run_rank(job: Job, progress: bool, debug: bool = False) -> dict[str, Any] | 
     """
     import mpi4py
 
+    keep_freed_memory()
     mpi4py.rc.thread_level = "serialized"
     from mpi4py import MPI
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from swjoin.batch import I64, U8, PayloadRows, RowLayout
 from swjoin.errors import UserError
+from swjoin.sources.views import booleans_of, integers_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -113,7 +114,7 @@ class RowCodec:
             if array.type != column.type:
                 array = array.cast(column.type)
             if array.null_count:
-                missing = np.asarray(array.is_null())
+                missing = booleans_of(array.is_null())
                 fixed[:, i // 8] |= missing.astype(np.uint8) << np.uint8(i % 8)
             offset, width = self._slots[i]
             if _is_var(column.type):
@@ -195,7 +196,7 @@ def _fixed_bytes(array: pa.Array, width: int) -> NDArray[Any]:
 
     n = len(array)
     if pa.types.is_boolean(array.type):
-        return np.asarray(array.cast(pa.uint8()).fill_null(0)).reshape(n, 1)
+        return integers_of(array.cast(pa.uint8()).fill_null(0)).reshape(n, 1)
     data = np.frombuffer(array.buffers()[1], np.uint8)
     return data[array.offset * width : (array.offset + n) * width].reshape(n, width)
 

@@ -24,6 +24,7 @@ from swjoin.config import MAX_SPAN_US, StreamConfig
 from swjoin.errors import SwjoinError, UserError
 from swjoin.sources.codec import RowCodec, StreamCodec
 from swjoin.sources.keys import KeyEncoder
+from swjoin.sources.views import booleans_of, integers_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -254,15 +255,15 @@ class FileSource:
             return np.arange(first, first + batch.num_rows, dtype=np.uint64)
         column = batch.column(self.config.id)
         if column.null_count:
-            row = int(np.flatnonzero(np.asarray(column.is_null()))[0])
+            row = int(np.flatnonzero(booleans_of(column.is_null()))[0])
             raise UserError(f"{self._place(first + row)}: id column {self.config.id} is null; every row needs an id")
-        return np.asarray(column.cast(pa.uint64() if column.type == pa.uint64() else pa.int64())).astype(np.uint64)
+        return integers_of(column.cast(pa.uint64() if column.type == pa.uint64() else pa.int64())).astype(np.uint64)
 
     def _times(self, column: pa.Array, first: int) -> tuple[I64, Bool | None]:
         """Microseconds, and which rows have a time. UserError when a time is finer than microseconds or out of range."""
         import pyarrow as pa
 
-        valid = np.asarray(column.is_valid()) if column.null_count else None
+        valid = booleans_of(column.is_valid()) if column.null_count else None
         kind = column.type
         if pa.types.is_timestamp(kind):
             unit = kind.unit
@@ -275,7 +276,7 @@ class FileSource:
             unit = self.config.time_unit
         if column.null_count:
             column = column.fill_null(0)
-        values = np.asarray(column)
+        values = integers_of(column)
         if values.dtype == np.uint64 and len(values) and int(values.max()) > MAX_SPAN_US:
             values = np.minimum(values, MAX_SPAN_US)
         values = values.astype(np.int64, copy=False)

@@ -19,6 +19,7 @@ from numba import njit
 
 from swjoin.batch import I64, U8, Bool
 from swjoin.errors import RunFailed, UserError
+from swjoin.sources.views import booleans_of, integers_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -192,7 +193,7 @@ class KeyEncoder:
         valid: Bool | None = None
         for column in columns:
             if column.null_count:
-                here = np.asarray(column.is_valid())
+                here = booleans_of(column.is_valid())
                 valid = here if valid is None else valid & here
         if self.native:
             return _integers(columns[0]), valid
@@ -215,7 +216,7 @@ def _integers(column: pa.Array) -> I64:
         column = column.cast(pa.uint8())
     if column.null_count:
         column = column.fill_null(0)
-    values = np.asarray(column)
+    values = integers_of(column)
     return values.view(np.int64) if values.dtype == np.uint64 else values.astype(np.int64, copy=False)
 
 

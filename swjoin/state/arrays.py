@@ -99,7 +99,7 @@ class Candidates(NamedTuple):
 
     probe: U64  # (3 * CANDIDATES,) index of the fresh tuple's record in FreshTuples.rows
     row: U64  # (3 * CANDIDATES,) index of the other record in Pool.rows, or for kind 2 in FreshTuples.rows
-    count: I64  # (3,)
+    found: I64  # (3,)
     done: I64  # (3,) of them verified
 
 

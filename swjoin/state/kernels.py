@@ -1,10 +1,9 @@
 """The hot loops of the join module: numba kernels over flat arrays (SPEC section 4).
 
-What: sorting a partition-group's fresh tuples by mini-partition-group, block nested-loop join with exact key and time checks,
-appending to head blocks.
+What: block nested-loop join of a partition-group's fresh tuples with exact key and time checks, appending to head blocks.
 Why: free functions on plain arrays release the GIL, can be profiled alone and tested with the JIT off.
-Stays out: blocks and expiry (`state.blocks`), splitting and merging (`state.tuning`), ownership of the arrays
-(`state.partition_group`), the driver (`operators.window_join`).
+Stays out: bringing fresh tuples into order (`state.fresh`), blocks and expiry (`state.blocks`), splitting and merging
+(`state.tuning`), ownership of the arrays (`state.partition_group`), the driver (`operators.window_join`).
 
 A block's 64 tags are compared with a probe's tag at once; equal tags become candidates. Candidates are verified some hundreds
 at a time, so that the cache misses of their records overlap. Index `s` is the stream (0 left, 1 right).
@@ -18,7 +17,7 @@ from numba import njit, uint64
 from numpy.typing import NDArray
 
 from swjoin.batch import I64
-from swjoin.hashing import hash_key, mix64_scalar, tag_of
+from swjoin.hashing import mix64_scalar
 from swjoin.state.arrays import (
     CANDIDATES,
     COUNTERS,
@@ -26,7 +25,6 @@ from swjoin.state.arrays import (
     FILL,
     FIRST,
     FIRST_TS,
-    FRESH,
     HEAD,
     HEADER,
     ID,
@@ -48,6 +46,7 @@ from swjoin.state.arrays import (
     Pool,
 )
 from swjoin.state.blocks import NONE, free_blocks, take_block
+from swjoin.state.fresh import scatter_fresh, sort_fresh
 from swjoin.state.histogram import record_delay
 from swjoin.state.simd import LANES, match_mask, prefetch, trailing_zeros
 
@@ -61,77 +60,6 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ONE = np.uint64(1)
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 _AHEAD = 6  # touched mini-partition-groups between asking for blocks and reading them
-
-# ---------------------------------------------------------------- fresh tuples
-
-
-@njit(cache=True, nogil=True)
-def sort_fresh(
-    group: int,
-    s: int,
-    start: int,
-    stop: int,
-    data: Inputs,
-    directories: Directories,
-    minis: Minis,
-    fresh: FreshTuples,
-    touched_count: int,
-) -> int:
-    """Count a group's tuples of one stream per mini-partition; new mini-partitions join the touched list.
-
-    Returns its length.
-    """
-    first_slot = directories.start[group]
-    mask = np.uint64((1 << directories.depth[group]) - 1)
-    slots, key, arrival = directories.slots, data.key[s], data.arrival[s]
-    counters, mini_of, touched = minis.counters, fresh.mini_of, fresh.touched
-    earliest, latest = fresh.arrivals[0], fresh.arrivals[1]
-    offset = s * fresh.base[0] - start
-    for i in range(start, stop):
-        mini = slots[first_slot + np.int64(hash_key(key[i]) & mask)]
-        mini_of[offset + i] = mini
-        prefetch(counters, np.int64(mini) * COUNTERS)
-        earliest = min(earliest, arrival[i])
-        latest = max(latest, arrival[i])
-    for i in range(start, stop):
-        counter = np.int64(mini_of[offset + i]) * COUNTERS + FRESH
-        if counters[counter] == 0 and counters[counter + 1] == 0:
-            touched[touched_count] = mini_of[offset + i]
-            touched_count += 1
-        counters[counter + s] += 1
-    fresh.arrivals[0], fresh.arrivals[1] = earliest, latest
-    return touched_count
-
-
-@njit(cache=True, nogil=True)
-def scatter_fresh(s: int, start: int, stop: int, data: Inputs, minis: Minis, fresh: FreshTuples, touched_count: int) -> None:
-    """Stable scatter of one stream's tuples into mini-partition order; fresh.begin[s, t] is where touched mini t starts."""
-    key, ts, ids, arrival, first_ref = data.key[s], data.ts[s], data.id[s], data.arrival[s], data.ref[s]
-    counters, mini_of, touched, begin = minis.counters, fresh.mini_of, fresh.touched, fresh.begin
-    rows, tags, arrival_to = fresh.rows, fresh.tags, fresh.arrival
-    offset = s * fresh.base[0]
-    position = offset
-    for t in range(touched_count):
-        counter = np.int64(touched[t]) * COUNTERS + FRESH + s
-        begin[s, t] = position
-        n = counters[counter]
-        counters[counter] = position
-        position += n
-    begin[s, touched_count] = position
-    for i in range(start, stop):
-        counter = np.int64(mini_of[offset + i - start]) * COUNTERS + FRESH + s
-        j = counters[counter]
-        counters[counter] = j + 1
-        k = key[i]
-        rows[j * ROW + KEY] = k
-        rows[j * ROW + TS] = ts[i]
-        rows[j * ROW + ID] = np.int64(ids[i])
-        rows[j * ROW + REF] = first_ref + i
-        tags[j] = tag_of(hash_key(k))
-        arrival_to[j] = arrival[i]
-    for t in range(touched_count):
-        counters[np.int64(touched[t]) * COUNTERS + FRESH + s] = 0
-
 
 # ---------------------------------------------------------------- verifying candidates
 
@@ -185,7 +113,7 @@ def _verify(
     rows = probe_rows if kind == 2 else stored_rows
     probe_at, row_at = candidates.probe, candidates.row
     start = kind * CANDIDATES + candidates.done[kind]
-    stop = kind * CANDIDATES + candidates.count[kind]
+    stop = kind * CANDIDATES + candidates.found[kind]
     s = 1 if kind == 1 else 0
     low = lower if s == 0 else -upper  # stored - probe
     high = upper if s == 0 else -lower
@@ -243,7 +171,7 @@ def _verify(
     digests[g] += digest
     stats[STAT_PAIRS] += matches
     if c == stop:
-        candidates.count[kind] = 0
+        candidates.found[kind] = 0
         candidates.done[kind] = 0
         return True
     candidates.done[kind] = c - kind * CANDIDATES
@@ -282,7 +210,7 @@ def _join_group(
     rows, tags, header, free, control = pool.rows, pool.tags, pool.header, pool.free, pool.control
     counters, guard, due = minis.counters, minis.guard, minis.due
     fresh_rows, fresh_tags, begins, touched = fresh.rows, fresh.tags, fresh.begin, fresh.touched
-    probe_at, row_at, found = candidates.probe, candidates.row, candidates.count
+    probe_at, row_at, found = candidates.probe, candidates.row, candidates.found
     probe_left, probe_right, store_left, store_right = data.probe[0], data.probe[1], data.store[0], data.store[1]
     meet = (probe_left and store_right) or (probe_right and store_left)
     comparisons = 0

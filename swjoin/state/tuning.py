@@ -94,9 +94,8 @@ def _stored(counters: I64, mini: int) -> int:
 @njit(cache=True, nogil=True)
 def _blocks_of(pool: Pool, minis: Minis, mini: int) -> int:
     counters, counter = minis.counters, mini * COUNTERS
-    return chain_blocks(pool.header, int(counters[counter + FIRST])) + chain_blocks(
-        pool.header, int(counters[counter + FIRST + 1])
-    )
+    first, second = int(counters[counter + FIRST]), int(counters[counter + FIRST + 1])
+    return int(chain_blocks(pool.header, first) + chain_blocks(pool.header, second))
 
 
 @njit(cache=True, nogil=True)
@@ -188,7 +187,7 @@ def _split(pool: Pool, minis: Minis, directories: Directories, mini: int) -> int
     """Tuples whose hash has the next bit set move to a new mini-partition-group, which is returned; time order is kept."""
     depth = minis.depth[mini]
     bit = np.uint64(depth)
-    twin = take_mini(minis, minis.group[mini], depth + 1, minis.pattern[mini] | (1 << depth))
+    twin = int(take_mini(minis, minis.group[mini], depth + 1, minis.pattern[mini] | (1 << depth)))
     minis.depth[mini] = depth + 1
     counters, header, rows, tags = minis.counters, pool.header, pool.rows, pool.tags
     free, control, size, stride = pool.free, pool.control, pool.shape[0], pool.shape[1]
@@ -196,7 +195,7 @@ def _split(pool: Pool, minis: Minis, directories: Directories, mini: int) -> int
     head = np.empty(2, np.int64)
     fill = np.empty(2, np.int64)
     for s in range(2):
-        block = counters[mini * COUNTERS + FIRST + s]
+        block = int(counters[mini * COUNTERS + FIRST + s])
         _empty(counters, mini * COUNTERS, s)
         fill[:] = size
         while block != NONE:
@@ -216,12 +215,12 @@ def _split(pool: Pool, minis: Minis, directories: Directories, mini: int) -> int
                 tags[head[goes] * stride + fill[goes]] = tags[at_tag + j]
                 fill[goes] += 1
                 counters[counter[goes] + TUPLES + s] += 1
-            following = header[block * HEADER + NEXT]
+            following = int(header[block * HEADER + NEXT])
             give_block(free, control, block)
             block = following
-        for goes in range(2):
-            if counters[counter[goes] + FIRST + s] != NONE:
-                _seal(header, rows, head[goes], size, fill[goes])
+        for side in range(2):
+            if counters[counter[side] + FIRST + s] != NONE:
+                _seal(header, rows, head[side], size, fill[side])
     _point(directories, minis, twin)
     return twin
 
@@ -299,7 +298,10 @@ def split_due(pool: Pool, minis: Minis, directories: Directories, theta: int) ->
 
 @njit(cache=True, nogil=True)
 def merge_small(pool: Pool, minis: Minis, directories: Directories, theta: int) -> None:
-    """Merge mini-partition-groups below theta tuples with their buddies where both together stay within 2 * theta."""
+    """Merge mini-partition-groups below theta tuples with their buddies where both together stay within 2 * theta.
+
+    An eighth of that is kept free: windows fluctuate, and what is merged to the brim would be split again at once.
+    """
     counters = minis.counters
     for mini in range(minis.control[NEVER_USED]):
         while minis.group[mini] != NONE and minis.depth[mini] > 0:
@@ -309,7 +311,7 @@ def merge_small(pool: Pool, minis: Minis, directories: Directories, theta: int) 
             group = minis.group[mini]
             buddy_entry = minis.pattern[mini] ^ (1 << (minis.depth[mini] - 1))
             buddy = np.int64(directories.slots[directories.start[group] + buddy_entry])
-            if minis.depth[buddy] != minis.depth[mini] or n + _stored(counters, buddy) > 2 * theta:
+            if minis.depth[buddy] != minis.depth[mini] or 8 * (n + _stored(counters, buddy)) > 7 * 2 * theta:
                 break
             if free_blocks(pool) < _blocks_of(pool, minis, mini) + _blocks_of(pool, minis, buddy) + 2:
                 break
