@@ -42,6 +42,7 @@ STAT_PAIRS, STAT_COMPARISONS, STAT_DELAY_SUM, STAT_DELAY_MAX = 0, 1, 2, 3
 STAT_SIZE = 4
 
 TUPLE_BYTES = 8 * ROW + 2
+TOGETHER = 16  # mini-partition-groups whose chains are walked together, so that their cache misses overlap
 CANDIDATES = 1024  # per kind; enough for many cache misses at once, few enough to stay in the second-level cache
 
 
@@ -92,6 +93,7 @@ class FreshTuples(NamedTuple):
     begin: I64  # (2, minis + 1) first fresh tuple of each touched mini-partition
     base: I64  # (1,)
     arrivals: I64  # (2,) earliest and latest arrival of the partition-group's fresh tuples
+    walk: I64  # (2 * TOGETHER,) the blocks at which walking ahead along several chains has arrived
 
 
 class Candidates(NamedTuple):
@@ -189,6 +191,7 @@ def new_fresh(tuples: int, minis: int) -> FreshTuples:
         np.empty((2, minis + 1), np.int64),
         np.array([tuples], np.int64),
         np.zeros(2, np.int64),
+        np.zeros(2 * TOGETHER, np.int64),
     )
 
 

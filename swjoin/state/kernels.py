@@ -35,6 +35,7 @@ from swjoin.state.arrays import (
     ROW,
     STAT_COMPARISONS,
     STAT_PAIRS,
+    TOGETHER,
     TS,
     TUPLES,
     Candidates,
@@ -59,7 +60,7 @@ CURSOR_SIZE = 8
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ONE = np.uint64(1)
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
-_AHEAD = 6  # touched mini-partition-groups between asking for blocks and reading them
+_FARTHEST = 32  # blocks of a chain that are asked for in advance; in longer ones there are hits to wait for anyway
 
 # ---------------------------------------------------------------- verifying candidates
 
@@ -182,6 +183,53 @@ def _verify(
 
 
 @njit(cache=True, nogil=True)
+def _walk_ahead(t: int, until: int, pool: Pool, minis: Minis, fresh: FreshTuples) -> None:
+    """Ask for the headers and tags that touched mini-partition-groups t .. until are going to read.
+
+    A chain's next block is known only from its header. Walking one chain waits for memory at every block; walking 32 in step
+    waits once for all.
+    """
+    stride, size = pool.shape[1], pool.shape[0]
+    header, tags, rows, counters = pool.header, pool.tags, pool.rows, minis.counters
+    begins, touched, at = fresh.begin, fresh.touched, fresh.walk
+    n = 0
+    for i in range(t, until):
+        counter = np.int64(touched[i]) * COUNTERS
+        for s in range(2):
+            if begins[1 - s, i] < begins[1 - s, i + 1]:
+                block = counters[counter + FIRST + s]
+                if block != NONE:
+                    prefetch(header, block * HEADER)
+                    at[n] = block
+                    n += 1
+            head = counters[counter + HEAD + s]
+            if head != NONE:
+                prefetch(header, head * HEADER)
+    for _ in range(_FARTHEST):
+        left = 0
+        for i in range(n):
+            block = at[i]
+            prefetch(tags, block * stride)
+            prefetch(tags, block * stride + 32)
+            following = header[block * HEADER + NEXT]
+            if following != NONE:
+                prefetch(header, following * HEADER)
+                at[left] = following
+                left += 1
+        n = left
+        if n == 0:
+            break
+    for i in range(t, until):
+        counter = np.int64(touched[i]) * COUNTERS
+        for s in range(2):
+            head = counters[counter + HEAD + s]
+            if head != NONE:
+                fill = header[head * HEADER + FILL]
+                prefetch(rows, (head * size + fill) * ROW)
+                prefetch(tags, head * stride + fill)
+
+
+@njit(cache=True, nogil=True)
 def _join_group(
     g: int,
     data: Inputs,
@@ -216,14 +264,11 @@ def _join_group(
     comparisons = 0
     t = cursor[CUR_TOUCHED]
     touched_count = cursor[CUR_TOUCHED_COUNT]
+    walked = t
     while t < touched_count:
-        if t + _AHEAD < touched_count:
-            ahead = np.int64(touched[t + _AHEAD]) * COUNTERS
-            for s in range(2):
-                block = counters[ahead + FIRST + s]
-                prefetch(header, block * HEADER)
-                prefetch(tags, block * stride)
-                prefetch(tags, block * stride + 32)
+        if t >= walked:
+            walked = min(t + TOGETHER, touched_count)
+            _walk_ahead(t, walked, pool, minis, fresh)
         counter = np.int64(touched[t]) * COUNTERS
         part = cursor[CUR_PART]
         while part < 3:
@@ -255,9 +300,6 @@ def _join_group(
                     at, at_tag, fill = place * size, place * stride, header[place * HEADER + FILL]
                     following = header[place * HEADER + NEXT]
                     first_ts, last_ts = header[place * HEADER + FIRST_TS], header[place * HEADER + LAST_TS]
-                    prefetch(header, following * HEADER)
-                    prefetch(tags, following * stride)
-                    prefetch(tags, following * stride + 32)
                 while from_probe < end and fresh_rows[from_probe * ROW + TS] + reach_high < first_ts:
                     from_probe += 1
                 if from_probe == end:
