@@ -5,9 +5,9 @@ distribution epochs (`policy.epochs`) and serves the slaves in their fixed order
 Why: the same object runs under MPI, in one process and in the simulator.
 Stays out: files, messages on the wire, ranks, window state.
 
-Paces. asap: an epoch ends when both watermarks have passed its boundary in event time (or, with distribution_epoch_us = 0, when
-`epoch_tuples` are buffered); full mini-buffers end it early. realtime: an epoch ends on the run's clock; rows reach the master
-when the clock passes their place on the time axis, whether the other stream speaks or not.
+Paces. asap: an epoch ends when both watermarks have passed its boundary in event time (or, with distribution_epoch_us = 0,
+when `epoch_tuples` are buffered, more for large windows); full mini-buffers end it early. realtime: an epoch ends on the
+run's clock; rows reach the master when the clock passes their place on the time axis, whether the other stream speaks or not.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from swjoin.messages import (
     StreamEnded,
     TuplesRead,
 )
-from swjoin.policy.epochs import boundary_after_us, last_boundary_us
+from swjoin.policy.epochs import EpochSize, boundary_after_us, last_boundary_us
 from swjoin.policy.placement import round_robin
 from swjoin.routing.hash_partition import GroupMap, HashPartition
 
@@ -56,6 +56,8 @@ class Master:
         self._query = QueryId(0)
         self._epoch_us = config.cluster.distribution_epoch_us
         self._realtime = config.pace == "realtime"
+        bounds = config.query.bounds
+        self._epoch_size = EpochSize(config.cluster.epoch_tuples, max(bounds.upper_us, -bounds.lower_us, 0))
         self._reading: int | None = None
         self._reported: set[int] = set()
         self._serving: deque[Delivery] = deque()
@@ -164,7 +166,7 @@ class Master:
         """asap pace: the event time below which tuples can be delivered now, or None while the epoch is still open."""
         exhausted = self._exhausted
         if self._epoch_us == 0:
-            full = self.buffers.tuples >= self.config.cluster.epoch_tuples or self._full()
+            full = self.buffers.tuples >= self._epoch_size.tuples or self._full()
             return END_OF_TIME_US if exhausted or full else None
         first = self.buffers.first_ts_us
         origin = self._origin()
@@ -224,6 +226,8 @@ class Master:
 
     def _drain(self, below_us: int, times_us: tuple[int, int], rebase_us: int | None) -> None:
         self.epoch = EpochIndex(self.epoch + 1)
+        if self._epoch_us == 0 and self.buffers.tuples:
+            self._epoch_size.closed(self.buffers.last_ts_us, self.buffers.tuples)
         last = self._exhausted and self.buffers.last_ts_us < below_us
         if last:
             times_us = (END_OF_TIME_US, END_OF_TIME_US)

@@ -1,11 +1,41 @@
 """When a distribution epoch ends: pure functions of times, no clock (SPEC section 3).
 
 What: boundaries of distribution epochs, in event time (asap pace) or on the run's clock (realtime pace).
+Also how many tuples make an epoch where no time does.
 Why: the master asks, the policy answers; the simulator and the tests ask the same functions.
 Stays out: buffering and sending (`cluster.master`), reorganization epochs.
 """
 
 from __future__ import annotations
+
+from collections import deque
+
+_WINDOW_SHARE = 32
+
+
+class EpochSize:
+    """How many buffered tuples make a distribution epoch: `least`, or 1/32 of what the windows hold, if that is more.
+
+    The larger the windows, the more tuples must come at once for each to find its block in the cache: with 20 M tuples in the
+    windows, deliveries of 131,072 took 143 ns a tuple, of 1/32 of them 79 ns. They add as little to the memory.
+    """
+
+    def __init__(self, least: int, retention_us: int) -> None:
+        self._least = least
+        self._retention_us = retention_us
+        self._recent: deque[tuple[int, int]] = deque()  # (newest time, tuples) of the epochs that the windows still hold
+        self._window_tuples = 0
+
+    @property
+    def tuples(self) -> int:
+        return max(self._least, self._window_tuples // _WINDOW_SHARE)
+
+    def closed(self, newest_us: int, tuples: int) -> None:
+        """An epoch was closed; its newest tuple has this time."""
+        self._recent.append((newest_us, tuples))
+        self._window_tuples += tuples
+        while self._recent[0][0] < newest_us - self._retention_us:
+            self._window_tuples -= self._recent.popleft()[1]
 
 
 def boundary_after_us(time_us: int, origin_us: int, epoch_us: int) -> int:
