@@ -19,7 +19,7 @@ import numpy as np
 
 from swjoin.batch import I64, LEFT, RIGHT, Pairs, PayloadRows, RowLayout
 from swjoin.errors import RunFailed
-from swjoin.messages import BEGIN_OF_TIME_US, Delivery, GroupId, GroupResults, Route
+from swjoin.messages import BEGIN_OF_TIME_US, END_OF_TIME_US, Delivery, GroupId, GroupResults, Route
 from swjoin.oracle import Bounds
 from swjoin.state.arrays import (
     COUNTERS,
@@ -33,6 +33,7 @@ from swjoin.state.arrays import (
     Inputs,
     new_candidates,
     new_fresh,
+    new_hits,
     new_output,
 )
 from swjoin.state.histogram import HISTOGRAM_SIZE
@@ -103,9 +104,12 @@ class WindowJoin:
         self.window_limit_bytes = window_bytes
         self.state = WindowState(block_tuples, theta_tuples, window_bytes)
         layouts = (left_layout, right_layout)
-        self.payload = tuple(PayloadStore(layout) if materialise and layout is not None else None for layout in layouts)
+        self.payload = tuple(
+            PayloadStore(layout, window_bytes) if materialise and layout is not None else None for layout in layouts
+        )
         self._output = new_output(max(result_tuples, block_tuples) if materialise else 0)
         self._fresh = new_fresh(1024, 256)
+        self._hits = new_hits()
         self._candidates = new_candidates()
         self._expired_below = self._merged_below = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
         self._times_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
@@ -177,6 +181,7 @@ class WindowJoin:
             state.minis,
             state.directories,
             self._fresh,
+            self._hits,
             self._candidates,
             work.cursor,
             self.bounds.lower_us,
@@ -235,7 +240,9 @@ class WindowJoin:
             return False
         self._expired_below = dead
         dropped = self.state.expire(*dead)
-        if max(d - b for d, b in zip(dead, self._merged_below, strict=True)) * 8 >= self.bounds.upper_us - self.bounds.lower_us:
+        ended = max(self._times_us) >= END_OF_TIME_US  # nothing comes that merging could serve
+        moved = max(d - b for d, b in zip(dead, self._merged_below, strict=True))
+        if not ended and moved * 8 >= self.bounds.upper_us - self.bounds.lower_us:
             self._merged_below = dead
             self.state.merge()
         for store, limit in zip(self.payload, dead, strict=True):

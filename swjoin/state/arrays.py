@@ -43,6 +43,7 @@ STAT_SIZE = 4
 
 TUPLE_BYTES = 8 * ROW + 2
 TOGETHER = 16  # mini-partition-groups whose chains are walked together, so that their cache misses overlap
+HITS = 1024
 CANDIDATES = 1024  # per kind; enough for many cache misses at once, few enough to stay in the second-level cache
 
 
@@ -94,6 +95,15 @@ class FreshTuples(NamedTuple):
     base: I64  # (1,)
     arrivals: I64  # (2,) earliest and latest arrival of the partition-group's fresh tuples
     walk: I64  # (2 * TOGETHER,) the blocks at which walking ahead along several chains has arrived
+
+
+class Hits(NamedTuple):
+    """Comparisons of a probe with a block in which some tags were equal, to be turned into candidates."""
+
+    mask: U64  # (HITS,) the equal tags
+    place: I64  # (HITS,) 4 * (index of the block's first tuple) + kind of candidate
+    probe: I64  # (HITS,) index of the fresh tuple
+    control: I64  # (2,) hits, of them turned into candidates
 
 
 class Candidates(NamedTuple):
@@ -199,6 +209,10 @@ def new_candidates() -> Candidates:
     return Candidates(
         np.empty(3 * CANDIDATES, np.uint64), np.empty(3 * CANDIDATES, np.uint64), np.zeros(3, np.int64), np.zeros(3, np.int64)
     )
+
+
+def new_hits() -> Hits:
+    return Hits(np.empty(HITS, np.uint64), np.empty(HITS, np.int64), np.empty(HITS, np.int64), np.zeros(2, np.int64))
 
 
 def new_output(capacity: int) -> Output:

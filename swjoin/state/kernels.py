@@ -27,6 +27,7 @@ from swjoin.state.arrays import (
     FIRST_TS,
     HEAD,
     HEADER,
+    HITS,
     ID,
     KEY,
     LAST_TS,
@@ -34,6 +35,8 @@ from swjoin.state.arrays import (
     REF,
     ROW,
     STAT_COMPARISONS,
+    STAT_DELAY_MAX,
+    STAT_DELAY_SUM,
     STAT_PAIRS,
     TOGETHER,
     TS,
@@ -41,6 +44,7 @@ from swjoin.state.arrays import (
     Candidates,
     Directories,
     FreshTuples,
+    Hits,
     Inputs,
     Minis,
     Output,
@@ -48,8 +52,8 @@ from swjoin.state.arrays import (
 )
 from swjoin.state.blocks import NONE, free_blocks, take_block
 from swjoin.state.fresh import scatter_fresh, sort_fresh
-from swjoin.state.histogram import record_delay
-from swjoin.state.simd import LANES, match_mask, prefetch, trailing_zeros
+from swjoin.state.histogram import histogram_index, record_delay
+from swjoin.state.simd import LANES, copy_items, count_ones, match_mask, prefetch, trailing_zeros
 
 DONE, FULL, NEED_BLOCKS, BUDGET = 0, 1, 2, 3
 
@@ -127,6 +131,7 @@ def _verify(
         matches, digest = _count_matches(s, low, high, probe_rows, rows, probe_at, row_at, start, stop)
         if same_arrival and matches > 0:
             record_delay(now, fresh.arrivals[0], matches, stats, histogram)
+        delay_sum, delay_max = 0, stats[STAT_DELAY_MAX]
         while c < stop and not same_arrival:
             p, r = np.int64(probe_at[c]), np.int64(row_at[c])
             apart = rows[r + TS] - probe_rows[p + TS]
@@ -134,8 +139,13 @@ def _verify(
                 came = arrival[p // ROW]
                 if kind == 2:
                     came = max(came, arrival[r // ROW])
-                record_delay(now, came, 1, stats, histogram)
+                delay = max(np.int64(0), now - came)
+                histogram[histogram_index(delay)] += 1
+                delay_sum += delay
+                delay_max = max(delay_max, delay)
             c += 1
+        stats[STAT_DELAY_SUM] += delay_sum
+        stats[STAT_DELAY_MAX] = delay_max
         c = stop
     else:
         out_key, out_ts, out_id, out_ref, used = out.key, out.ts, out.id, out.ref, out.used[0]
@@ -177,6 +187,55 @@ def _verify(
         return True
     candidates.done[kind] = c - kind * CANDIDATES
     return False
+
+
+@njit(cache=True, nogil=True)
+def _take_candidates(
+    g: int,
+    rows: I64,
+    fresh: FreshTuples,
+    hits: Hits,
+    candidates: Candidates,
+    lower: int,
+    upper: int,
+    now: int,
+    out: Output,
+    counts: I64,
+    digests: NDArray[np.uint64],
+    stats: I64,
+    histogram: I64,
+) -> bool:
+    """Turn hits into candidates, asking for their records. False when the output is full; call again then."""
+    probe_at, row_at, found = candidates.probe, candidates.row, candidates.found
+    masks, places, probes = hits.mask, hits.place, hits.probe
+    for i in range(hits.control[1], hits.control[0]):
+        mask, kind, at = masks[i], places[i] & 3, places[i] >> 2
+        if found[kind] + LANES > CANDIDATES and not _verify(
+            kind, g, rows, fresh, candidates, lower, upper, now, out, counts, digests, stats, histogram
+        ):
+            hits.control[1] = i
+            return False
+        to = kind * CANDIDATES + found[kind]
+        found[kind] += count_ones(mask)
+        probe = uint64(probes[i] * ROW)
+        row = (at + trailing_zeros(mask)) * ROW
+        mask &= mask - _ONE
+        another = (at + trailing_zeros(mask)) * ROW if mask != uint64(0) else row  # two at once: mostly that is all
+        probe_at[to], row_at[to] = probe, row
+        probe_at[to + 1], row_at[to + 1] = probe, another
+        if kind != 2:
+            prefetch(rows, row)
+            prefetch(rows, another)
+        mask &= mask - _ONE if mask != uint64(0) else mask
+        while mask != uint64(0):
+            to += 1
+            row = (at + trailing_zeros(mask)) * ROW
+            if kind != 2:
+                prefetch(rows, row)
+            probe_at[to + 1], row_at[to + 1] = probe, row
+            mask &= mask - _ONE
+    hits.control[0] = hits.control[1] = 0
+    return True
 
 
 # ---------------------------------------------------------------- joining
@@ -236,6 +295,7 @@ def _join_group(
     pool: Pool,
     minis: Minis,
     fresh: FreshTuples,
+    hits: Hits,
     candidates: Candidates,
     cursor: I64,
     lower: int,
@@ -258,7 +318,7 @@ def _join_group(
     rows, tags, header, free, control = pool.rows, pool.tags, pool.header, pool.free, pool.control
     counters, guard, due = minis.counters, minis.guard, minis.due
     fresh_rows, fresh_tags, begins, touched = fresh.rows, fresh.tags, fresh.begin, fresh.touched
-    probe_at, row_at, found = candidates.probe, candidates.row, candidates.found
+    hit_mask, hit_place, hit_probe, hit_count = hits.mask, hits.place, hits.probe, hits.control[0]
     probe_left, probe_right, store_left, store_right = data.probe[0], data.probe[1], data.store[0], data.store[1]
     meet = (probe_left and store_right) or (probe_right and store_left)
     comparisons = 0
@@ -289,8 +349,6 @@ def _join_group(
             block_tags = fresh_tags if part == 2 else tags
             from_probe = begin
             to_probe = begin
-            count = found[part]
-            shift = part * CANDIDATES
             while place != NONE:
                 if part == 2:
                     at, at_tag, fill = place, place, min(np.int64(LANES), stop - place)
@@ -304,6 +362,8 @@ def _join_group(
                     from_probe += 1
                 if from_probe == end:
                     break  # in time order: whatever follows is too new for all these probes
+                if fresh_rows[(end - 1) * ROW + TS] + reach_low <= last_ts:
+                    to_probe = end  # as for most blocks
                 while to_probe < end and fresh_rows[to_probe * ROW + TS] + reach_low <= last_ts:
                     to_probe += 1
                 if cursor[CUR_CHUNK] == NONE:
@@ -315,31 +375,31 @@ def _join_group(
                 while chunk < fill:
                     limit = _ALL if fill - chunk >= LANES else (_ONE << uint64(fill - chunk)) - _ONE
                     while probe < to_probe:
-                        mask = match_mask(block_tags, at_tag + chunk, fresh_tags[probe]) & limit
-                        if mask != uint64(0):
-                            if count + LANES > CANDIDATES:
-                                found[part] = count
-                                if not _verify(
-                                    part, g, rows, fresh, candidates, lower, upper, now, out, counts, digests, stats, histogram
-                                ):
-                                    cursor[CUR_TOUCHED], cursor[CUR_PART], cursor[CUR_PLACE] = t, part, place
-                                    cursor[CUR_CHUNK], cursor[CUR_PROBE] = chunk, probe
-                                    stats[STAT_COMPARISONS] += comparisons
-                                    return False
-                                count = 0
-                            while mask != uint64(0):
-                                row = (at + chunk + trailing_zeros(mask)) * ROW
-                                if part != 2:
-                                    prefetch(rows, row)
-                                probe_at[shift + count] = probe * ROW
-                                row_at[shift + count] = row
-                                count += 1
-                                mask &= mask - _ONE
-                        probe += 1
+                        strip_end = min(probe + LANES, to_probe)
+                        if hit_count + strip_end - probe > HITS:
+                            hits.control[0] = hit_count
+                            if not _take_candidates(
+                                g, rows, fresh, hits, candidates, lower, upper, now, out, counts, digests, stats, histogram
+                            ):
+                                cursor[CUR_TOUCHED], cursor[CUR_PART], cursor[CUR_PLACE] = t, part, place
+                                cursor[CUR_CHUNK], cursor[CUR_PROBE] = chunk, probe
+                                stats[STAT_COMPARISONS] += comparisons
+                                return False
+                            hit_count = 0
+                        k = uint64(hit_count)
+                        for p in range(
+                            uint64(probe), uint64(strip_end)
+                        ):  # no branch: whether a block holds a match is anyone's guess
+                            mask = match_mask(block_tags, at_tag + chunk, fresh_tags[p]) & limit
+                            hit_mask[k] = mask
+                            hit_place[k] = (at + chunk) * 4 + part
+                            hit_probe[k] = p
+                            k += uint64(mask != uint64(0))
+                        hit_count = np.int64(k)
+                        probe = strip_end
                     chunk += LANES
                     probe = from_probe
                 place = following
-            found[part] = count
             cursor[CUR_PLACE] = NONE
             part += 1
         for s in range(2):
@@ -355,11 +415,9 @@ def _join_group(
                 fill = header[head * HEADER + FILL]
                 n = min(end - i, size - fill)
                 to, source = (head * size + fill) * ROW, i * ROW
-                for j in range(uint64(n * ROW)):
-                    rows[uint64(to) + j] = fresh_rows[uint64(source) + j]
+                copy_items(rows, to, fresh_rows, source, n * ROW)
                 to = head * stride + fill
-                for j in range(uint64(n)):
-                    tags[uint64(to) + j] = fresh_tags[uint64(i) + j]
+                copy_items(tags, to, fresh_tags, i, n)
                 i += n
                 header[head * HEADER + FILL] = fill + n
                 header[head * HEADER + LAST_TS] = fresh_rows[(i - 1) * ROW + TS]
@@ -371,8 +429,11 @@ def _join_group(
         t += 1
     cursor[CUR_TOUCHED] = t
     stats[STAT_COMPARISONS] += comparisons
+    hits.control[0] = hit_count
+    if not _take_candidates(g, rows, fresh, hits, candidates, lower, upper, now, out, counts, digests, stats, histogram):
+        return False
     for kind in range(3):
-        if found[kind] > 0 and not _verify(
+        if candidates.found[kind] > 0 and not _verify(
             kind, g, rows, fresh, candidates, lower, upper, now, out, counts, digests, stats, histogram
         ):
             return False
@@ -386,6 +447,7 @@ def join_groups(
     minis: Minis,
     directories: Directories,
     fresh: FreshTuples,
+    hits: Hits,
     candidates: Candidates,
     cursor: I64,
     lower: int,
@@ -431,7 +493,23 @@ def join_groups(
             cursor[CUR_PLACE] = NONE
             cursor[CUR_CHUNK] = NONE
         if not _join_group(
-            g, data, pool, minis, fresh, candidates, cursor, lower, upper, now, theta, out, counts, digest, stats, histogram
+            g,
+            data,
+            pool,
+            minis,
+            fresh,
+            hits,
+            candidates,
+            cursor,
+            lower,
+            upper,
+            now,
+            theta,
+            out,
+            counts,
+            digest,
+            stats,
+            histogram,
         ):
             return FULL, done
         done += left_stop - left_start + right_stop - right_start

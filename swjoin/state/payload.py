@@ -4,6 +4,9 @@ What: `PayloadStore.append(rows, newest_us) -> first reference`, `gather(referen
 Why: splitting and merging move 32 bytes per tuple, not the payload; rows are gathered only for pairs that leave. Rows are
 freed when no pair can need them, which is exact, while blocks leave as a whole.
 Stays out: keys and times (`state.arrays`).
+
+The fixed part of a row lies in pages that are used again; so resident memory is what the windows need, and nothing is moved.
+Tails of variable length lie in one buffer whose dead front is reclaimed when it would have to grow.
 """
 
 from __future__ import annotations
@@ -11,88 +14,181 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
+from numba import njit
 
-from swjoin.batch import I64, PayloadRows, RowLayout
+from swjoin.batch import I64, U8, PayloadRows, RowLayout
+from swjoin.errors import RunFailed
+from swjoin.state.simd import copy_items, prefetch
+
+_PAGE_BITS = 12
+PAGE_ROWS = 1 << _PAGE_BITS
+_AHEAD = 16  # rows between asking for one and copying it
+
+
+@njit(cache=True, nogil=True)
+def _gather_rows(arena: U8, slots: I64, first_page: int, references: I64, width: int, out: U8) -> None:
+    """Copy the rows with these references to out, one after the other."""
+    n = references.shape[0]
+    for i in range(n):
+        if i + _AHEAD < n:
+            r = references[i + _AHEAD]
+            ahead = (slots[(r >> _PAGE_BITS) - first_page] * PAGE_ROWS + (r & (PAGE_ROWS - 1))) * width
+            prefetch(arena, ahead)
+            prefetch(arena, ahead + width - 1)
+        r = references[i]
+        source = (slots[(r >> _PAGE_BITS) - first_page] * PAGE_ROWS + (r & (PAGE_ROWS - 1))) * width
+        copy_items(out, i * width, arena, source, width)
+
+
+class _Pages:
+    """Rows of a fixed width with consecutive references, in pages of PAGE_ROWS rows."""
+
+    def __init__(self, width: int, limit_bytes: int) -> None:
+        self.width = width
+        self._page_count = max(2, limit_bytes // max(1, width * PAGE_ROWS) + 2)
+        try:
+            self._arena = np.empty((self._page_count * PAGE_ROWS, width), np.uint8)
+        except MemoryError:
+            raise RunFailed(f"module.window: {limit_bytes} bytes of payload cannot be reserved; set it lower") from None
+        self._never_used = 0
+        self._free: list[int] = []
+        self._slots = np.zeros(64, np.int64)  # arena page of every page from _first_page on
+        self._first_page = 0
+        self._page_end = 0  # pages up to here exist
+        self.next_reference = 0
+
+    def append(self, fixed: U8) -> int:
+        first = self.next_reference
+        at = 0
+        while at < len(fixed):
+            page, row = divmod(self.next_reference, PAGE_ROWS)
+            if page == self._page_end:
+                self._add_page()
+            n = min(PAGE_ROWS - row, len(fixed) - at)
+            to = int(self._slots[page - self._first_page]) * PAGE_ROWS + row
+            self._arena[to : to + n] = fixed[at : at + n]
+            self.next_reference += n
+            at += n
+        return first
+
+    def _add_page(self) -> None:
+        if self._free:
+            slot = self._free.pop()
+        elif self._never_used < self._page_count:
+            slot, self._never_used = self._never_used, self._never_used + 1
+        else:
+            raise RunFailed(f"payload of {self._page_count * PAGE_ROWS * self.width} bytes is full; raise module.window")
+        if self._page_end - self._first_page == len(self._slots):
+            self._slots = np.concatenate([self._slots, np.zeros(len(self._slots), np.int64)])
+        self._slots[self._page_end - self._first_page] = slot
+        self._page_end += 1
+
+    def gather(self, references: I64) -> U8:
+        out = np.empty((len(references), self.width), np.uint8)
+        if self.width:
+            _gather_rows(self._arena.reshape(-1), self._slots, self._first_page, references, self.width, out.reshape(-1))
+        return out
+
+    def free_below(self, reference: int) -> None:
+        """Rows below this reference are needed no more; pages that hold only such rows are used again."""
+        dead = min(reference >> _PAGE_BITS, self._page_end) - self._first_page
+        if dead > 0:
+            self._free += self._slots[:dead].tolist()
+            self._slots[: len(self._slots) - dead] = self._slots[dead:].copy()
+            self._first_page += dead
+
+    def validate(self) -> None:
+        used = self._slots[: self._page_end - self._first_page].tolist()
+        pages = sorted(used + self._free)
+        assert pages == list(range(self._never_used)), f"payload: pages {pages} of {self._never_used}, one lost or twice"
+        assert self.next_reference <= self._page_end << _PAGE_BITS, "payload: rows beyond the last page"
+
+
+class _Tails:
+    """Bytes of rows with consecutive references."""
+
+    def __init__(self) -> None:
+        self._offsets = np.zeros(1, np.int64)  # into _bytes, for rows 0..size
+        self._bytes = np.empty(0, np.uint8)
+        self._base = 0  # reference of row 0
+        self._size = 0
+        self._used = 0
+
+    def nbytes(self, live: int) -> int:
+        """Bytes of the rows from reference `live` on, and of their offsets."""
+        return self._used - int(self._offsets[live - self._base]) + 8 * (self._base + self._size - live)
+
+    def append(self, offsets: I64, data: U8, live: int) -> None:
+        n = len(offsets) - 1
+        self._reserve(n, len(data), live)
+        self._offsets[self._size + 1 : self._size + n + 1] = offsets[1:] + self._used
+        self._bytes[self._used : self._used + len(data)] = data
+        self._used += len(data)
+        self._size += n
+
+    def _reserve(self, rows: int, size: int, live: int) -> None:
+        if self._size + rows < len(self._offsets) and self._used + size <= len(self._bytes):
+            return
+        dead = live - self._base
+        start = int(self._offsets[dead])
+        kept, kept_bytes = self._size - dead, self._used - start
+        capacity = max(len(self._offsets) - 1, 2 * (kept + rows))
+        offsets = np.empty(capacity + 1, np.int64)
+        offsets[: kept + 1] = self._offsets[dead : self._size + 1] - start
+        data = np.empty(max(len(self._bytes), 2 * (kept_bytes + size)), np.uint8)
+        data[:kept_bytes] = self._bytes[start : self._used]
+        self._offsets, self._bytes, self._used = offsets, data, kept_bytes
+        self._base, self._size = live, kept
+
+    def gather(self, references: I64, fixed: U8) -> PayloadRows:
+        """The tails of these references, beside the fixed parts already gathered."""
+        everything = PayloadRows(
+            np.empty((self._size, 0), np.uint8), self._offsets[: self._size + 1], self._bytes[: self._used]
+        )
+        tails = everything.take(references - self._base)
+        return PayloadRows(fixed, tails.var_offsets, tails.var)
 
 
 class PayloadStore:
-    """Rows with consecutive references in one buffer; the dead front is reclaimed when the buffer would have to grow."""
+    """Rows of one layout with consecutive references. limit_bytes: most bytes of fixed parts, reserved and not touched."""
 
-    def __init__(self, layout: RowLayout) -> None:
+    def __init__(self, layout: RowLayout, limit_bytes: int) -> None:
         self.layout = layout
-        self._fixed = np.empty((0, layout.fixed_bytes), np.uint8)
-        self._offsets = np.zeros(1, np.int64)  # into _var, for rows 0..size (has_var only)
-        self._var = np.empty(0, np.uint8)
-        self._base = 0  # reference of row 0 of the buffers
-        self._size = 0
-        self._var_size = 0
+        self._pages = _Pages(layout.fixed_bytes, limit_bytes)
+        self._tails = _Tails() if layout.has_var else None
         self._live = 0  # reference of the oldest row that may still be needed
         self._epochs: deque[tuple[int, int]] = deque()  # (reference after the last row, newest time)
 
     @property
-    def next_reference(self) -> int:
-        return self._base + self._size
-
-    @property
     def nbytes(self) -> int:
         """Bytes of rows that may still be needed."""
-        rows = self.next_reference - self._live
-        tail = self._var_size - int(self._offsets[self._live - self._base]) + 8 * rows if self.layout.has_var else 0
-        return rows * self.layout.fixed_bytes + tail
+        rows = self._pages.next_reference - self._live
+        return rows * self.layout.fixed_bytes + (0 if self._tails is None else self._tails.nbytes(self._live))
 
     def append(self, rows: PayloadRows, newest_us: int) -> int:
-        """Store rows (copied); returns the reference of the first. newest_us: the highest time among them."""
-        n = len(rows)
-        self._reserve(n, 0 if rows.var is None else len(rows.var))
-        first = self.next_reference
-        self._fixed[self._size : self._size + n] = rows.fixed
-        if rows.var is not None and rows.var_offsets is not None:
-            self._offsets[self._size + 1 : self._size + n + 1] = rows.var_offsets[1:] + self._var_size
-            self._var[self._var_size : self._var_size + len(rows.var)] = rows.var
-            self._var_size += len(rows.var)
-        self._size += n
-        if n:
-            self._epochs.append((self.next_reference, newest_us))
-        return first
+        """Store rows (copied); returns the reference of the first. newest_us: the highest time among them.
 
-    def _reserve(self, rows: int, var: int) -> None:
-        fits = self._size + rows <= len(self._fixed) and self._var_size + var <= len(self._var)
-        if fits:
-            return
-        dead = self._live - self._base
-        live, kept_var = self._size - dead, self._var_size - int(self._offsets[dead]) if self.layout.has_var else 0
-        capacity, var_capacity = len(self._fixed), len(self._var)
-        if 2 * (live + rows) > capacity:
-            capacity = 2 * (live + rows)
-        if 2 * (kept_var + var) > var_capacity:
-            var_capacity = 2 * (kept_var + var)
-        fixed = self._fixed if capacity == len(self._fixed) else np.empty((capacity, self.layout.fixed_bytes), np.uint8)
-        fixed[:live] = self._fixed[dead : self._size]
-        self._fixed = fixed
-        if self.layout.has_var:
-            start = int(self._offsets[dead])
-            offsets = np.empty(capacity + 1, np.int64)
-            offsets[: live + 1] = self._offsets[dead : self._size + 1] - start
-            tail = np.empty(var_capacity, np.uint8)
-            tail[:kept_var] = self._var[start : self._var_size]
-            self._offsets, self._var, self._var_size = offsets, tail, kept_var
-        self._base, self._size = self._live, live
+        RunFailed when the pages are full.
+        """
+        first = self._pages.append(rows.fixed)
+        if self._tails is not None and rows.var_offsets is not None and rows.var is not None:
+            self._tails.append(rows.var_offsets, rows.var, self._live)
+        if len(rows):
+            self._epochs.append((self._pages.next_reference, newest_us))
+        return first
 
     def gather(self, references: I64) -> PayloadRows:
         """The rows of live references, in that order: int64 (n,) -> n rows."""
-        rows = PayloadRows(self._fixed[: self._size])
-        if self.layout.has_var:
-            rows = PayloadRows(rows.fixed, self._offsets[: self._size + 1], self._var[: self._var_size])
-        return rows.take(references - self._base)
+        fixed = self._pages.gather(references)
+        return PayloadRows(fixed) if self._tails is None else self._tails.gather(references, fixed)
 
     def expire(self, dead_below_us: int) -> None:
         """Rows whose time is below the limit are needed by no pair any more."""
         while self._epochs and self._epochs[0][1] < dead_below_us:
             self._live = self._epochs.popleft()[0]
+        self._pages.free_below(self._live)
 
     def validate(self) -> None:
-        assert self._base <= self._live <= self.next_reference, (
-            f"payload: {self._base} <= {self._live} <= {self.next_reference}"
-        )
-        assert self._size <= len(self._fixed), "payload: buffer overrun"
-        assert not self._epochs or self._epochs[-1][0] == self.next_reference, "payload: rows without an epoch"
+        self._pages.validate()
+        assert 0 <= self._live <= self._pages.next_reference, f"payload: {self._live} of {self._pages.next_reference}"
+        assert not self._epochs or self._epochs[-1][0] == self._pages.next_reference, "payload: rows without an epoch"

@@ -1,6 +1,7 @@
 """Machine instructions that numba does not offer, as intrinsics: compare 64 tags at once, count zero bits, prefetch.
 
-What: `match_mask`, `trailing_zeros`, `leading_zeros`, `prefetch`; each lowers to one LLVM operation on any processor.
+What: `match_mask`, `count_ones`, `trailing_zeros`, `leading_zeros`, `prefetch`, `copy_items`; each lowers to one LLVM
+operation on any processor.
 Why: one pass over a block has to cost about a nanosecond; a 64-lane comparison whose result is a bit mask is the way there
 (two instructions with AVX-512, a handful with SSE or NEON).
 Stays out: anything that knows what a block is. With the JIT off (NUMBA_DISABLE_JIT=1) plain Python stands in.
@@ -14,6 +15,7 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 LANES = 64  # tags per mask
@@ -24,6 +26,10 @@ if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
         """Bit j is set where tags[start + j] == tag, 0 <= j < 64."""
         window = tags[start : start + LANES]
         return np.uint64(sum(1 << j for j in range(len(window)) if window[j] == tag))
+
+    def count_ones(mask: np.uint64) -> int:
+        """Set bits of a uint64."""
+        return int(mask).bit_count()
 
     def trailing_zeros(mask: np.uint64) -> int:
         """Index of the lowest set bit of a uint64 that is not 0."""
@@ -36,6 +42,10 @@ if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
 
     def prefetch(array: Any, index: int) -> None:
         """A hint; nothing to do."""
+
+    def copy_items(target: Any, to: int, source: Any, start: int, count: int) -> None:
+        """target[to : to + count] = source[start : start + count]; arrays of one dtype that do not overlap."""
+        target[to : to + count] = source[start : start + count]
 
 else:
 
@@ -53,6 +63,15 @@ else:
             return builder.bitcast(builder.icmp_unsigned("==", builder.load(at, align=2), wanted), ir.IntType(64))
 
         return types.uint64(tags, types.int64, types.uint16), build
+
+    @intrinsic  # type: ignore[misc]
+    def count_ones(typing_context: Any, mask: Any) -> Any:
+        """Set bits of a uint64."""
+
+        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.ctpop(args[0])
+
+        return types.int64(types.uint64), build
 
     @intrinsic  # type: ignore[misc]
     def trailing_zeros(typing_context: Any, mask: Any) -> Any:
@@ -86,3 +105,16 @@ else:
             return context.get_dummy_value()
 
         return types.void(array, types.int64), build
+
+    @intrinsic  # type: ignore[misc]
+    def copy_items(typing_context: Any, target: Any, to: Any, source: Any, start: Any, count: Any) -> Any:
+        """target[to : to + count] = source[start : start + count]; arrays of one dtype, no overlap. Not checked."""
+
+        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            into = context.make_array(signature.args[0])(context, builder, args[0]).data
+            out_of = context.make_array(signature.args[2])(context, builder, args[2]).data
+            size = context.get_abi_sizeof(context.get_data_type(signature.args[0].dtype))
+            cgutils.raw_memcpy(builder, builder.gep(into, [args[1]]), builder.gep(out_of, [args[3]]), args[4], size)
+            return context.get_dummy_value()
+
+        return types.void(target, types.int64, source, types.int64, types.int64), build

@@ -40,6 +40,7 @@ from swjoin.state.arrays import (
     Pool,
 )
 from swjoin.state.blocks import NONE, append_row, chain_blocks, free_blocks, give_block, give_chain, take_block
+from swjoin.state.simd import copy_items
 
 TUNED, NEED_MINIS, NEED_SLOTS = 0, 1, 2
 MAX_DEPTH = 16  # 65,536 slots: bounds a directory even when hashes agree in many bits
@@ -206,21 +207,21 @@ def _split(pool: Pool, minis: Minis, directories: Directories, mini: int) -> int
                 if fill[goes] == size:
                     if counters[counter[goes] + FIRST + s] != NONE:
                         _seal(header, rows, head[goes], size, size)
+                        counters[counter[goes] + TUPLES + s] += size
                     head[goes] = take_block(header, free, control, counters, counter[goes], s)
                     header[head[goes] * HEADER + FIRST_TS] = rows[(at + j) * ROW + TS]
                     fill[goes] = 0
                 to = head[goes] * size + fill[goes]
-                for f in range(ROW):
-                    rows[to * ROW + f] = rows[(at + j) * ROW + f]
+                copy_items(rows, to * ROW, rows, (at + j) * ROW, ROW)
                 tags[head[goes] * stride + fill[goes]] = tags[at_tag + j]
                 fill[goes] += 1
-                counters[counter[goes] + TUPLES + s] += 1
             following = int(header[block * HEADER + NEXT])
             give_block(free, control, block)
             block = following
         for side in range(2):
             if counters[counter[side] + FIRST + s] != NONE:
                 _seal(header, rows, head[side], size, fill[side])
+                counters[counter[side] + TUPLES + s] += fill[side]
     _point(directories, minis, twin)
     return twin
 
