@@ -1,93 +1,247 @@
-"""Speed on the reference workload, with the answer checked in every run: `./run.sh bench`.
+"""Our side of the benchmarks: `./run.sh bench`. Every answer is checked in the run that is timed.
 
-Measures, five times each and in turn (so that a drifting machine hits all alike): the join module alone, the in-process join
-from Parquet to count, and MPI with one slave and with two. Prints a Markdown table of medians with their spread.
+What: a table with one row per target, medians of five with their range, then ceilings, the breakdown of a tuple's nanoseconds, and
+the curves. Measures that are compared (ours and the C++ program's, ours and DuckDB's) take turns, so that a drifting machine
+hits both. Everything is printed and kept in runs/bench/ (results.md, sweeps.json, throughput.png).
+Why: speed is claimed nowhere else.
+Stays out: other systems (`peers/run.py`).
+
+Usage: python benchmarks/run.py [--only module growth whole links memory start kernels sweeps]
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import platform
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import join_module as module
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from swjoin.sources.bmodel import payload_bytes
+import growth
+import kernels
+import links
+import numpy as np
+import sweeps
+import whole
+from join_module import checked
+from join_module import run as run_module
+from workloads import WORKLOADS, deliveries, expected, stream, write_streams
 
 REPEATS = 5
-THETA_BYTES = 32 << 10
-JOIN = ["--on", "key", "--left-time", "ts", "--right-time", "ts", "--time-unit", "us", "--within", "10s", "-o", "count"]
-JOIN += ["--partitions", "16"]  # the same on one process and on MPI
+HERE = Path(__file__).parent
+SECTIONS = ("module", "growth", "whole", "links", "memory", "start", "kernels", "sweeps")
+_lines: list[str] = []
 
 
-def write_streams(folder: Path) -> tuple[list[Path], tuple[int, str], list[Any], int]:
-    """The reference streams as Parquet with their 48-byte payload; also as deliveries for the module, and the right answer."""
-    workload, window_us = module.WORKLOADS["reference"]
-    batches = [module.stream(workload, side) for side in range(2)]
-    paths = []
-    for side, batch in enumerate(batches):
-        payload = pa.FixedSizeBinaryArray.from_buffers(
-            pa.binary(48), len(batch), [None, pa.py_buffer(payload_bytes(batch.id, 1, side, 48).reshape(-1))]
-        )
-        path = folder / f"{side}.parquet"
-        pq.write_table(pa.table({"ts": batch.ts, "key": batch.key, "payload": payload}), path, compression="lz4")
-        paths.append(path)
-    answer = module.expected(*batches, window_us)
-    return paths, answer, module.deliveries(*batches, 650_000, 16), len(batches[0]) + len(batches[1])
+def say(line: str = "") -> None:
+    print(line, flush=True)
+    _lines.append(line)
 
 
-def time_module(deliveries: list[Any], answer: tuple[int, str], tuples: int) -> float:
-    seconds, _, count, _, digest, _ = module.run(deliveries, 10_000_000, THETA_BYTES)
-    check("join module", (count, digest), answer)
-    return tuples / seconds
+def header(title: str) -> None:
+    say(f"\n## {title}\n")
+    say("| what | median | lowest to highest | floor | goal |\n|---|---|---|---|---|")
 
 
-def time_join(paths: list[Path], answer: tuple[int, str], report: Path, more: list[str], one_core: bool) -> float:
-    command = [sys.executable, "-m", "swjoin", "join", *map(str, paths), *JOIN, "--report", str(report), *more]
-    pin = (lambda: os.sched_setaffinity(0, {0})) if one_core else None
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, preexec_fn=pin)
-    found = json.loads(report.read_text())
-    check(" ".join(more) or "in-process", (found["results"]["count"], found["results"]["digest"]), answer)
-    return float(found["input_tuples_per_s"])
+def row(what: str, values: list[float], unit: str, floor: str = "", goal: str = "", digits: int = 2) -> None:
+    middle, low, high = statistics.median(values), min(values), max(values)
+    say(f"| {what} | {middle:.{digits}f} {unit} | {low:.{digits}f} to {high:.{digits}f} | {floor} | {goal} |")
 
 
-def check(name: str, found: tuple[int, str], answer: tuple[int, str]) -> None:
-    if found != answer:
-        raise SystemExit(f"{name}: wrong answer {found}, expected {answer}")
+def turns(cases: dict[str, Callable[[], float]], repeats: int = REPEATS) -> dict[str, list[float]]:
+    """Each case once per turn; the first turn warms caches and does not count."""
+    figures: dict[str, list[float]] = {name: [] for name in cases}
+    for turn in range(repeats + 1):
+        for name, measure in cases.items():
+            value = measure()
+            if turn:
+                figures[name].append(value)
+    return figures
+
+
+# ---------------------------------------------------------------- the join module
+
+
+def _reference_program(folder: Path) -> Path | None:
+    """The C++ symmetric hash join, built here; None without a compiler."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        return None
+    program = folder / "reference"
+    source = HERE / "peers" / "reference.cpp"
+    subprocess.run([compiler, "-std=c++20", "-O3", "-march=native", str(source), "-o", str(program)], check=True)
+    return program
+
+
+def _program_rate(program: Path, mode: str, raw: list[Path], answer: tuple[int, str], window_us: int) -> float:
+    command = [str(program), mode, *map(str, raw), str(window_us), "1"]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout)
+    if (found["count"], found["digest"]) != answer:
+        raise SystemExit(f"C++ {mode}: wrong answer {found}, expected {answer}")
+    return float(found["tuples"] / found["seconds"][0])
+
+
+def bench_module(folder: Path) -> None:
+    header("Join module alone, one core, count and digest, M tuples/s")
+    program = _reference_program(folder)
+    for name, floor, goal in (("reference", "0.8", "1.2"), ("uniform", "0.6", "1.0")):
+        workload, window_us = WORKLOADS[name]
+        streams = [stream(workload, side) for side in range(2)]
+        answer = expected(streams[0], streams[1], window_us)
+        work = deliveries(streams[0], streams[1])
+
+        def ours(work: Any = work, window_us: int = window_us, answer: tuple[int, str] = answer, name: str = name) -> float:
+            measured = checked(run_module(work, window_us), answer, name)
+            return measured.tuples / measured.seconds / 1e6
+
+        cases: dict[str, Callable[[], float]] = {"ours": ours}
+        if program is not None:
+            raw = [folder / f"{name}-{side}.bin" for side in range(2)]
+            for path, batch in zip(raw, streams, strict=True):
+                np.stack([batch.ts, batch.key], 1).tofile(path)
+            for mode in ("batched", "plain"):
+                cases[mode] = lambda mode=mode, raw=raw, answer=answer, w=window_us: (  # type: ignore[misc]
+                    _program_rate(program, mode, raw, answer, w) / 1e6
+                )
+        figures = turns(cases)
+        row(f"{name}: swjoin", figures["ours"], "M/s", digits=1)
+        if program is None:
+            say(f"| {name}: C++ | no g++ here | | | |")
+            continue
+        row(f"{name}: C++ symmetric hash join, batched prefetch, AVX-512 where present", figures["batched"], "M/s", digits=1)
+        row(f"{name}: C++ symmetric hash join, plain", figures["plain"], "M/s", digits=1)
+        ratios = [a / b for a, b in zip(figures["ours"], figures["batched"], strict=True)]
+        row(f"{name}: swjoin over C++ batched, turn by turn", ratios, "", floor, goal)
+
+
+def bench_growth() -> None:
+    header("ns per tuple while the window grows, one match per tuple, join module, one core")
+    medians = {}
+    for window_s in (1.0, 10.0, 100.0):
+        figures, tuples, state = growth.measure(window_s, 1.0, growth.THETA_BYTES, None, REPEATS if window_s < 100 else 3)
+        medians[window_s] = statistics.median(figures)
+        row(f"W = {window_s:g} s, {tuples:,} tuples in windows, {state >> 20} MiB of state", figures, "ns", digits=1)
+    say(f"| growth factor, 100-fold | {medians[100.0] / medians[1.0]:.2f} | | 2.0 | 1.3 |")
+
+
+# ---------------------------------------------------------------- commands and links
+
+
+def bench_whole(folder: Path) -> None:
+    paths, answer, tuples = write_streams(folder)
+    header(
+        f"Whole commands on Parquet, {tuples:,} tuples of 64 bytes, b = 0.7, W = 10 s, {answer[0]:,} pairs, without start-up"
+    )
+
+    def join(out: str, more: list[str], one_core: bool = False) -> Callable[[], float]:
+        return lambda: whole.join(paths, answer, folder, out, more, one_core) / 1e6
+
+    figures = turns(
+        {
+            "in-process, Parquet to count, pinned to one core": join("count", [], True),
+            "in-process, Parquet to count": join("count", []),
+            "MPI, 1 slave (3 ranks), Parquet to count": join("count", ["-n", "3"]),
+            "MPI, 2 slaves (4 ranks), Parquet to count": join("count", ["-n", "4"]),
+        }
+    )
+    targets = {"MPI, 2 slaves (4 ranks), Parquet to count": ("2.5", "4")}
+    for name, values in figures.items():
+        row(name, values, "M tuples/s", *targets.get(name, ("", "")))
+    pairs = turns(
+        {
+            "in-process, Parquet to Parquet with payload": join("out.parquet", []),
+            "DuckDB, the same, 2 threads": lambda: whole.duckdb_parquet(paths, answer, folder, tuples) / 1e6,
+        }
+    )
+    for name, values in pairs.items():
+        row(name, values, "M tuples/s")
+    ours, theirs = pairs.values()
+    row("Parquet to Parquet, over DuckDB, turn by turn", [a / b for a, b in zip(ours, theirs, strict=True)], "", "0.7", "1.0")
+
+
+def bench_links(folder: Path) -> None:
+    header("The links alone, two MPI ranks")
+    out = folder / "link.json"
+    row("master to a null slave, rows in memory", [v / 1e6 for v in links.start("master", [], out)], "M tuples/s", "8", "20", 1)
+    row("slave to collector, pairs of 40 bytes", [v / 1e6 for v in links.start("results", [], out)], "M pairs/s", "20", "40", 1)
+
+
+def bench_memory(folder: Path) -> None:
+    header("Resident memory of a slave over the bytes of the tuples in its windows (64 each), payload stored")
+    found = whole.memory(folder, 4, 60)
+    what = f"2 slaves, W = 60 s, {found['window_tuples']:,.0f} tuples each, {found['resident_bytes'] / 2**20:.0f} MiB resident"
+    row(what, [found["ratio"]], "", "2.0", "1.3")
+
+
+def bench_start(folder: Path) -> None:
+    header("Start-up, caches warm")
+    found = [whole.start_up(folder) for _ in range(REPEATS + 1)][1:]
+    row("`swjoin --help`", [f[0] for f in found], "s", "0.5", "0.2")
+    row("5 MPI ranks, 2,000 tuples, start to end of the command", [f[1] for f in found], "s", "4 to first epoch", "2")
+
+
+def bench_kernels() -> None:
+    from swjoin.runtime.memory import keep_freed_memory
+
+    keep_freed_memory()
+    say("\n## Ceilings of this core, and single kernels\n\n| what | best of 7 |\n|---|---|")
+    for name, (value, unit) in {**kernels.ceilings(), **kernels.rates()}.items():
+        say(f"| {name} | {value:.1f} {unit} |")
+    say("\n## Where a tuple's nanoseconds go (reference workload, one core)\n\n| phase | ns |\n|---|---|")
+    for name, value in kernels.breakdown().items():
+        say(f"| {name} | {value:.1f} |")
+
+
+def bench_sweeps(out: Path) -> None:
+    points = sweeps.measure_all(quick=True)
+    (out / "sweeps.json").write_text(json.dumps(points, indent=1))
+    say("\n## Curves (M tuples/s, one core, windows full; throughput.png)\n")
+    for name, curve in points.items():
+        say(f"- {sweeps.LABELS[name][0]}: " + ", ".join(f"{p['x']:g}: {p['rate'] / 1e6:.1f}" for p in curve))
+    sweeps.draw(points, out)
+
+
+def environment() -> str:
+    import numba
+    import numpy
+    import pyarrow
+
+    model = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").open() if line.startswith("model name")), "?")
+    versions = f"Python {platform.python_version()}, numpy {numpy.__version__}, numba {numba.__version__}, pyarrow {pyarrow.__version__}"
+    return f"{os.cpu_count()} cores ({model}), {versions}"
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"))
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    say(f"{environment()}; medians of {REPEATS}, a first turn not counted; every answer checked.")
     with tempfile.TemporaryDirectory(prefix="swjoin-bench-") as name:
         folder = Path(name)
-        paths, answer, deliveries, tuples = write_streams(folder)
-        report = folder / "report.json"
-        cases = {
-            "join module alone, one core, count + digest": lambda: time_module(deliveries, answer, tuples),
-            "in-process join, Parquet to count, pinned to one core": lambda: time_join(paths, answer, report, [], True),
-            "in-process join, Parquet to count, 2 cores": lambda: time_join(paths, answer, report, [], False),
-            "MPI, 1 slave (3 ranks), Parquet to count, 2 cores": lambda: time_join(paths, answer, report, ["-n", "3"], False),
-            "MPI, 2 slaves (4 ranks), Parquet to count, 2 cores": lambda: time_join(paths, answer, report, ["-n", "4"], False),
+        steps: dict[str, Callable[[], None]] = {
+            "module": lambda: bench_module(folder),
+            "growth": bench_growth,
+            "whole": lambda: bench_whole(folder),
+            "links": lambda: bench_links(folder),
+            "memory": lambda: bench_memory(folder),
+            "start": lambda: bench_start(folder),
+            "kernels": bench_kernels,
+            "sweeps": lambda: bench_sweeps(args.out),
         }
-        figures: dict[str, list[float]] = {name: [] for name in cases}
-        for turn in range(REPEATS + 1):
-            for label, measure in cases.items():
-                value = measure()
-                if turn:  # the first turn warms caches
-                    figures[label].append(value / 1e6)
-        print(f"Reference workload: {tuples:,} tuples of 64 bytes (a count does not read the payload), b = 0.7, W = 10 s,")
-        what = f"{answer[0]:,} pairs, digest {answer[1]}, theta {THETA_BYTES >> 10} KB, {os.cpu_count()} cores"
-        print(f"30 s of event time, {what}.")
-        print("The answer was checked in every run.\n")
-        print("| what | M tuples/s, median | lowest to highest |\n|---|---|---|")
-        for label, values in figures.items():
-            print(f"| {label} | {statistics.median(values):.2f} | {min(values):.2f} to {max(values):.2f} |")
+        for section in SECTIONS:
+            if section in args.only:
+                steps[section]()
+                (args.out / "results.md").write_text("\n".join(_lines) + "\n")
+    print(f"\nkept in {args.out}/results.md", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,203 @@
+"""What single kernels reach, against what this core can do, and where a tuple's nanoseconds go.
+
+What: `ceilings` (memory limits, measured here), `rates` (our kernels alone), `breakdown` (a reference run by phase).
+Why: a figure means little without its limit; the next hour of tuning belongs to the longest phase.
+Stays out: whole runs.
+
+Usage: python benchmarks/kernels.py
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from join_module import BLOCK_TUPLES, THETA_BYTES, TUPLE_BYTES
+from numba import njit
+from workloads import GROUPS, WORKLOADS, deliveries, stream
+
+from swjoin.batch import SourceBatch, TupleBatch
+from swjoin.cluster.intake import StreamIntake
+from swjoin.config import TimeConfig
+from swjoin.messages import Delivery
+from swjoin.operators.window_join import WindowJoin
+from swjoin.oracle import Bounds
+from swjoin.policy.placement import round_robin
+from swjoin.routing.hash_partition import GroupMap, HashPartition
+from swjoin.runtime.wire import pack_delivery
+from swjoin.state.arrays import COUNTERS, FRESH, ROW
+from swjoin.state.fresh import scatter_fresh, sort_fresh
+from swjoin.state.kernels import _count_matches
+from swjoin.state.simd import LANES, match_mask
+
+
+def best(measure: Callable[[], Any], repeat: int = 7) -> float:
+    """Shortest time of a few, in seconds: a ceiling is what the core can do when it is left alone."""
+    measure()
+    out = 1e9
+    for _ in range(repeat):
+        start = time.perf_counter()
+        measure()
+        out = min(out, time.perf_counter() - start)
+    return out
+
+
+@njit(nogil=True)
+def _total(values: Any) -> int:
+    total = 0
+    for i in range(values.shape[0]):
+        total += values[i]
+    return total
+
+
+@njit(nogil=True)
+def _visit(values: Any, places: Any) -> int:
+    total = 0
+    for i in range(places.shape[0]):
+        total += values[places[i]]
+    return total
+
+
+@njit(nogil=True)
+def _scan(tags: Any, probes: Any, blocks: int) -> np.uint64:
+    out = np.uint64(0)
+    for b in range(blocks):
+        for p in range(probes.shape[0]):
+            out |= match_mask(tags, b * LANES, probes[p])
+    return out
+
+
+def ceilings() -> dict[str, tuple[float, str]]:
+    random = np.random.default_rng(1)
+    big = np.ones(32 << 20, np.int64)
+    places = random.integers(0, len(big), 4 << 20)
+    return {
+        "memory, read in order": (big.nbytes / best(lambda: _total(big)) / 1e9, "GB/s"),
+        "memory, independent random reads of 256 MiB": (len(places) / best(lambda: _visit(big, places)) / 1e6, "M/s"),
+    }
+
+
+def rates() -> dict[str, tuple[float, str]]:
+    """Our kernels alone, with their data in the first or second level cache unless it says otherwise."""
+    random = np.random.default_rng(2)
+    tags = random.integers(0, 1 << 16, 64 * LANES).astype(np.uint16)
+    probes = random.integers(0, 1 << 16, 4096).astype(np.uint16)
+    compared = len(tags) * len(probes)
+    records, n = 2_000_000, 1024
+    stored, fresh = np.ones(records * ROW, np.int64), np.ones(n * ROW, np.int64)
+    probe_at = np.sort(random.integers(0, n, n)).astype(np.uint64) * np.uint64(ROW)
+    near = random.integers(0, 4096, n).astype(np.uint64) * np.uint64(ROW)
+    batch = TupleBatch(
+        random.integers(0, 10**7, 65536), np.arange(65536), np.arange(65536, dtype=np.uint64), np.zeros(65536, np.int64)
+    )
+    router = HashPartition(GroupMap(round_robin(GROUPS, 1)), 1)
+    verified = best(lambda: [_count_matches(0, -1, 1, fresh, stored, probe_at, near, 0, n) for _ in range(200)]) / 200
+    return {
+        "tags compared": (compared / best(lambda: _scan(tags, probes, len(tags) // LANES)) / 1e9, "G comparisons/s"),
+        "candidates verified and digested": (n / verified / 1e6, "M pairs/s"),
+        "tuples partitioned into 60 partition-groups": (65536 / best(lambda: router.partition(batch)) / 1e6, "M tuples/s"),
+    }
+
+
+@njit(nogil=True)
+def _sort_all(data: Any, directories: Any, minis: Any, fresh: Any, scatter: bool) -> None:
+    for g in range(data.groups.shape[0]):
+        a, b = data.offsets[0][g], data.offsets[0][g + 1]
+        c, d = data.offsets[1][g], data.offsets[1][g + 1]
+        touched = sort_fresh(data.groups[g], 0, a, b, data, directories, minis, fresh, 0)
+        touched = sort_fresh(data.groups[g], 1, c, d, data, directories, minis, fresh, touched)
+        if scatter:
+            scatter_fresh(0, a, b, data, minis, fresh, touched)
+            scatter_fresh(1, c, d, data, minis, fresh, touched)
+        else:
+            for i in range(touched):
+                minis.counters[np.int64(fresh.touched[i]) * COUNTERS + FRESH] = 0
+                minis.counters[np.int64(fresh.touched[i]) * COUNTERS + FRESH + 1] = 0
+
+
+def _slave_phases(work: list[Delivery], window_us: int) -> dict[str, float]:
+    """Seconds per phase of the join module over a whole run."""
+    join = WindowJoin(
+        Bounds(-window_us, window_us),
+        block_tuples=BLOCK_TUPLES,
+        theta_tuples=THETA_BYTES // TUPLE_BYTES,
+        window_bytes=4 << 30,
+        left_layout=None,
+        right_layout=None,
+        materialise=False,
+        result_tuples=1,
+    )
+    state, clock = join.state, time.perf_counter
+    spent = dict.fromkeys(("sort", "join", "expire", "merge", "split", "all"), 0.0)
+
+    def metered(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            start = clock()
+            out = function(*arguments)
+            spent[name] += clock() - start
+            return out
+
+        return call
+
+    for name, attribute in (("expire", "expire"), ("merge", "merge"), ("split", "tune")):
+        setattr(state, attribute, metered(getattr(state, attribute), name))
+    join._join_groups = metered(join._join_groups, "join")  # type: ignore[method-assign]
+    for delivery in work:
+        start = clock()
+        cursor = join.open(delivery)
+        spent["all"] += clock() - start
+        start = clock()
+        _sort_all(cursor.inputs, state.directories, state.minis, join._fresh, True)
+        spent["sort"] += clock() - start
+        start = clock()
+        while not join.step(cursor, 0, 1 << 40).done:
+            pass
+        spent["all"] += clock() - start
+    return spent
+
+
+def breakdown() -> dict[str, float]:
+    """Nanoseconds per tuple of the reference workload by phase, master and slave, one core, median of 5."""
+    workload, window_us = WORKLOADS["reference"]
+    left, right = stream(workload, 0), stream(workload, 1)
+    tuples = len(left) + len(right)
+    work = deliveries(left, right)
+    turns: list[dict[str, float]] = []
+    for _ in range(6):
+        slave = _slave_phases(work, window_us)
+        row = {
+            "slave: bring fresh tuples into mini-partition order": slave["sort"],
+            "slave: compare, verify, digest, store": slave["join"] - slave["sort"],
+            "slave: split": slave["split"],
+            "slave: expire and merge": slave["expire"] + slave["merge"],
+            "slave: all else": slave["all"] - sum(slave[k] for k in ("join", "split", "expire", "merge")),
+        }
+        turns.append({name: seconds / tuples * 1e9 for name, seconds in row.items()})
+    out = {name: float(np.median([t[name] for t in turns[1:]])) for name in turns[0]}
+    router = HashPartition(GroupMap(round_robin(GROUPS, 1)), 1)
+    batch = left.slice(0, 65536)
+    rows = SourceBatch(batch.key, batch.ts, batch.id)
+    out["master: judge and stamp"] = best(lambda: StreamIntake(0, TimeConfig()).read(rows, 0)) / 65536 * 1e9
+    out["master: partition"] = best(lambda: router.partition(batch)) / 65536 * 1e9
+    one = work[len(work) // 2]
+    out["master: pack a delivery"] = best(lambda: pack_delivery(one)) / (len(one.left) + len(one.right)) * 1e9
+    return out
+
+
+def main() -> None:
+    from swjoin.runtime.memory import keep_freed_memory
+
+    keep_freed_memory()
+    for title, rows in (("ceilings", ceilings()), ("kernels", rates())):
+        print(title)
+        for name, (value, unit) in rows.items():
+            print(f"  {name}: {value:.1f} {unit}")
+    print("a tuple's nanoseconds, reference workload")
+    for name, value in breakdown().items():
+        print(f"  {name}: {value:.1f}")
+
+
+if __name__ == "__main__":
+    main()

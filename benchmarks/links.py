@@ -1,0 +1,238 @@
+"""The two links of the cluster on their own, between two real MPI ranks: master -> null slave, slave -> collector.
+
+Why: the join can only be as fast as its master, and as its collector.
+What is measured: `master`: the master's own code from rows in memory (judging, stamping, mini-buffers, partitioning into 60
+partition-groups, packing) and the send to a rank that receives and asks for more. `parquet`: the same, reading the rows from
+Parquet files. `results`: packing result chunks of 65,536 pairs (40 bytes each), sending, unpacking, counting and digesting
+them. Every tuple and pair is counted at the far end.
+
+Usage: python benchmarks/links.py master|parquet|results [--json FILE]   (starts its two ranks itself)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROWS = 65_536
+TUPLES = 12_000_000
+PAIRS = 20_000_000
+REPEATS = 5
+
+
+def _channel() -> Any:
+    import mpi4py
+
+    mpi4py.rc.thread_level = "serialized"
+    from mpi4py import MPI
+
+    from swjoin.runtime.memory import keep_freed_memory
+    from swjoin.runtime.mpi import _Channel
+
+    keep_freed_memory()
+    return _Channel(MPI.COMM_WORLD)
+
+
+def _config(paths: list[str] | None) -> Any:
+    from swjoin.config import config_from_plain
+
+    streams = {
+        side: {"path": (paths or ["none", "none"])[i], "key": ["key"], "time": "ts", "time_unit": "us"}
+        for i, side in enumerate(("left", "right"))
+    }
+    return config_from_plain(
+        {
+            **streams,
+            "queries": [{"within": "10s"}],
+            "pace": "asap",
+            "cluster": {"distribution_epoch": 0},
+            "sink": {"kind": "count"},
+        }
+    )
+
+
+class _Memory:
+    """Rows in memory, as a source would hand them over."""
+
+    def __init__(self, seed: int, tuples: int) -> None:
+        from swjoin.batch import SourceBatch
+
+        random = np.random.default_rng(seed)
+        ts = np.arange(tuples, dtype=np.int64) * 10
+        key, ids = random.integers(0, 10**7, tuples), np.arange(tuples, dtype=np.uint64)
+        cuts = range(0, tuples, ROWS)
+        self._batches = [SourceBatch(key[a : a + ROWS], ts[a : a + ROWS], ids[a : a + ROWS]) for a in cuts]
+        self._at = 0
+
+    def read(self) -> Any:
+        self._at += 1
+        return self._batches[self._at - 1] if self._at <= len(self._batches) else None
+
+
+def master(channel: Any, paths: list[str] | None) -> float:
+    """Tuples per second through the master to a null slave."""
+    from swjoin.cluster.master import Master
+    from swjoin.messages import Deliver, ReadTuples, SlaveId, SlaveReported, StreamEnded, TuplesRead
+    from swjoin.runtime.mpi import DELIVERY, REPORT
+    from swjoin.runtime.wire import pack_delivery
+    from swjoin.sources.files import open_sources
+
+    config = _config(paths)
+    role = Master(config, 1, (None, None))
+    sources: Any = (
+        open_sources(config.left, config.right, carry_payload=False)[:2]
+        if paths
+        else [_Memory(seed, TUPLES // 2) for seed in (1, 2)]
+    )
+    channel.comm.Barrier()
+    start = time.perf_counter()
+    commands = role.start()
+    total = 0
+    while commands or not role.finished:
+        wanted = None
+        for command in commands:
+            match command:
+                case Deliver(delivery):
+                    total += len(delivery.left) + len(delivery.right)
+                    channel.send(pack_delivery(delivery), 1, DELIVERY)
+                case ReadTuples(stream):
+                    wanted = stream
+        commands = []
+        if channel.probe(1, REPORT):
+            channel.receive()
+            commands += role.handle(SlaveReported(SlaveId(0), 0.0), 0)
+        elif wanted is not None or role._reading is not None:
+            stream = role._reading if wanted is None else wanted
+            batch = sources[stream].read()
+            commands += role.handle(StreamEnded(stream) if batch is None else TuplesRead(stream, batch), 0)
+        else:
+            channel.sleep()
+    channel.comm.Barrier()
+    seconds = time.perf_counter() - start
+    counted = np.zeros(1, np.int64)
+    channel.comm.Recv(counted, source=1)
+    read = sum(s.counts.tuples for s in role.streams)
+    if not counted[0] == total == read:
+        raise SystemExit(f"read {read} tuples, sent {total}, {counted[0]} arrived")
+    return total / seconds
+
+
+def null_slave(channel: Any) -> None:
+    """Receives and reports; as a slave does, it asks for the next delivery before it looks at this one."""
+    from swjoin.runtime.mpi import DELIVERY, REPORT
+    from swjoin.runtime.wire import unpack_delivery
+
+    report = np.zeros(1).view(np.uint8)
+    channel.comm.Barrier()
+    channel.send(report, 0, REPORT)
+    total = np.zeros(1, np.int64)
+    while True:
+        delivery = unpack_delivery(channel.wait(0, DELIVERY))
+        total += len(delivery.left) + len(delivery.right)
+        if delivery.last:
+            break
+        channel.send(report, 0, REPORT)
+    channel.comm.Barrier()
+    channel.comm.Send(total, dest=0)
+
+
+def results(channel: Any) -> float | None:
+    """Pairs per second from a slave (rank 1) to the collector (rank 0)."""
+    from swjoin.batch import Pairs
+    from swjoin.cluster.collector import Collector
+    from swjoin.cluster.metrics import COLUMNS
+    from swjoin.hashing import digest_pairs
+    from swjoin.messages import EpochIndex, GroupResults, QueryId, ResultChunk, ResultsReceived, SlaveId
+    from swjoin.runtime.mpi import RESULTS
+    from swjoin.runtime.wire import pack_results, unpack_results
+    from swjoin.state.histogram import HISTOGRAM_SIZE
+
+    random = np.random.default_rng(3)
+    columns = [random.integers(0, 1 << 40, ROWS) for _ in range(3)] + [
+        random.integers(0, 1 << 40, ROWS).astype(np.uint64) for _ in range(2)
+    ]
+    chunks = PAIRS // ROWS
+    one = np.uint64(digest_pairs(columns[3], columns[4]))
+    channel.comm.Barrier()
+    start = time.perf_counter()
+    if channel.comm.rank == 1:
+        for i in range(chunks):
+            last = i == chunks - 1
+            group = GroupResults(np.zeros(1, np.int64), np.array([ROWS]), np.array([one]))
+            histogram = np.zeros(HISTOGRAM_SIZE, np.int64)
+            histogram[0] = ROWS
+            metrics = np.zeros(len(COLUMNS))
+            pairs = Pairs(columns[0], columns[1], columns[2], columns[3], columns[4])
+            chunk = ResultChunk(QueryId(0), SlaveId(0), EpochIndex(i), True, last, pairs, group, metrics, histogram)
+            channel.send(pack_results(chunk), 0, RESULTS)
+        channel.comm.Barrier()
+        return None
+    collector = Collector(1, materialised=True)
+    while not collector.finished:
+        collector.handle(ResultsReceived(unpack_results(channel.wait(1, RESULTS))), 0)
+    seconds = time.perf_counter() - start
+    channel.comm.Barrier()
+    if collector.count != chunks * ROWS:
+        raise SystemExit(f"{chunks * ROWS} pairs sent, {collector.count} arrived")
+    return collector.count / seconds
+
+
+def play(what: str, paths: list[str] | None, out: Path) -> None:
+    """One of the two ranks."""
+    channel = _channel()
+    figures = []
+    for turn in range(REPEATS + 1):
+        if what == "results":
+            figure = results(channel)
+        elif channel.comm.rank == 0:
+            figure = master(channel, paths)
+        else:
+            figure = None
+            null_slave(channel)
+        if turn:  # the first turn loads the kernels
+            figures.append(figure)
+    if channel.comm.rank == 0:
+        out.write_text(json.dumps(figures))
+
+
+def start(what: str, paths: list[str], out: Path) -> list[float]:
+    """Start both ranks; returns the figures, in tuples or pairs per second."""
+    from swjoin.runtime.preflight import find_mpirun
+
+    command = [str(find_mpirun()), "-n", "2", "--bind-to", "none", "--mca", "btl", "self,sm", "--mca", "pml", "ob1"]
+    if os.geteuid() == 0:
+        command.append("--allow-run-as-root")
+    if (os.cpu_count() or 1) < 2:
+        command.append("--oversubscribe")
+    command += [sys.executable, __file__, what, *paths, "--rank", "--json", str(out)]
+    subprocess.run(command, check=True, timeout=300)
+    figures: list[float] = json.loads(out.read_text())
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["master", "parquet", "results"])
+    parser.add_argument("paths", nargs="*", help="parquet: the two files, with columns ts and key")
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.rank:
+        play(args.what, args.paths or None, args.json)
+        return
+    figures = sorted(start(args.what, args.paths, args.json))
+    unit = "pairs" if args.what == "results" else "tuples"
+    middle = figures[len(figures) // 2]
+    print(f"{args.what}: {middle / 1e6:.1f} M {unit}/s ({figures[0] / 1e6:.1f} to {figures[-1] / 1e6:.1f})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Throughput of the join module against window size, skew, theta and matches per tuple; one core, answers checked.
+
+What: `measure_all(folder)` writes one JSON of points, `draw(points, folder)` the four plots.
+Why: one figure is a coincidence, a curve shows where it holds.
+Stays out: other systems.
+
+Usage: python benchmarks/sweeps.py [--out FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from join_module import THETA_BYTES, checked, run
+from workloads import EPOCH_TUPLES, WORKLOADS, deliveries, expected, from_columns, stream
+
+REPEATS = 3
+RATE = 100_000
+Point = dict[str, Any]
+
+
+def _synthetic(window_s: float, matches: float) -> Point:
+    """Uniform keys: `matches` per tuple with windows of `window_s` seconds at 100,000 tuples/s and stream."""
+    n = int(RATE * (window_s + 10))
+    domain = max(1, int(RATE * window_s / matches))
+    streams = [
+        from_columns(np.random.default_rng(seed).integers(0, domain, n), np.arange(n, dtype=np.int64) * (1_000_000 // RATE))
+        for seed in (1, 2)
+    ]
+    return _point(streams, int(window_s * 1e6), THETA_BYTES)
+
+
+def _point(streams: list[Any], window_us: int, theta_bytes: int) -> Point:
+    answer = expected(streams[0], streams[1], window_us)
+    held = int(sum(len(b) for b in streams) * window_us / max(1, int(streams[0].ts[-1])))
+    work = deliveries(streams[0], streams[1], max(EPOCH_TUPLES, held // 32))
+    runs = [checked(run(work, window_us, theta_bytes, window_us), answer, "sweep") for _ in range(REPEATS + 1)][1:]
+    rates = [r.tuples / r.seconds for r in runs]
+    tuples = sum(len(b) for b in streams)
+    return {"rate": statistics.median(rates), "low": min(rates), "high": max(rates), "pairs_per_tuple": answer[0] / tuples}
+
+
+def measure_all(quick: bool = False) -> dict[str, list[Point]]:
+    """Points of all four curves: x, rate (tuples/s, once the windows are full), low, high."""
+    workload, window_us = WORKLOADS["reference"]
+    reference = [stream(workload, 0), stream(workload, 1)]
+    out: dict[str, list[Point]] = {}
+    windows = [0.1, 1, 10] if quick else [0.1, 0.3, 1, 3, 10, 30]
+    out["window"] = [{"x": w, **_synthetic(w, 1.0)} for w in windows]
+    out["skew"] = []
+    for bias in (0.5, 0.6, 0.65, 0.7, 0.75):
+        skewed = dataclasses.replace(workload, bias=bias)
+        out["skew"].append({"x": bias, **_point([stream(skewed, 0), stream(skewed, 1)], window_us, THETA_BYTES)})
+    out["theta"] = [{"x": kb, **_point(reference, window_us, kb << 10)} for kb in (4, 8, 16, 32, 64, 128, 512, 1536)]
+    out["matches"] = [{"x": m, **_synthetic(3, m)} for m in (0.01, 0.1, 1, 10, 100)]
+    return out
+
+
+LABELS = {
+    "window": ("window W [s]; uniform keys, 1 match per tuple", True),
+    "skew": ("bias b of the b-model; reference workload", False),
+    "theta": ("theta [KB]; reference workload", True),
+    "matches": ("matches per tuple; uniform keys, W = 3 s", True),
+}
+
+
+def draw(points: dict[str, list[Point]], folder: Path) -> Path:
+    """All four curves in one picture, PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
+    for axis, (name, curve) in zip(axes.flat, points.items(), strict=True):
+        x = [p["x"] for p in curve]
+        axis.fill_between(x, [p["low"] / 1e6 for p in curve], [p["high"] / 1e6 for p in curve], alpha=0.25)
+        axis.plot(x, [p["rate"] / 1e6 for p in curve], marker="o")
+        label, logarithmic = LABELS[name]
+        axis.set_xlabel(label)
+        axis.set_ylabel("M tuples/s")
+        axis.set_ylim(bottom=0)
+        if logarithmic:
+            axis.set_xscale("log")
+        axis.grid(alpha=0.3)
+    figure.suptitle("Join module, one core, 100,000 tuples/s and stream, median and range")
+    path = folder / "throughput.png"
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"))
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    points = measure_all()
+    (args.out / "sweeps.json").write_text(json.dumps(points, indent=1))
+    for name, curve in points.items():
+        print(name, ", ".join(f"{p['x']:g}: {p['rate'] / 1e6:.1f}" for p in curve), "M tuples/s")
+    print(draw(points, args.out))
+
+
+if __name__ == "__main__":
+    main()
