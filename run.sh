@@ -14,7 +14,8 @@ usage() {
 ./run.sh test [PYTEST ARGS]  lint, types and tests
 ./run.sh swjoin ARGS...      the swjoin command in the project's environment
 ./run.sh flights             the flights example: New York departures of 2013, joined in-process and on 4 ranks
-./run.sh bench               speed of the join module, the in-process join and the MPI cluster
+./run.sh bench               speed: join module, commands, links, memory, start-up, kernels; a table per target, answers checked
+./run.sh bench peers         the same streams joined by Flink, Spark, Bytewax, Pathway, DuckDB, Polars and a C++ program
 ./run.sh chaos N             N random joins on real MPI ranks, each digest checked
 ./run.sh chaos --simulated N N random runs in the simulator, each pair checked
 ./run.sh clean               remove the environment, runs and caches
@@ -31,15 +32,26 @@ install_environment() {
   python3 -m venv "$venv" || fail "python3 cannot create environments; on Debian: apt-get install python3-venv" 1
   "$python" -m pip install --quiet --disable-pip-version-check -r "$root/requirements.lock" || fail "installing the dependencies failed" 1
   "$python" -m pip install --quiet --disable-pip-version-check --no-deps --editable "$root" || fail "installing swjoin failed" 1
-  echo "run.sh: compiling the kernels" >&2
-  "$python" -m swjoin.cli.warmup
+  rm -f "$venv/.kernels"
+  refresh_kernels
   cp "$root/requirements.lock" "$venv/.installed"
+}
+
+kernel_sum() { grep -rlE --include='*.py' 'njit|intrinsic|NamedTuple' "$root/swjoin" | sort | xargs cat | cksum; }
+
+# Numba looks at a kernel's own file only; a change in a kernel that it calls from another file would go unnoticed.
+refresh_kernels() {
+  if [ ! -w "$venv" ] || [ "$(kernel_sum)" = "$(cat "$venv/.kernels" 2>/dev/null)" ]; then return; fi
+  echo "run.sh: compiling the kernels" >&2
+  find "$root/swjoin" \( -name '*.nbi' -o -name '*.nbc' \) -delete
+  "$python" -m swjoin.cli.warmup
+  kernel_sum >"$venv/.kernels"
 }
 
 installed() { cmp -s "$root/requirements.lock" "$venv/.installed" 2>/dev/null; }
 
 need_environment() {
-  if installed; then return; fi  # first, so that a checkout one may only read can be used once it is installed
+  if installed; then refresh_kernels; return; fi  # first: a checkout one may only read can be used once it is installed
   { exec 9>"$root/.run.lock"; } 2>/dev/null || fail "$root is not writable, so the environment cannot be created there"
   if command -v flock >/dev/null; then flock 9; fi  # two calls at once must not install into each other
   if ! installed; then install_environment; fi
@@ -121,7 +133,10 @@ case $word in
   test) need_environment; need_java; run_tests "$@" ;;
   swjoin) need_environment; cd "$called_from"; exec "$venv/bin/swjoin" "$@" ;;
   flights) need_environment; flights ;;
-  bench) need_environment; exec "$python" benchmarks/run.py "$@" ;;
+  bench)
+    need_environment
+    if [ "${1:-}" = peers ]; then shift; need_java; exec "$python" benchmarks/peers/run.py "$@"; fi
+    exec "$python" benchmarks/run.py "$@" ;;
   chaos) need_environment; exec "$python" -m swjoin.runtime.chaos "$@" ;;
   clean) rm -rf .venv runs build dist ./*.egg-info .run.lock .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
          find . -name __pycache__ -type d -prune -exec rm -rf {} + ;;

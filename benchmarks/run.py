@@ -1,8 +1,8 @@
 """Our side of the benchmarks: `./run.sh bench`. Every answer is checked in the run that is timed.
 
-What: a table with one row per target, medians of five with their range, then ceilings, the breakdown of a tuple's nanoseconds, and
-the curves. Measures that are compared (ours and the C++ program's, ours and DuckDB's) take turns, so that a drifting machine
-hits both. Everything is printed and kept in runs/bench/ (results.md, sweeps.json, throughput.png).
+What: a table with one row per target, medians of five with their range, then ceilings, the breakdown of a tuple's nanoseconds,
+and the curves. Measures that are compared (ours and the C++ program's, ours and DuckDB's) take turns, so that a drifting
+machine hits both. Everything is printed and kept in runs/bench/ (results.md, sweeps.json, throughput.png).
 Why: speed is claimed nowhere else.
 Stays out: other systems (`peers/run.py`).
 
@@ -136,9 +136,8 @@ def bench_growth() -> None:
 
 def bench_whole(folder: Path) -> None:
     paths, answer, tuples = write_streams(folder)
-    header(
-        f"Whole commands on Parquet, {tuples:,} tuples of 64 bytes, b = 0.7, W = 10 s, {answer[0]:,} pairs, without start-up"
-    )
+    workload = f"{tuples:,} tuples of 64 bytes, b = 0.7, W = 10 s, {answer[0]:,} pairs"
+    header(f"Whole commands on Parquet, {workload}, without start-up, M tuples/s")
 
     def join(out: str, more: list[str], one_core: bool = False) -> Callable[[], float]:
         return lambda: whole.join(paths, answer, folder, out, more, one_core) / 1e6
@@ -213,9 +212,10 @@ def environment() -> str:
     import numpy
     import pyarrow
 
-    model = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").open() if line.startswith("model name")), "?")
-    versions = f"Python {platform.python_version()}, numpy {numpy.__version__}, numba {numba.__version__}, pyarrow {pyarrow.__version__}"
-    return f"{os.cpu_count()} cores ({model}), {versions}"
+    about = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    model = next((line.split(":")[1].strip() for line in about if line.startswith("model name")), platform.processor())
+    versions = f"numpy {numpy.__version__}, numba {numba.__version__}, pyarrow {pyarrow.__version__}"
+    return f"{os.cpu_count()} cores ({model}), Python {platform.python_version()}, {versions}"
 
 
 def main() -> None:

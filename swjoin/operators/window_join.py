@@ -85,7 +85,7 @@ class WindowJoin:
     block_tuples: tuples per block. theta_tuples: fine tuning parameter in tuples of both streams, 0 turns it off.
     window_bytes: limit of the window state. layouts: payload carried by each stream, or None. materialise: emit pairs;
     otherwise only count and digest.
-    result_tuples: most pairs per step, rounded up to one block.
+    result_tuples: most pairs per step.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class WindowJoin:
         self.payload = tuple(
             PayloadStore(layout, window_bytes) if materialise and layout is not None else None for layout in layouts
         )
-        self._output = new_output(max(result_tuples, block_tuples) if materialise else 0)
+        self._output = new_output(max(1, result_tuples) if materialise else 0)
         self._fresh = new_fresh(1024, 256)
         self._hits = new_hits()
         self._candidates = new_candidates()

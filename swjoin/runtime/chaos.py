@@ -70,6 +70,7 @@ class Scenario:
                 "partition_count": int(random.choice([1, 2, 7, 60])),
                 "distribution_epoch_us": max(1, epoch) if realtime else epoch,
                 "epoch_tuples": int(random.choice([1, 20, 100, 10_000])),
+                "communication": str(random.choice(["overlapped", "synchronous"])),
             },
             "module": {
                 "block_bytes": 64 * block_tuples,

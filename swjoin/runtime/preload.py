@@ -1,6 +1,6 @@
 """A rank calls its own kernels once before the run's clock starts.
 
-What: `load_master_kernels`, `load_slave_kernels`.
+What: `load_master_kernels`, `load_slave_kernels`; both say so when a kernel had to be compiled first.
 Why: loading compiled kernels from the cache takes most of a second, which must not become production delay of the first
 distribution epochs.
 Stays out: compiling them in the first place (`cli.warmup`), measuring.
@@ -8,9 +8,14 @@ Stays out: compiling them in the first place (`cli.warmup`), measuring.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import sys
+import time
+from collections.abc import Iterator
 
 import numpy as np
+from numba.core.event import Event, Listener, install_listener
 
 from swjoin.batch import PayloadRows, RowLayout, SourceBatch, TupleBatch
 from swjoin.cluster.master import Master
@@ -30,6 +35,33 @@ from swjoin.messages import (
 from swjoin.runtime.wire import pack_delivery, unpack_delivery
 
 
+class _Compiled(Listener):  # type: ignore[misc]
+    """Counts compilations; loading from the cache is none."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def on_start(self, event: Event) -> None:
+        self.count += 1
+
+    def on_end(self, event: Event) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def _compilations_told() -> Iterator[None]:
+    """One line on standard error when kernels are compiled inside: it happens once after an installation or a change."""
+    compiled = _Compiled()
+    start = time.monotonic()
+    with install_listener("numba:compile", compiled):
+        yield
+    if compiled.count:
+        seconds = time.monotonic() - start
+        print(
+            f"swjoin: compiled {compiled.count} kernels in {seconds:.0f} s; later runs load them", file=sys.stderr, flush=True
+        )
+
+
 def _two_rows(layout: RowLayout | None) -> PayloadRows | None:
     if layout is None:
         return None
@@ -37,6 +69,7 @@ def _two_rows(layout: RowLayout | None) -> PayloadRows | None:
     return PayloadRows(np.zeros((2, layout.fixed_bytes), np.uint8), offsets, var)
 
 
+@_compilations_told()
 def load_master_kernels(config: RunConfig, layouts: tuple[RowLayout | None, RowLayout | None]) -> None:
     """Judge, order and partition two tuples."""
     relaxed = dataclasses.replace(config, time=TimeConfig("event", 1_000_000, "drop"), pace="asap")
@@ -48,6 +81,7 @@ def load_master_kernels(config: RunConfig, layouts: tuple[RowLayout | None, RowL
         master.handle(StreamEnded(stream), 0)
 
 
+@_compilations_told()
 def load_slave_kernels(config: RunConfig, layouts: tuple[RowLayout | None, RowLayout | None]) -> None:
     """Join two pairs of tuples, with the payload layouts of the run."""
     module = dataclasses.replace(config.module, window_bytes=1 << 20)

@@ -43,10 +43,8 @@ def histogram_quantile(histogram: I64, q: float) -> float:
 @njit(cache=True, nogil=True, inline="always")
 def record_delay(now, arrival, matches, stats, histogram):  # type: ignore[no-untyped-def]
     """Count `matches` pairs that came at `now` and whose later tuple came at `arrival` (microseconds)."""
-    delay = now - arrival
-    if delay < 0:
-        delay = 0
-    histogram[histogram_index(delay)] += matches
-    stats[STAT_DELAY_SUM] += delay * matches
-    if delay > stats[STAT_DELAY_MAX]:
-        stats[STAT_DELAY_MAX] = delay
+    if matches > 0:
+        delay = max(now - arrival, 0)
+        histogram[histogram_index(delay)] += matches
+        stats[STAT_DELAY_SUM] += delay * matches
+        stats[STAT_DELAY_MAX] = max(stats[STAT_DELAY_MAX], delay)

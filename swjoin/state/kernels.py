@@ -35,8 +35,6 @@ from swjoin.state.arrays import (
     REF,
     ROW,
     STAT_COMPARISONS,
-    STAT_DELAY_MAX,
-    STAT_DELAY_SUM,
     STAT_PAIRS,
     TOGETHER,
     TS,
@@ -52,7 +50,7 @@ from swjoin.state.arrays import (
 )
 from swjoin.state.blocks import NONE, free_blocks, take_block
 from swjoin.state.fresh import scatter_fresh, sort_fresh
-from swjoin.state.histogram import histogram_index, record_delay
+from swjoin.state.histogram import record_delay
 from swjoin.state.simd import LANES, copy_items, count_ones, match_mask, prefetch, trailing_zeros
 
 DONE, FULL, NEED_BLOCKS, BUDGET = 0, 1, 2, 3
@@ -131,7 +129,7 @@ def _verify(
         matches, digest = _count_matches(s, low, high, probe_rows, rows, probe_at, row_at, start, stop)
         if same_arrival and matches > 0:
             record_delay(now, fresh.arrivals[0], matches, stats, histogram)
-        delay_sum, delay_max = 0, stats[STAT_DELAY_MAX]
+        last, alike = fresh.arrivals[0], 0  # runs of pairs whose later tuples came at once
         while c < stop and not same_arrival:
             p, r = np.int64(probe_at[c]), np.int64(row_at[c])
             apart = rows[r + TS] - probe_rows[p + TS]
@@ -139,13 +137,12 @@ def _verify(
                 came = arrival[p // ROW]
                 if kind == 2:
                     came = max(came, arrival[r // ROW])
-                delay = max(np.int64(0), now - came)
-                histogram[histogram_index(delay)] += 1
-                delay_sum += delay
-                delay_max = max(delay_max, delay)
+                if came != last:
+                    record_delay(now, last, alike, stats, histogram)
+                    last, alike = came, 0
+                alike += 1
             c += 1
-        stats[STAT_DELAY_SUM] += delay_sum
-        stats[STAT_DELAY_MAX] = delay_max
+        record_delay(now, last, alike, stats, histogram)
         c = stop
     else:
         out_key, out_ts, out_id, out_ref, used = out.key, out.ts, out.id, out.ref, out.used[0]

@@ -1,0 +1,363 @@
+import com.sun.management.OperatingSystemMXBean;
+import java.io.IOException;
+import java.lang.management.ManagementFactory;
+import java.nio.ByteOrder;
+import java.nio.LongBuffer;
+import java.nio.channels.FileChannel;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.Arrays;
+import org.apache.flink.api.common.JobExecutionResult;
+import org.apache.flink.api.common.JobID;
+import org.apache.flink.api.common.accumulators.LongCounter;
+import org.apache.flink.api.common.functions.OpenContext;
+import org.apache.flink.api.common.functions.RuntimeContext;
+import org.apache.flink.api.common.typeinfo.TypeInformation;
+import org.apache.flink.api.common.typeinfo.Types;
+import org.apache.flink.api.common.typeutils.SimpleTypeSerializerSnapshot;
+import org.apache.flink.api.common.typeutils.TypeSerializerSnapshot;
+import org.apache.flink.api.common.typeutils.base.TypeSerializerSingleton;
+import org.apache.flink.api.common.serialization.SerializerConfig;
+import org.apache.flink.api.common.typeutils.TypeSerializer;
+import org.apache.flink.configuration.Configuration;
+import org.apache.flink.configuration.MemorySize;
+import org.apache.flink.configuration.RestartStrategyOptions;
+import org.apache.flink.configuration.StateBackendOptions;
+import org.apache.flink.configuration.TaskManagerOptions;
+import org.apache.flink.core.memory.DataInputView;
+import org.apache.flink.core.memory.DataOutputView;
+import org.apache.flink.runtime.jobgraph.JobGraph;
+import org.apache.flink.runtime.minicluster.MiniCluster;
+import org.apache.flink.runtime.minicluster.MiniClusterConfiguration;
+import org.apache.flink.streaming.api.datastream.DataStream;
+import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
+import org.apache.flink.streaming.api.functions.co.ProcessJoinFunction;
+import org.apache.flink.streaming.api.functions.sink.legacy.RichSinkFunction;
+import org.apache.flink.streaming.api.functions.source.legacy.RichParallelSourceFunction;
+import org.apache.flink.streaming.api.watermark.Watermark;
+import org.apache.flink.table.api.Schema;
+import org.apache.flink.table.api.Table;
+import org.apache.flink.table.api.bridge.java.StreamTableEnvironment;
+import org.apache.flink.types.Row;
+import org.apache.flink.util.Collector;
+
+/**
+ * Counts the pairs of an interval join with Flink, several times over in one JVM, one line "RUN seconds cpuSeconds count" each.
+ *
+ * <p>Input: two raw little-endian files of (ts, key) longs, ascending ts, which flink_join.py makes outside the timed
+ * part. Flink counts time in milliseconds but does no arithmetic that needs them, so one microsecond of the input is
+ * one unit of event time here and the bounds are exact. The source merges both files by ts, so that neither stream
+ * runs ahead and the state holds what the window asks for. A run is timed from submission to its end on a running
+ * cluster. Not here: checkpoints, restarts, payloads, output of the pairs.
+ *
+ * <p>Arguments: left right within runs api(datastream|sql) parallelism sourceParallelism watermarkEvery.
+ */
+public final class FlinkIntervalJoin {
+    static final String PAIRS = "pairs";
+
+    private FlinkIntervalJoin() {}
+
+    /** One tuple; the side does not travel, the stream tells it. */
+    public static final class Event {
+        long ts;
+        long key;
+        boolean right;
+    }
+
+    /** 16 bytes a tuple. */
+    public static final class EventSerializer extends TypeSerializerSingleton<Event> {
+        static final EventSerializer INSTANCE = new EventSerializer();
+
+        @Override
+        public boolean isImmutableType() {
+            return false;
+        }
+
+        @Override
+        public Event createInstance() {
+            return new Event();
+        }
+
+        @Override
+        public Event copy(Event from) {
+            return copy(from, new Event());
+        }
+
+        @Override
+        public Event copy(Event from, Event reuse) {
+            reuse.ts = from.ts;
+            reuse.key = from.key;
+            reuse.right = from.right;
+            return reuse;
+        }
+
+        @Override
+        public int getLength() {
+            return 16;
+        }
+
+        @Override
+        public void serialize(Event event, DataOutputView target) throws IOException {
+            target.writeLong(event.ts);
+            target.writeLong(event.key);
+        }
+
+        @Override
+        public Event deserialize(DataInputView source) throws IOException {
+            return deserialize(new Event(), source);
+        }
+
+        @Override
+        public Event deserialize(Event reuse, DataInputView source) throws IOException {
+            reuse.ts = source.readLong();
+            reuse.key = source.readLong();
+            return reuse;
+        }
+
+        @Override
+        public void copy(DataInputView source, DataOutputView target) throws IOException {
+            target.write(source, 16);
+        }
+
+        @Override
+        public TypeSerializerSnapshot<Event> snapshotConfiguration() {
+            return new Snapshot();
+        }
+
+        /** Asked for by the interface. */
+        public static final class Snapshot extends SimpleTypeSerializerSnapshot<Event> {
+            public Snapshot() {
+                super(() -> INSTANCE);
+            }
+        }
+    }
+
+    /** Ties Event to its serializer. */
+    static final class EventType extends TypeInformation<Event> {
+        @Override
+        public boolean isBasicType() {
+            return false;
+        }
+
+        @Override
+        public boolean isTupleType() {
+            return false;
+        }
+
+        @Override
+        public int getArity() {
+            return 1;
+        }
+
+        @Override
+        public int getTotalFields() {
+            return 1;
+        }
+
+        @Override
+        public Class<Event> getTypeClass() {
+            return Event.class;
+        }
+
+        @Override
+        public boolean isKeyType() {
+            return false;
+        }
+
+        @Override
+        public TypeSerializer<Event> createSerializer(SerializerConfig config) {
+            return EventSerializer.INSTANCE;
+        }
+
+        @Override
+        public String toString() {
+            return "Event";
+        }
+
+        @Override
+        public boolean equals(Object other) {
+            return other instanceof EventType;
+        }
+
+        @Override
+        public int hashCode() {
+            return 1;
+        }
+
+        @Override
+        public boolean canEqual(Object other) {
+            return other instanceof EventType;
+        }
+    }
+
+    /** Both files merged by ts; of s subtasks, the i-th reads the rows i, i + s, i + 2s, ... of each file. */
+    static final class Merged extends RichParallelSourceFunction<Event> {
+        private final String[] paths;
+        private final int every;
+        private volatile boolean running = true;
+
+        Merged(String left, String right, int every) {
+            this.paths = new String[] {left, right};
+            this.every = every;
+        }
+
+        @Override
+        public void run(SourceContext<Event> out) throws Exception {
+            int step = getRuntimeContext().getTaskInfo().getNumberOfParallelSubtasks();
+            int first = getRuntimeContext().getTaskInfo().getIndexOfThisSubtask();
+            LongBuffer[] rows = {map(paths[0]), map(paths[1])};
+            int[] ends = {rows[0].limit() / 2, rows[1].limit() / 2};
+            int[] at = {first, first};
+            Event event = new Event(); // serialized before collect returns, so one is enough
+            int count = 0;
+            while (running && (at[0] < ends[0] || at[1] < ends[1])) {
+                int side;
+                if (at[0] >= ends[0]) {
+                    side = 1;
+                } else if (at[1] >= ends[1]) {
+                    side = 0;
+                } else {
+                    side = rows[0].get(2 * at[0]) <= rows[1].get(2 * at[1]) ? 0 : 1;
+                }
+                event.ts = rows[side].get(2 * at[side]);
+                event.key = rows[side].get(2 * at[side] + 1);
+                event.right = side == 1;
+                at[side] += step;
+                out.collectWithTimestamp(event, event.ts);
+                if (++count % every == 0) {
+                    out.emitWatermark(new Watermark(event.ts - 1));
+                }
+            }
+        }
+
+        @Override
+        public void cancel() {
+            running = false;
+        }
+
+        private static LongBuffer map(String path) throws IOException {
+            try (FileChannel file = FileChannel.open(Path.of(path))) {
+                return file.map(FileChannel.MapMode.READ_ONLY, 0, file.size())
+                        .order(ByteOrder.LITTLE_ENDIAN)
+                        .asLongBuffer();
+            }
+        }
+    }
+
+    /** Counts the pairs where they are found; nothing is emitted. */
+    static final class CountPairs extends ProcessJoinFunction<Event, Event, Long> {
+        private final LongCounter pairs = new LongCounter();
+
+        @Override
+        public void open(OpenContext context) {
+            RuntimeContext runtime = getRuntimeContext();
+            runtime.addAccumulator(PAIRS, pairs);
+        }
+
+        @Override
+        public void processElement(Event left, Event right, Context context, Collector<Long> out) {
+            pairs.add(1L);
+        }
+    }
+
+    /** Counts rows at the end of the SQL join. */
+    static final class CountRows extends RichSinkFunction<Row> {
+        private final LongCounter pairs = new LongCounter();
+
+        @Override
+        public void open(OpenContext context) {
+            getRuntimeContext().addAccumulator(PAIRS, pairs);
+        }
+
+        @Override
+        public void invoke(Row row, Context context) {
+            pairs.add(1L);
+        }
+    }
+
+    /** Takes the join's (empty) output. */
+    static final class Nothing extends RichSinkFunction<Long> {
+        @Override
+        public void invoke(Long value, Context context) {}
+    }
+
+    static JobGraph dataStream(StreamExecutionEnvironment env, DataStream<Event> left, DataStream<Event> right, long within) {
+        left.keyBy(event -> event.key, Types.LONG)
+                .intervalJoin(right.keyBy(event -> event.key, Types.LONG))
+                .between(Duration.ofMillis(-within), Duration.ofMillis(within))
+                .process(new CountPairs(), Types.LONG)
+                .addSink(new Nothing());
+        return env.getStreamGraph().getJobGraph();
+    }
+
+    static JobGraph sql(StreamExecutionEnvironment env, DataStream<Event> left, DataStream<Event> right, long within) {
+        StreamTableEnvironment tables = StreamTableEnvironment.create(env);
+        int index = 0;
+        for (DataStream<Event> side : Arrays.asList(left, right)) {
+            DataStream<Row> rows = side.map(event -> Row.of(event.key)).returns(Types.ROW_NAMED(new String[] {"k"}, Types.LONG));
+            Schema schema =
+                    Schema.newBuilder()
+                            .column("k", "BIGINT NOT NULL")
+                            .columnByMetadata("ts", "TIMESTAMP_LTZ(3)", "rowtime", true)
+                            .watermark("ts", "SOURCE_WATERMARK()")
+                            .build();
+            tables.createTemporaryView(index++ == 0 ? "l" : "r", rows, schema);
+        }
+        Duration span = Duration.ofMillis(within);
+        String bound =
+                String.format(
+                        "INTERVAL '%d %02d:%02d:%02d.%03d' DAY TO SECOND(3)",
+                        span.toDaysPart(), span.toHoursPart(), span.toMinutesPart(), span.toSecondsPart(), span.toMillisPart());
+        Table pairs =
+                tables.sqlQuery(
+                        "SELECT l.k FROM l JOIN r ON l.k = r.k AND r.ts BETWEEN l.ts - " + bound + " AND l.ts + " + bound);
+        tables.toDataStream(pairs).addSink(new CountRows());
+        return env.getStreamGraph().getJobGraph();
+    }
+
+    public static void main(String[] args) throws Exception {
+        long within = Long.parseLong(args[2]);
+        int runs = Integer.parseInt(args[3]);
+        boolean sql = args[4].equals("sql");
+        int parallelism = Integer.parseInt(args[5]);
+        Configuration settings = new Configuration();
+        settings.set(StateBackendOptions.STATE_BACKEND, "hashmap");
+        settings.set(RestartStrategyOptions.RESTART_STRATEGY, "none");
+        settings.set(TaskManagerOptions.NETWORK_MEMORY_MIN, MemorySize.ofMebiBytes(128));
+        settings.set(TaskManagerOptions.NETWORK_MEMORY_MAX, MemorySize.ofMebiBytes(128));
+        settings.set(TaskManagerOptions.MANAGED_MEMORY_SIZE, MemorySize.ofMebiBytes(128));
+        settings.setString("rest.bind-port", "0");
+        MiniClusterConfiguration shape =
+                new MiniClusterConfiguration.Builder()
+                        .setConfiguration(settings)
+                        .setNumTaskManagers(1)
+                        .setNumSlotsPerTaskManager(parallelism)
+                        .build();
+        var system = (OperatingSystemMXBean) ManagementFactory.getOperatingSystemMXBean();
+        try (MiniCluster cluster = new MiniCluster(shape)) {
+            cluster.start();
+            for (int run = 0; run < runs; run++) {
+                StreamExecutionEnvironment env = StreamExecutionEnvironment.getExecutionEnvironment(settings);
+                env.setParallelism(parallelism);
+                env.setBufferTimeout(-1);
+                env.getConfig().enableObjectReuse();
+                env.getConfig().setAutoWatermarkInterval(0);
+                env.getConfig().setLatencyTrackingInterval(0);
+                Merged merged = new Merged(args[0], args[1], Integer.parseInt(args[7]));
+                DataStream<Event> source = env.addSource(merged, "merged", new EventType()).setParallelism(Integer.parseInt(args[6]));
+                // no setParallelism(2) here would break the chain from source to filter
+                DataStream<Event> left = source.filter(event -> !event.right).setParallelism(source.getParallelism());
+                DataStream<Event> right = source.filter(event -> event.right).setParallelism(source.getParallelism());
+                JobGraph job = sql ? sql(env, left, right, within) : dataStream(env, left, right, within);
+                System.gc();
+                long cpu = system.getProcessCpuTime();
+                long start = System.nanoTime();
+                JobExecutionResult result = cluster.executeJobBlocking(job);
+                double seconds = (System.nanoTime() - start) / 1e9;
+                double busy = (system.getProcessCpuTime() - cpu) / 1e9;
+                Long pairs = result.getAccumulatorResult(PAIRS);
+                System.out.println("RUN " + seconds + " " + busy + " " + pairs);
+            }
+        }
+    }
+}

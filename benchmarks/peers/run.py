@@ -1,0 +1,135 @@
+"""Everyone on the same Parquet files, one after the other: `./run.sh bench peers`.
+
+What: makes an environment for each system (runs/peers/, once), writes the reference workload, runs swjoin and every peer in
+turn, compares each count with the right one, prints a table and keeps it in runs/bench/peers.md.
+Why: a figure of ours beside a figure from somebody's website says nothing; the same data on the same cores in one hour does.
+Stays out: how each system is used; that is in its own script, with its configuration.
+
+A peer that cannot be installed or fails is shown as failed, one that answers wrongly as wrong. Bytewax and Pathway get the
+first seconds of event time only (with the right count for those), because the whole would take minutes.
+
+Usage: python benchmarks/peers/run.py [--only flink spark ...] [--repeat N] [--event-s S]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(HERE.parent))
+
+import whole  # noqa: E402
+from workloads import write_streams  # noqa: E402
+
+WITHIN_US = 10_000_000
+TIMEOUT_S = 1500
+# name: (requirements or None for our own environment, script, extra arguments; "{cut}" where only the first seconds are given)
+PEERS: dict[str, tuple[str | None, str, list[str]]] = {
+    "cpp": (None, "cpp_join.py", []),
+    "batch": ("requirements-batch.txt", "batch_joins.py", []),
+    "flink": ("requirements-flink.txt", "flink_join.py", []),
+    "spark": ("requirements-spark.txt", "spark_join.py", []),
+    "pathway": ("requirements-pathway.txt", "pathway_join.py", ["{cut}"]),
+    "bytewax": ("requirements-bytewax.txt", "bytewax_join.py", ["{cut}"]),
+}
+
+
+def environment(name: str, requirements: str | None, folder: Path) -> Path:
+    """The python of a peer's environment, made if it is missing or its requirements have changed."""
+    if requirements is None:
+        return Path(sys.executable)
+    venv = folder / name
+    wanted = (HERE / requirements).read_text()
+    stamp = venv / ".installed"
+    if not stamp.exists() or stamp.read_text() != wanted:
+        print(f"installing {name}", file=sys.stderr, flush=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
+        pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, "-r", str(HERE / requirements)], check=True)
+        stamp.write_text(wanted)
+    return venv / "bin" / "python"
+
+
+def run_peer(name: str, paths: list[Path], repeat: int, event_s: float, folder: Path) -> list[dict[str, Any]]:
+    """The reports of a peer's variants."""
+    requirements, script, more = PEERS[name]
+    python = environment(name, requirements, folder)
+    command = [str(python), str(HERE / script), "--left", str(paths[0]), "--right", str(paths[1])]
+    command += ["--within-us", str(WITHIN_US), "--repeat", str(repeat)]
+    if "{cut}" in more and event_s > 0:
+        command += ["--max-event-s", str(event_s)]
+    out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S).stdout
+    return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+
+
+def ours(paths: list[Path], answer: tuple[int, str], repeat: int, folder: Path) -> list[dict[str, Any]]:
+    """swjoin in one process and on MPI; `join_s` of run.json, the first run not counted."""
+    import pyarrow.parquet as pq
+
+    import swjoin
+
+    tuples = sum(pq.read_metadata(p).num_rows for p in paths)
+    out = []
+    for what, more in (("in-process, threads", []), ("MPI, 2 slaves (4 ranks)", ["-n", "4"])):
+        seconds = [tuples / whole.join(paths, answer, folder, "count", more) for _ in range(repeat + 1)][1:]
+        version = getattr(swjoin, "__version__", "this checkout")
+        report = {"system": "swjoin", "version": version, "configuration": f"{what}; Parquet in, count and digest out"}
+        out.append({**report, "count": answer[0], "expected": answer[0], "seconds": seconds, "tuples": tuples})
+    return out
+
+
+def table(reports: list[dict[str, Any]], answer: int) -> list[str]:
+    """Markdown rows, ours first, then by speed."""
+    lines = ["| system | configuration | k tuples/s | lowest to highest | answer | swjoin is |", "|---|---|---|---|---|---|"]
+    best = max(statistics.median(r["tuples"] / s for s in r["seconds"]) for r in reports if r["system"] == "swjoin")
+    for report in reports:
+        name = f"{report['system']} {report['version']}"
+        if "failed" in report:
+            lines.append(f"| {name} | | failed: {report['failed']} | | | |")
+            continue
+        rates = [report["tuples"] / s for s in report["seconds"]]
+        right = report["count"] == (report.get("expected") or answer)
+        verdict = "right" if right else f"**wrong**: {report['count']:,} pairs"
+        middle = statistics.median(rates)
+        times = "" if report["system"] == "swjoin" else f"{best / middle:.1f} x"
+        spread = f"{min(rates) / 1e3:,.0f} to {max(rates) / 1e3:,.0f}"
+        lines.append(f"| {name} | {report['configuration']} | {middle / 1e3:,.0f} | {spread} | {verdict} | {times} |")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--event-s", type=float, default=6.0, help="event time given to Bytewax and Pathway; 0: all")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "bench")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    environments = ROOT / "runs" / "peers"
+    environments.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="swjoin-peers-") as name:
+        folder = Path(name)
+        paths, answer, tuples = write_streams(folder)
+        reports = ours(paths, answer, args.repeat, folder)
+        for peer in args.only:
+            try:
+                reports += run_peer(peer, paths, args.repeat, args.event_s, environments)
+            except (subprocess.SubprocessError, OSError, ValueError) as error:
+                reports.append({"system": peer, "version": "", "failed": " ".join(str(error).split())[:200]})
+            (args.out / "peers.json").write_text(json.dumps(reports, indent=1))
+    title = f"{tuples:,} tuples of 64 bytes, b = 0.7, W = 10 s, {answer[0]:,} pairs; without start-up, medians of {args.repeat}"
+    lines = [title, "", *table(reports, answer[0])]
+    (args.out / "peers.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
