@@ -28,8 +28,8 @@ from swjoin.policy.placement import round_robin
 from swjoin.routing.hash_partition import GroupMap, HashPartition
 from swjoin.runtime.wire import pack_delivery
 from swjoin.state.arrays import COUNTERS, FRESH, ROW
+from swjoin.state.candidates import count_matches
 from swjoin.state.fresh import scatter_fresh, sort_fresh
-from swjoin.state.kernels import _count_matches
 from swjoin.state.simd import LANES, match_mask
 
 
@@ -93,7 +93,7 @@ def rates() -> dict[str, tuple[float, str]]:
         random.integers(0, 10**7, 65536), np.arange(65536), np.arange(65536, dtype=np.uint64), np.zeros(65536, np.int64)
     )
     router = HashPartition(GroupMap(round_robin(GROUPS, 1)), 1)
-    verified = best(lambda: [_count_matches(0, -1, 1, fresh, stored, probe_at, near, 0, n) for _ in range(200)]) / 200
+    verified = best(lambda: [count_matches(0, -1, 1, fresh, stored, probe_at, near, 0, n) for _ in range(200)]) / 200
     return {
         "tags compared": (compared / best(lambda: _scan(tags, probes, len(tags) // LANES)) / 1e9, "G comparisons/s"),
         "candidates verified and digested": (n / verified / 1e6, "M pairs/s"),

@@ -84,8 +84,9 @@ def main() -> None:
         raise SystemExit(f"runs {len(seconds)}, counts {counts}: expected {args.repeat + 1} runs of one count")
     api = "DataStream interval join" if args.api == "datastream" else "SQL interval join"
     configuration = (
-        f"{api}, one JVM (heap {args.heap}, young {args.young}, parallel collector), parallelism {args.parallelism}, heap state backend, "
-        f"object reuse, no checkpoints, {args.sources} source task(s) reading raw (ts, key) merged by time, "
+        f"{api}, one JVM (heap {args.heap}, young {args.young}, parallel collector), "
+        f"parallelism {args.parallelism}, heap state backend, object reuse, "
+        f"no checkpoints, {args.sources} source task(s) reading raw (ts, key) merged by time, "
         f"watermark every {args.watermark_every} tuples, pairs counted and not emitted, first run left out as warm-up"
     )
     result = {

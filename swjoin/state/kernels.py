@@ -1,12 +1,12 @@
 """The hot loops of the join module: numba kernels over flat arrays (SPEC section 4).
 
-What: block nested-loop join of a partition-group's fresh tuples with exact key and time checks, appending to head blocks.
+What: block nested-loop join of a partition-group's fresh tuples, appending to head blocks.
 Why: free functions on plain arrays release the GIL, can be profiled alone and tested with the JIT off.
-Stays out: bringing fresh tuples into order (`state.fresh`), blocks and expiry (`state.blocks`), splitting and merging
-(`state.tuning`), ownership of the arrays (`state.partition_group`), the driver (`operators.window_join`).
+Stays out: bringing fresh tuples into order (`state.fresh`), exact key and time checks (`state.candidates`), blocks and expiry
+(`state.blocks`), splitting and merging (`state.tuning`), ownership of the arrays (`state.partition_group`), the driver
+(`operators.window_join`).
 
-A block's 64 tags are compared with a probe's tag at once; equal tags become candidates. Candidates are verified some hundreds
-at a time, so that the cache misses of their records overlap. Index `s` is the stream (0 left, 1 right).
+A block's 64 tags are compared with a probe's tag at once; equal tags are a hit. Index `s` is the stream (0 left, 1 right).
 Everything is unpacked into locals first: reaching into a named tuple in a loop costs an atomic reference count each time.
 """
 
@@ -17,9 +17,7 @@ from numba import njit, uint64
 from numpy.typing import NDArray
 
 from swjoin.batch import I64
-from swjoin.hashing import mix64_scalar
 from swjoin.state.arrays import (
-    CANDIDATES,
     COUNTERS,
     DUE,
     FILL,
@@ -28,14 +26,10 @@ from swjoin.state.arrays import (
     HEAD,
     HEADER,
     HITS,
-    ID,
-    KEY,
     LAST_TS,
     NEXT,
-    REF,
     ROW,
     STAT_COMPARISONS,
-    STAT_PAIRS,
     TOGETHER,
     TS,
     TUPLES,
@@ -49,9 +43,9 @@ from swjoin.state.arrays import (
     Pool,
 )
 from swjoin.state.blocks import NONE, free_blocks, take_block
+from swjoin.state.candidates import take_candidates, verify
 from swjoin.state.fresh import scatter_fresh, sort_fresh
-from swjoin.state.histogram import record_delay
-from swjoin.state.simd import LANES, copy_items, count_ones, match_mask, prefetch, trailing_zeros
+from swjoin.state.simd import LANES, copy_items, match_mask, prefetch
 
 DONE, FULL, NEED_BLOCKS, BUDGET = 0, 1, 2, 3
 
@@ -59,181 +53,9 @@ DONE, FULL, NEED_BLOCKS, BUDGET = 0, 1, 2, 3
 CUR_GROUP, CUR_SORTED, CUR_TOUCHED, CUR_PART, CUR_PLACE, CUR_CHUNK, CUR_PROBE, CUR_TOUCHED_COUNT = 0, 1, 2, 3, 4, 5, 6, 7
 CURSOR_SIZE = 8
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ONE = np.uint64(1)
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 _FARTHEST = 32  # blocks of a chain that are asked for in advance; in longer ones there are hits to wait for anyway
-
-# ---------------------------------------------------------------- verifying candidates
-
-
-@njit(cache=True, nogil=True)
-def _count_matches(
-    s: int,
-    low: int,
-    high: int,
-    probe_rows: I64,
-    rows: I64,
-    probe_at: NDArray[np.uint64],
-    row_at: NDArray[np.uint64],
-    start: int,
-    stop: int,
-) -> tuple[int, np.uint64]:
-    """Matches among candidates and the sum of their digests, without branches, so that several are checked at once."""
-    matches = 0
-    digest = uint64(0)
-    for c in range(uint64(start), uint64(stop)):
-        p, r = probe_at[c], row_at[c]
-        apart = rows[r + uint64(TS)] - probe_rows[p + uint64(TS)]
-        right = (rows[r] == probe_rows[p]) & (apart >= low) & (apart <= high)
-        mine, theirs = uint64(probe_rows[p + uint64(ID)]), uint64(rows[r + uint64(ID)])
-        left_id = mine if s == 0 else theirs
-        right_id = theirs if s == 0 else mine
-        mixed = mix64_scalar(left_id * _GOLDEN + mix64_scalar(right_id))
-        digest += mixed if right else uint64(0)
-        matches += 1 if right else 0
-    return matches, digest
-
-
-@njit(cache=True, nogil=True)
-def _verify(
-    kind: int,
-    g: int,
-    stored_rows: I64,
-    fresh: FreshTuples,
-    candidates: Candidates,
-    lower: int,
-    upper: int,
-    now: int,
-    out: Output,
-    counts: I64,
-    digests: NDArray[np.uint64],
-    stats: I64,
-    histogram: I64,
-) -> bool:
-    """Check the candidates of one kind by key and time and take the matches. False when the output is full; call again then."""
-    probe_rows, arrival = fresh.rows, fresh.arrival
-    rows = probe_rows if kind == 2 else stored_rows
-    probe_at, row_at = candidates.probe, candidates.row
-    start = kind * CANDIDATES + candidates.done[kind]
-    stop = kind * CANDIDATES + candidates.found[kind]
-    s = 1 if kind == 1 else 0
-    low = lower if s == 0 else -upper  # stored - probe
-    high = upper if s == 0 else -lower
-    capacity = out.capacity[0]
-    matches = 0
-    digest = uint64(0)
-    same_arrival = fresh.arrivals[0] == fresh.arrivals[1]
-    c = start
-    if capacity == 0:
-        matches, digest = _count_matches(s, low, high, probe_rows, rows, probe_at, row_at, start, stop)
-        if same_arrival and matches > 0:
-            record_delay(now, fresh.arrivals[0], matches, stats, histogram)
-        last, alike = fresh.arrivals[0], 0  # runs of pairs whose later tuples came at once
-        while c < stop and not same_arrival:
-            p, r = np.int64(probe_at[c]), np.int64(row_at[c])
-            apart = rows[r + TS] - probe_rows[p + TS]
-            if rows[r + KEY] == probe_rows[p + KEY] and apart >= low and apart <= high:
-                came = arrival[p // ROW]
-                if kind == 2:
-                    came = max(came, arrival[r // ROW])
-                if came != last:
-                    record_delay(now, last, alike, stats, histogram)
-                    last, alike = came, 0
-                alike += 1
-            c += 1
-        record_delay(now, last, alike, stats, histogram)
-        c = stop
-    else:
-        out_key, out_ts, out_id, out_ref, used = out.key, out.ts, out.id, out.ref, out.used[0]
-        while c < stop:
-            p, r = np.int64(probe_at[c]), np.int64(row_at[c])
-            apart = rows[r + TS] - probe_rows[p + TS]
-            if rows[r + KEY] == probe_rows[p + KEY] and apart >= low and apart <= high:
-                if used == capacity:
-                    break
-                out_key[used] = rows[r + KEY]
-                out_ts[s, used] = probe_rows[p + TS]
-                out_ts[1 - s, used] = rows[r + TS]
-                mine, theirs = uint64(probe_rows[p + ID]), uint64(rows[r + ID])
-                out_id[s, used] = mine
-                out_id[1 - s, used] = theirs
-                out_ref[s, used] = probe_rows[p + REF]
-                out_ref[1 - s, used] = rows[r + REF]
-                used += 1
-                if s == 0:
-                    digest += mix64_scalar(mine * _GOLDEN + mix64_scalar(theirs))
-                else:
-                    digest += mix64_scalar(theirs * _GOLDEN + mix64_scalar(mine))
-                matches += 1
-                if not same_arrival:
-                    came = arrival[p // ROW]
-                    if kind == 2:  # the later arrival of the two
-                        came = max(came, arrival[r // ROW])
-                    record_delay(now, came, 1, stats, histogram)
-            c += 1
-        out.used[0] = used
-        if same_arrival and matches > 0:
-            record_delay(now, fresh.arrivals[0], matches, stats, histogram)
-    counts[g] += matches
-    digests[g] += digest
-    stats[STAT_PAIRS] += matches
-    if c == stop:
-        candidates.found[kind] = 0
-        candidates.done[kind] = 0
-        return True
-    candidates.done[kind] = c - kind * CANDIDATES
-    return False
-
-
-@njit(cache=True, nogil=True)
-def _take_candidates(
-    g: int,
-    rows: I64,
-    fresh: FreshTuples,
-    hits: Hits,
-    candidates: Candidates,
-    lower: int,
-    upper: int,
-    now: int,
-    out: Output,
-    counts: I64,
-    digests: NDArray[np.uint64],
-    stats: I64,
-    histogram: I64,
-) -> bool:
-    """Turn hits into candidates, asking for their records. False when the output is full; call again then."""
-    probe_at, row_at, found = candidates.probe, candidates.row, candidates.found
-    masks, places, probes = hits.mask, hits.place, hits.probe
-    for i in range(hits.control[1], hits.control[0]):
-        mask, kind, at = masks[i], places[i] & 3, places[i] >> 2
-        if found[kind] + LANES > CANDIDATES and not _verify(
-            kind, g, rows, fresh, candidates, lower, upper, now, out, counts, digests, stats, histogram
-        ):
-            hits.control[1] = i
-            return False
-        to = kind * CANDIDATES + found[kind]
-        found[kind] += count_ones(mask)
-        probe = uint64(probes[i] * ROW)
-        row = (at + trailing_zeros(mask)) * ROW
-        mask &= mask - _ONE
-        another = (at + trailing_zeros(mask)) * ROW if mask != uint64(0) else row  # two at once: mostly that is all
-        probe_at[to], row_at[to] = probe, row
-        probe_at[to + 1], row_at[to + 1] = probe, another
-        if kind != 2:
-            prefetch(rows, row)
-            prefetch(rows, another)
-        mask &= mask - _ONE if mask != uint64(0) else mask
-        while mask != uint64(0):
-            to += 1
-            row = (at + trailing_zeros(mask)) * ROW
-            if kind != 2:
-                prefetch(rows, row)
-            probe_at[to + 1], row_at[to + 1] = probe, row
-            mask &= mask - _ONE
-    hits.control[0] = hits.control[1] = 0
-    return True
-
 
 # ---------------------------------------------------------------- joining
 
@@ -375,7 +197,7 @@ def _join_group(
                         strip_end = min(probe + LANES, to_probe)
                         if hit_count + strip_end - probe > HITS:
                             hits.control[0] = hit_count
-                            if not _take_candidates(
+                            if not take_candidates(
                                 g, rows, fresh, hits, candidates, lower, upper, now, out, counts, digests, stats, histogram
                             ):
                                 cursor[CUR_TOUCHED], cursor[CUR_PART], cursor[CUR_PLACE] = t, part, place
@@ -427,10 +249,10 @@ def _join_group(
     cursor[CUR_TOUCHED] = t
     stats[STAT_COMPARISONS] += comparisons
     hits.control[0] = hit_count
-    if not _take_candidates(g, rows, fresh, hits, candidates, lower, upper, now, out, counts, digests, stats, histogram):
+    if not take_candidates(g, rows, fresh, hits, candidates, lower, upper, now, out, counts, digests, stats, histogram):
         return False
     for kind in range(3):
-        if candidates.found[kind] > 0 and not _verify(
+        if candidates.found[kind] > 0 and not verify(
             kind, g, rows, fresh, candidates, lower, upper, now, out, counts, digests, stats, histogram
         ):
             return False

@@ -1,0 +1,190 @@
+"""From equal tags to matches, as kernels: hits become candidates, candidates are checked by key and time.
+
+What: `take_candidates` turns hits (a probe, a block, a mask of equal tags) into candidates and asks for their records; `verify`
+checks some hundreds of them, counts, digests, and writes the pairs if they are wanted.
+Why: the records lie all over the memory. Asking for hundreds before reading one lets their cache misses overlap.
+Stays out: which tags are compared (`state.kernels`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, uint64
+from numpy.typing import NDArray
+
+from swjoin.batch import I64
+from swjoin.hashing import mix64_scalar
+from swjoin.state.arrays import CANDIDATES, ID, KEY, REF, ROW, STAT_PAIRS, TS, Candidates, FreshTuples, Hits, Output
+from swjoin.state.histogram import record_delay
+from swjoin.state.simd import LANES, count_ones, prefetch, trailing_zeros
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_ONE = np.uint64(1)
+
+
+@njit(cache=True, nogil=True)
+def count_matches(
+    s: int,
+    low: int,
+    high: int,
+    probe_rows: I64,
+    rows: I64,
+    probe_at: NDArray[np.uint64],
+    row_at: NDArray[np.uint64],
+    start: int,
+    stop: int,
+) -> tuple[int, np.uint64]:
+    """Matches among candidates and the sum of their digests, without branches, so that several are checked at once."""
+    matches = 0
+    digest = uint64(0)
+    for c in range(uint64(start), uint64(stop)):
+        p, r = probe_at[c], row_at[c]
+        apart = rows[r + uint64(TS)] - probe_rows[p + uint64(TS)]
+        right = (rows[r] == probe_rows[p]) & (apart >= low) & (apart <= high)
+        mine, theirs = uint64(probe_rows[p + uint64(ID)]), uint64(rows[r + uint64(ID)])
+        left_id = mine if s == 0 else theirs
+        right_id = theirs if s == 0 else mine
+        mixed = mix64_scalar(left_id * _GOLDEN + mix64_scalar(right_id))
+        digest += mixed if right else uint64(0)
+        matches += 1 if right else 0
+    return matches, digest
+
+
+@njit(cache=True, nogil=True)
+def verify(
+    kind: int,
+    g: int,
+    stored_rows: I64,
+    fresh: FreshTuples,
+    candidates: Candidates,
+    lower: int,
+    upper: int,
+    now: int,
+    out: Output,
+    counts: I64,
+    digests: NDArray[np.uint64],
+    stats: I64,
+    histogram: I64,
+) -> bool:
+    """Check the candidates of one kind by key and time and take the matches. False when the output is full; call again then."""
+    probe_rows, arrival = fresh.rows, fresh.arrival
+    rows = probe_rows if kind == 2 else stored_rows
+    probe_at, row_at = candidates.probe, candidates.row
+    start = kind * CANDIDATES + candidates.done[kind]
+    stop = kind * CANDIDATES + candidates.found[kind]
+    s = 1 if kind == 1 else 0
+    low = lower if s == 0 else -upper  # stored - probe
+    high = upper if s == 0 else -lower
+    capacity = out.capacity[0]
+    matches = 0
+    digest = uint64(0)
+    same_arrival = fresh.arrivals[0] == fresh.arrivals[1]
+    c = start
+    if capacity == 0:
+        matches, digest = count_matches(s, low, high, probe_rows, rows, probe_at, row_at, start, stop)
+        if same_arrival and matches > 0:
+            record_delay(now, fresh.arrivals[0], matches, stats, histogram)
+        last, alike = fresh.arrivals[0], 0  # runs of pairs whose later tuples came at once
+        while c < stop and not same_arrival:
+            p, r = np.int64(probe_at[c]), np.int64(row_at[c])
+            apart = rows[r + TS] - probe_rows[p + TS]
+            if rows[r + KEY] == probe_rows[p + KEY] and apart >= low and apart <= high:
+                came = arrival[p // ROW]
+                if kind == 2:
+                    came = max(came, arrival[r // ROW])
+                if came != last:
+                    record_delay(now, last, alike, stats, histogram)
+                    last, alike = came, 0
+                alike += 1
+            c += 1
+        record_delay(now, last, alike, stats, histogram)
+        c = stop
+    else:
+        out_key, out_ts, out_id, out_ref, used = out.key, out.ts, out.id, out.ref, out.used[0]
+        while c < stop:
+            p, r = np.int64(probe_at[c]), np.int64(row_at[c])
+            apart = rows[r + TS] - probe_rows[p + TS]
+            if rows[r + KEY] == probe_rows[p + KEY] and apart >= low and apart <= high:
+                if used == capacity:
+                    break
+                out_key[used] = rows[r + KEY]
+                out_ts[s, used] = probe_rows[p + TS]
+                out_ts[1 - s, used] = rows[r + TS]
+                mine, theirs = uint64(probe_rows[p + ID]), uint64(rows[r + ID])
+                out_id[s, used] = mine
+                out_id[1 - s, used] = theirs
+                out_ref[s, used] = probe_rows[p + REF]
+                out_ref[1 - s, used] = rows[r + REF]
+                used += 1
+                if s == 0:
+                    digest += mix64_scalar(mine * _GOLDEN + mix64_scalar(theirs))
+                else:
+                    digest += mix64_scalar(theirs * _GOLDEN + mix64_scalar(mine))
+                matches += 1
+                if not same_arrival:
+                    came = arrival[p // ROW]
+                    if kind == 2:  # the later arrival of the two
+                        came = max(came, arrival[r // ROW])
+                    record_delay(now, came, 1, stats, histogram)
+            c += 1
+        out.used[0] = used
+        if same_arrival and matches > 0:
+            record_delay(now, fresh.arrivals[0], matches, stats, histogram)
+    counts[g] += matches
+    digests[g] += digest
+    stats[STAT_PAIRS] += matches
+    if c == stop:
+        candidates.found[kind] = 0
+        candidates.done[kind] = 0
+        return True
+    candidates.done[kind] = c - kind * CANDIDATES
+    return False
+
+
+@njit(cache=True, nogil=True)
+def take_candidates(
+    g: int,
+    rows: I64,
+    fresh: FreshTuples,
+    hits: Hits,
+    candidates: Candidates,
+    lower: int,
+    upper: int,
+    now: int,
+    out: Output,
+    counts: I64,
+    digests: NDArray[np.uint64],
+    stats: I64,
+    histogram: I64,
+) -> bool:
+    """Turn hits into candidates, asking for their records. False when the output is full; call again then."""
+    probe_at, row_at, found = candidates.probe, candidates.row, candidates.found
+    masks, places, probes = hits.mask, hits.place, hits.probe
+    for i in range(hits.control[1], hits.control[0]):
+        mask, kind, at = masks[i], places[i] & 3, places[i] >> 2
+        if found[kind] + LANES > CANDIDATES and not verify(
+            kind, g, rows, fresh, candidates, lower, upper, now, out, counts, digests, stats, histogram
+        ):
+            hits.control[1] = i
+            return False
+        to = kind * CANDIDATES + found[kind]
+        found[kind] += count_ones(mask)
+        probe = uint64(probes[i] * ROW)
+        row = (at + trailing_zeros(mask)) * ROW
+        mask &= mask - _ONE
+        another = (at + trailing_zeros(mask)) * ROW if mask != uint64(0) else row  # two at once: mostly that is all
+        probe_at[to], row_at[to] = probe, row
+        probe_at[to + 1], row_at[to + 1] = probe, another
+        if kind != 2:
+            prefetch(rows, row)
+            prefetch(rows, another)
+        mask &= mask - _ONE if mask != uint64(0) else mask
+        while mask != uint64(0):
+            to += 1
+            row = (at + trailing_zeros(mask)) * ROW
+            if kind != 2:
+                prefetch(rows, row)
+            probe_at[to + 1], row_at[to + 1] = probe, row
+            mask &= mask - _ONE
+    hits.control[0] = hits.control[1] = 0
+    return True
