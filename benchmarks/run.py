@@ -148,6 +148,7 @@ def bench_whole(folder: Path) -> None:
             "in-process, Parquet to count": join("count", []),
             "MPI, 1 slave (3 ranks), Parquet to count": join("count", ["-n", "3"]),
             "MPI, 2 slaves (4 ranks), Parquet to count": join("count", ["-n", "4"]),
+            "the same, communication: synchronous": join("count", ["-n", "4", "--communication", "synchronous"]),
         }
     )
     targets = {"MPI, 2 slaves (4 ranks), Parquet to count": ("2.5", "4")}

@@ -221,6 +221,8 @@ def _bad(files: tuple[Path, Path], tmp: Path) -> dict[str, tuple[list[object], s
         "bad duration": ([left, right, *JOIN, "--within", "5 parsecs", "-o", "count"], "write a number and a unit"),
         "bad exclusive": ([left, right, *JOIN, *base, "--exclusive", "middle"], "lower,upper"),
         "too few ranks": ([left, right, *JOIN, *base, "-n", "2"], "at least 3 ranks"),
+        "no slave": ([left, right, *JOIN, *base, "--threads", "0"], "at least one slave"),
+        "threads on MPI": ([left, right, *JOIN, *base, "--threads", "2", "-n", "3"], "--threads: on MPI"),
         "no partition-groups": ([left, right, *JOIN, *base, "--partitions", "0"], "partition_count must be 1 to"),
         "realtime without an epoch": ([left, right, *JOIN, *base, "--pace", "realtime"], "give --epoch"),
         "negative epoch": ([left, right, *JOIN, *base, "--epoch", "-1s"], "distribution_epoch must not be negative"),
@@ -301,6 +303,7 @@ def test_join_takes_a_pace_and_more_partition_groups_on_mpi(monkeypatch: pytest.
         return join_config(build_parser().parse_args(["join", "l.csv", "r.csv", *JOIN, "--within", "1s", "-o", "count", *more]))
 
     assert [config(*m).cluster.partition_count for m in ((), ("-n", "5"), ("-n", "5", "--partitions", "7"))] == [16, 60, 7]
+    assert [config(*m).cluster.communication for m in ((), ("--communication", "synchronous"))] == ["overlapped", "synchronous"]
     assert (config().pace, config("--pace", "realtime", "--epoch", "250ms").pace) == ("asap", "realtime")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "5")
     assert config().cluster.partition_count == 60

@@ -7,8 +7,8 @@
 // in the global order of ts: each probes the other side's table, then goes into its own.
 //
 //   plain    tuple at a time, nothing fetched ahead
-//   batched  the same steps in the same order, so no pair is lost or doubled within a batch, but a batch of tuples is merged and
-//            hashed at once and its cache lines are fetched before the tuples of the batch before it are done
+//   batched  the same steps in the same order, so no pair is lost or doubled within a batch, but a batch of tuples is merged
+//            and hashed at once and its cache lines are fetched before the tuples of the batch before it are done
 //
 // State. A directory of bucket pairs (left line, right line), one cache line each: five entries (key, low half of the row id)
 // and the link to older lines, which lie in an arena. A line moves to the arena when its five entries are live and a sixth
@@ -409,8 +409,9 @@ int main(int argc, char** argv) {
         count = join.count, digest = join.digest, lines = join.arena_lines();
         seconds += (i ? ", " : "") + std::to_string(took.count());
     }
-    std::printf("{\"mode\": \"%s\", \"count\": %llu, \"digest\": \"%016llx\", \"seconds\": [%s], \"tuples\": %zu, ", mode.c_str(),
-                (unsigned long long)count, (unsigned long long)digest, seconds.c_str(), left.size() + right.size());
+    std::printf("{\"mode\": \"%s\", \"count\": %llu, \"digest\": \"%016llx\", \"seconds\": [%s], \"tuples\": %zu, ",
+                mode.c_str(), (unsigned long long)count, (unsigned long long)digest, seconds.c_str(),
+                left.size() + right.size());
     std::printf("\"window_rows\": %zu, \"bucket_bits\": %d, \"arena_lines\": %zu}\n", window, bits, lines);
     return 0;
 }

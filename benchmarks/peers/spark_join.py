@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--within-us", type=int, required=True)
     parser.add_argument("--repeat", type=int, default=2, help="measured runs, after one more that warms up")
     parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--files", type=int, default=10, help="files a side, one of each a micro-batch")
+    parser.add_argument("--files", type=int, default=5, help="files a side, one of each a micro-batch")
     parser.add_argument("--partitions", type=int, default=2, help="shuffle partitions")
     parser.add_argument("--store", choices=STORES, default="memory")
     parser.add_argument("--heap", default="10g", help="size of the Java heap")

@@ -82,6 +82,7 @@ def join_config(args: argparse.Namespace) -> RunConfig:
     on_mpi = args.ranks is not None or launcher_size() > 1
     partitions = (CLUSTER_PARTITIONS if on_mpi else JOIN_PARTITIONS) if args.partitions is None else args.partitions
     cluster: dict[str, Any] = {"partition_count": partitions, "distribution_epoch_us": 0}
+    cluster["communication"] = args.communication
     if args.pace == "realtime" and args.epoch is None:
         raise UserError("--pace realtime needs a distribution epoch: give --epoch, such as --epoch 250ms")
     if args.epoch is not None:
@@ -101,15 +102,21 @@ def join_config(args: argparse.Namespace) -> RunConfig:
     )
 
 
-def _ranks(ranks: int | None) -> int | None:
+def _ranks(args: argparse.Namespace) -> int | None:
+    ranks: int | None = args.ranks
     if ranks is not None and ranks < 3:
         raise UserError(f"-n {ranks}: a cluster needs at least 3 ranks: master, collector and one slave")
+    if args.threads is not None:
+        if args.threads < 1:
+            raise UserError(f"--threads {args.threads}: at least one slave is needed")
+        if ranks is not None or launcher_size() > 1:
+            raise UserError("--threads: on MPI every slave is a rank of its own; leave it out")
     return ranks
 
 
 def run_join(args: argparse.Namespace) -> int:
     config = join_config(args)
-    ranks = _ranks(args.ranks)
+    ranks = _ranks(args)
     target = None if args.out == "count" else Path(args.out)
     report = None if args.report is None else Path(args.report)
     if report is not None and not report.parent.is_dir():
@@ -117,14 +124,14 @@ def run_join(args: argparse.Namespace) -> int:
     job = Job(config, target, False, None, report, _typed())
     if config.time.late == "side" and late_target(job) is None:
         raise UserError("--late side with -o count: give --report, so that the late rows have a place beside it")
-    return _start(job, ranks, args.debug)
+    return _start(job, ranks, args.debug, args.threads)
 
 
 def _typed() -> str:
     return " ".join(["swjoin", *sys.argv[1:]])
 
 
-def _start(job: Job, ranks: int | None, debug: bool) -> int:
+def _start(job: Job, ranks: int | None, debug: bool, threads: int | None) -> int:
     """Run a job in-process, on MPI ranks that we launch, or as one of the ranks that somebody launched."""
     from swjoin.runtime import launch, preflight
 
@@ -136,7 +143,7 @@ def _start(job: Job, ranks: int | None, debug: bool) -> int:
     from swjoin.cli.summary import print_summary
     from swjoin.runtime.local import run_local
 
-    print_summary(run_local(job, progress=True), job)
+    print_summary(run_local(job, progress=True, slave_count=threads), job)
     return 0
 
 
@@ -162,10 +169,10 @@ def run_rank(args: argparse.Namespace) -> int:
 
 def run_run(args: argparse.Namespace) -> int:
     config = load_config(Path(args.config), args.overrides)
-    ranks = _ranks(args.ranks)
+    ranks = _ranks(args)
     out = Path(args.out)
     target = None if config.sink.kind == "count" else out / "results"
-    return _start(Job(config, target, True, out, None, _typed()), ranks, args.debug)
+    return _start(Job(config, target, True, out, None, _typed()), ranks, args.debug, args.threads)
 
 
 # ---------------------------------------------------------------- Spark

@@ -73,12 +73,23 @@ def _add_join(p: argparse.ArgumentParser) -> None:
         "--pace", choices=["asap", "realtime"], default="asap", help="as fast as it goes, or at the rows' times (with --epoch)"
     )
     p.add_argument("--theta", metavar="32KB", help="partition tuning parameter")
+    p.add_argument(
+        "--communication",
+        choices=["overlapped", "synchronous"],
+        default="overlapped",
+        help="whether a slave receives while it joins",
+    )
     p.add_argument("--memory", metavar="4GB", help="limit of the window state of one slave")
     p.add_argument(
         "-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks: master, collector, slaves (default: in-process)"
     )
+    _add_threads(p)
     p.add_argument("-o", dest="out", metavar="OUT", required=True, help="OUT.parquet, OUT.csv, OUT.csv.gz, or count")
     p.add_argument("--report", metavar="REPORT.json", help="write the run's report there")
+
+
+def _add_threads(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--threads", metavar="N", type=int, help="slaves in one process (default: one per core but one, at most 4)")
 
 
 def _add_run(p: argparse.ArgumentParser) -> None:
@@ -86,6 +97,7 @@ def _add_run(p: argparse.ArgumentParser) -> None:
     p.add_argument("config", metavar="CONFIG.yaml")
     p.add_argument("--set", dest="overrides", metavar="path.to.key=value", action="append", default=[])
     p.add_argument("-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks (default: in-process)")
+    _add_threads(p)
     p.add_argument("--out", metavar="DIR", default="runs/latest", help="directory of the run (default: runs/latest)")
 
 
