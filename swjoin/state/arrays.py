@@ -111,6 +111,7 @@ class Candidates(NamedTuple):
 
     probe: U64  # (3 * CANDIDATES,) index of the fresh tuple's record in FreshTuples.rows
     row: U64  # (3 * CANDIDATES,) index of the other record in Pool.rows, or for kind 2 in FreshTuples.rows
+    right: NDArray[np.uint8]  # (3 * CANDIDATES,) whether verifying found a match
     found: I64  # (3,)
     done: I64  # (3,) of them verified
 
@@ -207,7 +208,11 @@ def new_fresh(tuples: int, minis: int) -> FreshTuples:
 
 def new_candidates() -> Candidates:
     return Candidates(
-        np.empty(3 * CANDIDATES, np.uint64), np.empty(3 * CANDIDATES, np.uint64), np.zeros(3, np.int64), np.zeros(3, np.int64)
+        np.empty(3 * CANDIDATES, np.uint64),
+        np.empty(3 * CANDIDATES, np.uint64),
+        np.empty(3 * CANDIDATES, np.uint8),
+        np.zeros(3, np.int64),
+        np.zeros(3, np.int64),
     )
 
 

@@ -31,10 +31,14 @@ def count_matches(
     rows: I64,
     probe_at: NDArray[np.uint64],
     row_at: NDArray[np.uint64],
+    verdict: NDArray[np.uint8],
     start: int,
     stop: int,
 ) -> tuple[int, np.uint64]:
-    """Matches among candidates and the sum of their digests, without branches, so that several are checked at once."""
+    """Matches among candidates and the sum of their digests, without branches, so that several are checked at once.
+
+    verdict[c] = 1 where candidate c is a match, 0 elsewhere.
+    """
     matches = 0
     digest = uint64(0)
     for c in range(uint64(start), uint64(stop)):
@@ -47,6 +51,7 @@ def count_matches(
         mixed = mix64_scalar(left_id * _GOLDEN + mix64_scalar(right_id))
         digest += mixed if right else uint64(0)
         matches += 1 if right else 0
+        verdict[c] = right
     return matches, digest
 
 
@@ -81,21 +86,19 @@ def verify(
     same_arrival = fresh.arrivals[0] == fresh.arrivals[1]
     c = start
     if capacity == 0:
-        matches, digest = count_matches(s, low, high, probe_rows, rows, probe_at, row_at, start, stop)
-        if same_arrival and matches > 0:
+        verdict = candidates.right
+        matches, digest = count_matches(s, low, high, probe_rows, rows, probe_at, row_at, verdict, start, stop)
+        if same_arrival:
             record_delay(now, fresh.arrivals[0], matches, stats, histogram)
         last, alike = fresh.arrivals[0], 0  # runs of pairs whose later tuples came at once
         while c < stop and not same_arrival:
-            p, r = np.int64(probe_at[c]), np.int64(row_at[c])
-            apart = rows[r + TS] - probe_rows[p + TS]
-            if rows[r + KEY] == probe_rows[p + KEY] and apart >= low and apart <= high:
-                came = arrival[p // ROW]
-                if kind == 2:
-                    came = max(came, arrival[r // ROW])
-                if came != last:
-                    record_delay(now, last, alike, stats, histogram)
-                    last, alike = came, 0
-                alike += 1
+            came = arrival[np.int64(probe_at[c]) // ROW]
+            if kind == 2:
+                came = max(came, arrival[np.int64(row_at[c]) // ROW])
+            if came != last:
+                record_delay(now, last, alike, stats, histogram)
+                last, alike = came, 0
+            alike += verdict[c]
             c += 1
         record_delay(now, last, alike, stats, histogram)
         c = stop
