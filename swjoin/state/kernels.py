@@ -103,8 +103,10 @@ def _walk_ahead(t: int, until: int, pool: Pool, minis: Minis, fresh: FreshTuples
             head = counters[counter + HEAD + s]
             if head != NONE:
                 fill = header[head * HEADER + FILL]
-                prefetch(rows, (head * size + fill) * ROW)
                 prefetch(tags, head * stride + fill)
+                last = min(fill + begins[s, i + 1] - begins[s, i], size)
+                for row in range(fill, last, 2):
+                    prefetch(rows, (head * size + row) * ROW)
 
 
 @njit(cache=True, nogil=True)

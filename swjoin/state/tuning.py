@@ -40,7 +40,7 @@ from swjoin.state.arrays import (
     Pool,
 )
 from swjoin.state.blocks import NONE, append_row, chain_blocks, free_blocks, give_block, give_chain, take_block
-from swjoin.state.simd import copy_items
+from swjoin.state.simd import copy_items, prefetch
 
 TUNED, NEED_MINIS, NEED_SLOTS = 0, 1, 2
 MAX_DEPTH = 16  # 65,536 slots: bounds a directory even when hashes agree in many bits
@@ -202,6 +202,11 @@ def _split(pool: Pool, minis: Minis, directories: Directories, mini: int) -> int
         while block != NONE:
             at, at_tag = block * size, block * stride
             n = header[block * HEADER + FILL]
+            following = int(header[block * HEADER + NEXT])
+            if following != NONE:  # it lies elsewhere in the pool, and is read in a moment
+                prefetch(header, following * HEADER)
+                for line in range(following * size * ROW, (following + 1) * size * ROW, 8):
+                    prefetch(rows, line)
             for j in range(n):
                 goes = np.int64((hash_key(rows[(at + j) * ROW + KEY]) >> bit) & np.uint64(1))
                 if fill[goes] == size:
@@ -215,7 +220,6 @@ def _split(pool: Pool, minis: Minis, directories: Directories, mini: int) -> int
                 copy_items(rows, to * ROW, rows, (at + j) * ROW, ROW)
                 tags[head[goes] * stride + fill[goes]] = tags[at_tag + j]
                 fill[goes] += 1
-            following = int(header[block * HEADER + NEXT])
             give_block(free, control, block)
             block = following
         for side in range(2):
