@@ -294,7 +294,8 @@ public final class FlinkIntervalJoin {
         StreamTableEnvironment tables = StreamTableEnvironment.create(env);
         int index = 0;
         for (DataStream<Event> side : Arrays.asList(left, right)) {
-            DataStream<Row> rows = side.map(event -> Row.of(event.key)).returns(Types.ROW_NAMED(new String[] {"k"}, Types.LONG));
+            TypeInformation<Row> key = Types.ROW_NAMED(new String[] {"k"}, Types.LONG);
+            DataStream<Row> rows = side.map(event -> Row.of(event.key)).returns(key);
             Schema schema =
                     Schema.newBuilder()
                             .column("k", "BIGINT NOT NULL")
@@ -327,6 +328,10 @@ public final class FlinkIntervalJoin {
         settings.set(TaskManagerOptions.NETWORK_MEMORY_MAX, MemorySize.ofMebiBytes(128));
         settings.set(TaskManagerOptions.MANAGED_MEMORY_SIZE, MemorySize.ofMebiBytes(128));
         settings.setString("rest.bind-port", "0");
+        String[] addresses = {"rest.address", "rest.bind-address", "jobmanager.bind-host", "taskmanager.bind-host"};
+        for (String part : addresses) {
+            settings.setString(part, "127.0.0.1");
+        }
         MiniClusterConfiguration shape =
                 new MiniClusterConfiguration.Builder()
                         .setConfiguration(settings)
@@ -344,10 +349,11 @@ public final class FlinkIntervalJoin {
                 env.getConfig().setAutoWatermarkInterval(0);
                 env.getConfig().setLatencyTrackingInterval(0);
                 Merged merged = new Merged(args[0], args[1], Integer.parseInt(args[7]));
-                DataStream<Event> source = env.addSource(merged, "merged", new EventType()).setParallelism(Integer.parseInt(args[6]));
-                // no setParallelism(2) here would break the chain from source to filter
-                DataStream<Event> left = source.filter(event -> !event.right).setParallelism(source.getParallelism());
-                DataStream<Event> right = source.filter(event -> event.right).setParallelism(source.getParallelism());
+                int sources = Integer.parseInt(args[6]);
+                DataStream<Event> source = env.addSource(merged, "merged", new EventType()).setParallelism(sources);
+                // the same parallelism, so that source and filters are one chain
+                DataStream<Event> left = source.filter(event -> !event.right).setParallelism(sources);
+                DataStream<Event> right = source.filter(event -> event.right).setParallelism(sources);
                 JobGraph job = sql ? sql(env, left, right, within) : dataStream(env, left, right, within);
                 System.gc();
                 long cpu = system.getProcessCpuTime();
