@@ -16,6 +16,7 @@ from workloads import EPOCH_TUPLES, GROUPS, WORKLOADS, deliveries, expected, str
 from swjoin.messages import Delivery
 from swjoin.operators.window_join import WindowJoin
 from swjoin.oracle import Bounds, format_digest
+from swjoin.state.arrays import HEADER, ROW
 
 THETA_BYTES = 32 << 10
 BLOCK_TUPLES, TUPLE_BYTES = 64, 64
@@ -46,6 +47,7 @@ def run(work: list[Delivery], window_us: int, theta_bytes: int = THETA_BYTES, se
         materialise=False,
         result_tuples=1,
     )
+    _touch(join)
     out = Measured(0.0, 0, 0, "", 0, 0, 0)
     digest = 0
     for delivery in work:
@@ -63,6 +65,14 @@ def run(work: list[Delivery], window_us: int, theta_bytes: int = THETA_BYTES, se
         out.state_bytes = max(out.state_bytes, join.window_bytes())
     out.digest = format_digest(digest)
     return out
+
+
+def _touch(join: WindowJoin, tuples: int = 3_500_000) -> None:
+    """Let the system hand out the memory of so many tuples before the clock starts, as the C++ program does."""
+    pool = join.state.pool
+    pool.rows[: tuples * ROW] = 0
+    pool.tags[:tuples] = 0
+    pool.header[: tuples // BLOCK_TUPLES * HEADER] = 0
 
 
 def checked(measured: Measured, answer: tuple[int, str], what: str) -> Measured:

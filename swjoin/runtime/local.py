@@ -49,7 +49,8 @@ _SWITCH_S = 0.0005  # the interpreter's default of 5 ms would keep a finished ke
 
 def default_slave_count() -> int:
     """A slave for every core but the master's, at least one and at most four."""
-    return max(1, min(len(os.sched_getaffinity(0)) - 1, _MOST_SLAVES))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores - 1, _MOST_SLAVES))
 
 
 def run_local(job: Job, progress: bool, slave_count: int | None = None) -> dict[str, Any]:

@@ -1,0 +1,96 @@
+"""The benchmarks' own arithmetic: their right answers, their deliveries, the C++ program, the verdict on a wrong peer."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from swjoin.oracle import Bounds, brute_force, format_digest, pair_digest
+
+ROOT = Path(__file__).parent.parent
+WINDOW_US = 40_000
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Import a benchmark module by name."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    yield importlib.import_module
+    for name in ("workloads", "join_module", "growth", "run", "whole", "links", "kernels", "sweeps"):
+        sys.modules.pop(name, None)
+
+
+def streams(bench: Any) -> list[Any]:
+    workloads = bench("workloads")
+    random = np.random.default_rng(11)
+    return [workloads.from_columns(random.integers(0, 50, 3000), np.sort(random.integers(0, 10**6, 3000))) for _ in range(2)]
+
+
+def answer(left: Any, right: Any) -> tuple[int, str]:
+    i, j = brute_force(left, right, Bounds(-WINDOW_US, WINDOW_US))
+    return len(i), format_digest(pair_digest(left.id[i], right.id[j]))
+
+
+def test_expected_answers_equal_brute_force(bench: Any) -> None:
+    left, right = streams(bench)
+    assert bench("workloads").expected(left, right, WINDOW_US) == answer(left, right)
+
+
+def test_the_module_benchmark_joins_what_it_delivers(bench: Any) -> None:
+    left, right = streams(bench)
+    work = bench("workloads").deliveries(left, right, 700, 5)
+    assert sum(len(d.left) for d in work) == len(left)
+    assert [d.last for d in work] == [False] * (len(work) - 1) + [True]
+    module = bench("join_module")
+    measured = module.run(work, WINDOW_US, 4096)
+    assert (measured.count, measured.digest) == answer(left, right)
+    assert measured.tuples == len(left) + len(right)
+    settled = module.run(work, WINDOW_US, 4096, 500_000)
+    assert 0 < settled.tuples < measured.tuples
+    with pytest.raises(SystemExit, match="wrong answer"):
+        module.checked(measured, (measured.count + 1, measured.digest), "x")
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+@pytest.mark.parametrize("flags", [["-march=native"], []], ids=["this processor", "portable"])
+def test_the_reference_program_gives_the_right_pairs(bench: Any, tmp_path: Path, flags: list[str]) -> None:
+    left, right = streams(bench)
+    program = tmp_path / "reference"
+    source = ROOT / "benchmarks" / "peers" / "reference.cpp"
+    subprocess.run(["g++", "-std=c++20", "-O1", *flags, str(source), "-o", str(program)], check=True, timeout=120)
+    raw = [tmp_path / "0.bin", tmp_path / "1.bin"]
+    for path, batch in zip(raw, (left, right), strict=True):
+        np.stack([batch.ts, batch.key], 1).tofile(path)
+    for mode in ("plain", "batched"):
+        rate = bench("run")._program_rate(program, mode, raw, answer(left, right), WINDOW_US)
+        assert rate > 0
+
+
+def test_a_wrong_peer_is_shown_as_wrong(monkeypatch: pytest.MonkeyPatch, bench: Any) -> None:
+    specification = importlib.util.spec_from_file_location("peers_run", ROOT / "benchmarks" / "peers" / "run.py")
+    assert specification is not None
+    assert specification.loader is not None
+    peers = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(peers)
+
+    def report(system: str, count: int, expected: int | None = None) -> dict[str, Any]:
+        common = {"version": "1", "configuration": "c", "seconds": [2.0, 1.0, 4.0], "tuples": 1000}
+        return {"system": system, "count": count, "expected": expected, **common}
+
+    failed = {"system": "d", "version": "", "failed": "no wheel"}
+    lines = peers.table([report("swjoin", 7), report("a", 7), report("b", 6), report("c", 5, 5), failed], 7)
+    assert [("wrong" in line, "right" in line, "failed: no wheel" in line) for line in lines[2:]] == [
+        (False, True, False),
+        (False, True, False),
+        (True, False, False),
+        (False, True, False),
+        (False, False, True),
+    ]
+    assert "| 0 | 0 to 1 | right | 1.0 x |" in lines[3]  # 500 tuples/s, thousands are shown
