@@ -2,7 +2,7 @@
 
 Why: a hash join grows with its cache misses, a nested-loop join with its window; a user's window is what it is.
 What is measured: the join module alone, one core, from the moment the windows are full; the answer is checked. The domain of
-the uniform keys grows with the window. Deliveries are as an asap run makes them: 131,072 tuples, or 1/32 of the windows if that
+the uniform keys grows with the window. Deliveries are as an asap run makes them: 131,072 tuples, or 1/16 of the windows if that
 is more (`--deliver` fixes them).
 
 Usage: python benchmarks/growth.py [--windows 1 10 100] [--matches 1] [--theta BYTES] [--deliver TUPLES] [--repeat N]
@@ -34,7 +34,7 @@ def measure(
         streams.append(from_columns(keys, np.arange(n, dtype=np.int64) * (1_000_000 // RATE)))
     window_tuples = int(2 * RATE * window_s)
     answer = expected(*streams, window_us)
-    work = deliveries(*streams, deliver or max(EPOCH_TUPLES, window_tuples // 32))
+    work = deliveries(*streams, deliver or max(EPOCH_TUPLES, window_tuples // 16))
     del streams
     figures, state_bytes = [], 0
     for turn in range(repeat + (repeat > 1)):

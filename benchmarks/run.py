@@ -175,8 +175,8 @@ def bench_links(folder: Path) -> None:
 
 def bench_memory(folder: Path) -> None:
     header("Resident memory of a slave over the bytes of the tuples in its windows (64 each), payload stored")
-    found = whole.memory(folder, 4, 60)
-    what = f"2 slaves, W = 60 s, {found['window_tuples']:,.0f} tuples each, {found['resident_bytes'] / 2**20:.0f} MiB resident"
+    found = whole.memory(folder, 4, 100)
+    what = f"2 slaves, W = 100 s, {found['window_tuples']:,.0f} tuples each, {found['resident_bytes'] / 2**20:.0f} MiB resident"
     row(what, [found["ratio"]], "", "2.0", "1.3")
 
 

@@ -39,7 +39,7 @@ def _synthetic(window_s: float, matches: float) -> Point:
 def _point(streams: list[Any], window_us: int, theta_bytes: int) -> Point:
     answer = expected(streams[0], streams[1], window_us)
     held = int(sum(len(b) for b in streams) * window_us / max(1, int(streams[0].ts[-1])))
-    work = deliveries(streams[0], streams[1], max(EPOCH_TUPLES, held // 32))
+    work = deliveries(streams[0], streams[1], max(EPOCH_TUPLES, held // 16))
     runs = [checked(run(work, window_us, theta_bytes, window_us), answer, "sweep") for _ in range(REPEATS + 1)][1:]
     rates = [r.tuples / r.seconds for r in runs]
     tuples = sum(len(b) for b in streams)

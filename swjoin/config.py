@@ -172,7 +172,7 @@ class TimeConfig:
 class ClusterConfig:
     """The master's side: partition-groups, distribution epochs, buffers.
 
-    distribution_epoch_us: t_d; 0 lets the master close an epoch at `epoch_tuples` buffered tuples, or 1/32 of the
+    distribution_epoch_us: t_d; 0 lets the master close an epoch at `epoch_tuples` buffered tuples, or 1/16 of the
     tuples in the windows if that is more (asap pace only).
     mini_buffer_bytes: what the master may buffer; a full master closes the epoch early (asap) or makes the source wait.
     communication: `overlapped`, a slave receives a delivery while it joins the one before; `synchronous`, it asks for the next

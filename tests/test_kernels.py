@@ -141,7 +141,7 @@ def test_epochs_grow_with_the_windows() -> None:
     assert size.tuples == 100
     for newest in range(0, 2000, 10):
         size.closed(newest, 320)
-    assert size.tuples == 320 * 101 // 32  # the epochs whose newest tuple is at most 1000 old
+    assert size.tuples == 320 * 101 // 16  # the epochs whose newest tuple is at most 1000 old
     size.closed(10_000, 1)
     assert size.tuples == 100
 
