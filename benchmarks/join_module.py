@@ -35,9 +35,9 @@ class Measured:
     state_bytes: int
 
 
-def run(work: list[Delivery], window_us: int, theta_bytes: int = THETA_BYTES, settled_us: int = -(1 << 62)) -> Measured:
-    """Join the deliveries. settled_us: only deliveries whose punctuation is later are timed."""
-    join = WindowJoin(
+def new_join(window_us: int, theta_bytes: int = THETA_BYTES) -> WindowJoin:
+    """The module as a slave makes it for a count."""
+    return WindowJoin(
         Bounds(-window_us, window_us),
         block_tuples=BLOCK_TUPLES,
         theta_tuples=theta_bytes // TUPLE_BYTES,
@@ -47,7 +47,12 @@ def run(work: list[Delivery], window_us: int, theta_bytes: int = THETA_BYTES, se
         materialise=False,
         result_tuples=1,
     )
-    _touch(join)
+
+
+def run(work: list[Delivery], window_us: int, theta_bytes: int = THETA_BYTES, settled_us: int = -(1 << 62)) -> Measured:
+    """Join the deliveries. settled_us: only deliveries whose punctuation is later are timed."""
+    join = new_join(window_us, theta_bytes)
+    touch(join)
     out = Measured(0.0, 0, 0, "", 0, 0, 0)
     digest = 0
     for delivery in work:
@@ -67,7 +72,7 @@ def run(work: list[Delivery], window_us: int, theta_bytes: int = THETA_BYTES, se
     return out
 
 
-def _touch(join: WindowJoin, tuples: int = 3_500_000) -> None:
+def touch(join: WindowJoin, tuples: int = 3_500_000) -> None:
     """Let the system hand out the memory of so many tuples before the clock starts, as the C++ program does."""
     pool = join.state.pool
     pool.rows[: tuples * ROW] = 0

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from join_module import BLOCK_TUPLES, THETA_BYTES, TUPLE_BYTES
+from join_module import new_join, touch
 from numba import njit
 from workloads import GROUPS, WORKLOADS, deliveries, stream
 
@@ -22,8 +22,6 @@ from swjoin.batch import SourceBatch, TupleBatch
 from swjoin.cluster.intake import StreamIntake
 from swjoin.config import TimeConfig
 from swjoin.messages import Delivery
-from swjoin.operators.window_join import WindowJoin
-from swjoin.oracle import Bounds
 from swjoin.policy.placement import round_robin
 from swjoin.routing.hash_partition import GroupMap, HashPartition
 from swjoin.runtime.wire import pack_delivery
@@ -120,16 +118,8 @@ def _sort_all(data: Any, directories: Any, minis: Any, fresh: Any, scatter: bool
 
 def _slave_phases(work: list[Delivery], window_us: int) -> dict[str, float]:
     """Seconds per phase of the join module over a whole run."""
-    join = WindowJoin(
-        Bounds(-window_us, window_us),
-        block_tuples=BLOCK_TUPLES,
-        theta_tuples=THETA_BYTES // TUPLE_BYTES,
-        window_bytes=4 << 30,
-        left_layout=None,
-        right_layout=None,
-        materialise=False,
-        result_tuples=1,
-    )
+    join = new_join(window_us)
+    touch(join)
     state, clock = join.state, time.perf_counter
     spent = dict.fromkeys(("sort", "join", "expire", "merge", "split", "all"), 0.0)
 
