@@ -236,13 +236,14 @@ class WindowJoin:
         """
         dead = self._dead_below()
         advance = max(d - b for d, b in zip(dead, self._expired_below, strict=True))
-        if not now and (advance <= 0 or 64 * advance < self.bounds.upper_us - self.bounds.lower_us):
+        retention = max(self.bounds.upper_us, -self.bounds.lower_us, 0)
+        if not now and (advance <= 0 or 64 * advance < retention):
             return False
         self._expired_below = dead
         dropped = self.state.expire(*dead)
-        ended = max(self._times_us) >= END_OF_TIME_US  # nothing comes that merging could serve
+        ended = min(self._times_us) >= END_OF_TIME_US  # nothing comes that merging could serve
         moved = max(d - b for d, b in zip(dead, self._merged_below, strict=True))
-        if not ended and moved * 8 >= self.bounds.upper_us - self.bounds.lower_us:
+        if not ended and 8 * moved >= retention:
             self._merged_below = dead
             self.state.merge()
         for store, limit in zip(self.payload, dead, strict=True):
