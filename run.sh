@@ -32,16 +32,16 @@ install_environment() {
   python3 -m venv "$venv" || fail "python3 cannot create environments; on Debian: apt-get install python3-venv" 1
   "$python" -m pip install --quiet --disable-pip-version-check -r "$root/requirements.lock" || fail "installing the dependencies failed" 1
   "$python" -m pip install --quiet --disable-pip-version-check --no-deps --editable "$root" || fail "installing swjoin failed" 1
-  rm -f "$venv/.kernels"
-  refresh_kernels
+  compile_kernels
   cp "$root/requirements.lock" "$venv/.installed"
 }
 
 kernel_sum() { grep -rlE --include='*.py' 'njit|intrinsic|NamedTuple' "$root/swjoin" | sort | xargs cat | cksum; }
 
 # Numba looks at a kernel's own file only; a change in a kernel that it calls from another file would go unnoticed.
-refresh_kernels() {
-  if [ ! -w "$venv" ] || [ "$(kernel_sum)" = "$(cat "$venv/.kernels" 2>/dev/null)" ]; then return; fi
+kernels_current() { [ ! -w "$venv" ] || [ "$(kernel_sum)" = "$(cat "$venv/.kernels" 2>/dev/null)" ]; }
+
+compile_kernels() {
   echo "run.sh: compiling the kernels" >&2
   find "$root/swjoin" \( -name '*.nbi' -o -name '*.nbc' \) -delete
   "$python" -m swjoin.cli.warmup
@@ -51,10 +51,11 @@ refresh_kernels() {
 installed() { cmp -s "$root/requirements.lock" "$venv/.installed" 2>/dev/null; }
 
 need_environment() {
-  if installed; then refresh_kernels; return; fi  # first: a checkout one may only read can be used once it is installed
+  if installed && kernels_current; then return; fi  # first: a checkout one may only read can be used once it is installed
   { exec 9>"$root/.run.lock"; } 2>/dev/null || fail "$root is not writable, so the environment cannot be created there"
   if command -v flock >/dev/null; then flock 9; fi  # two calls at once must not install into each other
   if ! installed; then install_environment; fi
+  if ! kernels_current; then compile_kernels; fi
   exec 9>&-
 }
 

@@ -25,7 +25,7 @@ from swjoin.messages import Delivery
 from swjoin.policy.placement import round_robin
 from swjoin.routing.hash_partition import GroupMap, HashPartition
 from swjoin.runtime.wire import pack_delivery
-from swjoin.state.arrays import COUNTERS, FRESH, ROW
+from swjoin.state.arrays import ROW
 from swjoin.state.candidates import count_matches
 from swjoin.state.fresh import scatter_fresh, sort_fresh
 from swjoin.state.simd import LANES, match_mask
@@ -101,19 +101,14 @@ def rates() -> dict[str, tuple[float, str]]:
 
 
 @njit(nogil=True)
-def _sort_all(data: Any, directories: Any, minis: Any, fresh: Any, scatter: bool) -> None:
+def _sort_all(data: Any, directories: Any, minis: Any, fresh: Any) -> None:
     for g in range(data.groups.shape[0]):
         a, b = data.offsets[0][g], data.offsets[0][g + 1]
         c, d = data.offsets[1][g], data.offsets[1][g + 1]
         touched = sort_fresh(data.groups[g], 0, a, b, data, directories, minis, fresh, 0)
         touched = sort_fresh(data.groups[g], 1, c, d, data, directories, minis, fresh, touched)
-        if scatter:
-            scatter_fresh(0, a, b, data, minis, fresh, touched)
-            scatter_fresh(1, c, d, data, minis, fresh, touched)
-        else:
-            for i in range(touched):
-                minis.counters[np.int64(fresh.touched[i]) * COUNTERS + FRESH] = 0
-                minis.counters[np.int64(fresh.touched[i]) * COUNTERS + FRESH + 1] = 0
+        scatter_fresh(0, a, b, data, minis, fresh, touched)
+        scatter_fresh(1, c, d, data, minis, fresh, touched)
 
 
 def _slave_phases(work: list[Delivery], window_us: int) -> dict[str, float]:
@@ -140,7 +135,7 @@ def _slave_phases(work: list[Delivery], window_us: int) -> dict[str, float]:
         cursor = join.open(delivery)
         spent["all"] += clock() - start
         start = clock()
-        _sort_all(cursor.inputs, state.directories, state.minis, join._fresh, True)
+        _sort_all(cursor.inputs, state.directories, state.minis, join._fresh)
         spent["sort"] += clock() - start
         start = clock()
         while not join.step(cursor, 0, 1 << 40).done:

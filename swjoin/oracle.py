@@ -33,6 +33,11 @@ class Bounds:
     def empty(self) -> bool:
         return self.lower_us > self.upper_us
 
+    @property
+    def retention_us(self) -> int:
+        """How far the opposite stream's time moves on, at most, before a tuple can match nothing to come any more."""
+        return max(self.upper_us, -self.lower_us, 0)
+
 
 def mix64(value: U64) -> U64:
     """The 64-bit finaliser of MurmurHash3 on a uint64 array."""

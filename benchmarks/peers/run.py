@@ -31,14 +31,14 @@ from workloads import write_streams  # noqa: E402
 
 WITHIN_US = 10_000_000
 TIMEOUT_S = 1500
-# name: (requirements or None for our own environment, script, extra arguments; "{cut}" where only the first seconds are given)
-PEERS: dict[str, tuple[str | None, str, list[str]]] = {
-    "cpp": (None, "cpp_join.py", []),
-    "batch": ("requirements-batch.txt", "batch_joins.py", []),
-    "flink": ("requirements-flink.txt", "flink_join.py", []),
-    "spark": ("requirements-spark.txt", "spark_join.py", []),
-    "pathway": ("requirements-pathway.txt", "pathway_join.py", ["{cut}"]),
-    "bytewax": ("requirements-bytewax.txt", "bytewax_join.py", ["{cut}"]),
+# name: (requirements or None for our own environment, script, whether it gets the first seconds only)
+PEERS: dict[str, tuple[str | None, str, bool]] = {
+    "cpp": (None, "cpp_join.py", False),
+    "batch": ("requirements-batch.txt", "batch_joins.py", False),
+    "flink": ("requirements-flink.txt", "flink_join.py", False),
+    "spark": ("requirements-spark.txt", "spark_join.py", False),
+    "pathway": ("requirements-pathway.txt", "pathway_join.py", True),
+    "bytewax": ("requirements-bytewax.txt", "bytewax_join.py", True),
 }
 
 
@@ -60,11 +60,11 @@ def environment(name: str, requirements: str | None, folder: Path) -> Path:
 
 def run_peer(name: str, paths: list[Path], repeat: int, event_s: float, folder: Path) -> list[dict[str, Any]]:
     """The reports of a peer's variants."""
-    requirements, script, more = PEERS[name]
+    requirements, script, cut = PEERS[name]
     python = environment(name, requirements, folder)
     command = [str(python), str(HERE / script), "--left", str(paths[0]), "--right", str(paths[1])]
     command += ["--within-us", str(WITHIN_US), "--repeat", str(repeat)]
-    if "{cut}" in more and event_s > 0:
+    if cut and event_s > 0:
         command += ["--max-event-s", str(event_s)]
     out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S).stdout
     return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
@@ -80,14 +80,17 @@ def ours(paths: list[Path], answer: tuple[int, str], repeat: int, folder: Path) 
     out = []
     for what, more in (("in-process, threads", []), ("MPI, 2 slaves (4 ranks)", ["-n", "4"])):
         seconds = [tuples / whole.join(paths, answer, folder, "count", more) for _ in range(repeat + 1)][1:]
-        version = getattr(swjoin, "__version__", "this checkout")
-        report = {"system": "swjoin", "version": version, "configuration": f"{what}; Parquet in, count and digest out"}
+        report = {
+            "system": "swjoin",
+            "version": swjoin.__version__,
+            "configuration": f"{what}; Parquet in, count and digest out",
+        }
         out.append({**report, "count": answer[0], "expected": answer[0], "seconds": seconds, "tuples": tuples})
     return out
 
 
 def table(reports: list[dict[str, Any]], answer: int) -> list[str]:
-    """Markdown rows, ours first, then by speed."""
+    """Markdown rows, in the order of the reports."""
     lines = ["| system | configuration | k tuples/s | lowest to highest | answer | swjoin is |", "|---|---|---|---|---|---|"]
     best = max(statistics.median(r["tuples"] / s for s in r["seconds"]) for r in reports if r["system"] == "swjoin")
     for report in reports:

@@ -56,8 +56,7 @@ class Master:
         self._query = QueryId(0)
         self._epoch_us = config.cluster.distribution_epoch_us
         self._realtime = config.pace == "realtime"
-        bounds = config.query.bounds
-        self._epoch_size = EpochSize(config.cluster.epoch_tuples, max(bounds.upper_us, -bounds.lower_us, 0))
+        self._epoch_size = EpochSize(config.cluster.epoch_tuples, config.query.bounds.retention_us)
         self._reading: int | None = None
         self._reported: set[int] = set()
         self._serving: deque[Delivery] = deque()

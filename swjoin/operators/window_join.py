@@ -236,7 +236,7 @@ class WindowJoin:
         """
         dead = self._dead_below()
         advance = max(d - b for d, b in zip(dead, self._expired_below, strict=True))
-        retention = max(self.bounds.upper_us, -self.bounds.lower_us, 0)
+        retention = self.bounds.retention_us
         if not now and (advance <= 0 or 64 * advance < retention):
             return False
         self._expired_below = dead
