@@ -42,7 +42,7 @@ def _channel() -> Any:
 
 
 def _config(paths: list[str] | None) -> Any:
-    from swjoin.config import config_from_plain
+    from swjoin.loading import config_from_plain
 
     streams = {
         side: {"path": (paths or ["none", "none"])[i], "key": ["key"], "time": "ts", "time_unit": "us"}

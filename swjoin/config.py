@@ -1,24 +1,18 @@
-"""What a run is: frozen dataclasses with units in the names, loaded from YAML; an unknown key is an error.
+"""What a run is: frozen dataclasses with units in the names.
 
-What: `RunConfig` and its sections, `load_config`, `apply_overrides` (--set), `parse_duration_us`, `parse_size_bytes`, `digest`.
+What: `RunConfig` and its sections, `parse_duration_us`, `parse_size_bytes`, `to_plain`, `digest`.
 Why: one validated value describes a run completely; equal configurations have equal digests.
-Stays out: reading data, deciding anything at run time. Imports nothing of the package but errors and the oracle's `Bounds`.
-
-In YAML a key with a unit (`distribution_epoch_us`, `theta_bytes`) may also be written without it and with the unit in the
-value: `distribution_epoch: 2s`, `theta: 1.5MB`.
+Stays out: YAML files and `--set` (`loading`), reading data, deciding anything at run time. Imports nothing of the package but
+errors and the oracle's `Bounds`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import re
-import types
-import typing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from swjoin.errors import UserError
@@ -117,13 +111,17 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class WorkloadConfig:
-    """The paper's synthetic streams (SPEC section 5): Poisson arrivals, b-model keys in [0, domain), a fixed payload."""
+    """The paper's synthetic streams (SPEC section 5): Poisson arrivals, b-model keys in [0, domain), a fixed payload.
+
+    drift_us: after every such time the hot keys are other ones (all keys are rotated within the domain); 0: never.
+    """
 
     rate_per_s: float = 1500.0
     duration_us: int = 60_000_000
     bias: float = 0.7
     domain: int = 10_000_000
     payload_bytes: int = 48
+    drift_us: int = 0
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
     def __post_init__(self) -> None:
@@ -132,6 +130,7 @@ class WorkloadConfig:
         _check(0.5 <= self.bias < 1, "workload: bias must lie in [0.5, 1)")
         _check(1 <= self.domain < 1 << 62, "workload: domain must be at least 1")
         _check(0 <= self.payload_bytes <= 65536, "workload: payload must be 0 to 65536 bytes")
+        _check(self.drift_us >= 0, "workload: drift must not be negative (0: the hot keys stay)")
 
 
 @dataclass(frozen=True)
@@ -174,6 +173,8 @@ class ClusterConfig:
 
     distribution_epoch_us: t_d; 0 lets the master close an epoch at `epoch_tuples` buffered tuples, or 1/16 of the
     tuples in the windows if that is more (asap pace only).
+    sub_group_count: n_g; the slaves are divided into sub-groups and the distribution epoch into as many slots; each sub-group
+    is served in its slot (paper section V-B).
     mini_buffer_bytes: what the master may buffer; a full master closes the epoch early (asap) or makes the source wait.
     communication: `overlapped`, a slave receives a delivery while it joins the one before; `synchronous`, it asks for the next
     when it has joined all it has (the paper's mode). Realtime pace exchanges in its slots either way.
@@ -181,6 +182,7 @@ class ClusterConfig:
 
     partition_count: int = 60
     distribution_epoch_us: int = 2_000_000
+    sub_group_count: int = 1
     epoch_tuples: int = 131_072
     mini_buffer_bytes: int = 64 << 20
     communication: str = "overlapped"
@@ -188,6 +190,11 @@ class ClusterConfig:
     def __post_init__(self) -> None:
         _check(1 <= self.partition_count <= 65536, "cluster: partition_count must be 1 to 65536")
         _check(self.distribution_epoch_us >= 0, "cluster: distribution_epoch must not be negative")
+        _check(self.sub_group_count >= 1, "cluster: sub_group_count must be at least 1")
+        _check(
+            self.sub_group_count == 1 or self.distribution_epoch_us >= self.sub_group_count,
+            f"cluster: sub_group_count {self.sub_group_count} needs a distribution_epoch to divide, of as many us at least",
+        )
         _check(self.epoch_tuples >= 1, "cluster: epoch_tuples must be at least 1")
         _check(self.communication in ("overlapped", "synchronous"), "cluster: communication must be overlapped or synchronous")
         _check(self.mini_buffer_bytes >= 1 << 16, "cluster: mini_buffer must be at least 64KB")
@@ -232,6 +239,81 @@ class ModuleConfig:
 
 
 @dataclass(frozen=True)
+class ReorganizationConfig:
+    """How the run adapts while it runs (paper sections IV-C and V-A). Off unless a policy is named.
+
+    policy: `none`; `paper`, one random partition-group from each supplier to a consumer; `balanced`, as many and such
+    partition-groups as even out the measured work; `random`, moves (and, with adaptive declustering, resizes) at random, to
+    test with. epoch_us: t_r, a whole multiple of the distribution epoch. supplier_threshold, consumer_threshold: Th_sup,
+    Th_con of the average occupancy. declustering: `fixed`, or `adaptive`, the paper's rule with granularity beta.
+    active_slaves: how many start active; 0: all. confirmations: reorganization epochs in a row that must want the same change
+    of the degree of declustering. random_moves: moves per reorganization epoch of policy `random`. emptied_groups: most
+    partition-groups that a slave which is about to rest yields in one reorganization epoch. chunk_bytes: largest message of a
+    state movement.
+    """
+
+    policy: Literal["none", "paper", "balanced", "random"] = "none"
+    epoch_us: int = 20_000_000
+    supplier_threshold: float = 0.5
+    consumer_threshold: float = 0.01
+    declustering: Literal["fixed", "adaptive"] = "fixed"
+    beta: float = 0.5
+    active_slaves: int = 0
+    confirmations: int = 1
+    random_moves: int = 1
+    emptied_groups: int = 16
+    chunk_bytes: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        _check(self.epoch_us > 0, "reorganization: epoch must be positive")
+        _check(
+            0 <= self.consumer_threshold < self.supplier_threshold,
+            f"reorganization: consumer_threshold ({self.consumer_threshold:g}) must lie in 0 up to, but not at, "
+            f"supplier_threshold ({self.supplier_threshold:g}), or a slave could be both",
+        )
+        _check(0 < self.beta < 1, "reorganization: beta must lie between 0 and 1")
+        _check(self.active_slaves >= 0, "reorganization: active_slaves must not be negative (0: all)")
+        _check(self.confirmations >= 1, "reorganization: confirmations must be at least 1")
+        _check(self.random_moves >= 0, "reorganization: random_moves must not be negative")
+        _check(self.emptied_groups >= 1, "reorganization: emptied_groups must be at least 1")
+        _check(self.chunk_bytes >= 1 << 10, "reorganization: chunk must be at least 1KB")
+
+
+@dataclass(frozen=True)
+class SpeedChange:
+    """From `at_us` on the run's clock on, `slave` runs at `speed`: somebody else's work on a shared node comes or goes."""
+
+    slave: int
+    at_us: int
+    speed: float
+
+    def __post_init__(self) -> None:
+        _check(self.slave >= 0, "nodes.changes: slave must not be negative")
+        _check(self.at_us >= 0, "nodes.changes: at must not be negative")
+        _check(0 < self.speed <= 1, "nodes.changes: speed must lie in 0..1, above 0")
+
+
+@dataclass(frozen=True)
+class NodesConfig:
+    """Heterogeneous and non-dedicated nodes, imitated on equal ones: a slave at speed 0.25 gets a quarter of a core.
+
+    speed: of slave 0, 1, ...; slaves beyond the list run at 1. changes: in any order.
+    """
+
+    speed: tuple[float, ...] = ()
+    changes: tuple[SpeedChange, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(all(0 < s <= 1 for s in self.speed), "nodes: every speed must lie in 0..1, above 0")
+
+    def speed_of(self, slave: int, now_us: int) -> float:
+        """Speed of a slave at a time on the run's clock."""
+        speed = self.speed[slave] if slave < len(self.speed) else 1.0
+        due = [c for c in self.changes if c.slave == slave and c.at_us <= now_us]
+        return max(due, key=lambda c: c.at_us).speed if due else speed
+
+
+@dataclass(frozen=True)
 class SinkConfig:
     """What becomes of the results: `parquet` or `csv` files, or `count`: count and digest only.
 
@@ -257,6 +339,8 @@ class RunConfig:
     time: TimeConfig = field(default_factory=TimeConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     module: ModuleConfig = field(default_factory=ModuleConfig)
+    reorganization: ReorganizationConfig = field(default_factory=ReorganizationConfig)
+    nodes: NodesConfig = field(default_factory=NodesConfig)
     sink: SinkConfig = field(default_factory=SinkConfig)
 
     def __post_init__(self) -> None:
@@ -266,6 +350,30 @@ class RunConfig:
             _check(self.cluster.distribution_epoch_us > 0, "cluster: realtime pace needs a distribution_epoch above 0")
         else:
             _check(self.time.model == "event", "time: model arrival needs pace realtime")
+        if self.reorganization.policy != "none":
+            t_d, t_r = self.cluster.distribution_epoch_us, self.reorganization.epoch_us
+            _check(t_d > 0, "reorganization: needs a cluster.distribution_epoch above 0")
+            _check(
+                t_d == 0 or t_r % t_d == 0,
+                f"reorganization: epoch ({t_r} us) must be a whole multiple of cluster.distribution_epoch ({t_d} us)",
+            )
+        adaptive = self.reorganization.declustering == "adaptive"
+        _check(
+            not adaptive or self.reorganization.policy != "none",
+            "reorganization: adaptive declustering needs a policy (paper, balanced)",
+        )
+
+    def check_slaves(self, slave_count: int) -> None:
+        """UserError when this configuration needs more slaves than the run has."""
+        active, groups = self.reorganization.active_slaves, self.cluster.sub_group_count
+        _check(active <= slave_count, f"reorganization: active_slaves is {active}, but the run has {slave_count} slaves")
+        _check(groups <= slave_count, f"cluster: sub_group_count is {groups}, but the run has {slave_count} slaves")
+        _check(
+            len(self.nodes.speed) <= slave_count,
+            f"nodes: speed lists {len(self.nodes.speed)} slaves, but the run has {slave_count}",
+        )
+        for change in self.nodes.changes:
+            _check(change.slave < slave_count, f"nodes.changes: there is no slave {change.slave}, the run has {slave_count}")
 
     @property
     def query(self) -> QueryConfig:
@@ -285,153 +393,3 @@ def digest(config: RunConfig) -> str:
     """Identity of a configuration: 16 hex digits of SHA-256 over its canonical JSON."""
     text = json.dumps(to_plain(config), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _convert(kind: Any, value: Any, where: str) -> Any:
-    origin = typing.get_origin(kind)
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return _build(kind, value, where)
-    if origin is Literal:
-        options = typing.get_args(kind)
-        if value not in options:
-            near = difflib.get_close_matches(str(value), [str(o) for o in options], 1)
-            hint = f"; did you mean {near[0]}?" if near else f"; one of: {', '.join(map(str, options))}"
-            raise UserError(f"{where}: {value!r} is not known{hint}")
-        return value
-    if origin is tuple:
-        items = [value] if isinstance(value, str) else value
-        if not isinstance(items, (list, tuple)):
-            raise UserError(f"{where}: expected a list, got {value!r}")
-        return tuple(_convert(typing.get_args(kind)[0], v, where) for v in items)
-    if origin in (typing.Union, types.UnionType):
-        return None if value is None else _convert(next(a for a in typing.get_args(kind) if a is not type(None)), value, where)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise UserError(f"{where}: expected {kind.__name__}, got {value!r}")
-    return value
-
-
-def _build(kind: type, data: Any, where: str) -> Any:
-    if data is None:
-        data = {}
-    if not isinstance(data, dict):
-        raise UserError(f"{where or 'configuration'}: expected a mapping, got {data!r}")
-    hints = typing.get_type_hints(kind)
-    names = {f.name for f in dataclasses.fields(kind)}
-    aliases: dict[str, str] = {}
-    for name in names:
-        for suffix in ("_us", "_bytes", "_per_s"):
-            if name.endswith(suffix):
-                aliases[name.removesuffix(suffix)] = name
-    values: dict[str, Any] = {}
-    if kind is QueryConfig and "within" in data:
-        data = dict(data)
-        if "lower" in data or "upper" in data or "lower_us" in data or "upper_us" in data:
-            raise UserError(f"{where}: give within, or lower and upper, not both")
-        window_us = parse_duration_us(data.pop("within"))
-        if window_us < 0:
-            raise UserError(f"{where}.within: a window cannot be negative")
-        values["lower_us"], values["upper_us"] = -window_us, window_us
-    if kind is RunConfig and "join" in data:
-        data = dict(data)
-        data["queries"] = [data.pop("join")]
-    for key, value in data.items():
-        here = f"{where}.{key}" if where else str(key)
-        known = key if key in names else aliases.get(key)
-        if known is None:
-            near = difflib.get_close_matches(str(key), sorted(names | set(aliases)), 1, 0.5)
-            hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(sorted(names))}"
-            raise UserError(f"{here}: unknown configuration key{hint}")
-        name = str(known)
-        if name in values:
-            raise UserError(f"{here}: given twice")
-        try:
-            if name.endswith("_us"):
-                values[name] = parse_duration_us(value)
-            elif name.endswith("_bytes"):
-                values[name] = parse_size_bytes(value)
-            else:
-                values[name] = _convert(hints[name], value, here)
-        except UserError as error:
-            text = str(error)
-            raise UserError(text if text.startswith(here) else f"{here}: {text}") from None
-    required = [
-        f.name
-        for f in dataclasses.fields(kind)
-        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-    ]
-    for name in required:
-        if name not in values:
-            raise UserError(f"{where or 'configuration'}: {name.removesuffix('_us')} is missing")
-    return kind(**values)
-
-
-def config_from_plain(data: Any) -> RunConfig:
-    """Build a RunConfig from parsed YAML or JSON. UserError names the offending key."""
-    config = _build(RunConfig, data, "")
-    assert isinstance(config, RunConfig)
-    return config
-
-
-def apply_overrides(data: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
-    """`path.to.key=value` settings (values are YAML) laid over a parsed configuration; returns a new mapping."""
-    import yaml
-
-    merged: dict[str, Any] = json.loads(json.dumps(data))
-    for item in overrides:
-        path, separator, text = item.partition("=")
-        if not separator or not path:
-            raise UserError(f"--set {item!r}: write path.to.key=value")
-        node = merged
-        *parents, leaf = path.split(".")
-        for parent in parents:
-            child = node.get(parent)
-            if child is None:
-                child = node[parent] = {}
-            if not isinstance(child, dict):
-                raise UserError(f"--set {item!r}: {parent} is not a section")
-            node = child
-        for twin in (leaf.rsplit("_", 1)[0], f"{leaf}_us", f"{leaf}_bytes", f"{leaf}_per_s"):
-            if (
-                twin != leaf
-                and twin in node
-                and ((leaf.startswith(twin) and leaf[len(twin) :] in ("_us", "_bytes", "_per_s")) or twin.startswith(leaf))
-            ):
-                del node[twin]
-        try:
-            node[leaf] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise UserError(f"--set {item!r}: the value is not valid YAML") from None
-    return merged
-
-
-def load_plain(path: Path) -> dict[str, Any]:
-    """Parse a YAML file into a mapping. UserError when it cannot be read or is no mapping."""
-    import yaml
-
-    try:
-        data = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
-    if not isinstance(data, dict):
-        raise UserError(f"{path}: expected a mapping of configuration keys")
-    return data
-
-
-def load_config(path: Path, overrides: list[str] | None = None) -> RunConfig:
-    """The configuration in a YAML file with --set overrides applied. UserError names file and key."""
-    data = apply_overrides(load_plain(path), overrides or [])
-    try:
-        return config_from_plain(data)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
-
-
-def workload_from_plain(data: Any) -> WorkloadConfig:
-    """Build a WorkloadConfig alone (for `generate`). UserError names the offending key."""
-    workload = _build(WorkloadConfig, data, "workload")
-    assert isinstance(workload, WorkloadConfig)
-    return workload

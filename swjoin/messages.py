@@ -7,7 +7,7 @@ Stays out: bytes on the wire (`runtime.wire`), decisions (`cluster`, `policy`), 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import NewType
 
@@ -33,6 +33,11 @@ class Route(IntFlag):
     BOTH = 3
 
 
+def no_moves() -> I64:
+    """An empty list of moves: int64 (0, 3)."""
+    return np.empty((0, 3), np.int64)
+
+
 # ---------------------------------------------------------------- data messages
 
 
@@ -43,6 +48,10 @@ class Delivery:
     groups: int64 (g,), ascending. left_counts, right_counts: int64 (g,): tuples of each group; `left` and `right` hold them
     group after group, each group in time order. left_time_us, right_time_us: punctuations, every later tuple of that stream
     has ts >= its punctuation. last: no delivery follows.
+    served: how many slaves get a delivery of this distribution epoch. moves_out: int64 (m, 3), (move, partition-group,
+    consumer): these leave with all that has been delivered so far, this delivery included. moves_in: int64 (m, 3), (move,
+    partition-group, supplier). Moves are numbered in the order in which they were decided.
+    rests: the slave has no partition-groups left and is inactive after this delivery, until the next one comes.
     """
 
     query: QueryId
@@ -58,6 +67,10 @@ class Delivery:
     last: bool = False
     left_route: Route = Route.BOTH
     right_route: Route = Route.BOTH
+    served: int = 1
+    moves_out: I64 = field(default_factory=no_moves)
+    moves_in: I64 = field(default_factory=no_moves)
+    rests: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -65,8 +78,84 @@ class Delivery:
 
 
 @dataclass(frozen=True)
+class Directory:
+    """A partition-group's splitting information. depth: global depth. patterns, depths: int64 (minis,), the low hash bits and
+    the local depth of each mini-partition-group."""
+
+    depth: int
+    patterns: I64
+    depths: I64
+
+
+@dataclass(frozen=True)
+class StateChunk:
+    """Supplier -> consumer: a part of a partition-group on its way (paper section IV-C), of bounded size.
+
+    move: its number. index: 0, 1, ...; the first carries the directory. times_us: punctuations up to which the windows have
+    been joined. tuples: of one stream. pending False: window tuples, for mini-partition-groups `minis` (int64, indexes into the
+    directory's lists) `counts` (int64) each, in time order; their arrivals mean nothing any more. pending True: tuples that
+    were delivered to the supplier and are not joined yet.
+    """
+
+    query: QueryId
+    move: int
+    group: GroupId
+    supplier: SlaveId
+    consumer: SlaveId
+    index: int
+    last: bool
+    times_us: tuple[int, int]
+    stream: int
+    pending: bool
+    minis: I64
+    counts: I64
+    tuples: TupleBatch
+    directory: Directory | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of tuples: as they travel, without the arrivals of window tuples."""
+        return self.tuples.nbytes - (0 if self.pending else self.tuples.arrival_us.nbytes)
+
+
+@dataclass(frozen=True)
+class GroupLoads:
+    """What a slave's partition-groups cost since its last report.
+
+    busy_us: time in the join module. groups: int64 (g,), ascending, all that it owns. cost_ns: int64 (g,), nominal work by
+    counts of tuples, comparisons and pairs, on a node of speed 1. state_bytes: int64 (g,), of window tuples.
+    """
+
+    busy_us: int
+    groups: I64
+    cost_ns: I64
+    state_bytes: I64
+
+
+@dataclass(frozen=True)
+class MoveEnd:
+    """Slave -> master: this side of a state movement is done.
+
+    installed: the consumer says so (else the supplier: everything has left). tuples, state_bytes: what travelled. begun_us,
+    ended_us: on the run's clock.
+    """
+
+    move: int
+    group: GroupId
+    slave: SlaveId
+    installed: bool
+    tuples: int
+    state_bytes: int
+    begun_us: int
+    ended_us: int
+
+
+@dataclass(frozen=True)
 class GroupResults:
-    """Count and digest of the pairs one partition-group produced in one distribution epoch (part of a ResultChunk)."""
+    """Count and digest of the pairs that each partition-group produced in one distribution epoch (part of a ResultChunk).
+
+    A partition-group that has just arrived may stand there twice: once for what its supplier had not joined yet.
+    """
 
     groups: I64  # (g,)
     counts: I64  # (g,)
@@ -80,6 +169,7 @@ class ResultChunk:
     pairs: materialised pairs, or None with a count sink; they belong to `groups` in order, `pair_counts` each. final: the epoch
     is complete at this slave, the collector may commit it; only a final chunk carries `results`, `metrics` (float64, see
     `cluster.metrics.COLUMNS`) and `delay_histogram` (int64, see `state.histogram`). last: the slave's last chunk of the run.
+    served: how many slaves have this distribution epoch to complete.
     """
 
     query: QueryId
@@ -91,6 +181,27 @@ class ResultChunk:
     results: GroupResults | None = None
     metrics: NDArray[np.float64] | None = None
     delay_histogram: I64 | None = None
+    served: int = 1
+
+
+@dataclass(frozen=True)
+class RunEvent:
+    """A decision or a change of the run, with its numbers; a row of DIR/metrics/events.parquet.
+
+    kind: see `cluster.controller`. slave, peer, group: who and what, -1 where none. amount: what `kind` says, in its unit.
+    """
+
+    time_us: int
+    epoch: int
+    kind: str
+    slave: int = -1
+    peer: int = -1
+    group: int = -1
+    tuples: int = 0
+    state_bytes: int = 0
+    duration_us: int = 0
+    amount: float = 0.0
+    text: str = ""
 
 
 # ---------------------------------------------------------------- master
@@ -117,6 +228,14 @@ class SlaveReported:
 
     slave: SlaveId
     occupancy_ratio: float
+    loads: GroupLoads | None = None
+
+
+@dataclass(frozen=True)
+class MoveEnded:
+    """A supplier or a consumer acknowledged a state movement."""
+
+    end: MoveEnd
 
 
 @dataclass(frozen=True)
@@ -148,6 +267,13 @@ class SetAside:
 
 
 @dataclass(frozen=True)
+class Log:
+    """Keep this event in the run's log."""
+
+    event: RunEvent
+
+
+@dataclass(frozen=True)
 class FinishMaster:
     """Every slave has its last delivery; the master is done."""
 
@@ -160,6 +286,20 @@ class Delivered:
     """A delivery arrived."""
 
     delivery: Delivery
+
+
+@dataclass(frozen=True)
+class StateWanted:
+    """The consumer of a move has room for one more chunk."""
+
+    move: int
+
+
+@dataclass(frozen=True)
+class StateReceived:
+    """A chunk of a partition-group arrived from its supplier."""
+
+    chunk: StateChunk
 
 
 @dataclass(frozen=True)
@@ -187,6 +327,29 @@ class Report:
     """Tell the master that the slave is ready for its next delivery."""
 
     occupancy_ratio: float
+    loads: GroupLoads | None = None
+
+
+@dataclass(frozen=True)
+class WantState:
+    """Tell the supplier of a move that there is room for one more chunk."""
+
+    supplier: SlaveId
+    move: int
+
+
+@dataclass(frozen=True)
+class SendState:
+    """Send a chunk to its consumer, which has asked for it."""
+
+    chunk: StateChunk
+
+
+@dataclass(frozen=True)
+class AcknowledgeMove:
+    """Tell the master that this side of a state movement is done."""
+
+    end: MoveEnd
 
 
 @dataclass(frozen=True)
@@ -230,9 +393,9 @@ class FinishCollector:
     """Every slave has sent its last chunk."""
 
 
-MasterEvent = TuplesRead | StreamEnded | SlaveReported | ClockAdvanced
-MasterCommand = ReadTuples | Deliver | SetAside | FinishMaster
-SlaveEvent = Delivered | WorkDue | ExchangeDue | TimesMeasured
-SlaveCommand = Report | SendResults | FinishSlave
+MasterEvent = TuplesRead | StreamEnded | SlaveReported | MoveEnded | ClockAdvanced
+MasterCommand = ReadTuples | Deliver | SetAside | Log | FinishMaster
+SlaveEvent = Delivered | StateWanted | StateReceived | WorkDue | ExchangeDue | TimesMeasured
+SlaveCommand = Report | SendResults | WantState | SendState | AcknowledgeMove | FinishSlave
 CollectorEvent = ResultsReceived
 CollectorCommand = WritePairs | CommitEpoch | FinishCollector

@@ -148,7 +148,7 @@ def test_epochs_grow_with_the_windows() -> None:
 
 def test_no_thread_outlives_a_failed_run(tmp_path: Path) -> None:
     """A slave that fails ends the run with its line; collector and other slaves end too."""
-    from swjoin.config import config_from_plain
+    from swjoin.loading import config_from_plain
     from swjoin.runtime.job import Job
     from swjoin.runtime.local import run_local
 

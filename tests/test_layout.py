@@ -24,6 +24,7 @@ FLOORS: list[tuple[str, ...]] = [
     ("batch",),
     ("oracle",),
     ("config", "hashing"),
+    ("loading",),
     ("messages",),
     ("state",),
     ("operators",),

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from swjoin.config import WorkloadConfig, config_from_plain, load_config
+from swjoin.config import WorkloadConfig
+from swjoin.loading import config_from_plain, load_config
 from swjoin.oracle import format_digest, pair_digest
 from swjoin.runtime.job import Job
 from swjoin.runtime.local import run_local

@@ -14,8 +14,9 @@ from swjoin.cluster.collector import Collector
 from swjoin.cluster.intake import LateRowError, StreamIntake
 from swjoin.cluster.master import Master
 from swjoin.cluster.metrics import COLUMNS
-from swjoin.config import TimeConfig, config_from_plain
+from swjoin.config import TimeConfig
 from swjoin.errors import RunFailed
+from swjoin.loading import config_from_plain
 from swjoin.messages import (
     END_OF_TIME_US,
     ClockAdvanced,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from swjoin.config import WorkloadConfig, load_config
+from swjoin.config import WorkloadConfig
 from swjoin.errors import UserError
+from swjoin.loading import load_config
 from swjoin.runtime.job import Job
 from swjoin.runtime.local import run_local
 from swjoin.spark.verify import verify
@@ -31,14 +33,15 @@ def run(config: Path, folder: Path, slaves: int = 2) -> dict[str, Any]:
     return run_local(Job(load_config(config), folder / "results", True, folder, None, "test"), False, slaves)
 
 
-@pytest.mark.parametrize("partitions", [1, 3, 8])
-def test_generate_writes_the_same_rows(partitions: int, spark: Any, tmp_path: Path) -> None:
-    counts = generate(WORKLOAD, 4, tmp_path / "out", None, partitions)
+@pytest.mark.parametrize(("partitions", "drift_us"), [(1, 0), (3, 0), (8, 0), (3, 300_000)])
+def test_generate_writes_the_same_rows(partitions: int, drift_us: int, spark: Any, tmp_path: Path) -> None:
+    workload = dataclasses.replace(WORKLOAD, drift_us=drift_us)
+    counts = generate(workload, 4, tmp_path / "out", None, partitions)
     tables = rows(tmp_path / "out")
     from swjoin.sources.bmodel import payload_bytes, slot_count, slot_tuples
 
     for side, table in enumerate(tables):
-        drawn = [slot_tuples(WORKLOAD, 4, side, s) for s in range(slot_count(WORKLOAD))]
+        drawn = [slot_tuples(workload, 4, side, s) for s in range(slot_count(workload))]
         assert np.array_equal(table["ts"].to_numpy(), np.concatenate([d[0] for d in drawn]))
         assert np.array_equal(table["key"].to_numpy(), np.concatenate([d[1] for d in drawn]))
         payload = payload_bytes(np.arange(counts[side], dtype=np.uint64), 4, side, 12)
@@ -46,7 +49,7 @@ def test_generate_writes_the_same_rows(partitions: int, spark: Any, tmp_path: Pa
         assert len(list((tmp_path / "out" / ("left", "right")[side]).glob("*.parquet"))) == partitions
     assert json.loads((tmp_path / "out" / "workload.json").read_text())["tuples"] == {"left": counts[0], "right": counts[1]}
     with pytest.raises(UserError, match="is not empty"):
-        generate(WORKLOAD, 4, tmp_path / "out", None)
+        generate(workload, 4, tmp_path / "out", None)
 
 
 @pytest.fixture
@@ -108,10 +111,11 @@ def test_verify_reads_the_input_its_own_way(case: Case, spark: Any, tmp_path: Pa
     assert (result.count, result.digest) == case.answer()
 
 
-def test_verify_of_generator_runs_and_count_sinks(spark: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("drift", ["0s", "300ms"])
+def test_verify_of_generator_runs_and_count_sinks(drift: str, spark: Any, tmp_path: Path) -> None:
     config = {
         "join": {"within": "100ms"},
-        "workload": {"rate": 3000, "duration": "2s", "domain": 1000},
+        "workload": {"rate": 3000, "duration": "2s", "domain": 1000, "drift": drift},
         "sink": {"kind": "count"},
         "seed": 9,
     }

@@ -21,11 +21,11 @@ from swjoin.config import (
     SinkConfig,
     StreamConfig,
     TimeConfig,
-    load_config,
     parse_duration_us,
     parse_size_bytes,
 )
 from swjoin.errors import UserError
+from swjoin.loading import load_config
 from swjoin.runtime.job import Job, late_target
 from swjoin.runtime.preflight import launcher_size
 
@@ -191,7 +191,7 @@ def _schedule(text: str) -> dict[str, Any]:
 
 
 def run_generate(args: argparse.Namespace) -> int:
-    from swjoin.config import workload_from_plain
+    from swjoin.loading import workload_from_plain
     from swjoin.spark.workload import generate
 
     plain = {
@@ -200,6 +200,7 @@ def run_generate(args: argparse.Namespace) -> int:
         "bias": args.bias,
         "domain": args.domain,
         "payload": args.payload,
+        "drift": args.drift,
         "schedule": _schedule(args.schedule),
     }
     workload = workload_from_plain(plain)

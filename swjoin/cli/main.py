@@ -107,6 +107,7 @@ def _add_generate(p: argparse.ArgumentParser) -> None:
     p.add_argument("--bias", type=float, default=0.7, help="b of the b-model, 0.5 to 1")
     p.add_argument("--domain", type=int, default=10_000_000, help="keys are integers in [0, domain)")
     p.add_argument("--payload", metavar="48B", default="48B", help="payload of a tuple")
+    p.add_argument("--drift", metavar="10s", default="0s", help="after every such time other keys are hot (default: never)")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument(
         "--schedule",

@@ -1,19 +1,24 @@
-"""The master's mini-buffers: tuples that wait for the end of their distribution epoch.
+"""The master's mini-buffers: tuples that wait for the end of their slot.
 
-What: `MiniBuffers`, both streams' pending tuples in time order, drained once per epoch into deliveries.
+What: `MiniBuffers`, both streams' pending tuples in time order, drained once per slot into deliveries; partition-groups that
+move are held back apart.
 Why: the paper keeps one mini-buffer per partition and stream and merges a slave's at the end of the epoch (section IV-B). Here
-the pending tuples stay in arrival order and one counting sort at the drain lays out all mini-buffers of all slaves at once:
-the same content, one copy instead of two.
-Stays out: what an epoch is (`policy.epochs`), who is served when (`cluster.master`).
+the pending tuples of a sub-group stay in arrival order and one counting sort at the drain lays out all mini-buffers of its
+slaves at once: the same content, one copy instead of two.
+Stays out: what an epoch is (`policy.epochs`), who is served when (`cluster.master`), who owns what (`cluster.controller`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
-from swjoin.batch import LEFT, RIGHT, RowLayout, TupleBatch
-from swjoin.messages import BEGIN_OF_TIME_US, Delivery, EpochIndex, QueryId, SlaveId
-from swjoin.routing.hash_partition import HashPartition
+from swjoin.batch import I64, LEFT, RIGHT, RowLayout, TupleBatch
+from swjoin.messages import BEGIN_OF_TIME_US, GroupId, Route
+from swjoin.policy.epochs import sub_group_of
+from swjoin.routing.hash_partition import HashPartition, arrange
 
 
 class _Pending:
@@ -30,6 +35,18 @@ class _Pending:
             self.parts.append(batch)
             self.tuples += len(batch)
             self.bytes += batch.nbytes
+
+    def merge(self, batches: Sequence[TupleBatch]) -> None:
+        """Put tuples among those that wait already, by time."""
+        if not batches:
+            return
+        batch = TupleBatch.concat([*batches, *self.parts])  # what was held back has waited longer: first among equals
+        self.take_all()
+        self.append(batch.take(np.argsort(batch.ts, kind="stable").astype(np.int64)))
+
+    def take_all(self) -> list[TupleBatch]:
+        parts, self.parts, self.tuples, self.bytes = self.parts, [], 0, 0
+        return parts
 
     def take_below(self, time_us: int) -> TupleBatch:
         """Remove and return the tuples with ts < time_us."""
@@ -59,87 +76,150 @@ class _Pending:
         return int(self.parts[-1].ts[-1]) if self.parts else BEGIN_OF_TIME_US
 
 
-class MiniBuffers:
-    """Pending tuples of both streams; `drain` turns them into one delivery per slave."""
+@dataclass(frozen=True)
+class Drained:
+    """The tuples of one slave's delivery, as in `messages.Delivery`."""
 
-    def __init__(self, left_layout: RowLayout | None, right_layout: RowLayout | None) -> None:
-        self._pending = (_Pending(left_layout), _Pending(right_layout))
+    groups: I64
+    left_counts: I64
+    right_counts: I64
+    left: TupleBatch
+    right: TupleBatch
+    route: Route
+
+
+class MiniBuffers:
+    """Pending tuples of both streams, by sub-group; and by partition-group, of those that are held back."""
+
+    def __init__(
+        self, layouts: tuple[RowLayout | None, RowLayout | None], router: HashPartition, sub_group_count: int = 1
+    ) -> None:
+        self._layouts = layouts
+        self._sub_group_count = sub_group_count
+        self._shelves = [self._new_shelf() for _ in range(sub_group_count)]
+        self._held: dict[GroupId, tuple[_Pending, _Pending]] = {}
+        self.router = router
+        self._shelf_of_group = np.empty(0, np.int64)
+        self._assign()
+
+    def _new_shelf(self) -> tuple[_Pending, _Pending]:
+        return _Pending(self._layouts[LEFT]), _Pending(self._layouts[RIGHT])
+
+    def _assign(self) -> None:
+        """Which shelf a partition-group's tuples go to: its owner's sub-group's, or one of its own while it is held back."""
+        sub_groups = np.array([sub_group_of(s, self._sub_group_count) for s in range(self.router.slave_count)], np.int64)
+        self._shelf_of_group = sub_groups[self.router.map.owner]
+        for place, group in enumerate(self._held):
+            self._shelf_of_group[group] = self._sub_group_count + place
+        self._all_shelves = [*self._shelves, *self._held.values()]
 
     def append(self, stream: int, batch: TupleBatch) -> None:
-        self._pending[stream].append(batch)
+        """Tuples of a stream, not older than those before."""
+        if len(self._all_shelves) == 1:
+            self._shelves[0][stream].append(batch)
+            return
+        arranged = arrange(batch, self._shelf_of_group, len(self._all_shelves))
+        for place, shelf in enumerate(self._all_shelves):
+            shelf[stream].append(arranged.batch.slice(int(arranged.starts[place]), int(arranged.starts[place + 1])))
+
+    # ------------------------------------------------------------ partition-groups that move
+
+    def hold(self, group: GroupId) -> None:
+        """From now on this partition-group's tuples are held back, those that wait already included."""
+        shelf = self._shelves[int(self._shelf_of_group[group])]
+        self._held[group] = self._new_shelf()
+        self._assign()
+        for stream in (LEFT, RIGHT):
+            for batch in shelf[stream].take_all():
+                self.append(stream, batch)
+
+    def release(self, group: GroupId, router: HashPartition) -> int:
+        """A partition-group has arrived at its new owner, as `router` says; its tuples wait for that one's slot now.
+
+        Returns how many had been held back.
+        """
+        held = self._held.pop(group)
+        self.reroute(router)
+        shelf = self._shelves[int(self._shelf_of_group[group])]
+        for stream in (LEFT, RIGHT):
+            shelf[stream].merge(held[stream].parts)
+        return held[LEFT].tuples + held[RIGHT].tuples
+
+    def reroute(self, router: HashPartition) -> None:
+        """Partition-groups have new owners. None of them may have tuples on a shelf: they were held back."""
+        self.router = router
+        self._assign()
+
+    # ------------------------------------------------------------ measures
 
     @property
     def tuples(self) -> int:
-        return self._pending[LEFT].tuples + self._pending[RIGHT].tuples
+        """Tuples that can be delivered."""
+        return sum(p.tuples for shelf in self._shelves for p in shelf)
+
+    @property
+    def held_tuples(self) -> int:
+        return sum(p.tuples for shelf in self._held.values() for p in shelf)
 
     def stream_tuples(self, stream: int) -> int:
-        return self._pending[stream].tuples
+        """Tuples of a stream, those held back included."""
+        return sum(shelf[stream].tuples for shelf in self._all_shelves)
 
     @property
     def nbytes(self) -> int:
-        return self._pending[LEFT].bytes + self._pending[RIGHT].bytes
+        return sum(p.bytes for shelf in self._all_shelves for p in shelf)
 
     @property
     def first_ts_us(self) -> int | None:
-        """The lowest pending time of both streams, or None when nothing is pending."""
-        times = [p.first_ts_us for p in self._pending if p.first_ts_us is not None]
+        """The lowest time that can be delivered, of both streams; None when nothing can."""
+        times = [p.first_ts_us for shelf in self._shelves for p in shelf if p.first_ts_us is not None]
         return min(times, default=None)
 
     @property
     def last_ts_us(self) -> int:
-        """The highest pending time of both streams; BEGIN_OF_TIME_US when nothing is pending."""
-        return max(p.last_ts_us for p in self._pending)
+        """The highest time that can be delivered, of both streams; BEGIN_OF_TIME_US when nothing can."""
+        return max(p.last_ts_us for shelf in self._shelves for p in shelf)
+
+    # ------------------------------------------------------------ draining
 
     def drain(
-        self,
-        below_us: int,
-        times_us: tuple[int, int],
-        router: HashPartition,
-        slave_count: int,
-        query: QueryId,
-        epoch: EpochIndex,
-        *,
-        last: bool,
-        rebase_us: int | None = None,
-        rebase_ts: bool = False,
-    ) -> list[Delivery]:
-        """One delivery per slave with the tuples of ts < below_us and both punctuations `times_us`.
+        self, below_us: int, sub_group: int, slaves: Sequence[int], *, rebase_us: int | None = None, rebase_ts: bool = False
+    ) -> list[Drained]:
+        """The sub-group's tuples of ts < below_us, for each of `slaves`, which are all of its slaves that own anything.
 
         rebase_us: subtracted from arrival stamps that are on the stream's time axis (realtime pace), and from ts as well with
         `rebase_ts` (time model arrival: ts is the arrival on the run's clock).
         """
         parts = []
         for stream in (LEFT, RIGHT):
-            batch = self._pending[stream].take_below(below_us)
+            batch = self._shelves[sub_group][stream].take_below(below_us)
             if rebase_us is not None:
                 arrival = np.maximum(batch.arrival_us - rebase_us, 0)
                 batch = TupleBatch(batch.key, arrival if rebase_ts else batch.ts, batch.id, arrival, batch.rows)
-            parts.append(router.partition(batch))
+            parts.append(self.router.partition(batch))
         left, right = parts
-        deliveries = []
-        for slave in range(slave_count):
-            places = router.places_of(slave)
+        out = []
+        for slave in slaves:
+            places = self.router.places_of(slave)
             used = places.start + np.flatnonzero(left.counts[places] + right.counts[places])
-            deliveries.append(
-                Delivery(
-                    query,
-                    SlaveId(slave),
-                    epoch,
-                    times_us[LEFT],
-                    times_us[RIGHT],
-                    router.groups_in_order[used],
+            out.append(
+                Drained(
+                    self.router.groups_in_order[used],
                     left.counts[used],
                     right.counts[used],
                     left.batch.slice(int(left.starts[places.start]), int(left.starts[places.stop])),
                     right.batch.slice(int(right.starts[places.start]), int(right.starts[places.stop])),
-                    last,
-                    router.route,
-                    router.route,
+                    self.router.route,
                 )
             )
-        return deliveries
+        drained = sum(len(d.left) + len(d.right) for d in out)
+        assert drained == len(left.batch) + len(right.batch), "tuples of a slave that is not served"
+        return out
 
     def validate(self) -> None:
-        for pending in self._pending:
-            assert pending.tuples == sum(len(p) for p in pending.parts), "mini-buffer count is wrong"
-            assert all(len(p) for p in pending.parts), "an empty batch is pending"
+        for shelf in self._all_shelves:
+            for pending in shelf:
+                assert pending.tuples == sum(len(p) for p in pending.parts), "mini-buffer count is wrong"
+                assert all(len(p) for p in pending.parts), "an empty batch is pending"
+                times = [t for p in pending.parts for t in (p.ts[0], p.ts[-1])]
+                assert times == sorted(times), "pending tuples out of time order"

@@ -47,6 +47,7 @@ class Collector:
         self._delay_sum_us = 0.0
         self._delay_max_us = 0.0
         self._completed = [-1] * slave_count
+        self._missing: dict[int, int] = {}  # distribution epoch not yet committed: slaves that have not completed it
         self._ended = [False] * slave_count
         self._epoch_pairs = [0] * slave_count  # received in the slave's open epoch, and their digest
         self._epoch_digest = [0] * slave_count
@@ -66,9 +67,9 @@ class Collector:
             commands.append(WritePairs(chunk.pairs))
         if chunk.final:
             self._complete(chunk, slave)
-            low = min(c if not e else max(self._completed) for c, e in zip(self._completed, self._ended, strict=True))
-            if low > self.committed:
-                self.committed = EpochIndex(low)
+            while self._missing.get(self.committed + 1) == 0:
+                del self._missing[self.committed + 1]
+                self.committed = EpochIndex(self.committed + 1)
                 commands.append(CommitEpoch(self.committed))
         if all(self._ended) and not self.finished:
             self.finished = True
@@ -79,8 +80,10 @@ class Collector:
         """A slave has completed an epoch: what it says it produced must be what arrived."""
         if chunk.results is None or chunk.metrics is None or chunk.delay_histogram is None:
             raise RunFailed(f"collector: slave {slave}, epoch {chunk.epoch}: final chunk without counts")
-        if chunk.epoch != self._completed[slave] + 1:
+        missing = self._missing.get(chunk.epoch, chunk.served)
+        if chunk.epoch <= self._completed[slave] or chunk.epoch <= self.committed or missing < 1:
             raise RunFailed(f"collector: slave {slave} completed epoch {chunk.epoch} after epoch {self._completed[slave]}")
+        self._missing[chunk.epoch] = missing - 1
         pairs = int(chunk.results.counts.sum())
         digest = int(np.add.reduce(chunk.results.digests, dtype=np.uint64)) if len(chunk.results.digests) else 0
         if not self.materialised:
@@ -129,6 +132,5 @@ class Collector:
 
     def validate(self) -> None:
         assert int(self.histogram.sum()) + sum(self._epoch_pairs) == self.count, "collector: delays and pairs differ in number"
-        assert all(c >= self.committed for c, e in zip(self._completed, self._ended, strict=True) if not e), (
-            "committed too early"
-        )
+        assert all(epoch > self.committed for epoch in self._missing), "committed too early"
+        assert not self.finished or not self._missing, f"never completed by all of their slaves: epochs {list(self._missing)}"

@@ -1,13 +1,15 @@
 """The master: gateway and controller (SPEC sections 2 and 3), without I/O and without a clock.
 
 What: `Master.handle(event, now_us) -> [command]`. It asks for rows, judges them (`intake`), buffers them (`buffers`), closes
-distribution epochs (`policy.epochs`) and serves the slaves in their fixed order, each when it has reported.
+slots and distribution epochs (`policy.epochs`), serves the slaves of a sub-group in their fixed order, each when it has
+reported, and sends the controller's orders along.
 Why: the same object runs under MPI, in one process and in the simulator.
-Stays out: files, messages on the wire, ranks, window state.
+Stays out: files, messages on the wire, ranks, window state, who owns what (`controller`).
 
 Paces. asap: an epoch ends when both watermarks have passed its boundary in event time (or, with distribution_epoch_us = 0,
 when `epoch_tuples` are buffered, more for large windows); full mini-buffers end it early. realtime: an epoch ends on the
 run's clock; rows reach the master when the clock passes their place on the time axis, whether the other stream speaks or not.
+A distribution epoch has a slot for each sub-group; with one sub-group, slot and epoch are the same.
 """
 
 from __future__ import annotations
@@ -17,51 +19,67 @@ from typing import Any
 
 from swjoin.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout
 from swjoin.cluster.buffers import MiniBuffers
+from swjoin.cluster.controller import Controller, Move
 from swjoin.cluster.intake import StreamIntake
 from swjoin.config import RunConfig
 from swjoin.errors import RunFailed
 from swjoin.messages import (
+    BEGIN_OF_TIME_US,
     END_OF_TIME_US,
     ClockAdvanced,
     Deliver,
     Delivery,
     EpochIndex,
     FinishMaster,
+    GroupLoads,
+    Log,
     MasterCommand,
     MasterEvent,
+    MoveEnded,
     QueryId,
     ReadTuples,
     SetAside,
+    SlaveId,
     SlaveReported,
     StreamEnded,
     TuplesRead,
 )
-from swjoin.policy.epochs import EpochSize, boundary_after_us, last_boundary_us
-from swjoin.policy.placement import round_robin
-from swjoin.routing.hash_partition import GroupMap, HashPartition
+from swjoin.policy.epochs import EpochSize, boundary_after_us, slot_end_us, slots_ended, slots_to_skip, sub_group_of
 
 
 class Master:
-    """One master for one run. `start` first, then `handle` every event; `finished` once FinishMaster was commanded."""
+    """One master for one run. `start` first, then `handle` every event; `finished` once FinishMaster was commanded.
+
+    Raises UserError when the configuration needs more slaves than there are.
+    """
 
     def __init__(self, config: RunConfig, slave_count: int, layouts: tuple[RowLayout | None, RowLayout | None]) -> None:
+        config.check_slaves(slave_count)
         self.config = config
         self.slave_count = slave_count
         self.streams = (StreamIntake(LEFT, config.time), StreamIntake(RIGHT, config.time))
-        self.buffers = MiniBuffers(*layouts)
-        self.router = HashPartition(GroupMap(round_robin(config.cluster.partition_count, slave_count)), slave_count)
+        self.controller = Controller(config, slave_count)
+        self.buffers = MiniBuffers(layouts, self.controller.router, config.cluster.sub_group_count)
         self.epoch = EpochIndex(-1)
         self.finished = False
         self.peak_buffer_bytes = 0
+        self.peak_pending_tuples = 0  # arrived and not delivered
         self._query = QueryId(0)
         self._epoch_us = config.cluster.distribution_epoch_us
+        self._sub_groups = config.cluster.sub_group_count
         self._realtime = config.pace == "realtime"
         self._epoch_size = EpochSize(config.cluster.epoch_tuples, config.query.bounds.retention_us)
         self._reading: int | None = None
-        self._reported: set[int] = set()
+        self._reported: dict[int, tuple[float, GroupLoads | None]] = {}
         self._serving: deque[Delivery] = deque()
+        self._released: list[tuple[Move, int]] = []  # arrived, and how many of their tuples wait for their consumer's slot
+        self._sub_group = self._sub_groups - 1  # of the slot closed last
+        self._served: list[SlaveId] = []  # slaves with a delivery in this distribution epoch
+        self._resting: list[SlaveId] = []  # of them, those that rest afterwards
+        self._last = False  # this is the last distribution epoch
         self._last_closed = False
-        self._next_boundary_us = self._epoch_us  # realtime pace, run clock
+        self._slots_closed = 0  # realtime pace, run clock
+        self._boundary_us = BEGIN_OF_TIME_US  # asap pace, event time: the last slot's
         self._origin_us: int | None = None  # start of the time axis: the lowest first time of both streams
 
     def start(self) -> list[MasterCommand]:
@@ -86,18 +104,23 @@ class Master:
                 self.streams[stream].end()
                 if not self._realtime:
                     self._collect(stream)
-            case SlaveReported(slave, _):
-                self._reported.add(slave)
+            case SlaveReported(slave, occupancy_ratio, loads):
+                self._reported[slave] = (occupancy_ratio, loads)
+            case MoveEnded(end):
+                move = self.controller.acknowledge(end, now_us)
+                if move is not None:
+                    self._released.append((move, self.buffers.release(move.group, self.controller.router)))
             case ClockAdvanced():
                 pass
-        return commands + self._advance(now_us)
+        commands += self._advance(now_us)
+        return commands + [Log(event) for event in self.controller.take_events()]
 
     # ------------------------------------------------------------ one step after every event
 
     def _advance(self, now_us: int) -> list[MasterCommand]:
         commands: list[MasterCommand] = []
         commands += self._serve()
-        while not self._serving and not self._last_closed and self._close_epoch(now_us):
+        while not self._serving and not self._last_closed and self._close_slot(now_us):
             commands += self._serve()
         if self._last_closed and not self._serving and not self.finished:
             self.finished = True
@@ -113,7 +136,8 @@ class Master:
         commands: list[MasterCommand] = []
         while self._serving and self._serving[0].slave in self._reported:
             delivery = self._serving.popleft()
-            self._reported.discard(delivery.slave)
+            occupancy_ratio, loads = self._reported.pop(delivery.slave)
+            self.controller.sample(delivery.slave, occupancy_ratio, loads)
             commands.append(Deliver(delivery))
         return commands
 
@@ -142,10 +166,10 @@ class Master:
         behind = min(open_streams, key=lambda s: s.high_us)
         if self._realtime:
             origin = self._origin()
-            if origin is None or behind.high_us - origin <= self._next_boundary_us + self._epoch_us:
+            if origin is None or behind.high_us - origin <= self._next_end_us + self._epoch_us:
                 return behind.stream
             return None
-        if self._epoch_end() is not None:
+        if self._slot_end() is not None:
             return None
         return behind.stream
 
@@ -155,60 +179,80 @@ class Master:
             self._origin_us = min((s.first_us for s in self.streams if s.first_us is not None), default=0)
         return self._origin_us
 
-    # ------------------------------------------------------------ closing epochs
+    # ------------------------------------------------------------ closing slots
 
     @property
     def _exhausted(self) -> bool:
         return all(s.exhausted for s in self.streams)
 
-    def _epoch_end(self) -> int | None:
-        """asap pace: the event time below which tuples can be delivered now, or None while the epoch is still open."""
+    @property
+    def _mid_epoch(self) -> bool:
+        """Some sub-groups of the current distribution epoch have not had their slot yet."""
+        return self._sub_group < self._sub_groups - 1
+
+    @property
+    def _draining(self) -> bool:
+        """All that could be delivered is, but state movements still hold tuples back: they end first."""
+        return self._exhausted and self.buffers.tuples == 0 and bool(self.controller.moves) and not self._mid_epoch
+
+    def _slot_end(self) -> int | None:
+        """asap pace: the event time below which tuples can be delivered now, or None while the slot is still open."""
         exhausted = self._exhausted
         if self._epoch_us == 0:
             full = self.buffers.tuples >= self._epoch_size.tuples or self._full()
             return END_OF_TIME_US if exhausted or full else None
         first = self.buffers.first_ts_us
         origin = self._origin()
-        if first is None or origin is None:
+        if origin is None or (first is None and not self._mid_epoch):
             if not exhausted:
                 self._check_room()
             return END_OF_TIME_US if exhausted else None
-        boundary = boundary_after_us(first, origin, self._epoch_us)
+        boundary = self._boundary_us + self._epoch_us // self._sub_groups  # not before the last one, which was promised
+        if first is not None:
+            boundary = max(boundary, boundary_after_us(first, origin, self._epoch_us // self._sub_groups))
         if boundary <= min(s.watermark_us for s in self.streams):
             return boundary
         return END_OF_TIME_US if self._full() else None
 
     def _full(self) -> bool:
         self._check_room()
-        return self.waiting_bytes >= self.config.cluster.mini_buffer_bytes
+        return self.waiting_bytes >= self.config.cluster.mini_buffer_bytes and self.buffers.tuples > 0
 
     def _check_room(self) -> None:
         """Full buffers that no delivery can empty would stop the run for ever: RunFailed."""
-        if self.waiting_bytes >= self.config.cluster.mini_buffer_bytes and self.buffers.tuples == 0:
-            raise RunFailed(
-                f"master: {self.waiting_bytes} bytes wait for rows that may still come within max_out_of_order "
-                f"({self.config.time.max_out_of_order_us} us); raise cluster.mini_buffer or declare a smaller bound"
-            )
+        if self.waiting_bytes < self.config.cluster.mini_buffer_bytes or self.buffers.tuples or self.controller.moves:
+            return
+        raise RunFailed(
+            f"master: {self.waiting_bytes} bytes wait for rows that may still come within max_out_of_order "
+            f"({self.config.time.max_out_of_order_us} us); raise cluster.mini_buffer or declare a smaller bound"
+        )
 
-    def _close_epoch(self, now_us: int) -> bool:
-        """Close the current epoch if it has ended; its deliveries wait in `_serving`."""
-        return self._close_realtime(now_us) if self._realtime else self._close_asap()
+    def _close_slot(self, now_us: int) -> bool:
+        """Close the current slot if it has ended; its deliveries wait in `_serving`."""
+        return self._close_realtime(now_us) if self._realtime else self._close_asap(now_us)
 
-    def _close_asap(self) -> bool:
-        end = self._epoch_end()
+    def _close_asap(self, now_us: int) -> bool:
+        end = None if self._draining else self._slot_end()
         if end is None:
             return False
+        if end < END_OF_TIME_US:
+            self._boundary_us = end
         times = [min(end, s.watermark_us) for s in self.streams]
-        self._drain(end, (times[LEFT], times[RIGHT]), None)
+        self._drain(end, (times[LEFT], times[RIGHT]), now_us, None)
         return True
 
+    @property
+    def _next_end_us(self) -> int:
+        """realtime pace: when the open slot ends on the run's clock."""
+        return slot_end_us(self._slots_closed, self._epoch_us, self._sub_groups)
+
     def _close_realtime(self, now_us: int) -> bool:
-        boundary = last_boundary_us(now_us, self._epoch_us)
+        due = slots_ended(now_us, self._epoch_us, self._sub_groups)
         origin = self._origin()
-        if boundary < self._next_boundary_us or origin is None:
+        if self._slots_closed >= due or origin is None:
             return False
-        self._next_boundary_us = boundary + self._epoch_us
-        axis_us = origin + boundary
+        self._slots_closed += slots_to_skip(self._slots_closed, due, self._sub_groups) + 1
+        axis_us = origin + slot_end_us(due - 1, self._epoch_us, self._sub_groups)
         times = []
         for intake in self.streams:
             intake.arrive_until(axis_us)
@@ -220,29 +264,63 @@ class Master:
             self._check_room()
         if self.config.time.model == "arrival":
             times = [t if t == END_OF_TIME_US else t - origin for t in times]
-        self._drain(END_OF_TIME_US, (times[LEFT], times[RIGHT]), origin)
+        self._drain(END_OF_TIME_US, (times[LEFT], times[RIGHT]), now_us, origin)
         return True
 
-    def _drain(self, below_us: int, times_us: tuple[int, int], rebase_us: int | None) -> None:
+    def _drain(self, below_us: int, times_us: tuple[int, int], now_us: int, rebase_us: int | None) -> None:
+        """Close a slot: deliveries to the active slaves of the next sub-group, with their orders."""
+        self._sub_group = (self._sub_group + 1) % self._sub_groups
+        self.peak_pending_tuples = max(self.peak_pending_tuples, self.buffers.tuples + self.buffers.held_tuples)
+        if self._sub_group == 0:
+            self._begin_epoch(below_us, now_us)
+        if self._last:
+            below_us, times_us = END_OF_TIME_US, (END_OF_TIME_US, END_OF_TIME_US)
+        slaves = [s for s in self._served if sub_group_of(s, self._sub_groups) == self._sub_group]
+        drained = self.buffers.drain(
+            below_us, self._sub_group, slaves, rebase_us=rebase_us, rebase_ts=self.config.time.model == "arrival"
+        )
+        for slave, tuples in zip(slaves, drained, strict=True):
+            moves_out, moves_in = self.controller.orders(slave)
+            left_time_us, right_time_us = self.controller.limit_times(slave, times_us)
+            for number in moves_out[:, 0].tolist():
+                self.buffers.hold(self.controller.hold(number, times_us, now_us).group)
+            self._serving.append(
+                Delivery(
+                    self._query,
+                    slave,
+                    self.epoch,
+                    left_time_us,
+                    right_time_us,
+                    tuples.groups,
+                    tuples.left_counts,
+                    tuples.right_counts,
+                    tuples.left,
+                    tuples.right,
+                    self._last,
+                    tuples.route,
+                    tuples.route,
+                    len(self._served),
+                    moves_out,
+                    moves_in,
+                    slave in self._resting,
+                )
+            )
+        for move, count in [x for x in self._released if x[0].consumer in slaves]:
+            self.controller.released(move, count, now_us)
+        self._released = [x for x in self._released if x[0].consumer not in slaves]
+        self._last_closed = self._last and not self._mid_epoch
+
+    def _begin_epoch(self, below_us: int, now_us: int) -> None:
+        """The next distribution epoch: whom it serves, and whether it is the last."""
         self.epoch = EpochIndex(self.epoch + 1)
         if self._epoch_us == 0 and self.buffers.tuples:
             self._epoch_size.closed(self.buffers.last_ts_us, self.buffers.tuples)
-        last = self._exhausted and self.buffers.last_ts_us < below_us
-        if last:
-            times_us = (END_OF_TIME_US, END_OF_TIME_US)
-        deliveries = self.buffers.drain(
-            below_us,
-            times_us,
-            self.router,
-            self.slave_count,
-            self._query,
-            self.epoch,
-            last=last,
-            rebase_us=rebase_us,
-            rebase_ts=self.config.time.model == "arrival",
-        )
-        self._last_closed = last
-        self._serving.extend(deliveries)
+        exhausted = self._exhausted
+        self._last = exhausted and self.buffers.last_ts_us < below_us and not self.controller.moves
+        self._resting = self.controller.begin_epoch(self.epoch, now_us, ending=exhausted)
+        self._served = sorted([*self.controller.active, *self._resting])
+        if self._last:  # also those that rest, to end them
+            self._served, self._resting = [SlaveId(s) for s in range(self.slave_count)], []
 
     # ------------------------------------------------------------ after the run
 
@@ -257,10 +335,17 @@ class Master:
             field: {name: getattr(self.streams[i].counts, field) for i, name in enumerate(STREAM_NAMES)}
             for field in ("tuples", "null_key", "late", "shed")
         }
-        return {"counts": counts, "epochs": self.epoch + 1, "peak_buffer_bytes": self.peak_buffer_bytes}
+        return {
+            "counts": counts,
+            "epochs": self.epoch + 1,
+            "peak_buffer_bytes": self.peak_buffer_bytes,
+            "peak_pending_tuples": self.peak_pending_tuples,
+            **self.controller.summary(),
+        }
 
     def validate(self) -> None:
         self.buffers.validate()
+        self.controller.validate()
         for intake in self.streams:
             intake.validate()
         waiting = [d.slave for d in self._serving]

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from swjoin.batch import LEFT, RowLayout
+from swjoin.batch import LEFT, RIGHT, RowLayout
 from swjoin.cluster.metrics import COLUMNS
+from swjoin.cluster.mover import Mover
 from swjoin.config import RunConfig
 from swjoin.messages import (
     Delivered,
@@ -24,6 +25,8 @@ from swjoin.messages import (
     EpochIndex,
     ExchangeDue,
     FinishSlave,
+    GroupLoads,
+    GroupResults,
     QueryId,
     Report,
     ResultChunk,
@@ -31,6 +34,8 @@ from swjoin.messages import (
     SlaveCommand,
     SlaveEvent,
     SlaveId,
+    StateReceived,
+    StateWanted,
     TimesMeasured,
     WorkDue,
 )
@@ -38,17 +43,25 @@ from swjoin.operators.window_join import Step, WindowJoin, Work
 
 STEP_TUPLES = 16_384  # one WorkDue joins about this many tuples, some milliseconds of work
 PAIR_BYTES = 40  # key, two times, two ids
+_TUPLE_NS, _COMPARISON_NS, _PAIR_NS = 30.0, 0.007, 8.0  # nominal work, docs/performance.md
 
 
 class Slave:
     """One slave for one run. `start` first, then `handle` every event; `finished` once FinishSlave was commanded."""
 
-    def __init__(self, slave: SlaveId, config: RunConfig, layouts: tuple[RowLayout | None, RowLayout | None]) -> None:
-        module = config.module
+    def __init__(
+        self,
+        slave: SlaveId,
+        config: RunConfig,
+        layouts: tuple[RowLayout | None, RowLayout | None],
+        join: WindowJoin | None = None,
+    ) -> None:
+        """join: another join module than the one that the configuration describes."""
+        module, reorganization = config.module, config.reorganization
         pair_bytes = PAIR_BYTES + sum(layout.fixed_bytes for layout in layouts if layout is not None)
         self.id = slave
         self.finished = False
-        self.join = WindowJoin(
+        self.join = join or WindowJoin(
             config.query.bounds,
             block_tuples=module.block_tuples,
             theta_tuples=module.theta_tuples,
@@ -76,6 +89,14 @@ class Slave:
         self._last_delivered = False
         self._times = TimesMeasured()
         self._query = QueryId(0)
+        self.mover = Mover(slave, self._query, self.join, layouts, reorganization.chunk_bytes)
+        self._mover_turn = True
+        self._settled: list[Work] = []  # joined for a partition-group that has just come; told with the next epoch
+        self._resting = 0 < reorganization.active_slaves <= slave
+        self._tells_loads = reorganization.policy == "balanced"
+        self._cost_ns = np.zeros(config.cluster.partition_count)
+        self._busy_us = 0
+        self._state_tuple_bytes = 24 + sum(layout.fixed_bytes for layout in layouts if layout is not None) // 2
 
     def start(self) -> list[SlaveCommand]:
         """Report for the first delivery."""
@@ -83,6 +104,10 @@ class Slave:
 
     @property
     def has_work(self) -> bool:
+        return self._joins or self.mover.ready or self.mover.wants_to_begin or self.mover.wants_to_settle
+
+    @property
+    def _joins(self) -> bool:
         return self._work is not None or bool(self._buffer)
 
     @property
@@ -96,13 +121,20 @@ class Slave:
         """
         match event:
             case Delivered(delivery):
-                return self._receive(delivery)
+                return self._receive(delivery, now_us)
             case WorkDue():
-                return self._join_some(now_us)
+                return self._work_some(now_us)
+            case StateWanted(move):
+                self.mover.wanted(move)
+                return []
+            case StateReceived(chunk):
+                self.mover.received(chunk)
+                return []
             case ExchangeDue():
                 self._exchange_due = True
                 return self._report_if_due()
             case TimesMeasured():
+                self._busy_us += event.process_us
                 past = self._times
                 self._times = TimesMeasured(
                     past.cpu_us + event.cpu_us,
@@ -112,32 +144,67 @@ class Slave:
                 )
                 return []
 
-    def _receive(self, delivery: Delivery) -> list[SlaveCommand]:
+    def _receive(self, delivery: Delivery, now_us: int) -> list[SlaveCommand]:
         self._buffer.append(delivery)
         self._buffered_bytes += delivery.nbytes
         self.peak_buffer_bytes = max(self.peak_buffer_bytes, int(self._buffered_bytes))
         self._occupancies.append(self.occupancy_ratio)
         self._last_delivered = delivery.last
         self._awaiting = False
-        return []
+        self._resting = delivery.rests
+        return self.mover.order(delivery, now_us)
 
     def _report_if_due(self) -> list[SlaveCommand]:
         """Ask for the next delivery.
 
         asap: when no delivery waits (overlapped: one may be joined meanwhile; synchronous: nor is any being joined).
-        realtime: in the slot, unless the stream buffer is full (back-pressure).
+        realtime: in the slot, unless the stream buffer is full (back-pressure). A resting slave reports once and then waits.
         """
         if self._last_delivered:
             return []
-        if self._realtime:
+        if self._resting:
+            ready = not self._awaiting and not self.has_work
+        elif self._realtime:
             ready = self._exchange_due and self.occupancy_ratio < 1
         else:
-            ready = not self._awaiting and (not self._buffer if self._overlapped else not self.has_work)
+            ready = not self._awaiting and (not self._buffer if self._overlapped else not self._joins)
         if not ready:
             return []
         self._exchange_due = False
         self._awaiting = True
-        return [Report(self.occupancy_ratio)]
+        return [Report(self.occupancy_ratio, self._loads() if self._tells_loads else None)]
+
+    def _loads(self) -> GroupLoads:
+        """What every partition-group cost since the last report."""
+        groups = np.array(self.join.group_ids(), np.int64)
+        tuples = self.join.tuples_by_group(len(self._cost_ns))
+        cost_ns = self._cost_ns[groups].astype(np.int64)
+        busy_us, self._busy_us = self._busy_us, 0
+        self._cost_ns[:] = 0
+        return GroupLoads(busy_us, groups, cost_ns, tuples[groups] * self._state_tuple_bytes)
+
+    def _work_some(self, now_us: int) -> list[SlaveCommand]:
+        """A piece of joining or of moving; they take turns when both wait."""
+        if self._work is None:
+            if self.mover.wants_to_settle:
+                return self._settle()
+            if self.mover.wants_to_begin:
+                before = sum(d.nbytes for d in self._buffer)
+                self.mover.begin(self._buffer)
+                self._buffered_bytes -= before - sum(d.nbytes for d in self._buffer)
+                return []
+        self._mover_turn = not self._mover_turn
+        if self.mover.ready and (self._mover_turn or not self._joins):
+            return self.mover.step(now_us) + (self._report_if_due() if self._resting else [])
+        return self._join_some(now_us)
+
+    def _settle(self) -> list[SlaveCommand]:
+        """A partition-group has come; what its supplier had not joined is joined now."""
+        self._work = self.mover.settle(self.epoch)
+        if self._work is not None:
+            self._work_bytes = float(self._work.delivery.nbytes)
+            self._buffered_bytes += self._work_bytes
+        return []
 
     def _join_some(self, now_us: int) -> list[SlaveCommand]:
         if self._work is None:
@@ -156,11 +223,29 @@ class Slave:
         used = work.delivery.nbytes * step.tuples / tuples if tuples else 0.0
         self._work_bytes -= used
         self._buffered_bytes -= used
-        if step.done:
+        if step.done and not work.settles:
             self._joined = step
-        elif step.pairs is not None and len(step.pairs):
-            return [SendResults(ResultChunk(self._query, self.id, self.epoch, False, False, step.pairs))]
-        return []
+            return []
+        commands: list[SlaveCommand] = []
+        if step.pairs is not None and len(step.pairs):
+            commands.append(SendResults(ResultChunk(self._query, self.id, self.epoch, False, False, step.pairs)))
+        if step.done:
+            self._buffered_bytes = max(0.0, self._buffered_bytes - self._work_bytes)
+            self._work = None
+            self._settled.append(work)
+            self._account(work)
+        return commands
+
+    def _account(self, work: Work) -> None:
+        """A delivery has been joined."""
+        delivery = work.delivery
+        self.joined[LEFT] += len(delivery.left)
+        self.joined[RIGHT] += len(delivery.right)
+        self.produced += work.pair_count
+        if self._tells_loads:
+            tuples = delivery.left_counts + delivery.right_counts
+            cost = _TUPLE_NS * tuples + _COMPARISON_NS * work.comparisons_by_group + _PAIR_NS * work.results.counts
+            self._cost_ns[delivery.groups] += cost
 
     def _finish_epoch(self, work: Work, step: Step, now_us: int) -> list[SlaveCommand]:
         """Send the final chunk; a piece of work of its own, so that the times measured before belong to this epoch."""
@@ -175,11 +260,15 @@ class Slave:
     def _complete(self, work: Work, step: Step, now_us: int) -> ResultChunk:
         """The final chunk of an epoch, with its counts and metrics."""
         delivery = work.delivery
-        left, right = len(delivery.left), len(delivery.right)
-        self.joined[0] += left
-        self.joined[1] += right
-        pairs = int(work.results.counts.sum())
-        self.produced += pairs
+        self._account(work)
+        works, self._settled = [*self._settled, work], []
+        left, right = (sum(len(w.delivery.left if s == LEFT else w.delivery.right) for w in works) for s in (LEFT, RIGHT))
+        pairs = sum(w.pair_count for w in works)
+        results = GroupResults(
+            np.concatenate([w.results.groups for w in works]),
+            np.concatenate([w.results.counts for w in works]),
+            np.concatenate([w.results.digests for w in works]),
+        )
         values = {
             "slave": self.id,
             "epoch": delivery.epoch,
@@ -188,14 +277,14 @@ class Slave:
             "right_tuples": right,
             "delivered_bytes": delivery.nbytes,
             "pairs": pairs,
-            "comparisons": work.comparisons,
+            "comparisons": sum(w.comparisons for w in works),
             "process_us": self._times.process_us,
             "cpu_us": self._times.cpu_us,
             "communication_us": self._times.communication_us,
             "idle_us": self._times.idle_us,
             "occupancy_ratio": self._occupancies.popleft(),
-            "delay_mean_us": work.delay_sum_us / pairs if pairs else 0.0,
-            "delay_max_us": work.delay_max_us,
+            "delay_mean_us": sum(w.delay_sum_us for w in works) / pairs if pairs else 0.0,
+            "delay_max_us": max(w.delay_max_us for w in works),
             "window_tuples": sum(self.join.window_tuples()),
             "window_bytes": self.join.window_bytes(),
             "mini_group_count": self.join.mini_group_count(),
@@ -203,14 +292,15 @@ class Slave:
         }
         self._times = TimesMeasured()
         metrics = np.array([values[name] for name in COLUMNS], np.float64)
+        histogram = np.add.reduce([w.delay_histogram for w in works], dtype=np.int64)
         return ResultChunk(
-            self._query, self.id, delivery.epoch, True, delivery.last, step.pairs, work.results, metrics, work.delay_histogram
+            self._query, self.id, delivery.epoch, True, delivery.last, step.pairs, results, metrics, histogram, delivery.served
         )
 
     def buffered_tuples(self, stream: int) -> int:
         """Tuples of a stream that were delivered and whose epoch is not completed."""
         deliveries = [*self._buffer, *([] if self._work is None else [self._work.delivery])]
-        return sum(len(d.left if stream == LEFT else d.right) for d in deliveries)
+        return sum(len(d.left if stream == LEFT else d.right) for d in deliveries) + self.mover.waiting_tuples(stream)
 
     def summary(self) -> dict[str, Any]:
         """The slave's share of run.json."""
@@ -223,6 +313,8 @@ class Slave:
 
     def validate(self) -> None:
         self.join.validate()
+        self.mover.validate()
+        assert not self.finished or self.mover.idle, f"slave {self.id}: finished in the middle of a state movement"
         assert self._buffered_bytes > -1, f"slave {self.id}: stream buffer below zero ({self._buffered_bytes})"
         assert not self.finished or (not self.has_work and sum(self.join.window_tuples()) == 0), (
             f"slave {self.id}: finished with {sum(self.join.window_tuples())} tuples in its windows"

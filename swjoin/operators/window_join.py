@@ -1,9 +1,8 @@
 """The windowed equi-join of one query on one slave: the fresh-tuple driver over window state (SPEC section 4).
 
-What: `WindowJoin.open(delivery) -> Work`, then `step(work, now_us, budget) -> Step` until done; `extract` and `install` for
-state movement.
+What: `WindowJoin.open(delivery) -> Work`, then `step(work, now_us, budget) -> Step` until done.
 Why: one bounded step at a time keeps the slave on time and results bounded, even when one tuple has a million matches.
-Stays out: kernels and tuning (`state`), messages to anyone (`cluster.slave`).
+Stays out: kernels and tuning (`state`), state movement (`operators.state_movement`), messages to anyone (`cluster.slave`).
 
 A delivery's tuples are fresh until they have been joined. Per mini-partition-group, fresh left tuples meet the stored right
 ones, fresh right tuples the stored left ones, fresh left the fresh right; then they are stored. So every pair is found once,
@@ -17,9 +16,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from swjoin.batch import I64, LEFT, RIGHT, Pairs, PayloadRows, RowLayout
+from swjoin.batch import I64, LEFT, RIGHT, Pairs, PayloadRows, RowLayout, TupleBatch
 from swjoin.errors import RunFailed
-from swjoin.messages import BEGIN_OF_TIME_US, END_OF_TIME_US, Delivery, GroupId, GroupResults, Route
+from swjoin.messages import BEGIN_OF_TIME_US, END_OF_TIME_US, Delivery, GroupId, GroupResults, Route, StateChunk
+from swjoin.operators.state_movement import Arrival, Departure, Journey
 from swjoin.oracle import Bounds
 from swjoin.state.arrays import (
     COUNTERS,
@@ -37,8 +37,8 @@ from swjoin.state.arrays import (
     new_output,
 )
 from swjoin.state.histogram import HISTOGRAM_SIZE
-from swjoin.state.kernels import CUR_GROUP, CURSOR_SIZE, DONE, FULL, NEED_BLOCKS, join_groups
-from swjoin.state.partition_group import GroupState, WindowState, WindowTuples
+from swjoin.state.kernels import CUR_GROUP, CUR_SORTED, CURSOR_SIZE, DONE, FULL, NEED_BLOCKS, join_groups
+from swjoin.state.partition_group import WindowState
 from swjoin.state.payload import PayloadStore
 
 
@@ -53,7 +53,10 @@ class Step:
 
 @dataclass
 class Work:
-    """The cursor over one delivery, and what it has yielded so far. Delays in microseconds."""
+    """The cursor over one delivery, and what it has yielded so far. Delays in microseconds.
+
+    comparisons_by_group: int64 (groups,). settles: the delivery is what a partition-group's supplier had not joined yet.
+    """
 
     delivery: Delivery
     inputs: Inputs
@@ -61,6 +64,12 @@ class Work:
     delay_histogram: I64 = field(default_factory=lambda: np.zeros(HISTOGRAM_SIZE, np.int64))
     stats: I64 = field(default_factory=lambda: np.zeros(STAT_SIZE, np.int64))
     cursor: I64 = field(default_factory=lambda: np.zeros(CURSOR_SIZE, np.int64))
+
+    comparisons_by_group: I64 = field(init=False)
+    settles: bool = False
+
+    def __post_init__(self) -> None:
+        self.comparisons_by_group = np.zeros(len(self.delivery.groups), np.int64)
 
     @property
     def pair_count(self) -> int:
@@ -114,11 +123,16 @@ class WindowJoin:
         self._expired_below = self._merged_below = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
         self._times_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
         self._open: Work | None = None
+        self._floors: dict[GroupId, tuple[int, int]] = {}
 
     # ------------------------------------------------------------ joining
 
-    def open(self, delivery: Delivery) -> Work:
-        """Take a delivery: open its new partition-groups, store its payload. RunFailed when the windows are full."""
+    def open(self, delivery: Delivery, *, settles: bool = False) -> Work:
+        """Take a delivery: open its new partition-groups, store its payload. RunFailed when the windows are full.
+
+        settles: the tuples of one partition-group that its supplier had not joined yet; they are older than what was promised
+        to this slave, so nothing expires by its own times until they are joined.
+        """
         assert self._open is None, "the delivery before is not done"
         self.state.open_groups(delivery.groups)
         refs = [0, 0]
@@ -149,7 +163,7 @@ class WindowJoin:
             self._fresh = new_fresh(2 * largest if largest > room else room, minis)
         count = len(delivery.groups)
         results = GroupResults(delivery.groups, np.zeros(count, np.int64), np.zeros(count, np.uint64))
-        self._open = Work(delivery, inputs, results)
+        self._open = Work(delivery, inputs, results, settles=settles)
         return self._open
 
     def step(self, work: Work, now_us: int, tuple_budget: int) -> Step:
@@ -194,6 +208,7 @@ class WindowJoin:
             work.results.digests,
             work.stats,
             work.delay_histogram,
+            work.comparisons_by_group,
         )
         return int(status), int(tuples)
 
@@ -223,7 +238,12 @@ class WindowJoin:
 
     def _close(self, delivery: Delivery) -> None:
         """The delivery's punctuations: expire what can match nothing any more, then tune."""
-        self._open = None
+        work, self._open = self._open, None
+        if work is not None and work.settles:
+            for group in delivery.groups.tolist():
+                self.lift_floor(GroupId(group))
+            self.state.tune()
+            return
         self._times_us = (delivery.left_time_us, delivery.right_time_us)
         self._expire(now=False)
         self.state.tune()
@@ -246,59 +266,67 @@ class WindowJoin:
         if not ended and 8 * moved >= retention:
             self._merged_below = dead
             self.state.merge()
-        for store, limit in zip(self.payload, dead, strict=True):
+        for stream, store in enumerate(self.payload):
             if store is not None:
-                store.expire(limit)
+                store.expire(min([dead[stream], *(floor[stream] for floor in self._floors.values())]))
         return dropped > 0
 
-    def _dead_below(self) -> tuple[int, int]:
-        """Left tuples below right time - upper, right tuples below left time + lower match no tuple to come."""
-        left_time, right_time = self._times_us
+    def dead_below(self, times_us: tuple[int, int]) -> tuple[int, int]:
+        """Left tuples below right time - upper, right tuples below left time + lower match nothing after these times."""
+        left_time, right_time = times_us
         return right_time - self.bounds.upper_us, left_time + self.bounds.lower_us
+
+    def _dead_below(self) -> tuple[int, int]:
+        left_time, right_time = self._times_us
+        if self._open is not None and self._open.settles:
+            left_time = min(left_time, self._open.delivery.left_time_us)
+            right_time = min(right_time, self._open.delivery.right_time_us)
+        return self.dead_below((left_time, right_time))
 
     # ------------------------------------------------------------ state movement
 
     def group_ids(self) -> list[GroupId]:
         return self.state.group_ids()
 
-    def extract(self, group: GroupId) -> GroupState:
-        """Take a partition-group out: window tuples that can still match, payload, splitting information."""
-        assert self._open is None, "a partition-group moves between deliveries"
-        state = self.state
-        minis = state.minis_of(group)
-        counts = np.zeros((2, len(minis)), np.int64)
-        tuples = []
-        for stream, limit in enumerate(self._dead_below()):
-            parts = []
-            for i, mini in enumerate(minis.tolist()):
-                at = state.positions(mini, stream)
-                at = at[state.columns(at)[1] >= limit]
-                counts[stream, i] = len(at)
-                parts.append(at)
-            index = np.concatenate(parts)
-            store = self.payload[stream]
-            key, ts, ids, refs = state.columns(index)
-            tuples.append(WindowTuples(key, ts, ids, None if store is None else store.gather(refs)))
-        patterns = state.minis.pattern[minis].astype(np.int64)
-        depths = state.minis.depth[minis].astype(np.int64)
-        out = GroupState(group, int(state.directories.depth[group]), patterns, depths, counts, tuples[LEFT], tuples[RIGHT])
-        state.remove_group(group)
-        return out
+    def depart(self, journey: Journey, pending: tuple[TupleBatch, TupleBatch], chunk_bytes: int) -> Departure:
+        """Hide a partition-group, to be yielded in chunks. Between two deliveries only."""
+        assert self._open is None, "a partition-group leaves between deliveries"
+        return Departure(self, journey, pending, chunk_bytes)
 
-    def install(self, group: GroupState) -> None:
-        """Rebuild a partition-group with the same mini-partition-groups. RunFailed when it is here already or does not fit."""
-        assert self._open is None, "a partition-group moves between deliveries"
-        refs = [0, 0]
-        for stream, source in ((LEFT, group.left), (RIGHT, group.right)):
-            store = self.payload[stream]
-            if store is not None and source.rows is not None and len(source.key):
-                refs[stream] = store.append(source.rows, int(source.ts.max()))
-        self.state.install_group(group, (refs[LEFT], refs[RIGHT]))
+    def arrive(self, first: StateChunk) -> Arrival:
+        """Begin to rebuild a partition-group from its first chunk. RunFailed when it is here already."""
+        return Arrival(self, first)
+
+    @property
+    def times_us(self) -> tuple[int, int]:
+        """Punctuations, left and right, up to which the windows have been joined."""
+        return self._times_us
+
+    @property
+    def may_append(self) -> bool:
+        """Whether blocks may be taken now: a partition-group that is being joined has been promised its own."""
+        return self._open is None or int(self._open.cursor[CUR_SORTED]) == 0
+
+    def set_floor(self, group: GroupId, times_us: tuple[int, int]) -> None:
+        """Payload that a partition-group on its way may need, by its own times, stays until the floor is lifted."""
+        self._floors[group] = self.dead_below(times_us)
+
+    def lift_floor(self, group: GroupId) -> None:
+        self._floors.pop(group, None)
+
+    def look_again(self, times_us: tuple[int, int]) -> None:
+        """Windows of these, older times have come: what has expired here already may have to expire once more."""
+        left, right = self.dead_below(times_us)
+        self._expired_below = (min(self._expired_below[0], left), min(self._expired_below[1], right))
 
     # ------------------------------------------------------------ measures and invariants
 
     def window_tuples(self) -> tuple[int, int]:
         return self.state.tuples()
+
+    def tuples_by_group(self, partition_count: int) -> I64:
+        """Window tuples of every partition-group, both streams: int64 (partition_count,)."""
+        return self.state.tuples_by_group(partition_count)
 
     def window_bytes(self) -> int:
         """Bytes of blocks in use and of live payload."""

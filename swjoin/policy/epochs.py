@@ -1,7 +1,7 @@
 """When a distribution epoch ends: pure functions of times, no clock (SPEC section 3).
 
 What: boundaries of distribution epochs, in event time (asap pace) or on the run's clock (realtime pace).
-Also how many tuples make an epoch where no time does.
+Also how many tuples make an epoch where no time does, and the slots of sub-groups (paper section V-B).
 Why: the master asks, the policy answers; the simulator and the tests ask the same functions.
 Stays out: buffering and sending (`cluster.master`), reorganization epochs.
 """
@@ -43,11 +43,33 @@ def boundary_after_us(time_us: int, origin_us: int, epoch_us: int) -> int:
     return origin_us + epoch_us * max(1, (time_us - origin_us) // epoch_us + 1)
 
 
-def last_boundary_us(now_us: int, epoch_us: int) -> int:
-    """The latest boundary k * epoch at or before `now_us` on the run's clock (which starts at 0)."""
-    return now_us // epoch_us * epoch_us
+def slots_ended(now_us: int, epoch_us: int, sub_group_count: int) -> int:
+    """How many slots have ended at `now_us` on the run's clock (which starts at 0)."""
+    whole, rest = divmod(now_us, epoch_us)
+    return whole * sub_group_count + ((rest + 1) * sub_group_count - 1) // epoch_us
 
 
-def next_exchange_us(now_us: int, epoch_us: int) -> int:
-    """When a slave that has just been served exchanges again: the next boundary strictly after now."""
-    return (now_us // epoch_us + 1) * epoch_us
+def slot_end_us(slot: int, epoch_us: int, sub_group_count: int) -> int:
+    """When the slot of this number (0, 1, ... over all distribution epochs) ends."""
+    whole, place = divmod(slot, sub_group_count)
+    return whole * epoch_us + (place + 1) * epoch_us // sub_group_count
+
+
+def next_exchange_us(now_us: int, epoch_us: int, offset_us: int = 0) -> int:
+    """When a slave exchanges again: the next time k * epoch + offset strictly after now."""
+    return ((now_us - offset_us) // epoch_us + 1) * epoch_us + offset_us
+
+
+def sub_group_of(slave: int, sub_group_count: int) -> int:
+    """Sub-group of a slave: in turn, so that the active slaves, which are the first ones, spread over all sub-groups."""
+    return slave % sub_group_count
+
+
+def slot_offset_us(slave: int, sub_group_count: int, epoch_us: int) -> int:
+    """When, within a distribution epoch, a slave's slot ends; 0 for the last sub-group, whose slot ends the epoch."""
+    return (sub_group_of(slave, sub_group_count) + 1) * epoch_us // sub_group_count % epoch_us
+
+
+def slots_to_skip(closed: int, due: int, sub_group_count: int) -> int:
+    """How many whole rounds of slots a master that has fallen behind leaves out, in slots; every sub-group keeps its turn."""
+    return max(0, (due - closed - 1) // sub_group_count * sub_group_count)

@@ -31,6 +31,12 @@ class GroupMap:
     def partition_count(self) -> int:
         return int(self.owner.shape[0])
 
+    def moved(self, group: int, slave: int) -> GroupMap:
+        """The map after a partition-group has a new owner."""
+        owner = self.owner.copy()
+        owner[group] = slave
+        return GroupMap(owner, self.version + 1)
+
     def groups_of(self, slave: int) -> I64:
         """Partition-groups of a slave, ascending: int64."""
         return np.flatnonzero(self.owner == slave).astype(np.int64)
@@ -77,11 +83,11 @@ def _scatter(
 
 @dataclass(frozen=True)
 class Partitioned:
-    """A batch in delivery order. counts: int64 (partition_count,) tuples per place (see HashPartition.groups_in_order)."""
+    """A batch ordered by place. counts: int64 (places,) tuples per place; in delivery order: HashPartition.groups_in_order."""
 
     batch: TupleBatch
     counts: I64
-    starts: I64  # (partition_count + 1,) prefix sums of counts
+    starts: I64  # (places + 1,) prefix sums of counts
 
 
 class HashPartition:
@@ -92,6 +98,7 @@ class HashPartition:
     def __init__(self, group_map: GroupMap, slave_count: int) -> None:
         group_map.validate(slave_count)
         self.map = group_map
+        self.slave_count = slave_count
         per_slave = [group_map.groups_of(slave) for slave in range(slave_count)]
         self.groups_in_order = np.concatenate(per_slave)
         self.first_place = np.concatenate(([0], np.cumsum([len(g) for g in per_slave]))).astype(np.int64)
@@ -104,16 +111,20 @@ class HashPartition:
 
     def partition(self, batch: TupleBatch) -> Partitioned:
         """Stable, O(n): one pass to count, one to scatter."""
-        n = len(batch)
-        partition_count = self.map.partition_count
-        counts = np.zeros(partition_count, np.int64)
-        place = np.empty(n, np.int64)
-        _count_places(batch.key, self._place_of_group, place, counts)
-        starts = np.zeros(partition_count + 1, np.int64)
-        np.cumsum(counts, out=starts[1:])
-        order = np.empty(n, np.int64)
-        key, ts, arrival = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
-        ids = np.empty(n, np.uint64)
-        _scatter(place, starts[:-1].copy(), order, batch.key, batch.ts, batch.id, batch.arrival_us, key, ts, ids, arrival)
-        rows = None if batch.rows is None else batch.rows.take(order)
-        return Partitioned(TupleBatch(key, ts, ids, arrival, rows), counts, starts)
+        return arrange(batch, self._place_of_group, self.map.partition_count)
+
+
+def arrange(batch: TupleBatch, place_of_group: I64, place_count: int) -> Partitioned:
+    """A batch ordered by the place of each tuple's partition-group: int64 (partition_count,) of 0 .. place_count - 1."""
+    n = len(batch)
+    counts = np.zeros(place_count, np.int64)
+    place = np.empty(n, np.int64)
+    _count_places(batch.key, place_of_group, place, counts)
+    starts = np.zeros(place_count + 1, np.int64)
+    np.cumsum(counts, out=starts[1:])
+    order = np.empty(n, np.int64)
+    key, ts, arrival = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
+    ids = np.empty(n, np.uint64)
+    _scatter(place, starts[:-1].copy(), order, batch.key, batch.ts, batch.id, batch.arrival_us, key, ts, ids, arrival)
+    rows = None if batch.rows is None else batch.rows.take(order)
+    return Partitioned(TupleBatch(key, ts, ids, arrival, rows), counts, starts)

@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 
 from swjoin.batch import STREAM_NAMES, PayloadRows, RowLayout, SourceBatch, TupleBatch
-from swjoin.config import RunConfig, config_from_plain, to_plain
+from swjoin.config import RunConfig, to_plain
 from swjoin.errors import SwjoinError
+from swjoin.loading import config_from_plain
 from swjoin.oracle import brute_force, format_digest, pair_digest
 from swjoin.runtime.simulator import Simulation, SimulationError
 from swjoin.sources.bmodel import payload_bytes
@@ -81,7 +82,10 @@ class Scenario:
             },
             "sink": {"kind": str(random.choice(["parquet", "count"]))},
         }
-        return Scenario(seed, config_from_plain(plain), int(random.integers(1, 7)), (rows[0], rows[1]))
+        slave_count = int(random.integers(1, 7))
+        if plain["cluster"]["distribution_epoch_us"] > 0:
+            _draw_adaptation(random, plain, slave_count, span)
+        return Scenario(seed, config_from_plain(plain), slave_count, (rows[0], rows[1]))
 
     def good_tuples(self, side: int) -> TupleBatch:
         """Rows that take part, by the definition of late rows, row after row."""
@@ -105,6 +109,30 @@ class Scenario:
         i, j = brute_force(left, right, self.config.query.bounds)
         pairs = Counter(zip(left.id[i].tolist(), right.id[j].tolist(), strict=True))
         return pairs, format_digest(pair_digest(left.id[i], right.id[j]))
+
+
+def _draw_adaptation(random: np.random.Generator, plain: dict[str, Any], slave_count: int, span: int) -> None:
+    """Sub-groups, and reorganization by any policy, with any thresholds; mostly many moves at random, at every moment."""
+    cluster = plain["cluster"]
+    if plain["pace"] == "realtime":  # messages take up to 0.1 s: many epochs meanwhile, but not many thousands
+        cluster["distribution_epoch_us"] = max(cluster["distribution_epoch_us"], int(random.choice([1_000, 10_000, 100_000])))
+    elif random.random() < 0.7:
+        cluster["distribution_epoch_us"] = max(1, span // 40)
+    cluster["sub_group_count"] = min(int(random.integers(1, slave_count + 1)), cluster["distribution_epoch_us"])
+    low, high = np.sort(random.random(2))
+    plain["reorganization"] = {
+        "policy": str(random.choice(["none", "paper", "balanced", "random"], p=[0.15, 0.15, 0.1, 0.6])),
+        "epoch_us": cluster["distribution_epoch_us"] * int(random.choice([1, 1, 2, 5])),
+        "supplier_threshold": float(high + 1e-9) * 0.5,
+        "consumer_threshold": float(low) * 0.5,
+        "active_slaves": int(random.integers(0, slave_count + 1)),
+        "confirmations": int(random.integers(1, 3)),
+        "random_moves": int(random.choice([1, 3, 20])),
+        "emptied_groups": int(random.choice([1, 5, 100])),
+        "chunk_bytes": 1 << 10,
+    }
+    if plain["reorganization"]["policy"] != "none" and random.random() < 0.5:
+        plain["reorganization"]["declustering"] = "adaptive"
 
 
 def _draw_bounds(random: np.random.Generator, span: int) -> tuple[int, int]:

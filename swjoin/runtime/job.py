@@ -1,12 +1,13 @@
 """One job: a configuration and where its output goes, and what every runtime needs to open around the roles.
 
-What: `Job` (travels to every rank as JSON), `open_job_sources`, `open_job_sink`, `MetricsFile`, `SideFile`.
+What: `Job` (travels to every rank as JSON), `open_job_sources`, `open_job_sink`, `MetricsFile`, `EventsFile`.
 Why: the MPI and the in-process runtime differ in how messages travel, not in what they read and write.
 Stays out: the roles, sending, the content of run.json (`runtime.report`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,9 @@ from numpy.typing import NDArray
 
 from swjoin.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.cluster.metrics import COLUMNS, INTEGER_COLUMNS
-from swjoin.config import RunConfig, config_from_plain, to_plain
+from swjoin.config import RunConfig, to_plain
+from swjoin.loading import config_from_plain
+from swjoin.messages import RunEvent
 
 if TYPE_CHECKING:
     from swjoin.sinks import Sink
@@ -123,6 +126,31 @@ class MetricsFile:
         self._flush()
         self._writer.close()
         self._temporary.replace(self.path)
+
+
+class EventsFile:
+    """DIR/metrics/events.parquet: one row per `RunEvent`, in the order in which they happened."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.path = run_dir / "metrics" / "events.parquet"
+        self._events: list[RunEvent] = []
+
+    def add(self, event: RunEvent) -> None:
+        self._events.append(event)
+
+    def close(self) -> None:
+        """Write them; decisions are few, so they fit into memory."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        kinds = {"int": pa.int64(), "str": pa.string(), "float": pa.float64()}
+        names = dataclasses.fields(RunEvent)
+        schema = pa.schema([(f.name, kinds[str(f.type)]) for f in names])
+        columns = [pa.array([getattr(e, f.name) for e in self._events], schema.field(f.name).type) for f in names]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_name(".events.parquet.tmp")
+        pq.write_table(pa.table(columns, schema=schema), temporary)
+        temporary.replace(self.path)
 
 
 def late_target(job: Job) -> Path | None:

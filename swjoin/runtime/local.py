@@ -20,26 +20,34 @@ from typing import Any, TypeAlias, TypeVar
 
 from swjoin.cluster.slave import Slave
 from swjoin.messages import (
+    AcknowledgeMove,
     ClockAdvanced,
     Delivered,
     ExchangeDue,
+    MasterEvent,
+    MoveEnded,
     Report,
     ResultChunk,
     SendResults,
+    SendState,
     SlaveCommand,
     SlaveEvent,
     SlaveId,
     SlaveReported,
+    StateReceived,
+    StateWanted,
     TimesMeasured,
+    WantState,
     WorkDue,
 )
-from swjoin.policy.epochs import next_exchange_us
+from swjoin.policy.epochs import next_exchange_us, slot_offset_us
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.job import Job
 from swjoin.runtime.memory import keep_freed_memory
 from swjoin.runtime.preload import load_master_kernels, load_slave_kernels
 from swjoin.runtime.report import build_report, check_ledger, peak_rss_bytes, publish
 from swjoin.runtime.shells import CollectorShell, MasterShell
+from swjoin.runtime.throttle import Throttle
 
 _RESULT_CHUNKS = 4  # result chunks that may wait for the collector; then the slaves wait
 _MOST_SLAVES = 4
@@ -61,6 +69,7 @@ def run_local(job: Job, progress: bool, slave_count: int | None = None) -> dict[
     started = time.monotonic()
     keep_freed_memory()
     slave_count = default_slave_count() if slave_count is None else slave_count
+    job.config.check_slaves(slave_count)
     with MasterShell(job, progress) as shell:
         load_master_kernels(job.config, shell.layouts)
         load_slave_kernels(job.config, shell.layouts)
@@ -84,7 +93,7 @@ def run_local(job: Job, progress: bool, slave_count: int | None = None) -> dict[
     return report
 
 
-_ToMaster: TypeAlias = "queue.SimpleQueue[SlaveReported | BaseException | None]"
+_ToMaster: TypeAlias = "queue.SimpleQueue[MasterEvent | BaseException | None]"
 _T = TypeVar("_T")
 
 
@@ -140,10 +149,18 @@ class _SlaveThread(_RoleThread):
     """Joins what is delivered, in pieces, and meters where its time goes."""
 
     def __init__(
-        self, slave: Slave, collector: _CollectorThread, clock: RunClock, to_master: _ToMaster, stop: threading.Event
+        self,
+        slave: Slave,
+        throttle: Throttle,
+        collector: _CollectorThread,
+        clock: RunClock,
+        to_master: _ToMaster,
+        stop: threading.Event,
     ) -> None:
         super().__init__(f"slave {slave.id}", to_master, stop)
         self.slave = slave
+        self.peers: list[_SlaveThread] = []
+        self._throttle = throttle
         self.inbox: queue.SimpleQueue[SlaveEvent] = queue.SimpleQueue()
         self._collector = collector
         self._clock = clock
@@ -166,8 +183,10 @@ class _SlaveThread(_RoleThread):
                     continue
                 if self._stop_event.is_set():
                     raise _StoppedError from None
-                slave.handle(self._take_times(), before)
+                times = self._take_times()
+                slave.handle(times, before)
                 commands = slave.handle(WorkDue(), before)
+                self._throttle.after(times.cpu_us, clock.now_us())
                 self._process_us += clock.now_us() - before
                 self._perform(commands)
 
@@ -181,8 +200,14 @@ class _SlaveThread(_RoleThread):
     def _perform(self, commands: list[SlaveCommand]) -> None:
         for command in commands:
             match command:
-                case Report(occupancy_ratio):
-                    self._to_master.put(SlaveReported(self.slave.id, occupancy_ratio))
+                case Report(occupancy_ratio, loads):
+                    self._to_master.put(SlaveReported(self.slave.id, occupancy_ratio, loads))
+                case AcknowledgeMove(end):
+                    self._to_master.put(MoveEnded(end))
+                case WantState(supplier, move):
+                    self.peers[supplier].inbox.put(StateWanted(move))
+                case SendState(chunk):
+                    self.peers[chunk.consumer].inbox.put(StateReceived(chunk))
                 case SendResults(chunk):
                     before = self._clock.now_us()
                     self._send(chunk)
@@ -205,14 +230,26 @@ class _LocalLoop:
         self._inbox: _ToMaster = queue.SimpleQueue()
         self._collector = _CollectorThread(collector, self._inbox, self._stop)
         self.slaves = [
-            _SlaveThread(Slave(SlaveId(s), job.config, shell.layouts), self._collector, clock, self._inbox, self._stop)
+            _SlaveThread(
+                Slave(SlaveId(s), job.config, shell.layouts),
+                Throttle(job.config.nodes, s),
+                self._collector,
+                clock,
+                self._inbox,
+                self._stop,
+            )
             for s in range(slave_count)
         ]
+        for thread in self.slaves:
+            thread.peers = self.slaves
         self._running = slave_count + 1
         self._epoch_us = job.config.cluster.distribution_epoch_us
         self._realtime = job.config.pace == "realtime"
-        self._exchange_at_us = self._epoch_us
-        self._boundary_us = self._epoch_us
+        sub_groups = job.config.cluster.sub_group_count
+        self._offsets_us = [slot_offset_us(s, sub_groups, self._epoch_us) if self._realtime else 0 for s in range(slave_count)]
+        self._exchange_at_us = [next_exchange_us(0, self._epoch_us, o) if self._realtime else 0 for o in self._offsets_us]
+        self._slot_us = max(1, self._epoch_us // sub_groups)
+        self._boundary_us = self._slot_us
 
     def run(self) -> None:
         """Play the master until every role has ended. Raises what any role raised."""
@@ -251,23 +288,24 @@ class _LocalLoop:
         match message:
             case None:
                 self._running -= 1
-            case SlaveReported():
-                self.shell.handle(message)
-            case _:
+            case BaseException():
                 raise message
+            case _:
+                self.shell.handle(message)
 
     def _patience_s(self) -> float:
         """How long the master may wait for the other roles: to its next boundary, at most a second."""
         if not self._realtime:
             return 1.0
-        return max(0.0, min(self._boundary_us - self.clock.now_us(), 20_000)) / 1e6
+        due_us = min(self._boundary_us, *self._exchange_at_us)
+        return max(0.0, min(due_us - self.clock.now_us(), 20_000)) / 1e6
 
     def _tick(self) -> None:
         now = self.clock.now_us()
         if now >= self._boundary_us:
-            self._boundary_us = next_exchange_us(now, self._epoch_us)
+            self._boundary_us = next_exchange_us(now, self._slot_us)
             self.shell.handle(ClockAdvanced())
-        if now >= self._exchange_at_us:
-            self._exchange_at_us = next_exchange_us(now, self._epoch_us)
-            for thread in self.slaves:
+        for slave, thread in enumerate(self.slaves):
+            if now >= self._exchange_at_us[slave]:
+                self._exchange_at_us[slave] = next_exchange_us(now, self._epoch_us, self._offsets_us[slave])
                 thread.inbox.put(ExchangeDue())

@@ -29,30 +29,48 @@ from numpy.typing import NDArray
 from swjoin.batch import RowLayout
 from swjoin.errors import RunFailed, SwjoinError, UserError
 from swjoin.messages import (
+    AcknowledgeMove,
     ClockAdvanced,
     Delivered,
     ExchangeDue,
+    MoveEnded,
     Report,
     SendResults,
+    SendState,
     SlaveCommand,
     SlaveId,
     SlaveReported,
+    StateReceived,
+    StateWanted,
     TimesMeasured,
+    WantState,
     WorkDue,
 )
-from swjoin.policy.epochs import next_exchange_us
+from swjoin.policy.epochs import next_exchange_us, slot_offset_us
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.job import Job
 from swjoin.runtime.memory import keep_freed_memory
 from swjoin.runtime.preload import load_master_kernels, load_slave_kernels
 from swjoin.runtime.report import build_report, check_ledger, cpu_us, peak_rss_bytes, publish
-from swjoin.runtime.wire import pack_delivery, pack_results, unpack_delivery, unpack_results
+from swjoin.runtime.throttle import Throttle
+from swjoin.runtime.wire import (
+    pack_delivery,
+    pack_move_end,
+    pack_report,
+    pack_results,
+    pack_state,
+    unpack_delivery,
+    unpack_move_end,
+    unpack_report,
+    unpack_results,
+    unpack_state,
+)
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 MASTER, COLLECTOR, FIRST_SLAVE = 0, 1, 2
-REPORT, DELIVERY, RESULTS, SUMMARY, VERDICT, FAILURE = 1, 2, 3, 4, 5, 6
+REPORT, DELIVERY, RESULTS, SUMMARY, VERDICT, FAILURE, WANT, STATE, MOVE_END = 1, 2, 3, 4, 5, 6, 7, 8, 9
 _SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 20e-6, 1e-3
 _FLUSH_S = 3.0  # how long a failing rank leaves the collector to mark its results incomplete
 _ROLES = ("master", "collector")
@@ -94,10 +112,18 @@ class _Channel:
         self.status = MPI.Status()
         self.meter = _Meter(cpu_at_us=cpu_us())
         self._sleep_s = _SHORTEST_SLEEP_S
+        self._outgoing: list[tuple[Any, NDArray[np.uint8]]] = []
 
     def send(self, data: NDArray[np.uint8], rank: int, tag: int) -> None:
         start = time.monotonic_ns()
         self.comm.Send([data, self.mpi.BYTE], dest=rank, tag=tag)
+        self.meter.communication_us += (time.monotonic_ns() - start) // 1000
+
+    def send_later(self, data: NDArray[np.uint8], rank: int, tag: int) -> None:
+        """Begin to send; whoever sends may itself be waited for by the receiver. `data` is kept until it has gone."""
+        start = time.monotonic_ns()
+        self._outgoing.append((self.comm.Isend([data, self.mpi.BYTE], dest=rank, tag=tag), data))
+        self._outgoing = [(request, kept) for request, kept in self._outgoing if not request.Test()]
         self.meter.communication_us += (time.monotonic_ns() - start) // 1000
 
     def probe(self, rank: int, tag: int) -> bool:
@@ -250,6 +276,7 @@ def _run_master(job: Job, channel: _Channel, progress: bool, place: list[str]) -
     opened: list[MasterShell] = []
 
     def open_shell() -> dict[str, Any]:
+        job.config.check_slaves(channel.comm.size - FIRST_SLAVE)
         shell = MasterShell(job, progress)
         opened.append(shell)
         plan = base64.b64encode(shell.output_plan().to_bytes()).decode()
@@ -291,8 +318,8 @@ def _serve_streams(
 ) -> float | None:
     """The master's loop; returns the moment of the first read (time.monotonic)."""
     realtime = job.config.pace == "realtime"
-    epoch_us = job.config.cluster.distribution_epoch_us
-    boundary_us = epoch_us
+    slot_us = max(1, job.config.cluster.distribution_epoch_us // job.config.cluster.sub_group_count)
+    boundary_us = slot_us
     first_read_s: float | None = None
     where = place[0]
     shell.start(clock, slave_count)
@@ -303,10 +330,12 @@ def _serve_streams(
             channel.send(pack_delivery(delivery), FIRST_SLAVE + delivery.slave, DELIVERY)
         elif channel.probe(channel.mpi.ANY_SOURCE, REPORT):
             slave = channel.status.Get_source() - FIRST_SLAVE
-            occupancy = channel.receive().view(np.float64)
-            shell.handle(SlaveReported(SlaveId(slave), float(occupancy[0])))
+            report = unpack_report(channel.receive())
+            shell.handle(SlaveReported(SlaveId(slave), report.occupancy_ratio, report.loads))
+        elif channel.probe(channel.mpi.ANY_SOURCE, MOVE_END):
+            shell.handle(MoveEnded(unpack_move_end(channel.receive())))
         elif realtime and clock.now_us() >= boundary_us:
-            boundary_us = next_exchange_us(clock.now_us(), epoch_us)
+            boundary_us = next_exchange_us(clock.now_us(), slot_us)
             shell.handle(ClockAdvanced())
         elif shell.wanted is not None:
             if first_read_s is None:
@@ -374,38 +403,56 @@ def _run_slave(job: Job, channel: _Channel, place: list[str]) -> None:
     slave = Slave(SlaveId(channel.comm.rank - FIRST_SLAVE), job.config, _layouts(setup))
     _agree(channel, COLLECTOR, None)
     load_slave_kernels(job.config, _layouts(setup))
+    throttle = Throttle(job.config.nodes, slave.id)
     clock = _start_clock(channel)
     realtime = job.config.pace == "realtime"
     epoch_us = job.config.cluster.distribution_epoch_us
-    exchange_at_us = epoch_us
+    offset_us = slot_offset_us(slave.id, job.config.cluster.sub_group_count, epoch_us) if realtime else 0
+    exchange_at_us = next_exchange_us(0, epoch_us, offset_us) if realtime else 0
     where = place[0]
 
-    def perform(commands: list[SlaveCommand]) -> None:
-        for command in commands:
-            match command:
-                case Report(occupancy_ratio):
-                    channel.send(np.array([occupancy_ratio]).view(np.uint8), MASTER, REPORT)
-                case SendResults(chunk):
-                    channel.send(pack_results(chunk), COLLECTOR, RESULTS)
-                case _:
-                    pass
-
-    perform(slave.start())
+    _perform(channel, slave.start())
     while not slave.finished:
         if realtime and clock.now_us() >= exchange_at_us:
-            exchange_at_us = next_exchange_us(clock.now_us(), epoch_us)
-            perform(slave.handle(ExchangeDue(), clock.now_us()))
+            exchange_at_us = next_exchange_us(clock.now_us(), epoch_us, offset_us)
+            _perform(channel, slave.handle(ExchangeDue(), clock.now_us()))
         if channel.probe(MASTER, DELIVERY):
             delivery = unpack_delivery(channel.receive())
             place[0] = f"{where}, epoch {delivery.epoch}"
-            perform(slave.handle(Delivered(delivery), clock.now_us()))
+            _perform(channel, slave.handle(Delivered(delivery), clock.now_us()))
+        elif channel.probe(channel.mpi.ANY_SOURCE, WANT):
+            move = int(channel.receive().view(np.int64)[0])
+            _perform(channel, slave.handle(StateWanted(move), clock.now_us()))
+        elif channel.probe(channel.mpi.ANY_SOURCE, STATE):
+            chunk = unpack_state(channel.receive())
+            _perform(channel, slave.handle(StateReceived(chunk), clock.now_us()))
         elif slave.has_work:
             now = clock.now_us()
-            slave.handle(channel.meter.take(), now)
+            times = channel.meter.take()
+            slave.handle(times, now)
             commands = slave.handle(WorkDue(), now)
+            throttle.after(times.cpu_us, clock.now_us())
             channel.meter.process_us += clock.now_us() - now
-            perform(commands)
+            _perform(channel, commands)
         else:
             channel.sleep(exchange_at_us - clock.now_us() if realtime else 1_000_000)
     role = f"slave {slave.id}"
     channel.send_json({"summary": slave.summary(), "rank": _identity(channel.comm.rank, role)}, MASTER, SUMMARY)
+
+
+def _perform(channel: _Channel, commands: list[SlaveCommand]) -> None:
+    """Carry a slave's messages away. What goes to other slaves never waits for them."""
+    for command in commands:
+        match command:
+            case Report():
+                channel.send(pack_report(command), MASTER, REPORT)
+            case SendResults(chunk):
+                channel.send(pack_results(chunk), COLLECTOR, RESULTS)
+            case WantState(supplier, move):
+                channel.send_later(np.array([move]).view(np.uint8), FIRST_SLAVE + supplier, WANT)
+            case SendState(chunk):
+                channel.send_later(pack_state(chunk), FIRST_SLAVE + chunk.consumer, STATE)
+            case AcknowledgeMove(end):
+                channel.send(pack_move_end(end), MASTER, MOVE_END)
+            case _:
+                pass

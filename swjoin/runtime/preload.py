@@ -20,7 +20,7 @@ from numba.core.event import Event, Listener, install_listener
 from swjoin.batch import PayloadRows, RowLayout, SourceBatch, TupleBatch
 from swjoin.cluster.master import Master
 from swjoin.cluster.slave import Slave
-from swjoin.config import RunConfig, TimeConfig
+from swjoin.config import NodesConfig, ReorganizationConfig, RunConfig, TimeConfig
 from swjoin.messages import (
     END_OF_TIME_US,
     Delivered,
@@ -69,10 +69,16 @@ def _two_rows(layout: RowLayout | None) -> PayloadRows | None:
     return PayloadRows(np.zeros((2, layout.fixed_bytes), np.uint8), offsets, var)
 
 
+def _alone(config: RunConfig) -> RunConfig:
+    """The same run with one slave, which nothing leaves."""
+    cluster = dataclasses.replace(config.cluster, sub_group_count=1)
+    return dataclasses.replace(config, cluster=cluster, reorganization=ReorganizationConfig(), nodes=NodesConfig())
+
+
 @_compilations_told()
 def load_master_kernels(config: RunConfig, layouts: tuple[RowLayout | None, RowLayout | None]) -> None:
     """Judge, order and partition two tuples."""
-    relaxed = dataclasses.replace(config, time=TimeConfig("event", 1_000_000, "drop"), pace="asap")
+    relaxed = dataclasses.replace(_alone(config), time=TimeConfig("event", 1_000_000, "drop"), pace="asap")
     master = Master(relaxed, 1, layouts)
     master.start()
     for stream, layout in enumerate(layouts):
@@ -85,7 +91,7 @@ def load_master_kernels(config: RunConfig, layouts: tuple[RowLayout | None, RowL
 def load_slave_kernels(config: RunConfig, layouts: tuple[RowLayout | None, RowLayout | None]) -> None:
     """Join two pairs of tuples, with the payload layouts of the run."""
     module = dataclasses.replace(config.module, window_bytes=1 << 20)
-    slave = Slave(SlaveId(0), dataclasses.replace(config, module=module), layouts)
+    slave = Slave(SlaveId(0), dataclasses.replace(_alone(config), module=module), layouts)
     batches = []
     for layout in layouts:
         two = np.zeros(2, np.int64)

@@ -89,9 +89,11 @@ def build_report(
         "join_s": join_s,
         "input_tuples_per_s": total / join_s if join_s > 0 else 0.0,
         "delay_s": collector["delay_s"],
-        "moves": 0,
-        "declustering": [{"epoch": 0, "active_slaves": len(slaves)}],
+        "moves": master["moves"],
+        "movement": master["movement"],
+        "declustering": master["declustering"],
         "peak_rss_bytes": {str(r["rank"]): r["peak_rss_bytes"] for r in ranks},
+        "peak_pending_tuples": master["peak_pending_tuples"],
         "peak_buffer_bytes": {"master": master["peak_buffer_bytes"], "slaves": [s["peak_buffer_bytes"] for s in slaves]},
     }
     return report

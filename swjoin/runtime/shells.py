@@ -25,6 +25,7 @@ from swjoin.messages import (
     CommitEpoch,
     Deliver,
     Delivery,
+    Log,
     MasterCommand,
     MasterEvent,
     ReadTuples,
@@ -36,7 +37,7 @@ from swjoin.messages import (
     WritePairs,
 )
 from swjoin.runtime.clock import ReadingProgress, RunClock
-from swjoin.runtime.job import Job, MetricsFile, late_target, open_job_sink, open_job_sources, row_place
+from swjoin.runtime.job import EventsFile, Job, MetricsFile, late_target, open_job_sink, open_job_sources, row_place
 from swjoin.runtime.report import partial_report, publish
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class MasterShell:
         self.wanted: int | None = None
         self._late_target: Path | None = late_target(job)
         self._late: LateSink | None = None
+        self._events: EventsFile | None = None
         self._progress = ReadingProgress(progress, [s.rows_total for s in self.sources])
         self.master: Master
         self.clock: RunClock
@@ -66,6 +68,8 @@ class MasterShell:
         self._progress.close()
         for source in self.sources:
             source.close()
+        if self._events is not None:
+            self._events.close()
         if self._late is not None:
             if kind is None:
                 self._late.close()
@@ -84,6 +88,8 @@ class MasterShell:
             from swjoin.sinks.late import LateSink
 
             self._late = LateSink(self._late_target)
+        if self.job.run_dir is not None:
+            self._events = EventsFile(self.job.run_dir)
         self.master = Master(self.job.config, slave_count, self.layouts)
         self._perform(self.master.start())
 
@@ -113,6 +119,8 @@ class MasterShell:
                     self.wanted = stream
                 case Deliver(delivery):
                     self.outbox.append(delivery)
+                case Log(event) if self._events is not None:
+                    self._events.add(event)
                 case SetAside(stream, batch, reason) if self._late is not None:
                     self._late.write(STREAM_NAMES[stream], batch, reason)
                 case _:

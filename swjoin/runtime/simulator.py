@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -27,27 +28,51 @@ from swjoin.cluster.master import Master
 from swjoin.cluster.slave import Slave
 from swjoin.config import RunConfig
 from swjoin.messages import (
+    AcknowledgeMove,
     ClockAdvanced,
     CommitEpoch,
     Deliver,
     Delivered,
     ExchangeDue,
+    GroupId,
+    Log,
     MasterCommand,
+    MasterEvent,
+    MoveEnded,
     ReadTuples,
     Report,
     ResultsReceived,
+    RunEvent,
     SendResults,
+    SendState,
     SetAside,
     SlaveCommand,
+    SlaveEvent,
     SlaveId,
     SlaveReported,
+    StateReceived,
+    StateWanted,
     StreamEnded,
     TuplesRead,
+    WantState,
     WorkDue,
     WritePairs,
 )
-from swjoin.policy.epochs import next_exchange_us
-from swjoin.runtime.wire import pack_delivery, pack_results, unpack_delivery, unpack_results
+from swjoin.policy.epochs import next_exchange_us, slot_offset_us
+from swjoin.runtime.wire import (
+    pack_delivery,
+    pack_move_end,
+    pack_report,
+    pack_results,
+    pack_state,
+    unpack_delivery,
+    unpack_move_end,
+    unpack_report,
+    unpack_results,
+    unpack_state,
+)
+
+Frame = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 MASTER, COLLECTOR, FIRST_SLAVE = 0, 1, 2
 
@@ -68,6 +93,8 @@ class SimulationResult:
     aside: int
     steps: int
     commits: list[int] = field(default_factory=list)
+    events: list[RunEvent] = field(default_factory=list)
+    declustering: list[dict[str, Any]] = field(default_factory=list)
 
     def ids(self) -> tuple[I64, I64]:
         """Ids of all pairs, left and right, as int64."""
@@ -121,6 +148,9 @@ class Simulation:
         self._pairs: list[Pairs] = []
         self._commits: list[int] = []
         self._aside = 0
+        self._events: list[RunEvent] = []
+        self._moved = False  # moves were in flight after the step before
+        self._changed: set[SlaveId] = set()  # slaves that took an event in this step
 
     # ------------------------------------------------------------ the event queue
 
@@ -174,9 +204,9 @@ class Simulation:
     def _tick(self) -> None:
         if self.master.finished:
             return
-        epoch_us = self.config.cluster.distribution_epoch_us
+        slot_us = max(1, self.config.cluster.distribution_epoch_us // self.config.cluster.sub_group_count)
         jitter = self._delays.work_us(MASTER)
-        self._at(next_exchange_us(self.now_us, epoch_us) + jitter, "clock", self._advance_clock)
+        self._at(next_exchange_us(self.now_us, slot_us) + jitter, "clock", self._advance_clock)
 
     def _advance_clock(self) -> None:
         self._master_does(self.master.handle(ClockAdvanced(), self.now_us))
@@ -191,8 +221,9 @@ class Simulation:
             self._exchange(slave)
 
         epoch_us = self.config.cluster.distribution_epoch_us
+        offset_us = slot_offset_us(slave.id, self.config.cluster.sub_group_count, epoch_us)
         jitter = self._delays.work_us(FIRST_SLAVE + slave.id)
-        self._at(next_exchange_us(self.now_us, epoch_us) + jitter, f"slot of slave {slave.id}", due)
+        self._at(next_exchange_us(self.now_us, epoch_us, offset_us) + jitter, f"slot of slave {slave.id}", due)
 
     def _master_does(self, commands: list[MasterCommand]) -> None:
         for command in commands:
@@ -212,6 +243,8 @@ class Simulation:
                     self._send(MASTER, receiver, name, partial(self._deliver, self.slaves[delivery.slave], frame))
                 case SetAside(_, batch, _):
                     self._aside += len(batch)
+                case Log(event):
+                    self._events.append(event)
                 case _:
                     pass
 
@@ -220,7 +253,7 @@ class Simulation:
         event = TuplesRead(stream, queue.popleft()) if queue else StreamEnded(stream)
         self._master_does(self.master.handle(event, self.now_us))
 
-    def _deliver(self, slave: Slave, frame: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
+    def _deliver(self, slave: Slave, frame: Frame) -> None:
         delivery = unpack_delivery(frame)
         self._in_flight[LEFT] -= len(delivery.left)
         self._in_flight[RIGHT] -= len(delivery.right)
@@ -240,12 +273,26 @@ class Simulation:
         self._at(self.now_us + self._delays.work_us(FIRST_SLAVE + slave.id), f"work of slave {slave.id}", work)
 
     def _slave_does(self, slave: Slave, commands: list[SlaveCommand]) -> None:
+        self._changed.add(slave.id)
         sender = FIRST_SLAVE + slave.id
         for command in commands:
             match command:
-                case Report(occupancy_ratio):
-                    event = SlaveReported(slave.id, occupancy_ratio)
-                    self._send(sender, MASTER, f"report of slave {slave.id}", partial(self._report, event))
+                case Report():
+                    frame = pack_report(command)
+                    self._send(sender, MASTER, f"report of slave {slave.id}", partial(self._report, slave.id, frame))
+                case AcknowledgeMove(end):
+                    name = f"slave {slave.id} acknowledges move {end.move}"
+                    self._send(sender, MASTER, name, partial(self._acknowledge, pack_move_end(end)))
+                case WantState(supplier, move):
+                    name = f"slave {slave.id} wants state of move {move} from slave {supplier}"
+                    wanted = partial(self._tell, self.slaves[supplier], StateWanted(move))
+                    self._send(sender, FIRST_SLAVE + supplier, name, wanted)
+                case SendState(chunk):
+                    if chunk.pending:
+                        self._in_flight[chunk.stream] += len(chunk.tuples)
+                    name = f"chunk {chunk.index} of move {chunk.move} to slave {chunk.consumer}"
+                    install = partial(self._receive_state, self.slaves[chunk.consumer], pack_state(chunk))
+                    self._send(sender, FIRST_SLAVE + chunk.consumer, name, install)
                 case SendResults(chunk):
                     frame = pack_results(chunk)
                     self._send(
@@ -254,10 +301,27 @@ class Simulation:
                 case _:
                     pass
 
-    def _report(self, event: SlaveReported) -> None:
+    def _report(self, slave: SlaveId, frame: Frame) -> None:
+        report = unpack_report(frame)
+        self._tell_master(SlaveReported(slave, report.occupancy_ratio, report.loads))
+
+    def _acknowledge(self, frame: Frame) -> None:
+        self._tell_master(MoveEnded(unpack_move_end(frame)))
+
+    def _tell_master(self, event: MasterEvent) -> None:
         self._master_does(self.master.handle(event, self.now_us))
 
-    def _collect(self, frame: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
+    def _tell(self, slave: Slave, event: SlaveEvent) -> None:
+        self._slave_does(slave, slave.handle(event, self.now_us))
+        self._keep_working(slave)
+
+    def _receive_state(self, slave: Slave, frame: Frame) -> None:
+        chunk = unpack_state(frame)
+        if chunk.pending:
+            self._in_flight[chunk.stream] -= len(chunk.tuples)
+        self._tell(slave, StateReceived(chunk))
+
+    def _collect(self, frame: Frame) -> None:
         for command in self.collector.handle(ResultsReceived(unpack_results(frame)), self.now_us):
             match command:
                 case WritePairs(pairs):
@@ -273,14 +337,34 @@ class Simulation:
         """Every role's own invariants, and the ledger while it is in motion: every row read is in exactly one place."""
         self.master.validate()
         self.collector.validate()
-        for slave in self.slaves:
-            slave.validate()
+        for slave in self._changed:
+            self.slaves[slave].validate()
+        self._changed.clear()
         for stream, name in enumerate(STREAM_NAMES):
             counts = self.master.streams[stream].counts
             somewhere = self.master.waiting_tuples(stream) + self._in_flight[stream]
             somewhere += sum(s.buffered_tuples(stream) + s.joined[stream] for s in self.slaves)
             good = counts.tuples - counts.null_key - counts.late - counts.shed
             assert somewhere == good, f"{name}: {good} good tuples were read, {somewhere} are somewhere"
+        self._check_owners()
+
+    def _check_owners(self) -> None:
+        """Every partition-group has one place: its owner's directories, or on its way hidden at supplier and consumer."""
+        moves = {m.group: m for m in self.master.controller.moves.values()}
+        owner = self.master.controller.map.owner
+        if not moves and not self._moved:
+            return
+        places: dict[int, list[SlaveId]] = {}
+        for slave in self.slaves:
+            for group in slave.join.group_ids():
+                places.setdefault(group, []).append(slave.id)
+        for place, at in places.items():
+            group = GroupId(place)
+            move = moves.get(group)
+            allowed = {owner[group]} if move is None else {move.supplier, move.consumer}
+            assert set(at) <= allowed, f"partition-group {group} is open at slaves {at}, its owner is slave {owner[group]}"
+            assert len(at) == 1, f"partition-group {group} is open at slaves {at} at once"
+        self._moved = bool(moves)
 
     def _result(self, steps: int) -> SimulationResult:
         summary = self.collector.summary()
@@ -292,5 +376,14 @@ class Simulation:
         joined = {name: sum(s.joined[i] for s in self.slaves) for i, name in enumerate(STREAM_NAMES)}
         counts = self.master.summary()["counts"]
         return SimulationResult(
-            self._pairs, summary["count"], summary["digest"], joined, counts, self._aside, steps, self._commits
+            self._pairs,
+            summary["count"],
+            summary["digest"],
+            joined,
+            counts,
+            self._aside,
+            steps,
+            self._commits,
+            self._events,
+            self.master.controller.history,
         )

@@ -1,6 +1,7 @@
 """Messages as bytes: one header and contiguous columns, little-endian, without pickle.
 
-What: `pack_delivery`, `unpack_delivery`, `pack_results`, `unpack_results` over a small frame format.
+What: `pack_...` and `unpack_...` of deliveries, results, chunks of partition-groups, reports and acknowledgements, over a small
+frame format.
 Why: a message is machine-independent, is sent with one buffer call, and is read as views without a copy. Sizes in headers are
 checked before anything is believed.
 Stays out: sending (`runtime.mpi`).
@@ -19,11 +20,25 @@ from numpy.typing import NDArray
 
 from swjoin.batch import U8, Pairs, PayloadRows, TupleBatch
 from swjoin.errors import RunFailed
-from swjoin.messages import Delivery, EpochIndex, GroupResults, QueryId, ResultChunk, Route, SlaveId
+from swjoin.messages import (
+    Delivery,
+    Directory,
+    EpochIndex,
+    GroupId,
+    GroupLoads,
+    GroupResults,
+    MoveEnd,
+    QueryId,
+    Report,
+    ResultChunk,
+    Route,
+    SlaveId,
+    StateChunk,
+)
 
 MAGIC = 0x6E696F6A7773  # "swjoin"
 VERSION = 1
-DELIVERY, RESULTS = 1, 2
+DELIVERY, RESULTS, STATE, REPORT, MOVE_END = 1, 2, 3, 4, 5
 _HEADER = 6
 _ALIGN = 64
 _DTYPES: tuple[np.dtype[Any], ...] = (np.dtype("<i8"), np.dtype("<u8"), np.dtype("<f8"), np.dtype("u1"))
@@ -127,16 +142,19 @@ def _tuples_in(arrays: Sequence[Any], count: int) -> TupleBatch:
 
 def pack_delivery(d: Delivery) -> U8:
     integers = [d.query, d.slave, d.epoch, d.left_time_us, d.right_time_us, int(d.last), int(d.left_route), int(d.right_route)]
-    columns = [d.groups, d.left_counts, d.right_counts, *_tuples_out(d.left), *_tuples_out(d.right)]
+    integers += [d.served, int(d.rests)]
+    columns = [d.groups, d.left_counts, d.right_counts, *_tuples_out(d.left), *_tuples_out(d.right), d.moves_out, d.moves_in]
     return pack(DELIVERY, integers, columns)
 
 
 def unpack_delivery(buffer: U8) -> Delivery:
     """RunFailed when the bytes are not a whole delivery."""
     i, a = unpack(buffer, DELIVERY)
-    if len(i) != 8 or len(a) != 17 or a[0] is None or a[1] is None or a[2] is None:
+    if len(i) != 10 or len(a) != 19 or a[0] is None or a[1] is None or a[2] is None or a[17] is None or a[18] is None:
         raise RunFailed("corrupt message: not a delivery")
     _same_length(a[1:3], len(a[0]), "partition-groups")
+    if a[17].shape[1:] != (3,) or a[18].shape[1:] != (3,):
+        raise RunFailed(f"corrupt message: moves of shape {a[17].shape} and {a[18].shape}")
     return Delivery(
         QueryId(i[0]),
         SlaveId(i[1]),
@@ -151,11 +169,89 @@ def unpack_delivery(buffer: U8) -> Delivery:
         bool(i[5]),
         Route(i[6]),
         Route(i[7]),
+        i[8],
+        a[17],
+        a[18],
+        bool(i[9]),
     )
 
 
+def pack_state(c: StateChunk) -> U8:
+    integers = [c.query, c.move, c.group, c.supplier, c.consumer, c.index, int(c.last), *c.times_us, c.stream, int(c.pending)]
+    t, d = c.tuples, c.directory
+    arrival = t.arrival_us if c.pending else None  # a window tuple's arrival means nothing any more
+    directory: list[Array | None] = [None, None] if d is None else [d.patterns, d.depths]
+    columns = [c.minis, c.counts, t.key, t.ts, t.id, arrival, *_rows_out(t.rows), *directory]
+    return pack(STATE, [*integers, -1 if d is None else d.depth], columns)
+
+
+def unpack_state(buffer: U8) -> StateChunk:
+    """RunFailed when the bytes are not a whole chunk of a partition-group."""
+    i, a = unpack(buffer, STATE)
+    if len(i) != 12 or len(a) != 11 or any(x is None for x in a[:5]) or (i[11] >= 0) != (a[9] is not None):
+        raise RunFailed("corrupt message: not a chunk of a partition-group")
+    key, pending = a[2], bool(i[10])
+    assert key is not None
+    arrival = a[5] if pending else np.zeros(len(key), np.int64)
+    tuples = _tuples_in([*a[2:5], arrival, *a[6:9]], len(key))
+    _same_length([a[1]], len(a[0]), "mini-partition-groups")  # type: ignore[arg-type]
+    directory = None
+    if a[9] is not None:
+        _same_length([a[10]], len(a[9]), "directory")
+        directory = Directory(i[11], a[9], a[10])  # type: ignore[arg-type]
+    return StateChunk(
+        QueryId(i[0]),
+        i[1],
+        GroupId(i[2]),
+        SlaveId(i[3]),
+        SlaveId(i[4]),
+        i[5],
+        bool(i[6]),
+        (i[7], i[8]),
+        i[9],
+        pending,
+        a[0],  # type: ignore[arg-type]
+        a[1],  # type: ignore[arg-type]
+        tuples,
+        directory,
+    )
+
+
+def pack_report(report: Report) -> U8:
+    loads = report.loads
+    ratio = np.array([report.occupancy_ratio])
+    if loads is None:
+        return pack(REPORT, [-1], [ratio, None, None, None])
+    return pack(REPORT, [loads.busy_us], [ratio, loads.groups, loads.cost_ns, loads.state_bytes])
+
+
+def unpack_report(buffer: U8) -> Report:
+    """RunFailed when the bytes are not a whole report."""
+    i, a = unpack(buffer, REPORT)
+    if len(i) != 1 or len(a) != 4 or a[0] is None:
+        raise RunFailed("corrupt message: not a report")
+    ratio = float(a[0][0])
+    if a[1] is None:
+        return Report(ratio)
+    _same_length(a[2:4], len(a[1]), "partition-groups")
+    return Report(ratio, GroupLoads(i[0], a[1], a[2], a[3]))  # type: ignore[arg-type]
+
+
+def pack_move_end(end: MoveEnd) -> U8:
+    integers = [end.move, end.group, end.slave, int(end.installed), end.tuples, end.state_bytes, end.begun_us, end.ended_us]
+    return pack(MOVE_END, integers, [])
+
+
+def unpack_move_end(buffer: U8) -> MoveEnd:
+    """RunFailed when the bytes are not a whole acknowledgement."""
+    i, _ = unpack(buffer, MOVE_END)
+    if len(i) != 8:
+        raise RunFailed("corrupt message: not an acknowledgement")
+    return MoveEnd(i[0], GroupId(i[1]), SlaveId(i[2]), bool(i[3]), *i[4:8])
+
+
 def pack_results(chunk: ResultChunk) -> U8:
-    integers = [chunk.query, chunk.slave, chunk.epoch, int(chunk.final), int(chunk.last)]
+    integers = [chunk.query, chunk.slave, chunk.epoch, int(chunk.final), int(chunk.last), chunk.served]
     p, r = chunk.pairs, chunk.results
     pairs: list[Array | None] = [None] * 11
     if p is not None:
@@ -167,7 +263,7 @@ def pack_results(chunk: ResultChunk) -> U8:
 def unpack_results(buffer: U8) -> ResultChunk:
     """RunFailed when the bytes are not a whole result chunk."""
     i, a = unpack(buffer, RESULTS)
-    if len(i) != 5 or len(a) != 16:
+    if len(i) != 6 or len(a) != 16:
         raise RunFailed("corrupt message: not a result chunk")
     pairs = None
     if a[0] is not None:
@@ -177,4 +273,5 @@ def unpack_results(buffer: U8) -> ResultChunk:
     results = None
     if a[11] is not None and a[12] is not None and a[13] is not None:
         results = GroupResults(a[11], a[12], a[13])
-    return ResultChunk(QueryId(i[0]), SlaveId(i[1]), EpochIndex(i[2]), bool(i[3]), bool(i[4]), pairs, results, a[14], a[15])
+    labels = (QueryId(i[0]), SlaveId(i[1]), EpochIndex(i[2]), bool(i[3]), bool(i[4]))
+    return ResultChunk(*labels, pairs, results, a[14], a[15], i[5])

@@ -1,7 +1,7 @@
 """The paper's synthetic streams: Poisson arrivals and b-model keys, the same rows for a seed whoever generates them (SPEC
 section 5).
 
-What: `slot_counts`, `slot_tuples`, `payload_bytes`.
+What: `slot_counts`, `slot_tuples`, `drift_offset`, `payload_bytes`.
 Why: the in-master generator, `generate` on any number of Spark partitions, and `verify` must agree on every row.
 Stays out: sources and files (`sources.generator`, `spark.workload`).
 
@@ -11,9 +11,13 @@ constant within slots.
 Keys: the interval [0, domain) is halved recursively, a share b of the mass going to the lower half; a key is the integer cell
 that the point falls into. With a domain of 2^k the cells are the leaves of k halvings, and two keys are equal with chance (b^2
 + (1 - b)^2)^k.
+Drift: keys are drawn as ever and then rotated by one step within the domain after every `drift_us`, so that other keys are hot
+and all else stays. A slot has one rotation, that of its start: a drift takes effect with the first slot that starts no earlier.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numba import njit, uint64
@@ -92,6 +96,16 @@ def level_count(domain: int) -> int:
     return levels if domain == 1 << levels else min(levels + 7, 60)
 
 
+def drift_offset(workload: WorkloadConfig, slot: int) -> int:
+    """What all keys of a slot are rotated by, below the domain; the same for both streams and every seed."""
+    if workload.drift_us == 0:
+        return 0
+    step = workload.domain * int(_STEP) >> 64  # golden ratio: rotations in a row lie far apart
+    while math.gcd(step, workload.domain) != 1:  # coprime: no rotation comes back before all others have been used
+        step += 1
+    return slot * SLOT_US // workload.drift_us * step % workload.domain
+
+
 def slot_tuples(workload: WorkloadConfig, seed: int, stream: int, slot: int) -> tuple[I64, I64]:
     """Times (microseconds from 0, ascending) and keys of one slot, both int64."""
     random = _random(seed, stream, slot)
@@ -103,6 +117,9 @@ def slot_tuples(workload: WorkloadConfig, seed: int, stream: int, slot: int) -> 
     start = np.uint64(random.integers(0, 2**64, dtype=np.uint64))
     threshold = np.uint64(int(workload.bias * 2**32))
     _bmodel_keys(start, n, workload.domain, level_count(workload.domain), threshold, key)
+    offset = drift_offset(workload, slot)
+    if offset:
+        key = (key + offset) % workload.domain  # below 2^63: both are less than the domain, at most 2^62
     return ts.astype(np.int64), key
 
 

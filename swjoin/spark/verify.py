@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swjoin.batch import STREAM_NAMES
-from swjoin.config import RunConfig, StreamConfig, config_from_plain
+from swjoin.config import RunConfig, StreamConfig
 from swjoin.errors import RunFailed, UserError
+from swjoin.loading import config_from_plain
 from swjoin.oracle import format_digest
 from swjoin.spark.session import open_session
 from swjoin.spark.workload import stream_frame

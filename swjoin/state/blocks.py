@@ -1,6 +1,6 @@
 """Blocks and their chains, as kernels: taking, giving back, appending, expiry (SPEC section 4).
 
-What: `take_block`, `give_block`, `append_row`, `append_columns`, `expire`, counts.
+What: `take_block`, `give_block`, `append_row`, `append_columns`, `drain_runs`, `expire`, counts.
 Why: joining, tuning and state movement all build chains; they must do it the same way.
 Stays out: joining (`state.kernels`), splitting and merging (`state.tuning`).
 
@@ -9,6 +9,7 @@ Blocks of one mini-partition form a chain from the oldest (FIRST) to the head bl
 
 from __future__ import annotations
 
+import numpy as np
 from numba import njit
 
 from swjoin.batch import I64, U64
@@ -115,6 +116,80 @@ def append_columns(pool: Pool, minis: Minis, s: int, mini: int, key: I64, ts: I6
 
 
 @njit(cache=True, nogil=True)
+def append_runs(pool: Pool, minis: Minis, s: int, which: I64, counts: I64, key: I64, ts: I64, ids: U64, first_ref: int) -> None:
+    """Append counts[i] tuples to mini-partition which[i], one run of the columns after the other. There must be room."""
+    at = 0
+    for i in range(which.shape[0]):
+        n = counts[i]
+        append_columns(pool, minis, s, which[i], key[at : at + n], ts[at : at + n], ids[at : at + n], first_ref + at)
+        at += n
+
+
+@njit(cache=True, nogil=True)
+def drain_runs(
+    pool: Pool,
+    minis: Minis,
+    s: int,
+    which: I64,
+    place: I64,
+    dead_below: int,
+    key: I64,
+    ts: I64,
+    ids: U64,
+    refs: I64,
+    counts: I64,
+) -> int:
+    """Take tuples out of mini-partitions, oldest first, until the columns are full or nothing is left; returns how many.
+
+    place: (2,) index into `which` and tuples already taken from the oldest block there; both move on. Tuples with ts below
+    `dead_below` are dropped. Emptied blocks are given back. counts[i]: tuples taken from which[i].
+    """
+    counters, header, rows = minis.counters, pool.header, pool.rows
+    size, room = pool.shape[0], key.shape[0]
+    n = 0
+    while place[0] < which.shape[0]:
+        i = place[0]
+        counter = which[i] * COUNTERS
+        block = counters[counter + FIRST + s]
+        while block != NONE:
+            fill = header[block * HEADER + FILL]
+            j = place[1]
+            while j < fill and n < room:
+                row = (block * size + j) * ROW
+                j += 1
+                if rows[row + TS] < dead_below:
+                    continue
+                key[n], ts[n], refs[n] = rows[row + KEY], rows[row + TS], rows[row + REF]
+                ids[n] = np.uint64(rows[row + ID])
+                n += 1
+                counts[i] += 1
+            counters[counter + TUPLES + s] -= j - place[1]
+            place[1] = j
+            if j < fill:
+                return n
+            following = header[block * HEADER + NEXT]
+            give_block(pool.free, pool.control, block)
+            counters[counter + FIRST + s] = following
+            if following == NONE:
+                counters[counter + HEAD + s] = NONE
+            place[1] = 0
+            block = following
+        place[0] += 1
+        if n == room:
+            break
+    return n
+
+
+@njit(cache=True, nogil=True)
+def tuples_by_group(minis: Minis, tuples: I64) -> None:
+    """tuples[g] += window tuples of partition-group g, both streams; those on their way are not counted."""
+    counters, group = minis.counters, minis.group
+    for mini in range(minis.control[NEVER_USED]):
+        if group[mini] >= 0:
+            tuples[group[mini]] += counters[mini * COUNTERS + TUPLES] + counters[mini * COUNTERS + TUPLES + 1]
+
+
+@njit(cache=True, nogil=True)
 def give_chain(pool: Pool, block: int) -> None:
     """Give back a block and all that follow it."""
     while block != NONE:
@@ -140,7 +215,7 @@ def expire(pool: Pool, minis: Minis, dead_below_left: int, dead_below_right: int
     counters, group = minis.counters, minis.group
     dropped = 0
     for mini in range(minis.control[NEVER_USED]):
-        if group[mini] == NONE:
+        if group[mini] < 0:  # unused, or on its way to another slave, where its own times count
             continue
         counter = mini * COUNTERS
         for s in range(2):

@@ -281,13 +281,14 @@ def join_groups(
     digest: NDArray[np.uint64],
     stats: I64,
     histogram: I64,
+    comparisons: I64,
 ) -> tuple[int, int]:
     """Join whole partition-groups of a delivery from the cursor on, until `budget` tuples are done.
 
     Returns (status, tuples done): DONE, BUDGET, FULL (output; call again to go on exactly there) or NEED_BLOCKS (the pool is
-    too small for the next group; call again when there is room). Per touched mini-partition-group: fresh left x stored right,
-    fresh right x stored left, fresh left x fresh right, then both go to their head blocks: fresh tuples leave out the
-    opposite's fresh tuples exactly once.
+    too small for the next group; call again when there is room). comparisons[g] grows by those of the g-th group. Per touched
+    mini-partition-group: fresh left x stored right, fresh right x stored left, fresh left x fresh right, then both go to their
+    head blocks: fresh tuples leave out the opposite's fresh tuples exactly once.
     """
     done = 0
     size = pool.shape[0]
@@ -313,7 +314,8 @@ def join_groups(
             cursor[CUR_PART] = 0
             cursor[CUR_PLACE] = NONE
             cursor[CUR_CHUNK] = NONE
-        if not _join_group(
+        compared = stats[STAT_COMPARISONS]
+        joined = _join_group(
             g,
             data,
             pool,
@@ -331,7 +333,9 @@ def join_groups(
             digest,
             stats,
             histogram,
-        ):
+        )
+        comparisons[g] += stats[STAT_COMPARISONS] - compared
+        if not joined:
             return FULL, done
         done += left_stop - left_start + right_stop - right_start
         cursor[CUR_SORTED] = 0

@@ -1,8 +1,7 @@
-"""Partition-groups as a whole: opened, extracted, installed, validated.
+"""Partition-groups as a whole: opened, moved, validated.
 
-What: `GroupState` (what travels when a partition-group moves), and `WindowState`, the owner of all arrays of one slave: it
-opens groups,
-tunes, expires, extracts and installs them.
+What: `WindowState`, the owner of all arrays of one slave: it opens groups, tunes and expires them, and hides, drains, refills
+and reveals those that move (`HiddenGroup`).
 Why: kernels work on arrays; someone has to own, grow and check them.
 Stays out: joining (`operators.window_join`), payload bytes (`state.payload`).
 """
@@ -13,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swjoin.batch import I64, U64, PayloadRows
+from swjoin.batch import I64, U64
 from swjoin.errors import RunFailed
 from swjoin.hashing import hash_key, tag_of
-from swjoin.messages import GroupId
+from swjoin.messages import Directory, GroupId
 from swjoin.state.arrays import (
     COUNTERS,
     DUE,
@@ -42,35 +41,23 @@ from swjoin.state.arrays import (
     new_minis,
     new_pool,
 )
-from swjoin.state.blocks import NONE, append_columns, expire, free_blocks, give_chain, live_tuples
+from swjoin.state.blocks import NONE, append_runs, drain_runs, expire, free_blocks, live_tuples, tuples_by_group
 from swjoin.state.tuning import NEED_MINIS, TUNED, compact, give_mini, live_slots, merge_small, split_due, take_mini
 
-
-@dataclass(frozen=True)
-class WindowTuples:
-    """Window tuples of one stream of one partition-group, mini-partition after mini-partition, each in time order."""
-
-    key: I64
-    ts: I64
-    id: U64
-    rows: PayloadRows | None
+Columns = tuple[I64, I64, U64, I64]  # key, time, id, payload reference
+HIDDEN = -2  # minis.group of partition-group g on its way: HIDDEN - g
 
 
 @dataclass(frozen=True)
-class GroupState:
-    """A partition-group on its way: its windows and its splitting information.
+class HiddenGroup:
+    """A partition-group on its way: still, or already, in this slave's blocks, but in none of its directories.
 
-    depth: global depth of the directory. patterns, depths: int64 (minis,), low hash bits and local depth of each
-    mini-partition-group. counts: int64 (2, minis), tuples per stream.
+    Joining, expiry and tuning pass it by. minis: int64 (minis,), where each mini-partition-group of the directory lies.
     """
 
     group: GroupId
-    depth: int
-    patterns: I64
-    depths: I64
-    counts: I64
-    left: WindowTuples
-    right: WindowTuples
+    directory: Directory
+    minis: I64
 
 
 class WindowState:
@@ -87,6 +74,7 @@ class WindowState:
             raise RunFailed(f"module.window: {window_bytes} bytes of window state cannot be reserved; set it lower") from None
         self.minis = new_minis(256)
         self.directories = new_directories(64, 256)
+        self.hidden: dict[GroupId, HiddenGroup] = {}
 
     # ------------------------------------------------------------ groups
 
@@ -160,6 +148,12 @@ class WindowState:
         left, right = live_tuples(self.minis)
         return int(left), int(right)
 
+    def tuples_by_group(self, partition_count: int) -> I64:
+        """Window tuples of every partition-group, both streams: int64 (partition_count,)."""
+        out = np.zeros(partition_count, np.int64)
+        tuples_by_group(self.minis, out)
+        return out
+
     @property
     def block_count(self) -> int:
         return int(self.pool.control[IN_USE])
@@ -203,55 +197,82 @@ class WindowState:
             parts.append(np.arange(start, start + int(self.pool.header[block * HEADER + FILL]), dtype=np.int64))
         return np.concatenate(parts)
 
-    def columns(self, positions: I64) -> tuple[I64, I64, U64, I64]:
+    def columns(self, positions: I64) -> Columns:
         """Key, time, id and payload reference of the tuples at these pool positions, copied."""
         records = self.pool.rows.reshape(-1, ROW)[positions]
         key, ts, ids, refs = (np.ascontiguousarray(records[:, f]) for f in (KEY, TS, ID, REF))
         return key, ts, ids.view(np.uint64), refs
 
-    def remove_group(self, group: GroupId) -> None:
-        """Forget a partition-group; its blocks and mini-partition-groups are free again."""
-        for mini in self.minis_of(group).tolist():
-            for stream in (0, 1):
-                give_chain(self.pool, int(self.minis.counters[mini * COUNTERS + FIRST + stream]))
-            give_mini(self.minis, mini)
+    def hide_group(self, group: GroupId) -> HiddenGroup:
+        """Take a partition-group out of the directories; its blocks stay until `drain` has emptied them."""
+        minis = self.minis_of(group)
+        patterns = self.minis.pattern[minis].astype(np.int64)
+        depths = self.minis.depth[minis].astype(np.int64)
+        hidden = HiddenGroup(group, Directory(int(self.directories.depth[group]), patterns, depths), minis)
+        self.minis.group[minis] = HIDDEN - group
         self.directories.start[group] = -1
         self.directories.depth[group] = 0
+        self.hidden[group] = hidden
+        return hidden
 
-    def install_group(self, state: GroupState, first_refs: tuple[int, int]) -> None:
-        """Rebuild the same mini-partition-groups; payload references start at `first_refs`."""
-        group = state.group
-        if self.is_open(group):
+    def drain(self, hidden: HiddenGroup, stream: int, place: I64, dead_below_us: int, room: int) -> tuple[I64, Columns]:
+        """Take at most `room` tuples of a stream, oldest first per mini-partition-group, and give their blocks back.
+
+        Returns how many each mini-partition-group gave, int64 (minis,), and key, time, id, payload reference. place: int64
+        (2,), zeros at first, is moved on; it has reached len(minis) when the stream is empty.
+        """
+        counts = np.zeros(len(hidden.minis), np.int64)
+        columns = (np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.uint64), np.empty(room, np.int64))
+        n = drain_runs(self.pool, self.minis, stream, hidden.minis, place, dead_below_us, *columns, counts)
+        key, ts, ids, refs = columns
+        return counts, (key[:n], ts[:n], ids[:n], refs[:n])
+
+    def forget_group(self, group: GroupId) -> None:
+        """A hidden partition-group has been drained; its mini-partition-groups are free again."""
+        for mini in self.hidden.pop(group).minis.tolist():
+            give_mini(self.minis, mini)
+
+    def expect_group(self, group: GroupId, directory: Directory) -> HiddenGroup:
+        """Make empty, hidden mini-partition-groups for a partition-group that arrives. RunFailed when it is here already."""
+        if self.is_open(group) or group in self.hidden:
             raise RunFailed(f"partition-group {group} is here already; installing it would lose its windows")
-        self._make_room(group)
-        wanted = int((-(-state.counts // self.block_tuples)).sum())
+        minis = []
+        for depth, pattern in zip(directory.depths.tolist(), directory.patterns.tolist(), strict=True):
+            self._reserve_mini()
+            minis.append(take_mini(self.minis, HIDDEN - group, depth, pattern))
+        self.hidden[group] = HiddenGroup(group, directory, np.array(minis, np.int64))
+        return self.hidden[group]
+
+    def append_runs(
+        self, hidden: HiddenGroup, stream: int, which: I64, counts: I64, key: I64, ts: I64, ids: U64, first_ref: int
+    ) -> None:
+        """Append runs of window tuples to mini-partition-groups `which` (indexes into the directory's lists).
+
+        RunFailed when the windows are full.
+        """
+        wanted = int((counts // self.block_tuples + 2).sum())
         if wanted > free_blocks(self.pool):
-            raise RunFailed(f"partition-group {group} needs {wanted} blocks; raise module.window ({self.window_bytes} bytes)")
-        size = 1 << state.depth
+            raise RunFailed(
+                f"partition-group {hidden.group} has no room for {len(key)} more tuples; "
+                f"raise module.window ({self.window_bytes} bytes)"
+            )
+        append_runs(self.pool, self.minis, stream, hidden.minis[which], counts, key, ts, ids, first_ref)
+
+    def reveal_group(self, group: GroupId) -> None:
+        """A hidden partition-group is complete: put it into the directories, with the same splitting information."""
+        hidden = self.hidden.pop(group)
+        self._make_room(group)
+        depth = hidden.directory.depth
+        size = 1 << depth
         self._reserve_slots(size)
         start = int(self.directories.control[0])
         self.directories.control[0] += size
         self.directories.start[group] = start
-        self.directories.depth[group] = state.depth
-        offsets = [0, 0]
-        for i, (pattern, depth) in enumerate(zip(state.patterns.tolist(), state.depths.tolist(), strict=True)):
-            self._reserve_mini()
-            mini = take_mini(self.minis, group, depth, pattern)
-            self.directories.slots[start + pattern : start + size : 1 << depth] = mini
-            for stream, source in enumerate((state.left, state.right)):
-                n = int(state.counts[stream, i])
-                at = offsets[stream]
-                append_columns(
-                    self.pool,
-                    self.minis,
-                    stream,
-                    mini,
-                    source.key[at : at + n],
-                    source.ts[at : at + n],
-                    source.id[at : at + n],
-                    first_refs[stream] + at,
-                )
-                offsets[stream] += n
+        self.directories.depth[group] = depth
+        self.minis.group[hidden.minis] = group
+        columns = (hidden.minis.tolist(), hidden.directory.patterns.tolist(), hidden.directory.depths.tolist())
+        for mini, pattern, local in zip(*columns, strict=True):
+            self.directories.slots[start + pattern : start + size : 1 << local] = mini
 
     # ------------------------------------------------------------ invariants
 
@@ -272,6 +293,12 @@ class WindowState:
                 assert (entries & ((1 << local) - 1) == pattern).all(), f"{where}: entries {entries} do not share {pattern:b}"
                 for stream in (0, 1):
                     used += self._validate_chain(where, mini, stream, local, pattern)
+        for group, hidden in self.hidden.items():
+            live += len(hidden.minis)
+            assert not self.is_open(group), f"partition-group {group}: on its way, and in the directories"
+            for mini in hidden.minis.tolist():
+                assert self.minis.group[mini] == HIDDEN - group, f"partition-group {group}, mini {mini}: is not hidden"
+                used += sum(len(self._chain(mini, stream)) for stream in (0, 1))
         assert live == self.mini_group_count, f"{live} mini-partition-groups reachable, {self.mini_group_count} in use"
         assert used == self.block_count, f"{used} blocks reachable, {self.block_count} in use"
         assert free_blocks(self.pool) + used == len(self.pool.free), "a block is neither free nor in use"

@@ -165,6 +165,12 @@ class PayloadStore:
         rows = self._pages.next_reference - self._live
         return rows * self.layout.fixed_bytes + (0 if self._tails is None else self._tails.nbytes(self._live))
 
+    @property
+    def mean_bytes(self) -> int:
+        """Bytes of a row, on average; at least 1."""
+        rows = self._pages.next_reference - self._live
+        return max(1, self.layout.fixed_bytes, self.nbytes // rows if rows else 0)
+
     def append(self, rows: PayloadRows, newest_us: int) -> int:
         """Store rows (copied); returns the reference of the first. newest_us: the highest time among them.
 

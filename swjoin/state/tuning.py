@@ -309,7 +309,7 @@ def merge_small(pool: Pool, minis: Minis, directories: Directories, theta: int) 
     """
     counters = minis.counters
     for mini in range(minis.control[NEVER_USED]):
-        while minis.group[mini] != NONE and minis.depth[mini] > 0:
+        while minis.group[mini] >= 0 and minis.depth[mini] > 0:
             n = _stored(counters, mini)
             if n >= theta:
                 break
@@ -329,7 +329,7 @@ def _halve(minis: Minis, directories: Directories) -> None:
     """A directory deeper than its deepest mini-partition-group is halved: its low half already says everything."""
     deepest = np.zeros(directories.depth.shape[0], np.int64)
     for mini in range(minis.control[NEVER_USED]):
-        if minis.group[mini] != NONE:
+        if minis.group[mini] >= 0:
             deepest[minis.group[mini]] = max(deepest[minis.group[mini]], minis.depth[mini])
     for group in range(directories.depth.shape[0]):
         if directories.start[group] >= 0 and deepest[group] < directories.depth[group]:

@@ -1,0 +1,219 @@
+"""A partition-group leaves one slave's windows and enters another's, chunk by chunk (paper section IV-C).
+
+What: `Departure` at the supplier yields `StateChunk`s of bounded size; `Arrival` at the consumer takes them, and `settle` joins
+what the supplier had not joined yet.
+Why: a partition-group may be large; copying it at once would need its size in memory twice and stall both slaves.
+Stays out: when to move and whom to tell (`cluster.mover`), blocks (`state`).
+
+From `Departure` on, the partition-group is hidden at the supplier: neither joined nor expired nor tuned there. At the consumer
+it is hidden until it is complete, and then revealed at the very moment when its pending tuples begin to be joined: the consumer
+may be ahead of the supplier in time, and its expiry would drop windows that those tuples still have to meet.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from swjoin.batch import I64, LEFT, RIGHT, RowLayout, TupleBatch
+from swjoin.errors import RunFailed
+from swjoin.messages import Delivery, EpochIndex, GroupId, QueryId, SlaveId, StateChunk
+
+if TYPE_CHECKING:
+    from swjoin.operators.window_join import WindowJoin, Work
+
+_TUPLE_BYTES = 24  # key, time, id
+
+
+@dataclass(frozen=True)
+class Journey:
+    """Which partition-group goes from whom to whom."""
+
+    query: QueryId
+    move: int
+    group: GroupId
+    supplier: SlaveId
+    consumer: SlaveId
+
+
+class Departure:
+    """Hides a partition-group of `join` and yields it. pending: delivered, not joined tuples, left and right, in time order."""
+
+    def __init__(self, join: WindowJoin, journey: Journey, pending: tuple[TupleBatch, TupleBatch], chunk_bytes: int) -> None:
+        self.journey = journey
+        self.tuples = 0
+        self.nbytes = 0
+        self.done = False
+        self._join = join
+        self._chunk_bytes = chunk_bytes
+        join.state.open_groups(np.array([journey.group], np.int64))
+        self._times_us = join.times_us
+        self._dead_us = join.dead_below(self._times_us)
+        join.set_floor(journey.group, self._times_us)
+        self._hidden = join.state.hide_group(journey.group)
+        self._stream = LEFT
+        self._place = np.zeros(2, np.int64)
+        self._index = 0
+        self._pending = deque(
+            (stream, part) for stream in (LEFT, RIGHT) for part in _pieces(pending[stream], chunk_bytes) if len(part)
+        )
+
+    def waiting_tuples(self, stream: int) -> int:
+        """Pending tuples that have not left yet."""
+        return sum(len(part) for s, part in self._pending if s == stream)
+
+    def next_chunk(self) -> StateChunk:
+        """The next chunk; `done` once it is the last one."""
+        chunk = self._window_chunk() if self._stream <= RIGHT else self._pending_chunk()
+        if chunk.last:
+            self.done = True
+            self._join.state.forget_group(self.journey.group)
+            self._join.lift_floor(self.journey.group)
+        self.tuples += len(chunk.tuples)
+        self.nbytes += chunk.nbytes
+        self._index += 1
+        return chunk
+
+    def _window_chunk(self) -> StateChunk:
+        stream, store = self._stream, self._join.payload[self._stream]
+        room = max(1, self._chunk_bytes // (_TUPLE_BYTES + (0 if store is None else store.mean_bytes)))
+        counts, (key, ts, ids, refs) = self._join.state.drain(self._hidden, stream, self._place, self._dead_us[stream], room)
+        which = np.flatnonzero(counts)
+        rows = None if store is None else store.gather(refs)
+        tuples = TupleBatch(key, ts, ids, np.zeros(len(key), np.int64), rows)
+        if self._place[0] == len(self._hidden.minis):
+            self._stream += 1
+            self._place[:] = 0
+        return self._chunk(stream, False, which, counts[which], tuples)
+
+    def _pending_chunk(self) -> StateChunk:
+        stream, tuples = self._pending.popleft()
+        none = np.empty(0, np.int64)
+        return self._chunk(stream, True, none, none, tuples)
+
+    def _chunk(self, stream: int, pending: bool, which: I64, counts: I64, tuples: TupleBatch) -> StateChunk:
+        j = self.journey
+        last = self._stream > RIGHT and not self._pending
+        directory = self._hidden.directory if self._index == 0 else None
+        return StateChunk(
+            j.query,
+            j.move,
+            j.group,
+            j.supplier,
+            j.consumer,
+            self._index,
+            last,
+            self._times_us,
+            stream,
+            pending,
+            which,
+            counts,
+            tuples,
+            directory,
+        )
+
+
+def _pieces(batch: TupleBatch, chunk_bytes: int) -> list[TupleBatch]:
+    rows = max(1, chunk_bytes * len(batch) // max(1, batch.nbytes))
+    return [batch.slice(at, min(at + rows, len(batch))) for at in range(0, len(batch), rows)]
+
+
+class Arrival:
+    """Rebuilds a partition-group in the windows of `join` from its chunks, in order. RunFailed when they do not fit."""
+
+    def __init__(self, join: WindowJoin, first: StateChunk) -> None:
+        if first.directory is None or first.index != 0:
+            raise RunFailed(f"partition-group {first.group}: chunk {first.index} came before the directory")
+        self.first = first
+        self.complete = False
+        self.tuples = 0
+        self.nbytes = 0
+        self._join = join
+        self._next = 0
+        join.set_floor(first.group, first.times_us)
+        self._hidden = join.state.expect_group(first.group, first.directory)
+        self._pending: tuple[list[TupleBatch], list[TupleBatch]] = ([], [])
+
+    def add(self, chunk: StateChunk) -> None:
+        """Take the next chunk. Not while a partition-group is being joined (`WindowJoin.may_append`)."""
+        if chunk.index != self._next or self.complete:
+            raise RunFailed(f"partition-group {chunk.group}: chunk {chunk.index} came where {self._next} was expected")
+        self._next += 1
+        self.tuples += len(chunk.tuples)
+        self.nbytes += chunk.nbytes
+        self.complete = chunk.last
+        if chunk.pending:
+            self._pending[chunk.stream].append(chunk.tuples)
+        elif len(chunk.tuples):
+            self._append(chunk)
+
+    def _append(self, chunk: StateChunk) -> None:
+        tuples, store = chunk.tuples, self._join.payload[chunk.stream]
+        first_ref = 0
+        if store is not None and tuples.rows is not None:
+            first_ref = store.append(tuples.rows, int(tuples.ts.max()))
+        self._join.state.append_runs(
+            self._hidden, chunk.stream, chunk.minis, chunk.counts, tuples.key, tuples.ts, tuples.id, first_ref
+        )
+
+    def waiting_tuples(self, stream: int) -> int:
+        """Pending tuples that have arrived and are not being joined yet."""
+        return sum(len(part) for part in self._pending[stream])
+
+    @property
+    def has_pending(self) -> bool:
+        return any(self._pending)
+
+    def settle(self, epoch: EpochIndex) -> Work | None:
+        """Reveal the partition-group; the work on what its supplier had not joined, or None. Between two deliveries only."""
+        first, pending = self.first, self._pending
+        self._join.state.reveal_group(first.group)
+        self._join.look_again(first.times_us)
+        if not self.has_pending:
+            self._join.lift_floor(first.group)
+            return None
+        left, right = (TupleBatch.concat(p) if p else TupleBatch.empty(_layout(self._join, s)) for s, p in enumerate(pending))
+        self._pending = ([], [])
+        delivery = Delivery(
+            first.query,
+            first.consumer,
+            epoch,
+            *first.times_us,
+            np.array([first.group], np.int64),
+            np.array([len(left)], np.int64),
+            np.array([len(right)], np.int64),
+            left,
+            right,
+        )
+        return self._join.open(delivery, settles=True)
+
+
+def _layout(join: WindowJoin, stream: int) -> RowLayout | None:
+    store = join.payload[stream]
+    return None if store is None else store.layout
+
+
+def take_group(delivery: Delivery, group: GroupId) -> tuple[Delivery, TupleBatch | None, TupleBatch | None]:
+    """A delivery without a partition-group, and that group's tuples of both streams (None when it holds none)."""
+    place = int(np.searchsorted(delivery.groups, group))
+    if place == len(delivery.groups) or delivery.groups[place] != group:
+        return delivery, None, None
+    keep = np.arange(len(delivery.groups)) != place
+    rest, taken = [], []
+    for batch, counts in ((delivery.left, delivery.left_counts), (delivery.right, delivery.right_counts)):
+        start = int(counts[:place].sum())
+        stop = start + int(counts[place])
+        taken.append(batch.slice(start, stop))
+        rest.append(TupleBatch.concat([batch.slice(0, start), batch.slice(stop, len(batch))]))
+    thinner = replace(
+        delivery,
+        groups=delivery.groups[keep],
+        left_counts=delivery.left_counts[keep],
+        right_counts=delivery.right_counts[keep],
+        left=rest[LEFT],
+        right=rest[RIGHT],
+    )
+    return thinner, taken[LEFT], taken[RIGHT]

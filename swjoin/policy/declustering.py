@@ -1,0 +1,45 @@
+"""How many slaves should be active (paper section V-A): the degree of declustering, as a pure rule.
+
+What: `wanted_change` (one slave more, one fewer, or none), `Confirmation` (the same wish several times in a row), and
+`next_to_rest`.
+Why: idle nodes cost communication, overloaded ones delay; the system is kept minimally overloaded on purpose.
+Stays out: emptying a slave (`policy.reorganization`), waking and resting it (`cluster.controller`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from swjoin.policy.reorganization import Kind, SlaveLoad
+
+
+def wanted_change(kinds: Sequence[Kind], beta: float, resting: int) -> int:
+    """+1, -1 or 0 active slaves. No supplier at all: one fewer, never below one. N_sup > beta * N_con: one more, if one rests.
+    """
+    suppliers, consumers = kinds.count(Kind.SUPPLIER), kinds.count(Kind.CONSUMER)
+    if suppliers == 0:
+        return -1 if len(kinds) > 1 else 0
+    return 1 if suppliers > beta * consumers and resting > 0 else 0
+
+
+class Confirmation:
+    """Lets a change through when it was wanted in `needed` reorganization epochs in a row (1 is the paper)."""
+
+    def __init__(self, needed: int) -> None:
+        self._needed = needed
+        self._change = 0
+        self._count = 0
+
+    def confirm(self, change: int) -> int:
+        """The change, or 0 while it has not been wanted often enough."""
+        self._count = self._count + 1 if change == self._change else 1
+        self._change = change
+        if change == 0 or self._count < self._needed:
+            return 0
+        self._count = 0
+        return change
+
+
+def next_to_rest(loads: Sequence[SlaveLoad]) -> SlaveLoad:
+    """The slave to be emptied: the least occupied, of these the one with least state to move, of these the last."""
+    return min(loads, key=lambda x: (x.occupancy_ratio, int(x.state_bytes.sum()), len(x.groups), -x.slave))

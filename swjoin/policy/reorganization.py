@@ -1,0 +1,150 @@
+"""Which partition-groups should move at the end of a reorganization epoch (paper section IV-C): pure functions of loads.
+
+What: `classify` (supplier, consumer, neutral), `empty_slaves`, and the policies `paper`, `balanced`, `random`, by name in
+`POLICIES`.
+Why: a policy suggests, the master enacts; so policies can be compared, tested on a table of numbers, and replaced.
+Stays out: how many slaves should be active (`policy.declustering`), enacting (`cluster.controller`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from swjoin.batch import I64
+from swjoin.config import ReorganizationConfig
+from swjoin.messages import GroupId, SlaveId
+
+
+class Kind(StrEnum):
+    """What a slave is in this reorganization epoch."""
+
+    SUPPLIER = "supplier"
+    CONSUMER = "consumer"
+    NEUTRAL = "neutral"
+
+
+@dataclass(frozen=True)
+class SlaveLoad:
+    """An active slave at the end of a reorganization epoch.
+
+    occupancy_ratio: average over its distribution epochs. groups: int64 (g,), ascending, those that may move now. busy_us: time
+    in the join module. cost_ns, state_bytes: int64 (g,), nominal work and window bytes of each partition-group; zeros when they
+    were not reported. speed: nominal work per time, 1 on an idle node of full speed. emptying: it is about to rest.
+    """
+
+    slave: SlaveId
+    occupancy_ratio: float
+    groups: I64
+    busy_ratio: float
+    cost_ns: I64
+    state_bytes: I64
+    speed: float = 1.0
+    emptying: bool = False
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """Move a partition-group, and why."""
+
+    group: GroupId
+    supplier: SlaveId
+    consumer: SlaveId
+    reason: str
+
+
+def classify(load: SlaveLoad, config: ReorganizationConfig) -> Kind:
+    """Supplier above Th_sup, consumer below Th_con, neutral between; a slave about to rest is neutral."""
+    if load.emptying:
+        return Kind.NEUTRAL
+    if load.occupancy_ratio > config.supplier_threshold:
+        return Kind.SUPPLIER
+    return Kind.CONSUMER if load.occupancy_ratio < config.consumer_threshold else Kind.NEUTRAL
+
+
+def empty_slaves(loads: Sequence[SlaveLoad], config: ReorganizationConfig) -> list[Suggestion]:
+    """Partition-groups of slaves about to rest go to the others in turn, the least occupied first."""
+    others = sorted((x for x in loads if not x.emptying), key=lambda x: (x.occupancy_ratio, x.slave))
+    out: list[Suggestion] = []
+    for load in (x for x in loads if x.emptying and others):
+        for group in load.groups[: config.emptied_groups].tolist():
+            to = others[len(out) % len(others)].slave
+            out.append(Suggestion(GroupId(group), load.slave, to, f"slave {load.slave} is about to rest"))
+    return out
+
+
+def paper(loads: Sequence[SlaveLoad], config: ReorganizationConfig, random: np.random.Generator) -> list[Suggestion]:
+    """One scan pairs each consumer with a supplier; each supplier of a pair yields one partition-group, chosen at random."""
+    kinds = [classify(load, config) for load in loads]
+    suppliers = [x for x, kind in zip(loads, kinds, strict=True) if kind == Kind.SUPPLIER and len(x.groups)]
+    consumers = [x for x, kind in zip(loads, kinds, strict=True) if kind == Kind.CONSUMER]
+    out = []
+    for supplier, consumer in zip(suppliers, consumers, strict=False):
+        group = int(supplier.groups[random.integers(len(supplier.groups))])
+        reason = f"occupancy {supplier.occupancy_ratio:.3f} > {config.supplier_threshold:g} yields to "
+        reason += f"{consumer.occupancy_ratio:.3f} < {config.consumer_threshold:g}"
+        out.append(Suggestion(GroupId(group), supplier.slave, consumer.slave, reason))
+    return out
+
+
+_BUSY = 0.3  # where no slave works more than this share of the time, nothing needs to move
+_TOLERANCE = 0.1  # slaves within this of the mean are left alone: a move costs more than it would gain
+
+
+def balanced(loads: Sequence[SlaveLoad], config: ReorganizationConfig, random: np.random.Generator) -> list[Suggestion]:
+    """As many and such partition-groups as bring every slave's time near the mean, the cheapest to move per work first.
+
+    A slave's time is the nominal work of its partition-groups over its speed, so a slow node is given less. From the slave with
+    most time to the one with least goes the partition-group that lowers the larger of both times most; among those nearly as
+    good, the one with least state. It ends when no move gains a hundredth of the mean.
+    """
+    slaves = [x for x in loads if not x.emptying]
+    if len(slaves) < 2 or max(x.busy_ratio for x in slaves) < _BUSY:
+        return []
+    free = {i: dict(zip(x.groups.tolist(), range(len(x.groups)), strict=True)) for i, x in enumerate(slaves)}
+    time = np.array([x.cost_ns.sum() / x.speed for x in slaves], np.float64)
+    mean = float(sum(x.cost_ns.sum() for x in slaves)) / sum(x.speed for x in slaves)
+    out: list[Suggestion] = []
+    while mean > 0:
+        high, low = int(time.argmax()), int(time.argmin())
+        candidates = np.array(list(free[high].values()), np.int64)
+        if time[high] <= (1 + _TOLERANCE) * mean or len(candidates) == 0:
+            break
+        supplier, consumer = slaves[high], slaves[low]
+        cost = supplier.cost_ns[candidates]
+        after = np.maximum(time[high] - cost / supplier.speed, time[low] + cost / consumer.speed)
+        gain = time[high] - after
+        if gain.max() < 0.01 * mean:
+            break
+        good = np.flatnonzero(gain >= 0.9 * gain.max())
+        best = int(good[supplier.state_bytes[candidates[good]].argmin()])
+        index = int(candidates[best])
+        group = int(supplier.groups[index])
+        share = (time[high] / mean, time[low] / mean)
+        time[high] -= cost[best] / supplier.speed
+        time[low] += cost[best] / consumer.speed
+        del free[high][group]
+        shares = (*share, time[high] / mean, time[low] / mean)
+        reason = "work of {:.2f} and {:.2f} of the mean; after it {:.2f} and {:.2f}".format(*shares)
+        out.append(Suggestion(GroupId(group), supplier.slave, consumer.slave, reason))
+    return out
+
+
+def at_random(loads: Sequence[SlaveLoad], config: ReorganizationConfig, random: np.random.Generator) -> list[Suggestion]:
+    """`random_moves` partition-groups go from anywhere to anywhere, whatever the loads."""
+    owners = [(int(group), x.slave) for x in loads if not x.emptying for group in x.groups]
+    slaves = [x.slave for x in loads if not x.emptying]
+    out = []
+    for index in random.permutation(len(owners))[: config.random_moves].tolist():
+        group, supplier = owners[index]
+        others = [s for s in slaves if s != supplier]
+        if others:
+            out.append(Suggestion(GroupId(group), supplier, others[int(random.integers(len(others)))], "at random"))
+    return out
+
+
+Policy = Callable[[Sequence[SlaveLoad], ReorganizationConfig, np.random.Generator], list[Suggestion]]
+POLICIES: dict[str, Policy] = {"paper": paper, "balanced": balanced, "random": at_random}
