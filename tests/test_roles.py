@@ -33,7 +33,7 @@ from swjoin.messages import (
     StreamEnded,
     TuplesRead,
 )
-from swjoin.policy.epochs import boundary_after_us, last_boundary_us, next_exchange_us
+from swjoin.policy.epochs import boundary_after_us, next_exchange_us, slot_end_us, slot_offset_us, slots_ended, slots_to_skip
 from swjoin.policy.placement import round_robin
 from swjoin.state.histogram import HISTOGRAM_SIZE
 
@@ -117,8 +117,23 @@ def test_arrival_time_stamps_rows_in_order() -> None:
 def test_boundaries(time: int, epoch: int) -> None:
     boundary = boundary_after_us(max(time, 0), 0, epoch)
     assert boundary - epoch <= max(time, 0) < boundary
-    assert last_boundary_us(boundary, epoch) == boundary
     assert next_exchange_us(boundary, epoch) == boundary + epoch
+
+
+@given(st.integers(0, 10**9), st.integers(1, 10**7), st.integers(1, 9))
+def test_slots(time: int, epoch: int, sub_groups: int) -> None:
+    """Slots end where their numbers say; a whole epoch of slots ends with the epoch; who is behind keeps every turn."""
+    epoch = max(epoch, sub_groups)
+    ended = slots_ended(time, epoch, sub_groups)
+    assert ended == 0 or slot_end_us(ended - 1, epoch, sub_groups) <= time
+    assert slot_end_us(ended, epoch, sub_groups) > time
+    assert slot_end_us(5 * sub_groups - 1, epoch, sub_groups) == 5 * epoch
+    for slave in range(2 * sub_groups):
+        assert slot_offset_us(slave, sub_groups, epoch) == slot_end_us(slave % sub_groups, epoch, sub_groups) % epoch
+    skipped = slots_to_skip(3, 3 + ended, sub_groups)
+    assert skipped % sub_groups == 0
+    assert 3 + skipped < max(4, 3 + ended)
+    assert ended - skipped <= sub_groups
 
 
 def test_placement_is_even() -> None:
@@ -212,12 +227,12 @@ def test_realtime_follows_the_clock_and_not_the_arrivals() -> None:
 # ---------------------------------------------------------------- collector
 
 
-def final(slave: int, epoch: int, pairs: int, last: bool = False) -> ResultChunk:
+def final(slave: int, epoch: int, pairs: int, last: bool = False, served: int = 2) -> ResultChunk:
     results = GroupResults(np.zeros(1, np.int64), np.array([pairs]), np.array([5 * (pairs > 0)], np.uint64))
     histogram = np.zeros(HISTOGRAM_SIZE, np.int64)
     histogram[3] = pairs
     metrics = np.zeros(len(COLUMNS))
-    return ResultChunk(QueryId(0), SlaveId(slave), EpochIndex(epoch), True, last, None, results, metrics, histogram)
+    return ResultChunk(QueryId(0), SlaveId(slave), EpochIndex(epoch), True, last, None, results, metrics, histogram, served)
 
 
 def test_an_epoch_is_committed_when_every_slave_has_completed_it() -> None:
@@ -231,12 +246,27 @@ def test_an_epoch_is_committed_when_every_slave_has_completed_it() -> None:
     assert collector.summary()["digest"] == "000000000000000a"
 
 
+def test_an_epoch_waits_for_the_slaves_that_it_served() -> None:
+    """A resting slave has nothing to complete; one that was woken has, however late its results come."""
+    collector = Collector(2, materialised=False)
+    collector.handle(ResultsReceived(final(0, 0, 1, served=1)), 0)
+    assert collector.committed == 0
+    collector.handle(ResultsReceived(final(0, 1, 1, served=2)), 0)
+    collector.handle(ResultsReceived(final(0, 2, 1, served=1)), 0)
+    assert collector.committed == 0
+    collector.handle(ResultsReceived(final(1, 1, 1, served=2)), 0)
+    assert collector.committed == 2
+    collector.validate()
+
+
 @pytest.mark.parametrize(
     ("chunks", "complaint"),
     [
         ([final(0, 0, 1, last=True), final(0, 1, 1)], "unknown or has finished"),
         ([final(5, 0, 1)], "unknown or has finished"),
-        ([final(0, 1, 1)], "completed epoch 1 after epoch -1"),
+        ([final(0, 1, 1), final(0, 0, 1)], "completed epoch 0 after epoch 1"),
+        ([final(0, 0, 1, served=1), final(1, 0, 1)], "completed epoch 0 after epoch -1"),
+        ([final(0, 0, 1), final(1, 1, 1), final(0, 1, 0, last=True), final(1, 2, 0, last=True)], "epoch 0 was never completed"),
     ],
 )
 def test_collector_refuses_contradictions(chunks: list[ResultChunk], complaint: str) -> None:

@@ -18,7 +18,7 @@ from swjoin.operators.window_join import WindowJoin
 from swjoin.runtime.chaos import Scenario, main, run_simulated
 from swjoin.runtime.simulator import Simulation, SimulationError
 
-SEEDS = 120
+SEEDS = 300
 
 
 def test_random_runs_are_right() -> None:

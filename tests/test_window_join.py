@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from typing import Any
 
@@ -13,11 +14,13 @@ from hypothesis import strategies as st
 from swjoin.batch import PayloadRows, RowLayout, TupleBatch
 from swjoin.errors import RunFailed
 from swjoin.hashing import digest_pairs
-from swjoin.messages import END_OF_TIME_US, Delivery, EpochIndex, QueryId, Route, SlaveId
+from swjoin.messages import END_OF_TIME_US, Delivery, EpochIndex, GroupId, QueryId, Route, SlaveId
+from swjoin.operators.state_movement import Journey
 from swjoin.operators.window_join import WindowJoin
 from swjoin.oracle import Bounds, brute_force, pair_digest
 from swjoin.policy.placement import round_robin
 from swjoin.routing.hash_partition import GroupMap, HashPartition
+from swjoin.runtime.wire import pack_state, unpack_state
 from swjoin.state.histogram import HISTOGRAM_SIZE, histogram_index, histogram_quantile
 
 LAYOUTS = {0: None, 1: RowLayout(9), 2: RowLayout(5, True)}
@@ -92,6 +95,28 @@ def drive(join: WindowJoin, work_on: Delivery, budget: int = 10**9, limit: int |
     return pairs, work.pair_count, int(np.add.reduce(work.results.digests, dtype=np.uint64))
 
 
+def journey(group: int, number: int = 0) -> Journey:
+    return Journey(QueryId(0), number, GroupId(group), SlaveId(0), SlaveId(1))
+
+
+def move(source: WindowJoin, target: WindowJoin, group: int, chunk_bytes: int = 10**6) -> int:
+    """A partition-group goes from one to the other at once, as frames; returns the number of chunks."""
+    empty = tuple(TupleBatch.empty(None if store is None else store.layout) for store in source.payload)
+    departure = source.depart(journey(group), empty, chunk_bytes)
+    arrival = None
+    while not departure.done:
+        chunk = unpack_state(pack_state(departure.next_chunk()))
+        arrival = arrival or target.arrive(chunk)
+        arrival.add(chunk)
+        source.validate()
+        target.validate()
+    assert arrival is not None
+    assert arrival.complete
+    assert (arrival.tuples, arrival.nbytes) == (departure.tuples, departure.nbytes)
+    assert arrival.settle(EpochIndex(0)) is None
+    return chunk.index + 1
+
+
 tuples = st.lists(st.tuples(st.integers(-3, 12), st.integers(-40, 160)), max_size=60)
 
 
@@ -152,7 +177,7 @@ def test_any_schedule_equals_brute_force(data: st.DataObject, left: Any, right: 
         for group in data.draw(st.lists(st.integers(0, groups - 1), max_size=2), "moves"):
             source = owner[group]
             if group in joins[source].group_ids():
-                joins[1 - source].install(joins[source].extract(group))
+                move(joins[source], joins[1 - source], group, data.draw(st.sampled_from([1, 100, 10**6]), "chunk"))
                 owner[group] = 1 - source
                 joins[0].validate()
                 joins[1].validate()
@@ -179,15 +204,122 @@ def test_moved_group_keeps_its_mini_partition_groups() -> None:
     shape = sorted(one.state.minis.pattern[one.state.minis_of(0)].tolist())
     depth = int(one.state.directories.depth[0])
     assert depth > 3
-    two.install(one.extract(0))
+    assert move(one, two, 0, 5000) > 10
     assert sorted(two.state.minis.pattern[two.state.minis_of(0)].tolist()) == shape
     assert int(two.state.directories.depth[0]) == depth
     assert one.window_tuples() == (0, 0)
     assert two.window_tuples() == (2000, 0)
-    state = two.extract(0)
-    two.install(state)
+    first = two.depart(journey(0), (empty, empty), 10**6).next_chunk()
+    one.arrive(first)
     with pytest.raises(RunFailed, match="is here already"):
-        two.install(state)
+        one.arrive(first)
+    with pytest.raises(RunFailed, match="came before the directory"):
+        make(Bounds(-50, 50)).arrive(dataclasses.replace(first, directory=None, index=1))
+
+
+def test_a_group_that_does_not_fit_is_refused_with_one_line() -> None:
+    batch = stream(list(range(2000)), [0] * 2000, None)
+    one, two = make(Bounds(-50, 50)), make(Bounds(-50, 50), window_bytes=4 * 32 * 40)
+    drive(one, delivery(0, batch, TupleBatch.empty(), (0, 0), 1, (Route.BOTH, Route.BOTH)))
+    with pytest.raises(RunFailed, match=r"no room for .* more tuples; raise module\.window"):
+        move(one, two, 0)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data(), left=tuples, right=tuples)
+def test_moves_while_others_join(data: st.DataObject, left: Any, right: Any) -> None:
+    """Chunks leave and arrive between any two pieces of join work; pending tuples travel, later ones are held back.
+
+    The test plays the master: it holds a moving partition-group's tuples back and promises its consumer no more than that.
+    """
+    lower = data.draw(st.integers(-60, 60), "lower")
+    bounds = Bounds(lower, lower + data.draw(st.integers(0, 90), "width"))
+    layout = LAYOUTS[data.draw(st.integers(0, 2), "layout")]
+    options = {
+        "theta_tuples": data.draw(st.sampled_from([0, 1, 4, 1000]), "theta"),
+        "block_tuples": data.draw(st.sampled_from([1, 2, 4]), "block"),
+        "left_layout": layout,
+        "right_layout": layout,
+        "result_tuples": data.draw(st.sampled_from([1, 7, 1000]), "result tuples"),
+    }
+    joins = [make(bounds, **options), make(bounds, **options)]
+    streams = [stream([k for k, _ in rows], [t for _, t in rows], layout) for rows in (left, right)]
+    groups, owner = 3, [0, 0, 1]
+    held: dict[int, list[TupleBatch]] = {}
+    flights: dict[int, dict[str, Any]] = {}
+    count = digest = 0
+    moves = 0
+
+    def join_all(which: int, work: Any) -> None:
+        nonlocal count, digest
+        while not joins[which].step(work, 10**6, data.draw(st.sampled_from([1, 10**9]), "budget")).done:
+            fly(data.draw(st.integers(0, 2), "chunks"))
+        count += work.pair_count
+        digest += int(np.add.reduce(work.results.digests, dtype=np.uint64))
+
+    def fly(chunks: int) -> None:
+        for flight in list(flights.values()):
+            for _ in range(chunks):
+                if flight["departure"].done or not joins[flight["to"]].may_append:
+                    break
+                chunk = unpack_state(pack_state(flight["departure"].next_chunk()))
+                flight["arrival"] = flight["arrival"] or joins[flight["to"]].arrive(chunk)
+                flight["arrival"].add(chunk)
+
+    def land() -> None:
+        for group, flight in list(flights.items()):
+            if flight["arrival"] is not None and flight["arrival"].complete:
+                del flights[group]
+                owner[group] = flight["to"]
+                work = flight["arrival"].settle(EpochIndex(0))
+                if work is not None:
+                    join_all(flight["to"], work)
+
+    def of_group(batch: TupleBatch, wanted: set[int]) -> TupleBatch:
+        return batch.take(np.array([i for i in range(len(batch)) if _group(batch.key[i], groups) in wanted], np.int64))
+
+    edges = sorted(data.draw(st.lists(st.integers(-41, 161), max_size=6), "edges"))
+    start = -(10**6)
+    promised = (start, start)
+    for stop in [*edges, 10**6]:
+        parts = [b.slice(int(np.searchsorted(b.ts, start)), int(np.searchsorted(b.ts, stop))) for b in streams]
+        last = stop == 10**6
+        while last and flights:
+            fly(1)
+            land()
+        promised = (END_OF_TIME_US, END_OF_TIME_US) if last else (stop, stop)
+        for group in flights:
+            held.setdefault(group, [TupleBatch.empty(layout)] * 2)
+            held[group] = [TupleBatch.concat([h, of_group(p, {group})]) for h, p in zip(held[group], parts, strict=True)]
+        for which in (0, 1):
+            mine = {g for g in range(groups) if owner[g] == which and g not in flights}
+            back = [held.pop(g) for g in sorted(mine) if g in held]
+            batches = []
+            for side, part in enumerate(parts):
+                new = TupleBatch.concat([*(h[side] for h in back), of_group(part, mine)])
+                once = np.unique(new.id, return_index=True)[1]  # a group that landed just now has these tuples in both places
+                new = new.take(once.astype(np.int64))
+                batches.append(new.take(np.argsort(new.ts, kind="stable").astype(np.int64)))
+            limits = [f["times"] for f in flights.values() if f["to"] == which]
+            times = min([promised, *limits])
+            join_all(which, joins[which].open(delivery(0, batches[0], batches[1], times, groups, (Route.BOTH, Route.BOTH))))
+            joins[which].validate()
+            land()
+        for group in data.draw(st.lists(st.integers(0, groups - 1), max_size=2, unique=True), "moves"):
+            if not last and group not in flights:
+                source = owner[group]
+                departure = joins[source].depart(
+                    journey(group), (TupleBatch.empty(layout), TupleBatch.empty(layout)), data.draw(st.sampled_from([1, 200]))
+                )
+                flights[group] = {"departure": departure, "arrival": None, "to": 1 - source, "times": promised}
+                moves += 1
+        fly(data.draw(st.integers(0, 3), "chunks"))
+        land()
+        start = stop
+    i, j = brute_force(streams[0], streams[1], bounds)
+    assert count == len(i)
+    assert digest % 2**64 == pair_digest(streams[0].id[i], streams[1].id[j])
+    assert all(sum(join.window_tuples()) == 0 and join.block_count() == 0 for join in joins)
 
 
 def test_one_key_does_not_grow_the_directory() -> None:

@@ -72,6 +72,8 @@ class Collector:
                 self.committed = EpochIndex(self.committed + 1)
                 commands.append(CommitEpoch(self.committed))
         if all(self._ended) and not self.finished:
+            if self._missing:
+                raise RunFailed(f"collector: epoch {self.committed + 1} was never completed by all of its slaves")
             self.finished = True
             commands.append(FinishCollector())
         return commands
@@ -133,4 +135,3 @@ class Collector:
     def validate(self) -> None:
         assert int(self.histogram.sum()) + sum(self._epoch_pairs) == self.count, "collector: delays and pairs differ in number"
         assert all(epoch > self.committed for epoch in self._missing), "committed too early"
-        assert not self.finished or not self._missing, f"never completed by all of their slaves: epochs {list(self._missing)}"

@@ -14,7 +14,9 @@ from swjoin.policy.reorganization import Kind, SlaveLoad
 
 
 def wanted_change(kinds: Sequence[Kind], beta: float, resting: int) -> int:
-    """+1, -1 or 0 active slaves. No supplier at all: one fewer, never below one. N_sup > beta * N_con: one more, if one rests.
+    """+1, -1 or 0 active slaves.
+
+    No supplier at all: one fewer, never below one. N_sup > beta * N_con: one more, if one rests.
     """
     suppliers, consumers = kinds.count(Kind.SUPPLIER), kinds.count(Kind.CONSUMER)
     if suppliers == 0:

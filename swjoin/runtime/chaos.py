@@ -119,6 +119,9 @@ def _draw_adaptation(random: np.random.Generator, plain: dict[str, Any], slave_c
     elif random.random() < 0.7:
         cluster["distribution_epoch_us"] = max(1, span // 40)
     cluster["sub_group_count"] = min(int(random.integers(1, slave_count + 1)), cluster["distribution_epoch_us"])
+    if random.random() < 0.5:  # few partition-groups with many mini-partition-groups each
+        cluster["partition_count"] = int(random.choice([2, 5, 15]))
+        plain["module"]["theta_bytes"] = plain["module"]["block_bytes"] = 64 * int(random.choice([1, 2]))
     low, high = np.sort(random.random(2))
     plain["reorganization"] = {
         "policy": str(random.choice(["none", "paper", "balanced", "random"], p=[0.15, 0.15, 0.1, 0.6])),
