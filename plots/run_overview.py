@@ -7,30 +7,19 @@ Stays out: aggregation; it reads DIR/metrics/slaves.parquet and DIR/run.json.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 
+from plots import stored
 from plots.style import COLOURS, figure, legend
 from plots.style import save as save_figure
-from swjoin.errors import UserError
-
-
-def _columns(path: Path) -> dict[str, np.ndarray]:
-    table = pq.read_table(path)
-    return {name: table.column(name).to_numpy() for name in table.column_names}
 
 
 def plot(run_dir: Path) -> Figure:
     """The overview of a run. UserError when the directory holds no finished run with metrics."""
-    source = run_dir / "metrics" / "slaves.parquet"
-    if not source.is_file() or not (run_dir / "run.json").is_file():
-        raise UserError(f"{run_dir}: holds no metrics; is it the directory of a finished run?")
-    report = json.loads((run_dir / "run.json").read_text())
-    rows = _columns(source)
+    report, rows = stored.report(run_dir), stored.metrics(run_dir)
     slaves = np.unique(rows["slave"]).astype(int)
     fig, (throughput, delay, occupancy) = figure(3)
     end = {int(e): rows["epoch_end_us"][rows["epoch"] == e].max() / 1e6 for e in np.unique(rows["epoch"])}

@@ -1,6 +1,6 @@
 """The look that all figures share: sizes, colours that colour-blind readers can tell apart, saving as PNG and SVG.
 
-What: `figure`, `COLOURS`, `save`.
+What: `figure`, `COLOURS`, `series_style`, `bar_style`, `legend`, `save`.
 Why: figures of one project should look like one project.
 Stays out: data.
 """
@@ -8,6 +8,7 @@ Stays out: data.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 
@@ -31,9 +32,22 @@ def figure(rows: int, height: float = 2.4) -> tuple[Figure, list[Axes]]:
     return fig, panels
 
 
+def series_style(i: int) -> dict[str, Any]:
+    """How the i-th line of a panel looks; when the colours have run out, lines are dashed."""
+    return {"color": COLOURS[i % len(COLOURS)], "linestyle": ("-", "--", ":")[i // len(COLOURS) % 3], "linewidth": 1.2}
+
+
+def bar_style(i: int) -> dict[str, Any]:
+    """The same colours for bars; when they have run out, bars are hatched."""
+    return {"color": COLOURS[i % len(COLOURS)], "hatch": (None, "////", "....")[i // len(COLOURS) % 3], "edgecolor": "white"}
+
+
 def legend(axis: Axes) -> None:
-    """A legend beside the panel, where it covers no data."""
-    axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize="small")
+    """A legend beside the panel, where it covers no data; more than it has room for stand in two columns."""
+    columns = 1 if len(axis.get_legend_handles_labels()[0]) <= 8 else 2
+    axis.legend(
+        loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize="small", ncols=columns, columnspacing=1.0
+    )
 
 
 def save(fig: Figure, folder: Path, name: str) -> list[Path]:

@@ -146,11 +146,14 @@ class TupleBatch:
 
     @staticmethod
     def concat(parts: Sequence[TupleBatch]) -> TupleBatch:
-        if len(parts) == 1:
-            return parts[0]
+        return parts[0] if len(parts) == 1 else parts[0].followed_by(parts[1:])
+
+    def followed_by(self, others: Sequence[TupleBatch]) -> TupleBatch:
+        """This batch and the others after it, of the same kind."""
+        parts = [self, *others]
         rows = None
-        if parts[0].rows is not None:
-            rows = PayloadRows.concat([p.rows for p in parts if p.rows is not None], parts[0].rows.layout)
+        if self.rows is not None:
+            rows = PayloadRows.concat([p.rows for p in parts if p.rows is not None], self.rows.layout)
         return TupleBatch(
             np.concatenate([p.key for p in parts]),
             np.concatenate([p.ts for p in parts]),

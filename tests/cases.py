@@ -142,3 +142,11 @@ CASES = [
 ]
 
 by_name: Callable[[Case], str] = lambda case: case.name  # noqa: E731 - pytest ids
+
+MOVING = {"reorganization": {"policy": "random", "random_moves": 3, "declustering": "adaptive", "chunk_bytes": 1024}}
+
+
+def moving(case: Case) -> dict[str, Any]:
+    """Sections that make a case adapt at random in every distribution epoch; none where epochs have no length."""
+    t_d = case.settings.get("cluster", {}).get("distribution_epoch_us", 100)
+    return {"reorganization": {**MOVING["reorganization"], "epoch_us": t_d}} if t_d else {}

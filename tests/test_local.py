@@ -18,7 +18,7 @@ from swjoin.oracle import format_digest, pair_digest
 from swjoin.runtime.job import Job
 from swjoin.runtime.local import run_local
 from swjoin.sources.bmodel import slot_count, slot_tuples
-from tests.cases import CASES, Case, by_name
+from tests.cases import CASES, Case, by_name, moving
 
 
 def run(config: Path, folder: Path, slaves: int = 1) -> dict[str, Any]:
@@ -31,9 +31,10 @@ def answer(report: dict[str, Any]) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=by_name)
-@pytest.mark.parametrize("slaves", [1, 3])
-def test_known_cases(case: Case, slaves: int, tmp_path: Path) -> None:
-    report = run(case.write(tmp_path), tmp_path, slaves)
+@pytest.mark.parametrize(("slaves", "moves"), [(1, False), (3, False), (4, True)])
+def test_known_cases(case: Case, slaves: int, moves: bool, tmp_path: Path) -> None:
+    """The answer, standing still and while partition-groups and slaves come and go at random."""
+    report = run(case.write(tmp_path, **(moving(case) if moves else {})), tmp_path, slaves)
     assert answer(report) == case.answer()
     assert report["ledger"]["balanced"]
     table = pq.read_table(tmp_path / "run" / "results")

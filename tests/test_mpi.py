@@ -8,13 +8,18 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
+from swjoin.loading import load_config
+from swjoin.runtime.job import Job
+from swjoin.runtime.local import run_local
 from swjoin.runtime.preflight import find_mpirun
-from tests.cases import CASES, Case, by_name
+from tests.cases import CASES, Case, by_name, moving
 from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
@@ -35,8 +40,10 @@ def run(config: Path, out: Path, ranks: int, *more: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("index", range(len(CASES)), ids=[by_name(c) for c in CASES])
 def test_known_cases(index: int, tmp_path: Path) -> None:
+    """With 4 ranks and more, partition-groups move and slaves come and go at random in every distribution epoch."""
     case = CASES[index]
-    report = run(case.write(tmp_path), tmp_path / "run", RANKS[index % len(RANKS)])
+    ranks = RANKS[index % len(RANKS)]
+    report = run(case.write(tmp_path, **(moving(case) if ranks > 3 else {})), tmp_path / "run", ranks)
     assert (report["results"]["count"], report["results"]["digest"]) == case.answer()
     assert report["ledger"]["balanced"]
 
@@ -50,6 +57,38 @@ def test_any_number_of_slaves_and_realtime(ranks: int, tmp_path: Path) -> None:
     roles = [r["role"] for r in report["ranks"].values()]
     assert roles == ["master", "collector", *(f"slave {i}" for i in range(ranks - 2))]
     assert set(report["peak_rss_bytes"]) == {str(r) for r in range(ranks)}
+
+
+@pytest.mark.parametrize("ranks", [4, 5, 7])
+def test_forced_moves_for_a_whole_run(ranks: int, tmp_path: Path) -> None:
+    """Moves and resizes in every reorganization epoch; the answer is that of one slave that nothing ever leaves."""
+    plain: dict[str, Any] = {
+        "join": {"lower": "-2s", "upper": "1s"},
+        "workload": {"rate": 10_000, "duration": "8s", "bias": 0.7, "domain": 100_000, "payload": 16},
+        "cluster": {"partition_count": 30, "distribution_epoch": "100ms", "sub_group_count": 2},
+        "module": {"theta": "8KB", "window": "256MB"},
+        "reorganization": {"policy": "random", "epoch": "100ms", "random_moves": 4, "declustering": "adaptive"},
+    }
+    (tmp_path / "moving.yaml").write_text(json.dumps(plain))
+    report = run(tmp_path / "moving.yaml", tmp_path / "run", ranks)
+    still = {**plain, "cluster": {**plain["cluster"], "sub_group_count": 1}, "reorganization": {}}
+    (tmp_path / "still.yaml").write_text(json.dumps(still))
+    job = Job(load_config(tmp_path / "still.yaml"), tmp_path / "still" / "results", True, tmp_path / "still", None, "test")
+    expected = run_local(job, False, 1)
+    assert report["results"]["count"] == expected["results"]["count"] > 10_000
+    assert report["results"]["digest"] == expected["results"]["digest"]
+    assert report["moves"] > 20
+    assert report["movement"]["state_bytes"] > 10**5
+    kinds = Counter(pq.read_table(tmp_path / "run" / "metrics" / "events.parquet")["kind"].to_pylist())
+    assert kinds["emptying"] > 0
+    assert kinds["decided"] == kinds["held"] == kinds["left"] == kinds["installed"] == kinds["released"] == report["moves"]
+
+
+def test_too_few_slaves_for_the_configuration_is_one_line(tmp_path: Path) -> None:
+    config = CASES[0].write(tmp_path, cluster={"sub_group_count": 3})
+    done = command("run", config, "-n", 4, "--out", tmp_path / "run")
+    assert done.returncode == 2
+    assert "sub_group_count is 3, but the run has 2 slaves" in _complaint(done)
 
 
 def test_started_by_mpirun_directly(tmp_path: Path) -> None:

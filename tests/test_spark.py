@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ import pytest
 from swjoin.config import WorkloadConfig
 from swjoin.errors import UserError
 from swjoin.loading import load_config
-from swjoin.runtime.job import Job
+from swjoin.messages import RunEvent
+from swjoin.runtime.job import EventsFile, Job
 from swjoin.runtime.local import run_local
 from swjoin.spark.verify import verify
 from swjoin.spark.workload import generate
@@ -89,6 +92,17 @@ def test_verify_agrees_and_notices_every_kind_of_damage(a_run: Path, swjoin: Any
     assert f"missing: left {lost[0]}, right {lost[1]}" in done.out
 
 
+def test_verify_agrees_with_a_run_that_moved_on_real_ranks(a_run: Path, tmp_path: Path) -> None:
+    """Forced moves in every reorganization epoch on 6 MPI ranks, digest equal to Spark's."""
+    config = json.loads((tmp_path / "config.yaml").read_text())
+    config["reorganization"] = {"policy": "random", "epoch": "100ms", "random_moves": 5, "declustering": "adaptive"}
+    (tmp_path / "moving.yaml").write_text(json.dumps(config))
+    line = [sys.executable, "-m", "swjoin", "run", str(tmp_path / "moving.yaml"), "-n", "6", "--out", str(tmp_path / "moved")]
+    subprocess.run(line, check=True, capture_output=True, timeout=60)
+    assert json.loads((tmp_path / "moved" / "run.json").read_text())["moves"] > 10
+    assert verify(tmp_path / "moved", None).equal
+
+
 def test_verify_notices_a_false_claim(a_run: Path) -> None:
     report = json.loads((a_run / "run.json").read_text())
     report["results"]["digest"] = "0" * 16
@@ -160,10 +174,33 @@ def test_aggregate_adds_up(a_run: Path, swjoin: Any) -> None:
     assert (spread[0] <= spread[1]).all()
     assert (spread[1] <= spread[2]).all()
     assert (a_run / "tables" / "epochs.csv").read_text().startswith("epoch,")
+    assert not (a_run / "tables" / "moves.csv").exists()
+
+
+def test_aggregate_has_a_row_per_move(a_run: Path, swjoin: Any) -> None:
+    """One move from beginning to end, and one that the run's failure interrupted; without moves there is no table."""
+    events = EventsFile(a_run)
+    for number, group in ((0, 5), (1, 2)):
+        events.add(RunEvent(1_000_000, 4, "decided", 0, 1, group, state_bytes=7, amount=number, text="why"))
+        events.add(RunEvent(1_250_000, 5, "held", 0, 1, group, amount=number))
+    events.add(RunEvent(1_300_000, 5, "installed", 1, 0, 5, 3000, 90_000, 40_000, 0.0))
+    events.add(RunEvent(1_310_000, 5, "left", 0, 1, 5, 3000, 90_000, 30_000, 0.0))
+    events.add(RunEvent(1_500_000, 6, "released", 0, 1, 5, 67, 90_000, 250_000, 0.0))
+    events.add(RunEvent(1_500_000, 6, "occupancy", 0, amount=1.0, text="neutral"))
+    events.close()
+    done = swjoin("aggregate", a_run)
+    assert done.code == 0, done.err
+    rows = pq.read_table(a_run / "tables" / "moves.parquet").to_pylist()
+    whole = {"number": 0, "group": 5, "supplier": 0, "consumer": 1, "decided_s": 1.0, "held_s": 1.25, "released_s": 1.5}
+    assert rows[0] == {**whole, "tuples": 3000, "state_bytes": 90_000, "MB_per_s": 3.0, "hold_back_s": 0.25}
+    began = {"number": 1, "group": 2, "supplier": 0, "consumer": 1, "decided_s": 1.0, "held_s": 1.25}
+    assert rows[1] == {**dict.fromkeys(rows[0]), **began}
+    assert (a_run / "tables" / "moves.csv").read_text().startswith(",".join(rows[0]))
+    assert len(rows) == 2
 
 
 def test_directories_that_are_no_runs(swjoin: Any, tmp_path: Path) -> None:
-    for word in ("verify", "aggregate", "plot"):
+    for word in ("verify", "aggregate", "plot", "events"):
         done = swjoin(word, tmp_path)
         assert done.code == 2, word
         assert len([line for line in done.err if line.startswith("swjoin: ")]) == 1

@@ -1,7 +1,7 @@
 """One function per command: arguments -> configuration -> job -> runtime -> summary.
 
-What: `run_join`, `run_run`, `run_generate`, `run_verify`, `run_aggregate`, `run_plot`, and the hidden `run_rank` that mpirun
-starts.
+What: `run_join`, `run_run`, `run_generate`, `run_verify`, `run_aggregate`, `run_events`, `run_plot`, and the hidden `run_rank`
+that mpirun starts.
 Why: commands differ only in what they build; every runtime takes the same `Job`.
 Stays out: parsing (`cli.main`), launching (`runtime.launch`).
 """
@@ -226,16 +226,38 @@ def run_aggregate(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_events(args: argparse.Namespace) -> int:
+    from swjoin.cli.timeline import print_timeline
+
+    print_timeline(Path(args.dir), args.kinds, args.slave, args.group)
+    return 0
+
+
 def run_plot(args: argparse.Namespace) -> int:
     root = Path(__file__).resolve().parents[2]  # figures live beside the package in a checkout
     if (root / "plots").is_dir() and str(root) not in sys.path:
         sys.path.append(str(root))
     try:
-        from plots import run_overview
+        from plots import adaptation, run_overview
     except ModuleNotFoundError as error:
         raise UserError(
             f"plots need the repository and matplotlib ({error.name} is missing); start ./run.sh from a checkout"
         ) from None
-    for path in run_overview.save(Path(args.dir)):
+    for path in (*run_overview.save(Path(args.dir)), *adaptation.save(Path(args.dir))):
         print(path)
     return 0
+
+
+# ---------------------------------------------------------------- foretelling runs
+
+
+def run_simulate(args: argparse.Namespace) -> int:
+    from swjoin.cli import simulation
+
+    return simulation.run_simulate(args)
+
+
+def run_calibrate(args: argparse.Namespace) -> int:
+    from swjoin.cli import simulation
+
+    return simulation.run_calibrate(args)

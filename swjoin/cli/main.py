@@ -1,6 +1,6 @@
 """The parser of the `swjoin` command and the one place where errors become exit codes.
 
-What: `main(argv) -> exit code`.
+What: `main(argv) -> exit code`. `swjoin ... | head` ends quietly, with the code of a process that SIGPIPE ended.
 Why: `swjoin --help` must be instant, so nothing heavy is imported here; commands import what they need.
 Stays out: what the commands do (`cli.commands`).
 """
@@ -8,6 +8,8 @@ Stays out: what the commands do (`cli.commands`).
 from __future__ import annotations
 
 import argparse
+import os
+import select
 import sys
 import traceback
 
@@ -35,10 +37,13 @@ def build_parser() -> argparse.ArgumentParser:
     verify.add_argument("dir", metavar="DIR", help="directory of a run")
     aggregate = commands.add_parser("aggregate", help="turn a run's metrics into per-epoch tables, by Spark")
     aggregate.add_argument("dir", metavar="DIR", help="directory of a run")
-    plot = commands.add_parser("plot", help="plot throughput, production delay and occupancy of a run")
+    _add_events(commands.add_parser("events", help="tell what a run decided: moves, occupancies, active slaves"))
+    plot = commands.add_parser("plot", help="plot throughput, production delay, occupancy and adaptation of a run")
     plot.add_argument("dir", metavar="DIR", help="directory of a run")
     for spark in (verify, aggregate):
         spark.add_argument("--spark-master", metavar="URL", help="Spark master (default: local[*])")
+    _add_simulate(commands.add_parser("simulate", help="foretell a run of many slaves in virtual time, by a cost model"))
+    _add_calibrate(commands.add_parser("calibrate", help="measure this machine's costs for simulate"))
     rank = commands.add_parser("_rank")
     rank.add_argument("job", metavar="JOB.json")
     for command in commands.choices.values():
@@ -119,8 +124,74 @@ def _add_generate(p: argparse.ArgumentParser) -> None:
     p.add_argument("--spark-master", metavar="URL", help="Spark master (default: local[*])")
 
 
+def _add_simulate(p: argparse.ArgumentParser) -> None:
+    p.description = "Foretell a run: the real roles and policies in virtual time, over counts of tuples (docs/simulation.md)."
+    p.add_argument("config", metavar="CONFIG.yaml")
+    p.add_argument("--slaves", metavar="N", type=int, required=True)
+    p.add_argument("--set", dest="overrides", metavar="path.to.key=value", action="append", default=[])
+    p.add_argument("--costs", metavar="NAME|FILE", default="modern", help="modern, modern-10g, paper, or a file of calibrate")
+    p.add_argument(
+        "--cost", dest="changes", metavar="NAME=VALUE", action="append", default=[], help="change one cost; NAME=*2 doubles it"
+    )
+    p.add_argument(
+        "--host-cores", metavar="N", type=int, default=0, help="all ranks share so many cores (default: each has one)"
+    )
+    p.add_argument(
+        "--search", action="store_true", help="how far one master can feed: 1, 2, 4, ... up to --slaves slaves, asap"
+    )
+    p.add_argument("--limit", metavar="60s", help="end after so much virtual time")
+    p.add_argument("--out", metavar="DIR", help="write simulation.json and metrics there")
+
+
+def _add_calibrate(p: argparse.ArgumentParser) -> None:
+    p.description = "Measure what things cost on this machine, with the real roles; takes about a minute on a quiet machine."
+    p.add_argument("-o", dest="out", metavar="COSTS.yaml", help="write them there, for simulate --costs")
+    p.add_argument("--quick", action="store_true", help="smaller and less exact")
+
+
+def _add_events(p: argparse.ArgumentParser) -> None:
+    p.description = "The timeline of a run that adapted itself: what was decided when and why, and what became of it."
+    p.add_argument("dir", metavar="DIR", help="directory of a run")
+    p.add_argument(
+        "--kind",
+        dest="kinds",
+        metavar="KIND",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="occupancy, decided, held, left, installed, released, activated, emptying, kept, rested (default: all)",
+    )
+    p.add_argument("--slave", metavar="N", type=int, help="only what concerns slave N")
+    p.add_argument("--group", metavar="N", type=int, help="only what concerns partition-group N")
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; returns its exit code: 0, 1 (the run failed), 2 (the user gave something wrong), 130 (interrupted)."""
+    """Run one command; returns its exit code: 0, 1 (the run failed), 2 (the user gave something wrong), 130 (interrupted), 141
+    (nobody reads on)."""
+    try:
+        try:
+            return _perform(argv)
+        finally:
+            print(end="", flush=True)  # here, where it can be caught: at exit Python would complain of a closed pipe
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(nowhere, stream.fileno())  # what is still in Python's buffers goes there
+        os.close(nowhere)
+        return 141
+
+
+def _nobody_reads() -> bool:
+    """Whether our own output is a pipe that its reader has closed; any other broken pipe is an error as others are."""
+    poll = select.poll()
+    for stream in (sys.stdout, sys.stderr):
+        poll.register(stream.fileno(), 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def _perform(argv: list[str] | None) -> int:
     debug = "--debug" in (sys.argv[1:] if argv is None else argv)
     args = build_parser().parse_args(_join_negative(sys.argv[1:] if argv is None else argv))
     if args.version:
@@ -146,7 +217,7 @@ def main(argv: list[str] | None = None) -> int:
         print("swjoin: interrupted", file=sys.stderr)
         return 130
     except Exception as error:
-        if debug:
+        if debug or (isinstance(error, BrokenPipeError) and _nobody_reads()):
             raise
         print(
             f"swjoin: internal error: {type(error).__name__}: {' '.join(str(error).split())} (--debug shows where)",

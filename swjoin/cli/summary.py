@@ -1,6 +1,6 @@
 """The table at the end of a run.
 
-What: `print_summary(report, job)`.
+What: `print_summary(report, job)`; `size_text`, `duration_text`, `on_terminal` for whatever else prints.
 Why: count, digest, ledger, speed and delay at a glance, and where everything is.
 Stays out: the report's content (`runtime.report`).
 """
@@ -12,6 +12,35 @@ import sys
 from typing import Any
 
 from swjoin.runtime.job import Job
+
+
+def on_terminal() -> bool:
+    """Whether to print in colours: a person looks on, and not through mpirun (`runtime.launch`)."""
+    return sys.stdout.isatty() and "SWJOIN_PLAIN" not in os.environ
+
+
+def size_text(nbytes: float) -> str:
+    """Bytes as KiB or MiB."""
+    return f"{nbytes / 2**20:,.1f} MiB" if nbytes >= 2**20 else f"{nbytes / 2**10:,.{0 if nbytes >= 10 << 10 else 1}f} KiB"
+
+
+def duration_text(us: float) -> str:
+    """Microseconds as ms, with a decimal below 10."""
+    return f"{us / 1e3:,.{0 if us >= 9950 else 1}f} ms"
+
+
+def _adaptation_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the run did to adapt: nothing to say of a run that did not."""
+    rows = []
+    if report["moves"]:
+        movement = report["movement"]
+        held = ", ".join(f"{duration_text(movement['hold_back_s'][q] * 1e6)} ({q})" for q in ("p50", "p99"))
+        rows.append(("moves", f"{report['moves']:,}, {size_text(movement['state_bytes'])}, held back {held}"))
+    active = [entry["active_slaves"] for entry in report["declustering"]]
+    if len(active) > 1:
+        changes = f"{len(active) - 1:,} change{'s' if len(active) > 2 else ''}, lowest {min(active)}, highest {max(active)}"
+        rows.append(("active slaves", f"{active[0]} to {active[-1]} ({changes})"))
+    return rows
 
 
 def summary_rows(report: dict[str, Any], job: Job) -> list[tuple[str, str]]:
@@ -39,6 +68,7 @@ def summary_rows(report: dict[str, Any], job: Job) -> list[tuple[str, str]]:
         rows.append(
             ("production delay", ", ".join(f"{name} {delay[name] * 1e3:,.1f} ms" for name in ("mean", "p50", "p99", "max")))
         )
+    rows += _adaptation_rows(report)
     rows.append(("peak memory", f"{max(report['peak_rss_bytes'].values()) / 2**20:,.0f} MiB (largest rank)"))
     for label, path in (("results", job.target), ("run", job.run_dir), ("report", job.report)):
         if path is not None:
@@ -49,7 +79,7 @@ def summary_rows(report: dict[str, Any], job: Job) -> list[tuple[str, str]]:
 def print_summary(report: dict[str, Any], job: Job) -> None:
     """A table on a terminal, aligned plain lines elsewhere."""
     rows = summary_rows(report, job)
-    if not sys.stdout.isatty() or "SWJOIN_PLAIN" in os.environ:
+    if not on_terminal():
         for name, value in rows:
             print(f"{name:<17} {value}")
         return

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from swjoin.batch import I64, LEFT, RIGHT, RowLayout, TupleBatch
-from swjoin.messages import BEGIN_OF_TIME_US, GroupId, Route
+from swjoin.messages import BEGIN_OF_TIME_US, GroupId, Route, SlaveId
 from swjoin.policy.epochs import sub_group_of
 from swjoin.routing.hash_partition import HashPartition, arrange
 
@@ -98,6 +98,7 @@ class MiniBuffers:
         self._sub_group_count = sub_group_count
         self._shelves = [self._new_shelf() for _ in range(sub_group_count)]
         self._held: dict[GroupId, tuple[_Pending, _Pending]] = {}
+        self._parked: dict[SlaveId, tuple[_Pending, _Pending]] = {}
         self.router = router
         self._shelf_of_group = np.empty(0, np.int64)
         self._assign()
@@ -106,12 +107,15 @@ class MiniBuffers:
         return _Pending(self._layouts[LEFT]), _Pending(self._layouts[RIGHT])
 
     def _assign(self) -> None:
-        """Which shelf a partition-group's tuples go to: its owner's sub-group's, or one of its own while it is held back."""
-        sub_groups = np.array([sub_group_of(s, self._sub_group_count) for s in range(self.router.slave_count)], np.int64)
-        self._shelf_of_group = sub_groups[self.router.map.owner]
-        for place, group in enumerate(self._held):
-            self._shelf_of_group[group] = self._sub_group_count + place
-        self._all_shelves = [*self._shelves, *self._held.values()]
+        """Which shelf a partition-group's tuples go to: its owner's sub-group's, or one apart while they have to wait."""
+        shelf_of_slave = np.array([sub_group_of(s, self._sub_group_count) for s in range(self.router.slave_count)], np.int64)
+        for place, slave in enumerate(self._parked, self._sub_group_count):
+            shelf_of_slave[slave] = place
+        self._shelf_of_group = shelf_of_slave[self.router.map.owner]
+        for place, group in enumerate(self._held, self._sub_group_count + len(self._parked)):
+            self._shelf_of_group[group] = place
+        self._open_shelves = [*self._shelves, *self._parked.values()]
+        self._all_shelves = [*self._open_shelves, *self._held.values()]
 
     def append(self, stream: int, batch: TupleBatch) -> None:
         """Tuples of a stream, not older than those before."""
@@ -126,12 +130,33 @@ class MiniBuffers:
 
     def hold(self, group: GroupId) -> None:
         """From now on this partition-group's tuples are held back, those that wait already included."""
-        shelf = self._shelves[int(self._shelf_of_group[group])]
+        shelf = self._all_shelves[int(self._shelf_of_group[group])]
         self._held[group] = self._new_shelf()
         self._assign()
+        self._shelve_again(shelf)
+
+    def _shelve_again(self, shelf: tuple[_Pending, _Pending]) -> None:
+        """Its tuples may belong elsewhere now."""
         for stream in (LEFT, RIGHT):
             for batch in shelf[stream].take_all():
                 self.append(stream, batch)
+
+    def park(self, slave: SlaveId) -> None:
+        """A slave has no room: its tuples wait until it has, and are in nobody's way."""
+        if slave not in self._parked:
+            shelf = self._shelves[sub_group_of(slave, self._sub_group_count)]
+            self._parked[slave] = self._new_shelf()
+            self._assign()
+            self._shelve_again(shelf)
+
+    def unpark(self, slave: SlaveId) -> None:
+        """The slave has room again."""
+        parked = self._parked.pop(slave, None)
+        if parked is None:
+            return
+        self._assign()
+        for stream, pending in enumerate(self._shelves[sub_group_of(slave, self._sub_group_count)]):
+            pending.merge(parked[stream].parts)
 
     def release(self, group: GroupId, router: HashPartition) -> int:
         """A partition-group has arrived at its new owner, as `router` says; its tuples wait for that one's slot now.
@@ -140,7 +165,7 @@ class MiniBuffers:
         """
         held = self._held.pop(group)
         self.reroute(router)
-        shelf = self._shelves[int(self._shelf_of_group[group])]
+        shelf = self._all_shelves[int(self._shelf_of_group[group])]
         for stream in (LEFT, RIGHT):
             shelf[stream].merge(held[stream].parts)
         return held[LEFT].tuples + held[RIGHT].tuples
@@ -152,10 +177,14 @@ class MiniBuffers:
 
     # ------------------------------------------------------------ measures
 
+    def parked_bytes(self) -> dict[SlaveId, int]:
+        """Bytes that wait for slaves without room."""
+        return {slave: shelf[LEFT].bytes + shelf[RIGHT].bytes for slave, shelf in self._parked.items()}
+
     @property
     def tuples(self) -> int:
-        """Tuples that can be delivered."""
-        return sum(p.tuples for shelf in self._shelves for p in shelf)
+        """Tuples that can be delivered, now or when their slave has room."""
+        return sum(p.tuples for shelf in self._open_shelves for p in shelf)
 
     @property
     def held_tuples(self) -> int:
@@ -172,20 +201,21 @@ class MiniBuffers:
     @property
     def first_ts_us(self) -> int | None:
         """The lowest time that can be delivered, of both streams; None when nothing can."""
-        times = [p.first_ts_us for shelf in self._shelves for p in shelf if p.first_ts_us is not None]
+        times = [p.first_ts_us for shelf in self._open_shelves for p in shelf if p.first_ts_us is not None]
         return min(times, default=None)
 
     @property
     def last_ts_us(self) -> int:
         """The highest time that can be delivered, of both streams; BEGIN_OF_TIME_US when nothing can."""
-        return max(p.last_ts_us for shelf in self._shelves for p in shelf)
+        return max(p.last_ts_us for shelf in self._open_shelves for p in shelf)
 
     # ------------------------------------------------------------ draining
 
     def drain(
         self, below_us: int, sub_group: int, slaves: Sequence[int], *, rebase_us: int | None = None, rebase_ts: bool = False
     ) -> list[Drained]:
-        """The sub-group's tuples of ts < below_us, for each of `slaves`, which are all of its slaves that own anything.
+        """The sub-group's tuples of ts < below_us, for each of `slaves`: all of its slaves that own anything. A parked
+        one gets nothing.
 
         rebase_us: subtracted from arrival stamps that are on the stream's time axis (realtime pace), and from ts as well with
         `rebase_ts` (time model arrival: ts is the arrival on the run's clock).

@@ -87,6 +87,7 @@ class Controller:
         self.router = HashPartition(self.map, slave_count)
         self.moves: dict[int, Move] = {}  # in flight, by number
         self.history: list[dict[str, Any]] = [{"epoch": 0, "time_s": 0.0, "active_slaves": len(self.active)}]
+        self.parked_bytes: dict[SlaveId, int] = {}  # at the master, for slaves without room; the master keeps it
         self.finished_moves: list[tuple[int, int]] = []  # (hold-back us, state bytes)
         self._random = np.random.default_rng([config.seed & (2**64 - 1), 0x6D6F7665])
         self._policy = POLICIES.get(self.config.policy)
@@ -102,6 +103,9 @@ class Controller:
         self._busy_us = np.zeros(slave_count, np.int64)
         self._cost_ns = np.zeros(config.cluster.partition_count, np.int64)
         self._state_bytes = np.zeros(config.cluster.partition_count, np.int64)
+        self._worked_ns = np.zeros(slave_count, np.int64)
+        self._delivered_bytes = np.zeros(slave_count, np.int64)
+        self._capacity_bytes = config.module.stream_buffer_bytes
         self._speed = np.zeros(slave_count)  # 0: not known yet
 
     # ------------------------------------------------------------ what slaves report
@@ -114,10 +118,11 @@ class Controller:
         self._busy_us[slave] += loads.busy_us
         np.add.at(self._cost_ns, loads.groups, loads.cost_ns)
         self._state_bytes[loads.groups] = loads.state_bytes
-        worked_ns = float(loads.cost_ns.sum())
-        if loads.busy_us > 1000 and worked_ns:
-            now = worked_ns / (1000 * loads.busy_us)
-            self._speed[slave] = now if self._speed[slave] == 0 else (self._speed[slave] + now) / 2
+        self._worked_ns[slave] += int(loads.cost_ns.sum())
+
+    def delivered(self, slave: SlaveId, nbytes: int) -> None:
+        """This much was sent to a slave."""
+        self._delivered_bytes[slave] += nbytes
 
     def acknowledge(self, end: MoveEnd, now_us: int) -> Move | None:
         """One side of a move is done; the move itself when both are: it is to be released. RunFailed when nobody ordered it."""
@@ -173,7 +178,15 @@ class Controller:
     def _is_empty(self, slave: SlaveId) -> bool:
         return not (self.map.owner == slave).any() and not any(slave in (m.supplier, m.consumer) for m in self.moves.values())
 
+    def _measure_speeds(self) -> None:
+        """Nominal work per time of every slave; half of it from before, as a single reorganization epoch is noisy."""
+        for slave in np.flatnonzero((self._busy_us > 0) & (self._worked_ns > 0)).tolist():
+            now = float(self._worked_ns[slave]) / (1000 * float(self._busy_us[slave]))
+            self._speed[slave] = now if self._speed[slave] == 0 else (self._speed[slave] + now) / 2
+        self._worked_ns[:] = 0
+
     def _reorganize(self, now_us: int) -> None:
+        self._measure_speeds()
         loads = self._loads(now_us)
         for load in loads:
             kind = "emptying" if load.emptying else str(classify(load, self.config))
@@ -188,11 +201,13 @@ class Controller:
             samples.clear()
         self._busy_us[:] = 0
         self._cost_ns[:] = 0
+        self._delivered_bytes[:] = 0
         self._since_us = now_us
 
     def _loads(self, now_us: int) -> list[SlaveLoad]:
         """Every active slave's load; partition-groups in flight belong to nobody's choice."""
         flying = np.array([m.group for m in self.moves.values()], np.int64)
+        moving = {s for m in self.moves.values() for s in (m.supplier, m.consumer)}
         known = self._speed[self._speed > 0]
         usual = float(known.mean()) if len(known) else 1.0
         elapsed_us = max(1, now_us - self._since_us)
@@ -210,9 +225,17 @@ class Controller:
                     self._state_bytes[groups],
                     float(self._speed[slave]) or usual,
                     slave in self._emptying,
+                    sum(int(self._cost_ns[m.group]) for m in self.moves.values() if m.consumer == slave),
+                    slave in moving,
+                    self._backlog_bytes(slave) / max(1, int(self._delivered_bytes[slave])),
                 )
             )
         return loads
+
+    def _backlog_bytes(self, slave: SlaveId) -> float:
+        """What a slave had not joined when it reported last, and what waits for it here."""
+        samples = self._occupancies[slave]
+        return (samples[-1] if samples else 0.0) * self._capacity_bytes + self.parked_bytes.get(slave, 0)
 
     def _resize(self, loads: list[SlaveLoad], now_us: int) -> bool:
         """Change the degree of declustering if the rule says so. True when it did."""
@@ -255,6 +278,10 @@ class Controller:
         self._log_move(now_us, "decided", move, state_bytes=state_bytes, text=s.reason)
 
     # ------------------------------------------------------------ orders travel with deliveries
+
+    def has_orders_out(self, slave: SlaveId) -> bool:
+        """Whether a slave's next delivery carries the order to yield a partition-group."""
+        return any(m.supplier == slave and m.phase == Phase.DECIDED for m in self.moves.values())
 
     def orders(self, slave: SlaveId) -> tuple[I64, I64]:
         """Orders for a slave's next delivery, as in `Delivery.moves_out` and `moves_in`."""

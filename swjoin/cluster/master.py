@@ -15,6 +15,8 @@ A distribution epoch has a slot for each sub-group; with one sub-group, slot and
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from swjoin.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout
@@ -45,6 +47,15 @@ from swjoin.messages import (
     TuplesRead,
 )
 from swjoin.policy.epochs import EpochSize, boundary_after_us, slot_end_us, slots_ended, slots_to_skip, sub_group_of
+from swjoin.routing.hash_partition import HashPartition
+
+
+@dataclass(frozen=True)
+class Door:
+    """What stands in for intake and mini-buffers where no tuples are materialised (the planner)."""
+
+    streams: tuple[StreamIntake, StreamIntake]
+    buffers: Callable[[HashPartition], MiniBuffers]
 
 
 class Master:
@@ -53,13 +64,23 @@ class Master:
     Raises UserError when the configuration needs more slaves than there are.
     """
 
-    def __init__(self, config: RunConfig, slave_count: int, layouts: tuple[RowLayout | None, RowLayout | None]) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        slave_count: int,
+        layouts: tuple[RowLayout | None, RowLayout | None],
+        door: Door | None = None,
+    ) -> None:
+        """door: another intake and other mini-buffers than those for tuples."""
         config.check_slaves(slave_count)
         self.config = config
         self.slave_count = slave_count
-        self.streams = (StreamIntake(LEFT, config.time), StreamIntake(RIGHT, config.time))
         self.controller = Controller(config, slave_count)
-        self.buffers = MiniBuffers(layouts, self.controller.router, config.cluster.sub_group_count)
+        if door is None:
+            self.streams = (StreamIntake(LEFT, config.time), StreamIntake(RIGHT, config.time))
+            self.buffers = MiniBuffers(layouts, self.controller.router, config.cluster.sub_group_count)
+        else:
+            self.streams, self.buffers = door.streams, door.buffers(self.controller.router)
         self.epoch = EpochIndex(-1)
         self.finished = False
         self.peak_buffer_bytes = 0
@@ -78,6 +99,7 @@ class Master:
         self._resting: list[SlaveId] = []  # of them, those that rest afterwards
         self._last = False  # this is the last distribution epoch
         self._last_closed = False
+        self._promised: dict[SlaveId, tuple[int, int]] = {}  # each slave's last punctuations
         self._slots_closed = 0  # realtime pace, run clock
         self._boundary_us = BEGIN_OF_TIME_US  # asap pace, event time: the last slot's
         self._origin_us: int | None = None  # start of the time axis: the lowest first time of both streams
@@ -138,6 +160,7 @@ class Master:
             delivery = self._serving.popleft()
             occupancy_ratio, loads = self._reported.pop(delivery.slave)
             self.controller.sample(delivery.slave, occupancy_ratio, loads)
+            self.controller.delivered(delivery.slave, delivery.nbytes)
             commands.append(Deliver(delivery))
         return commands
 
@@ -249,7 +272,7 @@ class Master:
     def _close_realtime(self, now_us: int) -> bool:
         due = slots_ended(now_us, self._epoch_us, self._sub_groups)
         origin = self._origin()
-        if self._slots_closed >= due or origin is None:
+        if self._slots_closed >= due or origin is None or not self._all_reported():
             return False
         self._slots_closed += slots_to_skip(self._slots_closed, due, self._sub_groups) + 1
         axis_us = origin + slot_end_us(due - 1, self._epoch_us, self._sub_groups)
@@ -267,21 +290,45 @@ class Master:
         self._drain(END_OF_TIME_US, (times[LEFT], times[RIGHT]), now_us, origin)
         return True
 
+    def _all_reported(self) -> bool:
+        """Whether all slaves of the slot have said how much room they have; they do so in every slot."""
+        sub_group = (self._sub_group + 1) % self._sub_groups
+        slaves = self._served if self._mid_epoch else self.controller.active
+        return all(s in self._reported for s in slaves if sub_group_of(s, self._sub_groups) == sub_group)
+
+    def _park_the_full(self, slaves: list[SlaveId]) -> set[SlaveId]:
+        """realtime pace: who has no room gets an empty delivery, and holds nobody up. Returns these.
+
+        A supplier gets its tuples along with its order: what it was promised last must not be older than what its consumer was.
+        """
+        full = set()
+        for slave in slaves:
+            has_room = self._reported.get(slave, (0.0, None))[0] < 1
+            if not self._realtime or has_room or self._last or self.controller.has_orders_out(slave):
+                self.buffers.unpark(slave)
+            else:
+                self.buffers.park(slave)
+                full.add(slave)
+        return full
+
     def _drain(self, below_us: int, times_us: tuple[int, int], now_us: int, rebase_us: int | None) -> None:
         """Close a slot: deliveries to the active slaves of the next sub-group, with their orders."""
         self._sub_group = (self._sub_group + 1) % self._sub_groups
         self.peak_pending_tuples = max(self.peak_pending_tuples, self.buffers.tuples + self.buffers.held_tuples)
         if self._sub_group == 0:
+            self.controller.parked_bytes = self.buffers.parked_bytes()
             self._begin_epoch(below_us, now_us)
         if self._last:
             below_us, times_us = END_OF_TIME_US, (END_OF_TIME_US, END_OF_TIME_US)
         slaves = [s for s in self._served if sub_group_of(s, self._sub_groups) == self._sub_group]
+        full = self._park_the_full(slaves)
         drained = self.buffers.drain(
             below_us, self._sub_group, slaves, rebase_us=rebase_us, rebase_ts=self.config.time.model == "arrival"
         )
         for slave, tuples in zip(slaves, drained, strict=True):
             moves_out, moves_in = self.controller.orders(slave)
-            left_time_us, right_time_us = self.controller.limit_times(slave, times_us)
+            times = self._promised[slave] if slave in full else self.controller.limit_times(slave, times_us)
+            self._promised[slave] = times
             for number in moves_out[:, 0].tolist():
                 self.buffers.hold(self.controller.hold(number, times_us, now_us).group)
             self._serving.append(
@@ -289,8 +336,7 @@ class Master:
                     self._query,
                     slave,
                     self.epoch,
-                    left_time_us,
-                    right_time_us,
+                    *times,
                     tuples.groups,
                     tuples.left_counts,
                     tuples.right_counts,
@@ -305,9 +351,9 @@ class Master:
                     slave in self._resting,
                 )
             )
-        for move, count in [x for x in self._released if x[0].consumer in slaves]:
+        for move, count in [x for x in self._released if x[0].consumer in slaves and x[0].consumer not in full]:
+            self._released.remove((move, count))
             self.controller.released(move, count, now_us)
-        self._released = [x for x in self._released if x[0].consumer not in slaves]
         self._last_closed = self._last and not self._mid_epoch
 
     def _begin_epoch(self, below_us: int, now_us: int) -> None:

@@ -23,10 +23,11 @@ COLUMNS: tuple[str, ...] = (
     "idle_us",  # waiting for the master
     "occupancy_ratio",  # stream buffer: buffered bytes / capacity when the delivery had arrived
     "delay_mean_us",  # production delay of this epoch's pairs; 0 when there are none
+    "delay_p99_us",
     "delay_max_us",
     "window_tuples",  # both streams, when the epoch was complete
     "window_bytes",
     "mini_group_count",
     "block_count",
 )
-INTEGER_COLUMNS = frozenset(COLUMNS) - {"occupancy_ratio", "delay_mean_us", "delay_max_us"}
+INTEGER_COLUMNS = frozenset(COLUMNS) - {"occupancy_ratio", "delay_mean_us", "delay_p99_us", "delay_max_us"}

@@ -26,8 +26,9 @@ from swjoin.messages import (
     StateChunk,
     WantState,
 )
-from swjoin.operators.state_movement import Arrival, Departure, Journey, take_group
-from swjoin.operators.window_join import WindowJoin, Work
+from swjoin.operators.join_module import JoinModule, Taking, Yielding
+from swjoin.operators.state_movement import Journey, take_group
+from swjoin.operators.window_join import Work
 
 _CREDITS = 2  # chunks on their way or waiting at the consumer: one is rebuilt while the next one travels
 
@@ -36,7 +37,7 @@ _CREDITS = 2  # chunks on their way or waiting at the consumer: one is rebuilt w
 class _Leaving:
     journey: Journey
     begun_us: int
-    departure: Departure | None = None  # None: waits for the end of the delivery that is being joined
+    departure: Yielding | None = None  # None: waits for the end of the delivery that is being joined
 
 
 @dataclass
@@ -44,7 +45,7 @@ class _Coming:
     group: GroupId
     supplier: SlaveId
     begun_us: int
-    arrival: Arrival | None = None  # None: no chunk yet
+    arrival: Taking | None = None  # None: no chunk yet
     chunks: deque[StateChunk] = field(default_factory=deque)
 
 
@@ -55,7 +56,7 @@ class Mover:
         self,
         slave: SlaveId,
         query: QueryId,
-        join: WindowJoin,
+        join: JoinModule,
         layouts: tuple[RowLayout | None, RowLayout | None],
         chunk_bytes: int,
     ) -> None:
@@ -153,7 +154,7 @@ class Mover:
         coming = self._next_coming()
         return [] if coming is None else self._install(coming, now_us)
 
-    def _send(self, leaving: _Leaving, departure: Departure, now_us: int) -> list[SlaveCommand]:
+    def _send(self, leaving: _Leaving, departure: Yielding, now_us: int) -> list[SlaveCommand]:
         move, group = leaving.journey.move, leaving.journey.group
         self._credits[move] -= 1
         commands: list[SlaveCommand] = [SendState(departure.next_chunk())]

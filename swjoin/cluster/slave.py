@@ -39,7 +39,9 @@ from swjoin.messages import (
     TimesMeasured,
     WorkDue,
 )
+from swjoin.operators.join_module import JoinModule
 from swjoin.operators.window_join import Step, WindowJoin, Work
+from swjoin.state.histogram import histogram_quantile
 
 STEP_TUPLES = 16_384  # one WorkDue joins about this many tuples, some milliseconds of work
 PAIR_BYTES = 40  # key, two times, two ids
@@ -54,14 +56,14 @@ class Slave:
         slave: SlaveId,
         config: RunConfig,
         layouts: tuple[RowLayout | None, RowLayout | None],
-        join: WindowJoin | None = None,
+        join: JoinModule | None = None,
     ) -> None:
         """join: another join module than the one that the configuration describes."""
         module, reorganization = config.module, config.reorganization
         pair_bytes = PAIR_BYTES + sum(layout.fixed_bytes for layout in layouts if layout is not None)
         self.id = slave
         self.finished = False
-        self.join = join or WindowJoin(
+        self.join: JoinModule = join or WindowJoin(
             config.query.bounds,
             block_tuples=module.block_tuples,
             theta_tuples=module.theta_tuples,
@@ -91,6 +93,7 @@ class Slave:
         self._query = QueryId(0)
         self.mover = Mover(slave, self._query, self.join, layouts, reorganization.chunk_bytes)
         self._mover_turn = True
+        self._moved_last = False  # the last piece of work was a state movement's, not the join's
         self._settled: list[Work] = []  # joined for a partition-group that has just come; told with the next epoch
         self._resting = 0 < reorganization.active_slaves <= slave
         self._tells_loads = reorganization.policy == "balanced"
@@ -134,7 +137,7 @@ class Slave:
                 self._exchange_due = True
                 return self._report_if_due()
             case TimesMeasured():
-                self._busy_us += event.process_us
+                self._busy_us += 0 if self._moved_last else event.process_us
                 past = self._times
                 self._times = TimesMeasured(
                     past.cpu_us + event.cpu_us,
@@ -158,14 +161,14 @@ class Slave:
         """Ask for the next delivery.
 
         asap: when no delivery waits (overlapped: one may be joined meanwhile; synchronous: nor is any being joined).
-        realtime: in the slot, unless the stream buffer is full (back-pressure). A resting slave reports once and then waits.
+        realtime: in every slot; a full stream buffer says so by its occupancy. A resting slave reports once and then waits.
         """
         if self._last_delivered:
             return []
         if self._resting:
             ready = not self._awaiting and not self.has_work
         elif self._realtime:
-            ready = self._exchange_due and self.occupancy_ratio < 1
+            ready = self._exchange_due
         else:
             ready = not self._awaiting and (not self._buffer if self._overlapped else not self._joins)
         if not ready:
@@ -185,6 +188,7 @@ class Slave:
 
     def _work_some(self, now_us: int) -> list[SlaveCommand]:
         """A piece of joining or of moving; they take turns when both wait."""
+        self._moved_last = False
         if self._work is None:
             if self.mover.wants_to_settle:
                 return self._settle()
@@ -195,6 +199,7 @@ class Slave:
                 return []
         self._mover_turn = not self._mover_turn
         if self.mover.ready and (self._mover_turn or not self._joins):
+            self._moved_last = True
             return self.mover.step(now_us) + (self._report_if_due() if self._resting else [])
         return self._join_some(now_us)
 
@@ -269,6 +274,7 @@ class Slave:
             np.concatenate([w.results.counts for w in works]),
             np.concatenate([w.results.digests for w in works]),
         )
+        histogram = np.add.reduce([w.delay_histogram for w in works], dtype=np.int64)
         values = {
             "slave": self.id,
             "epoch": delivery.epoch,
@@ -284,6 +290,7 @@ class Slave:
             "idle_us": self._times.idle_us,
             "occupancy_ratio": self._occupancies.popleft(),
             "delay_mean_us": sum(w.delay_sum_us for w in works) / pairs if pairs else 0.0,
+            "delay_p99_us": histogram_quantile(histogram, 0.99),
             "delay_max_us": max(w.delay_max_us for w in works),
             "window_tuples": sum(self.join.window_tuples()),
             "window_bytes": self.join.window_bytes(),
@@ -292,7 +299,6 @@ class Slave:
         }
         self._times = TimesMeasured()
         metrics = np.array([values[name] for name in COLUMNS], np.float64)
-        histogram = np.add.reduce([w.delay_histogram for w in works], dtype=np.int64)
         return ResultChunk(
             self._query, self.id, delivery.epoch, True, delivery.last, step.pairs, results, metrics, histogram, delivery.served
         )

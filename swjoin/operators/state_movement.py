@@ -58,7 +58,7 @@ class Departure:
         self._place = np.zeros(2, np.int64)
         self._index = 0
         self._pending = deque(
-            (stream, part) for stream in (LEFT, RIGHT) for part in _pieces(pending[stream], chunk_bytes) if len(part)
+            (stream, part) for stream in (LEFT, RIGHT) for part in pieces(pending[stream], chunk_bytes) if len(part)
         )
 
     def waiting_tuples(self, stream: int) -> int:
@@ -116,7 +116,8 @@ class Departure:
         )
 
 
-def _pieces(batch: TupleBatch, chunk_bytes: int) -> list[TupleBatch]:
+def pieces(batch: TupleBatch, chunk_bytes: int) -> list[TupleBatch]:
+    """A batch in parts of about `chunk_bytes` each."""
     rows = max(1, chunk_bytes * len(batch) // max(1, batch.nbytes))
     return [batch.slice(at, min(at + rows, len(batch))) for at in range(0, len(batch), rows)]
 

@@ -34,6 +34,8 @@ class SlaveLoad:
     occupancy_ratio: average over its distribution epochs. groups: int64 (g,), ascending, those that may move now. busy_us: time
     in the join module. cost_ns, state_bytes: int64 (g,), nominal work and window bytes of each partition-group; zeros when they
     were not reported. speed: nominal work per time, 1 on an idle node of full speed. emptying: it is about to rest.
+    coming_cost_ns: work of the partition-groups on their way to it. moving: a move from or to it is in flight. backlog_ratio:
+    bytes that it has not joined yet over bytes delivered to it since the last reorganization epoch.
     """
 
     slave: SlaveId
@@ -44,6 +46,9 @@ class SlaveLoad:
     state_bytes: I64
     speed: float = 1.0
     emptying: bool = False
+    coming_cost_ns: int = 0
+    moving: bool = False
+    backlog_ratio: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -90,31 +95,35 @@ def paper(loads: Sequence[SlaveLoad], config: ReorganizationConfig, random: np.r
     return out
 
 
-_BUSY = 0.3  # where no slave works more than this share of the time, nothing needs to move
-_TOLERANCE = 0.1  # slaves within this of the mean are left alone: a move costs more than it would gain
+_BUSY = 0.75  # where no slave works more than this share of the time, nothing needs to move
+_TOLERANCE = 0.2  # slaves within this of the mean are left alone: a move costs more than it would gain
 
 
 def balanced(loads: Sequence[SlaveLoad], config: ReorganizationConfig, random: np.random.Generator) -> list[Suggestion]:
     """As many and such partition-groups as bring every slave's time near the mean, the cheapest to move per work first.
 
-    A slave's time is the nominal work of its partition-groups over its speed, so a slow node is given less. From the slave with
-    most time to the one with least goes the partition-group that lowers the larger of both times most; among those nearly as
-    good, the one with least state. It ends when no move gains a hundredth of the mean.
+    A slave's time is the nominal work of its partition-groups, its backlog included, over its speed: a slow node is given less.
+    From the slave with most time to the one with least goes the partition-group that lowers the larger of both times most;
+    among those nearly as good, the one with least state. It ends when no move gains a hundredth of the mean. Slaves whose moves
+    are still in flight are left alone: what they will measure afterwards is not known yet.
     """
     slaves = [x for x in loads if not x.emptying]
     if len(slaves) < 2 or max(x.busy_ratio for x in slaves) < _BUSY:
         return []
+    settled = np.array([not x.moving for x in slaves])
     free = {i: dict(zip(x.groups.tolist(), range(len(x.groups)), strict=True)) for i, x in enumerate(slaves)}
-    time = np.array([x.cost_ns.sum() / x.speed for x in slaves], np.float64)
-    mean = float(sum(x.cost_ns.sum() for x in slaves)) / sum(x.speed for x in slaves)
+    costs = [x.cost_ns * (1 + x.backlog_ratio) for x in slaves]  # what it did, and what it should have done
+    work = np.array([c.sum() + x.coming_cost_ns for c, x in zip(costs, slaves, strict=True)])
+    speed = np.array([x.speed for x in slaves])
+    time, mean = work / speed, float(work.sum() / speed.sum())
     out: list[Suggestion] = []
     while mean > 0:
-        high, low = int(time.argmax()), int(time.argmin())
+        high, low = int(np.where(settled, time, -1.0).argmax()), int(np.where(settled, time, np.inf).argmin())
         candidates = np.array(list(free[high].values()), np.int64)
-        if time[high] <= (1 + _TOLERANCE) * mean or len(candidates) == 0:
+        if time[high] <= (1 + _TOLERANCE) * mean or len(candidates) == 0 or not settled[[high, low]].all():
             break
         supplier, consumer = slaves[high], slaves[low]
-        cost = supplier.cost_ns[candidates]
+        cost = costs[high][candidates]
         after = np.maximum(time[high] - cost / supplier.speed, time[low] + cost / consumer.speed)
         gain = time[high] - after
         if gain.max() < 0.01 * mean:

@@ -25,15 +25,19 @@ _GRACE_S = 10.0
 _TERMINATED = "stopped by SIGTERM\n"  # a rank that the launcher stopped because another one died
 
 
-def mpirun_command(mpirun: Path, ranks: int, job_file: Path, debug: bool) -> list[str]:
-    """The command line that starts `ranks` ranks on this machine (loopback and shared memory only)."""
+def mpirun_options(mpirun: Path, ranks: int) -> list[str]:
+    """mpirun and its options, for `ranks` ranks on this machine (loopback and shared memory only)."""
     command = [str(mpirun), "-n", str(ranks)]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-run-as-root")
     if ranks > (os.cpu_count() or 1):
         command.append("--oversubscribe")
-    command += ["--bind-to", "none", "--mca", "btl", "self,sm", "--mca", "pml", "ob1"]
-    command += [sys.executable, "-m", "swjoin", "_rank", str(job_file)]
+    return [*command, "--bind-to", "none", "--mca", "btl", "self,sm", "--mca", "pml", "ob1"]
+
+
+def mpirun_command(mpirun: Path, ranks: int, job_file: Path, debug: bool) -> list[str]:
+    """The command line that starts `ranks` ranks of a job on this machine."""
+    command = [*mpirun_options(mpirun, ranks), sys.executable, "-m", "swjoin", "_rank", str(job_file)]
     return [*command, "--debug"] if debug else command
 
 

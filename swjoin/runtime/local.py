@@ -176,6 +176,10 @@ class _SlaveThread(_RoleThread):
                 self._perform(slave.handle(self.inbox.get_nowait(), clock.now_us()))
             except queue.Empty:
                 before = clock.now_us()
+                if self._throttle.debt_us > 0:
+                    self._throttle.after(0, before)
+                    self._process_us += clock.now_us() - before
+                    continue
                 if not slave.has_work:
                     event = self._patiently(lambda wait: self.inbox.get(timeout=wait))
                     self._idle_us += clock.now_us() - before
@@ -183,10 +187,10 @@ class _SlaveThread(_RoleThread):
                     continue
                 if self._stop_event.is_set():
                     raise _StoppedError from None
-                times = self._take_times()
-                slave.handle(times, before)
+                slave.handle(self._take_times(), before)
+                worked_ns = time.thread_time_ns()
                 commands = slave.handle(WorkDue(), before)
-                self._throttle.after(times.cpu_us, clock.now_us())
+                self._throttle.after((time.thread_time_ns() - worked_ns) // 1000, before)
                 self._process_us += clock.now_us() - before
                 self._perform(commands)
 

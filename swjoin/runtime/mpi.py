@@ -426,12 +426,15 @@ def _run_slave(job: Job, channel: _Channel, place: list[str]) -> None:
         elif channel.probe(channel.mpi.ANY_SOURCE, STATE):
             chunk = unpack_state(channel.receive())
             _perform(channel, slave.handle(StateReceived(chunk), clock.now_us()))
-        elif slave.has_work:
+        elif throttle.debt_us > 0:
             now = clock.now_us()
-            times = channel.meter.take()
-            slave.handle(times, now)
+            throttle.after(0, now)
+            channel.meter.process_us += clock.now_us() - now
+        elif slave.has_work:
+            now, worked_ns = clock.now_us(), time.thread_time_ns()
+            slave.handle(channel.meter.take(), now)
             commands = slave.handle(WorkDue(), now)
-            throttle.after(times.cpu_us, clock.now_us())
+            throttle.after((time.thread_time_ns() - worked_ns) // 1000, now)
             channel.meter.process_us += clock.now_us() - now
             _perform(channel, commands)
         else:

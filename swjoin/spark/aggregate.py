@@ -1,7 +1,9 @@
 """`aggregate`: a run's metrics as per-epoch tables, by Spark.
 
-What: `aggregate(run_dir, master) -> paths`: DIR/tables/epochs.parquet and .csv, DIR/tables/slaves.parquet and .csv.
-Why: plots and papers want one row per distribution epoch (minimum, mean, maximum over slaves) or per slave, not raw rows.
+What: `aggregate(run_dir, master) -> paths`: DIR/tables/epochs.parquet and .csv, DIR/tables/slaves.parquet and .csv, and, of a
+run with events, DIR/tables/moves.parquet and .csv.
+Why: plots and papers want one row per distribution epoch (minimum, mean, maximum over slaves), per slave or per move, not raw
+rows.
 Stays out: drawing (`plots`), measuring (`cluster.metrics`).
 """
 
@@ -10,11 +12,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow.parquet as pq
+
 from swjoin.errors import UserError
 from swjoin.spark.session import open_session
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 _SPREAD = (
     "cpu_us",
@@ -65,8 +69,37 @@ def _slaves(metrics: DataFrame) -> DataFrame:
     )
 
 
+def _moves(events: DataFrame) -> DataFrame:
+    """One row per move, also of those that did not come to an end (nulls from there on). Times are on the run's clock.
+
+    tuples, state_bytes: what travelled. MB_per_s: over the time that the supplier took to let it go. hold_back_s: from held to
+    released.
+    """
+    from pyspark.sql import functions as f
+
+    def of(kind: str, column: str) -> Column:
+        return f.max(f.when(f.col("kind") == kind, f.col(column)))  # a move has one event of each kind
+
+    left_us = of("left", "duration_us")
+    return (
+        events.where(f.col("kind").isin("decided", "held", "left", "released"))
+        .groupBy(f.col("amount").cast("long").alias("number"))
+        .agg(
+            f.max("group").alias("group"),
+            of("decided", "slave").alias("supplier"),
+            of("decided", "peer").alias("consumer"),
+            *((of(kind, "time_us") / 1e6).alias(f"{kind}_s") for kind in ("decided", "held", "released")),
+            of("left", "tuples").alias("tuples"),
+            of("left", "state_bytes").alias("state_bytes"),
+            (of("left", "state_bytes") / f.when(left_us > 0, left_us)).alias("MB_per_s"),
+            (of("released", "duration_us") / 1e6).alias("hold_back_s"),
+        )
+        .orderBy("number")
+    )
+
+
 def aggregate(run_dir: Path, master: str | None) -> list[Path]:
-    """Write both tables as Parquet and CSV; returns their paths. UserError when the run has no metrics."""
+    """Write the tables as Parquet and CSV; returns their paths. UserError when the run has no metrics."""
     source = run_dir / "metrics" / "slaves.parquet"
     if not source.is_file():
         raise UserError(f"{source}: no such file; is {run_dir} the directory of a run?")
@@ -75,7 +108,11 @@ def aggregate(run_dir: Path, master: str | None) -> list[Path]:
     written = []
     with open_session(master, "swjoin aggregate") as spark:
         metrics = spark.read.parquet(str(source.resolve()))
-        for name, frame in (("epochs", _epochs(metrics)), ("slaves", _slaves(metrics))):
+        frames = [("epochs", _epochs(metrics)), ("slaves", _slaves(metrics))]
+        log = run_dir / "metrics" / "events.parquet"
+        if log.is_file() and pq.read_metadata(log).num_rows:
+            frames.append(("moves", _moves(spark.read.parquet(str(log.resolve())))))
+        for name, frame in frames:
             table = frame.toPandas()
             for path, write in ((tables / f"{name}.parquet", table.to_parquet), (tables / f"{name}.csv", table.to_csv)):
                 temporary = path.with_name(f".{path.name}.tmp")

@@ -1,0 +1,283 @@
+"""What adapting costs and gains, on real MPI ranks: the pause of a state movement, a slowed slave, a changing rate, sub-groups.
+
+What: `pause`, `slowed_slave`, `changing_rate`, `sub_groups`; each runs whole commands, checks that all runs of a question have the
+same count and digest, prints a table and draws its figure.
+Why: re-balancing a running join is worth having only if it stops nobody, and if it pays.
+Stays out: speed at full load (`run.py`), prediction (`simulation.py`).
+
+Slow nodes are imitated (`nodes.speed`): four slaves with a twentieth of a core each fit on two cores with room to spare, so what
+is measured is the protocol and not the machine's own overload.
+
+Usage: python benchmarks/adaptation.py [--out FOLDER] [--only pause|slowed|rate|sub-groups]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))
+
+PAUSE = {
+    "seed": 1,
+    "pace": "realtime",
+    "join": {"within": "15s"},
+    "workload": {"rate": 200_000, "duration": "45s", "bias": 0.5, "domain": 1_000_000_000, "payload": "48B"},
+    "cluster": {"distribution_epoch": "250ms", "mini_buffer": "512MB"},
+    "module": {"theta": "32KB", "window": "4GB", "stream_buffer": "64MB"},
+    "reorganization": {"policy": "random", "epoch": "2s", "random_moves": 1},
+    "sink": {"kind": "parquet"},
+}
+PARTITIONS = {100: 4, 10: 40, 1: 400}  # MB of a partition-group: their number, so that all windows hold about 430 MB
+SLOW_NODE, SLOWED_AT_S = 0.05, 15
+SLOWED = {
+    "seed": 1,
+    "pace": "realtime",
+    "time": {"model": "arrival"},
+    "join": {"within": "1s"},
+    "workload": {"rate": 400_000, "duration": "60s", "bias": 0.7},
+    "cluster": {"distribution_epoch": "200ms", "mini_buffer": "512MB"},
+    "module": {"theta": "32KB", "window": "1GB", "stream_buffer": "4MB"},
+    "reorganization": {"epoch": "2s"},
+    "nodes": {
+        "speed": [SLOW_NODE] * 4,
+        "changes": [{"slave": 0, "at": f"{SLOWED_AT_S}s", "speed": SLOW_NODE / 4}],
+    },
+    "sink": {"kind": "count"},
+}
+RATE = {
+    "seed": 1,
+    "pace": "realtime",
+    "time": {"model": "arrival"},
+    "join": {"within": "1s"},
+    "workload": {
+        "rate": 300_000,
+        "duration": "80s",
+        "bias": 0.7,
+        "schedule": {"kind": "sine", "amplitude": 0.9, "period": "40s"},
+    },
+    "cluster": {"distribution_epoch": "200ms", "mini_buffer": "512MB"},
+    "module": {"theta": "32KB", "window": "1GB", "stream_buffer": "4MB"},
+    "reorganization": {"policy": "balanced", "epoch": "1s", "supplier_threshold": 0.1, "confirmations": 2},
+    "nodes": {"speed": [SLOW_NODE] * 4},
+    "sink": {"kind": "count"},
+}
+SLOTS = {
+    "seed": 1,
+    "pace": "realtime",
+    "time": {"model": "arrival"},
+    "join": {"within": "1s"},
+    "workload": {"rate": 20_000, "duration": "12s", "bias": 0.5},
+    "cluster": {"distribution_epoch": "1s"},
+    "module": {"window": "256MB", "stream_buffer": "16MB"},
+    "sink": {"kind": "count"},
+}
+Report = dict[str, Any]
+
+
+def run(config: dict[str, Any], folder: Path, slaves: int, *more: str) -> Report:
+    """One run on MPI ranks; its run.json."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    path = folder.with_suffix(".yaml")
+    path.write_text(json.dumps(config))
+    command = [sys.executable, "-m", "swjoin", "run", str(path), "-n", str(slaves + 2), "--out", str(folder)]
+    command += [word for setting in more for word in ("--set", setting)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=600, cwd=ROOT)
+    report: Report = json.loads((folder / "run.json").read_text())
+    if not report["ledger"]["balanced"]:
+        raise SystemExit(f"{folder.name}: the ledger does not balance")
+    return report
+
+
+def same_answer(reports: dict[str, Report]) -> None:
+    """All runs of one question join the same tuples: one of them wrong is all of them worthless."""
+    answers = {name: (r["results"]["count"], r["results"]["digest"]) for name, r in reports.items()}
+    if len(set(answers.values())) != 1:
+        raise SystemExit(f"different answers: {answers}")
+
+
+def columns(path: Path) -> dict[str, Any]:
+    table = pq.read_table(path)
+    return {name: table.column(name).to_numpy(zero_copy_only=False) for name in table.column_names}
+
+
+# ---------------------------------------------------------------- the pause
+
+
+def pause(folder: Path) -> list[dict[str, Any]]:
+    """Hold-back, speed, and the other partition-groups' delay, for partition-groups of 1, 10 and 100 MB."""
+    rows = []
+    reports = {}
+    for size, partitions in PARTITIONS.items():
+        out = folder / f"pause-{size}"
+        reports[str(size)] = run(PAUSE, out, 3, f"cluster.partition_count={partitions}")
+        rows.append({"size": size, **_pause_of(out)})
+    same_answer(reports)
+    return rows
+
+
+def _pause_of(out: Path) -> dict[str, Any]:
+    """From the moment the windows are full. During a move (held to installed) a slave joins other partition-groups only: the
+    moving one's tuples are held back or wait to be joined after it; an epoch is quiet when no move touches it."""
+    events, slaves = columns(out / "metrics" / "events.parquet"), columns(out / "metrics" / "slaves.parquet")
+    full_us = 16_000_000
+    moves = [
+        {
+            kind: i
+            for kind in ("held", "left", "installed", "released")
+            for i in np.flatnonzero((events["kind"] == kind) & (events["amount"] == number))
+        }
+        for number in np.unique(events["amount"][events["kind"] == "released"])
+    ]
+    moves = [m for m in moves if events["time_us"][m["held"]] > full_us]
+    held = np.array([events["duration_us"][m["released"]] for m in moves]) / 1e3
+    done = np.array([events["time_us"][m["installed"]] - events["time_us"][m["held"]] for m in moves]) / 1e3
+    state = np.array([events["state_bytes"][m["installed"]] for m in moves]) / 1e6
+    speed = state / np.array([events["duration_us"][m["installed"]] for m in moves]) * 1e6
+    end, p99 = slaves["epoch_end_us"], slaves["delay_p99_us"] / 1e3
+    some = (slaves["pairs"] > 0) & (end > full_us) & (end < 44_000_000)
+    during, quiet = np.zeros(len(end), bool), some.copy()
+    for move in moves:
+        start, installed, released = (events["time_us"][move[k]] for k in ("held", "installed", "released"))
+        during |= some & (end >= start) & (end - slaves["process_us"] <= installed) & (end < released)
+        quiet &= (end < start) | (end > released + 500_000)
+    return {
+        "moves": len(moves),
+        "state_mb": float(np.median(state)),
+        "held_ms": np.quantile(held, [0.5, 0.99]).tolist(),
+        "transfer_ms": np.quantile(done, [0.5, 0.99]).tolist(),
+        "mb_per_s": np.quantile(speed, [0.5, 0.01]).tolist(),
+        "quiet_p99_ms": float(np.median(p99[quiet])),
+        "during_p99_ms": float(np.median(p99[during])) if during.any() else float("nan"),
+        "epochs": [int(quiet.sum()), int(during.sum())],
+    }
+
+
+def pause_table(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "| partition-group | moves | hold-back p50, p99 (ms) | order to installed p50, p99 (ms) | MB/s median, slowest | "
+        "others' p99 delay quiet, during (ms) | ratio | epochs quiet, during |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for r in rows:
+        ratio = r["during_p99_ms"] / r["quiet_p99_ms"]
+        lines.append(
+            f"| {r['state_mb']:.1f} MB | {r['moves']} | {r['held_ms'][0]:.0f}, {r['held_ms'][1]:.0f} | "
+            f"{r['transfer_ms'][0]:.0f}, {r['transfer_ms'][1]:.0f} | {r['mb_per_s'][0]:.0f}, {r['mb_per_s'][1]:.0f} | "
+            f"{r['quiet_p99_ms']:.0f}, {r['during_p99_ms']:.0f} | {ratio:.2f} | {r['epochs'][0]}, {r['epochs'][1]} |"
+        )
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------- a slowed slave, a changing rate
+
+
+def mean_delay_ms(out: Path, start_s: float, stop_s: float) -> float:
+    """Mean production delay of the pairs produced in a stretch of a run."""
+    rows = columns(out / "metrics" / "slaves.parquet")
+    inside = (rows["epoch_end_us"] >= start_s * 1e6) & (rows["epoch_end_us"] < stop_s * 1e6)
+    pairs = rows["pairs"][inside]
+    return float((rows["delay_mean_us"][inside] * pairs).sum() / max(1, pairs.sum()) / 1e3)
+
+
+def compare(runs: dict[str, Path], target: Path, name: str) -> None:
+    from plots import comparison
+    from plots.style import save
+
+    save(comparison.plot(runs), target, name)
+
+
+def slowed_slave(folder: Path, target: Path) -> str:
+    """One slave of four drops to a quarter of its speed; without moves, with the paper's, with the balanced policy."""
+    policies = {"without moves": "none", "paper": "paper", "balanced": "balanced"}
+    runs = {name: folder / f"slowed-{policy}" for name, policy in policies.items()}
+    reports = {name: run(SLOWED, runs[name], 4, f"reorganization.policy={policy}") for name, policy in policies.items()}
+    same_answer(reports)
+    compare(runs, target, "slowed_slave")
+    edges = [5, *(SLOWED_AT_S + step for step in (0, 5, 10, 20, 30, 40))]
+    spans = list(zip(edges, edges[1:], strict=False))
+    lines = ["| | " + " | ".join(f"{a} to {b} s" for a, b in spans) + " | moves | whole run (s) |", "|---" * (len(spans) + 3) + "|"]
+    for name, out in runs.items():
+        delays = " | ".join(f"{mean_delay_ms(out, a, b):.0f}" for a, b in spans)
+        lines.append(f"| {name} | {delays} | {reports[name]['moves']} | {reports[name]['join_s']:.1f} |")
+    return "\n".join(lines)
+
+
+def changing_rate(folder: Path, target: Path) -> str:
+    """A sine-shaped rate: all four slaves active, against as many as the paper's rule wants."""
+    settings = {
+        "four slaves": ["reorganization.declustering=fixed"],
+        "adaptive": ["reorganization.declustering=adaptive", "reorganization.active_slaves=2"],
+    }
+    runs = {name: folder / f"rate-{name.replace(' ', '-')}" for name in settings}
+    reports = {name: run(RATE, runs[name], 4, *settings[name]) for name in settings}
+    same_answer(reports)
+    compare(runs, target, "changing_rate")
+    lines = [
+        "| | communication, summed over slaves (s) | deliveries | mean delay (ms) | p99 delay (ms) | active slaves, mean | moves |",
+        "|---" * 7 + "|",
+    ]
+    for name, out in runs.items():
+        rows, report = columns(out / "metrics" / "slaves.parquet"), reports[name]
+        epochs = len(np.unique(rows["epoch"]))
+        delay = report["delay_s"]
+        lines.append(
+            f"| {name} | {rows['communication_us'].sum() / 1e6:.2f} | {len(rows['epoch'])} | {delay['mean'] * 1e3:.0f} | "
+            f"{delay['p99'] * 1e3:.0f} | {len(rows['epoch']) / epochs:.2f} | {report['moves']} |"
+        )
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------- sub-groups
+
+
+def sub_groups(folder: Path, target: Path) -> str:
+    """The master's peak of pending tuples for 1, 2, 4 and 8 sub-groups of 8 slaves, and the paper's formula."""
+    points = []
+    reports = {}
+    for count in (1, 2, 4, 8):
+        report = run(SLOTS, folder / f"sub-groups-{count}", 8, f"cluster.sub_group_count={count}")
+        reports[str(count)] = report
+        points.append((count, report["peak_pending_tuples"], report["delay_s"]["mean"] * 1e3))
+    same_answer(reports)
+    rate, epoch_s = SLOTS["workload"]["rate"], 1.0  # type: ignore[index]
+    formula = {n: 2 * rate * epoch_s / 2 * (1 + 1 / n) for n, _, _ in points}  # two streams
+    from plots import sub_groups as figure
+    from plots.style import save
+
+    save(figure.plot({n: peak for n, peak, _ in points}, formula), target, "sub_groups")
+    lines = ["| sub-groups | measured peak (tuples) | (r t_d / 2)(1 + 1/n_g), both streams | ratio | mean delay (ms) |", "|---" * 5 + "|"]
+    for n, peak, delay in points:
+        lines.append(f"| {n} | {peak:,} | {formula[n]:,.0f} | {peak / formula[n]:.2f} | {delay:.0f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "adaptation", help="where runs and figures go")
+    parser.add_argument("--only", choices=["pause", "slowed", "rate", "sub-groups"])
+    args = parser.parse_args()
+    subprocess.run(["rm", "-rf", str(args.out)], check=True)
+    args.out.mkdir(parents=True)
+    parts = {
+        "pause": ("The pause of a state movement", lambda: pause_table(pause(args.out))),
+        "slowed": ("One slave of four slowed to a quarter: mean production delay (ms)", lambda: slowed_slave(args.out, args.out)),
+        "rate": ("A sine-shaped rate", lambda: changing_rate(args.out, args.out)),
+        "sub-groups": ("Sub-groups", lambda: sub_groups(args.out, args.out)),
+    }
+    for name, (title, measure) in parts.items():
+        if args.only in (None, name):
+            print(f"\n### {title}\n\n{measure()}", flush=True)
+    print(f"\nfigures: {args.out}/*.png")
+
+
+if __name__ == "__main__":
+    main()

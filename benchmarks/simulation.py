@@ -1,0 +1,142 @@
+"""Is the planner right? Predicted against measured throughput and production delay, on real MPI ranks of this machine.
+
+What: eleven configurations that differ in slaves, pace, rate, skew, distribution epoch, fine tuning, node speeds, payload and
+moves; each is run with `swjoin run -n` and foretold with one set of costs, measured on this machine before or given. No cost is
+changed for a configuration.
+Throughput and delay are those of the second half of the distribution epochs, as in the paper: a short run spends much of its time
+on starting, on memory used for the first time, and on its report.
+Why: a forecast whose error nobody knows is an opinion.
+Stays out: keeping the figures; they are printed.
+
+Usage: python benchmarks/simulation.py [--costs FILE] [--repeat N] [--only NAME ...] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import yaml
+
+from swjoin.cluster.metrics import COLUMNS
+from swjoin.loading import config_from_plain
+from swjoin.runtime.calibrate import calibrate
+from swjoin.runtime.costs import CostModel, load_costs
+from swjoin.runtime.forecast import forecast
+from swjoin.runtime.planner import plan
+
+
+def _case(slaves: int, pace: str = "asap", **sections: Any) -> tuple[int, dict[str, Any]]:
+    plain: dict[str, Any] = {
+        "pace": pace,
+        "join": {"within": "5s"},
+        "workload": {"rate": 100_000, "duration": "40s"},
+        "cluster": {"distribution_epoch": "500ms"},
+        "module": {"theta": "32KB", "window": "2GB", "stream_buffer": "8MB"},
+        "sink": {"kind": "count"},
+    }
+    for name, values in sections.items():
+        plain[name] = {**plain.get(name, {}), **values}
+    return slaves, plain
+
+
+CASES: dict[str, tuple[int, dict[str, Any]]] = {
+    "1 slave": _case(1),
+    "3 slaves": _case(3),
+    "5 slaves": _case(5),
+    "3 slaves, uniform keys": _case(3, workload={"bias": 0.5}),
+    "2 slaves, skewed keys": _case(2, workload={"bias": 0.8, "rate": 40_000}),
+    "2 slaves, epochs of 50 ms": _case(2, cluster={"distribution_epoch": "50ms"}),
+    "2 slaves, no fine tuning": _case(2, workload={"rate": 40_000}, module={"theta": 0}),
+    "2 slaves, 48 B of payload": _case(2, sink={"carry_payload": True}),
+    "2 slaves, one at half speed": _case(2, nodes={"speed": [1, 0.5]}),
+    "3 slaves, real time": _case(3, "realtime", workload={"rate": 50_000, "duration": "15s"}),
+    "2 slaves, real time, 2 sub-groups, t_d 2 s": _case(
+        2, "realtime", workload={"rate": 100_000, "duration": "16s"}, cluster={"distribution_epoch": "2s", "sub_group_count": 2}
+    ),
+    "3 slaves, real time, moves": _case(
+        3,
+        "realtime",
+        workload={"rate": 50_000, "duration": "15s"},
+        reorganization={"policy": "random", "epoch": "1s", "random_moves": 4},
+    ),
+}
+
+
+def measure(slaves: int, plain: dict[str, Any]) -> dict[str, Any]:
+    """run.json of a real run."""
+    with tempfile.TemporaryDirectory(prefix="swjoin-simulation-") as folder:
+        path = Path(folder) / "config.yaml"
+        path.write_text(yaml.safe_dump(plain))
+        command = [sys.executable, "-m", "swjoin", "run", str(path), "-n", str(slaves + 2), "--out", f"{folder}/run"]
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
+        report: dict[str, Any] = json.loads((Path(folder) / "run" / "run.json").read_text())
+        table = pq.read_table(Path(folder) / "run" / "metrics" / "slaves.parquet")
+        report["steady"] = steady({n: table[n].to_numpy() for n in table.column_names})
+    return report
+
+
+def steady(rows: dict[str, Any]) -> tuple[float, float]:
+    """Input tuples per second and mean production delay (seconds) of the second half of the distribution epochs but the last,
+    which empties the windows."""
+    count = int(rows["epoch"].max()) + 1
+    ends = np.zeros(count)
+    np.maximum.at(ends, rows["epoch"].astype(int), rows["epoch_end_us"].astype(float))
+    first, last = count // 2 - 1, count - 2
+    inside = (rows["epoch"] > first) & (rows["epoch"] <= last)
+    tuples = float((rows["left_tuples"] + rows["right_tuples"])[inside].sum())
+    pairs = float(rows["pairs"][inside].sum())
+    delay_us = float((rows["pairs"] * rows["delay_mean_us"])[inside].sum()) / max(1.0, pairs)
+    return tuples / (ends[last] - ends[first]) * 1e6, delay_us / 1e6
+
+
+def _error(predicted: float, measured: float) -> str:
+    return f"{100 * (predicted / measured - 1):+.0f} %"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--costs", help="a preset or a file of swjoin calibrate (default: measure now)")
+    parser.add_argument("--repeat", type=int, default=3, help="real runs per configuration; the median counts")
+    parser.add_argument("--only", nargs="+", choices=CASES, metavar="NAME")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    costs: CostModel = calibrate(False, lambda line: None)[0] if args.costs is None else load_costs(args.costs)
+    cores = os.cpu_count() or 1
+    print(f"costs: {costs}\n{cores} cores shared by all ranks\n", flush=True)
+    print("| configuration | tuples/s predicted | measured | error | mean delay predicted | measured | error | moves | pairs |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    out = []
+    for name in args.only or CASES:
+        slaves, plain = CASES[name]
+        runs = [measure(slaves, plain) for _ in range(args.repeat)]
+        planned = plan(config_from_plain(plain), slaves, costs, host_cores=cores)
+        told = forecast(planned, "benchmarks/simulation.py")
+        foretold = steady(dict(zip(COLUMNS, np.stack(planned.metrics).T, strict=True)))
+        rate, delay = (statistics.median(r["steady"][i] for r in runs) for i in (0, 1))
+        pairs = runs[0]["results"]["count"]
+        print(
+            f"| {name} | {foretold[0]:,.0f} | {rate:,.0f} | {_error(foretold[0], rate)} | {foretold[1] * 1e3:,.1f} ms | "
+            f"{delay * 1e3:,.1f} ms | {_error(foretold[1], delay)} | {told['moves']} and {runs[0]['moves']} | "
+            f"{_error(told['results']['count'], pairs)} |",
+            flush=True,
+        )
+        out.append({"name": name, "predicted": foretold, "measured": (rate, delay), "first": told["saturates_first"]})
+    errors = [[abs(r["predicted"][i] / r["measured"][i] - 1) for r in out] for i in (0, 1)]
+    for what, values in zip(("throughput", "mean delay"), errors, strict=True):
+        print(f"\n{what}: error {100 * statistics.median(values):.0f} % in the median, {100 * max(values):.0f} % at most")
+    if args.json is not None:
+        args.json.write_text(json.dumps(out, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
