@@ -16,6 +16,8 @@ usage() {
 ./run.sh flights             the flights example: New York departures of 2013, joined in-process and on 4 ranks
 ./run.sh bench               speed: join module, commands, links, memory, start-up, kernels; a table per target, answers checked
 ./run.sh bench peers         the same streams joined by Flink, Spark, Bytewax, Pathway, DuckDB, Polars and a C++ program
+./run.sh bench adaptation    the pause of a move, a slowed slave, a changing rate, sub-groups, on real ranks
+./run.sh bench simulation    predicted against measured throughput and delay
 ./run.sh chaos N             N random joins on real MPI ranks, each digest checked
 ./run.sh chaos --simulated N N random runs in the simulator, each pair checked
 ./run.sh clean               remove the environment, runs and caches
@@ -137,6 +139,7 @@ case $word in
   bench)
     need_environment
     if [ "${1:-}" = peers ]; then shift; need_java; exec "$python" benchmarks/peers/run.py "$@"; fi
+    if [ "${1:-}" = adaptation ] || [ "${1:-}" = simulation ]; then part=$1; shift; exec "$python" "benchmarks/$part.py" "$@"; fi
     exec "$python" benchmarks/run.py "$@" ;;
   chaos) need_environment; exec "$python" -m swjoin.runtime.chaos "$@" ;;
   clean) rm -rf .venv runs build dist ./*.egg-info .run.lock .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse

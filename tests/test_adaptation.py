@@ -18,6 +18,7 @@ from swjoin.errors import RunFailed, SwjoinError, UserError
 from swjoin.loading import config_from_plain
 from swjoin.messages import (
     END_OF_TIME_US,
+    ClockAdvanced,
     Deliver,
     Delivery,
     Directory,
@@ -37,7 +38,9 @@ from swjoin.operators.state_movement import Arrival, Departure, Journey
 from swjoin.operators.window_join import WindowJoin, Work
 from swjoin.oracle import Bounds
 from swjoin.policy.declustering import Confirmation, next_to_rest, wanted_change
+from swjoin.policy.placement import round_robin
 from swjoin.policy.reorganization import Kind, SlaveLoad, at_random, balanced, classify, empty_slaves, paper
+from swjoin.routing.hash_partition import GroupMap, HashPartition
 from swjoin.runtime.chaos import Scenario, run_simulated
 from swjoin.runtime.simulator import SimulationError
 from swjoin.sources.bmodel import payload_bytes
@@ -460,3 +463,81 @@ def test_payload_waits_for_a_group_on_its_way() -> None:
 
 def _emptied(chunk: StateChunk) -> StateChunk:
     return dataclasses.replace(chunk, tuples=chunk.tuples.slice(0, 0))
+
+
+def test_a_full_slave_holds_nobody_up_and_loses_nothing() -> None:
+    plain = {
+        "join": {"within": "1ms"},
+        "pace": "realtime",
+        "cluster": {"distribution_epoch_us": 100, "partition_count": 4},
+    }
+    master = Master(config_from_plain(plain), 2, (None, None))
+    master.start()
+    for slave in (0, 1):
+        master.handle(SlaveReported(SlaveId(slave), 0.0), 0)
+    master.handle(TuplesRead(LEFT, rows(0, 1000)), 0)
+    master.handle(TuplesRead(RIGHT, rows(0, 1000)), 0)
+    got: dict[int, list[Delivery]] = {0: [], 1: []}
+    for epoch, occupancy in enumerate([0.0, 1.0, 1.5, 0.3], 1):
+        now = 100 * epoch
+        commands = master.handle(SlaveReported(SlaveId(0), occupancy), now)
+        commands += master.handle(SlaveReported(SlaveId(1), 0.0), now)
+        for delivery in deliveries(commands + master.handle(ClockAdvanced(), now + 1)):
+            got[delivery.slave].append(delivery)
+        master.validate()
+    assert [len(d.left) > 0 for d in got[1]] == [True] * 4
+    assert [len(d.left) > 0 for d in got[0]] == [True, False, False, True]
+    assert [d.left_time_us for d in got[0]] == [100, 100, 100, 400], "nothing is promised that has not been sent"
+    assert [d.left_time_us for d in got[1]] == [100, 200, 300, 400]
+    for slave in (0, 1):
+        times = [t for d in got[slave] for t in sorted(d.left.ts.tolist())]
+        assert times == sorted(times)
+    assert sum(len(d.left) for of_slave in got.values() for d in of_slave) == 400
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_mini_buffers_keep_every_tuple_in_order_whatever_waits(seed: int) -> None:
+    """Holding, releasing and parking in any order: every tuple is delivered once, each partition-group in time order."""
+    random = np.random.default_rng(seed)
+    groups, slaves = 6, 3
+    router = HashPartition(GroupMap(round_robin(groups, slaves)), slaves)
+    buffers = MiniBuffers((None, None), router, 2)
+    held: set[int] = set()
+    parked: set[int] = set()
+    sent: list[tuple[int, int]] = []
+    for step in range(60):
+        ts = np.arange(10 * step, 10 * step + 10)
+        buffers.append(LEFT, TupleBatch(random.integers(0, 99, 10), ts, ts.astype(np.uint64), ts))
+        group, slave = int(random.integers(groups)), int(random.integers(slaves))
+        if group in held:
+            held.remove(group)
+            router = HashPartition(router.map.moved(group, slave), slaves)
+            buffers.release(GroupId(group), router)
+        elif random.random() < 0.4:
+            held.add(group)
+            buffers.hold(GroupId(group))
+        if slave in parked or random.random() < 0.3:
+            (buffers.unpark if slave in parked else buffers.park)(SlaveId(slave))
+            parked ^= {slave}
+        for sub_group in (0, 1):
+            for drained in buffers.drain(10 * step + 5, sub_group, [s for s in range(slaves) if s % 2 == sub_group]):
+                assert not held & set(drained.groups.tolist())
+                at = 0
+                for g, n in zip(drained.groups.tolist(), drained.left_counts.tolist(), strict=True):
+                    sent += [(g, t) for t in drained.left.ts[at : at + n].tolist()]
+                    at += n
+        buffers.validate()
+    for g in held:
+        buffers.release(GroupId(g), router)
+    for s in parked:
+        buffers.unpark(SlaveId(s))
+    for sub_group in (0, 1):
+        for drained in buffers.drain(END_OF_TIME_US, sub_group, [s for s in range(slaves) if s % 2 == sub_group]):
+            at = 0
+            for g, n in zip(drained.groups.tolist(), drained.left_counts.tolist(), strict=True):
+                sent += [(g, t) for t in drained.left.ts[at : at + n].tolist()]
+                at += n
+    assert sorted(t for _, t in sent) == list(range(600))
+    for g in range(groups):
+        times = [t for of, t in sent if of == g]
+        assert times == sorted(times)
