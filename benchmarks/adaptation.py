@@ -59,14 +59,14 @@ RATE = {
     "time": {"model": "arrival"},
     "join": {"within": "1s"},
     "workload": {
-        "rate": 300_000,
-        "duration": "80s",
+        "rate": 200_000,
+        "duration": "90s",
         "bias": 0.7,
-        "schedule": {"kind": "sine", "amplitude": 0.9, "period": "40s"},
+        "schedule": {"kind": "sine", "amplitude": 0.9, "period": "60s"},
     },
     "cluster": {"distribution_epoch": "200ms", "mini_buffer": "512MB"},
     "module": {"theta": "32KB", "window": "1GB", "stream_buffer": "4MB"},
-    "reorganization": {"policy": "balanced", "epoch": "1s", "supplier_threshold": 0.1, "confirmations": 2},
+    "reorganization": {"policy": "balanced", "epoch": "1s", "supplier_threshold": 0.05, "confirmations": 2},
     "nodes": {"speed": [SLOW_NODE] * 4},
     "sink": {"kind": "count"},
 }

@@ -35,10 +35,10 @@ def _channel() -> Any:
     from mpi4py import MPI
 
     from swjoin.runtime.memory import keep_freed_memory
-    from swjoin.runtime.mpi import _Channel
+    from swjoin.runtime.channel import Channel
 
     keep_freed_memory()
-    return _Channel(MPI.COMM_WORLD)
+    return Channel(MPI.COMM_WORLD)
 
 
 def _config(paths: list[str] | None) -> Any:

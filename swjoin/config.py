@@ -224,7 +224,7 @@ class ModuleConfig:
             self.theta_bytes == 0 or self.theta_bytes >= self.block_bytes,
             "module: theta must be at least one block (or 0: off)",
         )
-        _check(self.stream_buffer_bytes >= 1 << 10, "module: stream_buffer must be at least 1KB")
+        _check(self.stream_buffer_bytes >= self.tuple_bytes, "module: stream_buffer must hold at least one tuple")
         _check(self.result_buffer_bytes >= 1 << 12, "module: result_buffer must be at least 4KB")
         _check(self.window_bytes >= 1 << 20, "module: window must be at least 1MB")
 

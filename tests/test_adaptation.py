@@ -13,7 +13,7 @@ from swjoin.batch import LEFT, RIGHT, PayloadRows, RowLayout, SourceBatch, Tuple
 from swjoin.cluster.buffers import MiniBuffers
 from swjoin.cluster.controller import Controller, Move, Phase
 from swjoin.cluster.master import Master
-from swjoin.config import ReorganizationConfig
+from swjoin.config import ClusterConfig, ReorganizationConfig, SinkConfig
 from swjoin.errors import RunFailed, SwjoinError, UserError
 from swjoin.loading import config_from_plain
 from swjoin.messages import (
@@ -42,7 +42,7 @@ from swjoin.policy.placement import round_robin
 from swjoin.policy.reorganization import Kind, SlaveLoad, at_random, balanced, classify, empty_slaves, paper
 from swjoin.routing.hash_partition import GroupMap, HashPartition
 from swjoin.runtime.chaos import Scenario, run_simulated
-from swjoin.runtime.simulator import SimulationError
+from swjoin.runtime.simulator import Simulation, SimulationError
 from swjoin.sources.bmodel import payload_bytes
 from swjoin.state.kernels import CUR_GROUP
 
@@ -541,3 +541,63 @@ def test_mini_buffers_keep_every_tuple_in_order_whatever_waits(seed: int) -> Non
     for g in range(groups):
         times = [t for of, t in sent if of == g]
         assert times == sorted(times)
+
+
+def _crowded(seed: int) -> tuple[bool, int]:
+    """A simulated realtime run whose slaves are too slow for their tiny stream buffers; whether it is right, times parked."""
+    drawn = Scenario.draw(seed)
+    config = drawn.config
+    scenario = dataclasses.replace(
+        drawn,
+        slave_count=3,
+        config=dataclasses.replace(
+            config,
+            pace="realtime",
+            sink=SinkConfig("count"),
+            cluster=ClusterConfig(partition_count=7, distribution_epoch_us=300, sub_group_count=1 + seed % 2),
+            module=dataclasses.replace(config.module, stream_buffer_bytes=64),
+            reorganization=ReorganizationConfig("random", 300, random_moves=2, declustering="adaptive", chunk_bytes=1024),
+        ),
+    )
+    parked = 0
+    simulation = Simulation(scenario.config, ([scenario.rows[0]], [scenario.rows[1]]), 3, seed)
+    simulation._delays._channel[:] = 20.0
+    simulation._delays._actor[:] = 1_000.0
+    park = simulation.master.buffers.park
+
+    def count(slave: SlaveId) -> None:
+        nonlocal parked
+        parked += 1
+        park(slave)
+
+    simulation.master.buffers.park = count  # type: ignore[method-assign]
+    result = simulation.run()
+    pairs, digest = scenario.expected()
+    return (result.count, result.digest) == (pairs.total(), digest), parked
+
+
+def _is_dense(seed: int) -> bool:
+    left, right = Scenario.draw(seed).rows
+    return min(len(left), len(right)) > 30 and int(np.ptp(left.ts)) > 5_000
+
+
+CROWDED = [seed for seed in range(300) if _is_dense(seed)][:25]
+
+
+def test_runs_whose_slaves_have_no_room_are_right() -> None:
+    outcomes = [_crowded(seed) for seed in CROWDED]
+    assert all(right for right, _ in outcomes)
+    assert sum(parked for _, parked in outcomes) > 200
+
+
+def test_promising_what_is_parked_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_room = Master._make_room
+    monkeypatch.setattr(Master, "_make_room", lambda self, *args: make_room(self, *args) and {})
+
+    def wrong(seed: int) -> bool:
+        try:
+            return not _crowded(seed)[0]
+        except SimulationError:
+            return True
+
+    assert any(wrong(seed) for seed in CROWDED)

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from swjoin.config import parse_duration_us
+from swjoin.config import RunConfig, parse_duration_us
 from swjoin.errors import UserError
 from swjoin.loading import load_config
 
@@ -64,13 +64,20 @@ def forecast_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
             ("adaptation", f"{report['moves']:,} moves, active slaves {min(counts)} to {max(counts)}, {counts[-1]} at the end")
         )
     if not report["complete"]:
-        rows.append(("ended early", "by --limit; figures are of the part that was simulated"))
+        rows.append(("ended early", "after twice the duration, or by --limit; figures are of the part that was simulated"))
     return rows + [("note", note) for note in report["notes"]]
 
 
 def _print_rows(rows: list[tuple[str, str]]) -> None:
     for name, value in rows:
         print(f"{name:<17} {value}", flush=True)
+
+
+def _limit_us(config: RunConfig) -> float:
+    """Where a real-time run that falls behind is given up: at twice its duration."""
+    if config.pace == "asap":
+        return float("inf")
+    return 2.0 * config.workload.duration_us + 4.0 * config.cluster.distribution_epoch_us
 
 
 def run_simulate(args: argparse.Namespace) -> int:
@@ -100,7 +107,7 @@ def run_simulate(args: argparse.Namespace) -> int:
             reports.append(report)
         print(fed(reports))
         return 0
-    limit_us = float("inf") if args.limit is None else float(parse_duration_us(args.limit))
+    limit_us = _limit_us(config) if args.limit is None else float(parse_duration_us(args.limit))
     foretold = plan(config, args.slaves, costs, host_cores=args.host_cores, limit_us=limit_us)
     report = forecast(foretold, " ".join(["swjoin", *sys.argv[1:]]))
     _print_rows(forecast_rows(report))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from swjoin.batch import I64, LEFT, RIGHT, RowLayout, TupleBatch
-from swjoin.messages import BEGIN_OF_TIME_US, GroupId, Route, SlaveId
+from swjoin.messages import BEGIN_OF_TIME_US, END_OF_TIME_US, GroupId, Route, SlaveId
 from swjoin.policy.epochs import sub_group_of
 from swjoin.routing.hash_partition import HashPartition, arrange
 
@@ -47,6 +47,14 @@ class _Pending:
     def take_all(self) -> list[TupleBatch]:
         parts, self.parts, self.tuples, self.bytes = self.parts, [], 0, 0
         return parts
+
+    def time_after(self, nbytes: int) -> int:
+        """A time below which about so many bytes wait, of these the oldest; END_OF_TIME_US when fewer do."""
+        for part in self.parts:
+            if part.nbytes > nbytes:
+                return int(part.ts[nbytes * len(part) // part.nbytes]) + 1
+            nbytes -= part.nbytes
+        return END_OF_TIME_US
 
     def take_below(self, time_us: int) -> TupleBatch:
         """Remove and return the tuples with ts < time_us."""
@@ -152,11 +160,42 @@ class MiniBuffers:
     def unpark(self, slave: SlaveId) -> None:
         """The slave has room again."""
         parked = self._parked.pop(slave, None)
+        if parked is not None:
+            self._assign()
+            self._merge_into_slot(slave, parked[LEFT].parts, parked[RIGHT].parts)
+
+    def unpark_some(self, slave: SlaveId, limit_bytes: int) -> int | None:
+        """Let about `limit_bytes` of a parked slave's tuples go, the oldest. Returns the time below which none waits any more.
+
+        None when nothing waits any more at all: the slave is parked no longer.
+        """
+        parked = self._parked.get(slave)
+        if parked is None or parked[LEFT].bytes + parked[RIGHT].bytes <= limit_bytes:
+            self.unpark(slave)
+            return None
+        cut = min(pending.time_after(limit_bytes // 2) for pending in parked)
+        self._merge_into_slot(slave, *([pending.take_below(cut)] for pending in parked))
+        return cut
+
+    def unpark_group(self, slave: SlaveId, group: GroupId) -> None:
+        """Let all of one partition-group's tuples go: it leaves the slave, which may have no room for the others."""
+        parked = self._parked.get(slave)
         if parked is None:
             return
-        self._assign()
-        for stream, pending in enumerate(self._shelves[sub_group_of(slave, self._sub_group_count)]):
-            pending.merge(parked[stream].parts)
+        place = np.zeros(self.router.map.partition_count, np.int64)
+        place[group] = 1
+        taken: list[list[TupleBatch]] = []
+        for pending in parked:
+            arranged = [arrange(batch, place, 2) for batch in pending.take_all()]
+            for a in arranged:
+                pending.append(a.batch.slice(0, int(a.starts[1])))
+            taken.append([a.batch.slice(int(a.starts[1]), int(a.starts[2])) for a in arranged if a.counts[1]])
+        self._merge_into_slot(slave, *taken)
+
+    def _merge_into_slot(self, slave: SlaveId, left: list[TupleBatch], right: list[TupleBatch]) -> None:
+        shelf = self._shelves[sub_group_of(slave, self._sub_group_count)]
+        shelf[LEFT].merge(left)
+        shelf[RIGHT].merge(right)
 
     def release(self, group: GroupId, router: HashPartition) -> int:
         """A partition-group has arrived at its new owner, as `router` says; its tuples wait for that one's slot now.

@@ -279,9 +279,9 @@ class Controller:
 
     # ------------------------------------------------------------ orders travel with deliveries
 
-    def has_orders_out(self, slave: SlaveId) -> bool:
-        """Whether a slave's next delivery carries the order to yield a partition-group."""
-        return any(m.supplier == slave and m.phase == Phase.DECIDED for m in self.moves.values())
+    def groups_ordered_out(self, slave: SlaveId) -> list[GroupId]:
+        """Partition-groups that a slave's next delivery orders it to yield."""
+        return [m.group for m in self.moves.values() if m.supplier == slave and m.phase == Phase.DECIDED]
 
     def orders(self, slave: SlaveId) -> tuple[I64, I64]:
         """Orders for a slave's next delivery, as in `Delivery.moves_out` and `moves_in`."""

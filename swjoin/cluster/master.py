@@ -296,20 +296,28 @@ class Master:
         slaves = self._served if self._mid_epoch else self.controller.active
         return all(s in self._reported for s in slaves if sub_group_of(s, self._sub_groups) == sub_group)
 
-    def _park_the_full(self, slaves: list[SlaveId]) -> set[SlaveId]:
-        """realtime pace: who has no room gets an empty delivery, and holds nobody up. Returns these.
+    def _make_room(self, slaves: list[SlaveId], rebase_us: int) -> dict[SlaveId, tuple[int, int]]:
+        """realtime pace: who has no room gets an empty delivery, and holds nobody up; nobody gets more than a stream buffer at
+        once.
 
-        A supplier gets its tuples along with its order: what it was promised last must not be older than what its consumer was.
+        A partition-group that is ordered to leave gets all of its tuples along. Returns what may be promised to slaves for
+        which tuples stay here.
         """
-        full = set()
+        behind: dict[SlaveId, tuple[int, int]] = {}
         for slave in slaves:
-            has_room = self._reported.get(slave, (0.0, None))[0] < 1
-            if not self._realtime or has_room or self._last or self.controller.has_orders_out(slave):
+            if not self._realtime or self._last:
                 self.buffers.unpark(slave)
-            else:
+            elif self._reported.get(slave, (0.0, None))[0] >= 1:
                 self.buffers.park(slave)
-                full.add(slave)
-        return full
+                behind[slave] = self._promised[slave]
+                for group in self.controller.groups_ordered_out(slave):
+                    self.buffers.unpark_group(slave, group)
+            elif (time_us := self.buffers.unpark_some(slave, self.config.module.stream_buffer_bytes)) is not None:
+                left, right = self._promised[slave]
+                behind[slave] = (max(left, time_us - rebase_us), max(right, time_us - rebase_us))
+                for group in self.controller.groups_ordered_out(slave):
+                    self.buffers.unpark_group(slave, group)
+        return behind
 
     def _drain(self, below_us: int, times_us: tuple[int, int], now_us: int, rebase_us: int | None) -> None:
         """Close a slot: deliveries to the active slaves of the next sub-group, with their orders."""
@@ -321,14 +329,16 @@ class Master:
         if self._last:
             below_us, times_us = END_OF_TIME_US, (END_OF_TIME_US, END_OF_TIME_US)
         slaves = [s for s in self._served if sub_group_of(s, self._sub_groups) == self._sub_group]
-        full = self._park_the_full(slaves)
+        behind = self._make_room(slaves, rebase_us if rebase_us is not None and self.config.time.model == "arrival" else 0)
         drained = self.buffers.drain(
             below_us, self._sub_group, slaves, rebase_us=rebase_us, rebase_ts=self.config.time.model == "arrival"
         )
         for slave, tuples in zip(slaves, drained, strict=True):
             moves_out, moves_in = self.controller.orders(slave)
-            times = self._promised[slave] if slave in full else self.controller.limit_times(slave, times_us)
-            self._promised[slave] = times
+            left_us, right_us = self.controller.limit_times(slave, times_us)
+            if slave in behind:
+                left_us, right_us = min(left_us, behind[slave][LEFT]), min(right_us, behind[slave][RIGHT])
+            self._promised[slave] = (left_us, right_us)
             for number in moves_out[:, 0].tolist():
                 self.buffers.hold(self.controller.hold(number, times_us, now_us).group)
             self._serving.append(
@@ -336,7 +346,8 @@ class Master:
                     self._query,
                     slave,
                     self.epoch,
-                    *times,
+                    left_us,
+                    right_us,
                     tuples.groups,
                     tuples.left_counts,
                     tuples.right_counts,
@@ -351,7 +362,7 @@ class Master:
                     slave in self._resting,
                 )
             )
-        for move, count in [x for x in self._released if x[0].consumer in slaves and x[0].consumer not in full]:
+        for move, count in [x for x in self._released if x[0].consumer in slaves and x[0].consumer not in behind]:
             self._released.remove((move, count))
             self.controller.released(move, count, now_us)
         self._last_closed = self._last and not self._mid_epoch

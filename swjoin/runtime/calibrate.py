@@ -354,7 +354,7 @@ def calibrate(quick: bool, tell: Callable[[str], None]) -> tuple[CostModel, list
     extract_ns, install_ns = _movement_costs(scale)
     chunk_ns, byte_ns, result_ns = _collector_costs(scale)
     tell("two MPI ranks")
-    links = measure_links()
+    links = measure_links(quick)
     default = PRESETS["modern"]
     costs = CostModel(
         name="measured",

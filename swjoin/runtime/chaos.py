@@ -115,13 +115,14 @@ def _draw_adaptation(random: np.random.Generator, plain: dict[str, Any], slave_c
     """Sub-groups, and reorganization by any policy, with any thresholds; mostly many moves at random, at every moment."""
     cluster = plain["cluster"]
     if plain["pace"] == "realtime":  # messages take up to 0.1 s: many epochs meanwhile, but not many thousands
-        cluster["distribution_epoch_us"] = max(cluster["distribution_epoch_us"], int(random.choice([1_000, 10_000, 100_000])))
+        cluster["distribution_epoch_us"] = max(cluster["distribution_epoch_us"], int(random.choice([300, 3_000, 30_000])))
     elif random.random() < 0.7:
         cluster["distribution_epoch_us"] = max(1, span // 40)
     cluster["sub_group_count"] = min(int(random.integers(1, slave_count + 1)), cluster["distribution_epoch_us"])
     if random.random() < 0.5:  # few partition-groups with many mini-partition-groups each
         cluster["partition_count"] = int(random.choice([2, 5, 15]))
         plain["module"]["theta_bytes"] = plain["module"]["block_bytes"] = 64 * int(random.choice([1, 2]))
+    plain["module"]["stream_buffer_bytes"] = int(random.choice([64, 256, 1 << 10, 1 << 20]))  # full most of the time, or never
     low, high = np.sort(random.random(2))
     plain["reorganization"] = {
         "policy": str(random.choice(["none", "paper", "balanced", "random"], p=[0.15, 0.15, 0.1, 0.6])),

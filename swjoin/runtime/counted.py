@@ -124,6 +124,7 @@ class CountedBuffers(MiniBuffers):
         self._waiting: tuple[list[_Waiting], list[_Waiting]] = ([], [])
         self._pending = np.zeros((2, router.map.partition_count), np.int64)
         self._held_back = np.zeros(router.map.partition_count, np.bool_)
+        self._let_through = np.zeros(router.map.partition_count, np.bool_)
         self._parked_slaves = np.zeros(router.slave_count, np.bool_)
         self._total = 0
         self._sub_group_of_slave = np.array([sub_group_of(s, sub_group_count) for s in range(router.slave_count)], np.int64)
@@ -139,6 +140,14 @@ class CountedBuffers(MiniBuffers):
 
     def unpark(self, slave: SlaveId) -> None:
         self._parked_slaves[slave] = False
+
+    def unpark_some(self, slave: SlaveId, limit_bytes: int) -> int | None:
+        """All at once: counts need no memory."""
+        self.unpark(slave)
+        return None
+
+    def unpark_group(self, slave: SlaveId, group: GroupId) -> None:
+        self._let_through[group] = True
 
     def parked_bytes(self) -> dict[SlaveId, int]:
         owner, pending = self.router.map.owner, self._pending.sum(0)
@@ -192,7 +201,12 @@ class CountedBuffers(MiniBuffers):
     ) -> list[Drained]:
         router = self.router
         owner = router.map.owner
-        wanted = (self._sub_group_of_slave[owner] == sub_group) & ~self._parked_slaves[owner] & ~self._held_back
+        wanted = (
+            (self._sub_group_of_slave[owner] == sub_group)
+            & (~self._parked_slaves[owner] | self._let_through)
+            & ~self._held_back
+        )
+        self._let_through[:] = False
         taken = [self._take(stream, below_us, wanted) for stream in (LEFT, RIGHT)]
         out = []
         for slave in slaves:

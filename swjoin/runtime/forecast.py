@@ -30,18 +30,18 @@ def _utilisation(foretold: Plan) -> dict[str, Any]:
     elapsed_us = max(1.0, foretold.end_us - foretold.begin_us)
 
     def share(used: Usage) -> float:
-        return (used.cpu_us + used.link_us + used.slowed_us) / elapsed_us
+        return min(1.0, (used.cpu_us + used.link_us + used.slowed_us) / elapsed_us)  # work begun counts in full
 
     master, slaves = foretold.usage["master"], [share(u) for u in foretold.usage["slaves"]]
     out: dict[str, Any] = {
         "slaves": {"min": min(slaves), "mean": sum(slaves) / len(slaves), "max": max(slaves)},
         "master": share(master),
-        "master_cpu": master.cpu_us / elapsed_us,
-        "master_link": master.link_us / elapsed_us,
+        "master_cpu": min(1.0, master.cpu_us / elapsed_us),
+        "master_link": min(1.0, master.link_us / elapsed_us),
         "collector": share(foretold.usage["collector"]),
     }
     if foretold.cores.most:
-        out["host"] = foretold.cores.busy_us / elapsed_us / foretold.cores.most
+        out["host"] = min(1.0, foretold.cores.busy_us / elapsed_us / foretold.cores.most)
     return out
 
 
@@ -77,7 +77,6 @@ def forecast(foretold: Plan, command: str) -> dict[str, Any]:
     utilisation = _utilisation(foretold)
     name, most = saturates_first(utilisation)
     joined = sum(report["joined"].values())
-    offered = 2 * config.workload.rate_per_s
     duration_s = config.workload.duration_us / 1e6
     behind_s = elapsed_s - duration_s
     report |= {
@@ -96,9 +95,7 @@ def forecast(foretold: Plan, command: str) -> dict[str, Any]:
         slack_s = 2 * config.cluster.distribution_epoch_us / 1e6 + 0.02 * duration_s
         report["keeps_up"] = foretold.complete and behind_s <= slack_s
         report["behind_s"] = max(0.0, behind_s)
-        report["largest_rate_per_s"] = (
-            min(1.0, joined / elapsed_s / offered if behind_s > slack_s else 1.0) * offered / most / 2
-        )
+        report["largest_rate_per_s"] = joined / elapsed_s / most / 2
     owners = len(set(foretold.master.controller.map.owner.tolist()))
     report["notes"] = []
     if config.cluster.partition_count < foretold.slave_count:

@@ -1,7 +1,7 @@
 """What two MPI ranks of this machine reach together: latency, bandwidth, what a look for messages costs, and how two busy ranks
 share the machine.
 
-What: `measure_links() -> dict`; it starts two ranks, `python -m swjoin.runtime.link_probe OUT.json`.
+What: `measure_links(quick) -> dict`; it starts two ranks, `python -m swjoin.runtime.link_probe OUT.json`.
 Why: links and cores can only be measured between real processes.
 Stays out: what one process can measure (`runtime.calibrate`).
 """
@@ -29,6 +29,7 @@ _ROUNDS, _LARGE_ROUNDS = 2000, 60
 _COLD_BYTES = 128 << 20  # messages come from and go to memory, not the cache
 _FIRST_LOOKS = 15
 _TURNS, _BESIDE_S = 11, 2.5
+_QUICK_TURNS, _QUICK_BESIDE_S = 3, 0.6
 
 
 def _ping_pong(comm: Any, byte: Any, nbytes: int, rounds: int) -> float:
@@ -55,7 +56,7 @@ def _wait(channel: Any, rank: int) -> None:
     channel.receive()
 
 
-def play(out: Path) -> None:
+def play(out: Path, quick: bool) -> None:
     """One of the two ranks."""
     import mpi4py
 
@@ -63,11 +64,12 @@ def play(out: Path) -> None:
     from mpi4py import MPI
 
     from swjoin.runtime.calibrate import join_work, master_work
-    from swjoin.runtime.mpi import _Channel
+    from swjoin.runtime.channel import Channel
 
     comm = MPI.COMM_WORLD
-    channel, note = _Channel(comm), np.zeros(8, np.uint8)
+    channel, note = Channel(comm), np.zeros(8, np.uint8)
     join, serve = join_work(), master_work()
+    turns, beside_s = (_QUICK_TURNS, _QUICK_BESIDE_S) if quick else (_TURNS, _BESIDE_S)
     figures = {}
     for name, nbytes, rounds in (("small", _SMALL_BYTES, _ROUNDS), ("large", _LARGE_BYTES, _LARGE_ROUNDS)):
         _ping_pong(comm, MPI.BYTE, nbytes, 20)
@@ -75,12 +77,12 @@ def play(out: Path) -> None:
     if comm.rank == 0:
         figures["look_s"], figures["sleep_extra_s"] = _look(channel)
         join()
-        alone = _quartile(join)
+        alone = _quartile(join, turns)
         channel.send(note, 1, 77)
-        beside_join = _quartile(join)
+        beside_join = _quartile(join, turns)
         _wait(channel, 1)
         channel.send(note, 1, 77)
-        beside_master = _quartile(join)
+        beside_master = _quartile(join, turns)
         _wait(channel, 1)
         figures["shared"] = (alone / beside_join + alone / beside_master) / 2
         out.write_text(json.dumps(figures))
@@ -88,7 +90,7 @@ def play(out: Path) -> None:
         for work in (join, serve):
             _wait(channel, 0)
             begun = time.perf_counter()
-            while time.perf_counter() - begun < _BESIDE_S:
+            while time.perf_counter() - begun < beside_s:
                 work()
             channel.send(note, 0, 77)
 
@@ -107,18 +109,18 @@ def _look(channel: Any) -> tuple[float, float]:
     return look_s, max(0.0, (time.perf_counter() - begun) / looks - 1e-3 - look_s)
 
 
-def _quartile(work: Any) -> float:
+def _quartile(work: Any, turns: int) -> float:
     """Lower quartile of some turns: others may be using the machine."""
-    return statistics.quantiles([work() for _ in range(_TURNS)])[0]
+    return statistics.quantiles([work() for _ in range(turns)])[0]
 
 
-def measure_links() -> dict[str, float]:
+def measure_links(quick: bool) -> dict[str, float]:
     """Seconds of a small and of a large message one way (small_s, large_s), bandwidth (bytes_per_s), CPU seconds of a look for
     messages (look_s), what a sleep takes longer than asked for (sleep_extra_s), and a slave's speed beside another busy rank over its
     speed alone (shared). RunFailed when MPI fails."""
     with tempfile.TemporaryDirectory(prefix="swjoin-links-") as folder:
         out = Path(folder) / "links.json"
-        command = [*mpirun_options(find_mpirun(), 2), sys.executable, "-m", "swjoin.runtime.link_probe", str(out)]
+        command = [*mpirun_options(find_mpirun(), 2), sys.executable, "-m", "swjoin.runtime.link_probe", str(out), *(["quick"] if quick else [])]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         if done.returncode or not out.exists():
             raise RunFailed(f"calibrate: two MPI ranks could not be measured: {' '.join(done.stderr.split())[:300]}")
@@ -128,4 +130,4 @@ def measure_links() -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    play(Path(sys.argv[1]))
+    play(Path(sys.argv[1]), len(sys.argv) > 2)

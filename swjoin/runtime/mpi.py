@@ -20,7 +20,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,16 +41,16 @@ from swjoin.messages import (
     SlaveReported,
     StateReceived,
     StateWanted,
-    TimesMeasured,
     WantState,
     WorkDue,
 )
 from swjoin.policy.epochs import next_exchange_us, slot_offset_us
+from swjoin.runtime.channel import Channel
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.job import Job
 from swjoin.runtime.memory import keep_freed_memory
 from swjoin.runtime.preload import load_master_kernels, load_slave_kernels
-from swjoin.runtime.report import build_report, check_ledger, cpu_us, peak_rss_bytes, publish
+from swjoin.runtime.report import build_report, check_ledger, peak_rss_bytes, publish
 from swjoin.runtime.throttle import Throttle
 from swjoin.runtime.wire import (
     pack_delivery,
@@ -67,11 +66,10 @@ from swjoin.runtime.wire import (
 )
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    pass
 
 MASTER, COLLECTOR, FIRST_SLAVE = 0, 1, 2
 REPORT, DELIVERY, RESULTS, SUMMARY, VERDICT, FAILURE, WANT, STATE, MOVE_END = 1, 2, 3, 4, 5, 6, 7, 8, 9
-_SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 20e-6, 1e-3
 _FLUSH_S = 3.0  # how long a failing rank leaves the collector to mark its results incomplete
 _ROLES = ("master", "collector")
 
@@ -82,90 +80,6 @@ class _PeerFailed(RunFailed):
     def __init__(self, text: str, exit_code: int) -> None:
         super().__init__(text)
         self.exit_code = exit_code
-
-
-@dataclass
-class _Meter:
-    """Where a rank's time went since it was last asked, microseconds."""
-
-    communication_us: int = 0
-    idle_us: int = 0
-    process_us: int = 0
-    cpu_at_us: int = 0
-
-    def take(self) -> TimesMeasured:
-        cpu = cpu_us()
-        out = TimesMeasured(cpu - self.cpu_at_us, self.communication_us, self.idle_us, self.process_us)
-        self.communication_us = self.idle_us = self.process_us = 0
-        self.cpu_at_us = cpu
-        return out
-
-
-class _Channel:
-    """Sends and receives whole byte messages, and waits without spinning."""
-
-    def __init__(self, comm: MPI.Comm) -> None:
-        from mpi4py import MPI
-
-        self.mpi = MPI
-        self.comm = comm
-        self.status = MPI.Status()
-        self.meter = _Meter(cpu_at_us=cpu_us())
-        self._sleep_s = _SHORTEST_SLEEP_S
-        self._outgoing: list[tuple[Any, NDArray[np.uint8]]] = []
-
-    def send(self, data: NDArray[np.uint8], rank: int, tag: int) -> None:
-        start = time.monotonic_ns()
-        self.comm.Send([data, self.mpi.BYTE], dest=rank, tag=tag)
-        self.meter.communication_us += (time.monotonic_ns() - start) // 1000
-
-    def send_later(self, data: NDArray[np.uint8], rank: int, tag: int) -> None:
-        """Begin to send; whoever sends may itself be waited for by the receiver. `data` is kept until it has gone."""
-        start = time.monotonic_ns()
-        self._outgoing.append((self.comm.Isend([data, self.mpi.BYTE], dest=rank, tag=tag), data))
-        self._outgoing = [(request, kept) for request, kept in self._outgoing if not request.Test()]
-        self.meter.communication_us += (time.monotonic_ns() - start) // 1000
-
-    def probe(self, rank: int, tag: int) -> bool:
-        """Whether a message waits; `receive` then takes it."""
-        found = bool(self.comm.Iprobe(source=rank, tag=tag, status=self.status))
-        if found:
-            self._sleep_s = _SHORTEST_SLEEP_S
-        return found
-
-    def receive(self) -> NDArray[np.uint8]:
-        """The message found by the last successful probe."""
-        start = time.monotonic_ns()
-        data = np.empty(self.status.Get_count(self.mpi.BYTE), np.uint8)
-        self.comm.Recv([data, self.mpi.BYTE], source=self.status.Get_source(), tag=self.status.Get_tag())
-        self.meter.communication_us += (time.monotonic_ns() - start) // 1000
-        return data
-
-    def sleep(self, at_most_us: int = 1_000_000) -> None:
-        """Give the core away for a moment; longer each time until a probe succeeds."""
-        start = time.monotonic_ns()
-        time.sleep(max(0.0, min(self._sleep_s, at_most_us / 1e6)))
-        self._sleep_s = min(self._sleep_s * 1.5, _LONGEST_SLEEP_S)
-        self.meter.idle_us += (time.monotonic_ns() - start) // 1000
-
-    def wait(self, rank: int, tag: int) -> NDArray[np.uint8]:
-        while not self.probe(rank, tag):
-            self.sleep()
-        return self.receive()
-
-    def broadcast(self, text: str | None, root: int) -> str:
-        """JSON text from one rank to all."""
-        size = np.zeros(1, np.int64)
-        data = np.frombuffer((text or "").encode(), np.uint8).copy()
-        size[0] = len(data)
-        self.comm.Bcast([size, self.mpi.INT64_T], root=root)
-        if self.comm.rank != root:
-            data = np.empty(int(size[0]), np.uint8)
-        self.comm.Bcast([data, self.mpi.BYTE], root=root)
-        return bytes(data).decode()
-
-    def send_json(self, value: dict[str, Any], rank: int, tag: int) -> None:
-        self.send(np.frombuffer(json.dumps(value).encode(), np.uint8), rank, tag)
 
 
 def _parse(data: NDArray[np.uint8]) -> dict[str, Any]:
@@ -193,7 +107,7 @@ def run_rank(job: Job, progress: bool, debug: bool = False) -> dict[str, Any] | 
     rank = comm.rank
     if comm.size < 3:
         raise UserError(f"{comm.size} MPI ranks given; a cluster needs at least 3: master, collector and one slave (-n 3)")
-    channel = _Channel(comm)
+    channel = Channel(comm)
     role = _ROLES[rank] if rank < FIRST_SLAVE else f"slave {rank - FIRST_SLAVE}"
     place = [f"rank {rank} ({role}) on {platform.node()}"]
     try:
@@ -219,7 +133,7 @@ class _EndedEarlyError(SwjoinError):
         self.exit_code = exit_code
 
 
-def _end_job(channel: _Channel, error: BaseException, place: str, debug: bool) -> None:
+def _end_job(channel: Channel, error: BaseException, place: str, debug: bool) -> None:
     """Say why, let the collector mark its results incomplete, and end every rank. Does not return."""
     code = error.exit_code if isinstance(error, SwjoinError) else 130 if isinstance(error, KeyboardInterrupt) else 1
     if debug:
@@ -242,7 +156,7 @@ def _end_job(channel: _Channel, error: BaseException, place: str, debug: bool) -
 # ---------------------------------------------------------------- set-up
 
 
-def _agree(channel: _Channel, root: int, attempt: Callable[[], dict[str, Any]] | None) -> dict[str, Any]:
+def _agree(channel: Channel, root: int, attempt: Callable[[], dict[str, Any]] | None) -> dict[str, Any]:
     """`root` tries something the user may have got wrong; every rank learns the outcome and goes on, or leaves, together."""
     answer: dict[str, Any] | None = None
     if attempt is not None:
@@ -261,7 +175,7 @@ def _layouts(setup: dict[str, Any]) -> tuple[RowLayout | None, RowLayout | None]
     return left, right
 
 
-def _start_clock(channel: _Channel) -> RunClock:
+def _start_clock(channel: Channel) -> RunClock:
     channel.comm.Barrier()
     return RunClock()
 
@@ -269,7 +183,7 @@ def _start_clock(channel: _Channel) -> RunClock:
 # ---------------------------------------------------------------- master
 
 
-def _run_master(job: Job, channel: _Channel, progress: bool, place: list[str]) -> dict[str, Any]:
+def _run_master(job: Job, channel: Channel, progress: bool, place: list[str]) -> dict[str, Any]:
     from swjoin.runtime.shells import MasterShell
 
     started = time.monotonic()
@@ -313,9 +227,7 @@ def _run_master(job: Job, channel: _Channel, progress: bool, place: list[str]) -
     return report
 
 
-def _serve_streams(
-    job: Job, channel: _Channel, shell: Any, clock: RunClock, slave_count: int, place: list[str]
-) -> float | None:
+def _serve_streams(job: Job, channel: Channel, shell: Any, clock: RunClock, slave_count: int, place: list[str]) -> float | None:
     """The master's loop; returns the moment of the first read (time.monotonic)."""
     realtime = job.config.pace == "realtime"
     slot_us = max(1, job.config.cluster.distribution_epoch_us // job.config.cluster.sub_group_count)
@@ -349,7 +261,7 @@ def _serve_streams(
 # ---------------------------------------------------------------- collector
 
 
-def _run_collector(job: Job, channel: _Channel) -> None:
+def _run_collector(job: Job, channel: Channel) -> None:
     from swjoin.runtime.shells import CollectorShell
     from swjoin.sinks.plan import OutputPlan
 
@@ -379,7 +291,7 @@ def _run_collector(job: Job, channel: _Channel) -> None:
     channel.send_json({"closed": True}, MASTER, VERDICT)
 
 
-def _collect_one(channel: _Channel, shell: Any) -> None:
+def _collect_one(channel: Channel, shell: Any) -> None:
     if channel.probe(channel.mpi.ANY_SOURCE, RESULTS):
         shell.receive(unpack_results(channel.receive()))
         return
@@ -387,7 +299,7 @@ def _collect_one(channel: _Channel, shell: Any) -> None:
     channel.sleep()
 
 
-def _check_peers(channel: _Channel) -> None:
+def _check_peers(channel: Channel) -> None:
     if channel.probe(channel.mpi.ANY_SOURCE, FAILURE):
         failure = _parse(channel.receive())
         raise _PeerFailed(failure["text"], failure["exit_code"])
@@ -396,7 +308,7 @@ def _check_peers(channel: _Channel) -> None:
 # ---------------------------------------------------------------- slave
 
 
-def _run_slave(job: Job, channel: _Channel, place: list[str]) -> None:
+def _run_slave(job: Job, channel: Channel, place: list[str]) -> None:
     from swjoin.cluster.slave import Slave
 
     setup = _agree(channel, MASTER, None)
@@ -443,7 +355,7 @@ def _run_slave(job: Job, channel: _Channel, place: list[str]) -> None:
     channel.send_json({"summary": slave.summary(), "rank": _identity(channel.comm.rank, role)}, MASTER, SUMMARY)
 
 
-def _perform(channel: _Channel, commands: list[SlaveCommand]) -> None:
+def _perform(channel: Channel, commands: list[SlaveCommand]) -> None:
     """Carry a slave's messages away. What goes to other slaves never waits for them."""
     for command in commands:
         match command:
