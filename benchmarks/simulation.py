@@ -2,9 +2,8 @@
 
 What: eleven configurations that differ in slaves, pace, rate, skew, distribution epoch, fine tuning, node speeds, payload and
 moves; each is run with `swjoin run -n` and foretold with one set of costs, measured on this machine before or given. No cost is
-changed for a configuration.
-Throughput and delay are those of the second half of the distribution epochs, as in the paper: a short run spends much of its time
-on starting, on memory used for the first time, and on its report.
+changed for a configuration. Throughput and delay are those of the second half of the distribution epochs, as in the paper: a
+short run spends much of its time on starting, on memory used for the first time, and on its report.
 Why: a forecast whose error nobody knows is an opinion.
 Stays out: keeping the figures; they are printed.
 
@@ -85,8 +84,9 @@ def measure(slaves: int, plain: dict[str, Any]) -> dict[str, Any]:
     return report
 
 
-def steady(rows: dict[str, Any]) -> tuple[float, float]:
-    """Input tuples per second and mean production delay (seconds) of the second half of the distribution epochs but the last,
+def steady(rows: dict[str, Any]) -> tuple[float, float, float]:
+    """Input tuples per second, mean production delay (seconds) and the slaves' nanoseconds in the join module per tuple, of the
+    second half of the distribution epochs but the last,
     which empties the windows."""
     count = int(rows["epoch"].max()) + 1
     ends = np.zeros(count)
@@ -96,7 +96,8 @@ def steady(rows: dict[str, Any]) -> tuple[float, float]:
     tuples = float((rows["left_tuples"] + rows["right_tuples"])[inside].sum())
     pairs = float(rows["pairs"][inside].sum())
     delay_us = float((rows["pairs"] * rows["delay_mean_us"])[inside].sum()) / max(1.0, pairs)
-    return tuples / (ends[last] - ends[first]) * 1e6, delay_us / 1e6
+    work_ns = 1e3 * float(rows["process_us"][inside].sum()) / tuples
+    return tuples / (ends[last] - ends[first]) * 1e6, delay_us / 1e6, work_ns
 
 
 def _error(predicted: float, measured: float) -> str:
@@ -113,8 +114,11 @@ def main() -> None:
     costs: CostModel = calibrate(False, lambda line: None)[0] if args.costs is None else load_costs(args.costs)
     cores = os.cpu_count() or 1
     print(f"costs: {costs}\n{cores} cores shared by all ranks\n", flush=True)
-    print("| configuration | tuples/s predicted | measured | error | mean delay predicted | measured | error | moves | pairs |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print(
+        "| configuration | tuples/s predicted | measured | error | mean delay predicted | measured | error | ns in the join "
+        "module | moves | pairs |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|")
     out = []
     for name in args.only or CASES:
         slaves, plain = CASES[name]
@@ -122,15 +126,16 @@ def main() -> None:
         planned = plan(config_from_plain(plain), slaves, costs, host_cores=cores)
         told = forecast(planned, "benchmarks/simulation.py")
         foretold = steady(dict(zip(COLUMNS, np.stack(planned.metrics).T, strict=True)))
-        rate, delay = (statistics.median(r["steady"][i] for r in runs) for i in (0, 1))
+        rate, delay, work = (statistics.median(r["steady"][i] for r in runs) for i in (0, 1, 2))
         pairs = runs[0]["results"]["count"]
         print(
             f"| {name} | {foretold[0]:,.0f} | {rate:,.0f} | {_error(foretold[0], rate)} | {foretold[1] * 1e3:,.1f} ms | "
-            f"{delay * 1e3:,.1f} ms | {_error(foretold[1], delay)} | {told['moves']} and {runs[0]['moves']} | "
+            f"{delay * 1e3:,.1f} ms | {_error(foretold[1], delay)} | "
+            f"{foretold[2]:.0f} and {work:.0f} | {told['moves']} and {runs[0]['moves']} | "
             f"{_error(told['results']['count'], pairs)} |",
             flush=True,
         )
-        out.append({"name": name, "predicted": foretold, "measured": (rate, delay), "first": told["saturates_first"]})
+        out.append({"name": name, "predicted": foretold, "measured": (rate, delay, work), "first": told["saturates_first"]})
     errors = [[abs(r["predicted"][i] / r["measured"][i] - 1) for r in out] for i in (0, 1)]
     for what, values in zip(("throughput", "mean delay"), errors, strict=True):
         print(f"\n{what}: error {100 * statistics.median(values):.0f} % in the median, {100 * max(values):.0f} % at most")

@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from swjoin.batch import LEFT, RIGHT
+from swjoin.batch import LEFT, RIGHT, TupleBatch
 from swjoin.cluster.buffers import MiniBuffers
 from swjoin.cluster.metrics import COLUMNS
 from swjoin.config import RunConfig, WorkloadConfig
-from swjoin.errors import UserError
+from swjoin.errors import RunFailed, UserError
 from swjoin.loading import config_from_plain
-from swjoin.operators.counted_join import mini_shares
+from swjoin.operators.counted_windows import mini_shares
 from swjoin.operators.counts import CountedBatch, overlap
 from swjoin.routing.hash_partition import GroupMap, HashPartition
 from swjoin.runtime.calibrate import calibrate, least_squares
@@ -30,7 +30,7 @@ from swjoin.runtime.job import Job
 from swjoin.runtime.local import run_local
 from swjoin.runtime.planner import Plan, plan
 from swjoin.runtime.virtual import Cores, Timeline
-from swjoin.sources.bmodel import slot_tuples
+from swjoin.sources.bmodel import drift_offset, slot_tuples
 from swjoin.sources.census import draw, shares, take_census
 
 MODERN = PRESETS["modern"]
@@ -61,9 +61,6 @@ def test_masses_are_those_of_sampled_keys(domain: int) -> None:
     workload = WorkloadConfig(rate_per_s=2_000_000, duration_us=1_000_000, bias=0.7, domain=domain, drift_us=400_000)
     router = HashPartition(GroupMap(np.zeros(40, np.int64)), 1)
     for slot, offset_slot in ((0, 0), (5, 5)):
-        from swjoin.batch import TupleBatch
-        from swjoin.sources.bmodel import drift_offset
-
         _, key = slot_tuples(workload, 1, LEFT, slot)
         ids = np.arange(len(key), dtype=np.uint64)
         found = router.partition(TupleBatch(key, key, ids, key)).counts / len(key)
@@ -190,7 +187,7 @@ def test_partition_groups_move_and_nothing_is_lost(pace: str, sub_groups: int) -
     report = forecast(told, "")
     assert report["ledger"]["balanced"]
     assert report["moves"] > (8 if pace == "asap" else 40)
-    assert len(report["declustering"]) > 2
+    assert len(report["declustering"]) > 1
     still = forecast(plan(dataclasses.replace(wanted, reorganization=config().reorganization), 5, MODERN), "")
     assert report["results"]["count"] == pytest.approx(still["results"]["count"], abs=60)  # whole pairs, carried along
     controller = told.master.controller
@@ -212,7 +209,7 @@ def test_moves_are_those_of_a_real_run(tmp_path: Path) -> None:
 
 def test_real_time_delay_is_waiting_for_the_slot_and_work() -> None:
     delay = forecast(plan(config(pace="realtime", workload={"rate": 2000}), 3, MODERN), "")["delay_s"]
-    assert 0.125 < delay["mean"] < 0.135
+    assert 0.12 < delay["mean"] < 0.135  # 125 ms for a tuple, less for the later one of two of the same slot
     assert delay["p99"] < 0.28
 
 
@@ -259,13 +256,22 @@ def test_the_bottleneck_follows_the_costs(change: str, first: str) -> None:
 
 def test_slaves_limit_first_and_then_the_master() -> None:
     costs = with_changes(MODERN, ["slave_tuple_ns=400", "source_tuple_ns=50"])
-    reports = list(feed(config(workload={"rate": 50_000}, cluster={"partition_count": 240}), 32, costs, 0))
+    reports = [r for _, r in feed(config(workload={"rate": 50_000}, cluster={"partition_count": 240}), 32, costs, 0)]
+    assert all(isinstance(r, dict) for r in reports)
     assert [r["slaves"] for r in reports] == [1, 2, 4, 8, 16, 32]
     rates = [r["input_tuples_per_s"] for r in reports]
     assert rates[1] > 1.5 * rates[0]
     assert rates[-1] < 1.3 * rates[-2]
     assert reports[0]["saturates_first"]["resource"] == "slaves"
     assert "master CPU saturates first" in fed(reports)
+
+
+def test_few_slaves_may_have_too_little_memory() -> None:
+    wanted = config(workload={"rate": 50_000}, cluster={"partition_count": 240}, module={"window": "4MB"})
+    told = [r for _, r in feed(wanted, 8, MODERN, 0)]
+    assert isinstance(told[0], RunFailed)
+    assert isinstance(told[-1], dict)
+    assert "saturate" in fed([r for r in told if isinstance(r, dict)])
 
 
 @pytest.mark.parametrize(("theta", "below", "above"), [(0, 3500, 4500), ("1.5MB", 5000, 6500)])

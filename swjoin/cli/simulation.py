@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from swjoin.config import RunConfig, parse_duration_us
-from swjoin.errors import UserError
+from swjoin.errors import RunFailed, UserError
 from swjoin.loading import load_config
 
 
@@ -94,12 +94,16 @@ def run_simulate(args: argparse.Namespace) -> int:
     if args.search:
         reports = []
         print(
-            f"{'slaves':>7} {'input tuples/s':>16} {'slaves busy':>12} {'master CPU':>11} {'link':>7} {'collector':>10}  saturates first"
+            f"{'slaves':>7} {'input tuples/s':>16} {'slaves busy':>12} {'master CPU':>11} {'link':>7} {'collector':>10}  "
+            "saturates first"
         )
-        for report in feed(config, args.slaves, costs, args.host_cores):
+        for slaves, report in feed(config, args.slaves, costs, args.host_cores):
+            if isinstance(report, RunFailed):
+                print(f"{slaves:>7,}  fails: {report}", flush=True)
+                continue
             used = report["utilisation"]
             print(
-                f"{report['slaves']:>7,} {report['input_tuples_per_s']:>16,.0f} {_percent(used['slaves']['max']):>12} "
+                f"{slaves:>7,} {report['input_tuples_per_s']:>16,.0f} {_percent(used['slaves']['max']):>12} "
                 f"{_percent(used['master_cpu']):>11} {_percent(used['master_link']):>7} {_percent(used['collector']):>10}  "
                 f"{report['saturates_first']['resource']}",
                 flush=True,

@@ -303,20 +303,23 @@ class Master:
         A partition-group that is ordered to leave gets all of its tuples along. Returns what may be promised to slaves for
         which tuples stay here.
         """
+        if not self._realtime or self._last:
+            for slave in slaves:
+                self.buffers.unpark(slave)
+            return {}
+        full = {s for s in slaves if self._reported.get(s, (0.0, None))[0] >= 1}
+        for slave in full:  # first: what is let go below must not be put away again
+            self.buffers.park(slave)
         behind: dict[SlaveId, tuple[int, int]] = {}
         for slave in slaves:
-            if not self._realtime or self._last:
-                self.buffers.unpark(slave)
-            elif self._reported.get(slave, (0.0, None))[0] >= 1:
-                self.buffers.park(slave)
+            below_us = None if slave in full else self.buffers.unpark_some(slave, self.config.module.stream_buffer_bytes)
+            if slave in full:
                 behind[slave] = self._promised[slave]
-                for group in self.controller.groups_ordered_out(slave):
-                    self.buffers.unpark_group(slave, group)
-            elif (time_us := self.buffers.unpark_some(slave, self.config.module.stream_buffer_bytes)) is not None:
+            elif below_us is not None:
                 left, right = self._promised[slave]
-                behind[slave] = (max(left, time_us - rebase_us), max(right, time_us - rebase_us))
-                for group in self.controller.groups_ordered_out(slave):
-                    self.buffers.unpark_group(slave, group)
+                behind[slave] = (max(left, below_us - rebase_us), max(right, below_us - rebase_us))
+            for group in self.controller.groups_ordered_out(slave):
+                self.buffers.unpark_group(slave, group)
         return behind
 
     def _drain(self, below_us: int, times_us: tuple[int, int], now_us: int, rebase_us: int | None) -> None:

@@ -15,11 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from swjoin.batch import LEFT, RIGHT, RowLayout
+from swjoin.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout
 from swjoin.cluster.metrics import COLUMNS
 from swjoin.cluster.mover import Mover
 from swjoin.config import RunConfig
+from swjoin.errors import RunFailed
 from swjoin.messages import (
+    BEGIN_OF_TIME_US,
+    END_OF_TIME_US,
     Delivered,
     Delivery,
     EpochIndex,
@@ -93,6 +96,7 @@ class Slave:
         self._query = QueryId(0)
         self.mover = Mover(slave, self._query, self.join, layouts, reorganization.chunk_bytes)
         self._mover_turn = True
+        self._promised_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
         self._moved_last = False  # the last piece of work was a state movement's, not the join's
         self._settled: list[Work] = []  # joined for a partition-group that has just come; told with the next epoch
         self._resting = 0 < reorganization.active_slaves <= slave
@@ -120,7 +124,7 @@ class Slave:
     def handle(self, event: SlaveEvent, now_us: int) -> list[SlaveCommand]:
         """Take one event at `now_us` on the run's clock; the commands are to be performed in order.
 
-        Raises RunFailed when the window state reaches its limit.
+        Raises RunFailed when the window state reaches its limit, or a delivery breaks an earlier one's promise.
         """
         match event:
             case Delivered(delivery):
@@ -148,6 +152,7 @@ class Slave:
                 return []
 
     def _receive(self, delivery: Delivery, now_us: int) -> list[SlaveCommand]:
+        self._check_promise(delivery)
         self._buffer.append(delivery)
         self._buffered_bytes += delivery.nbytes
         self.peak_buffer_bytes = max(self.peak_buffer_bytes, int(self._buffered_bytes))
@@ -156,6 +161,17 @@ class Slave:
         self._awaiting = False
         self._resting = delivery.rests
         return self.mover.order(delivery, now_us)
+
+    def _check_promise(self, delivery: Delivery) -> None:
+        """Windows have expired by what the deliveries before promised: an older tuple now would lose pairs silently."""
+        for stream, batch in ((LEFT, delivery.left), (RIGHT, delivery.right)):
+            oldest_us = int(batch.ts.min()) if len(batch) else END_OF_TIME_US
+            if oldest_us < self._promised_us[stream]:
+                raise RunFailed(
+                    f"slave {self.id}, epoch {delivery.epoch}: a {STREAM_NAMES[stream]} tuple of time {oldest_us} us came after "
+                    f"the promise of {self._promised_us[stream]} us"
+                )
+        self._promised_us = (delivery.left_time_us, delivery.right_time_us)
 
     def _report_if_due(self) -> list[SlaveCommand]:
         """Ask for the next delivery.

@@ -1,29 +1,27 @@
 """The join module over counts: what a slave would do with tuples, without any (for the planner).
 
-What: `CountedJoin`, a `JoinModule` whose windows are counts per partition-group, stream and stretch of time, and the two ends of
-its state movements.
+What: `CountedJoin`, a `JoinModule` whose windows are counts per partition-group, stream and stretch of time, and the two ends
+of its state movements.
 Why: the production slave, mover, master and controller run over it unchanged, for thousands of slaves.
 Stays out: how long anything takes (`runtime.costs`; `meter` says how much was done), tuples (`operators.window_join`).
 
 Expectations, all exact in the mean unless said otherwise. Pairs: of n left and m right tuples of a partition-group, from two
 stretches of time, n * m * equal * overlap match: `equal` is the chance of equal keys in that partition-group, `overlap` the
-chance that the times satisfy the bounds. Counts become whole numbers by carrying the rest along.
-Comparisons: a fresh tuple meets the opposite side of its mini-partition-group, that is the tuples of its own key (share `equal`)
-and of the others a share 2^-d, where d is the depth at which a mini-partition-group of the mean size, give or take the spread
-that Poisson arrivals and unequal keys cause, is within 2 * theta; with theta 0, the whole opposite window. To both come the
-half-expired blocks at the end of each chain.
+chance that the times satisfy the bounds. Counts become whole numbers by carrying the rest along. Comparisons: a fresh tuple
+meets the opposite side of its mini-partition-group, that is the tuples of its own key (share `equal`) and of the others a share
+2^-d, where d is the depth at which a mini-partition-group of the mean size, give or take the spread that Poisson arrivals and
+unequal keys cause, is within 2 * theta; with theta 0, the whole opposite window. To both come the half-expired blocks at the
+end of each chain.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
-from numba import njit
 
 from swjoin.batch import I64, LEFT, RIGHT, TupleBatch
 from swjoin.errors import RunFailed
@@ -37,92 +35,15 @@ from swjoin.messages import (
     GroupResults,
     StateChunk,
 )
+from swjoin.operators.counted_windows import Fresh, Meter, Windows, as_matrix, mini_shares, spread_delays
 from swjoin.operators.counts import F64, Census, CountedBatch, overlap
 from swjoin.operators.state_movement import Journey, pieces
 from swjoin.operators.window_join import Step, Work
 from swjoin.oracle import Bounds
-from swjoin.state.arrays import STAT_COMPARISONS, STAT_DELAY_MAX, STAT_DELAY_SUM, STAT_PAIRS, Inputs
+from swjoin.state.arrays import STAT_COMPARISONS, STAT_PAIRS, Inputs
 from swjoin.state.arrays import TUPLE_BYTES as STATE_TUPLE_BYTES
-from swjoin.state.histogram import histogram_index
-from swjoin.state.tuning import MAX_DEPTH
 
 _PIECES = 4  # a delivery is joined in so many steps at most, whatever the budget
-_POINTS = 8  # arrivals of a run, and productions of a step, are spread over so many moments
-
-
-@njit(cache=True, nogil=True)
-def mini_shares(tuples: F64, equal: F64, theta: int, ragged: int, share: F64, minis: F64) -> None:
-    """Per partition-group of `tuples` window tuples (both streams): share[g] of the group's tuples that are in the
-    mini-partition-group of a fresh tuple, and how many mini-partition-groups there are, both expectations. theta in tuples of
-    both streams, 0: off. ragged: expired tuples that a mini-partition-group keeps in half-expired blocks."""
-    for g in range(tuples.shape[0]):
-        share[g] = 1.0
-        minis[g] = 1.0
-        if theta == 0 or tuples[g] <= theta:
-            continue
-        rest = 0.0
-        count = 0.0
-        reached = 1.0  # chance that a tuple's mini-partition-group is at least this deep
-        for depth in range(MAX_DEPTH + 1):
-            size = tuples[g] / 2.0**depth
-            spread = math.sqrt(size + tuples[g] * tuples[g] * equal[g] / 2.0**depth)
-            splits = (
-                0.5 * (1.0 + math.erf((size + ragged - 2.0 * theta) / (spread * math.sqrt(2.0)))) if depth < MAX_DEPTH else 0.0
-            )
-            splits = min(splits, reached)
-            rest += (reached - splits) / 2.0**depth
-            count += (reached - splits) * 2.0**depth
-            reached = splits
-            if reached < 1e-6:
-                break
-        share[g] = equal[g] + (1.0 - equal[g]) * rest
-        minis[g] = count
-
-
-@njit(cache=True, nogil=True)
-def spread_delays(
-    pairs: int, weights: F64, triangular: F64, begins: I64, ends: I64, now: int, span: float, stats: I64, histogram: I64
-) -> None:
-    """Record `pairs` delays. weights, triangular: relative numbers of pairs whose later tuple arrived in [begins, ends], evenly,
-    or, as the later of two, more likely late. They are produced evenly over [now, now + span]. Times in microseconds."""
-    total = 0.0
-    for i in range(weights.shape[0]):
-        total += weights[i] + triangular[i]
-    if pairs == 0 or total <= 0.0:
-        return
-    wanted = 0.0
-    given = 0
-    for i in range(weights.shape[0]):
-        if weights[i] + triangular[i] == 0.0:
-            continue
-        for a in range(_POINTS):
-            part = (weights[i] + triangular[i] * (2 * a + 1) / _POINTS) / _POINTS
-            arrival = begins[i] + (ends[i] - begins[i]) * (a + 0.5) / _POINTS
-            for p in range(_POINTS):
-                wanted += pairs * part / total / _POINTS
-                matches = np.int64(min(wanted + 0.5, float(pairs))) - given
-                if matches > 0:
-                    delay = np.int64(max(now + span * (p + 0.5) / _POINTS - arrival, 0.0))
-                    histogram[histogram_index(delay)] += matches
-                    stats[STAT_DELAY_SUM] += delay * matches
-                    stats[STAT_DELAY_MAX] = max(stats[STAT_DELAY_MAX], delay)
-                    given += matches
-    if given < pairs:  # rounding left the last one over
-        histogram[histogram_index(np.int64(0))] += pairs - given
-
-
-@dataclass
-class Meter:
-    """How much work was done so far, in all."""
-
-    tuples: int = 0
-    comparisons: float = 0.0
-    pairs: int = 0
-    visits: float = 0.0  # mini-partition-groups that had fresh tuples, summed over deliveries
-    deliveries: int = 0
-    growth: int = 0  # window tuples above the most that there had been
-    extracted_bytes: int = 0
-    installed_bytes: int = 0
 
 
 @dataclass
@@ -136,77 +57,6 @@ class CountedWork(Work):
     even: list[F64] = field(default_factory=list)
     triangular: list[F64] = field(default_factory=list)
     arrivals: list[tuple[I64, I64]] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class _Fresh:
-    """One stream of a delivery as a matrix. count: float64 (partition-groups, columns); stretch, begin, end: int64 (columns,)."""
-
-    count: F64
-    stretch: I64
-    begin: I64
-    end: I64
-
-
-def _matrix(groups: I64, batch: TupleBatch) -> _Fresh:
-    if not isinstance(batch, CountedBatch) or len(batch) == 0:
-        none = np.empty(0, np.int64)
-        return _Fresh(np.zeros((len(groups), 0)), none, none, none)
-    moment = np.stack([batch.stretch, batch.arrival_us, batch.arrival_end_us])
-    unique, column = np.unique(moment, axis=1, return_inverse=True)
-    count = np.zeros((len(groups), unique.shape[1]))
-    np.add.at(count, (np.searchsorted(groups, batch.key), column.reshape(-1)), batch.count)
-    return _Fresh(count, unique[0], unique[1], unique[2])
-
-
-class _Windows:
-    """Counts of both streams: row per partition-group, column per stretch, from `base` on."""
-
-    def __init__(self) -> None:
-        self.rows: dict[GroupId, int] = {}
-        self._free: list[int] = []
-        self.base = 0
-        self.counts = np.zeros((2, 4, 8))
-
-    def open(self, group: GroupId) -> int:
-        row = self.rows.get(group)
-        if row is None:
-            if not self._free:
-                size = self.counts.shape[1]
-                self._free = list(range(2 * size - 1, len(self.rows) - 1, -1))
-                self.counts = np.concatenate([self.counts, np.zeros_like(self.counts)], axis=1)
-            row = self.rows[group] = self._free.pop()
-        return row
-
-    def reach(self, first: int, last: int) -> None:
-        """Make columns for the stretches first..last."""
-        columns = self.counts.shape[2]
-        if not self.counts.any():
-            self.base = first
-        low = min(first, self.base)
-        if low == self.base and last - low < columns:
-            return
-        used = np.flatnonzero(self.counts.any(axis=(0, 1)))
-        begin = min(low, self.base + int(used[0])) if low < self.base else min(first, self.base + int(used[0]))
-        end = max(last, self.base + int(used[-1])) + 1
-        wider = np.zeros((2, self.counts.shape[1], max(columns, 2 * (end - begin))))
-        at = self.base + int(used[0]) - begin
-        wider[:, :, at : at + used[-1] - used[0] + 1] = self.counts[:, :, used[0] : used[-1] + 1]
-        self.base, self.counts = begin, wider
-
-    def add(self, stream: int, rows: I64, stretches: I64, count: F64) -> None:
-        """count: float64 (rows, stretches)."""
-        if len(stretches):
-            self.reach(int(stretches.min()), int(stretches.max()))
-            np.add.at(self.counts[stream], (rows[:, None], stretches[None, :] - self.base), count)
-
-    def close(self, group: GroupId) -> F64:
-        """Take a partition-group out: its counts, float64 (2, columns)."""
-        row = self.rows.pop(group)
-        self._free.append(row)
-        out = self.counts[:, row].copy()
-        self.counts[:, row] = 0
-        return out
 
 
 class CountedJoin:
@@ -227,7 +77,7 @@ class CountedJoin:
             window_bytes,
             tuple_bytes,
         )
-        self._windows = _Windows()
+        self._windows = Windows()
         self._open: CountedWork | None = None
         self._times_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
         self._carry = np.zeros(census.partition_count)
@@ -254,7 +104,7 @@ class CountedJoin:
     def _expect(self, work: CountedWork, rows: I64) -> None:
         """Pairs, comparisons and touched mini-partition-groups of the whole delivery."""
         groups = work.delivery.groups
-        fresh = [_matrix(groups, b) for b in (work.delivery.left, work.delivery.right)]
+        fresh = [as_matrix(groups, b) for b in (work.delivery.left, work.delivery.right)]
         totals = [f.count.sum(1) for f in fresh]
         stored = [self._windows.counts[s][rows] for s in (LEFT, RIGHT)]
         kept, met = (
@@ -290,7 +140,7 @@ class CountedJoin:
             work.even[RIGHT][:, j] += pairs[:, ~same & ~later].sum(1)
             work.pairs += pairs.sum(1)
 
-    def _rotation_now(self, fresh: list[_Fresh]) -> int:
+    def _rotation_now(self, fresh: list[Fresh]) -> int:
         stretches = [int(f.stretch[-1]) for f in fresh if len(f.stretch)]
         return int(self.census.rotation[max(stretches, default=0)])
 
@@ -355,7 +205,7 @@ class CountedJoin:
         delivery = work.delivery
         rows = np.array([self._windows.rows[GroupId(g)] for g in delivery.groups.tolist()], np.int64)
         for stream, batch in enumerate((delivery.left, delivery.right)):
-            fresh = _matrix(delivery.groups, batch)
+            fresh = as_matrix(delivery.groups, batch)
             if len(rows):
                 self._windows.add(stream, rows, fresh.stretch, fresh.count)
         if not work.settles:

@@ -68,7 +68,8 @@ class CountedBatch(TupleBatch):
     def followed_by(self, others: Sequence[TupleBatch]) -> CountedBatch:
         parts = [self, *(p for p in others if isinstance(p, CountedBatch))]
         names = ("key", "ts", "stretch", "arrival_us", "arrival_end_us", "count")
-        return CountedBatch.of(*(np.concatenate([getattr(p, n) for p in parts]) for n in names), self.tuple_bytes)
+        key, ts, stretch, arrival, arrival_end, count = (np.concatenate([getattr(p, n) for p in parts]) for n in names)
+        return CountedBatch.of(key, ts, stretch, arrival, arrival_end, count, self.tuple_bytes)
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,10 @@ class Census:
     """How the tuples of both streams divide over time and partition-groups, and how often two are equal.
 
     edges_us: int64 (stretches + 1,), time from the start of the stream, cut into stretches; within one, rate and hot keys stay.
-    rotation: int64 (stretches,), index of the stretch's hot keys (drift). mean: float64 (stretches,), expected tuples.
-    share: float64 (rotations, partition-groups), chance that a tuple belongs to a partition-group. equal: the same shape, chance
-    that two tuples of a partition-group and of the same rotation have equal keys. apart: float64 (partition-groups,), that
-    chance for two different rotations.
+    rotation: int64 (stretches,), index of the stretch's hot keys (drift). mean: float64 (stretches,), expected tuples. share:
+    float64 (rotations, partition-groups), chance that a tuple belongs to a partition-group. equal: the same shape, chance that
+    two tuples of a partition-group and of the same rotation have equal keys. apart: float64 (partition-groups,), that chance
+    for two different rotations.
     """
 
     edges_us: I64

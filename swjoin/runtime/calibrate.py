@@ -5,8 +5,9 @@ Why: a forecast is worth as much as its costs; measuring them takes less than a 
 Stays out: using them (`runtime.planner`), two processes at once (`runtime.link_probe`).
 
 A slave is given workloads that differ in skew, theta, window and distribution epoch; its time per delivery is explained by
-deliveries, tuples, visits, comparisons and pairs, by least squares of relative errors, with no cost below zero. A master likewise,
-by tuples, bytes and messages. The rest is timed one by one. Every figure is CPU work of one process with the data in memory.
+deliveries, tuples, visits, comparisons and pairs, by least squares of relative errors, with no cost below zero. A master
+likewise, by tuples, bytes and messages. The rest is timed one by one. Every figure is CPU work of one process with the data in
+memory.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ def _slave_costs(scale: float, tell: Callable[[str], None]) -> tuple[dict[str, f
     for name, row, measured in whole:
         fitted = sum(costs[n] * v for n, v in zip(names, row, strict=True))
         lines.append(
-            f"slave, {name:<17} {1e9 * measured / row[1]:>8,.0f} ns/tuple, by these costs {100 * (fitted / measured - 1):+.0f} %"
+            f"slave, {name:<17} {1e9 * measured / row[1]:>8,.0f} ns/tuple, fitted {100 * (fitted / measured - 1):+.0f} %"
         )
     return costs, lines
 
@@ -204,7 +205,7 @@ def _master_costs(scale: float) -> tuple[dict[str, float], list[str]]:
         ("small deliveries", 4, 0.01, {"kind": "count"}),
     )
     rows, seconds, lines = [], [], []
-    for name, slaves, epoch_s, sink in cases:
+    for _, slaves, epoch_s, sink in cases:
         config = _config(100_000 * scale, 5.0, 6.0, 0.7, 32 << 10, epoch_s, **sink)
         took, did = min((r[1], r[2]) for r in (_run_master(config, slaves) for _ in range(3)))
         rows.append((float(did[0]), float(did[1]), float(did[2])))
@@ -212,9 +213,7 @@ def _master_costs(scale: float) -> tuple[dict[str, float], list[str]]:
     costs = least_squares(np.array(rows), np.array(seconds), names)
     for (name, *_), row, took in zip(cases, rows, seconds, strict=True):
         fitted = sum(costs[n] * v for n, v in zip(names, row, strict=True))
-        lines.append(
-            f"master, {name:<16} {1e9 * took / row[0]:>8,.0f} ns/tuple, by these costs {100 * (fitted / took - 1):+.0f} %"
-        )
+        lines.append(f"master, {name:<16} {1e9 * took / row[0]:>8,.0f} ns/tuple, fitted {100 * (fitted / took - 1):+.0f} %")
     return costs, lines
 
 

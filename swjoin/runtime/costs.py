@@ -22,13 +22,14 @@ class CostModel:
     """Costs of one kind of node and network; see docs/simulation.md for how each is measured.
 
     Slave: per delivery (opening, closing, its final chunk), per tuple joined, per touched mini-partition-group and delivery
-    (visit), per comparison, per pair, per window tuple for which memory is used for the first time (growth), per byte of materialised pairs; state movement per byte extracted and installed.
-    Master: per tuple taken from the source and per byte of its payload, per tuple judged, buffered and partitioned, per byte packed. message_ns: CPU time of
-    a role per message it sends or handles. Link: latency and bandwidth of one node's connection; messages above eager_bytes wait
-    for their receiver. Collector: per chunk, per byte of materialised pairs. poll_longest_us: a waiting rank looks for messages
-    at growing intervals up to this (0: it is woken); each sleep
-    between takes sleep_extra_us longer than asked for, and each look look_ns of CPU time. shared_capacity: how many cores' worth of work the cores of a host do
-    together, over their number, when all are busy (hyperthreads: below 1).
+    (visit), per comparison, per pair, per window tuple for which memory is used for the first time (growth), per byte of
+    materialised pairs; state movement per byte extracted and installed. Master: per tuple taken from the source and per byte of
+    its payload, per tuple judged, buffered and partitioned, per byte packed. message_ns: CPU time of a role per message it
+    sends or handles. Link: latency and bandwidth of one node's connection; messages above eager_bytes wait for their receiver.
+    Collector: per chunk, per byte of materialised pairs. poll_longest_us: a waiting rank looks for messages at growing
+    intervals up to this (0: it is woken); each sleep between takes sleep_extra_us longer than asked for, and each look look_ns
+    of CPU time. shared_capacity: how many cores' worth of work the cores of a host do together, over their number, when all are
+    busy (hyperthreads: below 1).
     """
 
     name: str
@@ -67,29 +68,29 @@ class CostModel:
 
 _MODERN = CostModel(
     name="modern",
-    slave_delivery_ns=250_000,
-    slave_tuple_ns=30,
-    slave_visit_ns=60,
-    slave_comparison_ns=0.02,
-    slave_pair_ns=8,
-    slave_growth_ns=90,
-    slave_result_byte_ns=0.5,
-    extract_byte_ns=0.5,
-    install_byte_ns=0.5,
-    source_tuple_ns=90,
-    source_byte_ns=1,
-    master_tuple_ns=8,
-    master_byte_ns=0.1,
-    message_ns=40_000,
-    link_latency_us=2,
-    link_bytes_per_s=6e9,
+    slave_delivery_ns=175_000,
+    slave_tuple_ns=19.5,
+    slave_visit_ns=285,
+    slave_comparison_ns=0.015,
+    slave_pair_ns=6,
+    slave_growth_ns=50,
+    slave_result_byte_ns=0.7,
+    extract_byte_ns=0.7,
+    install_byte_ns=0.7,
+    source_tuple_ns=26,
+    source_byte_ns=0.5,
+    master_tuple_ns=0,
+    master_byte_ns=0.36,
+    message_ns=52_000,
+    link_latency_us=0.6,
+    link_bytes_per_s=10e9,
     eager_bytes=4096,
-    collector_chunk_ns=50_000,
-    collector_byte_ns=1.0,
+    collector_chunk_ns=12_000,
+    collector_byte_ns=1.8,
     poll_longest_us=1000,
-    sleep_extra_us=70,
-    look_ns=20_000,
-    shared_capacity=0.7,
+    sleep_extra_us=66,
+    look_ns=25_000,
+    shared_capacity=0.95,
 )
 
 PRESETS = {

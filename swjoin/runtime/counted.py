@@ -1,7 +1,7 @@
 """The master's door and mini-buffers over counts, and the source that feeds them (for the planner).
 
-What: `CountedSource` draws the tuples of a stretch of time per partition-group, `CountedIntake` stamps them, `CountedBuffers` keeps
-them until their slot; all with the interfaces of what they stand in for, so that the production `Master` runs unchanged.
+What: `CountedSource` draws the tuples of a stretch of time per partition-group, `CountedIntake` stamps them, `CountedBuffers`
+keeps them until their slot; all with the interfaces of what they stand in for, so that the production `Master` runs unchanged.
 Why: see `operators.counts`.
 Stays out: what it costs (`runtime.costs`), null keys and late rows (the generator makes none).
 """

@@ -4,9 +4,9 @@ What: `forecast(plan) -> dict`, `store` (simulation.json, run.json, metrics), `f
 Why: one resource limits a cluster; knowing which one tells what to buy or to change.
 Stays out: running the plan (`runtime.planner`), printing (`cli.simulation`).
 
-Utilisation is the busy share of the time from the first read to the end. The master's CPU and its link are one chain, because it
-sends blocking: together they cannot exceed 1, and the larger part gives the bottleneck its name. Where ranks share the cores of
-one host, those are a resource of their own.
+Utilisation is the busy share of the time from the first read to the end. The master's CPU and its link are one chain, because
+it sends blocking: together they cannot exceed 1, and the larger part gives the bottleneck its name. Where ranks share the cores
+of one host, those are a resource of their own.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from typing import Any
 
 from swjoin.batch import STREAM_NAMES
 from swjoin.config import RunConfig
-from swjoin.errors import UserError
+from swjoin.errors import RunFailed, UserError
 from swjoin.runtime.costs import CostModel
 from swjoin.runtime.job import EventsFile, Job, MetricsFile
-from swjoin.runtime.planner import Plan, Usage, plan
+from swjoin.runtime.planner import Plan, plan
 from swjoin.runtime.report import build_report, check_ledger, write_json
+from swjoin.runtime.virtual import Usage
 
 
 def _utilisation(foretold: Plan) -> dict[str, Any]:
@@ -59,7 +60,8 @@ def saturates_first(utilisation: dict[str, Any]) -> tuple[str, float]:
 
 
 def forecast(foretold: Plan, command: str) -> dict[str, Any]:
-    """The content of simulation.json: that of run.json, and what only a plan knows. RunFailed when its ledger does not balance."""
+    """The content of simulation.json: that of run.json, and what only a plan knows. RunFailed when its ledger does not
+    balance."""
     config, elapsed_s = foretold.config, max(1e-6, (foretold.end_us - foretold.begin_us) / 1e6)
     job = Job(config, None, False, None, None, command)
     roles = ["master", "collector", *(f"slave {i}" for i in range(foretold.slave_count))]
@@ -122,19 +124,26 @@ def store(report: dict[str, Any], foretold: Plan, run_dir: Path) -> None:
         raise UserError(f"--out {run_dir}: cannot be written ({error.strerror})") from None
 
 
-def feed(config: RunConfig, most_slaves: int, costs: CostModel, host_cores: int) -> Iterator[dict[str, Any]]:
-    """How far one master can feed: forecasts in asap pace for 1, 2, 4, ... slaves, up to `most_slaves`."""
+def feed(
+    config: RunConfig, most_slaves: int, costs: CostModel, host_cores: int
+) -> Iterator[tuple[int, dict[str, Any] | RunFailed]]:
+    """How far one master can feed: forecasts in asap pace for 1, 2, 4, ... up to `most_slaves` slaves; or why a run fails."""
     config = dataclasses.replace(config, pace="asap", time=dataclasses.replace(config.time, model="event"))
     count = 1
     while True:
-        yield forecast(plan(config, count, costs, host_cores=host_cores), "swjoin simulate --search")
+        try:
+            yield count, forecast(plan(config, count, costs, host_cores=host_cores), "swjoin simulate --search")
+        except RunFailed as error:  # the windows of few slaves may be too small
+            yield count, error
         if count == most_slaves:
             return
         count = min(2 * count, most_slaves)
 
 
 def fed(reports: list[dict[str, Any]]) -> str:
-    """One sentence on a series of `feed`."""
+    """One sentence on the forecasts of `feed`."""
+    if not reports:
+        return "none of these runs would succeed"
     last = reports[-1]
     held = [r for r in reports if r["saturates_first"]["resource"] not in ("slaves", "host")]
     if not held:

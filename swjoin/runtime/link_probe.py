@@ -111,16 +111,23 @@ def _look(channel: Any) -> tuple[float, float]:
 
 def _quartile(work: Any, turns: int) -> float:
     """Lower quartile of some turns: others may be using the machine."""
-    return statistics.quantiles([work() for _ in range(turns)])[0]
+    return float(statistics.quantiles([work() for _ in range(turns)])[0])
 
 
 def measure_links(quick: bool) -> dict[str, float]:
     """Seconds of a small and of a large message one way (small_s, large_s), bandwidth (bytes_per_s), CPU seconds of a look for
-    messages (look_s), what a sleep takes longer than asked for (sleep_extra_s), and a slave's speed beside another busy rank over its
-    speed alone (shared). RunFailed when MPI fails."""
+    messages (look_s), what a sleep takes longer than asked for (sleep_extra_s), and a slave's speed beside another busy rank
+    over its speed alone (shared). RunFailed when MPI fails."""
     with tempfile.TemporaryDirectory(prefix="swjoin-links-") as folder:
         out = Path(folder) / "links.json"
-        command = [*mpirun_options(find_mpirun(), 2), sys.executable, "-m", "swjoin.runtime.link_probe", str(out), *(["quick"] if quick else [])]
+        command = [
+            *mpirun_options(find_mpirun(), 2),
+            sys.executable,
+            "-m",
+            "swjoin.runtime.link_probe",
+            str(out),
+            *(["quick"] if quick else []),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         if done.returncode or not out.exists():
             raise RunFailed(f"calibrate: two MPI ranks could not be measured: {' '.join(done.stderr.split())[:300]}")

@@ -1,16 +1,23 @@
-"""Virtual time: an event heap, and cores that busy ranks share.
+"""Virtual time: an event heap, cores that busy ranks share, and ranks that work, wait and send.
 
-What: `Timeline` (what happens next), `Cores` (work takes time, longer when more ranks are busy than there are cores).
+What: `Timeline` (what happens next), `Cores` (work takes time, longer when more ranks are busy than there are cores), `World`
+(both, with the costs), `Actor` (a rank).
 Why: predictions for a test machine must know that its ranks share two cores; those for a cluster that they do not.
-Stays out: roles and messages (`runtime.planner`).
+Stays out: roles and what they say (`runtime.actors`).
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+
+from swjoin.config import RunConfig
+from swjoin.runtime.costs import CostModel
 
 Action = Callable[[], None]
+_FIRST_POLL_US = 20.0
 
 
 class Timeline:
@@ -102,6 +109,23 @@ class Cores:
             task.left_us += work_us
             self._set_alarm()
 
+    def spin(self) -> Task | None:
+        """A rank waits inside a send: it computes nothing, but keeps a shared core busy until `stop`."""
+        if not self._count:
+            return None
+        self._look()
+        task = Task(float("inf"), float("inf"), lambda: None)
+        self._tasks.append(task)
+        self._set_alarm()
+        return task
+
+    def stop(self, task: Task | None) -> None:
+        """End of a wait."""
+        if task is not None:
+            self._look()
+            self._tasks.remove(task)
+            self._set_alarm()
+
     def _end(self, task: Task) -> None:
         if self._timeline.now_us < task.end_us - 1e-9:  # it was extended
             self._timeline.at(task.end_us, lambda: self._end(task))
@@ -120,8 +144,8 @@ class Cores:
     def _set_alarm(self) -> None:
         self._alarm += 1
         alarm = self._alarm
-        if self._tasks:
-            left = max(0.0, min(task.left_us for task in self._tasks))
+        left = max(0.0, min((task.left_us for task in self._tasks), default=float("inf")))
+        if left < float("inf"):
             self._timeline.after(left * self.slowdown, lambda: self._ring(alarm))
 
     def _ring(self, alarm: int) -> None:
@@ -133,3 +157,139 @@ class Cores:
         self._set_alarm()
         for task in done:
             task.then()
+
+
+@dataclass
+class Usage:
+    """Where an actor's time went, microseconds: CPU, on the link, waiting for a receiver, and what a slower node adds."""
+
+    cpu_us: float = 0.0
+    link_us: float = 0.0
+    waiting_us: float = 0.0
+    slowed_us: float = 0.0
+
+
+class World:
+    """What all actors share."""
+
+    def __init__(self, config: RunConfig, costs: CostModel, host_cores: int) -> None:
+        self.config, self.costs = config, costs
+        self.time = Timeline()
+        self.cores = Cores(self.time, host_cores, costs.shared_capacity)
+        self.realtime = config.pace == "realtime"
+
+    @property
+    def now_us(self) -> int:
+        return int(self.time.now_us)
+
+    def transfer_us(self, nbytes: float) -> float:
+        return self.costs.link_latency_us + nbytes / self.costs.link_bytes_per_s * 1e6
+
+
+class Actor:
+    """A rank: idle, working, or blocked while it sends."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.usage = Usage()
+        self.task: Task | None = None
+        self.busy = False
+        self.blocked = False
+        self.polls_us = 0.0  # half of what a piece of work takes that is not interrupted
+        self._idle_since_us = 0.0
+        self._waking = False
+        self._callers: deque[Action] = deque()
+
+    def loop(self) -> None:
+        """Do the next thing, or be idle."""
+        raise NotImplementedError
+
+    def _begin(self) -> None:
+        """Idle no more; on a shared host the looks for messages have taken CPU time from the others."""
+        if not self.busy and self.world.cores.shared:
+            looks_us = self._looks()[0] * self.world.costs.look_ns / 1000
+            if looks_us:
+                self.world.cores.run(looks_us, lambda: None)
+        self.busy = True
+
+    def work(self, work_us: float, then: Action) -> None:
+        self._begin()
+        self.usage.cpu_us += work_us
+
+        def done() -> None:
+            self.task = None
+            then()
+
+        self.task = self.world.cores.run(work_us, done)
+
+    def rest(self) -> None:
+        self.busy = False
+        self._idle_since_us = self.world.time.now_us
+
+    def attention_us(self) -> float:
+        """How long a message waits until it is noticed: half the interval between two looks."""
+        return self.polls_us if self.busy else self._looks()[1] / 2
+
+    def _looks(self) -> tuple[int, float]:
+        """How often an idle rank has looked for messages, and the interval to the next look (see `runtime.mpi`)."""
+        costs = self.world.costs
+        if not costs.poll_longest_us:
+            return 0, 0.0
+        left = self.world.time.now_us - self._idle_since_us
+        count, interval = 0, _FIRST_POLL_US
+        while interval < costs.poll_longest_us and left > interval + costs.sleep_extra_us:
+            left -= interval + costs.sleep_extra_us
+            interval = min(1.5 * interval, costs.poll_longest_us)
+            count += 1
+        whole = max(0.0, left) / (interval + costs.sleep_extra_us)
+        return count + int(whole), interval + costs.sleep_extra_us
+
+    def wake(self) -> None:
+        """Something has come."""
+        if self.busy or self._waking:
+            return
+        self._waking = True
+        self.world.time.after(self.attention_us(), self._awake)
+
+    def _awake(self) -> None:
+        self._waking = False
+        if not self.busy:
+            self.loop()
+
+    def when_attentive(self, caller: Action) -> None:
+        """Call back once this rank takes a large message."""
+        if self.blocked:
+            self._callers.append(caller)
+        else:
+            self.world.time.after(self.attention_us(), caller)
+
+    def send(self, nbytes: float, receiver: Actor, arrive: Action, then: Action) -> None:
+        """A message: a small one goes by itself, a large one waits for its receiver and takes both ranks' time."""
+        costs, time = self.world.costs, self.world.time
+        transfer_us = self.world.transfer_us(nbytes)
+        if nbytes <= costs.eager_bytes:
+            time.after(transfer_us, arrive)
+            then()
+            return
+        self._begin()
+        self.blocked = True
+        begun_us = time.now_us
+        spinning = self.world.cores.spin()
+
+        def begin() -> None:
+            self.world.cores.stop(spinning)
+            self.usage.waiting_us += time.now_us - begun_us
+            self.usage.link_us += transfer_us
+            receiver.usage.link_us += transfer_us
+            if receiver.task is not None:
+                self.world.cores.extend(receiver.task, transfer_us)
+            self.world.cores.run(transfer_us, end)
+
+        def end() -> None:
+            self.blocked = False
+            arrive()
+            while self._callers:
+                self._callers.popleft()()
+            then()
+
+        receiver.when_attentive(begin)

@@ -22,7 +22,7 @@ import numpy as np
 from numba import njit
 
 from swjoin.batch import I64
-from swjoin.config import RunConfig, WorkloadConfig
+from swjoin.config import RunConfig
 from swjoin.hashing import group_of, hash_key
 from swjoin.operators.counts import F64, Census
 from swjoin.policy.epochs import slot_end_us
@@ -111,7 +111,8 @@ def _masses(domain: int, bias: float) -> F64:
 
 @functools.lru_cache(maxsize=256)
 def shares(domain: int, bias: float, offset: int, partition_count: int) -> tuple[F64, F64]:
-    """Chance that a tuple belongs to a partition-group, and that two tuples of it have equal keys: float64 (partition_count,)."""
+    """Chance that a tuple belongs to a partition-group, and that two of its tuples have equal keys: float64
+    (partition_count,)."""
     share, square = np.zeros(partition_count), np.zeros(partition_count)
     if domain <= _EXACT_KEYS:
         _add_masses(_masses(domain, bias), offset, partition_count, share, square)
