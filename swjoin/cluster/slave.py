@@ -167,10 +167,8 @@ class Slave:
         for stream, batch in ((LEFT, delivery.left), (RIGHT, delivery.right)):
             oldest_us = int(batch.ts.min()) if len(batch) else END_OF_TIME_US
             if oldest_us < self._promised_us[stream]:
-                raise RunFailed(
-                    f"slave {self.id}, epoch {delivery.epoch}: a {STREAM_NAMES[stream]} tuple of time {oldest_us} us came after "
-                    f"the promise of {self._promised_us[stream]} us"
-                )
+                where = f"slave {self.id}, epoch {delivery.epoch}: a {STREAM_NAMES[stream]} tuple"
+                raise RunFailed(f"{where} of time {oldest_us} us came after the promise of {self._promised_us[stream]} us")
         self._promised_us = (delivery.left_time_us, delivery.right_time_us)
 
     def _report_if_due(self) -> list[SlaveCommand]:
