@@ -34,8 +34,8 @@ def _channel() -> Any:
     mpi4py.rc.thread_level = "serialized"
     from mpi4py import MPI
 
-    from swjoin.runtime.memory import keep_freed_memory
     from swjoin.runtime.channel import Channel
+    from swjoin.runtime.memory import keep_freed_memory
 
     keep_freed_memory()
     return Channel(MPI.COMM_WORLD)

@@ -245,7 +245,8 @@ class ReorganizationConfig:
     policy: `none`; `paper`, one random partition-group from each supplier to a consumer; `balanced`, as many and such
     partition-groups as even out the measured work; `random`, moves (and, with adaptive declustering, resizes) at random, to
     test with. epoch_us: t_r, a whole multiple of the distribution epoch. supplier_threshold, consumer_threshold: Th_sup,
-    Th_con of the average occupancy. declustering: `fixed`, or `adaptive`, the paper's rule with granularity beta.
+    Th_con of the average occupancy. declustering: `fixed`; `adaptive`, the paper's rule with granularity beta;
+    or `measured`, by how busy the slaves are (policy balanced).
     active_slaves: how many start active; 0: all. confirmations: reorganization epochs in a row that must want the same change
     of the degree of declustering. random_moves: moves per reorganization epoch of policy `random`. emptied_groups: most
     partition-groups that a slave which is about to rest yields in one reorganization epoch. chunk_bytes: largest message of a
@@ -256,7 +257,7 @@ class ReorganizationConfig:
     epoch_us: int = 20_000_000
     supplier_threshold: float = 0.5
     consumer_threshold: float = 0.01
-    declustering: Literal["fixed", "adaptive"] = "fixed"
+    declustering: Literal["fixed", "adaptive", "measured"] = "fixed"
     beta: float = 0.5
     active_slaves: int = 0
     confirmations: int = 1
@@ -357,10 +358,14 @@ class RunConfig:
                 t_d == 0 or t_r % t_d == 0,
                 f"reorganization: epoch ({t_r} us) must be a whole multiple of cluster.distribution_epoch ({t_d} us)",
             )
-        adaptive = self.reorganization.declustering == "adaptive"
+        adaptive = self.reorganization.declustering != "fixed"
         _check(
             not adaptive or self.reorganization.policy != "none",
             "reorganization: adaptive declustering needs a policy (paper, balanced)",
+        )
+        _check(
+            self.reorganization.declustering != "measured" or self.reorganization.policy == "balanced",
+            "reorganization: measured declustering needs policy balanced, which measures",
         )
 
     def check_slaves(self, slave_count: int) -> None:

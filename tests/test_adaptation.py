@@ -39,7 +39,7 @@ from swjoin.messages import (
 from swjoin.operators.state_movement import Arrival, Departure, Journey
 from swjoin.operators.window_join import WindowJoin, Work
 from swjoin.oracle import Bounds
-from swjoin.policy.declustering import Confirmation, next_to_rest, wanted_change
+from swjoin.policy.declustering import Confirmation, next_to_rest, wanted_by_work, wanted_change
 from swjoin.policy.placement import round_robin
 from swjoin.policy.reorganization import Kind, SlaveLoad, at_random, balanced, classify, empty_slaves, paper
 from swjoin.routing.hash_partition import GroupMap, HashPartition
@@ -137,6 +137,19 @@ def test_degree_of_declustering_by_the_paper() -> None:
     assert wanted_change([sup, sup, con, con], 0.5, 2) == 1
     assert wanted_change([sup, sup, con, con], 0.5, 0) == 0, "none is left to wake"
     assert wanted_change([sup, neu], 0.5, 1) == 1
+
+
+def test_degree_of_declustering_by_measured_work() -> None:
+    def wish(busy: list[float], resting: int = 2, **more: float) -> int:
+        return wanted_by_work([load(i, 0.0, [i], busy_ratio=b, **more) for i, b in enumerate(busy)], resting)
+
+    assert wish([0.8, 0.8]) == 1
+    assert wish([0.8, 0.8], resting=0) == 0
+    assert wish([0.5, 0.5]) == 0
+    assert wish([0.2, 0.2]) == -1
+    assert wish([0.3, 0.3]) == 0, "one alone would be busy for 0.6"
+    assert wish([0.1]) == 0, "never below one"
+    assert wish([0.5, 0.5], backlog_ratio=1.0) == 1, "what waits is work, too"
 
 
 def test_confirmation_over_several_epochs() -> None:
@@ -292,6 +305,7 @@ def test_every_change_is_logged() -> None:
         ({"cluster": {"sub_group_count": 5}}, "sub_group_count is 5, but the run has 4 slaves"),
         ({"reorganization": {"active_slaves": 5}}, "active_slaves is 5, but the run has 4 slaves"),
         ({"reorganization": {"declustering": "adaptive"}}, "adaptive declustering needs a policy"),
+        ({"reorganization": {"declustering": "measured", "policy": "paper"}}, "measured declustering needs policy balanced"),
         ({"reorganization": {"policy": "paper", "beta": 1.0}}, "beta must lie between 0 and 1"),
         ({"cluster": {"distribution_epoch": 0}, "reorganization": {"policy": "paper"}}, "distribution_epoch above 0"),
         ({"cluster": {"distribution_epoch": 0, "sub_group_count": 2}}, "needs a distribution_epoch to divide"),

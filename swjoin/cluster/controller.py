@@ -25,7 +25,7 @@ from swjoin.batch import I64
 from swjoin.config import RunConfig
 from swjoin.errors import RunFailed
 from swjoin.messages import GroupId, GroupLoads, MoveEnd, RunEvent, SlaveId, no_moves
-from swjoin.policy.declustering import Confirmation, next_to_rest, wanted_change
+from swjoin.policy.declustering import Confirmation, next_to_rest, wanted_by_work, wanted_change
 from swjoin.policy.placement import round_robin
 from swjoin.policy.reorganization import POLICIES, SlaveLoad, Suggestion, classify, empty_slaves
 from swjoin.routing.hash_partition import GroupMap, HashPartition
@@ -192,7 +192,7 @@ class Controller:
             kind = "emptying" if load.emptying else str(classify(load, self.config))
             busy_us = int(self._busy_us[load.slave])
             self._log(now_us, "occupancy", slave=load.slave, amount=load.occupancy_ratio, duration_us=busy_us, text=kind)
-        if self.config.declustering == "adaptive" and self._resize(loads, now_us):
+        if self.config.declustering != "fixed" and self._resize(loads, now_us):
             loads = self._loads(now_us)
         assert self._policy is not None
         for suggestion in [*empty_slaves(loads, self.config), *self._policy(loads, self.config, self._random)]:
@@ -244,6 +244,8 @@ class Controller:
         if self.config.policy == "random":
             wish = int(self._random.integers(-1, 2))
             wish = 0 if (wish < 0 and len(steady) < 2) or (wish > 0 and resting == 0) else wish
+        elif self.config.declustering == "measured":
+            wish = wanted_by_work(steady, resting)
         else:
             wish = wanted_change([classify(x, self.config) for x in steady], self.config.beta, resting)
         change = self._confirmation.confirm(wish)

@@ -1,7 +1,7 @@
 """How many slaves should be active (paper section V-A): the degree of declustering, as a pure rule.
 
-What: `wanted_change` (one slave more, one fewer, or none), `Confirmation` (the same wish several times in a row), and
-`next_to_rest`.
+What: `wanted_change` (one slave more, one fewer, or none), `wanted_by_work` (the same by measured work), `Confirmation` (the
+same wish several times in a row), and `next_to_rest`.
 Why: idle nodes cost communication, overloaded ones delay; the system is kept minimally overloaded on purpose.
 Stays out: emptying a slave (`policy.reorganization`), waking and resting it (`cluster.controller`).
 """
@@ -22,6 +22,21 @@ def wanted_change(kinds: Sequence[Kind], beta: float, resting: int) -> int:
     if suppliers == 0:
         return -1 if len(kinds) > 1 else 0
     return 1 if suppliers > beta * consumers and resting > 0 else 0
+
+
+_BUSIEST, _LAZIEST = 0.7, 0.5  # busy share of the active slaves above which one is added; below it, with one fewer, one rests
+
+
+def wanted_by_work(loads: Sequence[SlaveLoad], resting: int) -> int:
+    """+1, -1 or 0 active slaves, by how busy they are: what the paper's rule learns from buffers that have filled already.
+
+    Above 0.7 on average one more, if one rests; one fewer when the others would stay below 0.5, and none has a backlog. Never
+    below one. A slave's backlog counts as work.
+    """
+    busy = sum(x.busy_ratio * (1 + x.backlog_ratio) for x in loads)
+    if busy > _BUSIEST * len(loads):
+        return 1 if resting > 0 else 0
+    return -1 if len(loads) > 1 and busy < _LAZIEST * (len(loads) - 1) else 0
 
 
 class Confirmation:
