@@ -1,12 +1,12 @@
-"""What adapting costs and gains, on real MPI ranks: the pause of a state movement, a slowed slave, a changing rate, sub-groups.
+"""What adapting costs and gains, on real MPI ranks: the pause of a move, a slowed slave, a changing rate, sub-groups.
 
-What: `pause`, `slowed_slave`, `changing_rate`, `sub_groups`; each runs whole commands, checks that all runs of a question have the
-same count and digest, prints a table and draws its figure.
+What: `pause`, `slowed_slave`, `changing_rate`, `sub_groups`; each runs whole commands, checks that all runs of a question have
+the same count and digest, prints a table and draws its figure.
 Why: re-balancing a running join is worth having only if it stops nobody, and if it pays.
 Stays out: speed at full load (`run.py`), prediction (`simulation.py`).
 
-Slow nodes are imitated (`nodes.speed`): four slaves with a twentieth of a core each fit on two cores with room to spare, so what
-is measured is the protocol and not the machine's own overload.
+Slow nodes are imitated (`nodes.speed`): four slaves with a twentieth of a core each fit on two cores with room to spare, so
+what is measured is the protocol and not the machine's own overload.
 
 Usage: python benchmarks/adaptation.py [--out FOLDER] [--only pause|slowed|rate|sub-groups]
 """
@@ -14,6 +14,7 @@ Usage: python benchmarks/adaptation.py [--out FOLDER] [--only pause|slowed|rate|
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
@@ -119,16 +120,18 @@ def pause(folder: Path) -> list[dict[str, Any]]:
     for size, partitions in PARTITIONS.items():
         out = folder / f"pause-{size}"
         reports[str(size)] = run(PAUSE, out, 3, f"cluster.partition_count={partitions}")
-        rows.append({"size": size, **_pause_of(out)})
+        rows.append({"size": size, **pause_of(out)})
     same_answer(reports)
     return rows
 
 
-def _pause_of(out: Path) -> dict[str, Any]:
-    """From the moment the windows are full. During a move (held to installed) a slave joins other partition-groups only: the
-    moving one's tuples are held back or wait to be joined after it; an epoch is quiet when no move touches it."""
+def pause_of(out: Path, full_us: int = 16_000_000, end_us: int = 44_000_000) -> dict[str, Any]:
+    """Hold-back, speed and the others' delay from full_us, when the windows are full, to end_us, shortly before the end.
+
+    During a move (held to installed) a slave joins other partition-groups only: the moving one's tuples are held back or joined
+    after it. An epoch is quiet when no move touches it.
+    """
     events, slaves = columns(out / "metrics" / "events.parquet"), columns(out / "metrics" / "slaves.parquet")
-    full_us = 16_000_000
     moves = [
         {
             kind: i
@@ -143,7 +146,7 @@ def _pause_of(out: Path) -> dict[str, Any]:
     state = np.array([events["state_bytes"][m["installed"]] for m in moves]) / 1e6
     speed = state / np.array([events["duration_us"][m["installed"]] for m in moves]) * 1e6
     end, p99 = slaves["epoch_end_us"], slaves["delay_p99_us"] / 1e3
-    some = (slaves["pairs"] > 0) & (end > full_us) & (end < 44_000_000)
+    some = (slaves["pairs"] > 0) & (end > full_us) & (end < end_us)
     during, quiet = np.zeros(len(end), bool), some.copy()
     for move in moves:
         start, installed, released = (events["time_us"][move[k]] for k in ("held", "installed", "released"))
@@ -203,7 +206,7 @@ def slowed_slave(folder: Path, target: Path) -> str:
     same_answer(reports)
     compare(runs, target, "slowed_slave")
     edges = [5, *(SLOWED_AT_S + step for step in (0, 5, 10, 20, 30, 40))]
-    spans = list(zip(edges, edges[1:], strict=False))
+    spans = list(itertools.pairwise(edges))
     lines = [
         "| | " + " | ".join(f"{a} to {b} s" for a, b in spans) + " | moves | whole run (s) |",
         "|---" * (len(spans) + 3) + "|",
@@ -226,7 +229,8 @@ def changing_rate(folder: Path, target: Path) -> str:
     same_answer(reports)
     compare(runs, target, "changing_rate")
     lines = [
-        "| | communication, summed over slaves (s) | deliveries | mean delay (ms) | p99 delay (ms) | active slaves, mean | moves |",
+        "| | communication, summed over slaves (s) | deliveries | mean delay (ms) | p99 delay (ms) | "
+        "active slaves, mean | moves |",
         "|---" * 7 + "|",
     ]
     for name, out in runs.items():

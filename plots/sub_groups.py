@@ -20,9 +20,7 @@ def plot(measured: Mapping[int, float], formula: Mapping[int, float]) -> Figure:
     counts = sorted(measured)
     places = range(len(counts))
     axis.bar(places, [measured[n] / 1e3 for n in counts], width=0.5, color=COLOURS[0], label="measured")
-    axis.plot(
-        places, [formula[n] / 1e3 for n in counts], "o--", color=COLOURS[1], label=r"$(r\,t_d/2)(1 + 1/n_g)$ per stream"
-    )
+    axis.plot(places, [formula[n] / 1e3 for n in counts], "o--", color=COLOURS[1], label=r"$(r\,t_d/2)(1 + 1/n_g)$ per stream")
     axis.set_xticks(list(places), [str(n) for n in counts])
     axis.set_xlabel("sub-groups $n_g$")
     axis.set_ylabel("peak of pending tuples\nat the master (thousands)")

@@ -12,7 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from swjoin.loading import config_from_plain
 from swjoin.oracle import Bounds, brute_force, format_digest, pair_digest
+from swjoin.runtime.job import Job
+from swjoin.runtime.local import run_local
 
 ROOT = Path(__file__).parent.parent
 WINDOW_US = 40_000
@@ -23,7 +26,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Import a benchmark module by name."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     yield importlib.import_module
-    for name in ("workloads", "join_module", "growth", "run", "whole", "links", "kernels", "sweeps"):
+    for name in ("workloads", "join_module", "growth", "run", "whole", "links", "kernels", "sweeps", "adaptation"):
         sys.modules.pop(name, None)
 
 
@@ -94,3 +97,25 @@ def test_a_wrong_peer_is_shown_as_wrong(monkeypatch: pytest.MonkeyPatch, bench: 
         (False, False, True),
     ]
     assert "| 0 | 0 to 1 | right | 1.0 x |" in lines[3]  # 500 tuples/s, thousands are shown
+
+
+def test_the_pause_of_moves_is_read_from_a_run(bench: Any, tmp_path: Path) -> None:
+    """A short run in one process with a move in every reorganization epoch: every move is found, with its bytes and times."""
+    adaptation = bench("adaptation")
+    plain = {
+        **adaptation.PAUSE,
+        "join": {"within": "500ms"},
+        "workload": {"rate": 5_000, "duration": "3s", "bias": 0.7, "domain": 10_000, "payload": "48B"},
+        "cluster": {"distribution_epoch": "50ms", "partition_count": 8},
+        "module": {"theta": "32KB", "window": "64MB"},
+        "reorganization": {"policy": "random", "epoch": "200ms", "random_moves": 1},
+    }
+    job = Job(config_from_plain(plain), tmp_path / "run" / "results", True, tmp_path / "run", None, "test")
+    report = run_local(job, False, 3)
+    found = adaptation.pause_of(tmp_path / "run", 700_000, 2_900_000)
+    assert 3 <= found["moves"] <= report["moves"]
+    assert 0.01 < found["state_mb"] < 1  # 5,000 tuples of 72 bytes in 8 partition-groups
+    assert 0 < found["transfer_ms"][0] <= found["held_ms"][1] < 3_000
+    assert found["quiet_p99_ms"] > 0
+    assert "MB |" in adaptation.pause_table([found])
+    assert adaptation.mean_delay_ms(tmp_path / "run", 0, 3) > 0
