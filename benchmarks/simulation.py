@@ -7,12 +7,13 @@ short run spends much of its time on starting, on memory used for the first time
 Why: a forecast whose error nobody knows is an opinion.
 Stays out: keeping the figures; they are printed.
 
-Usage: python benchmarks/simulation.py [--costs FILE] [--repeat N] [--only NAME ...] [--json FILE]
+Usage: python benchmarks/simulation.py [--costs FILE] [--repeat N] [--only NAME ...] [--fit NAME] [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -104,11 +105,24 @@ def _error(predicted: float, measured: float) -> str:
     return f"{100 * (predicted / measured - 1):+.0f} %"
 
 
+def fitted(costs: CostModel, name: str, rate: float, cores: int) -> CostModel:
+    """The costs with the sharing of cores at which this configuration is foretold as measured; the others are then held out."""
+    slaves, plain = CASES[name]
+    low, high = 0.1, 1.0
+    for _ in range(12):
+        middle = dataclasses.replace(costs, shared_capacity=(low + high) / 2)
+        planned = plan(config_from_plain(plain), slaves, middle, host_cores=cores)
+        faster = steady(dict(zip(COLUMNS, np.stack(planned.metrics).T, strict=True)))[0] > rate
+        low, high = (low, middle.shared_capacity) if faster else (middle.shared_capacity, high)
+    return dataclasses.replace(costs, shared_capacity=(low + high) / 2)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--costs", help="a preset or a file of swjoin calibrate (default: measure now)")
     parser.add_argument("--repeat", type=int, default=3, help="real runs per configuration; the median counts")
     parser.add_argument("--only", nargs="+", choices=CASES, metavar="NAME")
+    parser.add_argument("--fit", choices=CASES, metavar="NAME", help="set shared_capacity so that this run is foretold right")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     costs: CostModel = calibrate(False, lambda line: None)[0] if args.costs is None else load_costs(args.costs)
@@ -120,9 +134,14 @@ def main() -> None:
     )
     print("|---|---|---|---|---|---|---|---|---|---|")
     out = []
-    for name in args.only or CASES:
+    names = list(args.only or CASES)
+    if args.fit is not None:
+        names = [args.fit, *(n for n in names if n != args.fit)]
+    for name in names:
         slaves, plain = CASES[name]
         runs = [measure(slaves, plain) for _ in range(args.repeat)]
+        if name == args.fit:
+            costs = fitted(costs, name, statistics.median(r["steady"][0] for r in runs), cores)
         planned = plan(config_from_plain(plain), slaves, costs, host_cores=cores)
         told = forecast(planned, "benchmarks/simulation.py")
         foretold = steady(dict(zip(COLUMNS, np.stack(planned.metrics).T, strict=True)))
@@ -136,7 +155,8 @@ def main() -> None:
             flush=True,
         )
         out.append({"name": name, "predicted": foretold, "measured": (rate, delay, work), "first": told["saturates_first"]})
-    errors = [[abs(r["predicted"][i] / r["measured"][i] - 1) for r in out] for i in (0, 1)]
+    counted = [r for r in out if r["name"] != args.fit]
+    errors = [[abs(r["predicted"][i] / r["measured"][i] - 1) for r in counted] for i in (0, 1)]
     for what, values in zip(("throughput", "mean delay"), errors, strict=True):
         print(f"\n{what}: error {100 * statistics.median(values):.0f} % in the median, {100 * max(values):.0f} % at most")
     if args.json is not None:
