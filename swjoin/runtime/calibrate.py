@@ -13,6 +13,9 @@ memory.
 from __future__ import annotations
 
 import dataclasses
+import json
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -28,6 +31,7 @@ from swjoin.cluster.master import Master
 from swjoin.cluster.metrics import COLUMNS
 from swjoin.cluster.slave import Slave
 from swjoin.config import RunConfig, SinkConfig, WorkloadConfig
+from swjoin.errors import RunFailed
 from swjoin.loading import config_from_plain
 from swjoin.messages import (
     Deliver,
@@ -48,8 +52,9 @@ from swjoin.messages import (
 from swjoin.operators.state_movement import Arrival, Departure, Journey
 from swjoin.operators.window_join import WindowJoin
 from swjoin.runtime.costs import PRESETS, CostModel
-from swjoin.runtime.link_probe import measure_links
+from swjoin.runtime.launch import mpirun_options
 from swjoin.runtime.memory import keep_freed_memory
+from swjoin.runtime.preflight import find_mpirun
 from swjoin.runtime.wire import pack_delivery, pack_results, pack_state, unpack_delivery, unpack_results, unpack_state
 from swjoin.sources.generator import GeneratorSource
 
@@ -382,6 +387,27 @@ def calibrate(quick: bool, tell: Callable[[str], None]) -> tuple[CostModel, list
         shared_capacity=min(1.0, links["shared"]),
     )
     return costs, [*lines, *master_lines]
+
+
+def measure_links(quick: bool) -> dict[str, float]:
+    """Seconds of a small and of a large message one way (small_s, large_s), bandwidth (bytes_per_s), CPU seconds of a look for
+    messages (look_s), what a sleep takes longer than asked for (sleep_extra_s), and a slave's speed beside another busy rank
+    over its speed alone (shared). RunFailed when MPI fails."""
+    with tempfile.TemporaryDirectory(prefix="swjoin-links-") as folder:
+        out = Path(folder) / "links.json"
+        command = [
+            *mpirun_options(find_mpirun(), 2),
+            sys.executable,
+            "-m",
+            "swjoin.runtime.link_probe",
+            str(out),
+            *(["quick"] if quick else []),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        if done.returncode or not out.exists():
+            raise RunFailed(f"calibrate: two MPI ranks could not be measured: {' '.join(done.stderr.split())[:300]}")
+        figures: dict[str, float] = json.loads(out.read_text())
+    return figures
 
 
 def master_work() -> Callable[[], float]:

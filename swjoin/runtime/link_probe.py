@@ -1,27 +1,22 @@
 """What two MPI ranks of this machine reach together: latency, bandwidth, what a look for messages costs, and how two busy ranks
 share the machine.
 
-What: `measure_links(quick) -> dict`; it starts two ranks, `python -m swjoin.runtime.link_probe OUT.json`.
+What: the program of two ranks, `python -m swjoin.runtime.link_probe OUT.json [quick]`; figures in seconds and bytes/s.
 Why: links and cores can only be measured between real processes.
-Stays out: what one process can measure (`runtime.calibrate`).
+Stays out: starting the ranks, and what one process can measure (`runtime.calibrate`).
 """
 
 from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from swjoin.errors import RunFailed
-from swjoin.runtime.launch import mpirun_options
-from swjoin.runtime.preflight import find_mpirun
 from swjoin.runtime.report import cpu_us
 
 _SMALL_BYTES, _LARGE_BYTES = 1024, 4 << 20
@@ -85,6 +80,7 @@ def play(out: Path, quick: bool) -> None:
         beside_master = _quartile(join, turns)
         _wait(channel, 1)
         figures["shared"] = (alone / beside_join + alone / beside_master) / 2
+        figures["bytes_per_s"] = _LARGE_BYTES / max(1e-9, figures["large_s"] - figures["small_s"])
         out.write_text(json.dumps(figures))
     else:
         for work in (join, serve):
@@ -112,28 +108,6 @@ def _look(channel: Any) -> tuple[float, float]:
 def _quartile(work: Any, turns: int) -> float:
     """Lower quartile of some turns: others may be using the machine."""
     return float(statistics.quantiles([work() for _ in range(turns)])[0])
-
-
-def measure_links(quick: bool) -> dict[str, float]:
-    """Seconds of a small and of a large message one way (small_s, large_s), bandwidth (bytes_per_s), CPU seconds of a look for
-    messages (look_s), what a sleep takes longer than asked for (sleep_extra_s), and a slave's speed beside another busy rank
-    over its speed alone (shared). RunFailed when MPI fails."""
-    with tempfile.TemporaryDirectory(prefix="swjoin-links-") as folder:
-        out = Path(folder) / "links.json"
-        command = [
-            *mpirun_options(find_mpirun(), 2),
-            sys.executable,
-            "-m",
-            "swjoin.runtime.link_probe",
-            str(out),
-            *(["quick"] if quick else []),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        if done.returncode or not out.exists():
-            raise RunFailed(f"calibrate: two MPI ranks could not be measured: {' '.join(done.stderr.split())[:300]}")
-        figures: dict[str, float] = json.loads(out.read_text())
-    figures["bytes_per_s"] = _LARGE_BYTES / max(1e-9, figures["large_s"] - figures["small_s"])
-    return figures
 
 
 if __name__ == "__main__":
