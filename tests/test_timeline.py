@@ -225,8 +225,8 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     for argv in (["events", tmp_path], ["events", tmp_path, "--debug"], ["--version"], ["--help"], ["run", "--help"]):
         done = _unread(*argv)
         assert done.stderr == "", argv
-        # argparse itself keeps quiet about it when it prints help
-        assert done.returncode == (0 if "--help" in argv else 141), argv
+        # argparse may keep quiet about it when it prints help
+        assert done.returncode in ((0, 141) if "--help" in argv else (141,)), argv
     assert _unread("events", tmp_path / "none").returncode == 2
 
 
