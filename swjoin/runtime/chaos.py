@@ -227,12 +227,16 @@ def run_real(seed: int) -> None:
             ]
             pq.write_table(pa.table(columns, ["key", "ts"]), f"{folder}/{name}.parquet", row_group_size=50)
             plain[name] = {"path": f"{folder}/{name}.parquet", "time_unit": "us"}
-        if plain["pace"] == "realtime":
-            plain["cluster"]["distribution_epoch_us"] = max(5_000, plain["cluster"]["distribution_epoch_us"])
+        slave_count = min(5, scenario.slave_count)
+        cluster, reorganization = plain["cluster"], plain["reorganization"]
+        if plain["pace"] == "realtime" and cluster["distribution_epoch_us"] < 5_000:
+            epochs = max(1, reorganization["epoch_us"] // cluster["distribution_epoch_us"])
+            cluster["distribution_epoch_us"], reorganization["epoch_us"] = 5_000, 5_000 * epochs
+        cluster["sub_group_count"] = min(cluster["sub_group_count"], slave_count)
+        reorganization["active_slaves"] = min(reorganization["active_slaves"], slave_count)
         config = Path(folder) / "config.yaml"
         config.write_text(json.dumps(plain))  # JSON is YAML
-        ranks = 2 + min(5, scenario.slave_count)
-        command = [sys.executable, "-m", "swjoin", "run", str(config), "-n", str(ranks), "--out", f"{folder}/run"]
+        command = [sys.executable, "-m", "swjoin", "run", str(config), "-n", str(2 + slave_count), "--out", f"{folder}/run"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         if done.returncode:
             raise SimulationError(f"exit code {done.returncode}: {done.stderr.strip()[-300:]}")
