@@ -58,7 +58,6 @@ class Move:
     group: GroupId
     supplier: SlaveId
     consumer: SlaveId
-    decided_us: int
     phase: Phase = Phase.DECIDED
     held_us: int = 0
     times_us: tuple[int, int] | None = None
@@ -273,7 +272,7 @@ class Controller:
             raise RunFailed(
                 f"policy {self.config.policy}: partition-group {s.group} cannot go from {s.supplier} to {s.consumer}"
             )
-        move = Move(self._next_number, s.group, s.supplier, s.consumer, now_us)
+        move = Move(self._next_number, s.group, s.supplier, s.consumer)
         self.moves[move.number] = move
         self._next_number += 1
         state_bytes = int(self._state_bytes[s.group])
