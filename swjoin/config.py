@@ -296,22 +296,47 @@ class SpeedChange:
 
 @dataclass(frozen=True)
 class NodesConfig:
-    """Heterogeneous and non-dedicated nodes, imitated on equal ones: a slave at speed 0.25 gets a quarter of a core.
+    """Slower, heterogeneous and non-dedicated nodes, imitated on fast equal ones: a slave at speed 0.25 gets a quarter of a core.
 
-    speed: of slave 0, 1, ...; slaves beyond the list run at 1. changes: in any order.
+    node_speed: what speed 1 stands for, as a fraction of a core. speed: of slave 0, 1, ..., relative to node_speed; slaves beyond
+    the list run at 1. changes: in any order. link_bytes_per_s: a slower network between the ranks; 0: as fast as it is.
     """
 
+    node_speed: float = 1.0
     speed: tuple[float, ...] = ()
     changes: tuple[SpeedChange, ...] = ()
+    link_bytes_per_s: float = 0.0
 
     def __post_init__(self) -> None:
+        _check(0 < self.node_speed <= 1, "nodes: node_speed must lie in 0..1, above 0")
         _check(all(0 < s <= 1 for s in self.speed), "nodes: every speed must lie in 0..1, above 0")
+        _check(self.link_bytes_per_s >= 0, "nodes: link_bytes_per_s must not be negative (0: as fast as it is)")
 
     def speed_of(self, slave: int, now_us: int) -> float:
-        """Speed of a slave at a time on the run's clock."""
+        """Speed of a slave at a time on the run's clock, as a fraction of a core."""
         speed = self.speed[slave] if slave < len(self.speed) else 1.0
         due = [c for c in self.changes if c.slave == slave and c.at_us <= now_us]
-        return max(due, key=lambda c: c.at_us).speed if due else speed
+        return self.node_speed * (max(due, key=lambda c: c.at_us).speed if due else speed)
+
+
+@dataclass(frozen=True)
+class MeasureConfig:
+    """Which part of a realtime run is measured; for experiments whose windows must be full before anything counts.
+
+    prefill_us: history, a whole multiple of the distribution epoch: tuples of the first prefill_us of the streams are joined as
+    fast as possible, before the run's clock, which then starts at prefill_us, so that it shows stream time. Pairs of two such
+    tuples are counted apart and not kept. warm_up_us: start of the measured phase that aggregation leaves out. rush: once the
+    streams have ended, what is left is joined at full speed (`nodes` is not imitated any longer), so that an overloaded run ends
+    soon after its streams; aggregation leaves that out, too.
+    """
+
+    prefill_us: int = 0
+    warm_up_us: int = 0
+    rush: bool = False
+
+    def __post_init__(self) -> None:
+        _check(0 <= self.prefill_us < MAX_SPAN_US, "measure: prefill must not be negative")
+        _check(self.warm_up_us >= 0, "measure: warm_up must not be negative")
 
 
 @dataclass(frozen=True)
@@ -342,6 +367,7 @@ class RunConfig:
     module: ModuleConfig = field(default_factory=ModuleConfig)
     reorganization: ReorganizationConfig = field(default_factory=ReorganizationConfig)
     nodes: NodesConfig = field(default_factory=NodesConfig)
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
     sink: SinkConfig = field(default_factory=SinkConfig)
 
     def __post_init__(self) -> None:
@@ -351,6 +377,8 @@ class RunConfig:
             _check(self.cluster.distribution_epoch_us > 0, "cluster: realtime pace needs a distribution_epoch above 0")
         else:
             _check(self.time.model == "event", "time: model arrival needs pace realtime")
+        if self.measure.prefill_us:
+            self._check_prefill()
         if self.reorganization.policy != "none":
             t_d, t_r = self.cluster.distribution_epoch_us, self.reorganization.epoch_us
             _check(t_d > 0, "reorganization: needs a cluster.distribution_epoch above 0")
@@ -367,6 +395,15 @@ class RunConfig:
             self.reorganization.declustering != "measured" or self.reorganization.policy == "balanced",
             "reorganization: measured declustering needs policy balanced, which measures",
         )
+
+    def _check_prefill(self) -> None:
+        t_d = self.cluster.distribution_epoch_us
+        _check(self.pace == "realtime", "measure: prefill needs pace realtime (asap has no phase that is measured)")
+        _check(
+            self.measure.prefill_us % t_d == 0,
+            f"measure: prefill ({self.measure.prefill_us} us) must be a whole multiple of cluster.distribution_epoch ({t_d} us)",
+        )
+        _check(self.time.max_out_of_order_us == 0, "measure: prefill needs streams in time order (time.max_out_of_order 0)")
 
     def check_slaves(self, slave_count: int) -> None:
         """UserError when this configuration needs more slaves than the run has."""
