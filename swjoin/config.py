@@ -299,18 +299,24 @@ class NodesConfig:
     """Slower, heterogeneous and non-dedicated nodes, imitated on fast equal ones: a slave at speed 0.25 gets a quarter of a core.
 
     node_speed: what speed 1 stands for, as a fraction of a core. speed: of slave 0, 1, ..., relative to node_speed; slaves beyond
-    the list run at 1. changes: in any order. link_bytes_per_s: a slower network between the ranks; 0: as fast as it is.
+    the list run at 1. changes: in any order. link_bytes_per_s: a slower network between MPI ranks, for
+    what slaves receive; 0: as fast as it is.
     """
 
-    node_speed: float = 1.0
     speed: tuple[float, ...] = ()
     changes: tuple[SpeedChange, ...] = ()
+    node_speed: float = 1.0
     link_bytes_per_s: float = 0.0
 
     def __post_init__(self) -> None:
         _check(0 < self.node_speed <= 1, "nodes: node_speed must lie in 0..1, above 0")
         _check(all(0 < s <= 1 for s in self.speed), "nodes: every speed must lie in 0..1, above 0")
         _check(self.link_bytes_per_s >= 0, "nodes: link_bytes_per_s must not be negative (0: as fast as it is)")
+
+    @property
+    def imitates(self) -> bool:
+        """Some node is slower than a core."""
+        return min([self.node_speed, *self.speed, *(c.speed for c in self.changes)]) < 1
 
     def speed_of(self, slave: int, now_us: int) -> float:
         """Speed of a slave at a time on the run's clock, as a fraction of a core."""

@@ -169,7 +169,8 @@ class ResultChunk:
     pairs: materialised pairs, or None with a count sink; they belong to `groups` in order, `pair_counts` each. final: the epoch
     is complete at this slave, the collector may commit it; only a final chunk carries `results`, `metrics` (float64, see
     `cluster.metrics.COLUMNS`) and `delay_histogram` (int64, see `state.histogram`). last: the slave's last chunk of the run.
-    served: how many slaves have this distribution epoch to complete.
+    served: how many slaves have this distribution epoch to complete. history: joined before anything is measured
+    (`config.MeasureConfig`): counted apart and not kept.
     """
 
     query: QueryId
@@ -182,6 +183,7 @@ class ResultChunk:
     metrics: NDArray[np.float64] | None = None
     delay_histogram: I64 | None = None
     served: int = 1
+    history: bool = False
 
 
 @dataclass(frozen=True)
@@ -274,6 +276,16 @@ class Log:
 
 
 @dataclass(frozen=True)
+class BeginMeasuring:
+    """All history is joined: tell every slave (`MeasuringBegan`), and let the run's clock start at `clock_us`.
+
+    The next event must come with a time of the new clock.
+    """
+
+    clock_us: int
+
+
+@dataclass(frozen=True)
 class FinishMaster:
     """Every slave has its last delivery; the master is done."""
 
@@ -286,6 +298,11 @@ class Delivered:
     """A delivery arrived."""
 
     delivery: Delivery
+
+
+@dataclass(frozen=True)
+class MeasuringBegan:
+    """All slaves have joined all history; from now on the clock counts."""
 
 
 @dataclass(frozen=True)
@@ -394,8 +411,8 @@ class FinishCollector:
 
 
 MasterEvent = TuplesRead | StreamEnded | SlaveReported | MoveEnded | ClockAdvanced
-MasterCommand = ReadTuples | Deliver | SetAside | Log | FinishMaster
-SlaveEvent = Delivered | StateWanted | StateReceived | WorkDue | ExchangeDue | TimesMeasured
+MasterCommand = ReadTuples | Deliver | SetAside | Log | BeginMeasuring | FinishMaster
+SlaveEvent = Delivered | MeasuringBegan | StateWanted | StateReceived | WorkDue | ExchangeDue | TimesMeasured
 SlaveCommand = Report | SendResults | WantState | SendState | AcknowledgeMove | FinishSlave
 CollectorEvent = ResultsReceived
 CollectorCommand = WritePairs | CommitEpoch | FinishCollector

@@ -53,6 +53,9 @@ def summary_rows(report: dict[str, Any], job: Job) -> list[tuple[str, str]]:
         if report[kind][name]
     ]
     rows = [("input", ", ".join(f"{count:,} {name}" for name, count in sides) + " tuples")]
+    prefill = report["prefill"]
+    if prefill is not None:
+        rows.append(("history", f"{prefill['pairs']:,} pairs, counted apart, in {prefill['s'] or 0:.2f} s"))
     if left_out:
         rows.append(("left out", ", ".join(left_out)))
     rows += [
@@ -69,6 +72,9 @@ def summary_rows(report: dict[str, Any], job: Job) -> list[tuple[str, str]]:
             ("production delay", ", ".join(f"{name} {delay[name] * 1e3:,.1f} ms" for name in ("mean", "p50", "p99", "max")))
         )
     rows += _adaptation_rows(report)
+    machine = report["machine"]
+    if machine is not None and machine["overloaded"]:
+        rows.append(("machine", "overloaded: " + "; ".join(machine["reasons"])))
     rows.append(("peak memory", f"{max(report['peak_rss_bytes'].values()) / 2**20:,.0f} MiB (largest rank)"))
     for label, path in (("results", job.target), ("run", job.run_dir), ("report", job.report)):
         if path is not None:

@@ -1,7 +1,7 @@
 """The collector: merges the slaves' results, commits them by distribution epoch, measures production delay. No I/O, no clock.
 
 What: `Collector.handle(event, now_us) -> [command]`. Pairs go to the sink as they come; an epoch is committed when every slave
-has completed it.
+has completed it. Pairs of history (`config.MeasureConfig`) are counted apart and go nowhere.
 Why: recovery and exactly-once output need the labels (query, partition-group, distribution epoch) and the commits. The
 collector counts and digests what it really receives, so that the ledger compares two independent counts.
 Stays out: files (`sinks`), messages on the wire.
@@ -42,6 +42,8 @@ class Collector:
         self.finished = False
         self.count = 0
         self.digest = 0
+        self.history_count = 0
+        self.history_digest = 0
         self.committed = EpochIndex(-1)
         self.histogram = np.zeros(HISTOGRAM_SIZE, np.int64)
         self._delay_sum_us = 0.0
@@ -51,6 +53,7 @@ class Collector:
         self._ended = [False] * slave_count
         self._epoch_pairs = [0] * slave_count  # received in the slave's open epoch, and their digest
         self._epoch_digest = [0] * slave_count
+        self._epoch_history = [False] * slave_count
         self._metrics: list[NDArray[np.float64]] = []
 
     def handle(self, event: CollectorEvent, now_us: int) -> list[CollectorCommand]:
@@ -60,11 +63,13 @@ class Collector:
         slave = int(chunk.slave)
         if not 0 <= slave < self.slave_count or self._ended[slave]:
             raise RunFailed(f"collector: epoch {chunk.epoch}: results from slave {slave}, which is unknown or has finished")
+        self._epoch_history[slave] = chunk.history
         if chunk.pairs is not None and len(chunk.pairs):
-            self.count += len(chunk.pairs)
+            self._count(chunk, len(chunk.pairs))
             self._epoch_pairs[slave] += len(chunk.pairs)
             self._epoch_digest[slave] += digest_pairs(chunk.pairs.left_id, chunk.pairs.right_id)
-            commands.append(WritePairs(chunk.pairs))
+            if not chunk.history:
+                commands.append(WritePairs(chunk.pairs))
         if chunk.final:
             self._complete(chunk, slave)
             while self._missing.get(self.committed + 1) == 0:
@@ -78,6 +83,12 @@ class Collector:
             commands.append(FinishCollector())
         return commands
 
+    def _count(self, chunk: ResultChunk, pairs: int) -> None:
+        if chunk.history:
+            self.history_count += pairs
+        else:
+            self.count += pairs
+
     def _complete(self, chunk: ResultChunk, slave: int) -> None:
         """A slave has completed an epoch: what it says it produced must be what arrived."""
         if chunk.results is None or chunk.metrics is None or chunk.delay_histogram is None:
@@ -89,17 +100,20 @@ class Collector:
         pairs = int(chunk.results.counts.sum())
         digest = int(np.add.reduce(chunk.results.digests, dtype=np.uint64)) if len(chunk.results.digests) else 0
         if not self.materialised:
-            self.count += pairs
+            self._count(chunk, pairs)
         elif pairs != self._epoch_pairs[slave] or (digest - self._epoch_digest[slave]) % 2**64:
             raise RunFailed(
                 f"collector: slave {slave}, epoch {chunk.epoch}: produced {pairs} pairs with digest {format_digest(digest)}, "
                 f"{self._epoch_pairs[slave]} with digest {format_digest(self._epoch_digest[slave])} arrived"
             )
-        self.digest += digest
         self._epoch_digest[slave] = 0
         self._epoch_pairs[slave] = 0
         self._completed[slave] = chunk.epoch
         self._ended[slave] = chunk.last
+        if chunk.history:
+            self.history_digest += digest
+            return
+        self.digest += digest
         self.histogram += chunk.delay_histogram
         self._metrics.append(chunk.metrics)
         self._delay_sum_us += self._metric(chunk, "delay_mean_us") * pairs
@@ -130,8 +144,10 @@ class Collector:
             "digest": format_digest(self.digest),
             "delay_s": delay,
             "committed_epoch": int(self.committed),
+            "history": {"count": self.history_count, "digest": format_digest(self.history_digest)},
         }
 
     def validate(self) -> None:
-        assert int(self.histogram.sum()) + sum(self._epoch_pairs) == self.count, "collector: delays and pairs differ in number"
+        waiting = sum(p for p, history in zip(self._epoch_pairs, self._epoch_history, strict=True) if not history)
+        assert int(self.histogram.sum()) + waiting == self.count, "collector: delays and pairs differ in number"
         assert all(epoch > self.committed for epoch in self._missing), "committed too early"

@@ -10,6 +10,7 @@ Paces. asap: an epoch ends when both watermarks have passed its boundary in even
 when `epoch_tuples` are buffered, more for large windows); full mini-buffers end it early. realtime: an epoch ends on the
 run's clock; rows reach the master when the clock passes their place on the time axis, whether the other stream speaks or not.
 A distribution epoch has a slot for each sub-group; with one sub-group, slot and epoch are the same.
+History (`measure.prefill`) comes before the first epoch of realtime pace, as fast as the slaves join it; then the clock starts.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from swjoin.errors import RunFailed
 from swjoin.messages import (
     BEGIN_OF_TIME_US,
     END_OF_TIME_US,
+    BeginMeasuring,
     ClockAdvanced,
     Deliver,
     Delivery,
@@ -100,7 +102,10 @@ class Master:
         self._last = False  # this is the last distribution epoch
         self._last_closed = False
         self._promised: dict[SlaveId, tuple[int, int]] = {}  # each slave's last punctuations
-        self._slots_closed = 0  # realtime pace, run clock
+        self._history_us = config.measure.prefill_us
+        self._in_history = self._history_us > 0
+        self._slots_closed = self._history_us // (self._epoch_us or 1) * self._sub_groups  # realtime pace, run clock
+        self.streams_ended_us: int | None = None  # realtime pace: when the last tuple had arrived
         self._boundary_us = BEGIN_OF_TIME_US  # asap pace, event time: the last slot's
         self._origin_us: int | None = None  # start of the time axis: the lowest first time of both streams
 
@@ -119,13 +124,11 @@ class Master:
                 self._reading = None
                 aside = self.streams[stream].read(batch, None if self._realtime else now_us)
                 commands += [SetAside(stream, rows, reason) for rows, reason in aside]
-                if not self._realtime:
-                    self._collect(stream)
+                self._collect(stream)
             case StreamEnded(stream):
                 self._reading = None
                 self.streams[stream].end()
-                if not self._realtime:
-                    self._collect(stream)
+                self._collect(stream)
             case SlaveReported(slave, occupancy_ratio, loads):
                 self._reported[slave] = (occupancy_ratio, loads)
             case MoveEnded(end):
@@ -142,6 +145,9 @@ class Master:
     def _advance(self, now_us: int) -> list[MasterCommand]:
         commands: list[MasterCommand] = []
         commands += self._serve()
+        if self._history_joined():
+            self._in_history = False
+            return [*commands, BeginMeasuring(self._history_us)]
         while not self._serving and not self._last_closed and self._close_slot(now_us):
             commands += self._serve()
         if self._last_closed and not self._serving and not self.finished:
@@ -159,17 +165,23 @@ class Master:
         while self._serving and self._serving[0].slave in self._reported:
             delivery = self._serving.popleft()
             occupancy_ratio, loads = self._reported.pop(delivery.slave)
-            self.controller.sample(delivery.slave, occupancy_ratio, loads)
-            self.controller.delivered(delivery.slave, delivery.nbytes)
+            if not self._in_history:
+                self.controller.sample(delivery.slave, occupancy_ratio, loads)
+                self.controller.delivered(delivery.slave, delivery.nbytes)
             commands.append(Deliver(delivery))
         return commands
 
     def _collect(self, stream: int) -> None:
-        """asap pace: what was read has arrived; what is in order goes to the mini-buffers."""
-        intake = self.streams[stream]
-        intake.arrive_all()
-        for batch in intake.take_released():
-            self.buffers.append(stream, batch)
+        """asap pace, and history: what was read has arrived; what is in order goes to the mini-buffers."""
+        if self._realtime and (not self._in_history or self._origin() is None):
+            return
+        for intake in self.streams if self._in_history else [self.streams[stream]]:
+            if self._in_history:
+                intake.arrive_until(self._history_end_us)
+            else:
+                intake.arrive_all()
+            for batch in intake.take_released():
+                self.buffers.append(intake.stream, batch)
         self.peak_buffer_bytes = max(self.peak_buffer_bytes, self.waiting_bytes)
 
     # ------------------------------------------------------------ reading
@@ -184,6 +196,8 @@ class Master:
         if self._reading is not None:
             return None
         open_streams = [s for s in self.streams if not s.ended]
+        if self._in_history:
+            return self._history_to_read(open_streams)
         if not open_streams or self.waiting_bytes >= self.config.cluster.mini_buffer_bytes:
             return None
         behind = min(open_streams, key=lambda s: s.high_us)
@@ -201,6 +215,42 @@ class Master:
         if self._origin_us is None and all(s.first_us is not None or s.ended for s in self.streams):
             self._origin_us = min((s.first_us for s in self.streams if s.first_us is not None), default=0)
         return self._origin_us
+
+    # ------------------------------------------------------------ history
+
+    @property
+    def _history_end_us(self) -> int:
+        """Where history ends on the streams' time axis, once its origin is known."""
+        return (self._origin() or 0) + self._history_us
+
+    def _history_read(self) -> bool:
+        """All of it is in the mini-buffers, or has been."""
+        return self._origin() is not None and all(s.watermark_us >= self._history_end_us for s in self.streams)
+
+    def _history_to_read(self, open_streams: list[StreamIntake]) -> int | None:
+        """Only what history needs; when nothing can be delivered, even past the limit of the mini-buffers."""
+        known = self._origin() is not None
+        needed = [s for s in open_streams if not known or s.high_us < self._history_end_us]
+        full = self.waiting_bytes >= self.config.cluster.mini_buffer_bytes and (self.buffers.tuples > 0 or self._serving)
+        return None if full or not needed else min(needed, key=lambda s: s.high_us).stream
+
+    def _history_joined(self) -> bool:
+        """Delivered, and every slave has reported since: during history it does so when it has joined all it has."""
+        if not self._in_history or self._serving or not self._history_read() or self.buffers.tuples or self._mid_epoch:
+            return False
+        return all(s in self._reported for s in self.controller.active)
+
+    def _close_history(self, now_us: int) -> bool:
+        read, tuples = self._history_read(), self.buffers.tuples
+        full = self.waiting_bytes >= self.config.cluster.mini_buffer_bytes
+        if (not tuples and not self._mid_epoch) or not (read or full or tuples >= self._epoch_size.tuples):
+            return False
+        origin, end_us = self._origin() or 0, self._history_end_us
+        times = [min(end_us, s.watermark_us) for s in self.streams]
+        if self.config.time.model == "arrival":
+            times = [t - origin for t in times]
+        self._drain(END_OF_TIME_US, (times[LEFT], times[RIGHT]), now_us, origin)
+        return True
 
     # ------------------------------------------------------------ closing slots
 
@@ -252,6 +302,8 @@ class Master:
 
     def _close_slot(self, now_us: int) -> bool:
         """Close the current slot if it has ended; its deliveries wait in `_serving`."""
+        if self._in_history:
+            return self._close_history(now_us)
         return self._close_realtime(now_us) if self._realtime else self._close_asap(now_us)
 
     def _close_asap(self, now_us: int) -> bool:
@@ -283,6 +335,8 @@ class Master:
                 self.buffers.append(intake.stream, batch)
             times.append(intake.watermark_us)
         self.peak_buffer_bytes = max(self.peak_buffer_bytes, self.waiting_bytes)
+        if self._exhausted and self.streams_ended_us is None:
+            self.streams_ended_us = now_us
         if not any(s.arriving for s in self.streams):
             self._check_room()
         if self.config.time.model == "arrival":
@@ -303,7 +357,7 @@ class Master:
         A partition-group that is ordered to leave gets all of its tuples along. Returns what may be promised to slaves for
         which tuples stay here.
         """
-        if not self._realtime or self._last:
+        if not self._realtime or self._in_history or self._last:
             for slave in slaves:
                 self.buffers.unpark(slave)
             return {}
@@ -325,7 +379,8 @@ class Master:
     def _drain(self, below_us: int, times_us: tuple[int, int], now_us: int, rebase_us: int | None) -> None:
         """Close a slot: deliveries to the active slaves of the next sub-group, with their orders."""
         self._sub_group = (self._sub_group + 1) % self._sub_groups
-        self.peak_pending_tuples = max(self.peak_pending_tuples, self.buffers.tuples + self.buffers.held_tuples)
+        if not self._in_history:
+            self.peak_pending_tuples = max(self.peak_pending_tuples, self.buffers.tuples + self.buffers.held_tuples)
         if self._sub_group == 0:
             self.controller.parked_bytes = self.buffers.parked_bytes()
             self._begin_epoch(below_us, now_us)
@@ -373,11 +428,12 @@ class Master:
     def _begin_epoch(self, below_us: int, now_us: int) -> None:
         """The next distribution epoch: whom it serves, and whether it is the last."""
         self.epoch = EpochIndex(self.epoch + 1)
-        if self._epoch_us == 0 and self.buffers.tuples:
+        if (self._epoch_us == 0 or self._in_history) and self.buffers.tuples:
             self._epoch_size.closed(self.buffers.last_ts_us, self.buffers.tuples)
         exhausted = self._exhausted
-        self._last = exhausted and self.buffers.last_ts_us < below_us and not self.controller.moves
-        self._resting = self.controller.begin_epoch(self.epoch, now_us, ending=exhausted)
+        past = not self._in_history
+        self._last = past and exhausted and self.buffers.last_ts_us < below_us and not self.controller.moves
+        self._resting = self.controller.begin_epoch(self.epoch, now_us, ending=exhausted or not past)
         self._served = sorted([*self.controller.active, *self._resting])
         if self._last:  # also those that rest, to end them
             self._served, self._resting = [SlaveId(s) for s in range(self.slave_count)], []
@@ -400,6 +456,7 @@ class Master:
             "epochs": self.epoch + 1,
             "peak_buffer_bytes": self.peak_buffer_bytes,
             "peak_pending_tuples": self.peak_pending_tuples,
+            "streams_ended_us": self.streams_ended_us,
             **self.controller.summary(),
         }
 

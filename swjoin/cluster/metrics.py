@@ -20,6 +20,7 @@ COLUMNS: tuple[str, ...] = (
     "process_us",  # wall time inside the join module
     "cpu_us",  # CPU time of the rank since the epoch before
     "communication_us",  # inside sends and receives
+    "exchange_us",  # from the slave's report to the arrival of this delivery: its turn in the fixed order, and the transfer
     "idle_us",  # waiting for the master
     "occupancy_ratio",  # stream buffer: buffered bytes / capacity when the delivery had arrived
     "delay_mean_us",  # production delay of this epoch's pairs; 0 when there are none

@@ -30,6 +30,7 @@ from swjoin.messages import (
     FinishSlave,
     GroupLoads,
     GroupResults,
+    MeasuringBegan,
     QueryId,
     Report,
     ResultChunk,
@@ -47,6 +48,7 @@ from swjoin.operators.window_join import Step, WindowJoin, Work
 from swjoin.state.histogram import histogram_quantile
 
 STEP_TUPLES = 16_384  # one WorkDue joins about this many tuples, some milliseconds of work
+LEAST_STEP_TUPLES = 256  # a slow node joins fewer, so that what it works on takes it no longer; but a step has its own cost
 PAIR_BYTES = 40  # key, two times, two ids
 _TUPLE_NS, _COMPARISON_NS, _PAIR_NS = 30.0, 0.007, 8.0  # nominal work: only ratios matter, to compare partition-groups
 
@@ -80,7 +82,11 @@ class Slave:
         self.produced = 0
         self.epoch = EpochIndex(-1)
         self.peak_buffer_bytes = 0
-        self._realtime = config.pace == "realtime"
+        self.in_history = config.measure.prefill_us > 0
+        self._realtime = config.pace == "realtime" and not self.in_history
+        self.history_produced = 0
+        slowest = min([config.nodes.speed_of(slave, 0), *(config.nodes.speed_of(slave, c.at_us) for c in config.nodes.changes)])
+        self._step_tuples = max(LEAST_STEP_TUPLES, int(STEP_TUPLES * slowest))
         self._overlapped = config.cluster.communication == "overlapped"
         self._awaiting = True  # a report is on its way, or its delivery is
         self._capacity_bytes = module.stream_buffer_bytes
@@ -90,6 +96,8 @@ class Slave:
         self._work_bytes = 0.0
         self._joined: Step | None = None  # the step that ended the work; the epoch is completed in a piece of work of its own
         self._occupancies: deque[float] = deque()
+        self._exchanges_us: deque[int] = deque()
+        self._reported_us: int | None = None  # None: the wait for this delivery is not the exchange's
         self._exchange_due = False
         self._last_delivered = False
         self._times = TimesMeasured()
@@ -108,6 +116,16 @@ class Slave:
     def start(self) -> list[SlaveCommand]:
         """Report for the first delivery."""
         return [Report(0.0)]
+
+    @property
+    def awaiting(self) -> bool:
+        """It has reported, and its delivery has not come yet."""
+        return self._awaiting
+
+    @property
+    def last_delivered(self) -> bool:
+        """Nothing more will come."""
+        return self._last_delivered
 
     @property
     def has_work(self) -> bool:
@@ -131,6 +149,12 @@ class Slave:
                 return self._receive(delivery, now_us)
             case WorkDue():
                 return self._work_some(now_us)
+            case MeasuringBegan():
+                self.in_history, self._realtime = False, True
+                self.peak_buffer_bytes = self._busy_us = 0
+                self._reported_us = None
+                self._times = TimesMeasured()
+                return []
             case StateWanted(move):
                 self.mover.wanted(move)
                 return []
@@ -139,7 +163,7 @@ class Slave:
                 return []
             case ExchangeDue():
                 self._exchange_due = True
-                return self._report_if_due()
+                return self._report_if_due(now_us)
             case TimesMeasured():
                 self._busy_us += 0 if self._moved_last else event.process_us
                 past = self._times
@@ -157,6 +181,8 @@ class Slave:
         self._buffered_bytes += delivery.nbytes
         self.peak_buffer_bytes = max(self.peak_buffer_bytes, int(self._buffered_bytes))
         self._occupancies.append(self.occupancy_ratio)
+        self._exchanges_us.append(0 if self._reported_us is None else now_us - self._reported_us)
+        self._reported_us = None
         self._last_delivered = delivery.last
         self._awaiting = False
         self._resting = delivery.rests
@@ -171,10 +197,11 @@ class Slave:
                 raise RunFailed(f"{where} of time {oldest_us} us came after the promise of {self._promised_us[stream]} us")
         self._promised_us = (delivery.left_time_us, delivery.right_time_us)
 
-    def _report_if_due(self) -> list[SlaveCommand]:
+    def _report_if_due(self, now_us: int) -> list[SlaveCommand]:
         """Ask for the next delivery.
 
-        asap: when no delivery waits (overlapped: one may be joined meanwhile; synchronous: nor is any being joined).
+        asap: when no delivery waits (overlapped: one may be joined meanwhile; synchronous: nor is any being joined; the same
+        during history).
         realtime: in every slot; a full stream buffer says so by its occupancy. A resting slave reports once and then waits.
         """
         if self._last_delivered:
@@ -184,10 +211,13 @@ class Slave:
         elif self._realtime:
             ready = self._exchange_due
         else:
-            ready = not self._awaiting and (not self._buffer if self._overlapped else not self._joins)
+            overlapped = self._overlapped and not self.in_history
+            ready = not self._awaiting and (not self._buffer if overlapped else not self._joins)
         if not ready:
             return []
         self._exchange_due = False
+        if not self._awaiting:
+            self._reported_us = None if self._resting else now_us
         self._awaiting = True
         return [Report(self.occupancy_ratio, self._loads() if self._tells_loads else None)]
 
@@ -214,7 +244,7 @@ class Slave:
         self._mover_turn = not self._mover_turn
         if self.mover.ready and (self._mover_turn or not self._joins):
             self._moved_last = True
-            return self.mover.step(now_us) + (self._report_if_due() if self._resting else [])
+            return self.mover.step(now_us) + (self._report_if_due(now_us) if self._resting else [])
         return self._join_some(now_us)
 
     def _settle(self) -> list[SlaveCommand]:
@@ -233,11 +263,11 @@ class Slave:
             self._work = self.join.open(delivery)
             self._work_bytes = float(delivery.nbytes)
             self.epoch = delivery.epoch
-            return [] if self._realtime else self._report_if_due()
+            return [] if self._realtime else self._report_if_due(now_us)
         work = self._work
         if self._joined is not None:
             return self._finish_epoch(work, self._joined, now_us)
-        step = self.join.step(work, now_us, STEP_TUPLES)
+        step = self.join.step(work, now_us, STEP_TUPLES if self.in_history else self._step_tuples)
         tuples = len(work.delivery.left) + len(work.delivery.right)
         used = work.delivery.nbytes * step.tuples / tuples if tuples else 0.0
         self._work_bytes -= used
@@ -247,7 +277,8 @@ class Slave:
             return []
         commands: list[SlaveCommand] = []
         if step.pairs is not None and len(step.pairs):
-            commands.append(SendResults(ResultChunk(self._query, self.id, self.epoch, False, False, step.pairs)))
+            chunk = ResultChunk(self._query, self.id, self.epoch, False, False, step.pairs, history=self.in_history)
+            commands.append(SendResults(chunk))
         if step.done:
             self._buffered_bytes = max(0.0, self._buffered_bytes - self._work_bytes)
             self._work = None
@@ -261,6 +292,7 @@ class Slave:
         self.joined[LEFT] += len(delivery.left)
         self.joined[RIGHT] += len(delivery.right)
         self.produced += work.pair_count
+        self.history_produced += work.pair_count if self.in_history else 0
         if self._tells_loads:
             tuples = delivery.left_counts + delivery.right_counts
             cost = _TUPLE_NS * tuples + _COMPARISON_NS * work.comparisons_by_group + _PAIR_NS * work.results.counts
@@ -274,7 +306,7 @@ class Slave:
         if work.delivery.last:
             self.finished = True
             commands.append(FinishSlave())
-        return commands + self._report_if_due()
+        return commands + self._report_if_due(now_us)
 
     def _complete(self, work: Work, step: Step, now_us: int) -> ResultChunk:
         """The final chunk of an epoch, with its counts and metrics."""
@@ -301,6 +333,7 @@ class Slave:
             "process_us": self._times.process_us,
             "cpu_us": self._times.cpu_us,
             "communication_us": self._times.communication_us,
+            "exchange_us": self._exchanges_us.popleft(),
             "idle_us": self._times.idle_us,
             "occupancy_ratio": self._occupancies.popleft(),
             "delay_mean_us": sum(w.delay_sum_us for w in works) / pairs if pairs else 0.0,
@@ -313,9 +346,8 @@ class Slave:
         }
         self._times = TimesMeasured()
         metrics = np.array([values[name] for name in COLUMNS], np.float64)
-        return ResultChunk(
-            self._query, self.id, delivery.epoch, True, delivery.last, step.pairs, results, metrics, histogram, delivery.served
-        )
+        labels = (self._query, self.id, delivery.epoch, True, delivery.last)
+        return ResultChunk(*labels, step.pairs, results, metrics, histogram, delivery.served, self.in_history)
 
     def buffered_tuples(self, stream: int) -> int:
         """Tuples of a stream that were delivered and whose epoch is not completed."""
@@ -328,6 +360,7 @@ class Slave:
             "slave": int(self.id),
             "joined": {"left": self.joined[0], "right": self.joined[1]},
             "produced": self.produced,
+            "history_produced": self.history_produced,
             "peak_buffer_bytes": self.peak_buffer_bytes,
         }
 

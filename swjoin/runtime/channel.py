@@ -1,6 +1,6 @@
 """One rank's messages: whole byte buffers to and from other ranks, and where the time for them went.
 
-What: `Channel` sends, receives, probes and waits; `Meter` adds up communication, idle and work.
+What: `Channel` sends, receives, probes and waits, and imitates slower links; `Meter` adds up communication, idle and work.
 Why: a waiting rank sleeps between probes instead of spinning in MPI, so that more ranks than cores do not starve each other.
 Stays out: what the bytes mean (`runtime.wire`), which rank plays which role (`runtime.mpi`).
 """
@@ -80,6 +80,14 @@ class Channel:
         self.comm.Recv([data, self.mpi.BYTE], source=self.status.Get_source(), tag=self.status.Get_tag())
         self.meter.communication_us += (time.monotonic_ns() - start) // 1000
         return data
+
+    def imitate_transfer(self, nbytes: int, bytes_per_s: float) -> None:
+        """Take as long as a slower link would have: both sides do, from the moment in which the message has passed."""
+        if bytes_per_s <= 0:
+            return
+        start = time.monotonic_ns()
+        time.sleep(nbytes / bytes_per_s)
+        self.meter.communication_us += (time.monotonic_ns() - start) // 1000
 
     def sleep(self, at_most_us: int = 1_000_000) -> None:
         """Give the core away for a moment; longer each time until a probe succeeds."""

@@ -83,8 +83,12 @@ class Scenario:
             "sink": {"kind": str(random.choice(["parquet", "count"]))},
         }
         slave_count = int(random.integers(1, 7))
+        random_history = np.random.default_rng([seed, 2])  # of its own: what is drawn below stays as it was
         if plain["cluster"]["distribution_epoch_us"] > 0:
             _draw_adaptation(random, plain, slave_count, span)
+        if realtime and not bound and random_history.random() < 0.5:
+            epoch = plain["cluster"]["distribution_epoch_us"]
+            plain["measure"] = {"prefill_us": epoch * int(np.ceil(span * random_history.choice([0.1, 0.5, 0.5, 2.0]) / epoch))}
         return Scenario(seed, config_from_plain(plain), slave_count, (rows[0], rows[1]))
 
     def good_tuples(self, side: int) -> TupleBatch:
@@ -103,10 +107,17 @@ class Scenario:
         index = np.array(keep, np.int64)
         return TupleBatch(rows.key[index], rows.ts[index], rows.id[index], rows.ts[index])
 
-    def expected(self) -> tuple[Counter[tuple[int, int]], str]:
-        """The oracle's pairs (left id, right id) and their digest."""
+    def history_end_us(self) -> int:
+        """Pairs of two tuples before this time are history."""
+        times = [rows.ts if rows.ts_valid is None else rows.ts[rows.ts_valid] for rows in self.rows]
+        return min((int(t.min()) for t in times if len(t)), default=0) + self.config.measure.prefill_us
+
+    def expected(self, *, history: bool = False) -> tuple[Counter[tuple[int, int]], str]:
+        """The oracle's pairs (left id, right id) that are measured, or those of history, and their digest."""
         left, right = self.good_tuples(0), self.good_tuples(1)
         i, j = brute_force(left, right, self.config.query.bounds)
+        wanted = (np.maximum(left.ts[i], right.ts[j]) < self.history_end_us()) == history
+        i, j = i[wanted], j[wanted]
         pairs = Counter(zip(left.id[i].tolist(), right.id[j].tolist(), strict=True))
         return pairs, format_digest(pair_digest(left.id[i], right.id[j]))
 
@@ -192,6 +203,11 @@ def run_simulated(seed: int) -> None:
         raise SimulationError(
             f"{result.count} pairs with digest {result.digest}, the oracle has {expected.total()} with {digest}"
         )
+    before, before_digest = scenario.expected(history=True)
+    if scenario.config.measure.prefill_us == 0:
+        before, before_digest = Counter(), format_digest(0)
+    if (result.history["count"], result.history["digest"]) != (before.total(), before_digest):
+        raise SimulationError(f"history: {result.history}, the oracle has {before.total()} pairs with {before_digest}")
     if payload:
         found: Counter[tuple[int, int]] = Counter()
         for pairs in result.pairs:

@@ -22,6 +22,10 @@ class RunClock:
     def __init__(self) -> None:
         self._start_ns = time.monotonic_ns()
 
+    def restart(self, at_us: int) -> None:
+        """It is `at_us` now."""
+        self._start_ns = time.monotonic_ns() - at_us * 1000
+
     def now_us(self) -> int:
         return (time.monotonic_ns() - self._start_ns) // 1000
 

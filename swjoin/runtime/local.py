@@ -25,6 +25,7 @@ from swjoin.messages import (
     Delivered,
     ExchangeDue,
     MasterEvent,
+    MeasuringBegan,
     MoveEnded,
     Report,
     ResultChunk,
@@ -43,6 +44,7 @@ from swjoin.messages import (
 from swjoin.policy.epochs import next_exchange_us, slot_offset_us
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.job import Job
+from swjoin.runtime.machine import RankMeter, machine_report
 from swjoin.runtime.memory import keep_freed_memory
 from swjoin.runtime.preload import load_master_kernels, load_slave_kernels
 from swjoin.runtime.report import build_report, check_ledger, peak_rss_bytes, publish
@@ -77,7 +79,14 @@ def run_local(job: Job, progress: bool, slave_count: int | None = None) -> dict[
         with CollectorShell(job, shell.output_plan(), slave_count, clock) as collector:
             loop = _LocalLoop(job, shell, collector, clock, slave_count)
             loop.run()
-            join_s = time.monotonic() - started if loop.first_tuple_s is None else time.monotonic() - loop.first_tuple_s
+            ended_s = time.monotonic()
+            machine = machine_report(
+                loop.meter.summary(),
+                [],
+                slot_us=loop.slot_us if job.config.pace == "realtime" else 0,
+                imitates=job.config.nodes.imitates,
+            )
+            join_s = ended_s - started if loop.first_tuple_s is None else time.monotonic() - loop.first_tuple_s
             report = build_report(
                 job,
                 master=shell.master.summary(),
@@ -86,6 +95,8 @@ def run_local(job: Job, progress: bool, slave_count: int | None = None) -> dict[
                 ranks=[{"rank": 0, "host": platform.node(), "role": "in-process", "peak_rss_bytes": peak_rss_bytes()}],
                 wall_s=0.0,
                 join_s=join_s,
+                prefill_s=None if loop.began_s is None else loop.began_s - (loop.first_tuple_s or loop.began_s),
+                machine=machine,
             )
             check_ledger(report)
     report["wall_s"] = time.monotonic() - started
@@ -156,9 +167,12 @@ class _SlaveThread(_RoleThread):
         clock: RunClock,
         to_master: _ToMaster,
         stop: threading.Event,
+        rush: bool,
     ) -> None:
         super().__init__(f"slave {slave.id}", to_master, stop)
         self.slave = slave
+        self._rush = rush
+        throttle.paused = slave.in_history
         self.peers: list[_SlaveThread] = []
         self._throttle = throttle
         self.inbox: queue.SimpleQueue[SlaveEvent] = queue.SimpleQueue()
@@ -174,6 +188,7 @@ class _SlaveThread(_RoleThread):
         while not slave.finished:
             try:
                 self._perform(slave.handle(self.inbox.get_nowait(), clock.now_us()))
+                self._mind_the_phase()
             except queue.Empty:
                 before = clock.now_us()
                 if self._throttle.debt_us > 0:
@@ -184,6 +199,7 @@ class _SlaveThread(_RoleThread):
                     event = self._patiently(lambda wait: self.inbox.get(timeout=wait))
                     self._idle_us += clock.now_us() - before
                     self._perform(slave.handle(event, clock.now_us()))
+                    self._mind_the_phase()
                     continue
                 if self._stop_event.is_set():
                     raise _StoppedError from None
@@ -193,6 +209,13 @@ class _SlaveThread(_RoleThread):
                 self._throttle.after((time.thread_time_ns() - worked_ns) // 1000, before)
                 self._process_us += clock.now_us() - before
                 self._perform(commands)
+
+    def _mind_the_phase(self) -> None:
+        """Nodes are imitated while the run is measured."""
+        if self._rush and self.slave.last_delivered:
+            self._throttle.pause()
+        elif self._throttle.paused:
+            self._throttle.paused = self.slave.in_history
 
     def _take_times(self) -> TimesMeasured:
         cpu = time.thread_time_ns()
@@ -230,6 +253,9 @@ class _LocalLoop:
         self.shell = shell
         self.clock = clock
         self.first_tuple_s: float | None = None
+        self.began_s: float | None = None
+        self.meter = RankMeter()
+        self._in_history = job.config.measure.prefill_us > 0
         self._stop = threading.Event()
         self._inbox: _ToMaster = queue.SimpleQueue()
         self._collector = _CollectorThread(collector, self._inbox, self._stop)
@@ -241,6 +267,7 @@ class _LocalLoop:
                 clock,
                 self._inbox,
                 self._stop,
+                job.config.measure.rush,
             )
             for s in range(slave_count)
         ]
@@ -252,8 +279,8 @@ class _LocalLoop:
         sub_groups = job.config.cluster.sub_group_count
         self._offsets_us = [slot_offset_us(s, sub_groups, self._epoch_us) if self._realtime else 0 for s in range(slave_count)]
         self._exchange_at_us = [next_exchange_us(0, self._epoch_us, o) if self._realtime else 0 for o in self._offsets_us]
-        self._slot_us = max(1, self._epoch_us // sub_groups)
-        self._boundary_us = self._slot_us
+        self.slot_us = max(1, self._epoch_us // sub_groups)
+        self._boundary_us = self.slot_us
 
     def run(self) -> None:
         """Play the master until every role has ended. Raises what any role raised."""
@@ -275,11 +302,13 @@ class _LocalLoop:
 
     def _step(self) -> None:
         """Take what the other roles say, deliver, and read one batch or wait."""
-        if self._realtime:
+        if self._realtime and not self._in_history:
             self._tick()
         while self.shell.outbox:
             delivery = self.shell.outbox.popleft()
             self.slaves[delivery.slave].inbox.put(Delivered(delivery))
+        if self.shell.clock_starts_us is not None:
+            self._begin(self.shell.clock_starts_us)
         try:
             reading = self.shell.wanted is not None
             message = self._inbox.get(block=not reading, timeout=self._patience_s())
@@ -299,15 +328,26 @@ class _LocalLoop:
 
     def _patience_s(self) -> float:
         """How long the master may wait for the other roles: to its next boundary, at most a second."""
-        if not self._realtime:
+        if not self._realtime or self._in_history:
             return 1.0
         due_us = min(self._boundary_us, *self._exchange_at_us)
         return max(0.0, min(due_us - self.clock.now_us(), 20_000)) / 1e6
 
+    def _begin(self, clock_us: int) -> None:
+        """All history is joined: the clock starts, for all threads at once."""
+        self.clock.restart(clock_us)
+        self.meter.start()
+        self.shell.clock_starts_us, self._in_history, self.began_s = None, False, time.monotonic()
+        self._boundary_us = next_exchange_us(clock_us, self.slot_us)
+        self._exchange_at_us = [next_exchange_us(clock_us, self._epoch_us, o) for o in self._offsets_us]
+        for thread in self.slaves:
+            thread.inbox.put(MeasuringBegan())
+
     def _tick(self) -> None:
         now = self.clock.now_us()
         if now >= self._boundary_us:
-            self._boundary_us = next_exchange_us(now, self._slot_us)
+            self.meter.lateness.add(now - self._boundary_us)
+            self._boundary_us = next_exchange_us(now, self.slot_us)
             self.shell.handle(ClockAdvanced())
         for slave, thread in enumerate(self.slaves):
             if now >= self._exchange_at_us[slave]:

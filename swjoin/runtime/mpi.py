@@ -32,6 +32,7 @@ from swjoin.messages import (
     ClockAdvanced,
     Delivered,
     ExchangeDue,
+    MeasuringBegan,
     MoveEnded,
     Report,
     SendResults,
@@ -48,6 +49,7 @@ from swjoin.policy.epochs import next_exchange_us, slot_offset_us
 from swjoin.runtime.channel import Channel
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.job import Job
+from swjoin.runtime.machine import RankMeter, machine_report
 from swjoin.runtime.memory import keep_freed_memory
 from swjoin.runtime.preload import load_master_kernels, load_slave_kernels
 from swjoin.runtime.report import build_report, check_ledger, peak_rss_bytes, publish
@@ -69,7 +71,9 @@ if TYPE_CHECKING:
     pass
 
 MASTER, COLLECTOR, FIRST_SLAVE = 0, 1, 2
-REPORT, DELIVERY, RESULTS, SUMMARY, VERDICT, FAILURE, WANT, STATE, MOVE_END = 1, 2, 3, 4, 5, 6, 7, 8, 9
+REPORT, DELIVERY, RESULTS, SUMMARY, VERDICT, FAILURE, WANT, STATE, MOVE_END, BEGIN = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+_NOTHING = np.empty(0, np.uint8)
+_EAGER_WAIT_US = 100  # a slave that has reported in its slot looks for its delivery so often
 _FLUSH_S = 3.0  # how long a failing rank leaves the collector to mark its results incomplete
 _ROLES = ("master", "collector")
 
@@ -87,8 +91,9 @@ def _parse(data: NDArray[np.uint8]) -> dict[str, Any]:
     return value
 
 
-def _identity(rank: int, role: str) -> dict[str, Any]:
-    return {"rank": rank, "host": platform.node(), "role": role, "peak_rss_bytes": peak_rss_bytes()}
+def _identity(rank: int, role: str, meter: RankMeter) -> dict[str, Any]:
+    machine = meter.summary()
+    return {"rank": rank, "host": platform.node(), "role": role, "peak_rss_bytes": peak_rss_bytes(), "machine": machine}
 
 
 def run_rank(job: Job, progress: bool, debug: bool = False) -> dict[str, Any] | None:
@@ -203,7 +208,9 @@ def _run_master(job: Job, channel: Channel, progress: bool, place: list[str]) ->
     with opened[0] as shell:
         load_master_kernels(job.config, shell.layouts)
         clock = _start_clock(channel)
-        first_read_s = _serve_streams(job, channel, shell, clock, slave_count, place)
+        meter = RankMeter()
+        first_read_s, began_s = _serve_streams(job, channel, shell, clock, slave_count, place, meter)
+        me = _identity(MASTER, "master", meter)
         parts = {r: _parse(channel.wait(r, SUMMARY)) for r in range(1, channel.comm.size)}
         slaves = [parts[r]["summary"] for r in range(FIRST_SLAVE, channel.comm.size)]
         report = build_report(
@@ -211,9 +218,16 @@ def _run_master(job: Job, channel: Channel, progress: bool, place: list[str]) ->
             master=shell.master.summary(),
             slaves=slaves,
             collector=parts[COLLECTOR]["summary"],
-            ranks=[_identity(MASTER, "master"), *(p["rank"] for p in parts.values())],
+            ranks=[me, *(p["rank"] for p in parts.values())],
             wall_s=0.0,
             join_s=0.0,
+            prefill_s=None if began_s is None or first_read_s is None else began_s - first_read_s,
+            machine=machine_report(
+                me["machine"],
+                [p["rank"]["machine"] for p in parts.values()],
+                slot_us=_slot_us(job) if job.config.pace == "realtime" else 0,
+                imitates=job.config.nodes.imitates,
+            ),
         )
         check_ledger(report)
         channel.send_json({"balanced": True}, COLLECTOR, VERDICT)
@@ -227,12 +241,20 @@ def _run_master(job: Job, channel: Channel, progress: bool, place: list[str]) ->
     return report
 
 
-def _serve_streams(job: Job, channel: Channel, shell: Any, clock: RunClock, slave_count: int, place: list[str]) -> float | None:
-    """The master's loop; returns the moment of the first read (time.monotonic)."""
-    realtime = job.config.pace == "realtime"
-    slot_us = max(1, job.config.cluster.distribution_epoch_us // job.config.cluster.sub_group_count)
+def _slot_us(job: Job) -> int:
+    return max(1, job.config.cluster.distribution_epoch_us // job.config.cluster.sub_group_count)
+
+
+def _serve_streams(
+    job: Job, channel: Channel, shell: Any, clock: RunClock, slave_count: int, place: list[str], meter: RankMeter
+) -> tuple[float | None, float | None]:
+    """The master's loop; returns the moments of the first read and of the end of history (time.monotonic)."""
+    realtime, slot_us = job.config.pace == "realtime", _slot_us(job)
     boundary_us = slot_us
     first_read_s: float | None = None
+    began_s: float | None = None
+    in_history = job.config.measure.prefill_us > 0
+    link, rush = job.config.nodes.link_bytes_per_s, job.config.measure.rush
     where = place[0]
     shell.start(clock, slave_count)
     while shell.outbox or not shell.master.finished:
@@ -240,6 +262,14 @@ def _serve_streams(job: Job, channel: Channel, shell: Any, clock: RunClock, slav
         if shell.outbox:
             delivery = shell.outbox.popleft()
             channel.send(pack_delivery(delivery), FIRST_SLAVE + delivery.slave, DELIVERY)
+            if not in_history and not (delivery.last and rush):
+                channel.imitate_transfer(delivery.nbytes, link)
+        elif shell.clock_starts_us is not None:
+            for rank in range(1, channel.comm.size):
+                channel.send(_NOTHING, rank, BEGIN)
+            _begin(channel, clock, shell.clock_starts_us, meter)
+            shell.clock_starts_us, in_history, began_s = None, False, time.monotonic()
+            boundary_us = next_exchange_us(clock.now_us(), slot_us)
         elif channel.probe(channel.mpi.ANY_SOURCE, REPORT):
             slave = channel.status.Get_source() - FIRST_SLAVE
             report = unpack_report(channel.receive())
@@ -247,6 +277,7 @@ def _serve_streams(job: Job, channel: Channel, shell: Any, clock: RunClock, slav
         elif channel.probe(channel.mpi.ANY_SOURCE, MOVE_END):
             shell.handle(MoveEnded(unpack_move_end(channel.receive())))
         elif realtime and clock.now_us() >= boundary_us:
+            meter.lateness.add(clock.now_us() - boundary_us)
             boundary_us = next_exchange_us(clock.now_us(), slot_us)
             shell.handle(ClockAdvanced())
         elif shell.wanted is not None:
@@ -255,7 +286,15 @@ def _serve_streams(job: Job, channel: Channel, shell: Any, clock: RunClock, slav
             shell.read()
         else:
             channel.sleep(boundary_us - clock.now_us() if realtime else 1_000_000)
-    return first_read_s
+    return first_read_s, began_s
+
+
+def _begin(channel: Channel, clock: RunClock, clock_us: int, meter: RankMeter) -> None:
+    """The measured phase begins, on all ranks at once."""
+    channel.comm.Barrier()
+    clock.restart(clock_us)
+    channel.meter.take()
+    meter.start()
 
 
 # ---------------------------------------------------------------- collector
@@ -281,9 +320,10 @@ def _run_collector(job: Job, channel: Channel) -> None:
     _agree(channel, COLLECTOR, open_sink)
     with opened[0] as shell:
         shell.clock = _start_clock(channel)
+        meter = RankMeter()
         while not shell.collector.finished:
-            _collect_one(channel, shell)
-        channel.send_json({"summary": shell.summary(), "rank": _identity(COLLECTOR, "collector")}, MASTER, SUMMARY)
+            _collect_one(channel, shell, job.config.measure.prefill_us, meter)
+        channel.send_json({"summary": shell.summary(), "rank": _identity(COLLECTOR, "collector", meter)}, MASTER, SUMMARY)
         while not channel.probe(MASTER, VERDICT):
             _check_peers(channel)
             channel.sleep()
@@ -291,9 +331,13 @@ def _run_collector(job: Job, channel: Channel) -> None:
     channel.send_json({"closed": True}, MASTER, VERDICT)
 
 
-def _collect_one(channel: Channel, shell: Any) -> None:
+def _collect_one(channel: Channel, shell: Any, prefill_us: int, meter: RankMeter) -> None:
     if channel.probe(channel.mpi.ANY_SOURCE, RESULTS):
         shell.receive(unpack_results(channel.receive()))
+        return
+    if channel.probe(MASTER, BEGIN):
+        channel.receive()
+        _begin(channel, shell.clock, prefill_us, meter)
         return
     _check_peers(channel)
     channel.sleep()
@@ -316,7 +360,10 @@ def _run_slave(job: Job, channel: Channel, place: list[str]) -> None:
     _agree(channel, COLLECTOR, None)
     load_slave_kernels(job.config, _layouts(setup))
     throttle = Throttle(job.config.nodes, slave.id)
+    throttle.paused = in_history = job.config.measure.prefill_us > 0
+    link, rush = job.config.nodes.link_bytes_per_s, job.config.measure.rush
     clock = _start_clock(channel)
+    meter = RankMeter()
     realtime = job.config.pace == "realtime"
     epoch_us = job.config.cluster.distribution_epoch_us
     offset_us = slot_offset_us(slave.id, job.config.cluster.sub_group_count, epoch_us) if realtime else 0
@@ -325,34 +372,51 @@ def _run_slave(job: Job, channel: Channel, place: list[str]) -> None:
 
     _perform(channel, slave.start())
     while not slave.finished:
-        if realtime and clock.now_us() >= exchange_at_us:
+        if realtime and not in_history and clock.now_us() >= exchange_at_us:
+            meter.lateness.add(clock.now_us() - exchange_at_us)
             exchange_at_us = next_exchange_us(clock.now_us(), epoch_us, offset_us)
             _perform(channel, slave.handle(ExchangeDue(), clock.now_us()))
         if channel.probe(MASTER, DELIVERY):
             delivery = unpack_delivery(channel.receive())
             place[0] = f"{where}, epoch {delivery.epoch}"
+            if delivery.last and rush:
+                throttle.pause()
+                link = 0.0
+            elif not in_history:
+                channel.imitate_transfer(delivery.nbytes, link)
             _perform(channel, slave.handle(Delivered(delivery), clock.now_us()))
         elif channel.probe(channel.mpi.ANY_SOURCE, WANT):
             move = int(channel.receive().view(np.int64)[0])
             _perform(channel, slave.handle(StateWanted(move), clock.now_us()))
         elif channel.probe(channel.mpi.ANY_SOURCE, STATE):
             chunk = unpack_state(channel.receive())
+            channel.imitate_transfer(chunk.nbytes, link)
             _perform(channel, slave.handle(StateReceived(chunk), clock.now_us()))
+        elif in_history and channel.probe(MASTER, BEGIN):
+            channel.receive()
+            _begin(channel, clock, job.config.measure.prefill_us, meter)
+            throttle.paused = in_history = False
+            exchange_at_us = next_exchange_us(clock.now_us(), epoch_us, offset_us)
+            _perform(channel, slave.handle(MeasuringBegan(), clock.now_us()))
         elif throttle.debt_us > 0:
             now = clock.now_us()
-            throttle.after(0, now)
+            if realtime:
+                throttle.after(0, now, _EAGER_WAIT_US if slave.awaiting else exchange_at_us - now)
+            else:
+                throttle.after(0, now)
             channel.meter.process_us += clock.now_us() - now
         elif slave.has_work:
             now, worked_ns = clock.now_us(), time.thread_time_ns()
             slave.handle(channel.meter.take(), now)
             commands = slave.handle(WorkDue(), now)
-            throttle.after((time.thread_time_ns() - worked_ns) // 1000, now)
+            throttle.after((time.thread_time_ns() - worked_ns) // 1000, now, 0)
             channel.meter.process_us += clock.now_us() - now
             _perform(channel, commands)
         else:
-            channel.sleep(exchange_at_us - clock.now_us() if realtime else 1_000_000)
+            eager = realtime and slave.awaiting and not in_history
+            channel.sleep(_EAGER_WAIT_US if eager else exchange_at_us - clock.now_us() if realtime else 1_000_000)
     role = f"slave {slave.id}"
-    channel.send_json({"summary": slave.summary(), "rank": _identity(channel.comm.rank, role)}, MASTER, SUMMARY)
+    channel.send_json({"summary": slave.summary(), "rank": _identity(channel.comm.rank, role, meter)}, MASTER, SUMMARY)
 
 
 def _perform(channel: Channel, commands: list[SlaveCommand]) -> None:

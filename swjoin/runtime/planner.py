@@ -91,6 +91,8 @@ def plan(
     """
     if config.left.path is not None:
         raise UserError("simulate draws its tuples from the workload section; leave out left.path and right.path")
+    if config.measure.prefill_us:
+        raise UserError("simulate plays no history; leave out measure.prefill (--set measure.prefill=0)")
     if slave_count < 1:
         raise UserError(f"--slaves {slave_count}: at least one slave is needed")
     config.check_slaves(slave_count)

@@ -20,7 +20,7 @@ from numba.core.event import Event, Listener, install_listener
 from swjoin.batch import PayloadRows, RowLayout, SourceBatch, TupleBatch
 from swjoin.cluster.master import Master
 from swjoin.cluster.slave import Slave
-from swjoin.config import NodesConfig, ReorganizationConfig, RunConfig, TimeConfig
+from swjoin.config import MeasureConfig, NodesConfig, ReorganizationConfig, RunConfig, TimeConfig
 from swjoin.messages import (
     END_OF_TIME_US,
     Delivered,
@@ -72,7 +72,8 @@ def _two_rows(layout: RowLayout | None) -> PayloadRows | None:
 def _alone(config: RunConfig) -> RunConfig:
     """The same run with one slave, which nothing leaves."""
     cluster = dataclasses.replace(config.cluster, sub_group_count=1)
-    return dataclasses.replace(config, cluster=cluster, reorganization=ReorganizationConfig(), nodes=NodesConfig())
+    plain = {"reorganization": ReorganizationConfig(), "nodes": NodesConfig(), "measure": MeasureConfig()}
+    return dataclasses.replace(config, cluster=cluster, **plain)  # type: ignore[arg-type]
 
 
 @_compilations_told()

@@ -54,8 +54,13 @@ def build_report(
     ranks: list[dict[str, Any]],
     wall_s: float,
     join_s: float,
+    prefill_s: float | None = None,
+    machine: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The content of run.json. ranks: one {rank, host, role, peak_rss_bytes} each; `slaves` in SlaveId order."""
+    """The content of run.json. ranks: one {rank, host, role, peak_rss_bytes} each; `slaves` in SlaveId order.
+
+    prefill_s: how long history took, if there was any. machine: see `runtime.machine`.
+    """
     counts = master["counts"]
     streams = {
         name: StreamCounts(
@@ -67,7 +72,10 @@ def build_report(
         )
         for name in STREAM_NAMES
     }
-    ledger = Ledger(streams["left"], streams["right"], sum(s["produced"] for s in slaves), collector["count"])
+    history, history_produced = collector["history"], sum(s["history_produced"] for s in slaves)
+    produced, collected = sum(s["produced"] for s in slaves), collector["count"] + history["count"]
+    ledger = Ledger(streams["left"], streams["right"], produced, collected)
+    measure, ended_us = job.config.measure, master["streams_ended_us"]
     total = ledger.left.tuples + ledger.right.tuples
     report: dict[str, Any] = {
         "command": job.command,
@@ -82,7 +90,13 @@ def build_report(
         "null_key": {name: streams[name].null_key for name in STREAM_NAMES},
         "late": {name: streams[name].late for name in STREAM_NAMES},
         "shed": {name: streams[name].shed for name in STREAM_NAMES},
-        "results": {"count": collector["count"], "digest": collector["digest"], "produced": ledger.produced},
+        "results": {"count": collector["count"], "digest": collector["digest"], "produced": produced - history_produced},
+        "prefill": {"pairs": history["count"], "digest": history["digest"], "s": prefill_s} if measure.prefill_us else None,
+        "measured": {
+            "from_s": (measure.prefill_us + measure.warm_up_us) / 1e6,
+            "to_s": None if ended_us is None else ended_us / 1e6,
+        },
+        "machine": machine,
         "ledger": {"balanced": ledger.balanced, "complaints": ledger.complaints()},
         "epochs": master["epochs"],
         "wall_s": wall_s,

@@ -1,7 +1,8 @@
 """The I/O around the master and the collector that every real runtime shares.
 
 What: `MasterShell` owns the sources and the side file of late rows and performs the master's commands; `CollectorShell` owns
-the sink and the metrics file and performs the collector's. Deliveries are left in `outbox` for the runtime to carry.
+the sink and the metrics file and performs the collector's. Deliveries are left in `outbox` for the runtime to carry, and the
+start of the measured phase in `clock_starts_us`.
 Why: in-process and MPI differ in how messages travel, in nothing else.
 Stays out: carrying messages, clocks, processes.
 """
@@ -22,6 +23,7 @@ from swjoin.cluster.master import Master
 from swjoin.errors import SwjoinError
 from swjoin.hashing import digest_pairs
 from swjoin.messages import (
+    BeginMeasuring,
     CommitEpoch,
     Deliver,
     Delivery,
@@ -54,6 +56,7 @@ class MasterShell:
         self.layouts: tuple[RowLayout | None, RowLayout | None] = (self.sources[0].layout, self.sources[1].layout)
         self.outbox: deque[Delivery] = deque()
         self.wanted: int | None = None
+        self.clock_starts_us: int | None = None
         self._late_target: Path | None = late_target(job)
         self._late: LateSink | None = None
         self._events: EventsFile | None = None
@@ -119,6 +122,8 @@ class MasterShell:
                     self.wanted = stream
                 case Deliver(delivery):
                     self.outbox.append(delivery)
+                case BeginMeasuring(clock_us):
+                    self.clock_starts_us = clock_us
                 case Log(event) if self._events is not None:
                     self._events.add(event)
                 case SetAside(stream, batch, reason) if self._late is not None:

@@ -29,6 +29,7 @@ from swjoin.cluster.slave import Slave
 from swjoin.config import RunConfig
 from swjoin.messages import (
     AcknowledgeMove,
+    BeginMeasuring,
     ClockAdvanced,
     CommitEpoch,
     Deliver,
@@ -38,6 +39,7 @@ from swjoin.messages import (
     Log,
     MasterCommand,
     MasterEvent,
+    MeasuringBegan,
     MoveEnded,
     ReadTuples,
     Report,
@@ -95,6 +97,7 @@ class SimulationResult:
     commits: list[int] = field(default_factory=list)
     events: list[RunEvent] = field(default_factory=list)
     declustering: list[dict[str, Any]] = field(default_factory=list)
+    history: dict[str, Any] = field(default_factory=dict)
 
     def ids(self) -> tuple[I64, I64]:
         """Ids of all pairs, left and right, as int64."""
@@ -134,6 +137,7 @@ class Simulation:
     ) -> None:
         self.config = config
         self.now_us = 0
+        self._clock_ahead_us = 0  # the run's clock against virtual time: it starts anew when history is joined
         self.master = Master(config, slave_count, layouts)
         self.slaves = [Slave(SlaveId(i), config, layouts) for i in range(slave_count)]
         self.collector = Collector(slave_count, materialised=config.sink.kind != "count")
@@ -151,6 +155,11 @@ class Simulation:
         self._events: list[RunEvent] = []
         self._moved = False  # moves were in flight after the step before
         self._changed: set[SlaveId] = set()  # slaves that took an event in this step
+
+    @property
+    def clock_us(self) -> int:
+        """What the run's clock shows."""
+        return self.now_us + self._clock_ahead_us
 
     # ------------------------------------------------------------ the event queue
 
@@ -206,10 +215,11 @@ class Simulation:
             return
         slot_us = max(1, self.config.cluster.distribution_epoch_us // self.config.cluster.sub_group_count)
         jitter = self._delays.work_us(MASTER)
-        self._at(next_exchange_us(self.now_us, slot_us) + jitter, "clock", self._advance_clock)
+        due = next_exchange_us(self.clock_us, slot_us) - self._clock_ahead_us
+        self._at(due + jitter, "clock", self._advance_clock)
 
     def _advance_clock(self) -> None:
-        self._master_does(self.master.handle(ClockAdvanced(), self.now_us))
+        self._master_does(self.master.handle(ClockAdvanced(), self.clock_us))
         self._tick()
 
     def _exchange(self, slave: Slave) -> None:
@@ -217,13 +227,14 @@ class Simulation:
             return
 
         def due() -> None:
-            self._slave_does(slave, slave.handle(ExchangeDue(), self.now_us))
+            self._slave_does(slave, slave.handle(ExchangeDue(), self.clock_us))
             self._exchange(slave)
 
         epoch_us = self.config.cluster.distribution_epoch_us
         offset_us = slot_offset_us(slave.id, self.config.cluster.sub_group_count, epoch_us)
         jitter = self._delays.work_us(FIRST_SLAVE + slave.id)
-        self._at(next_exchange_us(self.now_us, epoch_us, offset_us) + jitter, f"slot of slave {slave.id}", due)
+        at = next_exchange_us(self.clock_us, epoch_us, offset_us) - self._clock_ahead_us
+        self._at(at + jitter, f"slot of slave {slave.id}", due)
 
     def _master_does(self, commands: list[MasterCommand]) -> None:
         for command in commands:
@@ -241,6 +252,11 @@ class Simulation:
                     name = f"delivery of epoch {delivery.epoch} to slave {delivery.slave}"
                     receiver = FIRST_SLAVE + delivery.slave
                     self._send(MASTER, receiver, name, partial(self._deliver, self.slaves[delivery.slave], frame))
+                case BeginMeasuring(clock_us):
+                    self._clock_ahead_us = clock_us - self.now_us
+                    for slave in self.slaves:
+                        began = partial(self._tell, slave, MeasuringBegan())
+                        self._send(MASTER, FIRST_SLAVE + slave.id, f"slave {slave.id} begins to be measured", began)
                 case SetAside(_, batch, _):
                     self._aside += len(batch)
                 case Log(event):
@@ -251,13 +267,13 @@ class Simulation:
     def _read(self, stream: int) -> None:
         queue = self._sources[stream]
         event = TuplesRead(stream, queue.popleft()) if queue else StreamEnded(stream)
-        self._master_does(self.master.handle(event, self.now_us))
+        self._master_does(self.master.handle(event, self.clock_us))
 
     def _deliver(self, slave: Slave, frame: Frame) -> None:
         delivery = unpack_delivery(frame)
         self._in_flight[LEFT] -= len(delivery.left)
         self._in_flight[RIGHT] -= len(delivery.right)
-        self._slave_does(slave, slave.handle(Delivered(delivery), self.now_us))
+        self._slave_does(slave, slave.handle(Delivered(delivery), self.clock_us))
         self._keep_working(slave)
 
     def _keep_working(self, slave: Slave) -> None:
@@ -267,7 +283,7 @@ class Simulation:
 
         def work() -> None:
             self._working[slave.id] = False
-            self._slave_does(slave, slave.handle(WorkDue(), self.now_us))
+            self._slave_does(slave, slave.handle(WorkDue(), self.clock_us))
             self._keep_working(slave)
 
         self._at(self.now_us + self._delays.work_us(FIRST_SLAVE + slave.id), f"work of slave {slave.id}", work)
@@ -309,10 +325,10 @@ class Simulation:
         self._tell_master(MoveEnded(unpack_move_end(frame)))
 
     def _tell_master(self, event: MasterEvent) -> None:
-        self._master_does(self.master.handle(event, self.now_us))
+        self._master_does(self.master.handle(event, self.clock_us))
 
     def _tell(self, slave: Slave, event: SlaveEvent) -> None:
-        self._slave_does(slave, slave.handle(event, self.now_us))
+        self._slave_does(slave, slave.handle(event, self.clock_us))
         self._keep_working(slave)
 
     def _receive_state(self, slave: Slave, frame: Frame) -> None:
@@ -322,7 +338,7 @@ class Simulation:
         self._tell(slave, StateReceived(chunk))
 
     def _collect(self, frame: Frame) -> None:
-        for command in self.collector.handle(ResultsReceived(unpack_results(frame)), self.now_us):
+        for command in self.collector.handle(ResultsReceived(unpack_results(frame)), self.clock_us):
             match command:
                 case WritePairs(pairs):
                     self._pairs.append(pairs)
@@ -369,8 +385,9 @@ class Simulation:
     def _result(self, steps: int) -> SimulationResult:
         summary = self.collector.summary()
         produced = sum(s.produced for s in self.slaves)
-        if produced != summary["count"]:
-            raise self._error(f"slaves produced {produced} pairs, the collector has {summary['count']}")
+        history = summary["history"]
+        if produced != summary["count"] + history["count"]:
+            raise self._error(f"slaves produced {produced} pairs, the collector has {summary['count']} and {history['count']}")
         if (self._commits and self._commits != sorted(set(self._commits))) or self.collector.committed != self.master.epoch:
             raise self._error(f"commits {self._commits} do not lead to epoch {self.master.epoch}")
         joined = {name: sum(s.joined[i] for s in self.slaves) for i, name in enumerate(STREAM_NAMES)}
@@ -386,4 +403,5 @@ class Simulation:
             self._commits,
             self._events,
             self.master.controller.history,
+            history,
         )

@@ -22,6 +22,7 @@ class Throttle:
     debt_us: may fall below zero, by one longest sleep at most: what a sleep took longer than asked for counts for later ones.
     Without that, many short sleeps, each a little late, would make a node much slower than wanted; without the limit, one long
     stall of the machine would let it run unthrottled for as long.
+    paused: the node is as fast as it is (history is being joined, or nobody measures any more).
     """
 
     def __init__(
@@ -32,19 +33,26 @@ class Throttle:
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.debt_us = 0.0
+        self.paused = False
         self._nodes, self._slave = nodes, slave
         self._sleep, self._clock_ns = sleep, clock_ns
         times_us = [0, *(change.at_us for change in nodes.changes)]
         self._ever_slow = any(nodes.speed_of(slave, at_us) < 1 for at_us in times_us)
 
-    def after(self, cpu_us: int, now_us: int) -> None:
-        """Owe for `cpu_us` of work at the speed of `now_us` on the run's clock, and sleep off up to 20 ms of the debt."""
-        if not self._ever_slow:
+    def pause(self) -> None:
+        self.paused, self.debt_us = True, 0.0
+
+    def after(self, cpu_us: int, now_us: int, at_most_us: int = SLEEP_US) -> None:
+        """Owe for `cpu_us` of work at the speed of `now_us` on the run's clock, and sleep off some of the debt.
+
+        at_most_us: less than the usual 20 ms when something is expected sooner.
+        """
+        if not self._ever_slow or self.paused:
             return
         self.debt_us += cpu_us * (1 / self._nodes.speed_of(self._slave, now_us) - 1)
-        if self.debt_us <= 0:
+        if self.debt_us <= 0 or at_most_us <= 0:
             return
         start_ns = self._clock_ns()
-        self._sleep(min(self.debt_us, SLEEP_US) / 1e6)
+        self._sleep(max(0.0, min(self.debt_us, SLEEP_US, at_most_us)) / 1e6)
         slept_us = (self._clock_ns() - start_ns) / 1000
         self.debt_us = max(self.debt_us - slept_us, float(-SLEEP_US))

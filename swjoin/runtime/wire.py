@@ -251,7 +251,7 @@ def unpack_move_end(buffer: U8) -> MoveEnd:
 
 
 def pack_results(chunk: ResultChunk) -> U8:
-    integers = [chunk.query, chunk.slave, chunk.epoch, int(chunk.final), int(chunk.last), chunk.served]
+    integers = [chunk.query, chunk.slave, chunk.epoch, int(chunk.final), int(chunk.last), chunk.served, int(chunk.history)]
     p, r = chunk.pairs, chunk.results
     pairs: list[Array | None] = [None] * 11
     if p is not None:
@@ -263,7 +263,7 @@ def pack_results(chunk: ResultChunk) -> U8:
 def unpack_results(buffer: U8) -> ResultChunk:
     """RunFailed when the bytes are not a whole result chunk."""
     i, a = unpack(buffer, RESULTS)
-    if len(i) != 6 or len(a) != 16:
+    if len(i) != 7 or len(a) != 16:
         raise RunFailed("corrupt message: not a result chunk")
     pairs = None
     if a[0] is not None:
@@ -274,4 +274,4 @@ def unpack_results(buffer: U8) -> ResultChunk:
     if a[11] is not None and a[12] is not None and a[13] is not None:
         results = GroupResults(a[11], a[12], a[13])
     labels = (QueryId(i[0]), SlaveId(i[1]), EpochIndex(i[2]), bool(i[3]), bool(i[4]))
-    return ResultChunk(*labels, pairs, results, a[14], a[15], i[5])
+    return ResultChunk(*labels, pairs, results, a[14], a[15], i[5], bool(i[6]))

@@ -138,7 +138,7 @@ def _time_us(frame: DataFrame, config: StreamConfig) -> Any:
 
 
 def _stream(spark: SparkSession, config: RunConfig, side: int) -> DataFrame:
-    """Good rows of one stream: id, ts, k0, k1, ... (the key columns)."""
+    """Rows of one stream that are not late: id, ts, k0, k1, ... (the key columns, which may be null)."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
@@ -166,16 +166,26 @@ def _stream(spark: SparkSession, config: RunConfig, side: int) -> DataFrame:
                 f.col("ts").isNotNull()
                 & (f.col("__high").isNull() | (f.col("ts") >= f.col("__high") - config.time.max_out_of_order_us))
             )
-    for i in range(len(keys)):
-        rows = rows.where(f.col(f"k{i}").isNotNull())
     return rows.select("id", "ts", *(f"k{i}" for i in range(len(keys))))
+
+
+def _origin(*streams: DataFrame) -> int:
+    """The lowest first time of both streams, 0 without any."""
+    from pyspark.sql import functions as f
+
+    firsts = [frame.agg(f.min("ts")).collect()[0][0] for frame in streams]
+    return min((t for t in firsts if t is not None), default=0)
+
+
+def _with_keys(rows: DataFrame) -> DataFrame:
+    return rows.dropna(subset=[c for c in rows.columns if c.startswith("k")])
 
 
 # ---------------------------------------------------------------- join and digest
 
 
-def _joined(config: RunConfig, left: DataFrame, right: DataFrame) -> DataFrame:
-    """All matching pairs: l, r (ids)."""
+def _joined(config: RunConfig, left: DataFrame, right: DataFrame, measured_from_us: int | None) -> DataFrame:
+    """All matching pairs: l, r (ids); only those whose later tuple is not before `measured_from_us`, if that is given."""
     from pyspark.sql import functions as f
 
     bounds = config.query.bounds
@@ -188,7 +198,10 @@ def _joined(config: RunConfig, left: DataFrame, right: DataFrame) -> DataFrame:
     one = one.withColumn("bucket", f.explode(f.array("b0", f.col("b0") + 1))).drop("b0")
     two = right.select(f.col("id").alias("r"), f.col("ts").alias("rt"), *keys, f.expr(f"floor(ts / {width})").alias("bucket"))
     gap = f.col("rt") - f.col("lt")
-    return one.join(two, [*keys, "bucket"]).where(gap.between(bounds.lower_us, bounds.upper_us)).select("l", "r")
+    pairs = one.join(two, [*keys, "bucket"]).where(gap.between(bounds.lower_us, bounds.upper_us))
+    if measured_from_us is not None:
+        pairs = pairs.where(f.greatest("lt", "rt") >= measured_from_us)
+    return pairs.select("l", "r")
 
 
 def _mix(column: Any) -> Any:
@@ -243,9 +256,12 @@ def verify(run_dir: Path, master: str | None) -> VerifyResult:
     config = config_from_plain(report["config"])
     with open_session(master, "swjoin verify") as spark:
         left, right = (_stream(spark, config, side) for side in range(len(STREAM_NAMES)))
+        origin = _origin(left, right) if config.time.model == "arrival" or config.measure.prefill_us else 0
         if config.time.model == "arrival":
-            left, right = _rebased(left, right)
-        pairs = _joined(config, left, right)
+            left, right = (_rebased(frame, origin) for frame in (left, right))
+            origin = 0
+        measured_from = origin + config.measure.prefill_us if config.measure.prefill_us else None
+        pairs = _joined(config, _with_keys(left), _with_keys(right), measured_from)
         count, digest = _count_and_digest(pairs)
         claimed = report["results"]
         result = VerifyResult(count, format_digest(digest), claimed["count"], claimed["digest"], config.sink.kind != "count")
@@ -260,11 +276,8 @@ def verify(run_dir: Path, master: str | None) -> VerifyResult:
     return result
 
 
-def _rebased(left: DataFrame, right: DataFrame) -> tuple[DataFrame, DataFrame]:
+def _rebased(frame: DataFrame, origin: int) -> DataFrame:
     """Time model arrival: times count from the lowest first time of both streams, not below zero."""
     from pyspark.sql import functions as f
 
-    firsts = [frame.agg(f.min("ts")).collect()[0][0] for frame in (left, right)]
-    origin = min((t for t in firsts if t is not None), default=0)
-    one, two = (frame.withColumn("ts", f.greatest(f.lit(0), f.col("ts") - origin)) for frame in (left, right))
-    return one, two
+    return frame.withColumn("ts", f.greatest(f.lit(0), f.col("ts") - origin))
