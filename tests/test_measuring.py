@@ -239,6 +239,7 @@ def test_a_quiet_machine_is_not_overloaded() -> None:
         ({"times_s": [10.0, 86.0, 4.0, 1.0]}, "4% of the cores stolen"),
         ({"times_s": [40.0, 60.0, 0.0, 1.0]}, "30% of the cores used by other processes"),
         ({"times_s": [95.0, 5.0, 0.0, 1.0], "cpu_s": 90.0}, "95% of the cores busy"),
+        ({"times_s": [10.0, 90.0, 0.0, 20.0]}, "waited for a core in 40% of the time"),
         ({"late_s": {"p50": 0.0, "p99": 0.150, "max": 0.2}}, "late for its slots: p99 150.0 ms (limit 100.0 ms)"),
     ],
 )

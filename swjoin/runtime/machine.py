@@ -22,6 +22,7 @@ from swjoin.runtime.report import cpu_us
 STEAL_RATIO = 0.02  # more than that went to other machines of the hypervisor
 FOREIGN_RATIO = 0.10  # more than that of all cores went to processes that are not of the run
 BUSY_RATIO = 0.90  # imitated slow nodes need the cores when their turn comes
+WAITING_RATIO = 0.25  # and must not stand in a queue for them: time in which some process waited for a core
 LATE_SLOTS, LATE_US = 0.5, 2_000  # p99 of the master's lateness, in slots and at least
 _LEAST_S = 0.5  # clock ticks of 10 ms say nothing about less
 
@@ -120,6 +121,10 @@ def machine_report(master: dict[str, Any], others: list[dict[str, Any]], *, slot
         limits = [("steal", STEAL_RATIO, "stolen by the hypervisor"), ("foreign", FOREIGN_RATIO, "used by other processes")]
         if imitates:
             limits.append(("busy", BUSY_RATIO, "busy, too much to imitate slower nodes"))
+        if imitates and (report["waiting_ratio"] or 0) > WAITING_RATIO:
+            reasons.append(
+                f"{host}: processes waited for a core in {report['waiting_ratio']:.0%} of the time (limit {WAITING_RATIO:.0%})"
+            )
         reasons += [
             f"{host}: {report[f'{name}_ratio']:.0%} of the cores {text} (limit {limit:.0%})"
             for name, limit, text in limits
