@@ -18,6 +18,8 @@ usage() {
 ./run.sh bench peers         the same streams joined by Flink, Spark, Bytewax, Pathway, DuckDB, Polars and a C++ program
 ./run.sh bench adaptation    the pause of a move, a slowed slave, a changing rate, sub-groups, on real ranks
 ./run.sh bench simulation    predicted against measured throughput and delay
+./run.sh figures             redraw every figure of docs/reproduction.md from the committed tables, and write that page
+./run.sh figures --measure [NAME...]  run the sweeps first (all of experiments/, or the named ones; preset quick), then the page
 ./run.sh chaos N             N random joins on real MPI ranks, each digest checked
 ./run.sh chaos --simulated N N random runs in the simulator, each pair checked
 ./run.sh clean               remove the environment, runs and caches
@@ -128,6 +130,29 @@ run_tests() {
   say "pytest"; "$python" -m pytest "$@"
 }
 
+# Sweeps go on where they were interrupted. Points that fail are recorded and do not stop the others.
+figures() {
+  local swjoin=$venv/bin/swjoin sweeps=runs/sweeps names=() name failed=0
+  if [ "${1:-}" = --measure ]; then
+    shift
+    need_java
+    names=("$@")
+    if [ ${#names[@]} = 0 ]; then mapfile -t names < <("$python" -m plots.reproduction --names); fi
+    for name in "${names[@]}"; do
+      say "sweep $name"
+      "$swjoin" sweep "experiments/$name.yaml" || failed=1
+    done
+    say "aggregate (Spark)"
+    mapfile -t names < <(find "$sweeps" -mindepth 2 -maxdepth 2 -name experiment.json -printf '%h\n' | sort)
+    "$swjoin" aggregate "${names[@]}"
+    say "figures"
+    "$python" -m plots.reproduction --from "$sweeps"
+    [ $failed = 0 ] || fail "some points failed; they were left out (see above)" 1
+  else
+    "$python" -m plots.reproduction
+  fi
+}
+
 cd "$root"
 word=${1:-main}
 [ $# -gt 0 ] && shift
@@ -141,6 +166,7 @@ case $word in
     if [ "${1:-}" = peers ]; then shift; need_java; exec "$python" benchmarks/peers/run.py "$@"; fi
     if [ "${1:-}" = adaptation ] || [ "${1:-}" = simulation ]; then part=$1; shift; exec "$python" "benchmarks/$part.py" "$@"; fi
     exec "$python" benchmarks/run.py "$@" ;;
+  figures) need_environment; figures "$@" ;;
   chaos) need_environment; exec "$python" -m swjoin.runtime.chaos "$@" ;;
   clean) rm -rf .venv runs build dist ./*.egg-info .run.lock .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
          find . -name __pycache__ -type d -prune -exec rm -rf {} + ;;

@@ -1,24 +1,28 @@
 """The look that all figures share: sizes, colours that colour-blind readers can tell apart, saving as PNG and SVG.
 
-What: `figure`, `COLOURS`, `series_style`, `bar_style`, `legend`, `save`.
+What: `figure`, `COLOURS`, `MARKERS`, `series_style`, `bar_style`, `legend`, `caption`, `star`, `save`.
 Why: figures of one project should look like one project.
 Stays out: data.
 """
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 
 mpl.use("Agg")
-
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+mpl.rcParams["svg.hashsalt"] = "swjoin"  # the same figure is the same file
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")  # Okabe and Ito
+
+MARKERS = "osD^vP<>"
+CAPTION_COLUMNS = 118  # characters in a line below a figure 8 inches wide
 
 
 def figure(rows: int, height: float = 2.4) -> tuple[Figure, list[Axes]]:
@@ -50,11 +54,25 @@ def legend(axis: Axes) -> None:
     )
 
 
-def save(fig: Figure, folder: Path, name: str) -> list[Path]:
+def caption(fig: Figure, *paragraphs: str) -> None:
+    """Text below the axes, wrapped, a paragraph for each that is not empty."""
+    lines = [line for paragraph in paragraphs for line in textwrap.wrap(paragraph, CAPTION_COLUMNS)]
+    fig.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize="small", color="#333333")
+
+
+def star(axis: Axes, x: float, y: float, colour: str, label: str | None = None) -> None:
+    """A point that a paper's text gives: hollow, and not cut off at the edge of the panel."""
+    axis.plot(
+        [x], [y], marker="*", markersize=15, markerfacecolor="none", markeredgecolor=colour, markeredgewidth=1.4,
+        linestyle="none", label=label, clip_on=False, zorder=5,
+    )  # fmt: skip
+
+
+def save(fig: Figure, folder: Path, name: str, dpi: int = 150, kinds: tuple[str, ...] = ("png", "svg")) -> list[Path]:
     """Write NAME.png and NAME.svg; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
+    paths = [folder / f"{name}.{kind}" for kind in kinds]
     for path in paths:
-        fig.savefig(path, dpi=150)
+        fig.savefig(path, dpi=dpi, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(fig)
     return paths

@@ -1,7 +1,7 @@
 """One function per command: arguments -> configuration -> job -> runtime -> summary.
 
-What: `run_join`, `run_run`, `run_generate`, `run_verify`, `run_aggregate`, `run_events`, `run_plot`, and the hidden `run_rank`
-that mpirun starts.
+What: `run_join`, `run_run`, `run_generate`, `run_verify`, `run_aggregate`, `run_events`, `run_plot`,
+`run_sweep`, and the hidden `run_rank` that mpirun starts.
 Why: commands differ only in what they build; every runtime takes the same `Job`.
 Stays out: parsing (`cli.main`), launching (`runtime.launch`).
 """
@@ -221,7 +221,7 @@ def run_verify(args: argparse.Namespace) -> int:
 def run_aggregate(args: argparse.Namespace) -> int:
     from swjoin.spark.aggregate import aggregate
 
-    for path in aggregate(Path(args.dir), args.spark_master):
+    for path in aggregate([Path(d) for d in args.dirs], args.spark_master):
         print(path)
     return 0
 
@@ -238,14 +238,37 @@ def run_plot(args: argparse.Namespace) -> int:
     if (root / "plots").is_dir() and str(root) not in sys.path:
         sys.path.append(str(root))
     try:
-        from plots import adaptation, run_overview
+        from plots import adaptation, experiments, run_overview, sweep_figures, sweep_tables
     except ModuleNotFoundError as error:
         raise UserError(
             f"plots need the repository and matplotlib ({error.name} is missing); start ./run.sh from a checkout"
         ) from None
-    for path in (*run_overview.save(Path(args.dir)), *adaptation.save(Path(args.dir))):
+    target = Path(args.target)
+    if target.suffix in (".yaml", ".yml"):
+        from swjoin.sweeps.store import sweep_directory
+
+        experiment = experiments.read(target)
+        sweep = Path(args.sweep) if args.sweep else sweep_directory(experiment)
+        table = sweep_tables.load(sweep)
+        if table.name != experiment.source.name:
+            raise UserError(f"{sweep}: is a sweep of {table.name}, not of {experiment.source.name}")
+        paths = sweep_figures.save(table, experiment, Path(args.out) if args.out else sweep / "plots")
+    elif args.sweep or args.out:
+        raise UserError(f"{target}: -o and --sweep are for the figure of an experiment (EXPERIMENT.yaml), not of a run")
+    else:
+        paths = [*run_overview.save(target), *adaptation.save(target)]
+    for path in paths:
         print(path)
     return 0
+
+
+# ---------------------------------------------------------------- experiments
+
+
+def run_sweep(args: argparse.Namespace) -> int:
+    from swjoin.cli import sweeping
+
+    return sweeping.run_sweep(args)
 
 
 # ---------------------------------------------------------------- foretelling runs

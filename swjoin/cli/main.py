@@ -35,13 +35,13 @@ def build_parser() -> argparse.ArgumentParser:
     _add_generate(commands.add_parser("generate", help="write two b-model streams as Parquet, by Spark"))
     verify = commands.add_parser("verify", help="recompute the result of a run with Spark and compare")
     verify.add_argument("dir", metavar="DIR", help="directory of a run")
-    aggregate = commands.add_parser("aggregate", help="turn a run's metrics into per-epoch tables, by Spark")
-    aggregate.add_argument("dir", metavar="DIR", help="directory of a run")
+    aggregate = commands.add_parser("aggregate", help="turn the metrics of runs and sweeps into tables, by Spark")
+    aggregate.add_argument("dirs", metavar="DIR", nargs="+", help="directory of a run or of a sweep")
     _add_events(commands.add_parser("events", help="tell what a run decided: moves, occupancies, active slaves"))
-    plot = commands.add_parser("plot", help="plot throughput, production delay, occupancy and adaptation of a run")
-    plot.add_argument("dir", metavar="DIR", help="directory of a run")
+    _add_plot(commands.add_parser("plot", help="draw the figures of a run, or the figure of an experiment"))
     for spark in (verify, aggregate):
         spark.add_argument("--spark-master", metavar="URL", help="Spark master (default: local[*])")
+    _add_sweep(commands.add_parser("sweep", help="run an experiment: all points of its axes, or a search at each"))
     _add_simulate(commands.add_parser("simulate", help="foretell a run of many slaves in virtual time, by a cost model"))
     _add_calibrate(commands.add_parser("calibrate", help="measure this machine's costs for simulate"))
     rank = commands.add_parser("_rank")
@@ -122,6 +122,32 @@ def _add_generate(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("-o", dest="out", metavar="DIR", required=True)
     p.add_argument("--spark-master", metavar="URL", help="Spark master (default: local[*])")
+
+
+def _add_plot(p: argparse.ArgumentParser) -> None:
+    p.description = "Figures as PNG and SVG: how a run went over time, or what an experiment's sweep found."
+    p.add_argument("target", metavar="DIR|EXPERIMENT.yaml", help="directory of a run, or an experiment that was aggregated")
+    p.add_argument("--sweep", metavar="DIR", help="directory of the experiment's sweep (default: runs/sweeps/NAME-PRESET)")
+    p.add_argument("-o", dest="out", metavar="FOLDER", help="where an experiment's figure goes (default: plots in the sweep)")
+
+
+def _add_sweep(p: argparse.ArgumentParser) -> None:
+    p.description = "Run what an experiment asks, one run after the other; the same command goes on where it was interrupted."
+    p.add_argument("experiment", metavar="EXPERIMENT.yaml")
+    p.add_argument("--preset", choices=["paper", "quick", "none"], help="instead of the experiment's own")
+    p.add_argument("--repeat", metavar="K", type=int, help="how often every point is run, with other seeds")
+    p.add_argument("--out", metavar="DIR", help="directory of the sweep (default: runs/sweeps/NAME-PRESET)")
+    p.add_argument("--fresh", action="store_true", help="forget the runs that are there")
+    p.add_argument("--only", metavar="N", type=int, help="the first N points alone")
+    p.add_argument(
+        "--set",
+        dest="overrides",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="a configuration key at all points, or a key of the experiment, such as measured=2s",
+    )
+    p.add_argument("--dry-run", action="store_true", help="list the points and how long they take")
 
 
 def _add_simulate(p: argparse.ArgumentParser) -> None:

@@ -1,14 +1,15 @@
-"""`aggregate`: a run's metrics as per-epoch tables, by Spark.
+"""`aggregate`: metrics as tables, by Spark; of a run, one table over its epochs.
 
-What: `aggregate(run_dir, master) -> paths`: DIR/tables/epochs.parquet and .csv, DIR/tables/slaves.parquet and .csv, and, of a
-run with events, DIR/tables/moves.parquet and .csv.
+What: `aggregate(directories, master) -> paths`, runs and sweeps (`spark.sweep_tables`) in one session. Of a run
+DIR/tables/epochs.parquet and .csv, slaves.parquet and .csv, and, of a run with events, moves.parquet and .csv.
 Why: plots and papers want one row per distribution epoch (minimum, mean, maximum over slaves), per slave or per move, not raw
 rows.
-Stays out: drawing (`plots`), measuring (`cluster.metrics`).
+Stays out: the tables of sweeps, drawing (`plots`), measuring (`cluster.metrics`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,13 +17,16 @@ import pyarrow.parquet as pq
 
 from swjoin.errors import UserError
 from swjoin.spark.session import open_session
+from swjoin.spark.sweep_tables import write_sweep
+from swjoin.sweeps.records import is_sweep, read_sweep
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 _SPREAD = (
     "cpu_us",
     "communication_us",
+    "exchange_us",  # not in runs of before
     "idle_us",
     "process_us",
     "occupancy_ratio",
@@ -32,13 +36,19 @@ _SPREAD = (
     "block_count",
 )
 _SUMS = ("left_tuples", "right_tuples", "pairs", "comparisons", "delivered_bytes")
+_TIMES = ("cpu_us", "communication_us", "exchange_us", "idle_us", "process_us")
+
+
+def _present(metrics: DataFrame, columns: Iterable[str]) -> list[str]:
+    return [c for c in columns if c in metrics.columns]
 
 
 def _epochs(metrics: DataFrame) -> DataFrame:
     """One row per distribution epoch: sums, delay weighted by pairs, and the spread over slaves."""
     from pyspark.sql import functions as f
 
-    spread = [fn(c).alias(f"{c}_{name}") for c in _SPREAD for name, fn in (("min", f.min), ("mean", f.mean), ("max", f.max))]
+    how = (("min", f.min), ("mean", f.mean), ("max", f.max))
+    spread = [fn(c).alias(f"{c}_{name}") for c in _present(metrics, _SPREAD) for name, fn in how]
     delay = f.sum(f.col("delay_mean_us") * f.col("pairs")) / f.when(f.sum("pairs") > 0, f.sum("pairs"))
     return (
         metrics.groupBy("epoch")
@@ -61,7 +71,7 @@ def _slaves(metrics: DataFrame) -> DataFrame:
         metrics.groupBy("slave")
         .agg(
             f.count("*").alias("epochs"),
-            *(f.sum(c).alias(c) for c in (*_SUMS, "cpu_us", "communication_us", "idle_us", "process_us")),
+            *(f.sum(c).alias(c) for c in _present(metrics, (*_SUMS, *_TIMES))),
             f.mean("occupancy_ratio").alias("occupancy_ratio_mean"),
             f.max("window_bytes").alias("window_bytes_max"),
         )
@@ -98,25 +108,38 @@ def _moves(events: DataFrame) -> DataFrame:
     )
 
 
-def aggregate(run_dir: Path, master: str | None) -> list[Path]:
-    """Write the tables as Parquet and CSV; returns their paths. UserError when the run has no metrics."""
-    source = run_dir / "metrics" / "slaves.parquet"
-    if not source.is_file():
-        raise UserError(f"{source}: no such file; is {run_dir} the directory of a run?")
+def aggregate(directories: Sequence[Path], master: str | None) -> list[Path]:
+    """Write the tables of all these runs and sweeps as Parquet and CSV; returns their paths.
+
+    UserError, before anything is written, when one of the directories is neither, or has nothing to aggregate.
+    """
+    directories = list(dict.fromkeys(directories))
+    sweeps = {directory: read_sweep(directory) for directory in directories if is_sweep(directory)}
+    for directory in directories:
+        source = directory / "metrics" / "slaves.parquet"
+        if directory not in sweeps and not source.is_file():
+            raise UserError(f"{source}: no such file; is {directory} the directory of a run or of a sweep?")
+    written = []
+    with open_session(master, "swjoin aggregate") as spark:
+        for directory in directories:
+            written += write_sweep(spark, sweeps[directory]) if directory in sweeps else _write_run(spark, directory)
+    return written
+
+
+def _write_run(spark: SparkSession, run_dir: Path) -> list[Path]:
+    metrics = spark.read.parquet(str((run_dir / "metrics" / "slaves.parquet").resolve()))
+    frames = [("epochs", _epochs(metrics)), ("slaves", _slaves(metrics))]
+    log = run_dir / "metrics" / "events.parquet"
+    if log.is_file() and pq.read_metadata(log).num_rows:
+        frames.append(("moves", _moves(spark.read.parquet(str(log.resolve())))))
     tables = run_dir / "tables"
     tables.mkdir(exist_ok=True)
     written = []
-    with open_session(master, "swjoin aggregate") as spark:
-        metrics = spark.read.parquet(str(source.resolve()))
-        frames = [("epochs", _epochs(metrics)), ("slaves", _slaves(metrics))]
-        log = run_dir / "metrics" / "events.parquet"
-        if log.is_file() and pq.read_metadata(log).num_rows:
-            frames.append(("moves", _moves(spark.read.parquet(str(log.resolve())))))
-        for name, frame in frames:
-            table = frame.toPandas()
-            for path, write in ((tables / f"{name}.parquet", table.to_parquet), (tables / f"{name}.csv", table.to_csv)):
-                temporary = path.with_name(f".{path.name}.tmp")
-                write(temporary, index=False)
-                temporary.replace(path)
-                written.append(path)
+    for name, frame in frames:
+        table = frame.toPandas()
+        for path, write in ((tables / f"{name}.parquet", table.to_parquet), (tables / f"{name}.csv", table.to_csv)):
+            temporary = path.with_name(f".{path.name}.tmp")
+            write(temporary, index=False)
+            temporary.replace(path)
+            written.append(path)
     return written

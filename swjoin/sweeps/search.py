@@ -1,0 +1,120 @@
+"""The highest rate (or other value) at which a system keeps up, by bisection.
+
+What: `sustained(rows, report) -> (bool, why)`, `bisect(...) -> Found`, `read_rows`.
+Why: "the delay stays flat" must mean the same at every point of every experiment, and to a reader of the results.
+Stays out: running probes (`sweeps.runner`), which axis is searched (`sweeps.experiment`).
+
+A run is sustained when (1) it is complete and the machine was not overloaded, (2) the slope of the production delay over time
+in the measured phase, weighted by pairs, is below GROWTH, and (3) as many slaves as are active at the end have completed an
+epoch within 1.5 t_d and 3 % of the measured phase before its end: a slave that falls behind without pairs is seen, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swjoin.sweeps.experiment import Search
+
+GROWTH = 0.02  # s of delay per s
+LATE_EPOCHS, LATE_RATIO = 1.5, 0.03
+_COLUMNS = ("slave", "epoch_end_us", "pairs", "delay_mean_us")
+
+
+def read_rows(run_dir: Path) -> dict[str, Any]:
+    """The columns that `sustained` needs, of DIR/metrics/slaves.parquet."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(run_dir / "metrics" / "slaves.parquet", columns=list(_COLUMNS))
+    return {name: table.column(name).to_numpy() for name in _COLUMNS}
+
+
+def sustained(rows: Mapping[str, Sequence[float]], report: Mapping[str, Any]) -> tuple[bool, str]:
+    """Whether a run kept up, and why (not). rows: columns of metrics/slaves.parquet; report: its run.json."""
+    if not report.get("complete"):
+        return False, f"the run did not end: {report.get('failure') or 'it was given up'}"
+    machine = report.get("machine") or {}
+    if machine.get("overloaded"):
+        return False, f"the machine was overloaded: {'; '.join(machine.get('reasons', []))}"
+    slave, end, pairs, delay = (np.asarray(rows[name], dtype=np.float64) for name in _COLUMNS)
+    phase = report.get("measured") or {}
+    from_us = 1e6 * float(phase.get("from_s") or 0.0)
+    to_us = 1e6 * float(phase["to_s"]) if phase.get("to_s") is not None else float(end.max(initial=0.0))
+    counted = (end > from_us) & (end <= to_us)
+    slave, end, pairs, delay = (column[counted] for column in (slave, end, pairs, delay))
+    if np.bincount(slave.astype(np.int64), minlength=1).max() < 3:
+        return False, "fewer than 3 distribution epochs were completed in the measured phase"
+    slope = growth(end, delay, pairs)
+    if slope >= GROWTH:
+        return False, f"the delay grows by {slope:.3g} s per s"
+    active = int(report["declustering"][-1]["active_slaves"])
+    last = sorted((float(end[slave == s].max()) for s in np.unique(slave)), reverse=True)[:active]
+    if len(last) < active:
+        return False, f"{active - len(last)} of {active} active slaves completed no distribution epoch in the measured phase"
+    t_d_us = report["config"]["cluster"]["distribution_epoch_us"]
+    slack_us, behind_us = LATE_EPOCHS * t_d_us + LATE_RATIO * (to_us - from_us), to_us - last[-1]
+    if behind_us > slack_us:
+        return False, f"a slave is {behind_us / 1e6:.3g} s behind at the end, {slack_us / 1e6:.3g} s is the limit"
+    return True, f"the delay stays flat ({slope:+.2g} s per s)"
+
+
+def growth(end: np.ndarray, delay: np.ndarray, pairs: np.ndarray) -> float:
+    """Slope of the least-squares line of delay over end, weighted by pairs; 0 when there is nothing to fit."""
+    total = pairs.sum()
+    if total <= 0:
+        return 0.0
+    x, y = end - (end * pairs).sum() / total, delay - (delay * pairs).sum() / total
+    spread = (pairs * x * x).sum()
+    return float((pairs * x * y).sum() / spread) if spread > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Found:
+    """value: the highest one that was sustained; None: not even low. between: it and the lowest that was not (or None)."""
+
+    value: float | None
+    between: tuple[float | None, float | None]
+    note: str
+
+
+def _between(low: float, high: float, whole: bool) -> float:
+    """Their geometric mean, by 4 digits, so that it reads well; as whole numbers when both are."""
+    middle = math.sqrt(low * high)
+    digits = 3 - math.floor(math.log10(middle))
+    rounded = round(middle, digits)
+    if whole:
+        rounded = round(rounded)
+    return rounded if low < rounded < high else middle
+
+
+def bisect(search: Search, probe: Callable[[float], bool]) -> Found:
+    """The highest sustained value, by a factor of 1 + precision.
+
+    Both ends are assumed (low sustained, high not) until all else has been tried: probes far beyond saturation are the dearest,
+    and most searches end in between.
+    """
+    low, high = float(search.low), float(search.high)
+    whole = isinstance(search.low, int) and isinstance(search.high, int)
+    sure_of_low = sure_of_high = False
+    while high / low > 1 + search.precision:
+        value = _between(low, high, whole)
+        if not low < value < high or (whole and value != int(value)):
+            break
+        if probe(int(value) if whole else value):
+            low, sure_of_low = value, True
+        else:
+            high, sure_of_high = value, True
+    if not sure_of_high:
+        if probe(search.high):
+            return Found(high, (high, None), f"at least {high:g}: the upper end of the search is sustained")
+        sure_of_low = sure_of_low or probe(search.low)
+    elif not sure_of_low:
+        sure_of_low = probe(search.low)
+    if not sure_of_low:
+        return Found(None, (None, low), f"below {low:g}: the lower end of the search is not sustained")
+    return Found(low, (low, high), "")

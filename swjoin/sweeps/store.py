@@ -1,0 +1,208 @@
+"""A sweep's directory: what was asked, and every run with a marker once it has ended.
+
+What: `SweepStore` (open, points, searches), `sweep_directory`, `commit`, `machine`.
+Why: a sweep of an hour that was interrupted goes on where it was; results of different code or questions are never mixed.
+Stays out: running (`sweeps.runner`), tables over the runs (`spark.sweep_tables`).
+
+DIR/experiment.json, DIR/points/<config digest>-s<slaves>-r<repeat>/ with the run and done.json, DIR/searches/<key>.json.
+A point has ended when its done.json is there: it is written last, and atomically.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import json
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from swjoin.errors import UserError
+from swjoin.runtime.report import versions, write_json
+from swjoin.sweeps.experiment import Experiment
+
+FORMAT = 1
+_SAME = ("experiment", "preset", "design_digest", "commit", "node_speed")
+
+
+def sweep_directory(experiment: Experiment) -> Path:
+    """Where an experiment's runs go unless it is said otherwise."""
+    source = experiment.source
+    suffix = "" if source.preset == "none" else f"-{source.preset}"
+    return Path("runs") / "sweeps" / f"{source.name}{suffix}"
+
+
+@functools.cache
+def commit() -> str:
+    """The commit of this code, 12 digits, `-dirty` when the package differs from it; `unknown` outside a repository."""
+    package = Path(__file__).resolve().parents[1]
+
+    def git(*arguments: str) -> str | None:
+        command = ["git", "-C", str(package), *arguments]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    if git("ls-files", "--error-unmatch", "__init__.py") is None:
+        return "unknown"
+    head = git("rev-parse", "HEAD")
+    if head is None:
+        return "unknown"
+    return head[:12] + ("-dirty" if git("status", "--porcelain", "--untracked-files=no", "--", ".") else "")
+
+
+def machine() -> dict[str, Any]:
+    """Cores, and the processor's name."""
+    model = platform.processor() or platform.machine()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    except OSError:
+        pass
+    return {"cores": os.cpu_count() or 1, "model": model}
+
+
+def describe(experiment: Experiment, design_digest: str, node_speed: float | None) -> dict[str, Any]:
+    """The content of experiment.json."""
+    source, search = experiment.source, experiment.source.search
+    return {
+        "format": FORMAT,
+        "experiment": source.name,
+        "design_digest": design_digest,
+        "preset": source.preset,
+        "time_scale": source.time_scale,
+        "commit": commit(),
+        "versions": versions(),
+        "axes": list(source.axis_units),
+        "axis_units": source.axis_units,
+        "search": None
+        if search is None
+        else {"axis": search.axis, "low": search.low, "high": search.high, "precision": search.precision},
+        "node_speed": node_speed,
+        "runner": source.runner,
+        "machine": machine(),
+    }
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object; None when it is not there or not whole."""
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+class SweepStore:
+    """One directory. `--fresh` forgets its points and searches; a calibration stays."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.points, self.searches = directory / "points", directory / "searches"
+
+    # ------------------------------------------------------------ opening
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """For this process alone. UserError when another one sweeps here."""
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            file = (self.directory / ".lock").open("w")
+        except OSError as error:
+            raise UserError(f"--out {self.directory}: cannot be written ({error.strerror})") from None
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UserError(
+                    f"{self.directory}: another sweep is running there; wait for it or give another --out"
+                ) from None
+            yield
+
+    def forget(self) -> None:
+        """All points, searches and tables, if this is a sweep's directory."""
+        if read_json(self.directory / "experiment.json") is None:
+            return
+        for folder in (self.points, self.searches):
+            shutil.rmtree(folder, ignore_errors=True)
+        for pattern in ("experiment.json", "table.*", "runs.*"):
+            for path in self.directory.glob(pattern):
+                if path.is_file():
+                    path.unlink()
+                else:
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def check(self, description: dict[str, Any]) -> None:
+        """UserError when results that lie here are of something else than `description` (node_speed None: not known yet)."""
+        there = sorted(p.name for p in self.directory.glob("*") if not p.name.startswith(("calibration", ".")))
+        old = read_json(self.directory / "experiment.json")
+        if old is None:
+            if there:
+                raise UserError(f"{self.directory}: holds {there[0]}, but no sweep; give another --out (--fresh does not help)")
+            return
+        ended = [done for _, done in self.ended()]
+        if not ended:
+            return
+        help_ = "give --fresh to measure all of it anew, or another --out"
+        for name in _SAME:
+            mine, its = description[name], old.get(name)
+            if mine == its or (name == "node_speed" and mine is None):
+                continue
+            match name:
+                case "experiment":
+                    text = f"holds results of the experiment {its}, not of {mine}"
+                case "commit":
+                    text = f"holds results of commit {its}, this is {mine}"
+                case "node_speed":
+                    text = f"holds results with node_speed {its}, the calibration says {mine}"
+                case "preset":
+                    text = f"holds results with preset {its}, not {mine}"
+                case _:
+                    text = f"holds results of another design of {description['experiment']}: its file or its base has changed"
+            raise UserError(f"{self.directory}: {text}; {help_}")
+        for done in ended:
+            if done.get("commit") != description["commit"]:
+                text = f"holds results of commit {done.get('commit')}, this is {description['commit']}"
+                raise UserError(f"{self.directory}: {text}; {help_}")
+
+    def begin(self, description: dict[str, Any]) -> None:
+        """Check once more, now with the calibration, and say what is swept here."""
+        self.check(description)
+        write_json(self.directory / "experiment.json", description)
+
+    # ------------------------------------------------------------ points
+
+    def ended(self) -> list[tuple[str, dict[str, Any]]]:
+        """(name, done.json) of every point that has ended."""
+        found = ((path.parent.name, read_json(path)) for path in sorted(self.points.glob("*/done.json")))
+        return [(name, done) for name, done in found if done is not None]
+
+    def done(self, name: str) -> dict[str, Any] | None:
+        return read_json(self.points / name / "done.json")
+
+    def renew(self, name: str) -> Path:
+        """An empty directory for a run: what an interrupted, failed or invalid one has left goes."""
+        folder = self.points / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
+
+    def finish(self, name: str, done: dict[str, Any]) -> None:
+        write_json(self.points / name / "done.json", done)
+
+    # ------------------------------------------------------------ searches
+
+    def searched(self, key: str) -> dict[str, Any] | None:
+        return read_json(self.searches / f"{key}.json")
+
+    def record(self, key: str, search: dict[str, Any]) -> None:
+        write_json(self.searches / f"{key}.json", search)
