@@ -22,7 +22,7 @@ mpl.rcParams["svg.hashsalt"] = "swjoin"  # the same figure is the same file
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")  # Okabe and Ito
 
 MARKERS = "osD^vP<>"
-CAPTION_COLUMNS = 118  # characters in a line below a figure 8 inches wide
+CAPTION_COLUMNS = 128  # characters in a line below a figure 8 inches wide
 
 
 def figure(rows: int, height: float = 2.4) -> tuple[Figure, list[Axes]]:

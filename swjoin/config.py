@@ -296,10 +296,11 @@ class SpeedChange:
 
 @dataclass(frozen=True)
 class NodesConfig:
-    """Slower, heterogeneous and non-dedicated nodes, imitated on fast equal ones: a slave at speed 0.25 gets a quarter of a core.
+    """Slower, heterogeneous and non-dedicated nodes, imitated on fast equal ones: a slave at speed 0.25 gets a quarter of a
+    core.
 
-    node_speed: what speed 1 stands for, as a fraction of a core. speed: of slave 0, 1, ..., relative to node_speed; slaves beyond
-    the list run at 1. changes: in any order. link_bytes_per_s: a slower network between MPI ranks, for
+    node_speed: what speed 1 stands for, as a fraction of a core. speed: of slave 0, 1, ..., relative to node_speed; slaves
+    beyond the list run at 1. changes: in any order. link_bytes_per_s: a slower network between MPI ranks, for
     what slaves receive; 0: as fast as it is.
     """
 
@@ -332,8 +333,8 @@ class MeasureConfig:
     prefill_us: history, a whole multiple of the distribution epoch: tuples of the first prefill_us of the streams are joined as
     fast as possible, before the run's clock, which then starts at prefill_us, so that it shows stream time. Pairs of two such
     tuples are counted apart and not kept. warm_up_us: start of the measured phase that aggregation leaves out. rush: once the
-    streams have ended, what is left is joined at full speed (`nodes` is not imitated any longer), so that an overloaded run ends
-    soon after its streams; aggregation leaves that out, too.
+    streams have ended, what is left is joined at full speed (`nodes` is not imitated any longer), so that an overloaded run
+    ends soon after its streams; aggregation leaves that out, too.
     """
 
     prefill_us: int = 0
@@ -407,7 +408,8 @@ class RunConfig:
         _check(self.pace == "realtime", "measure: prefill needs pace realtime (asap has no phase that is measured)")
         _check(
             self.measure.prefill_us % t_d == 0,
-            f"measure: prefill ({self.measure.prefill_us} us) must be a whole multiple of cluster.distribution_epoch ({t_d} us)",
+            f"measure: prefill ({self.measure.prefill_us} us) must be a whole multiple of cluster.distribution_epoch ({t_d}
+            us)",
         )
         _check(self.time.max_out_of_order_us == 0, "measure: prefill needs streams in time order (time.max_out_of_order 0)")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -114,16 +113,6 @@ def test_plain_round_trip() -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "mpi_configs").glob("*.yaml")), ids=lambda p: p.name)
 def test_every_configuration_in_the_repository_loads(path: Path) -> None:
     assert load_config(path).query.bounds.upper_us > 0
-
-
-def test_experiments_name_a_base_and_real_keys() -> None:
-    for path in (ROOT / "experiments").glob("*.yaml"):
-        data = yaml.safe_load(path.read_text())
-        assert set(data) == {"question", "base", "axes", "metrics", "expected"}
-        base = yaml.safe_load((ROOT / data["base"]).read_text())
-        for axis, values in data["axes"].items():
-            for value in values:
-                config_from_plain(apply_overrides(base, [f"{axis}={value}"]))
 
 
 def test_unreadable_files(tmp_path: Path) -> None:

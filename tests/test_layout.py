@@ -33,6 +33,7 @@ FLOORS: list[tuple[str, ...]] = [
     ("sources",),
     ("sinks",),
     ("runtime",),
+    ("sweeps",),
     ("spark",),
     ("examples",),
     ("cli",),

@@ -98,6 +98,7 @@ class Controller:
         self._epoch = 0
         self._next_number = 0
         self._since_us = 0
+        self._first_epoch = 0  # the distribution epoch from which reorganization epochs are counted
         self._occupancies: list[list[float]] = [[] for _ in range(slave_count)]
         self._busy_us = np.zeros(slave_count, np.int64)
         self._cost_ns = np.zeros(config.cluster.partition_count, np.int64)
@@ -159,6 +160,11 @@ class Controller:
 
     # ------------------------------------------------------------ a distribution epoch begins
 
+    def begin_measuring(self, epoch: int, clock_us: int) -> None:
+        """History is joined; `epoch` is the first that counts, and the clock shows `clock_us`. Nothing before matters."""
+        self._first_epoch, self._since_us = epoch, clock_us
+        self.history[0] |= {"epoch": epoch, "time_s": clock_us / 1e6}
+
     def begin_epoch(self, epoch: int, now_us: int, *, ending: bool) -> list[SlaveId]:
         """Before the first slot of a distribution epoch: rest emptied slaves, and reorganize when it is time.
 
@@ -170,7 +176,8 @@ class Controller:
             self._emptying.remove(slave)
             self.active.remove(slave)
             self._note_activity("rested", slave, now_us)
-        if self._policy is not None and epoch > 0 and epoch % self._interval == 0 and not ending:
+        age = epoch - self._first_epoch
+        if self._policy is not None and age > 0 and age % self._interval == 0 and not ending:
             self._reorganize(now_us)
         return [s for s in resting if s not in self.active]  # it may have been woken at once
 

@@ -23,6 +23,7 @@ from typing import Any
 from swjoin.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout
 from swjoin.cluster.buffers import MiniBuffers
 from swjoin.cluster.controller import Controller, Move
+from swjoin.cluster.history import History
 from swjoin.cluster.intake import StreamIntake
 from swjoin.config import RunConfig
 from swjoin.errors import RunFailed
@@ -102,9 +103,8 @@ class Master:
         self._last = False  # this is the last distribution epoch
         self._last_closed = False
         self._promised: dict[SlaveId, tuple[int, int]] = {}  # each slave's last punctuations
-        self._history_us = config.measure.prefill_us
-        self._in_history = self._history_us > 0
-        self._slots_closed = self._history_us // (self._epoch_us or 1) * self._sub_groups  # realtime pace, run clock
+        self._history = History(self.streams, config.measure.prefill_us)
+        self._slots_closed = self._history.length_us // (self._epoch_us or 1) * self._sub_groups  # realtime pace, run clock
         self.streams_ended_us: int | None = None  # realtime pace: when the last tuple had arrived
         self._boundary_us = BEGIN_OF_TIME_US  # asap pace, event time: the last slot's
         self._origin_us: int | None = None  # start of the time axis: the lowest first time of both streams
@@ -145,19 +145,21 @@ class Master:
     def _advance(self, now_us: int) -> list[MasterCommand]:
         commands: list[MasterCommand] = []
         commands += self._serve()
-        if self._history_joined():
-            self._in_history = False
-            return [*commands, BeginMeasuring(self._history_us)]
+        if self._history.running and self._history_joined():
+            return [*commands, *self._begin_measuring()]
         while not self._serving and not self._last_closed and self._close_slot(now_us):
             commands += self._serve()
         if self._last_closed and not self._serving and not self.finished:
             self.finished = True
             commands.append(FinishMaster())
+        return commands + self._read_on()
+
+    def _read_on(self) -> list[MasterCommand]:
         wanted = self._stream_to_read()
-        if wanted is not None:
-            self._reading = wanted
-            commands.append(ReadTuples(wanted))
-        return commands
+        if wanted is None:
+            return []
+        self._reading = wanted
+        return [ReadTuples(wanted)]
 
     def _serve(self) -> list[MasterCommand]:
         """Deliver in the fixed order of slaves; a slave is served once it has reported."""
@@ -165,7 +167,7 @@ class Master:
         while self._serving and self._serving[0].slave in self._reported:
             delivery = self._serving.popleft()
             occupancy_ratio, loads = self._reported.pop(delivery.slave)
-            if not self._in_history:
+            if not self._history.running:
                 self.controller.sample(delivery.slave, occupancy_ratio, loads)
                 self.controller.delivered(delivery.slave, delivery.nbytes)
             commands.append(Deliver(delivery))
@@ -173,13 +175,14 @@ class Master:
 
     def _collect(self, stream: int) -> None:
         """asap pace, and history: what was read has arrived; what is in order goes to the mini-buffers."""
-        if self._realtime and (not self._in_history or self._origin() is None):
+        origin = self._origin()
+        if not self._realtime:
+            self.streams[stream].arrive_all()
+        elif self._history.running and origin is not None:
+            self._history.admit(origin)
+        else:
             return
-        for intake in self.streams if self._in_history else [self.streams[stream]]:
-            if self._in_history:
-                intake.arrive_until(self._history_end_us)
-            else:
-                intake.arrive_all()
+        for intake in self.streams if self._realtime else [self.streams[stream]]:
             for batch in intake.take_released():
                 self.buffers.append(intake.stream, batch)
         self.peak_buffer_bytes = max(self.peak_buffer_bytes, self.waiting_bytes)
@@ -196,8 +199,8 @@ class Master:
         if self._reading is not None:
             return None
         open_streams = [s for s in self.streams if not s.ended]
-        if self._in_history:
-            return self._history_to_read(open_streams)
+        if self._history.running:
+            return self._history_to_read()
         if not open_streams or self.waiting_bytes >= self.config.cluster.mini_buffer_bytes:
             return None
         behind = min(open_streams, key=lambda s: s.high_us)
@@ -218,38 +221,34 @@ class Master:
 
     # ------------------------------------------------------------ history
 
-    @property
-    def _history_end_us(self) -> int:
-        """Where history ends on the streams' time axis, once its origin is known."""
-        return (self._origin() or 0) + self._history_us
-
-    def _history_read(self) -> bool:
-        """All of it is in the mini-buffers, or has been."""
-        return self._origin() is not None and all(s.watermark_us >= self._history_end_us for s in self.streams)
-
-    def _history_to_read(self, open_streams: list[StreamIntake]) -> int | None:
-        """Only what history needs; when nothing can be delivered, even past the limit of the mini-buffers."""
-        known = self._origin() is not None
-        needed = [s for s in open_streams if not known or s.high_us < self._history_end_us]
+    def _history_to_read(self) -> int | None:
+        """When nothing can be delivered, even past the limit of the mini-buffers."""
         full = self.waiting_bytes >= self.config.cluster.mini_buffer_bytes and (self.buffers.tuples > 0 or self._serving)
-        return None if full or not needed else min(needed, key=lambda s: s.high_us).stream
+        return None if full else self._history.stream_to_read(self._origin())
 
     def _history_joined(self) -> bool:
         """Delivered, and every slave has reported since: during history it does so when it has joined all it has."""
-        if not self._in_history or self._serving or not self._history_read() or self.buffers.tuples or self._mid_epoch:
+        if self._serving or self.buffers.tuples or self._mid_epoch or not self._history.is_read(self._origin()):
             return False
         return all(s in self._reported for s in self.controller.active)
 
+    def _begin_measuring(self) -> list[MasterCommand]:
+        """Slaves that are active report anew, in their slots; those that rest have reported for good."""
+        self._history.running = False
+        self.controller.begin_measuring(self.epoch + 1, self._history.length_us)
+        for slave in self.controller.active:
+            self._reported.pop(slave, None)
+        return [BeginMeasuring(self._history.length_us), *self._read_on()]
+
     def _close_history(self, now_us: int) -> bool:
-        read, tuples = self._history_read(), self.buffers.tuples
+        origin, tuples = self._origin(), self.buffers.tuples
         full = self.waiting_bytes >= self.config.cluster.mini_buffer_bytes
-        if (not tuples and not self._mid_epoch) or not (read or full or tuples >= self._epoch_size.tuples):
+        if origin is None or (not tuples and not self._mid_epoch):
             return False
-        origin, end_us = self._origin() or 0, self._history_end_us
-        times = [min(end_us, s.watermark_us) for s in self.streams]
-        if self.config.time.model == "arrival":
-            times = [t - origin for t in times]
-        self._drain(END_OF_TIME_US, (times[LEFT], times[RIGHT]), now_us, origin)
+        if not (full or tuples >= self._epoch_size.tuples or self._history.is_read(origin)):
+            return False
+        times = self._history.times_us(origin, rebased=self.config.time.model == "arrival")
+        self._drain(END_OF_TIME_US, times, now_us, origin)
         return True
 
     # ------------------------------------------------------------ closing slots
@@ -302,7 +301,7 @@ class Master:
 
     def _close_slot(self, now_us: int) -> bool:
         """Close the current slot if it has ended; its deliveries wait in `_serving`."""
-        if self._in_history:
+        if self._history.running:
             return self._close_history(now_us)
         return self._close_realtime(now_us) if self._realtime else self._close_asap(now_us)
 
@@ -357,7 +356,7 @@ class Master:
         A partition-group that is ordered to leave gets all of its tuples along. Returns what may be promised to slaves for
         which tuples stay here.
         """
-        if not self._realtime or self._in_history or self._last:
+        if not self._realtime or self._history.running or self._last:
             for slave in slaves:
                 self.buffers.unpark(slave)
             return {}
@@ -379,7 +378,7 @@ class Master:
     def _drain(self, below_us: int, times_us: tuple[int, int], now_us: int, rebase_us: int | None) -> None:
         """Close a slot: deliveries to the active slaves of the next sub-group, with their orders."""
         self._sub_group = (self._sub_group + 1) % self._sub_groups
-        if not self._in_history:
+        if not self._history.running:
             self.peak_pending_tuples = max(self.peak_pending_tuples, self.buffers.tuples + self.buffers.held_tuples)
         if self._sub_group == 0:
             self.controller.parked_bytes = self.buffers.parked_bytes()
@@ -428,10 +427,10 @@ class Master:
     def _begin_epoch(self, below_us: int, now_us: int) -> None:
         """The next distribution epoch: whom it serves, and whether it is the last."""
         self.epoch = EpochIndex(self.epoch + 1)
-        if (self._epoch_us == 0 or self._in_history) and self.buffers.tuples:
+        if (self._epoch_us == 0 or self._history.running) and self.buffers.tuples:
             self._epoch_size.closed(self.buffers.last_ts_us, self.buffers.tuples)
         exhausted = self._exhausted
-        past = not self._in_history
+        past = not self._history.running
         self._last = past and exhausted and self.buffers.last_ts_us < below_us and not self.controller.moves
         self._resting = self.controller.begin_epoch(self.epoch, now_us, ending=exhausted or not past)
         self._served = sorted([*self.controller.active, *self._resting])

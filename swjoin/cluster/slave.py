@@ -114,8 +114,20 @@ class Slave:
         self._state_tuple_bytes = 24 + sum(layout.fixed_bytes for layout in layouts if layout is not None) // 2
 
     def start(self) -> list[SlaveCommand]:
-        """Report for the first delivery."""
+        """Report for the first delivery; in realtime pace the first slot is time enough.
+
+        A report ahead of it would stand for that of the first slot, that one for the second's, and so on: deliveries would be
+        a slot early, for whoever's clock is a little late.
+        """
+        if self._realtime:
+            self._awaiting = False
+            return []
         return [Report(0.0)]
+
+    @property
+    def resting(self) -> bool:
+        """It has no partition-groups, and its next delivery may be far away."""
+        return self._resting
 
     @property
     def awaiting(self) -> bool:
@@ -151,6 +163,7 @@ class Slave:
                 return self._work_some(now_us)
             case MeasuringBegan():
                 self.in_history, self._realtime = False, True
+                self._awaiting = self._resting  # the master has forgotten the reports of the others
                 self.peak_buffer_bytes = self._busy_us = 0
                 self._reported_us = None
                 self._times = TimesMeasured()

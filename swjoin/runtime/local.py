@@ -214,8 +214,9 @@ class _SlaveThread(_RoleThread):
         """Nodes are imitated while the run is measured."""
         if self._rush and self.slave.last_delivered:
             self._throttle.pause()
-        elif self._throttle.paused:
-            self._throttle.paused = self.slave.in_history
+        elif self._throttle.paused and not self.slave.in_history:
+            self._throttle.paused = False
+            self._take_times()  # history's, and those of a clock that has been restarted since
 
     def _take_times(self) -> TimesMeasured:
         cpu = time.thread_time_ns()

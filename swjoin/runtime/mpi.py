@@ -401,7 +401,8 @@ def _run_slave(job: Job, channel: Channel, place: list[str]) -> None:
         elif throttle.debt_us > 0:
             now = clock.now_us()
             if realtime:
-                throttle.after(0, now, _EAGER_WAIT_US if slave.awaiting else exchange_at_us - now)
+                eager = slave.awaiting and not slave.resting
+                throttle.after(0, now, _EAGER_WAIT_US if eager else exchange_at_us - now)
             else:
                 throttle.after(0, now)
             channel.meter.process_us += clock.now_us() - now
@@ -413,8 +414,11 @@ def _run_slave(job: Job, channel: Channel, place: list[str]) -> None:
             channel.meter.process_us += clock.now_us() - now
             _perform(channel, commands)
         else:
-            eager = realtime and slave.awaiting and not in_history
-            channel.sleep(_EAGER_WAIT_US if eager else exchange_at_us - clock.now_us() if realtime else 1_000_000)
+            if not realtime or in_history:
+                channel.sleep()
+            else:
+                eager = slave.awaiting and not slave.resting
+                channel.sleep(_EAGER_WAIT_US if eager else exchange_at_us - clock.now_us())
     role = f"slave {slave.id}"
     channel.send_json({"summary": slave.summary(), "rank": _identity(channel.comm.rank, role, meter)}, MASTER, SUMMARY)
 

@@ -1,21 +1,20 @@
 """How slow an imitated node must be for this machine to saturate where the paper's machine did.
 
 What: `calibrated_speed(directory, time_scale, tell)`, the fraction of a core that `nodes.node_speed` has to be.
-Why: 4 of the paper's nodes (two Pentium III of 930 MHz, Java) saturate near 6,000 tuples/s and stream with theta = 1.5 MB (figures
-6 and 10). A core of today does the same work in a small fraction of its time; which one is measured, not assumed.
+Why: 4 of the paper's nodes (two Pentium III of 930 MHz, Java) saturate near 6,000 tuples/s and stream with theta = 1.5 MB
+(figures 6 and 10). A core of today does the same work in a small fraction of its time; which one is measured, not assumed.
 Stays out: imitating (`runtime.throttle`), what else differs between the machines (docs/reproduction.md).
 
-At a speed s a slave that is busy for a share u of its time would saturate at s * u. Two runs at the paper's saturating rate, the
-second near the wanted speed (costs per tuple depend a little on how often a slave sleeps), give it. Two more runs, a tenth below
-and above that rate, tell whether it is right: the delay must stay flat in the first and grow in the second; until it is so, the
-speed is changed by a few per cent.
+At a speed s a slave that is busy for a share u of its time would saturate at s * u. Two runs at the paper's saturating rate,
+the second near the wanted speed (costs per tuple depend a little on how often a slave sleeps), give it. Two more runs, a tenth
+below and above that rate, tell whether it is right: the delay must stay flat in the first and grow in the second; until it is
+so, the speed is changed by a few per cent.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ from swjoin.errors import RunFailed, UserError
 from swjoin.loading import apply_overrides, config_from_plain, load_plain
 from swjoin.runtime.report import write_json
 from swjoin.sweeps.presets import scaled
+from swjoin.sweeps.process import run_to_end
 from swjoin.sweeps.search import sustained
 from swjoin.sweeps.store import commit
 
@@ -33,20 +33,22 @@ SLAVES, RATE_PER_S = 4, 6000.0
 MEASURED_S = 60
 _GUESS = 0.005  # of a core, at the paper's pace
 _ATTEMPTS = 3
-_ROUNDS, _STEP = 5, 1.06
+_ROUNDS, _STEP = 8, 1.06
+_FULLY_BUSY = 0.95
 
 Tell = Callable[[str], None]
 
 
 def calibrated_speed(directory: Path, time_scale: int, tell: Tell) -> float:
-    """node_speed for runs `time_scale` times as fast as the paper's; from DIR/calibration.json, or one beside DIR of the same
-    commit and machine, or measured now (about a minute with time_scale 10). RunFailed when the machine is too busy for it."""
+    """node_speed for runs `time_scale` times as fast as the paper's; from DIR/calibration.json or one beside DIR, of the same
+    commit and machine, or measured now (about a minute with time_scale 10). RunFailed when the machine is too busy for it.
+    """
     own, shared = directory / "calibration.json", directory.parent / f"calibration-x{time_scale}.json"
     for path in (own, shared):
         found = _read(path)
         if found is None or found.get("time_scale") != time_scale:
             continue
-        if path == own or (found["commit"], found["cores"]) == (commit(), os.cpu_count()):
+        if (found["commit"], found["cores"]) == (commit(), os.cpu_count()):
             write_json(own, found)
             return float(found["node_speed"])
     found = _calibrate(directory / "calibration", time_scale, tell)
@@ -76,22 +78,23 @@ def _calibrate(folder: Path, time_scale: int, tell: Tell) -> dict[str, Any]:
         return done
 
     speed = min(1.0, _GUESS * time_scale)
-    speed *= measure(speed, 1.0)["busy_ratio"]
-    speed *= 1.2
+    while (busy := measure(speed, 1.0)["busy_ratio"]) > _FULLY_BUSY and speed < 1:
+        speed = min(1.0, 2 * speed)  # it may be overloaded by any factor
+    speed *= 1.2 * busy
     speed *= measure(min(1.0, speed), 1.0)["busy_ratio"]
-    confirmed = False
     for _ in range(_ROUNDS):
         if not measure(speed, 0.9)["sustained"]:
             speed *= _STEP
         elif measure(speed, 1.1)["sustained"]:
             speed /= _STEP
         else:
-            confirmed = True
             break
+    else:
+        tell("calibration: not confirmed; the machine is uneven, or others are using it")
     return {
         "time_scale": time_scale,
         "node_speed": speed,
-        "confirmed": confirmed,
+        "confirmed": not runs[-1]["sustained"] and runs[-2]["sustained"] and runs[-1]["rate_per_s"] > RATE_PER_S,
         "runs": runs,
         "commit": commit(),
         "cores": os.cpu_count(),
@@ -125,9 +128,9 @@ def _run(out: Path, speed: float, rate_per_s: float, time_scale: int) -> dict[st
     limit_s = 120 + 6 * config.workload.duration_us / 1e6
     reasons = ""
     for _ in range(_ATTEMPTS):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
-        if done.returncode:
-            raise RunFailed(f"calibration: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
+        failure = run_to_end(command, out.with_suffix(".stderr.txt"), limit_s)
+        if failure is not None:
+            raise RunFailed(f"calibration: {failure}")
         report = json.loads((out / "run.json").read_text())
         if not report["machine"]["overloaded"]:
             break

@@ -269,7 +269,7 @@ def _overridden(plain: dict[str, Any], overrides: Iterable[str], parser: _Parser
     """`--set`: a key of the experiment (`measured=2s`) changes it, any other goes to the end of its `set`."""
     known = (*_ABOUT, *_RUNS, "runs")
     own = [item for item in overrides if item.partition("=")[0].split(".")[0] in known]
-    plain = apply_overrides(plain, own)
+    plain = apply_overrides(plain, own) if own else plain
     rest = [item for item in overrides if item not in own]
     settings: dict[str, Any] = {}
     for key, value in (*_flat(parser.mapping("set", plain.get("set") or {})), *_flat(apply_overrides({}, rest))):

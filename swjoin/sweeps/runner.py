@@ -10,9 +10,7 @@ recorded; an invalid one (the machine was overloaded) is tried once more. The ne
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -28,13 +26,13 @@ from swjoin.errors import RunFailed, SwjoinError, UserError
 from swjoin.sweeps.calibration import calibrated_speed
 from swjoin.sweeps.design import Point, design_digest, needs_calibration, points, probe_at
 from swjoin.sweeps.experiment import Experiment
+from swjoin.sweeps.process import run_to_end
 from swjoin.sweeps.search import Found, bisect, read_rows, sustained
 from swjoin.sweeps.store import SweepStore, commit, describe, read_json
 
 STARTUP_S = 4.0  # interpreters, kernels, MPI, and the end
 HISTORY_TUPLES_PER_S = 400_000  # both streams, at full speed on a small machine
 SIMULATED_S = 20.0
-_GRACE_S = 20.0  # `swjoin run -n` itself gives mpirun 10 s
 
 
 class Reporter(Protocol):
@@ -141,38 +139,6 @@ def _signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a run by its pid: it ends its ranks; then whatever is left of its process group."""
-    if process.poll() is not None:
-        return
-    process.terminate()
-    try:
-        process.wait(_GRACE_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _start(command: list[str], folder: Path, limit: float) -> str | None:
-    """Run a command to its end; why it failed, or None."""
-    with (folder / "stderr.txt").open("wb") as errors:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
-        )
-        try:
-            code = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            return f"took longer than {limit:.0f} s and was stopped"
-        finally:
-            _end(process)
-    said = [line.strip() for line in (folder / "stderr.txt").read_text(errors="replace").splitlines() if line.strip()]
-    if code == 0:
-        if not said:
-            (folder / "stderr.txt").unlink()
-        return None
-    return said[-1].removeprefix("swjoin: ") if said else f"ended with code {code} and said nothing"
-
-
 def _execute(experiment: Experiment, store: SweepStore, point: Point, repeat: int) -> dict[str, Any]:
     """One run in a directory of its own; its done.json."""
     import yaml
@@ -182,7 +148,7 @@ def _execute(experiment: Experiment, store: SweepStore, point: Point, repeat: in
     (folder / "config.yaml").write_text(yaml.safe_dump(to_plain(config), sort_keys=False))
     began = time.monotonic()
     command = point_command(experiment, folder / "config.yaml", point.slaves, folder)
-    failure = _start(command, folder, limit_s(config, experiment.runner))
+    failure = run_to_end(command, folder / "stderr.txt", limit_s(config, experiment.runner))
     report = read_json(folder / "run.json") or {}
     if failure is None:
         if not report:
@@ -336,6 +302,9 @@ class _Sweep:
         if found.value is None and lowest is not None and self.store.done(lowest["point"])["status"] == "failed":  # type: ignore[index]
             state["status"] = "failed"
             self.summary.failures.append((label, f"even {search.axis}={search.low:g} fails: {lowest['why']}"))
+        elif decisive is not None and (ended := self.store.done(decisive["point"])) is not None and ended["status"] == "failed":
+            state["status"] = "failed"  # a crash is no measurement; the next call tries again
+            self.summary.failures.append((label, f"{search.axis}={decisive['value']:g}: {decisive['why']}"))
         elif decisive is not None and not decisive["valid"]:
             state["status"] = "invalid"  # what limits is the machine, not the system that is measured
             state["note"] = f"{search.axis}={decisive['value']:g}: {decisive['why']}"

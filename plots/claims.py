@@ -1,0 +1,449 @@
+"""Whether what the paper claims of its figures 5 to 14 was seen here: one criterion per figure, which can fail.
+
+What: `judge(figure, table) -> Verdict`, `JUDGES` (figure -> its criterion), `saturation`, `findings` (past the paper).
+Why: a verdict that a person writes drifts towards what was hoped for; a rule written before the measurement does not.
+Stays out: drawing, reading files, the paper's wording (`experiments/`).
+
+Verdicts: "holds", "holds in shape" (the direction is right, a number or a regularity is not), "does not hold", "not measured".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from plots.sweep_tables import Curve, Table, Value, amount, metric_label, quantity, setting
+
+HOLDS, SHAPE, FAILS, UNKNOWN = "holds", "holds in shape", "does not hold", "not measured"
+RATE, EPOCH = "workload.rate", "cluster.distribution_epoch"
+GROWTH = 0.02  # s per s: the delay of a system that cannot keep up grows without end
+KNEE = 2.0  # a mean delay of so many times the plateau is past it
+LITTLE = 1.5  # "very little variations": highest / lowest delay before saturation
+FULL = 57.0  # s per minute: a node that computes 95 % of the time cannot compute much more
+IDLE = 0.05  # "near to zero"
+SEVERAL = 3.0  # "drops to": so many times lower
+Where = dict[str, Value]
+ON: Where = {"tuning": "on"}
+OFF: Where = {"tuning": "off"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    verdict: str
+    why: str
+
+
+def judge(figure: int, table: Table) -> Verdict:
+    """The verdict on a figure of the paper."""
+    return JUDGES[figure](table)
+
+
+# ---------------------------------------------------------------- what several criteria need
+
+
+def trend(y: np.ndarray) -> float:
+    """Spearman's rank correlation of y with its own order: 1 when it always grows, -1 when it always falls."""
+    if len(y) < 2:
+        return 0.0
+    ranks = np.array([(np.sum(y < v) + np.sum(y <= v) - 1) / 2 for v in y])
+    if np.ptp(ranks) == 0:
+        return 0.0
+    return float(np.corrcoef(np.arange(len(y)), ranks)[0, 1])
+
+
+def line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """(slope, r^2) of the least-squares line."""
+    slope, intercept = np.polyfit(x, y, 1)
+    total = float(np.sum((y - y.mean()) ** 2))
+    rest = float(np.sum((y - slope * x - intercept) ** 2))
+    return float(slope), 1 - rest / total if total > 0 else 0.0
+
+
+def saturation(table: Table, where: Where) -> float | None:
+    """The lowest rate at which the delay grows by GROWTH or more, or its mean is above KNEE times that at the lowest rate.
+
+    None when no measured rate saturates the system.
+    """
+    delay, growth = table.curve("delay_mean_s", RATE, None, where), table.curve("delay_growth", RATE, None, where)
+    for i, rate in enumerate(delay.x):
+        at = growth.at(rate)
+        if (at is not None and growth.mean[at] >= GROWTH) or delay.mean[i] > KNEE * delay.mean[0]:
+            return float(rate)
+    return None
+
+
+def _spread(curve: Curve) -> float:
+    """How far the repeats of a point lie apart: the widest range at its two ends."""
+    return float(max(curve.high[0] - curve.low[0], curve.high[-1] - curve.low[-1]))
+
+
+def _rates(values: list[float]) -> str:
+    return ", ".join(quantity(value) for value in values)
+
+
+def _four(table: Table, where: Where) -> Where:
+    """The paper's four slaves, if the table tells their number."""
+    return {"slaves": 4.0, **where} if 4.0 in table.values("slaves") else where
+
+
+# ---------------------------------------------------------------- figures
+
+
+def _saturation_grows(table: Table) -> tuple[str, list[str]]:
+    points, notes, widest, unseen = [], [], (0.0, ""), []
+    for slaves in table.values("slaves"):
+        where = {"slaves": slaves, **ON}
+        delay = table.curve("delay_mean_s", RATE, None, where)
+        if len(delay) == 0:
+            continue
+        knee = saturation(table, where)
+        points.append((setting("slaves", slaves), knee))
+        before = delay.mean[delay.x < (np.inf if knee is None else knee)]
+        if len(before) == 0:
+            unseen.append(setting("slaves", slaves))
+        if len(before) > 1 and before.max() / before.min() > widest[0]:
+            widest = (float(before.max() / before.min()), setting("slaves", slaves))
+    known = [knee for _, knee in points if knee is not None]
+    if len(points) < 2 or not known:
+        return UNKNOWN, ["fewer than two numbers of slaves were measured" if len(points) < 2 else "no measured rate saturated"]
+    said = [f"{name}: " + ("not reached" if knee is None else f"{quantity(knee)}") for name, knee in points]
+    notes.append(f"The lowest measured rate that saturates (tuples/s/stream) is {'; '.join(said)}.")
+    order = [np.inf if knee is None else knee for _, knee in points]
+    steps = np.diff([min(value, 1e300) for value in order])
+    if (steps < 0).any() or order[-1] <= order[0]:
+        return FAILS, notes
+    verdict = HOLDS
+    if any(a == b and np.isfinite(a) for a, b in pairwise(order)):
+        verdict = SHAPE
+        notes.append("Where two are equal the measured rates lie too far apart to tell.")
+    if unseen:
+        verdict = SHAPE
+        notes.append(f"The lowest measured rate is too high already for {', '.join(unseen)}.")
+    if widest[0] > LITTLE:
+        verdict = SHAPE
+        notes.append(f"Before it the delay varies {widest[0]:.2g}-fold ({widest[1]}), which is more than very little.")
+    elif widest[0] > 0:
+        notes.append(f"Before it the delay varies at most {widest[0]:.2g}-fold.")
+    return verdict, notes
+
+
+def figure_5(table: Table) -> Verdict:
+    """The saturating rate grows with the slaves; before it the delay varies little.
+
+    holds: it grows from each number of slaves to the next (two that do not saturate at all count as grown), and before it
+    highest / lowest delay <= 1.5 for each. In shape: it never falls and grows over all, but two are equal, or the delay varies
+    more, or a lowest measured rate saturates already. Does not hold: it falls somewhere or does not grow. Not measured: fewer
+    than two numbers of slaves, or none saturated.
+    """
+    verdict, notes = _saturation_grows(table)
+    return Verdict(verdict, " ".join(_sentence(note) for note in notes))
+
+
+def figure_6(table: Table) -> Verdict:
+    """As figure 5, and 4 slaves at 4000 tuples/s/stream take 1 to 3 s (in shape otherwise, or when that point is missing)."""
+    verdict, notes = _saturation_grows(table)
+    delay = table.curve("delay_mean_s", RATE, None, _four(table, ON)) if 4.0 in table.values("slaves") else None
+    at = None if delay is None else delay.at(4000.0)
+    if delay is None or at is None:
+        notes.append("4 slaves at 4,000 tuples/s/stream were not measured")
+        good = False
+    else:
+        notes.append(f"4 slaves at 4,000 tuples/s/stream take {quantity(delay.mean[at])} s; the paper says about 2 s")
+        good = 1 <= delay.mean[at] <= 3
+    if verdict == HOLDS and not good:
+        verdict = SHAPE
+    return Verdict(verdict, " ".join(_sentence(note) for note in notes))
+
+
+def figure_7(table: Table) -> Verdict:
+    """CPU time is lower with tuning, and the ratio without / with grows with the rate.
+
+    Rates at which even the tuned slaves compute 95 % of the time say nothing and are left out; for the growth of the ratio
+    those at which the untuned do. holds: cpu_s and work_s are lower at every rate, and the ratio of cpu_s grows (last > first,
+    trend > 0) over at least two rates. In shape: cpu_s is lower at every rate, the rest is not so or cannot be seen. Does not
+    hold: cpu_s is not lower at some rate.
+    """
+    cpu = _tuning_pairs(table, "cpu_s", "mean")
+    seen = [(rate, on, off) for rate, on, off in cpu if on < FULL]
+    if not seen:
+        return Verdict(UNKNOWN, "No rate was measured with and without tuning at which the slaves could keep up.")
+    wrong = [rate for rate, on, off in seen if off <= on]
+    if wrong:
+        return Verdict(FAILS, f"CPU time is not lower with tuning at {_rates(wrong)} tuples/s/stream.")
+    free = [(rate, off / on) for rate, on, off in seen if off < FULL and on > 0]
+    ratios = np.array([ratio for _, ratio in free])
+    grows = len(free) > 1 and ratios[-1] > ratios[0] and trend(ratios) > 0
+    judged = {rate for rate, _, _ in seen}
+    work = [(rate, on, off) for rate, on, off in _tuning_pairs(table, "work_s", "mean") if rate in judged]
+    worked = bool(work) and all(off > on for _, on, off in work)
+    rate, on, off = seen[-1]
+    why = [f"At {quantity(rate)} tuples/s/stream a slave computes {off:.1f} s per minute without tuning and {on:.1f} s with"]
+    if len(free) > 1:
+        why.append(
+            f"The ratio goes from {ratios[0]:.2g} at {quantity(free[0][0])} to {ratios[-1]:.2g} at {quantity(free[-1][0])}"
+            + ("" if grows else ": it does not grow")
+        )
+    else:
+        why.append(
+            "Without tuning the slaves are fully busy at all but one measured rate, so the growth of the ratio is not seen"
+        )
+    if work and not worked:
+        where = _rates([rate for rate, on, off in work if off <= on])
+        why.append(f"CPU time really used is not lower at {where} tuples/s/stream")
+    elif not work:
+        why.append("CPU time really used was not measured")
+    return Verdict(HOLDS if grows and worked else SHAPE, " ".join(_sentence(w) for w in why))
+
+
+def _tuning_pairs(table: Table, metric: str, over: str) -> list[tuple[float, float, float]]:
+    """(rate, with tuning, without) at rates that have both."""
+    on = table.curve(metric, RATE, over, _four(table, ON))
+    off = table.curve(metric, RATE, over, _four(table, OFF))
+    both = [(i, off.at(rate)) for i, rate in enumerate(on.x)]
+    return [(float(on.x[i]), float(on.mean[i]), float(off.mean[j])) for i, j in both if j is not None]
+
+
+def figure_8(table: Table) -> Verdict:
+    """At 4000 tuples/s/stream the delay without tuning (about 48 s) is several times that with (about 2 s).
+
+    48 s need 20 minutes of an overloaded system; here a minute is measured. So the measured growth is extrapolated to the mean
+    over minutes 10 to 20: overloaded since the windows are full (minute 10: growth * 300 s) or from the start (growth * 900 s).
+    holds: the delay is at least 3-fold, or grows without tuning (>= 0.02 s per s) and not with; and 48 s lie between half the
+    lower and twice the higher extrapolation. In shape: the first only, or at another rate than 4000: without tuning the system
+    saturates at a lower rate than with. Does not hold: neither.
+    """
+    pairs = {rate: (on, off) for rate, on, off in _tuning_pairs(table, "delay_mean_s", "run")}
+    if not pairs:
+        return Verdict(UNKNOWN, "No rate was measured with and without tuning.")
+    growth = {rate: (on, off) for rate, on, off in _tuning_pairs(table, "delay_growth", "run")}
+    knees = [saturation(table, _four(table, where)) for where in (ON, OFF)]
+    said = [
+        "does not saturate in the measured range" if k is None else f"saturates at {quantity(k)} tuples/s/stream" for k in knees
+    ]
+    why = [f"With tuning the system {said[0]}, without it {said[1]}"]
+    several = near = False
+    if 4000.0 in pairs:
+        on, off = pairs[4000.0]
+        grows_on, grows_off = growth.get(4000.0, (0.0, 0.0))
+        several = off >= SEVERAL * on or (grows_off >= GROWTH > grows_on)
+        low, high = 300 * grows_off, 900 * grows_off
+        near = grows_off > 0 and low / 2 <= 48 <= 2 * high
+        why.append(f"At 4,000 the delay is {quantity(off)} s without and {quantity(on)} s with tuning")
+        if grows_off >= GROWTH:
+            why.append(
+                f"Without tuning it grows by {grows_off:.2g} s per s, which extrapolates to a mean of {quantity(low)} to "
+                f"{quantity(high)} s over minutes 10 to 20, where the paper has about 48 s"
+            )
+        else:
+            why.append(f"Without tuning it does not grow ({grows_off:.2g} s per s), so 48 s would not be reached in 20 minutes")
+    else:
+        why.append("4,000 tuples/s/stream were not measured")
+    earlier = (np.inf if knees[0] is None else knees[0]) > (np.inf if knees[1] is None else knees[1])
+    verdict = HOLDS if several and near else SHAPE if several or earlier else FAILS
+    return Verdict(verdict, " ".join(_sentence(w) for w in why))
+
+
+def _idle(table: Table, where: Where, rate: float) -> tuple[str, list[str]]:
+    """The common part of figures 9 and 10."""
+    words = "with" if where == ON else "without"
+    idle = table.curve("idle_ratio", RATE, "mean", _four(table, where))
+    if len(idle) == 0:
+        return UNKNOWN, [f"Idle time {words} tuning was not measured"]
+    low = [float(x) for x, y in zip(idle.x, idle.mean, strict=True) if y < IDLE]
+    at, first = idle.at(rate), low[0] if low else None
+    notes = []
+    if at is not None:
+        notes.append(f"At {quantity(rate)} tuples/s/stream the slaves {words} tuning idle {idle.mean[at]:.1%} of the time")
+    if first is None:
+        return (UNKNOWN if at is None else FAILS), [
+            *notes,
+            f"It stays above 5 % up to {quantity(float(idle.x[-1]))} tuples/s/stream",
+        ]
+    notes.append(f"The lowest measured rate with less than 5 % is {quantity(first)}")
+    between = [x for x in idle.x if first <= x < rate]
+    return (HOLDS if at is not None and idle.mean[at] < IDLE and len(between) <= 1 else SHAPE), notes
+
+
+def figure_9(table: Table) -> Verdict:
+    """Without tuning the idle time is near zero at 4000 tuples/s/stream.
+
+    holds: below 5 % there, and at most one lower measured rate is below 5 % too. In shape: it falls below 5 % at another
+    measured rate. Does not hold: it stays above. Not measured: no such runs, or 4000 is missing and nothing is below.
+    """
+    verdict, notes = _idle(table, OFF, 4000.0)
+    return Verdict(verdict, " ".join(_sentence(note) for note in notes))
+
+
+def figure_10(table: Table) -> Verdict:
+    """As figure 9, with tuning at 6000; and tuning adds no communication.
+
+    Communication: at each rate at which the slaves idle 5 % or more both with and without tuning, the repeats' ranges overlap
+    or the mean with tuning is at most 10 % higher. If not so, or if no such rate was measured: in shape at best.
+    """
+    verdict, notes = _idle(table, ON, 6000.0)
+    idle = {rate: min(on, off) for rate, on, off in _tuning_pairs(table, "idle_ratio", "mean")}
+    on, off = (table.curve("communication_s", RATE, "mean", _four(table, where)) for where in (ON, OFF))
+    more, seen = [], 0
+    for i, rate in enumerate(on.x):
+        j = off.at(rate)
+        if j is None or idle.get(float(rate), 1.0) < IDLE:
+            continue
+        seen += 1
+        if on.low[i] > off.high[j] and on.mean[i] > 1.1 * off.mean[j]:
+            more.append(f"{quantity(float(rate))} ({on.mean[i]:.2g} against {off.mean[j]:.2g} s per minute)")
+    if more:
+        notes.append(f"Communication is higher with tuning at {', '.join(more)}")
+    elif seen:
+        notes.append(f"Communication with tuning is not above that without at all {seen} rates at which both keep up")
+    else:
+        notes.append("No rate was measured at which both keep up, so communication cannot be compared")
+    if verdict == HOLDS and (more or not seen):
+        verdict = SHAPE
+    return Verdict(verdict, " ".join(_sentence(note) for note in notes))
+
+
+def figure_11(table: Table) -> Verdict:
+    """Communication falls per slave and grows linearly in sum with the slaves; adaptive declustering keeps the sum below.
+
+    holds: the mean per slave falls (trend <= -0.8), the line through the sum has r^2 >= 0.9 and a positive slope, and the
+    adaptive sum is below the fixed one, outside the repeats' ranges, at every measured number of slaves from 4 on. In shape:
+    last < first per slave, last > first in sum, adaptive below by the means at the most slaves. Does not hold: otherwise.
+    """
+    fixed: Where = {"declustering": "fixed"}
+    each = table.curve("communication_s", "slaves", "mean", fixed)
+    total = table.curve("communication_s", "slaves", "sum", fixed)
+    adaptive = table.curve("communication_s", "slaves", "sum", {"declustering": "adaptive"})
+    if len(each) < 3 or len(total) < 3:
+        return Verdict(UNKNOWN, "Fewer than three numbers of slaves were measured.")
+    slope, fit = line(total.x.astype(float), total.mean)
+    pairs = [(i, total.at(x)) for i, x in enumerate(adaptive.x) if x >= 4]
+    both = [(i, j) for i, j in pairs if j is not None]
+    clear = bool(both) and all(adaptive.high[i] < total.low[j] for i, j in both)
+    below = bool(both) and adaptive.mean[both[-1][0]] < total.mean[both[-1][1]]
+    ends = f"from {quantity(float(each.x[0]))} to {quantity(float(each.x[-1]))} slaves"
+    why = [
+        f"Per slave it goes from {each.mean[0]:.2g} to {each.mean[-1]:.2g} s per minute {ends}",
+        f"the sum from {total.mean[0]:.2g} to {total.mean[-1]:.2g} ({slope:+.2g} per slave, r^2 = {fit:.2f})",
+    ]
+    text = _sentence("; ".join(why))
+    if not both:
+        return Verdict(UNKNOWN, f"{text} Adaptive declustering was not measured with 4 slaves or more.")
+    i, j = both[-1]
+    count = setting("slaves", float(adaptive.x[i]))
+    text += f" With adaptive declustering the sum is {adaptive.mean[i]:.2g} instead of {total.mean[j]:.2g} with {count}."
+    if trend(each.mean) <= -0.8 and fit >= 0.9 and slope > 0 and clear:
+        return Verdict(HOLDS, text)
+    ends_right = each.mean[-1] < each.mean[0] and total.mean[-1] > total.mean[0]
+    return Verdict(SHAPE if ends_right and below else FAILS, text)
+
+
+def figure_12(table: Table) -> Verdict:
+    """The divergence of communication across slaves (most - least) grows with the rate.
+
+    holds: at the highest rate it is larger than at the lowest by more than the repeats' spread, and it has a monotone trend
+    (rank correlation >= 0.8). In shape: the first without the second. Does not hold: otherwise.
+    """
+    low, high = (table.curve("communication_s", RATE, over, _four(table, ON)) for over in ("min", "max"))
+    common = [(i, low.at(x)) for i, x in enumerate(high.x)]
+    both = [(i, j) for i, j in common if j is not None]
+    if len(both) < 2:
+        return Verdict(UNKNOWN, "Fewer than two rates were measured.")
+    i, j = (np.array(k) for k in zip(*both, strict=True))
+    width = high.mean[i] - low.mean[j]
+    noise = ((high.high[i] - high.low[i]) + (low.high[j] - low.low[j])) / 2
+    grown, spread, rho = width[-1] - width[0], max(noise[0], noise[-1]), trend(width)
+    why = (
+        f"Most minus least is {width[0]:.2g} s per minute at {quantity(float(high.x[i[0]]))} and {width[-1]:.2g} at "
+        f"{quantity(float(high.x[i[-1]]))} tuples/s/stream; the repeats spread by {spread:.2g}; rank correlation {rho:.2f}."
+    )
+    return Verdict(HOLDS if grown > spread and rho >= 0.8 else SHAPE if grown > spread else FAILS, why)
+
+
+def _over_epoch(table: Table, metric: str, over: str, sign: int, say: Callable[[Where, Curve], str]) -> Verdict:
+    """The common part of figures 13 and 14: each arrival rate that was measured is judged by itself."""
+    rates = table.values(RATE)
+    verdicts, notes = [], []
+    for where in [{RATE: rate} for rate in rates] or [{}]:
+        curve = table.curve(metric, EPOCH, over, where)
+        if len(curve) < 3:
+            continue
+        moved = sign * (curve.mean[-1] - curve.mean[0])
+        regular = sign * trend(curve.mean) >= 0.9
+        verdicts.append(FAILS if moved <= _spread(curve) else HOLDS if regular else SHAPE)
+        at = "".join(f"At {setting(RATE, rate)}: " for rate in where.values() if len(rates) > 1)
+        ends = f"from t_d = {quantity(float(curve.x[0]))} s to {quantity(float(curve.x[-1]))} s it goes from"
+        notes.append(_sentence(f"{at}{ends} {curve.mean[0]:.3g} to {curve.mean[-1]:.3g} {say(where, curve)}"))
+    if not verdicts:
+        return Verdict(UNKNOWN, "Fewer than three distribution epochs were measured.")
+    same = verdicts[0] if len(set(verdicts)) == 1 else SHAPE
+    return Verdict(same, " ".join(notes))
+
+
+def figure_13(table: Table) -> Verdict:
+    """The delay grows with t_d.
+
+    holds: at every measured rate, from the shortest t_d to the longest by more than the repeats' spread, with rank correlation
+    >= 0.9. In shape: the first only, or not at every rate. Does not hold: at no rate. The slope is told beside what waiting
+    gives: a tuple waits half a t_d at the master, then half the time that its slave is busy with a delivery: 0.5 + busy / 2.
+    """
+
+    def say(where: Where, curve: Curve) -> str:
+        slope, fit = line(curve.x.astype(float), curve.mean)
+        busy = table.curve("busy_ratio", EPOCH, "mean", where)
+        waiting = f"; waiting alone gives 0.5 + busy / 2 = {0.5 + float(busy.mean.mean()) / 2:.2f}" if len(busy) else ""
+        return f"s, with a slope of {slope:.2f} s per s of t_d (r^2 = {fit:.2f}){waiting}"
+
+    return _over_epoch(table, "delay_mean_s", "run", 1, say)
+
+
+def figure_14(table: Table) -> Verdict:
+    """Communication overhead falls with t_d: criteria of figure 13 with the sign turned round."""
+    return _over_epoch(table, "communication_s", "mean", -1, lambda where, curve: "s per minute")
+
+
+JUDGES: dict[int, Callable[[Table], Verdict]] = {
+    5: figure_5,
+    6: figure_6,
+    7: figure_7,
+    8: figure_8,
+    9: figure_9,
+    10: figure_10,
+    11: figure_11,
+    12: figure_12,
+    13: figure_13,
+    14: figure_14,
+}
+
+
+def _sentence(text: str) -> str:
+    text = text if text.endswith(".") else f"{text}."
+    return text[:1].upper() + text[1:]
+
+
+# ---------------------------------------------------------------- past the paper
+
+
+def findings(table: Table, metrics: list[tuple[str, str | None]]) -> str:
+    """A sentence per metric: its largest and smallest value, where they were measured, and their ratio."""
+    said = []
+    for metric, over in metrics:
+        rows = [r for r in table.select(metric, over) if r.runs > 0 and np.isfinite(r.statistics["mean"])]
+        if not rows:
+            continue
+        varying = [axis for axis in table.axes if len(table.values(axis)) > 1]
+        best = max(rows, key=lambda row: row.statistics["mean"])
+        worst = min(rows, key=lambda row: row.statistics["mean"])
+        high, low = best.statistics["mean"], worst.statistics["mean"]
+        label = metric_label(metric, rows[0].unit, rows[0].over)
+        label = label[:1].upper() + label[1:]
+        if best is worst or high == low:
+            said.append(f"{label}: {amount(metric, high)} at all {len(rows)} points.")
+            continue
+        where = [" and ".join(setting(axis, row.axes[axis]) for axis in varying) for row in (best, worst)]
+        ratio = f", a ratio of {high / low:.2g}" if low > 0 else ""
+        first, last = amount(metric, high), amount(metric, low)
+        said.append(f"{label}: the highest is {first} ({where[0]}), the lowest {last} ({where[1]}){ratio}.")
+    return " ".join(said) or "Not measured yet."

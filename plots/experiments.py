@@ -1,0 +1,67 @@
+"""What a figure asks of an experiment: its metrics and its panels.
+
+What: `read`, `read_all`, `panels`, `needed_metrics`; FIGURE_METRICS, what the paper's figures and verdicts read.
+Why: figures, verdicts and the page of the reproduction ask the same few things.
+Stays out: the file's form and everything about running it (`swjoin.sweeps`), tables.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from swjoin.errors import UserError
+from swjoin.loading import load_plain
+from swjoin.sweeps.experiment import Experiment, load_experiment
+
+FIGURE_METRICS = {
+    5: ("delay_mean_s", "delay_growth"),
+    6: ("delay_mean_s", "delay_growth"),
+    7: ("cpu_s", "work_s"),
+    8: ("delay_mean_s", "delay_growth"),
+    9: ("idle_ratio", "communication_s"),
+    10: ("idle_ratio", "communication_s"),
+    11: ("communication_s", "active_slaves"),
+    12: ("communication_s",),
+    13: ("delay_mean_s", "busy_ratio"),
+    14: ("communication_s",),
+}
+
+
+def read(path: Path) -> Experiment:
+    """Parse a file. UserError, too, when it names a figure that the paper does not have."""
+    experiment = load_experiment(path)
+    if experiment.figure is not None and experiment.figure not in FIGURE_METRICS:
+        first, last = min(FIGURE_METRICS), max(FIGURE_METRICS)
+        raise UserError(f"{path}: figure {experiment.figure} is not one of the paper's {first} to {last}")
+    return experiment
+
+
+def is_sweep(path: Path) -> bool:
+    """Whether the file varies anything, or draws from another one that does."""
+    plain = load_plain(path)
+    return bool(plain.get("axes") or plain.get("runs") or plain.get("search"))
+
+
+def read_all(folder: Path) -> list[Experiment]:
+    """All sweeps of a folder: the paper's figures by number, then the others by name."""
+    found = [read(path) for path in sorted(folder.glob("*.yaml")) if is_sweep(path)]
+    return sorted(found, key=lambda e: (e.figure is None, e.figure or 0, e.name))
+
+
+def panels(experiment: Experiment) -> list[tuple[str, str | None]]:
+    """(metric, over) of each panel: `plot.panels`, else `metrics`, else what was searched for.
+
+    `communication_s:sum` says how slaves become one number; without it there is one usual way.
+    """
+    named = experiment.plot.get("panels") or experiment.metrics
+    if not named and experiment.source.search is not None:
+        named = [f"sustainable_{experiment.source.search.axis}"]
+    split = [str(item).partition(":") for item in ([named] if isinstance(named, str) else named)]
+    return [(metric, over or None) for metric, _, over in split]
+
+
+def needed_metrics(experiment: Experiment) -> set[str]:
+    """Metrics that its figure, excerpt and verdict read."""
+    if experiment.figure is not None:
+        return set(FIGURE_METRICS[experiment.figure])
+    return {metric for metric, _ in panels(experiment)}
