@@ -408,8 +408,8 @@ class RunConfig:
         _check(self.pace == "realtime", "measure: prefill needs pace realtime (asap has no phase that is measured)")
         _check(
             self.measure.prefill_us % t_d == 0,
-            f"measure: prefill ({self.measure.prefill_us} us) must be a whole multiple of cluster.distribution_epoch ({t_d}
-            us)",
+            f"measure: prefill ({self.measure.prefill_us} us) must be a whole multiple of cluster.distribution_epoch "
+            f"({t_d} us)",
         )
         _check(self.time.max_out_of_order_us == 0, "measure: prefill needs streams in time order (time.max_out_of_order 0)")
 

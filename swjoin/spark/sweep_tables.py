@@ -287,7 +287,9 @@ def write_sweep(spark: SparkSession, sweep: Sweep) -> list[Path]:
             group.failed = sum(not run.ended_well for run in own)
             group.invalid = sum(run.ended_well and not run.counts for run in own)
         else:
-            group.failed = sum(one.value is None for one in sweep.found if one.axes == axes)
+            searches = [one for one in sweep.found if one.axes == axes]
+            group.invalid = sum(one.invalid for one in searches)
+            group.failed = sum(one.value is None and not one.invalid for one in searches)
     return [
         *_write(sweep.directory / "table", _table(sweep, order, groups)),
         *_write(sweep.directory / "runs", _run_table(sweep, by_run)),

@@ -51,10 +51,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Found:
-    """What one search came to; value None: not even its lower end was sustained, or it failed."""
+    """What one search came to. value None: not even its lower end was sustained, or it failed, or is invalid: then the machine,
+    not the system, has limited it."""
 
     axes: Axes
     value: float | None
+    invalid: bool
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,9 @@ def read_sweep(directory: Path) -> Sweep:
     typed = _typed(axes, [d["axes"] for d in (*(done for _, done in ended), *searches)])
     runs = [_read_run(directory / "points" / name, done, own) for (name, done), own in zip(ended, typed, strict=False)]
     found = [
-        Found(own, None if s["status"] != "done" or s.get("found") is None else float(s["found"]))
+        Found(
+            own, float(s["found"]) if s["status"] == "done" and s.get("found") is not None else None, s["status"] == "invalid"
+        )
         for s, own in zip(searches, typed[len(ended) :], strict=True)
     ]
     return Sweep(directory, axes, tuple(runs), str(search["axis"]) if search else None, tuple(found))
@@ -133,7 +137,7 @@ def read_sweep(directory: Path) -> Sweep:
 def _read_searches(directory: Path) -> list[dict[str, Any]]:
     """Those that have ended."""
     read = [read_json(path) for path in sorted((directory / "searches").glob("*.json"))]
-    return [s for s in read if s is not None and "axes" in s and s.get("status") in ("done", "failed")]
+    return [s for s in read if s is not None and "axes" in s and s.get("status") in ("done", "failed", "invalid")]
 
 
 def _read_run(folder: Path, done: dict[str, Any], axes: Axes) -> Run:
