@@ -1,8 +1,8 @@
 """Whether what the paper claims of its figures 5 to 14 was seen here: one criterion per figure, which can fail.
 
-What: `judge(figure, table) -> Verdict`, `JUDGES` (figure -> its criterion), `saturation`, `findings` (past the paper).
+What: `judge(figure, table) -> Verdict`, `JUDGES` (figure -> its criterion).
 Why: a verdict that a person writes drifts towards what was hoped for; a rule written before the measurement does not.
-Stays out: drawing, reading files, the paper's wording (`experiments/`).
+Stays out: where a curve saturates (`saturation`), drawing, reading files, the paper's wording (`experiments/`).
 
 Verdicts: "holds", "holds in shape" (the direction is right, a number or a regularity is not), "does not hold", "not measured".
 """
@@ -11,21 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 
-from plots.sweep_tables import Curve, Table, Value, amount, metric_label, quantity, setting
+from plots.saturation import GROWTH, falls, grows, saturation, stays
+from plots.sweep_tables import EPOCH, RATE, Curve, Table, Where, quantity, setting
 
 HOLDS, SHAPE, FAILS, UNKNOWN = "holds", "holds in shape", "does not hold", "not measured"
-RATE, EPOCH = "workload.rate", "cluster.distribution_epoch"
-GROWTH = 0.02  # s per s: the delay of a system that cannot keep up grows without end
-KNEE = 2.0  # a mean delay of so many times the plateau is past it
 LITTLE = 1.5  # "very little variations": highest / lowest delay before saturation
 FULL = 57.0  # s per minute: a node that computes 95 % of the time cannot compute much more
 IDLE = 0.05  # "near to zero"
 SEVERAL = 3.0  # "drops to": so many times lower
-Where = dict[str, Value]
 ON: Where = {"tuning": "on"}
 OFF: Where = {"tuning": "off"}
 
@@ -62,19 +59,6 @@ def line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     return float(slope), 1 - rest / total if total > 0 else 0.0
 
 
-def saturation(table: Table, where: Where) -> float | None:
-    """The lowest rate at which the delay grows by GROWTH or more, or its mean is above KNEE times that at the lowest rate.
-
-    None when no measured rate saturates the system.
-    """
-    delay, growth = table.curve("delay_mean_s", RATE, None, where), table.curve("delay_growth", RATE, None, where)
-    for i, rate in enumerate(delay.x):
-        at = growth.at(rate)
-        if (at is not None and growth.mean[at] >= GROWTH) or delay.mean[i] > KNEE * delay.mean[0]:
-            return float(rate)
-    return None
-
-
 def _spread(curve: Curve) -> float:
     """How far the repeats of a point lie apart: the widest range at its two ends."""
     return float(max(curve.high[0] - curve.low[0], curve.high[-1] - curve.low[-1]))
@@ -92,33 +76,47 @@ def _four(table: Table, where: Where) -> Where:
 # ---------------------------------------------------------------- figures
 
 
+def _left_out(table: Table, curves: list[tuple[str, Where]]) -> list[str]:
+    """A note on rates of these curves that have no valid run."""
+    gone = [(name, table.gone("delay_mean_s", RATE, where)) for name, where in curves]
+    said = [f"{name} at {_rates(rates)}" for name, rates in gone if rates]  # type: ignore[arg-type]
+    return [f"Left out, because no run of them is valid: {'; '.join(said)} tuples/s/stream"] if said else []
+
+
 def _saturation_grows(table: Table) -> tuple[str, list[str]]:
-    points, notes, widest, unseen = [], [], (0.0, ""), []
-    for slaves in table.values("slaves"):
-        where = {"slaves": slaves, **ON}
-        delay = table.curve("delay_mean_s", RATE, None, where)
-        if len(delay) == 0:
+    curves = [(setting("slaves", slaves), {"slaves": slaves, **ON}) for slaves in table.values("slaves")]
+    gone, widest, knees = _left_out(table, curves), (0.0, ""), {}
+    for name, where in curves:
+        knee, delay = saturation(table, where), table.curve("delay_mean_s", RATE, None, where)
+        if knee is None:
             continue
-        knee = saturation(table, where)
-        points.append((setting("slaves", slaves), knee))
-        before = delay.mean[delay.x < (np.inf if knee is None else knee)]
-        if len(before) == 0:
-            unseen.append(setting("slaves", slaves))
+        knees[name] = knee
+        before = delay.mean[delay.x <= knee.flat]
         if len(before) > 1 and before.max() / before.min() > widest[0]:
-            widest = (float(before.max() / before.min()), setting("slaves", slaves))
-    known = [knee for _, knee in points if knee is not None]
-    if len(points) < 2 or not known:
-        return UNKNOWN, ["fewer than two numbers of slaves were measured" if len(points) < 2 else "no measured rate saturated"]
-    said = [f"{name}: " + ("not reached" if knee is None else f"{quantity(knee)}") for name, knee in points]
-    notes.append(f"The lowest measured rate that saturates (tuples/s/stream) is {'; '.join(said)}.")
-    order = [np.inf if knee is None else knee for _, knee in points]
-    steps = np.diff([min(value, 1e300) for value in order])
-    if (steps < 0).any() or order[-1] <= order[0]:
-        return FAILS, notes
-    verdict = HOLDS
-    if any(a == b and np.isfinite(a) for a, b in pairwise(order)):
-        verdict = SHAPE
-        notes.append("Where two are equal the measured rates lie too far apart to tell.")
+            widest = (float(before.max() / before.min()), name)
+    if len(knees) < 2:
+        return UNKNOWN, ["Fewer than two numbers of slaves were measured", *gone]
+    if all(knee.rate is None for knee in knees.values()):
+        return UNKNOWN, ["No measured rate saturated", *gone]
+    said = [f"{name}: {f'above {quantity(k.flat)}' if k.rate is None else quantity(k.rate)}" for name, k in knees.items()]
+    notes = [f"The lowest measured rate that saturates (tuples/s/stream) is {'; '.join(said)}."]
+    flat = [name for name, knee in knees.items() if knee.rate is None]
+    if flat:
+        notes.append(f"In the measured range the system did not saturate with {', '.join(flat)}.")
+    notes += gone
+    for (first, a), (second, b) in combinations(knees.items(), 2):
+        if falls(a, b):
+            return FAILS, [*notes, f"It is lower with {second} than with {first}."]
+    order = list(knees.values())
+    if stays(order[0], order[-1]):
+        return FAILS, [*notes, "It does not grow."]
+    untold = [f"{first} and {second}" for (first, a), (second, b) in pairwise(knees.items()) if not grows(a, b)]
+    if untold:
+        notes.append(f"Between {', '.join(untold)} the measured rates lie too far apart, or end too early, to tell.")
+    if not any(grows(a, b) for a, b in combinations(order, 2)):
+        return UNKNOWN, notes
+    verdict = SHAPE if untold else HOLDS
+    unseen = [name for name, knee in knees.items() if knee.flat == 0]
     if unseen:
         verdict = SHAPE
         notes.append(f"The lowest measured rate is too high already for {', '.join(unseen)}.")
@@ -133,10 +131,12 @@ def _saturation_grows(table: Table) -> tuple[str, list[str]]:
 def figure_5(table: Table) -> Verdict:
     """The saturating rate grows with the slaves; before it the delay varies little.
 
-    holds: it grows from each number of slaves to the next (two that do not saturate at all count as grown), and before it
-    highest / lowest delay <= 1.5 for each. In shape: it never falls and grows over all, but two are equal, or the delay varies
-    more, or a lowest measured rate saturates already. Does not hold: it falls somewhere or does not grow. Not measured: fewer
-    than two numbers of slaves, or none saturated.
+    Of a curve that no measured rate saturates it is known only that it saturates above its last rate. holds: it grows from each
+    number of slaves to the next, and before it highest / lowest delay <= 1.5 for each. In shape: it grows between some and
+    falls nowhere, but two are equal or their order cannot be told, or the delay varies more, or a lowest measured rate
+    saturates already. Does not hold: more slaves saturate at a rate that fewer sustain, or at a lower one, or (the most against
+    the fewest) at the same; where a run is missing just before it, only the first counts. Not measured: fewer than two numbers
+    of slaves, none saturated, or the order of no two can be told.
     """
     verdict, notes = _saturation_grows(table)
     return Verdict(verdict, " ".join(_sentence(note) for note in notes))
@@ -162,12 +162,14 @@ def figure_7(table: Table) -> Verdict:
     """CPU time is lower with tuning, and the ratio without / with grows with the rate.
 
     Rates at which even the tuned slaves compute 95 % of the time say nothing and are left out; for the growth of the ratio
-    those at which the untuned do. holds: cpu_s and work_s are lower at every rate, and the ratio of cpu_s grows (last > first,
+    those at which the untuned do. Rates at which no partition-group is large enough to be split (as many mini-partition-groups
+    with tuning as without) say nothing about it either. holds: cpu_s and work_s are lower at every rate, and the ratio of cpu_s grows (last > first,
     trend > 0) over at least two rates. In shape: cpu_s is lower at every rate, the rest is not so or cannot be seen. Does not
     hold: cpu_s is not lower at some rate.
     """
     cpu = _tuning_pairs(table, "cpu_s", "mean")
-    seen = [(rate, on, off) for rate, on, off in cpu if on < FULL]
+    unsplit = {rate for rate, on, off in _tuning_pairs(table, "mini_group_count", "sum") if on < 1.05 * off}
+    seen = [(rate, on, off) for rate, on, off in cpu if on < FULL and rate not in unsplit]
     if not seen:
         return Verdict(UNKNOWN, "No rate was measured with and without tuning at which the slaves could keep up.")
     wrong = [rate for rate, on, off in seen if off <= on]
@@ -195,6 +197,8 @@ def figure_7(table: Table) -> Verdict:
         why.append(f"CPU time really used is not lower at {where} tuples/s/stream")
     elif not work:
         why.append("CPU time really used was not measured")
+    if unsplit:
+        why.append(f"At {_rates(sorted(unsplit))} no partition-group is large enough to be split")
     return Verdict(HOLDS if grows and worked else SHAPE, " ".join(_sentence(w) for w in why))
 
 
@@ -213,17 +217,23 @@ def figure_8(table: Table) -> Verdict:
     over minutes 10 to 20: overloaded since the windows are full (minute 10: growth * 300 s) or from the start (growth * 900 s).
     holds: the delay is at least 3-fold, or grows without tuning (>= 0.02 s per s) and not with; and 48 s lie between half the
     lower and twice the higher extrapolation. In shape: the first only, or at another rate than 4000: without tuning the system
-    saturates at a lower rate than with. Does not hold: neither.
+    saturates at a lower rate than with. Does not hold: neither, and 4000 was measured, or it is certain (figure 5) that the
+    system does not saturate earlier without tuning. Not measured: otherwise.
     """
     pairs = {rate: (on, off) for rate, on, off in _tuning_pairs(table, "delay_mean_s", "run")}
-    if not pairs:
-        return Verdict(UNKNOWN, "No rate was measured with and without tuning.")
+    curves = [("with tuning", _four(table, ON)), ("without tuning", _four(table, OFF))]
+    knee_on, knee_off = (saturation(table, where) for _, where in curves)
+    gone = _left_out(table, curves)
+    if not pairs or knee_on is None or knee_off is None:
+        return Verdict(UNKNOWN, " ".join(_sentence(w) for w in ("No rate was measured with and without tuning", *gone)))
     growth = {rate: (on, off) for rate, on, off in _tuning_pairs(table, "delay_growth", "run")}
-    knees = [saturation(table, _four(table, where)) for where in (ON, OFF)]
     said = [
-        "does not saturate in the measured range" if k is None else f"saturates at {quantity(k)} tuples/s/stream" for k in knees
+        f"does not saturate in the measured range (up to {quantity(k.flat)})"
+        if k.rate is None
+        else f"saturates at {quantity(k.rate)} tuples/s/stream"
+        for k in (knee_on, knee_off)
     ]
-    why = [f"With tuning the system {said[0]}, without it {said[1]}"]
+    why = [f"With tuning the system {said[0]}, without it {said[1]}", *gone]
     several = near = False
     if 4000.0 in pairs:
         on, off = pairs[4000.0]
@@ -241,8 +251,13 @@ def figure_8(table: Table) -> Verdict:
             why.append(f"Without tuning it does not grow ({grows_off:.2g} s per s), so 48 s would not be reached in 20 minutes")
     else:
         why.append("4,000 tuples/s/stream were not measured")
-    earlier = (np.inf if knees[0] is None else knees[0]) > (np.inf if knees[1] is None else knees[1])
-    verdict = HOLDS if several and near else SHAPE if several or earlier else FAILS
+    if several or grows(knee_off, knee_on):
+        verdict = HOLDS if several and near else SHAPE
+    elif 4000.0 in pairs or falls(knee_off, knee_on) or stays(knee_off, knee_on):
+        verdict = FAILS
+    else:
+        verdict = UNKNOWN
+        why.append("From these rates it cannot be told whether it saturates earlier without tuning")
     return Verdict(verdict, " ".join(_sentence(w) for w in why))
 
 
@@ -421,29 +436,3 @@ JUDGES: dict[int, Callable[[Table], Verdict]] = {
 def _sentence(text: str) -> str:
     text = text if text.endswith(".") else f"{text}."
     return text[:1].upper() + text[1:]
-
-
-# ---------------------------------------------------------------- past the paper
-
-
-def findings(table: Table, metrics: list[tuple[str, str | None]]) -> str:
-    """A sentence per metric: its largest and smallest value, where they were measured, and their ratio."""
-    said = []
-    for metric, over in metrics:
-        rows = [r for r in table.select(metric, over) if r.runs > 0 and np.isfinite(r.statistics["mean"])]
-        if not rows:
-            continue
-        varying = [axis for axis in table.axes if len(table.values(axis)) > 1]
-        best = max(rows, key=lambda row: row.statistics["mean"])
-        worst = min(rows, key=lambda row: row.statistics["mean"])
-        high, low = best.statistics["mean"], worst.statistics["mean"]
-        label = metric_label(metric, rows[0].unit, rows[0].over)
-        label = label[:1].upper() + label[1:]
-        if best is worst or high == low:
-            said.append(f"{label}: {amount(metric, high)} at all {len(rows)} points.")
-            continue
-        where = [" and ".join(setting(axis, row.axes[axis]) for axis in varying) for row in (best, worst)]
-        ratio = f", a ratio of {high / low:.2g}" if low > 0 else ""
-        first, last = amount(metric, high), amount(metric, low)
-        said.append(f"{label}: the highest is {first} ({where[0]}), the lowest {last} ({where[1]}){ratio}.")
-    return " ".join(said) or "Not measured yet."

@@ -16,7 +16,7 @@ from swjoin.sweeps.experiment import Experiment, load_experiment
 FIGURE_METRICS = {
     5: ("delay_mean_s", "delay_growth"),
     6: ("delay_mean_s", "delay_growth"),
-    7: ("cpu_s", "work_s"),
+    7: ("cpu_s", "work_s", "mini_group_count"),
     8: ("delay_mean_s", "delay_growth"),
     9: ("idle_ratio", "communication_s"),
     10: ("idle_ratio", "communication_s"),

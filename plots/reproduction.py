@@ -19,6 +19,7 @@ from typing import Any
 
 from plots import claims, sweep_figures, sweep_tables
 from plots.experiments import needed_metrics, panels, read_all
+from plots.findings import findings
 from plots.sweep_tables import Table
 from swjoin.errors import SwjoinError, UserError
 from swjoin.sweeps.experiment import Experiment
@@ -139,7 +140,7 @@ def build(root: Path = ROOT, svg: Path | None = None, draw: bool = True) -> list
 def _judge(table: Table, experiment: Experiment) -> claims.Verdict:
     if experiment.figure is not None:
         return claims.judge(experiment.figure, table)
-    return claims.Verdict("found", claims.findings(table, panels(experiment)))
+    return claims.Verdict("found", findings(table, panels(experiment)))
 
 
 def _plain_reason(error: UserError, experiment: Experiment) -> str:

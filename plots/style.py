@@ -1,6 +1,6 @@
 """The look that all figures share: sizes, colours that colour-blind readers can tell apart, saving as PNG and SVG.
 
-What: `figure`, `COLOURS`, `MARKERS`, `series_style`, `bar_style`, `legend`, `caption`, `star`, `save`.
+What: `figure`, `COLOURS`, `MARKERS`, `series_style`, `bar_style`, `legend`, `caption`, `star`, `hollow`, `save`.
 Why: figures of one project should look like one project.
 Stays out: data.
 """
@@ -66,6 +66,15 @@ def star(axis: Axes, x: float, y: float, colour: str, label: str | None = None) 
         [x], [y], marker="*", markersize=15, markerfacecolor="none", markeredgecolor=colour, markeredgewidth=1.4,
         linestyle="none", label=label, clip_on=False, zorder=5,
     )  # fmt: skip
+
+
+def hollow(axis: Axes, x: Any, y: Any, marker: str, colour: str, label: str | None = None) -> None:
+    """Markers that stand for bounds: they hide what a line has drawn there."""
+    if len(x) or label:
+        axis.plot(
+            x, y, marker=marker, markersize=9, markerfacecolor="white", markeredgecolor=colour, markeredgewidth=1.4,
+            linestyle="none", label=label, zorder=4,
+        )  # fmt: skip
 
 
 def save(fig: Figure, folder: Path, name: str, dpi: int = 150, kinds: tuple[str, ...] = ("png", "svg")) -> list[Path]:

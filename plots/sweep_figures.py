@@ -21,19 +21,36 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from plots import experiments
-from plots.claims import EPOCH, OFF, ON, RATE, Where
-from plots.style import COLOURS, MARKERS, caption, legend, series_style, star
+from plots.claims import OFF, ON
+from plots.style import COLOURS, MARKERS, caption, hollow, legend, series_style, star
 from plots.style import figure as new_figure
 from plots.style import save as save_figure
-from plots.sweep_tables import Curve, Table, Value, amount, is_size, metric_label, quantity, setting, size
+from plots.sweep_tables import (
+    EPOCH,
+    RATE,
+    Curve,
+    Table,
+    Value,
+    Where,
+    amount,
+    bounded,
+    is_size,
+    metric_label,
+    quantity,
+    setting,
+    size,
+)
 from swjoin.errors import UserError
 from swjoin.sweeps.experiment import Experiment
+from swjoin.sweeps.metrics import AT_LEAST, BELOW
 
 WIDE, WIDEST = 8.0, 100.0  # a panel whose largest value is so many times its smallest gets a logarithmic axis:
 STEEP = ("delay_", "sustainable_")  # these, what overload multiplies, from WIDE on; all others from WIDEST on
 MOST_SERIES = 24
+MOST_ACROSS = 8  # with more names along x they are turned upright
 TITLE_COLUMNS = 90
 ALONE = "measured"  # the label of a line without others
+BOUNDS = {BELOW: ("v", "below this"), AT_LEAST: ("^", "at least this")}  # hollow markers, of what a search could not reach
 
 
 @dataclass(frozen=True)
@@ -196,9 +213,10 @@ def layout(table: Table, experiment: Experiment) -> tuple[str, str, list[Panel]]
 def plot(table: Table, experiment: Experiment) -> Figure:
     """The figure of an experiment, with its claim as the caption."""
     title, x, panels = layout(table, experiment)
-    fig, axes = new_figure(len(panels), 3.3 if len(panels) == 1 else 2.7)
     positions = {value: float(i) for i, value in enumerate(table.values(x))}
     named = any(isinstance(value, str) for value in positions)
+    upright = 1.2 if named and len(positions) > MOST_ACROSS else 0.0
+    fig, axes = new_figure(len(panels), (3.3 if len(panels) == 1 else 2.7) + upright / len(panels))
     for axis, panel in zip(axes, panels, strict=True):
         _panel(axis, table, x, panel, positions if named else None)
     bottom = axes[-1]
@@ -222,6 +240,8 @@ def notes(table: Table, experiment: Experiment, x: str) -> list[str]:
     if table.time_scale != 1:
         k = quantity(table.time_scale)
         found.append(f"Measured with times divided by {k} and rates multiplied by {k}; shown in the paper's time.")
+    if any(row.censored in BOUNDS for row in table.rows):
+        found.append("Hollow triangles: a search (one repeat's at least) stopped at an end of its range; the value is a bound.")
     if invalid or failed:
         parts = [f"{invalid} while the machine itself was overloaded"] * bool(invalid) + [f"{failed} that failed"] * bool(
             failed
@@ -238,6 +258,7 @@ def _panel(axis: Axes, table: Table, x: str, panel: Panel, positions: dict[Value
             continue
         drawn.append(curve)
         look = {**series_style(i), "marker": MARKERS[i % len(MARKERS)], "markersize": 4.5, "label": line.label}
+        at = curve.x
         if positions is None:
             axis.plot(curve.x.astype(float), curve.mean, **look)
             if (curve.runs > 1).any():
@@ -246,8 +267,14 @@ def _panel(axis: Axes, table: Table, x: str, panel: Panel, positions: dict[Value
             at = np.array([positions[value] for value in curve.x]) + 0.08 * (i - (len(panel.lines) - 1) / 2)
             spread = np.abs(np.stack([curve.mean - curve.low, curve.high - curve.mean]))
             axis.errorbar(at, curve.mean, spread, capsize=3, **{**look, "linestyle": "none"})
+        for mark, (marker, _) in BOUNDS.items():
+            bound = curve.censored == mark
+            hollow(axis, at[bound].astype(float), curve.mean[bound], marker, look["color"])
     if not drawn:
         axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center", va="center", color="#555555")
+    for mark, (marker, label) in BOUNDS.items():
+        if any(mark in curve.censored for curve in drawn):
+            hollow(axis, np.array([]), np.array([]), marker, "#333333", label)
     stars = [(i, at, y) for i, at, y in panel.stars if panel.lines[i].label in axis.get_legend_handles_labels()[1]]
     for k, (i, rate, y) in enumerate(stars):
         star(axis, rate, y, COLOURS[i % len(COLOURS)], "paper" if k == 0 else None)
@@ -292,7 +319,9 @@ def _log(set_scale: Callable[..., None], axis: object, known: np.ndarray, text: 
 def _x_axis(axis: Axes, table: Table, x: str, log: bool) -> None:
     values = table.values(x)
     if any(isinstance(value, str) for value in values):
-        axis.set_xticks(range(len(values)), [_wrapped(setting(x, value)) for value in values])
+        many = len(values) > MOST_ACROSS
+        texts = [setting(x, value) for value in values]
+        axis.set_xticks(range(len(values)), texts if many else [_wrapped(text) for text in texts], rotation=90 if many else 0)
         axis.set_xlim(-0.5, len(values) - 0.5)
         return
     known = np.array([value for value in values if isinstance(value, (int, float))], float)
@@ -356,4 +385,5 @@ def _cell(metric: str, curve: Curve, x: Value) -> str:
     if i is None:
         return ""
     mean, low, high = (amount(metric, float(column[i])) for column in (curve.mean, curve.low, curve.high))
+    mean = bounded(mean, curve.censored[i])
     return mean if curve.runs[i] < 2 else f"{mean} ({low} to {high})"

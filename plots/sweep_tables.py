@@ -1,6 +1,6 @@
 """The tidy table of a sweep as figures and verdicts need it: in the paper's time, values of axes as numbers, curves by name.
 
-What: `Table` (`load`, `load_stored`, `curve`, `values`, `axis_label`, `left_out`), `Curve`, `metric_label`, `setting`.
+What: `Table` (`load`, `load_stored`, `curve`, `gone`, `values`, `axis_label`, `left_out`), `Curve`, `metric_label`, `setting`.
 Why: a run of preset `quick` has its own seconds, ten times shorter; figures and verdicts must convert them in one place.
 Stays out: making tables (`swjoin.spark.sweep_tables`), drawing, judging.
 
@@ -23,6 +23,8 @@ from swjoin.config import parse_duration_us, parse_size_bytes
 from swjoin.errors import UserError
 
 Value = float | str
+Where = dict[str, Value]
+RATE, EPOCH = "workload.rate", "cluster.distribution_epoch"
 STATISTICS = ("mean", "sd", "ci_low", "ci_high", "min", "max")
 COUNTS = ("runs", "invalid", "failed")
 
@@ -73,13 +75,17 @@ _UNIT_OF = {"s/s": "s per s", "s/min": "s per minute"}
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric along one axis; points without a valid run are not in it. `low` and `high` are the repeats' extremes."""
+    """One metric along one axis; points without a valid run are not in it. `low` and `high` are the repeats' extremes.
+
+    `censored`: BELOW or AT_LEAST where the mean is but a bound, else "".
+    """
 
     x: np.ndarray
     mean: np.ndarray
     low: np.ndarray
     high: np.ndarray
     runs: np.ndarray
+    censored: np.ndarray
 
     def at(self, x: Value) -> int | None:
         """The index of the point at x, or None."""
@@ -102,6 +108,11 @@ class Row:
     runs: int
     invalid: int
     failed: int
+    censored: str = ""
+
+    @property
+    def counts(self) -> bool:
+        return self.runs > 0 and bool(np.isfinite(self.statistics["mean"]))
 
 
 @dataclass(frozen=True)
@@ -141,7 +152,7 @@ class Table:
         found = {row.over for row in self.rows if row.metric == metric}
         return next((over for over in ("run", "mean", "sum", "max", "min") if over in found), "run")
 
-    def select(self, metric: str, over: str | None = None, where: dict[str, Value] | None = None) -> list[Row]:
+    def select(self, metric: str, over: str | None = None, where: Where | None = None) -> list[Row]:
         """Rows of a metric at all points that have the values in `where`; an axis that the table lacks is ignored."""
         over, wanted = over or self.over(metric), {k: v for k, v in (where or {}).items() if k in self.axes}
         return [
@@ -150,14 +161,14 @@ class Table:
             if row.metric == metric and row.over == over and all(_same(row.axes[k], v) for k, v in wanted.items())
         ]
 
-    def curve(self, metric: str, x: str, over: str | None = None, where: dict[str, Value] | None = None) -> Curve:
+    def curve(self, metric: str, x: str, over: str | None = None, where: Where | None = None) -> Curve:
         """The metric along axis x. With several rows at one x (an axis left free), the first counts."""
         if x not in self.axes:
-            return Curve(*(np.array([]) for _ in range(5)))
+            return Curve(*(np.array([]) for _ in range(6)))
         order = {value: i for i, value in enumerate(self.values(x))}
         best: dict[Value, Row] = {}
         for row in self.select(metric, over, where):
-            if row.runs > 0 and np.isfinite(row.statistics["mean"]):
+            if row.counts:
                 best.setdefault(row.axes[x], row)
         rows = [best[value] for value in sorted(best, key=order.__getitem__)]
 
@@ -166,9 +177,16 @@ class Table:
             return np.where(np.isfinite(found), found, [row.statistics[other] for row in rows])
 
         xs = np.array([row.axes[x] for row in rows], dtype=object if any(isinstance(v, str) for v in best) else float)
-        return Curve(xs, column("mean"), column("min"), column("max"), np.array([row.runs for row in rows], int))
+        censored = np.array([row.censored for row in rows], dtype=object)
+        return Curve(xs, column("mean"), column("min"), column("max"), np.array([row.runs for row in rows], int), censored)
 
-    def left_out(self, where: dict[str, Value] | None = None) -> tuple[int, int, int]:
+    def gone(self, metric: str, x: str, where: Where | None = None) -> list[Value]:
+        """Where along x no valid run was left of what the table tells."""
+        rows = self.select(metric, None, where) if x in self.axes else []
+        there = {row.axes[x] for row in rows if row.counts}
+        return [value for value in self.values(x) if value not in there and any(row.axes[x] == value for row in rows)]
+
+    def left_out(self, where: Where | None = None) -> tuple[int, int, int]:
         """(runs that count, invalid ones, failed ones) over all points with these values."""
         points: dict[tuple[Value, ...], tuple[int, int, int]] = {}
         for metric in self.metrics():
@@ -234,6 +252,7 @@ def read(table: Path, experiment: Path) -> Table:
                 line["over"],
                 {name: _number(line[name], table, i) * factor for name in STATISTICS},
                 *(int(_number(line[name] or "0", table, i)) for name in COUNTS),
+                line.get("censored") or "",
             )
         )
     return Table(str(info.get("experiment") or table.stem), info, axes, tuple(rows))
@@ -291,6 +310,11 @@ def quantity(value: float) -> str:
 def amount(metric: str, value: float) -> str:
     """A metric's value in a sentence or a table; its unit stands in the metric's label."""
     return f"{100 * value:.3g}%" if metric in ("busy_ratio", "idle_ratio") and np.isfinite(value) else quantity(value)
+
+
+def bounded(text: str, censored: str) -> str:
+    """A value in words: `at least 4,000` where that is all that is known."""
+    return f"{censored} {text}".strip()
 
 
 def size(value: float) -> str:

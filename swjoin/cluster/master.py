@@ -156,10 +156,9 @@ class Master:
 
     def _read_on(self) -> list[MasterCommand]:
         wanted = self._stream_to_read()
-        if wanted is None:
-            return []
-        self._reading = wanted
-        return [ReadTuples(wanted)]
+        if wanted is not None:
+            self._reading = wanted
+        return [] if wanted is None else [ReadTuples(wanted)]
 
     def _serve(self) -> list[MasterCommand]:
         """Deliver in the fixed order of slaves; a slave is served once it has reported."""
@@ -200,7 +199,9 @@ class Master:
             return None
         open_streams = [s for s in self.streams if not s.ended]
         if self._history.running:
-            return self._history_to_read()
+            # When nothing can be delivered, history is read even past the limit of the mini-buffers.
+            full = self.waiting_bytes >= self.config.cluster.mini_buffer_bytes and (self.buffers.tuples or self._serving)
+            return None if full else self._history.stream_to_read(self._origin())
         if not open_streams or self.waiting_bytes >= self.config.cluster.mini_buffer_bytes:
             return None
         behind = min(open_streams, key=lambda s: s.high_us)
@@ -221,31 +222,22 @@ class Master:
 
     # ------------------------------------------------------------ history
 
-    def _history_to_read(self) -> int | None:
-        """When nothing can be delivered, even past the limit of the mini-buffers."""
-        full = self.waiting_bytes >= self.config.cluster.mini_buffer_bytes and (self.buffers.tuples > 0 or self._serving)
-        return None if full else self._history.stream_to_read(self._origin())
-
     def _history_joined(self) -> bool:
         """Delivered, and every slave has reported since: during history it does so when it has joined all it has."""
-        if self._serving or self.buffers.tuples or self._mid_epoch or not self._history.is_read(self._origin()):
-            return False
-        return all(s in self._reported for s in self.controller.active)
+        waiting = self._serving or self.buffers.tuples or self._mid_epoch or not self._history.is_read(self._origin())
+        return not waiting and all(s in self._reported for s in self.controller.active)
 
     def _begin_measuring(self) -> list[MasterCommand]:
         """Slaves that are active report anew, in their slots; those that rest have reported for good."""
         self._history.running = False
         self.controller.begin_measuring(self.epoch + 1, self._history.length_us)
-        for slave in self.controller.active:
-            self._reported.pop(slave, None)
+        self._reported = {s: report for s, report in self._reported.items() if s not in self.controller.active}
         return [BeginMeasuring(self._history.length_us), *self._read_on()]
 
     def _close_history(self, now_us: int) -> bool:
         origin, tuples = self._origin(), self.buffers.tuples
-        full = self.waiting_bytes >= self.config.cluster.mini_buffer_bytes
-        if origin is None or (not tuples and not self._mid_epoch):
-            return False
-        if not (full or tuples >= self._epoch_size.tuples or self._history.is_read(origin)):
+        full = tuples >= self._epoch_size.tuples or self.waiting_bytes >= self.config.cluster.mini_buffer_bytes
+        if origin is None or not (tuples or self._mid_epoch) or not (full or self._history.is_read(origin)):
             return False
         times = self._history.times_us(origin, rebased=self.config.time.model == "arrival")
         self._drain(END_OF_TIME_US, times, now_us, origin)

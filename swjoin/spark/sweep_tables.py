@@ -6,7 +6,9 @@ Why: figures and verdicts want a mean over repeats with its confidence interval,
 Stays out: what the metrics mean (`sweeps.metrics`), one run over its epochs (`spark.aggregate`), drawing (`plots/`).
 
 Runs that failed or are invalid (the machine was overloaded) count in no mean; the table says how many were left out. Probes
-of a search are in DIR/runs alone; in the table a search is one value, `sustainable_<axis key>`, per point and repeat.
+of a search are in DIR/runs alone; in the table a search is one value, `sustainable_<axis key>`, per point and repeat. Column
+`censored` is "below" or "at least" when that is all that a repeat's search could tell ("below" when both occur), else "": the
+mean is then such a bound, and neither its deviation nor its confidence interval is known.
 """
 
 from __future__ import annotations
@@ -20,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 from swjoin.spark.session import open_session
 from swjoin.sweeps.experiment import KEYS
-from swjoin.sweeps.metrics import METRICS, RUN, SPREAD, SUSTAINABLE, t_quantile
+from swjoin.sweeps.metrics import AT_LEAST, BELOW, METRICS, RUN, SPREAD, SUSTAINABLE, t_quantile
 from swjoin.sweeps.records import Axes, Run, Sweep, read_sweep
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _STATISTICS = ("mean", "sd", "ci_low", "ci_high", "min", "max")
+_UNKNOWN_OF_BOUNDS = ("sd", "ci_low", "ci_high")
 _SIMULATED = "utilisation_"
 _INPUT = (
     *("slave", "epoch", "epoch_end_us", "left_tuples", "right_tuples", "delivered_bytes", "pairs", "comparisons", "process_us"),
@@ -37,10 +40,11 @@ _INPUT = (
 
 @dataclass
 class _Group:
-    """One point of the axes: what was left out of it."""
+    """One point of the axes: what was left out of it, and whether its values are bounds."""
 
     invalid: int = 0
     failed: int = 0
+    censored: str = ""
     statistics: dict[str, Any] = field(default_factory=dict)  # column -> row of Spark
 
 
@@ -290,6 +294,8 @@ def write_sweep(spark: SparkSession, sweep: Sweep) -> list[Path]:
             searches = [one for one in sweep.found if one.axes == axes]
             group.invalid = sum(one.invalid for one in searches)
             group.failed = sum(one.value is None and not one.invalid for one in searches)
+            marks = {one.censored for one in searches}
+            group.censored = next((mark for mark in (BELOW, AT_LEAST) if mark in marks), "")
     return [
         *_write(sweep.directory / "table", _table(sweep, order, groups)),
         *_write(sweep.directory / "runs", _run_table(sweep, by_run)),
@@ -308,14 +314,16 @@ def _kinds(sweep: Sweep, groups: Iterable[_Group]) -> list[tuple[str, str, str, 
 
 def _table(sweep: Sweep, order: Sequence[Axes], groups: Sequence[_Group]) -> dict[str, list[Any]]:
     out: dict[str, list[Any]] = {
-        name: [] for name in (*sweep.axes, "metric", "unit", "over", "runs", *_STATISTICS, "invalid", "failed")
+        name: [] for name in (*sweep.axes, "metric", "unit", "over", "runs", *_STATISTICS, "invalid", "failed", "censored")
     }
     kinds = _kinds(sweep, groups)
     for axes, group in zip(order, groups, strict=True):
         for column, metric, over, unit in kinds:
             row = group.statistics.get(column)
-            statistics = [None if row is None else row[name] for name in _STATISTICS]
-            line = (*axes, metric, unit, over, 0 if row is None else row["runs"], *statistics, group.invalid, group.failed)
+            unknown = _UNKNOWN_OF_BOUNDS if group.censored else ()
+            statistics = [None if row is None or name in unknown else row[name] for name in _STATISTICS]
+            runs, left_out = 0 if row is None else row["runs"], (group.invalid, group.failed)
+            line = (*axes, metric, unit, over, runs, *statistics, *left_out, group.censored)
             for values, value in zip(out.values(), line, strict=True):
                 values.append(value)
     return out
@@ -349,7 +357,7 @@ def _write(path: Path, table: dict[str, list[Any]]) -> list[Path]:
     import pyarrow.parquet as pq
 
     kinds = {
-        **dict.fromkeys(("metric", "unit", "over", "point", "status", "reasons", "failure"), pa.string()),
+        **dict.fromkeys(("metric", "unit", "over", "point", "status", "reasons", "failure", "censored"), pa.string()),
         **dict.fromkeys(("runs", "invalid", "failed", "repeat"), pa.int64()),
         **dict.fromkeys((*_STATISTICS, "searched", "wall_s", *COLUMNS), pa.float64()),
     }

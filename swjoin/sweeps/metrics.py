@@ -1,7 +1,7 @@
 """The numbers that a sweep's table holds: their names, their units, and what exactly each of them is.
 
 What: `METRICS`, name -> `Metric(unit, over, meaning)`; `is_metric(name)`, which also knows `sustainable_<axis key>`;
-`t_quantile`, for confidence intervals.
+BELOW and AT_LEAST, marks of the latter; `t_quantile`, for confidence intervals.
 Why: an experiment names metrics, Spark computes them and plots draw them; one table says what they mean.
 Stays out: computing them (`spark.sweep_tables`), drawing.
 
@@ -9,6 +9,9 @@ Words of the meanings. A *row* is one slave's line in metrics/slaves.parquet for
 the measured phase: from_s < epoch_end <= to_s of run.json's "measured" (to_s null: to the last row; no "measured": all rows,
 from 0 to the last). *Measured seconds* is the length of that interval. Per slave first, then over the slaves that have counted
 rows: min, mean, max, sum. "Per row" sums and means give every row the same weight, "weighted by pairs" the number of its pairs.
+
+`sustainable_<axis key>` is what a search found: the highest value sustained. A search knows no more than its range: when not
+even its lower end was sustained that end stands for it and is marked BELOW, when its upper end was, AT_LEAST.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ SPREAD = ("min", "mean", "max")
 SPREAD_AND_SUM = (*SPREAD, "sum")
 SUM = ("sum",)
 SUSTAINABLE = "sustainable_"
+BELOW, AT_LEAST = "below", "at least"
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from swjoin.errors import UserError
+from swjoin.sweeps.metrics import AT_LEAST, BELOW
 from swjoin.sweeps.store import SweepStore, read_json
 
 Axes = tuple[Any, ...]  # one value per axis of the experiment, in its order
@@ -51,12 +52,15 @@ class Run:
 
 @dataclass(frozen=True)
 class Found:
-    """What one search came to. value None: not even its lower end was sustained, or it failed, or is invalid: then the machine,
-    not the system, has limited it."""
+    """What one search came to. value None: it failed, or is invalid: then the machine, not the system, has limited it.
+
+    censored: BELOW when not even its lower end was sustained, AT_LEAST when its upper end was; the value is that end.
+    """
 
     axes: Axes
     value: float | None
     invalid: bool
+    censored: str = ""
 
 
 @dataclass(frozen=True)
@@ -125,12 +129,7 @@ def read_sweep(directory: Path) -> Sweep:
         raise UserError(f"{directory}: no search of this sweep has ended; `swjoin sweep` it to the end")
     typed = _typed(axes, [d["axes"] for d in (*(done for _, done in ended), *searches)])
     runs = [_read_run(directory / "points" / name, done, own) for (name, done), own in zip(ended, typed, strict=False)]
-    found = [
-        Found(
-            own, float(s["found"]) if s["status"] == "done" and s.get("found") is not None else None, s["status"] == "invalid"
-        )
-        for s, own in zip(searches, typed[len(ended) :], strict=True)
-    ]
+    found = [_found(s, own) for s, own in zip(searches, typed[len(ended) :], strict=True)]
     return Sweep(directory, axes, tuple(runs), str(search["axis"]) if search else None, tuple(found))
 
 
@@ -138,6 +137,15 @@ def _read_searches(directory: Path) -> list[dict[str, Any]]:
     """Those that have ended."""
     read = [read_json(path) for path in sorted((directory / "searches").glob("*.json"))]
     return [s for s in read if s is not None and "axes" in s and s.get("status") in ("done", "failed", "invalid")]
+
+
+def _found(search: Mapping[str, Any], axes: Axes) -> Found:
+    if search["status"] != "done":
+        return Found(axes, None, search["status"] == "invalid")
+    if search.get("found") is None:
+        return Found(axes, float(search["low"]), False, BELOW)
+    value = float(search["found"])
+    return Found(axes, value, False, AT_LEAST if value >= float(search["high"]) else "")
 
 
 def _read_run(folder: Path, done: dict[str, Any], axes: Axes) -> Run:
