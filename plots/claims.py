@@ -163,9 +163,9 @@ def figure_7(table: Table) -> Verdict:
 
     Rates at which even the tuned slaves compute 95 % of the time say nothing and are left out; for the growth of the ratio
     those at which the untuned do. Rates at which no partition-group is large enough to be split (as many mini-partition-groups
-    with tuning as without) say nothing about it either. holds: cpu_s and work_s are lower at every rate, and the ratio of cpu_s grows (last > first,
-    trend > 0) over at least two rates. In shape: cpu_s is lower at every rate, the rest is not so or cannot be seen. Does not
-    hold: cpu_s is not lower at some rate.
+    with tuning as without) say nothing about it either. holds: cpu_s and work_s are lower at every rate, and the ratio of
+    cpu_s grows (last > first, trend > 0) over at least two rates. In shape: cpu_s is lower at every rate, the rest is not so
+    or cannot be seen. Does not hold: cpu_s is not lower at some rate.
     """
     cpu = _tuning_pairs(table, "cpu_s", "mean")
     unsplit = {rate for rate, on, off in _tuning_pairs(table, "mini_group_count", "sum") if on < 1.05 * off}
