@@ -244,6 +244,7 @@ def read(table: Path, experiment: Path) -> Table:
     rows = []
     for i, line in enumerate(lines):
         factor = conversion(line["metric"], line["unit"], scale)
+        runs, invalid, failed = (int(_number(line[name] or "0", table, i)) for name in COUNTS)
         rows.append(
             Row(
                 {axis: columns[axis][i] for axis in axes},
@@ -251,7 +252,9 @@ def read(table: Path, experiment: Path) -> Table:
                 line["unit"],
                 line["over"],
                 {name: _number(line[name], table, i) * factor for name in STATISTICS},
-                *(int(_number(line[name] or "0", table, i)) for name in COUNTS),
+                runs,
+                invalid,
+                failed,
                 line.get("censored") or "",
             )
         )
