@@ -150,6 +150,9 @@ class Windows:
         if low == self.base and last - low < columns:
             return
         used = np.flatnonzero(self.counts.any(axis=(0, 1)))
+        if len(used) == 0:  # nothing is here, but more comes at once than there are columns
+            self.counts = np.zeros((2, self.counts.shape[1], max(columns, 2 * (last + 1 - first))))
+            return
         begin = min(low, self.base + int(used[0])) if low < self.base else min(first, self.base + int(used[0]))
         end = max(last, self.base + int(used[-1])) + 1
         wider = np.zeros((2, self.counts.shape[1], max(columns, 2 * (end - begin))))
