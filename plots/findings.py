@@ -41,7 +41,7 @@ def _extremes(table: Table, metric: str, rows: list[Row]) -> str:
     label = label[:1].upper() + label[1:]
     best, worst = max(rows, key=_rank), min(rows, key=_rank)
     if _rank(best) == _rank(worst):
-        return f"{label}: {_value(metric, best)} at all {len(rows)} points."
+        return f"{label}: {_value(metric, best)} at {f'all {len(rows)} points' if len(rows) > 1 else 'the one point measured'}."
     varying = [axis for axis in table.axes if len(table.values(axis)) > 1]
 
     def where(row: Row) -> str:

@@ -125,14 +125,9 @@ class Slave:
         return [Report(0.0)]
 
     @property
-    def resting(self) -> bool:
-        """It has no partition-groups, and its next delivery may be far away."""
-        return self._resting
-
-    @property
-    def awaiting(self) -> bool:
-        """It has reported, and its delivery has not come yet."""
-        return self._awaiting
+    def expects_delivery(self) -> bool:
+        """It has reported, and its delivery is about to come; a resting slave's may be far away."""
+        return self._awaiting and not self._resting
 
     @property
     def last_delivered(self) -> bool:

@@ -20,7 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,9 +66,6 @@ from swjoin.runtime.wire import (
     unpack_results,
     unpack_state,
 )
-
-if TYPE_CHECKING:
-    pass
 
 MASTER, COLLECTOR, FIRST_SLAVE = 0, 1, 2
 REPORT, DELIVERY, RESULTS, SUMMARY, VERDICT, FAILURE, WANT, STATE, MOVE_END, BEGIN = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
@@ -401,8 +398,7 @@ def _run_slave(job: Job, channel: Channel, place: list[str]) -> None:
         elif throttle.debt_us > 0:
             now = clock.now_us()
             if realtime:
-                eager = slave.awaiting and not slave.resting
-                throttle.after(0, now, _EAGER_WAIT_US if eager else exchange_at_us - now)
+                throttle.after(0, now, _EAGER_WAIT_US if slave.expects_delivery else exchange_at_us - now)
             else:
                 throttle.after(0, now)
             channel.meter.process_us += clock.now_us() - now
@@ -417,8 +413,7 @@ def _run_slave(job: Job, channel: Channel, place: list[str]) -> None:
             if not realtime or in_history:
                 channel.sleep()
             else:
-                eager = slave.awaiting and not slave.resting
-                channel.sleep(_EAGER_WAIT_US if eager else exchange_at_us - clock.now_us())
+                channel.sleep(_EAGER_WAIT_US if slave.expects_delivery else exchange_at_us - clock.now_us())
     role = f"slave {slave.id}"
     channel.send_json({"summary": slave.summary(), "rank": _identity(channel.comm.rank, role, meter)}, MASTER, SUMMARY)
 
