@@ -125,11 +125,11 @@ def pause(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def pause_of(out: Path, full_us: int = 16_000_000, end_us: int = 44_000_000) -> dict[str, Any]:
+def pause_of(out: Path, full_us: int = 16_000_000, end_us: int = 44_000_000, settle_us: int = 500_000) -> dict[str, Any]:
     """Hold-back, speed and the others' delay from full_us, when the windows are full, to end_us, shortly before the end.
 
     During a move (held to installed) a slave joins other partition-groups only: the moving one's tuples are held back or joined
-    after it. An epoch is quiet when no move touches it.
+    after it. An epoch is quiet when no move touches it: it ends before the move's hold-back, or settle_us after its release.
     """
     events, slaves = columns(out / "metrics" / "events.parquet"), columns(out / "metrics" / "slaves.parquet")
     moves = [
@@ -151,7 +151,7 @@ def pause_of(out: Path, full_us: int = 16_000_000, end_us: int = 44_000_000) -> 
     for move in moves:
         start, installed, released = (events["time_us"][move[k]] for k in ("held", "installed", "released"))
         during |= some & (end >= start) & (end - slaves["process_us"] <= installed) & (end < released)
-        quiet &= (end < start) | (end > released + 500_000)
+        quiet &= (end < start) | (end > released + settle_us)
     return {
         "moves": len(moves),
         "state_mb": float(np.median(state)),
