@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from workloads import EPOCH_TUPLES, GROUPS, WORKLOADS, deliveries, expected, stream
 
-from swjoin.messages import Delivery
+from swjoin.deliveries import Delivery
 from swjoin.operators.window_join import WindowJoin
 from swjoin.oracle import Bounds, format_digest
 from swjoin.state.arrays import HEADER, ROW

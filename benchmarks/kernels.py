@@ -21,7 +21,7 @@ from workloads import GROUPS, WORKLOADS, deliveries, stream
 from swjoin.batch import SourceBatch, TupleBatch
 from swjoin.cluster.intake import StreamIntake
 from swjoin.config import TimeConfig
-from swjoin.messages import Delivery
+from swjoin.deliveries import Delivery
 from swjoin.policy.placement import round_robin
 from swjoin.routing.hash_partition import GroupMap, HashPartition
 from swjoin.runtime.wire import pack_delivery

@@ -80,7 +80,8 @@ class _Memory:
 def master(channel: Any, paths: list[str] | None) -> float:
     """Tuples per second through the master to a null slave."""
     from swjoin.cluster.master import Master
-    from swjoin.messages import Deliver, ReadTuples, SlaveId, SlaveReported, StreamEnded, TuplesRead
+    from swjoin.deliveries import SlaveId
+    from swjoin.messages import Deliver, ReadTuples, SlaveReported, StreamEnded, TuplesRead
     from swjoin.runtime.mpi import DELIVERY, REPORT
     from swjoin.runtime.wire import pack_delivery
     from swjoin.sources.files import open_sources
@@ -149,8 +150,9 @@ def results(channel: Any) -> float | None:
     from swjoin.batch import Pairs
     from swjoin.cluster.collector import Collector
     from swjoin.cluster.metrics import COLUMNS
+    from swjoin.deliveries import EpochIndex, GroupResults, QueryId, ResultChunk, SlaveId
     from swjoin.hashing import digest_pairs
-    from swjoin.messages import EpochIndex, GroupResults, QueryId, ResultChunk, ResultsReceived, SlaveId
+    from swjoin.messages import ResultsReceived
     from swjoin.runtime.mpi import RESULTS
     from swjoin.runtime.wire import pack_results, unpack_results
     from swjoin.state.histogram import HISTOGRAM_SIZE
@@ -180,9 +182,9 @@ def results(channel: Any) -> float | None:
         collector.handle(ResultsReceived(unpack_results(channel.wait(1, RESULTS))), 0)
     seconds = time.perf_counter() - start
     channel.comm.Barrier()
-    if collector.count != chunks * ROWS:
-        raise SystemExit(f"{chunks * ROWS} pairs sent, {collector.count} arrived")
-    return collector.count / seconds
+    if collector.tally.count != chunks * ROWS:
+        raise SystemExit(f"{chunks * ROWS} pairs sent, {collector.tally.count} arrived")
+    return collector.tally.count / seconds
 
 
 def play(what: str, paths: list[str] | None, out: Path) -> None:

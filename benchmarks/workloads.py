@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from swjoin.batch import TupleBatch
 from swjoin.config import WorkloadConfig
-from swjoin.messages import END_OF_TIME_US, Delivery, EpochIndex, QueryId, SlaveId
+from swjoin.deliveries import END_OF_TIME_US, Delivery, EpochIndex, QueryId, SlaveId
 from swjoin.oracle import format_digest
 from swjoin.policy.placement import round_robin
 from swjoin.routing.hash_partition import GroupMap, HashPartition

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from swjoin.config import parse_duration_us, parse_size_bytes
 from swjoin.errors import UserError
+from swjoin.units import parse_duration_us, parse_size_bytes
 
 Value = float | str
 Where = dict[str, Value]

@@ -1,6 +1,6 @@
 """What a run is: frozen dataclasses with units in the names.
 
-What: `RunConfig` and its sections, `parse_duration_us`, `parse_size_bytes`, `to_plain`, `digest`.
+What: `RunConfig` and its sections, `to_plain`, `digest`.
 Why: one validated value describes a run completely; equal configurations have equal digests.
 Stays out: YAML files and `--set` (`loading`), reading data, deciding anything at run time. Imports nothing of the package but
 errors and the oracle's `Bounds`.
@@ -11,54 +11,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from swjoin.errors import UserError
 from swjoin.oracle import Bounds
-
-_DURATION_US = {
-    "us": 1,
-    "ms": 1_000,
-    "s": 1_000_000,
-    "min": 60_000_000,
-    "m": 60_000_000,
-    "h": 3_600_000_000,
-    "d": 86_400_000_000,
-}
-_SIZE_BYTES = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
-MAX_SPAN_US = 1 << 61  # times and bounds stay below this in magnitude, so that sums of two never overflow int64
-
-
-def parse_duration_us(text: str | int) -> int:
-    """A number and a unit (`250ms`, `6h`, `-10us`, `1.5s`) as whole microseconds; an int is microseconds already."""
-    if isinstance(text, bool) or not isinstance(text, (str, int)):
-        raise UserError(f"duration {text!r}: write a number and a unit, such as 250ms, 6h or -10us")
-    if isinstance(text, int):
-        return text
-    match = re.fullmatch(r"\s*([+-]?)(\d+)(?:\.(\d+))?\s*(us|ms|s|min|m|h|d)\s*", text)
-    if match is None:
-        raise UserError(f"duration {text!r}: write a number and a unit (us, ms, s, min, h, d), such as 250ms, 6h or -10us")
-    sign, whole, fraction, unit = match.groups()
-    scale = _DURATION_US[unit]
-    digits = fraction or ""
-    scaled, rest = divmod(int(whole + digits) * scale, int(10 ** len(digits)))
-    if rest:
-        raise UserError(f"duration {text!r}: finer than one microsecond")
-    if scaled >= MAX_SPAN_US:
-        raise UserError(f"duration {text!r}: longer than {MAX_SPAN_US} us")
-    return -scaled if sign == "-" else scaled
-
-
-def parse_size_bytes(text: str | int) -> int:
-    """A size such as `4KB`, `1.5MB` (powers of 1024) as bytes; an int is bytes already."""
-    if isinstance(text, int) and not isinstance(text, bool):
-        return text
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(B|KB|MB|GB)\s*", str(text), re.IGNORECASE)
-    if match is None:
-        raise UserError(f"size {text!r}: write a number and a unit (B, KB, MB, GB), such as 4KB or 1.5MB")
-    return int(float(match[1]) * _SIZE_BYTES[match[2].upper()])
+from swjoin.units import MAX_SPAN_US
 
 
 def _check(ok: bool, message: str) -> None:
@@ -347,6 +305,30 @@ class MeasureConfig:
 
 
 @dataclass(frozen=True)
+class CheckpointConfig:
+    """When the run's state is made durable, so that it survives the death of any process. Off unless a measure is given.
+
+    interval_us: a checkpoint at the first distribution epoch that ends so long after the last one began, on the run's clock.
+    epochs: or after so many distribution epochs; 0: not by this measure. directory: where; None: `checkpoints` in the run's
+    directory. On several hosts all must see it. recover: with MPI ranks, go on without a slave that died (needs
+    fault tolerance of the MPI library); otherwise the run ends and can be resumed.
+    """
+
+    interval_us: int = 0
+    epochs: int = 0
+    directory: str | None = None
+    recover: bool = True
+
+    def __post_init__(self) -> None:
+        _check(self.interval_us >= 0, "checkpoint: interval must not be negative (0: off)")
+        _check(self.epochs >= 0, "checkpoint: epochs must not be negative (0: off)")
+
+    @property
+    def enabled(self) -> bool:
+        return self.interval_us > 0 or self.epochs > 0
+
+
+@dataclass(frozen=True)
 class SinkConfig:
     """What becomes of the results: `parquet` or `csv` files, or `count`: count and digest only.
 
@@ -375,6 +357,7 @@ class RunConfig:
     reorganization: ReorganizationConfig = field(default_factory=ReorganizationConfig)
     nodes: NodesConfig = field(default_factory=NodesConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     sink: SinkConfig = field(default_factory=SinkConfig)
 
     def __post_init__(self) -> None:
@@ -412,6 +395,7 @@ class RunConfig:
             f"({t_d} us)",
         )
         _check(self.time.max_out_of_order_us == 0, "measure: prefill needs streams in time order (time.max_out_of_order 0)")
+        _check(not self.checkpoint.enabled, "measure: a run with prefill cannot be checkpointed; leave checkpoint out")
 
     def check_slaves(self, slave_count: int) -> None:
         """UserError when this configuration needs more slaves than the run has."""
@@ -424,6 +408,18 @@ class RunConfig:
         )
         for change in self.nodes.changes:
             _check(change.slave < slave_count, f"nodes.changes: there is no slave {change.slave}, the run has {slave_count}")
+
+    def fitted_to(self, slave_count: int) -> RunConfig:
+        """The same run on so many slaves, after some have died or been added: what names more slaves names fewer."""
+        nodes, reorganization, cluster = self.nodes, self.reorganization, self.cluster
+        return dataclasses.replace(
+            self,
+            cluster=dataclasses.replace(cluster, sub_group_count=min(cluster.sub_group_count, slave_count)),
+            reorganization=dataclasses.replace(reorganization, active_slaves=min(reorganization.active_slaves, slave_count)),
+            nodes=dataclasses.replace(
+                nodes, speed=nodes.speed[:slave_count], changes=tuple(c for c in nodes.changes if c.slave < slave_count)
+            ),
+        )
 
     @property
     def query(self) -> QueryConfig:

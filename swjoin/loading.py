@@ -18,8 +18,9 @@ import typing
 from pathlib import Path
 from typing import Any, Literal
 
-from swjoin.config import QueryConfig, RunConfig, WorkloadConfig, parse_duration_us, parse_size_bytes
+from swjoin.config import QueryConfig, RunConfig, WorkloadConfig
 from swjoin.errors import UserError
+from swjoin.units import parse_duration_us, parse_size_bytes
 
 
 def _convert(kind: Any, value: Any, where: str) -> Any:

@@ -1,209 +1,82 @@
-"""Events and commands of the three roles, and the two data messages between them.
+"""Events and commands of the three roles.
 
 What: small frozen dataclasses. Events (past tense) go into `handle(event, now_us)`, commands (imperative) come out.
 Why: the same roles run under MPI, in one process and in the simulator; a runtime only performs commands and reports events.
-Stays out: bytes on the wire (`runtime.wire`), decisions (`cluster`, `policy`), ranks (`runtime.mpi` alone knows them).
+Stays out: what they carry (`deliveries`), bytes on the wire (`runtime.wire`), decisions (`cluster`, `policy`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import IntFlag
-from typing import NewType
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from swjoin.batch import Pairs, SourceBatch, TupleBatch
+from swjoin.deliveries import Delivery, EpochIndex, GroupLoads, MoveEnd, ResultChunk, RunEvent, SlaveId, StateChunk
 
-from swjoin.batch import I64, U64, Pairs, SourceBatch, TupleBatch
-
-SlaveId = NewType("SlaveId", int)
-GroupId = NewType("GroupId", int)
-EpochIndex = NewType("EpochIndex", int)
-QueryId = NewType("QueryId", int)
-
-END_OF_TIME_US = 1 << 62  # the punctuation after the last tuple: nothing can come any more
-BEGIN_OF_TIME_US = -(1 << 62)
-
-
-class Route(IntFlag):
-    """What a slave does with delivered tuples: keep them, match them, or both (hash partitioning uses BOTH)."""
-
-    STORE = 1
-    PROBE = 2
-    BOTH = 3
-
-
-def no_moves() -> I64:
-    """An empty list of moves: int64 (0, 3)."""
-    return np.empty((0, 3), np.int64)
-
-
-# ---------------------------------------------------------------- data messages
+# ---------------------------------------------------------------- checkpoints
 
 
 @dataclass(frozen=True)
-class Delivery:
-    """Master -> slave, once per distribution epoch, also when empty: the tuples of the slave's partition-groups.
+class Snapshot:
+    """A role's state at a checkpoint: `plain`, ready for JSON, and tuples by name, which nobody changes any more."""
 
-    groups: int64 (g,), ascending. left_counts, right_counts: int64 (g,): tuples of each group; `left` and `right` hold them
-    group after group, each group in time order. left_time_us, right_time_us: punctuations, every later tuple of that stream
-    has ts >= its punctuation. last: no delivery follows.
-    served: how many slaves get a delivery of this distribution epoch. moves_out: int64 (m, 3), (move, partition-group,
-    consumer): these leave with all that has been delivered so far, this delivery included. moves_in: int64 (m, 3), (move,
-    partition-group, supplier). Moves are numbered in the order in which they were decided.
-    rests: the slave has no partition-groups left and is inactive after this delivery, until the next one comes.
+    plain: dict[str, Any]
+    tuples: dict[str, list[TupleBatch]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PartSaved:
+    """A role's part of a checkpoint is durable. part: `master`, `collector` or `slave N`. content: ready for JSON."""
+
+    generation: int
+    part: str
+    content: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class CheckpointCompleted:
+    """The checkpoint that ends this generation is durable as a whole. nbytes: of its files, those of earlier ones included."""
+
+    generation: int
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class StopRequested:
+    """Somebody wants the run to stop with a checkpoint, so that it can be resumed."""
+
+
+@dataclass(frozen=True)
+class SavePart:
+    """Make this durable as a role's part of the checkpoint that ends `generation`; answer the master with PartSaved.
+
+    A slave's part is also the log of its deliveries, a collector's the result files.
     """
 
-    query: QueryId
-    slave: SlaveId
+    generation: int
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True)
+class CompleteCheckpoint:
+    """All parts are durable: bind them together; answer with CheckpointCompleted.
+
+    alive_us: left and right tuples below these times match nothing to come.
+    """
+
+    generation: int
     epoch: EpochIndex
-    left_time_us: int
-    right_time_us: int
-    groups: I64
-    left_counts: I64
-    right_counts: I64
-    left: TupleBatch
-    right: TupleBatch
-    last: bool = False
-    left_route: Route = Route.BOTH
-    right_route: Route = Route.BOTH
-    served: int = 1
-    moves_out: I64 = field(default_factory=no_moves)
-    moves_in: I64 = field(default_factory=no_moves)
-    rests: bool = False
-
-    @property
-    def nbytes(self) -> int:
-        return self.left.nbytes + self.right.nbytes
+    clock_us: int
+    alive_us: tuple[int, int]
+    parts: dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Directory:
-    """A partition-group's splitting information. depth: global depth. patterns, depths: int64 (minis,), the low hash bits and
-    the local depth of each mini-partition-group."""
+class PublishResults:
+    """Tell the collector that results up to this generation's end may be seen. stop: and that the run stops here."""
 
-    depth: int
-    patterns: I64
-    depths: I64
-
-
-@dataclass(frozen=True)
-class StateChunk:
-    """Supplier -> consumer: a part of a partition-group on its way (paper section IV-C), of bounded size.
-
-    move: its number. index: 0, 1, ...; the first carries the directory. times_us: punctuations up to which the windows have
-    been joined. tuples: of one stream. pending False: window tuples, for mini-partition-groups `minis` (int64, indexes into the
-    directory's lists) `counts` (int64) each, in time order; their arrivals mean nothing any more. pending True: tuples that
-    were delivered to the supplier and are not joined yet.
-    """
-
-    query: QueryId
-    move: int
-    group: GroupId
-    supplier: SlaveId
-    consumer: SlaveId
-    index: int
-    last: bool
-    times_us: tuple[int, int]
-    stream: int
-    pending: bool
-    minis: I64
-    counts: I64
-    tuples: TupleBatch
-    directory: Directory | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of tuples: as they travel, without the arrivals of window tuples."""
-        return self.tuples.nbytes - (0 if self.pending else self.tuples.arrival_us.nbytes)
-
-
-@dataclass(frozen=True)
-class GroupLoads:
-    """What a slave's partition-groups cost since its last report.
-
-    busy_us: time in the join module. groups: int64 (g,), ascending, all that it owns. cost_ns: int64 (g,), nominal work by
-    counts of tuples, comparisons and pairs, on a node of speed 1. state_bytes: int64 (g,), of window tuples.
-    """
-
-    busy_us: int
-    groups: I64
-    cost_ns: I64
-    state_bytes: I64
-
-
-@dataclass(frozen=True)
-class MoveEnd:
-    """Slave -> master: this side of a state movement is done.
-
-    installed: the consumer says so (else the supplier: everything has left). tuples, state_bytes: what travelled. begun_us,
-    ended_us: on the run's clock.
-    """
-
-    move: int
-    group: GroupId
-    slave: SlaveId
-    installed: bool
-    tuples: int
-    state_bytes: int
-    begun_us: int
-    ended_us: int
-
-
-@dataclass(frozen=True)
-class GroupResults:
-    """Count and digest of the pairs that each partition-group produced in one distribution epoch (part of a ResultChunk).
-
-    A partition-group that has just arrived may stand there twice: once for what its supplier had not joined yet.
-    """
-
-    groups: I64  # (g,)
-    counts: I64  # (g,)
-    digests: U64  # (g,)
-
-
-@dataclass(frozen=True)
-class ResultChunk:
-    """Slave -> collector: results of one distribution epoch, in chunks bounded by the result buffer.
-
-    pairs: materialised pairs, or None with a count sink; they belong to `groups` in order, `pair_counts` each. final: the epoch
-    is complete at this slave, the collector may commit it; only a final chunk carries `results`, `metrics` (float64, see
-    `cluster.metrics.COLUMNS`) and `delay_histogram` (int64, see `state.histogram`). last: the slave's last chunk of the run.
-    served: how many slaves have this distribution epoch to complete. history: joined before anything is measured
-    (`config.MeasureConfig`): counted apart and not kept.
-    """
-
-    query: QueryId
-    slave: SlaveId
-    epoch: EpochIndex
-    final: bool
-    last: bool
-    pairs: Pairs | None = None
-    results: GroupResults | None = None
-    metrics: NDArray[np.float64] | None = None
-    delay_histogram: I64 | None = None
-    served: int = 1
-    history: bool = False
-
-
-@dataclass(frozen=True)
-class RunEvent:
-    """A decision or a change of the run, with its numbers; a row of DIR/metrics/events.parquet.
-
-    kind: see `cluster.controller`. slave, peer, group: who and what, -1 where none. amount: what `kind` says, in its unit.
-    """
-
-    time_us: int
-    epoch: int
-    kind: str
-    slave: int = -1
-    peer: int = -1
-    group: int = -1
-    tuples: int = 0
-    state_bytes: int = 0
-    duration_us: int = 0
-    amount: float = 0.0
-    text: str = ""
+    generation: int
+    stop: bool = False
 
 
 # ---------------------------------------------------------------- master
@@ -393,9 +266,10 @@ class ResultsReceived:
 
 @dataclass(frozen=True)
 class WritePairs:
-    """Hand pairs to the sink."""
+    """Hand pairs to the sink. generation: as in the delivery that they come from."""
 
     pairs: Pairs
+    generation: int = 0
 
 
 @dataclass(frozen=True)
@@ -410,9 +284,13 @@ class FinishCollector:
     """Every slave has sent its last chunk."""
 
 
-MasterEvent = TuplesRead | StreamEnded | SlaveReported | MoveEnded | ClockAdvanced
-MasterCommand = ReadTuples | Deliver | SetAside | Log | BeginMeasuring | FinishMaster
+MasterEvent = (
+    TuplesRead | StreamEnded | SlaveReported | MoveEnded | ClockAdvanced | PartSaved | CheckpointCompleted | StopRequested
+)
+MasterCommand = (
+    ReadTuples | Deliver | SetAside | Log | BeginMeasuring | SavePart | CompleteCheckpoint | PublishResults | FinishMaster
+)
 SlaveEvent = Delivered | MeasuringBegan | StateWanted | StateReceived | WorkDue | ExchangeDue | TimesMeasured
-SlaveCommand = Report | SendResults | WantState | SendState | AcknowledgeMove | FinishSlave
+SlaveCommand = Report | SendResults | WantState | SendState | AcknowledgeMove | SavePart | FinishSlave
 CollectorEvent = ResultsReceived
-CollectorCommand = WritePairs | CommitEpoch | FinishCollector
+CollectorCommand = WritePairs | CommitEpoch | SavePart | FinishCollector

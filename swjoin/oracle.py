@@ -38,6 +38,12 @@ class Bounds:
         """How far the opposite stream's time moves on, at most, before a tuple can match nothing to come any more."""
         return max(self.upper_us, -self.lower_us, 0)
 
+    def dead_below(self, times_us: tuple[int, int]) -> tuple[int, int]:
+        """Left tuples below right time - upper, right tuples below left time + lower match nothing that comes after these
+        times."""
+        left_time, right_time = times_us
+        return right_time - self.upper_us, left_time + self.lower_us
+
 
 def mix64(value: U64) -> U64:
     """The 64-bit finaliser of MurmurHash3 on a uint64 array."""

@@ -14,25 +14,10 @@ from swjoin.cluster.controller import Phase
 from swjoin.cluster.master import Master
 from swjoin.cluster.slave import Slave
 from swjoin.config import ReorganizationConfig
+from swjoin.deliveries import END_OF_TIME_US, Delivery, EpochIndex, GroupId, MoveEnd, QueryId, SlaveId
 from swjoin.errors import RunFailed, UserError
 from swjoin.loading import config_from_plain
-from swjoin.messages import (
-    END_OF_TIME_US,
-    ClockAdvanced,
-    Deliver,
-    Delivered,
-    Delivery,
-    EpochIndex,
-    GroupId,
-    Log,
-    MoveEnd,
-    MoveEnded,
-    QueryId,
-    SlaveId,
-    SlaveReported,
-    StreamEnded,
-    TuplesRead,
-)
+from swjoin.messages import ClockAdvanced, Deliver, Delivered, Log, MoveEnded, SlaveReported, StreamEnded, TuplesRead
 from swjoin.policy.declustering import Confirmation, next_to_rest, wanted_by_work, wanted_change
 from swjoin.policy.placement import round_robin
 from swjoin.policy.reorganization import Kind, SlaveLoad, at_random, balanced, classify, empty_slaves, paper

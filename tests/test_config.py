@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swjoin.config import RunConfig, digest, parse_duration_us, parse_size_bytes, to_plain
+from swjoin.config import RunConfig, digest, to_plain
 from swjoin.errors import UserError
 from swjoin.loading import apply_overrides, config_from_plain, load_config
+from swjoin.units import parse_duration_us, parse_size_bytes
 from tests.conftest import ROOT
 
 MINIMAL = {"join": {"within": "5s"}}

@@ -10,9 +10,9 @@ import pytest
 from test_window_join import delivery, drive, make, stream
 
 from swjoin.batch import PayloadRows, RowLayout, TupleBatch
+from swjoin.deliveries import END_OF_TIME_US, Route
 from swjoin.errors import RunFailed
 from swjoin.hashing import hash_key, tag_of
-from swjoin.messages import END_OF_TIME_US, Route
 from swjoin.oracle import Bounds, brute_force, pair_digest
 from swjoin.policy.epochs import EpochSize
 from swjoin.state.payload import PAGE_ROWS, PayloadStore

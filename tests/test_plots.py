@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from plots import adaptation, comparison, run_overview, stored, turnaround
+from swjoin.deliveries import RunEvent
 from swjoin.errors import UserError
 from swjoin.examples import flights
-from swjoin.messages import RunEvent
 from tests.test_local import CASES, run
 from tests.test_timeline import a_run, write_events
 

@@ -15,24 +15,10 @@ from swjoin.cluster.intake import LateRowError, StreamIntake
 from swjoin.cluster.master import Master
 from swjoin.cluster.metrics import COLUMNS
 from swjoin.config import TimeConfig
+from swjoin.deliveries import END_OF_TIME_US, Delivery, EpochIndex, GroupResults, QueryId, ResultChunk, SlaveId
 from swjoin.errors import RunFailed
 from swjoin.loading import config_from_plain
-from swjoin.messages import (
-    END_OF_TIME_US,
-    ClockAdvanced,
-    Deliver,
-    Delivery,
-    EpochIndex,
-    GroupResults,
-    QueryId,
-    ReadTuples,
-    ResultChunk,
-    ResultsReceived,
-    SlaveId,
-    SlaveReported,
-    StreamEnded,
-    TuplesRead,
-)
+from swjoin.messages import ClockAdvanced, Deliver, ReadTuples, ResultsReceived, SlaveReported, StreamEnded, TuplesRead
 from swjoin.policy.epochs import boundary_after_us, next_exchange_us, slot_end_us, slot_offset_us, slots_ended, slots_to_skip
 from swjoin.policy.placement import round_robin
 from swjoin.state.histogram import HISTOGRAM_SIZE
@@ -242,7 +228,7 @@ def test_an_epoch_is_committed_when_every_slave_has_completed_it() -> None:
     assert collector.committed == -1
     collector.handle(ResultsReceived(final(1, 0, 1)), 0)
     assert collector.committed == 0
-    assert collector.count == 3
+    assert collector.tally.count == 3
     assert collector.summary()["digest"] == "000000000000000a"
 
 

@@ -16,7 +16,8 @@ from swjoin.errors import SwjoinError
 from swjoin.messages import Deliver
 from swjoin.operators.window_join import WindowJoin
 from swjoin.runtime.chaos import Scenario, main, run_simulated
-from swjoin.runtime.simulator import Simulation, SimulationError
+from swjoin.runtime.simulation_result import SimulationError
+from swjoin.runtime.simulator import Simulation
 
 SEEDS = 300
 

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from swjoin.config import WorkloadConfig
+from swjoin.deliveries import RunEvent
 from swjoin.errors import UserError
 from swjoin.loading import load_config
-from swjoin.messages import RunEvent
 from swjoin.runtime.job import EventsFile, Job
 from swjoin.runtime.local import run_local
 from swjoin.spark.verify import verify

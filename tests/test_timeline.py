@@ -15,9 +15,9 @@ import pytest
 from swjoin.cli.main import build_parser
 from swjoin.cli.summary import duration_text, size_text, summary_rows
 from swjoin.cli.timeline import KINDS, closing, read_events, select, timeline
+from swjoin.deliveries import RunEvent
 from swjoin.errors import UserError
 from swjoin.loading import config_from_plain
-from swjoin.messages import RunEvent
 from swjoin.runtime.job import EventsFile, Job
 from swjoin.runtime.local import run_local
 from tests.conftest import ROOT

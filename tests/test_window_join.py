@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from swjoin.batch import PayloadRows, RowLayout, TupleBatch
+from swjoin.deliveries import END_OF_TIME_US, Delivery, EpochIndex, GroupId, QueryId, Route, SlaveId
 from swjoin.errors import RunFailed
 from swjoin.hashing import digest_pairs
-from swjoin.messages import END_OF_TIME_US, Delivery, EpochIndex, GroupId, QueryId, Route, SlaveId
 from swjoin.operators.state_movement import Journey
 from swjoin.operators.window_join import WindowJoin
 from swjoin.oracle import Bounds, brute_force, pair_digest

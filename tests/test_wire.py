@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from swjoin.batch import Pairs, PayloadRows, TupleBatch
+from swjoin.deliveries import Delivery, EpochIndex, GroupResults, QueryId, ResultChunk, Route, SlaveId
 from swjoin.errors import RunFailed
-from swjoin.messages import Delivery, EpochIndex, GroupResults, QueryId, ResultChunk, Route, SlaveId
 from swjoin.runtime.wire import pack_delivery, pack_results, unpack_delivery, unpack_results
 
 

@@ -13,21 +13,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from swjoin.config import (
-    ClusterConfig,
-    ModuleConfig,
-    QueryConfig,
-    RunConfig,
-    SinkConfig,
-    StreamConfig,
-    TimeConfig,
-    parse_duration_us,
-    parse_size_bytes,
-)
+from swjoin.config import ClusterConfig, ModuleConfig, QueryConfig, RunConfig, SinkConfig, StreamConfig, TimeConfig
 from swjoin.errors import UserError
-from swjoin.loading import load_config
+from swjoin.loading import config_from_plain, load_config
 from swjoin.runtime.job import Job, late_target
 from swjoin.runtime.preflight import launcher_size
+from swjoin.units import parse_duration_us, parse_size_bytes
 
 JOIN_THETA_BYTES = 32 << 10  # 512 tuples of both streams, near the optimum of benchmarks/join_module.py
 JOIN_PARTITIONS, CLUSTER_PARTITIONS = 16, 60  # in-process; on MPI there must be many more than slaves
@@ -168,11 +159,32 @@ def run_rank(args: argparse.Namespace) -> int:
 
 
 def run_run(args: argparse.Namespace) -> int:
-    config = load_config(Path(args.config), args.overrides)
     ranks = _ranks(args)
-    out = Path(args.out)
+    if args.resume is not None:
+        if args.config is not None or args.overrides or args.out is not None:
+            raise UserError("--resume: the run goes on as it was configured, in its own directory; leave everything else out")
+        return _start(resumed_job(Path(args.resume)), ranks, args.debug, args.threads)
+    if args.config is None:
+        raise UserError("the configuration is missing: swjoin run CONFIG.yaml, or --resume DIR")
+    config = load_config(Path(args.config), args.overrides)
+    out = Path(args.out or "runs/latest")
     target = None if config.sink.kind == "count" else out / "results"
     return _start(Job(config, target, True, out, None, _typed()), ranks, args.debug, args.threads)
+
+
+def resumed_job(folder: Path) -> Job:
+    """The job whose checkpoints lie in DIR/checkpoints, or in DIR. UserError when none does."""
+    from swjoin.runtime.checkpoint_folder import CheckpointFolder
+
+    for place in (folder / "checkpoints", folder):
+        manifest = CheckpointFolder(place, {}).newest()
+        if manifest is None:
+            continue
+        config = config_from_plain(manifest.plain["config"])
+        out = folder if place != folder else Path(manifest.plain["run_dir"])
+        target = None if config.sink.kind == "count" else out / "results"
+        return Job(config, target, True, out, None, manifest.plain["command"], resumes=True)
+    raise UserError(f"{folder}: holds no checkpoints to resume from")
 
 
 # ---------------------------------------------------------------- Spark

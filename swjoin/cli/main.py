@@ -99,11 +99,12 @@ def _add_threads(p: argparse.ArgumentParser) -> None:
 
 def _add_run(p: argparse.ArgumentParser) -> None:
     p.description = "Run a cluster as configured; also: mpirun -n RANKS python -m swjoin run CONFIG.yaml"
-    p.add_argument("config", metavar="CONFIG.yaml")
+    p.add_argument("config", metavar="CONFIG.yaml", nargs="?")
+    p.add_argument("--resume", metavar="DIR", help="go on from the last checkpoint of a run, on as many ranks as you like")
     p.add_argument("--set", dest="overrides", metavar="path.to.key=value", action="append", default=[])
     p.add_argument("-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks (default: in-process)")
     _add_threads(p)
-    p.add_argument("--out", metavar="DIR", default="runs/latest", help="directory of the run (default: runs/latest)")
+    p.add_argument("--out", metavar="DIR", help="directory of the run (default: runs/latest)")
 
 
 def _add_generate(p: argparse.ArgumentParser) -> None:
@@ -185,7 +186,8 @@ def _add_events(p: argparse.ArgumentParser) -> None:
         nargs="+",
         action="extend",
         default=[],
-        help="occupancy, decided, held, left, installed, released, activated, emptying, kept, rested (default: all)",
+        help="occupancy, decided, held, left, installed, released, activated, emptying, kept, rested, checkpoint, recovered "
+        "(default: all)",
     )
     p.add_argument("--slave", metavar="N", type=int, help="only what concerns slave N")
     p.add_argument("--group", metavar="N", type=int, help="only what concerns partition-group N")

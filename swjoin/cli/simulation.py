@@ -13,9 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from swjoin.config import RunConfig, parse_duration_us
+from swjoin.config import RunConfig
 from swjoin.errors import RunFailed, UserError
 from swjoin.loading import load_config
+from swjoin.units import parse_duration_us
 
 
 def _percent(value: float) -> str:

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from swjoin.cli.summary import duration_text, on_terminal, size_text
+from swjoin.deliveries import RunEvent
 from swjoin.errors import UserError
-from swjoin.messages import RunEvent
 
 MOVES = ("decided", "held", "left", "installed", "released")
 ACTIVITY = ("activated", "emptying", "kept", "rested")

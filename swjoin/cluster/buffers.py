@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from swjoin.batch import I64, LEFT, RIGHT, RowLayout, TupleBatch
-from swjoin.messages import BEGIN_OF_TIME_US, END_OF_TIME_US, GroupId, Route, SlaveId
+from swjoin.deliveries import BEGIN_OF_TIME_US, END_OF_TIME_US, Delivery, EpochIndex, GroupId, QueryId, Route, SlaveId
 from swjoin.policy.epochs import sub_group_of
 from swjoin.routing.hash_partition import HashPartition, arrange
 
@@ -85,8 +85,20 @@ class _Pending:
 
 
 @dataclass(frozen=True)
+class Order:
+    """Which delivery it is, as in `deliveries.Delivery`."""
+
+    query: QueryId
+    slave: SlaveId
+    epoch: EpochIndex
+    served: int
+    generation: int
+    checkpoint: bool
+
+
+@dataclass(frozen=True)
 class Drained:
-    """The tuples of one slave's delivery, as in `messages.Delivery`."""
+    """The tuples of one slave's delivery, as in `deliveries.Delivery`."""
 
     groups: I64
     left_counts: I64
@@ -94,6 +106,28 @@ class Drained:
     left: TupleBatch
     right: TupleBatch
     route: Route
+
+    def delivery(self, order: Order, times_us: tuple[int, int], moves: tuple[I64, I64], *, last: bool, rests: bool) -> Delivery:
+        """The delivery itself. times_us: its punctuations. moves: out and in."""
+        return Delivery(
+            order.query,
+            order.slave,
+            order.epoch,
+            *times_us,
+            self.groups,
+            self.left_counts,
+            self.right_counts,
+            self.left,
+            self.right,
+            last,
+            self.route,
+            self.route,
+            order.served,
+            *moves,
+            rests,
+            order.generation,
+            order.checkpoint,
+        )
 
 
 class MiniBuffers:
@@ -213,6 +247,18 @@ class MiniBuffers:
         """Partition-groups have new owners. None of them may have tuples on a shelf: they were held back."""
         self.router = router
         self._assign()
+
+    # ------------------------------------------------------------ across a crash
+
+    def pending(self, stream: int) -> list[TupleBatch]:
+        """All that waits of a stream, from every shelf."""
+        return [part for shelf in self._all_shelves for part in shelf[stream].parts]
+
+    def put_back(self, stream: int, batches: list[TupleBatch]) -> None:
+        """Into buffers that are empty: what `pending` gave."""
+        if batches:
+            batch = TupleBatch.concat(batches)
+            self.append(stream, batch.take(np.argsort(batch.ts, kind="stable").astype(np.int64)))
 
     # ------------------------------------------------------------ measures
 

@@ -9,25 +9,56 @@ Stays out: files (`sinks`), messages on the wire.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from swjoin.batch import I64
 from swjoin.cluster.metrics import COLUMNS
+from swjoin.deliveries import EpochIndex, ResultChunk
 from swjoin.errors import RunFailed
 from swjoin.hashing import digest_pairs
-from swjoin.messages import (
-    CollectorCommand,
-    CollectorEvent,
-    CommitEpoch,
-    EpochIndex,
-    FinishCollector,
-    ResultChunk,
-    WritePairs,
-)
+from swjoin.messages import CollectorCommand, CollectorEvent, CommitEpoch, FinishCollector, SavePart, Snapshot, WritePairs
 from swjoin.oracle import format_digest
 from swjoin.state.histogram import HISTOGRAM_SIZE, histogram_quantile
+
+
+@dataclass
+class Tally:
+    """What has been collected of one generation (the time between two checkpoints). Delays in microseconds."""
+
+    count: int = 0
+    digest: int = 0
+    history_count: int = 0
+    history_digest: int = 0
+    delay_sum_us: float = 0.0
+    delay_max_us: float = 0.0
+    histogram: I64 = field(default_factory=lambda: np.zeros(HISTOGRAM_SIZE, np.int64))
+
+    def add(self, other: Tally) -> None:
+        """This and another one together."""
+        self.count += other.count
+        self.digest = (self.digest + other.digest) % 2**64
+        self.history_count += other.history_count
+        self.history_digest = (self.history_digest + other.history_digest) % 2**64
+        self.delay_sum_us += other.delay_sum_us
+        self.delay_max_us = max(self.delay_max_us, other.delay_max_us)
+        self.histogram = self.histogram + other.histogram
+
+    def to_plain(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        plain = {name: getattr(self, name) for name in ("count", "digest", "delay_sum_us", "delay_max_us")}
+        filled = np.flatnonzero(self.histogram)
+        return {**plain, "histogram": [filled.tolist(), self.histogram[filled].tolist()]}
+
+    @staticmethod
+    def from_plain(plain: dict[str, Any]) -> Tally:
+        tally = Tally(plain["count"], plain["digest"], 0, 0, plain["delay_sum_us"], plain["delay_max_us"])
+        places, counts = plain["histogram"]
+        tally.histogram[places] = counts
+        return tally
 
 
 class Collector:
@@ -40,21 +71,17 @@ class Collector:
         self.materialised = materialised
         self.slave_count = slave_count
         self.finished = False
-        self.count = 0
-        self.digest = 0
-        self.history_count = 0
-        self.history_digest = 0
         self.committed = EpochIndex(-1)
-        self.histogram = np.zeros(HISTOGRAM_SIZE, np.int64)
-        self._delay_sum_us = 0.0
-        self._delay_max_us = 0.0
+        self._past = Tally()  # up to the last checkpoint
+        self._open: dict[int, Tally] = {}  # of the generations since, where a slave ahead of the others may be
+        self._cuts: dict[int, int] = {}  # distribution epoch that ends with a checkpoint: generation
         self._completed = [-1] * slave_count
         self._missing: dict[int, int] = {}  # distribution epoch not yet committed: slaves that have not completed it
         self._ended = [False] * slave_count
         self._epoch_pairs = [0] * slave_count  # received in the slave's open epoch, and their digest
         self._epoch_digest = [0] * slave_count
         self._epoch_history = [False] * slave_count
-        self._metrics: list[NDArray[np.float64]] = []
+        self._metrics: list[tuple[int, NDArray[np.float64]]] = []
 
     def handle(self, event: CollectorEvent, now_us: int) -> list[CollectorCommand]:
         """Take one event; the commands are to be performed in order. RunFailed when a chunk contradicts the ones before."""
@@ -69,13 +96,11 @@ class Collector:
             self._epoch_pairs[slave] += len(chunk.pairs)
             self._epoch_digest[slave] += digest_pairs(chunk.pairs.left_id, chunk.pairs.right_id)
             if not chunk.history:
-                commands.append(WritePairs(chunk.pairs))
+                commands.append(WritePairs(chunk.pairs, chunk.generation))
         if chunk.final:
             self._complete(chunk, slave)
             while self._missing.get(self.committed + 1) == 0:
-                del self._missing[self.committed + 1]
-                self.committed = EpochIndex(self.committed + 1)
-                commands.append(CommitEpoch(self.committed))
+                commands += self._commit()
         if all(self._ended) and not self.finished:
             if self._missing:
                 raise RunFailed(f"collector: epoch {self.committed + 1} was never completed by all of its slaves")
@@ -83,11 +108,36 @@ class Collector:
             commands.append(FinishCollector())
         return commands
 
+    def _commit(self) -> list[CollectorCommand]:
+        """The next distribution epoch is complete; with it, perhaps, a generation."""
+        self.committed = EpochIndex(self.committed + 1)
+        del self._missing[self.committed]
+        generation = self._cuts.pop(self.committed, None)
+        if generation is None:
+            return [CommitEpoch(self.committed)]
+        self._past.add(self._open.pop(generation, Tally()))
+        state = {"tally": self._past.to_plain(), "epoch": int(self.committed)}
+        return [CommitEpoch(self.committed), SavePart(generation, Snapshot(state))]
+
+    def restore(self, plain: dict[str, Any]) -> None:
+        """Go on where another collector made its part of a checkpoint."""
+        self._past, self.committed = Tally.from_plain(plain["tally"]), EpochIndex(plain["epoch"])
+        self._completed = [self.committed] * self.slave_count
+
+    @property
+    def tally(self) -> Tally:
+        """All that has been collected."""
+        total = Tally()
+        for part in (self._past, *self._open.values()):
+            total.add(part)
+        return total
+
     def _count(self, chunk: ResultChunk, pairs: int) -> None:
+        tally = self._open.setdefault(chunk.generation, Tally())
         if chunk.history:
-            self.history_count += pairs
+            tally.history_count += pairs
         else:
-            self.count += pairs
+            tally.count += pairs
 
     def _complete(self, chunk: ResultChunk, slave: int) -> None:
         """A slave has completed an epoch: what it says it produced must be what arrived."""
@@ -110,44 +160,49 @@ class Collector:
         self._epoch_pairs[slave] = 0
         self._completed[slave] = chunk.epoch
         self._ended[slave] = chunk.last
+        if chunk.checkpoint:
+            self._cuts[chunk.epoch] = chunk.generation
+        tally = self._open.setdefault(chunk.generation, Tally())
         if chunk.history:
-            self.history_digest += digest
+            tally.history_digest += digest
             return
-        self.digest += digest
-        self.histogram += chunk.delay_histogram
-        self._metrics.append(chunk.metrics)
-        self._delay_sum_us += self._metric(chunk, "delay_mean_us") * pairs
-        self._delay_max_us = max(self._delay_max_us, self._metric(chunk, "delay_max_us"))
+        tally.digest += digest
+        tally.histogram += chunk.delay_histogram
+        tally.delay_sum_us += self._metric(chunk, "delay_mean_us") * pairs
+        tally.delay_max_us = max(tally.delay_max_us, self._metric(chunk, "delay_max_us"))
+        self._metrics.append((chunk.generation, chunk.metrics))
 
     @staticmethod
     def _metric(chunk: ResultChunk, name: str) -> float:
         assert chunk.metrics is not None
         return float(chunk.metrics[COLUMNS.index(name)])
 
-    def take_metrics(self) -> list[NDArray[np.float64]]:
-        """Hand over the metric rows received since the last call."""
+    def take_metrics(self) -> list[tuple[int, NDArray[np.float64]]]:
+        """Hand over the metric rows received since the last call, with their generations."""
         rows, self._metrics = self._metrics, []
         return rows
 
     def summary(self) -> dict[str, Any]:
         """The collector's share of run.json: count, digest, production delay in seconds (null without results)."""
+        tally = self.tally
         delay: dict[str, float | None] = dict.fromkeys(("mean", "p50", "p99", "max"))
-        if self.count:
+        if tally.count:
             delay = {
-                "mean": self._delay_sum_us / self.count / 1e6,
-                "p50": histogram_quantile(self.histogram, 0.5) / 1e6,
-                "p99": histogram_quantile(self.histogram, 0.99) / 1e6,
-                "max": self._delay_max_us / 1e6,
+                "mean": tally.delay_sum_us / tally.count / 1e6,
+                "p50": histogram_quantile(tally.histogram, 0.5) / 1e6,
+                "p99": histogram_quantile(tally.histogram, 0.99) / 1e6,
+                "max": tally.delay_max_us / 1e6,
             }
         return {
-            "count": self.count,
-            "digest": format_digest(self.digest),
+            "count": tally.count,
+            "digest": format_digest(tally.digest),
             "delay_s": delay,
             "committed_epoch": int(self.committed),
-            "history": {"count": self.history_count, "digest": format_digest(self.history_digest)},
+            "history": {"count": tally.history_count, "digest": format_digest(tally.history_digest)},
         }
 
     def validate(self) -> None:
         waiting = sum(p for p, history in zip(self._epoch_pairs, self._epoch_history, strict=True) if not history)
-        assert int(self.histogram.sum()) + waiting == self.count, "collector: delays and pairs differ in number"
+        tally = self.tally
+        assert int(tally.histogram.sum()) + waiting == tally.count, "collector: delays and pairs differ in number"
         assert all(epoch > self.committed for epoch in self._missing), "committed too early"

@@ -9,7 +9,8 @@ Kinds of events, and what their fields mean: `occupancy` (amount: ratio; duratio
 slave is), `decided` (a move; text: why), `held` (the supplier has its order, tuples are held back from now on), `left`
 and `installed` (acknowledged by supplier and consumer: tuples, state_bytes, duration_us at that slave), `released` (tuples: how
 many had been held back; duration_us: since `held`), `activated`, `emptying`, `kept` (emptying revoked), `rested` (amount:
-active slaves from then on).
+active slaves from then on), `checkpoint` (duration_us: from the cut until it was durable; amount: which), `recovered` (amount:
+slaves from then on; tuples: read once more; text: what had happened).
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ import numpy as np
 
 from swjoin.batch import I64
 from swjoin.config import RunConfig
+from swjoin.deliveries import GroupId, GroupLoads, MoveEnd, RunEvent, SlaveId, no_moves
 from swjoin.errors import RunFailed
-from swjoin.messages import GroupId, GroupLoads, MoveEnd, RunEvent, SlaveId, no_moves
 from swjoin.policy.declustering import Confirmation, next_to_rest, wanted_by_work, wanted_change
 from swjoin.policy.placement import round_robin
 from swjoin.policy.reorganization import POLICIES, SlaveLoad, Suggestion, classify, empty_slaves
@@ -97,6 +98,7 @@ class Controller:
         self._events: list[RunEvent] = []
         self._epoch = 0
         self._next_number = 0
+        self._overdue = False  # reorganization
         self._since_us = 0
         self._first_epoch = 0  # the distribution epoch from which reorganization epochs are counted
         self._occupancies: list[list[float]] = [[] for _ in range(slave_count)]
@@ -165,10 +167,11 @@ class Controller:
         self._first_epoch, self._since_us = epoch, clock_us
         self.history[0] |= {"epoch": epoch, "time_s": clock_us / 1e6}
 
-    def begin_epoch(self, epoch: int, now_us: int, *, ending: bool) -> list[SlaveId]:
+    def begin_epoch(self, epoch: int, now_us: int, *, ending: bool, still: bool = False) -> list[SlaveId]:
         """Before the first slot of a distribution epoch: rest emptied slaves, and reorganize when it is time.
 
-        ending: the input has ended; nothing new is begun. Returns the slaves that rest from now on, each told by a delivery.
+        ending: the input has ended; nothing new is begun. still: a checkpoint wants everything in its place; what is due now is
+        done as soon as it does not. Returns the slaves that rest from now on, each told by a delivery.
         """
         self._epoch = epoch
         resting = [s for s in sorted(self._emptying) if self._is_empty(s)]
@@ -177,7 +180,9 @@ class Controller:
             self.active.remove(slave)
             self._note_activity("rested", slave, now_us)
         age = epoch - self._first_epoch
-        if self._policy is not None and age > 0 and age % self._interval == 0 and not ending:
+        self._overdue |= self._policy is not None and age > 0 and age % self._interval == 0
+        if self._overdue and not ending and not still:
+            self._overdue = False
             self._reorganize(now_us)
         return [s for s in resting if s not in self.active]  # it may have been woken at once
 
@@ -291,6 +296,11 @@ class Controller:
         """Partition-groups that a slave's next delivery orders it to yield."""
         return [m.group for m in self.moves.values() if m.supplier == slave and m.phase == Phase.DECIDED]
 
+    @property
+    def has_orders(self) -> bool:
+        """Some move waits for a delivery to tell of it."""
+        return any(m.phase == Phase.DECIDED or not m.consumer_ordered for m in self.moves.values())
+
     def orders(self, slave: SlaveId) -> tuple[I64, I64]:
         """Orders for a slave's next delivery, as in `Delivery.moves_out` and `moves_in`."""
         out = [(m.number, m.group, m.consumer) for m in self.moves.values() if m.supplier == slave and m.phase == Phase.DECIDED]
@@ -314,7 +324,43 @@ class Controller:
         left, right = (min([t, *(h[i] for h in held)]) for i, t in enumerate(times_us))
         return left, right
 
+    # ------------------------------------------------------------ across a crash
+
+    def plain_state(self) -> dict[str, Any]:
+        """Ready for JSON; no move is in flight."""
+        return {
+            "slaves": self.slave_count,
+            "active": [int(s) for s in self.active],
+            "emptying": sorted(int(s) for s in self._emptying),
+            "owner": self.map.owner.tolist(),
+            "random": self._random.bit_generator.state,
+            "next_number": self._next_number,
+            "first_epoch": self._first_epoch,
+            "finished_moves": self.finished_moves,
+            "history": self.history,
+        }
+
+    def restore(self, plain: dict[str, Any], now_us: int) -> None:
+        """Go on where another controller was. With another number of slaves: as many active as before, or all if all were."""
+        self._random.bit_generator.state = plain["random"]
+        self._next_number, self._first_epoch, self._since_us = plain["next_number"], plain["first_epoch"], now_us
+        self.finished_moves = [(held, size) for held, size in plain["finished_moves"]]
+        self.history = plain["history"]
+        if plain["slaves"] == self.slave_count:
+            self.active = [SlaveId(s) for s in plain["active"]]
+            self._emptying = {SlaveId(s) for s in plain["emptying"]}
+            self._reroute(GroupMap(np.array(plain["owner"], np.int64)))
+            return
+        everyone = len(plain["active"]) == plain["slaves"]
+        count = self.slave_count if everyone else min(len(plain["active"]), self.slave_count)
+        self.active = [SlaveId(s) for s in range(count)]
+        self._reroute(GroupMap(round_robin(len(self.map.owner), count)))
+
     # ------------------------------------------------------------ the log
+
+    def note(self, now_us: int, kind: str, **fields: Any) -> None:
+        """Log what happened to the run as a whole."""
+        self._log(now_us, kind, **fields)
 
     def _reroute(self, group_map: GroupMap) -> None:
         self.map = group_map

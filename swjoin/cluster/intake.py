@@ -9,15 +9,17 @@ Stays out: partitioning and epochs (`cluster.buffers`, `cluster.master`), readin
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
+from typing import Any
 
 import numpy as np
 from numba import njit
 
 from swjoin.batch import I64, STREAM_NAMES, U8, Bool, SourceBatch, StreamCounts, TupleBatch
 from swjoin.config import TimeConfig
+from swjoin.deliveries import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.errors import UserError
-from swjoin.messages import BEGIN_OF_TIME_US, END_OF_TIME_US
 
 GOOD, NULL_KEY, NULL_TIME, LATE = 0, 1, 2, 3
 _EMPTY_MASK = np.empty(0, np.bool_)
@@ -240,6 +242,29 @@ class StreamIntake:
     def waiting_tuples(self) -> int:
         """Tuples read and good but not yet handed over."""
         return sum(len(b) for queue in (self._arriving, self._held, self._released) for b in queue)
+
+    # ------------------------------------------------------------ across a crash
+
+    def plain_state(self) -> dict[str, Any]:
+        """All but tuples, ready for JSON."""
+        return {
+            "counts": dataclasses.asdict(self.counts),
+            "high_us": self.high_us,
+            "first_us": self.first_us,
+            "ended": self.ended,
+            "arrived_high_us": self._arrived_high_us,
+        }
+
+    def tuples_kept(self) -> dict[str, list[TupleBatch]]:
+        """Tuples read and not handed over, by where they wait."""
+        return {"arriving": list(self._arriving), "held": list(self._held), "released": list(self._released)}
+
+    def restore(self, plain: dict[str, Any], tuples: dict[str, list[TupleBatch]]) -> None:
+        """Go on where another intake of this stream was."""
+        self.counts = StreamCounts(**plain["counts"])
+        self.high_us, self.first_us, self.ended = plain["high_us"], plain["first_us"], plain["ended"]
+        self._arrived_high_us = plain["arrived_high_us"]
+        self._arriving, self._held, self._released = deque(tuples["arriving"]), tuples["held"], tuples["released"]
 
     def validate(self) -> None:
         for batch in self._released:

@@ -21,35 +21,37 @@ from dataclasses import dataclass
 from typing import Any
 
 from swjoin.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout
-from swjoin.cluster.buffers import MiniBuffers
+from swjoin.cluster.buffers import MiniBuffers, Order
+from swjoin.cluster.checkpoints import Checkpoints
 from swjoin.cluster.controller import Controller, Move
 from swjoin.cluster.history import History
 from swjoin.cluster.intake import StreamIntake
+from swjoin.cluster.parking import make_room
+from swjoin.cluster.slots import AsapSlots
+from swjoin.cluster.snapshots import snapshot
 from swjoin.config import RunConfig
+from swjoin.deliveries import END_OF_TIME_US, Delivery, EpochIndex, GroupLoads, QueryId, SlaveId
 from swjoin.errors import RunFailed
 from swjoin.messages import (
-    BEGIN_OF_TIME_US,
-    END_OF_TIME_US,
     BeginMeasuring,
+    CheckpointCompleted,
     ClockAdvanced,
     Deliver,
-    Delivery,
-    EpochIndex,
     FinishMaster,
-    GroupLoads,
     Log,
     MasterCommand,
     MasterEvent,
     MoveEnded,
-    QueryId,
+    PartSaved,
     ReadTuples,
+    SavePart,
     SetAside,
-    SlaveId,
     SlaveReported,
+    StopRequested,
     StreamEnded,
     TuplesRead,
 )
-from swjoin.policy.epochs import EpochSize, boundary_after_us, slot_end_us, slots_ended, slots_to_skip, sub_group_of
+from swjoin.policy.epochs import EpochSize, slot_end_us, slots_ended, slots_to_skip, sub_group_of
 from swjoin.routing.hash_partition import HashPartition
 
 
@@ -102,11 +104,14 @@ class Master:
         self._resting: list[SlaveId] = []  # of them, those that rest afterwards
         self._last = False  # this is the last distribution epoch
         self._last_closed = False
+        self.checkpoints = Checkpoints(config.checkpoint, slave_count)
+        self._checkpoint = False  # one ends this distribution epoch
+        self._saves: list[MasterCommand] = []
         self._promised: dict[SlaveId, tuple[int, int]] = {}  # each slave's last punctuations
         self._history = History(self.streams, config.measure.prefill_us)
         self._slots_closed = self._history.length_us // (self._epoch_us or 1) * self._sub_groups  # realtime pace, run clock
         self.streams_ended_us: int | None = None  # realtime pace: when the last tuple had arrived
-        self._boundary_us = BEGIN_OF_TIME_US  # asap pace, event time: the last slot's
+        self._slots = AsapSlots(config.cluster)
         self._origin_us: int | None = None  # start of the time axis: the lowest first time of both streams
 
     def start(self) -> list[MasterCommand]:
@@ -135,6 +140,14 @@ class Master:
                 move = self.controller.acknowledge(end, now_us)
                 if move is not None:
                     self._released.append((move, self.buffers.release(move.group, self.controller.router)))
+            case PartSaved():
+                commands += self.checkpoints.saved(event)
+            case CheckpointCompleted():
+                commands += self.checkpoints.complete(event, now_us)
+                took_us = self.checkpoints.durations_us[-1]
+                self.controller.note(now_us, "checkpoint", duration_us=took_us, amount=float(event.generation))
+            case StopRequested():
+                self.checkpoints.stopping = True
             case ClockAdvanced():
                 pass
         commands += self._advance(now_us)
@@ -147,15 +160,22 @@ class Master:
         commands += self._serve()
         if self._history.running and self._history_joined():
             return [*commands, *self._begin_measuring()]
-        while not self._serving and not self._last_closed and self._close_slot(now_us):
-            commands += self._serve()
-        if self._last_closed and not self._serving and not self.finished:
+        while not self._serving and not self._last_closed and not self._halted and self._close_slot(now_us):
+            commands += [*self._saves, *self._serve()]
+            self._saves.clear()
+        if (self._last_closed or self.checkpoints.stopped) and not self._serving and not self.finished:
             self.finished = True
             commands.append(FinishMaster())
         return commands + self._read_on()
 
+    @property
+    def _halted(self) -> bool:
+        """The run is to stop, and the deliveries before its last checkpoint have been made."""
+        cut = self.checkpoints.under_way and not self._checkpoint
+        return self.checkpoints.stopping and (cut or self.checkpoints.stopped)
+
     def _read_on(self) -> list[MasterCommand]:
-        wanted = self._stream_to_read()
+        wanted = None if self.checkpoints.stopping else self._stream_to_read()
         if wanted is not None:
             self._reading = wanted
         return [] if wanted is None else [ReadTuples(wanted)]
@@ -261,22 +281,15 @@ class Master:
 
     def _slot_end(self) -> int | None:
         """asap pace: the event time below which tuples can be delivered now, or None while the slot is still open."""
-        exhausted = self._exhausted
-        if self._epoch_us == 0:
-            full = self.buffers.tuples >= self._epoch_size.tuples or self._full()
-            return END_OF_TIME_US if exhausted or full else None
-        first = self.buffers.first_ts_us
-        origin = self._origin()
-        if origin is None or (first is None and not self._mid_epoch):
-            if not exhausted:
-                self._check_room()
-            return END_OF_TIME_US if exhausted else None
-        boundary = self._boundary_us + self._epoch_us // self._sub_groups  # not before the last one, which was promised
-        if first is not None:
-            boundary = max(boundary, boundary_after_us(first, origin, self._epoch_us // self._sub_groups))
-        if boundary <= min(s.watermark_us for s in self.streams):
-            return boundary
-        return END_OF_TIME_US if self._full() else None
+        return self._slots.end(
+            self.buffers.first_ts_us,
+            self._origin(),
+            min(s.watermark_us for s in self.streams),
+            mid_epoch=self._mid_epoch,
+            exhausted=self._exhausted,
+            enough=self.buffers.tuples >= self._epoch_size.tuples,
+            full=self._full,
+        )
 
     def _full(self) -> bool:
         self._check_room()
@@ -298,11 +311,11 @@ class Master:
         return self._close_realtime(now_us) if self._realtime else self._close_asap(now_us)
 
     def _close_asap(self, now_us: int) -> bool:
-        end = None if self._draining else self._slot_end()
+        stops = self.checkpoints.stopping and (self._mid_epoch or self.controller.has_orders or not self.controller.moves)
+        end = END_OF_TIME_US if stops else None if self._draining or self.checkpoints.stopping else self._slot_end()
         if end is None:
             return False
-        if end < END_OF_TIME_US:
-            self._boundary_us = end
+        self._slots.closed(end)
         times = [min(end, s.watermark_us) for s in self.streams]
         self._drain(end, (times[LEFT], times[RIGHT]), now_us, None)
         return True
@@ -342,30 +355,14 @@ class Master:
         return all(s in self._reported for s in slaves if sub_group_of(s, self._sub_groups) == sub_group)
 
     def _make_room(self, slaves: list[SlaveId], rebase_us: int) -> dict[SlaveId, tuple[int, int]]:
-        """realtime pace: who has no room gets an empty delivery, and holds nobody up; nobody gets more than a stream buffer at
-        once.
-
-        A partition-group that is ordered to leave gets all of its tuples along. Returns what may be promised to slaves for
-        which tuples stay here.
-        """
+        """realtime pace: see `cluster.parking`; otherwise, and in the end, everything goes."""
         if not self._realtime or self._history.running or self._last:
             for slave in slaves:
                 self.buffers.unpark(slave)
             return {}
-        full = {s for s in slaves if self._reported.get(s, (0.0, None))[0] >= 1}
-        for slave in full:  # first: what is let go below must not be put away again
-            self.buffers.park(slave)
-        behind: dict[SlaveId, tuple[int, int]] = {}
-        for slave in slaves:
-            below_us = None if slave in full else self.buffers.unpark_some(slave, self.config.module.stream_buffer_bytes)
-            if slave in full:
-                behind[slave] = self._promised[slave]
-            elif below_us is not None:
-                left, right = self._promised[slave]
-                behind[slave] = (max(left, below_us - rebase_us), max(right, below_us - rebase_us))
-            for group in self.controller.groups_ordered_out(slave):
-                self.buffers.unpark_group(slave, group)
-        return behind
+        occupancies = {SlaveId(s): ratio for s, (ratio, _) in self._reported.items()}
+        capacity = self.config.module.stream_buffer_bytes
+        return make_room(self.buffers, self.controller, slaves, occupancies, self._promised, capacity, rebase_us)
 
     def _drain(self, below_us: int, times_us: tuple[int, int], now_us: int, rebase_us: int | None) -> None:
         """Close a slot: deliveries to the active slaves of the next sub-group, with their orders."""
@@ -391,30 +388,28 @@ class Master:
             for number in moves_out[:, 0].tolist():
                 self.buffers.hold(self.controller.hold(number, times_us, now_us).group)
             self._serving.append(
-                Delivery(
-                    self._query,
-                    slave,
-                    self.epoch,
-                    left_us,
-                    right_us,
-                    tuples.groups,
-                    tuples.left_counts,
-                    tuples.right_counts,
-                    tuples.left,
-                    tuples.right,
-                    self._last,
-                    tuples.route,
-                    tuples.route,
-                    len(self._served),
-                    moves_out,
-                    moves_in,
-                    slave in self._resting,
+                tuples.delivery(
+                    Order(self._query, slave, self.epoch, len(self._served), self.checkpoints.generation, self._checkpoint),
+                    (left_us, right_us),
+                    (moves_out, moves_in),
+                    last=self._last,
+                    rests=slave in self._resting,
                 )
             )
         for move, count in [x for x in self._released if x[0].consumer in slaves and x[0].consumer not in behind]:
             self._released.remove((move, count))
             self.controller.released(move, count, now_us)
         self._last_closed = self._last and not self._mid_epoch
+        if self._checkpoint and not self._mid_epoch:
+            self._cut()
+
+    def _cut(self) -> None:
+        """All deliveries before a checkpoint have been made: the master's part of it is what it has kept."""
+        lows = [min(promise[stream] for promise in self._promised.values()) for stream in (LEFT, RIGHT)]
+        alive_us = self.config.query.bounds.dead_below((lows[LEFT], lows[RIGHT]))
+        generation = self.checkpoints.cut(alive_us)
+        self._checkpoint = False
+        self._saves.append(SavePart(generation, snapshot(self)))
 
     def _begin_epoch(self, below_us: int, now_us: int) -> None:
         """The next distribution epoch: whom it serves, and whether it is the last."""
@@ -424,10 +419,41 @@ class Master:
         exhausted = self._exhausted
         past = not self._history.running
         self._last = past and exhausted and self.buffers.last_ts_us < below_us and not self.controller.moves
-        self._resting = self.controller.begin_epoch(self.epoch, now_us, ending=exhausted or not past)
+        due = past and not self._last and self.checkpoints.due(self.epoch, now_us)
+        self._checkpoint = due and not self.controller.moves
+        still = due or self.checkpoints.being_joined
+        self._resting = self.controller.begin_epoch(self.epoch, now_us, ending=exhausted or not past, still=still)
         self._served = sorted([*self.controller.active, *self._resting])
-        if self._last:  # also those that rest, to end them
-            self._served, self._resting = [SlaveId(s) for s in range(self.slave_count)], []
+        if self._checkpoint:
+            self.checkpoints.begin(self.epoch, now_us)
+        if self._last or self._checkpoint:  # also those that rest, to end them or to have their part
+            self._served = [SlaveId(s) for s in range(self.slave_count)]
+            self._resting = [] if self._last else [s for s in self._served if s not in self.controller.active]
+
+    # ------------------------------------------------------------ across a crash (`cluster.snapshots`)
+
+    def plain_state(self) -> dict[str, Any]:
+        """All but streams, buffers and controller, ready for JSON."""
+        return {
+            "epoch": int(self.epoch),
+            "generation": self.checkpoints.generation,
+            "completed": self.checkpoints.completed,
+            "epochs_closed": self._slots_closed // self._sub_groups,
+            "origin_us": self._origin_us,
+            "boundary_us": self._slots.boundary_us,
+            "streams_ended_us": self.streams_ended_us,
+            "epoch_size": self._epoch_size.plain_state(),
+            "peaks": [self.peak_buffer_bytes, self.peak_pending_tuples],
+        }
+
+    def restore_state(self, plain: dict[str, Any], now_us: int) -> None:
+        self.epoch = EpochIndex(plain["epoch"])
+        self.checkpoints.restore(plain["generation"], plain["epoch"], now_us, plain["completed"] + 1)
+        self._slots_closed = plain["epochs_closed"] * self._sub_groups
+        self._origin_us, self._slots.boundary_us = plain["origin_us"], plain["boundary_us"]
+        self.streams_ended_us = plain["streams_ended_us"]
+        self._epoch_size.restore(plain["epoch_size"])
+        self.peak_buffer_bytes, self.peak_pending_tuples = plain["peaks"]
 
     # ------------------------------------------------------------ after the run
 
@@ -448,12 +474,14 @@ class Master:
             "peak_buffer_bytes": self.peak_buffer_bytes,
             "peak_pending_tuples": self.peak_pending_tuples,
             "streams_ended_us": self.streams_ended_us,
+            "checkpoints": self.checkpoints.summary(),
             **self.controller.summary(),
         }
 
     def validate(self) -> None:
         self.buffers.validate()
         self.controller.validate()
+        self.checkpoints.validate()
         for intake in self.streams:
             intake.validate()
         waiting = [d.slave for d in self._serving]

@@ -12,20 +12,9 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from swjoin.batch import RowLayout, TupleBatch
+from swjoin.deliveries import Delivery, EpochIndex, GroupId, MoveEnd, QueryId, SlaveId, StateChunk
 from swjoin.errors import RunFailed
-from swjoin.messages import (
-    AcknowledgeMove,
-    Delivery,
-    EpochIndex,
-    GroupId,
-    MoveEnd,
-    QueryId,
-    SendState,
-    SlaveCommand,
-    SlaveId,
-    StateChunk,
-    WantState,
-)
+from swjoin.messages import AcknowledgeMove, SendState, SlaveCommand, WantState
 from swjoin.operators.join_module import JoinModule, Taking, Yielding
 from swjoin.operators.state_movement import Journey, take_group
 from swjoin.operators.window_join import Work

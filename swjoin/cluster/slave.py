@@ -19,25 +19,29 @@ from swjoin.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout
 from swjoin.cluster.metrics import COLUMNS
 from swjoin.cluster.mover import Mover
 from swjoin.config import RunConfig
-from swjoin.errors import RunFailed
-from swjoin.messages import (
+from swjoin.deliveries import (
     BEGIN_OF_TIME_US,
     END_OF_TIME_US,
-    Delivered,
     Delivery,
     EpochIndex,
-    ExchangeDue,
-    FinishSlave,
     GroupLoads,
     GroupResults,
-    MeasuringBegan,
     QueryId,
-    Report,
     ResultChunk,
+    SlaveId,
+)
+from swjoin.errors import RunFailed
+from swjoin.messages import (
+    Delivered,
+    ExchangeDue,
+    FinishSlave,
+    MeasuringBegan,
+    Report,
+    SavePart,
     SendResults,
     SlaveCommand,
     SlaveEvent,
-    SlaveId,
+    Snapshot,
     StateReceived,
     StateWanted,
     TimesMeasured,
@@ -81,6 +85,7 @@ class Slave:
         self.joined = [0, 0]
         self.produced = 0
         self.epoch = EpochIndex(-1)
+        self._generation = 0  # what is joined next belongs to it
         self.peak_buffer_bytes = 0
         self.in_history = config.measure.prefill_us > 0
         self._realtime = config.pace == "realtime" and not self.in_history
@@ -112,6 +117,11 @@ class Slave:
         self._cost_ns = np.zeros(config.cluster.partition_count)
         self._busy_us = 0
         self._state_tuple_bytes = 24 + sum(layout.fixed_bytes for layout in layouts if layout is not None) // 2
+
+    def restore(self, delivery: Delivery) -> None:
+        """Before `start`: take up tuples that had been joined before a crash, in the order of their delivery."""
+        assert isinstance(self.join, WindowJoin), "a slave over counts has no tuples to restore"
+        self.join.restore(delivery)
 
     def start(self) -> list[SlaveCommand]:
         """Report for the first delivery; in realtime pace the first slot is time enough.
@@ -270,7 +280,7 @@ class Slave:
             delivery = self._buffer.popleft()
             self._work = self.join.open(delivery)
             self._work_bytes = float(delivery.nbytes)
-            self.epoch = delivery.epoch
+            self.epoch, self._generation = delivery.epoch, delivery.generation
             return [] if self._realtime else self._report_if_due(now_us)
         work = self._work
         if self._joined is not None:
@@ -285,7 +295,8 @@ class Slave:
             return []
         commands: list[SlaveCommand] = []
         if step.pairs is not None and len(step.pairs):
-            chunk = ResultChunk(self._query, self.id, self.epoch, False, False, step.pairs, history=self.in_history)
+            labels = (self._query, self.id, self.epoch, False, False)
+            chunk = ResultChunk(*labels, step.pairs, history=self.in_history, generation=self._generation)
             commands.append(SendResults(chunk))
         if step.done:
             self._buffered_bytes = max(0.0, self._buffered_bytes - self._work_bytes)
@@ -311,6 +322,9 @@ class Slave:
         self._buffered_bytes = max(0.0, self._buffered_bytes - self._work_bytes)
         self._work = self._joined = None
         commands: list[SlaveCommand] = [SendResults(self._complete(work, step, now_us))]
+        if work.delivery.checkpoint:
+            commands.append(SavePart(self._generation, Snapshot({"joined": list(self.joined), "produced": self.produced})))
+            self._generation += 1
         if work.delivery.last:
             self.finished = True
             commands.append(FinishSlave())
@@ -355,7 +369,8 @@ class Slave:
         self._times = TimesMeasured()
         metrics = np.array([values[name] for name in COLUMNS], np.float64)
         labels = (self._query, self.id, delivery.epoch, True, delivery.last)
-        return ResultChunk(*labels, step.pairs, results, metrics, histogram, delivery.served, self.in_history)
+        sums = (results, metrics, histogram, delivery.served, self.in_history)
+        return ResultChunk(*labels, step.pairs, *sums, self._generation, delivery.checkpoint)
 
     def buffered_tuples(self, stream: int) -> int:
         """Tuples of a stream that were delivered and whose epoch is not completed."""

@@ -24,8 +24,7 @@ from typing import cast
 import numpy as np
 
 from swjoin.batch import I64, LEFT, RIGHT, TupleBatch
-from swjoin.errors import RunFailed
-from swjoin.messages import (
+from swjoin.deliveries import (
     BEGIN_OF_TIME_US,
     END_OF_TIME_US,
     Delivery,
@@ -35,6 +34,7 @@ from swjoin.messages import (
     GroupResults,
     StateChunk,
 )
+from swjoin.errors import RunFailed
 from swjoin.operators.counted_windows import Fresh, Meter, Windows, as_matrix, mini_shares, spread_delays
 from swjoin.operators.counts import F64, Census, CountedBatch, overlap
 from swjoin.operators.state_movement import Journey, pieces

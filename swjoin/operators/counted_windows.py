@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit
 
 from swjoin.batch import I64, TupleBatch
-from swjoin.messages import GroupId
+from swjoin.deliveries import GroupId
 from swjoin.operators.counts import F64, CountedBatch
 from swjoin.state.arrays import STAT_DELAY_MAX, STAT_DELAY_SUM
 from swjoin.state.histogram import histogram_index

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from swjoin.batch import I64, TupleBatch
-from swjoin.messages import Delivery, EpochIndex, GroupId, StateChunk
+from swjoin.deliveries import Delivery, EpochIndex, GroupId, StateChunk
 from swjoin.operators.state_movement import Journey
 from swjoin.operators.window_join import Step, Work
 

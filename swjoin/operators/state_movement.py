@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from swjoin.batch import I64, LEFT, RIGHT, RowLayout, TupleBatch
+from swjoin.deliveries import Delivery, EpochIndex, GroupId, QueryId, SlaveId, StateChunk
 from swjoin.errors import RunFailed
-from swjoin.messages import Delivery, EpochIndex, GroupId, QueryId, SlaveId, StateChunk
 
 if TYPE_CHECKING:
     from swjoin.operators.window_join import WindowJoin, Work
@@ -51,7 +51,7 @@ class Departure:
         self._chunk_bytes = chunk_bytes
         join.state.open_groups(np.array([journey.group], np.int64))
         self._times_us = join.times_us
-        self._dead_us = join.dead_below(self._times_us)
+        self._dead_us = join.bounds.dead_below(self._times_us)
         join.set_floor(journey.group, self._times_us)
         self._hidden = join.state.hide_group(journey.group)
         self._stream = LEFT

@@ -12,13 +12,13 @@ tuned.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from swjoin.batch import I64, LEFT, RIGHT, Pairs, PayloadRows, RowLayout, TupleBatch
+from swjoin.deliveries import BEGIN_OF_TIME_US, END_OF_TIME_US, Delivery, GroupId, GroupResults, Route, StateChunk
 from swjoin.errors import RunFailed
-from swjoin.messages import BEGIN_OF_TIME_US, END_OF_TIME_US, Delivery, GroupId, GroupResults, Route, StateChunk
 from swjoin.operators.state_movement import Arrival, Departure, Journey
 from swjoin.oracle import Bounds
 from swjoin.state.arrays import (
@@ -271,17 +271,26 @@ class WindowJoin:
                 store.expire(min([dead[stream], *(floor[stream] for floor in self._floors.values())]))
         return dropped > 0
 
-    def dead_below(self, times_us: tuple[int, int]) -> tuple[int, int]:
-        """Left tuples below right time - upper, right tuples below left time + lower match nothing after these times."""
-        left_time, right_time = times_us
-        return right_time - self.bounds.upper_us, left_time + self.bounds.lower_us
-
     def _dead_below(self) -> tuple[int, int]:
         left_time, right_time = self._times_us
         if self._open is not None and self._open.settles:
             left_time = min(left_time, self._open.delivery.left_time_us)
             right_time = min(right_time, self._open.delivery.right_time_us)
-        return self.dead_below((left_time, right_time))
+        return self.bounds.dead_below((left_time, right_time))
+
+    def restore(self, delivery: Delivery) -> None:
+        """Store tuples that had been joined before a crash; nothing is matched, and nothing expires. RunFailed when the windows
+        are full."""
+        stored = replace(
+            delivery,
+            left_time_us=BEGIN_OF_TIME_US,
+            right_time_us=BEGIN_OF_TIME_US,
+            left_route=Route.STORE,
+            right_route=Route.STORE,
+        )
+        work = self.open(stored)
+        while not self.step(work, 0, max(1, len(delivery.left) + len(delivery.right))).done:
+            pass
 
     # ------------------------------------------------------------ state movement
 
@@ -309,14 +318,14 @@ class WindowJoin:
 
     def set_floor(self, group: GroupId, times_us: tuple[int, int]) -> None:
         """Payload that a partition-group on its way may need, by its own times, stays until the floor is lifted."""
-        self._floors[group] = self.dead_below(times_us)
+        self._floors[group] = self.bounds.dead_below(times_us)
 
     def lift_floor(self, group: GroupId) -> None:
         self._floors.pop(group, None)
 
     def look_again(self, times_us: tuple[int, int]) -> None:
         """Windows of these, older times have come: what has expired here already may have to expire once more."""
-        left, right = self.dead_below(times_us)
+        left, right = self.bounds.dead_below(times_us)
         self._expired_below = (min(self._expired_below[0], left), min(self._expired_below[1], right))
 
     # ------------------------------------------------------------ measures and invariants

@@ -37,6 +37,15 @@ class EpochSize:
         while self._recent[0][0] < newest_us - self._retention_us:
             self._window_tuples -= self._recent.popleft()[1]
 
+    def plain_state(self) -> list[tuple[int, int]]:
+        """Ready for JSON."""
+        return list(self._recent)
+
+    def restore(self, plain: list[tuple[int, int]]) -> None:
+        """Go on with what `plain_state` said."""
+        self._recent = deque((newest_us, tuples) for newest_us, tuples in plain)
+        self._window_tuples = sum(tuples for _, tuples in self._recent)
+
 
 def boundary_after_us(time_us: int, origin_us: int, epoch_us: int) -> int:
     """The first boundary origin + k * epoch (k >= 1) strictly above `time_us`: the end of the epoch that holds it."""

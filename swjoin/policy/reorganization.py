@@ -16,7 +16,7 @@ import numpy as np
 
 from swjoin.batch import I64
 from swjoin.config import ReorganizationConfig
-from swjoin.messages import GroupId, SlaveId
+from swjoin.deliveries import GroupId, SlaveId
 
 
 class Kind(StrEnum):

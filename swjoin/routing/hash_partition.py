@@ -16,8 +16,8 @@ import numpy as np
 from numba import njit
 
 from swjoin.batch import I64, U64, TupleBatch
+from swjoin.deliveries import Route
 from swjoin.hashing import group_of, hash_key
-from swjoin.messages import Route
 
 
 @dataclass(frozen=True)

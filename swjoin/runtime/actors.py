@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.master import Master
 from swjoin.cluster.slave import STEP_TUPLES, Slave
+from swjoin.deliveries import Delivery, ResultChunk, RunEvent, SlaveId
 from swjoin.messages import (
     AcknowledgeMove,
     ClockAdvanced,
     Deliver,
     Delivered,
-    Delivery,
     ExchangeDue,
     Log,
     MasterCommand,
@@ -31,14 +31,11 @@ from swjoin.messages import (
     MoveEnded,
     ReadTuples,
     Report,
-    ResultChunk,
     ResultsReceived,
-    RunEvent,
     SendResults,
     SendState,
     SlaveCommand,
     SlaveEvent,
-    SlaveId,
     SlaveReported,
     StateReceived,
     StateWanted,
@@ -181,7 +178,7 @@ class CollectorActor(Actor):
         self.nbytes += nbytes
         if chunk is not None:
             self.collector.handle(ResultsReceived(chunk), self.world.now_us)
-            self.metrics += self.collector.take_metrics()
+            self.metrics += [row for _, row in self.collector.take_metrics()]
             nbytes -= _CHUNK_BYTES
         self.work((costs.collector_chunk_ns + costs.collector_byte_ns * max(0.0, nbytes)) / 1000, self.loop)
 

@@ -31,19 +31,15 @@ from swjoin.cluster.master import Master
 from swjoin.cluster.metrics import COLUMNS
 from swjoin.cluster.slave import Slave
 from swjoin.config import RunConfig, SinkConfig, WorkloadConfig
+from swjoin.deliveries import EpochIndex, GroupId, QueryId, ResultChunk, SlaveId
 from swjoin.errors import RunFailed
 from swjoin.loading import config_from_plain
 from swjoin.messages import (
     Deliver,
     Delivered,
-    EpochIndex,
-    GroupId,
-    QueryId,
     ReadTuples,
-    ResultChunk,
     ResultsReceived,
     SendResults,
-    SlaveId,
     SlaveReported,
     StreamEnded,
     TuplesRead,

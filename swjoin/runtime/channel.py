@@ -7,6 +7,7 @@ Stays out: what the bytes mean (`runtime.wire`), which rank plays which role (`r
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from swjoin.errors import RunFailed
 from swjoin.messages import TimesMeasured
 from swjoin.runtime.report import cpu_us
 
@@ -41,8 +43,12 @@ class Meter:
         return out
 
 
+class PeerLostError(RunFailed):
+    """Another rank has died, or has found that one did. Without fault tolerance of the MPI library everything ends instead."""
+
+
 class Channel:
-    """Sends and receives whole byte messages, and waits without spinning."""
+    """Sends and receives whole byte messages, and waits without spinning. Any call may raise PeerLostError."""
 
     def __init__(self, comm: MPI.Comm) -> None:
         from mpi4py import MPI
@@ -56,19 +62,33 @@ class Channel:
 
     def send(self, data: NDArray[np.uint8], rank: int, tag: int) -> None:
         start = time.monotonic_ns()
-        self.comm.Send([data, self.mpi.BYTE], dest=rank, tag=tag)
+        try:
+            self.comm.Send([data, self.mpi.BYTE], dest=rank, tag=tag)
+        except self.mpi.Exception as error:
+            raise self._lost(error) from None
         self.meter.communication_us += (time.monotonic_ns() - start) // 1000
+
+    def send_if_alive(self, data: NDArray[np.uint8], rank: int, tag: int) -> None:
+        """Send what only matters to a rank that is still there."""
+        with contextlib.suppress(PeerLostError):
+            self.send(data, rank, tag)
 
     def send_later(self, data: NDArray[np.uint8], rank: int, tag: int) -> None:
         """Begin to send; whoever sends may itself be waited for by the receiver. `data` is kept until it has gone."""
         start = time.monotonic_ns()
-        self._outgoing.append((self.comm.Isend([data, self.mpi.BYTE], dest=rank, tag=tag), data))
-        self._outgoing = [(request, kept) for request, kept in self._outgoing if not request.Test()]
+        try:
+            self._outgoing.append((self.comm.Isend([data, self.mpi.BYTE], dest=rank, tag=tag), data))
+            self._outgoing = [(request, kept) for request, kept in self._outgoing if not request.Test()]
+        except self.mpi.Exception as error:
+            raise self._lost(error) from None
         self.meter.communication_us += (time.monotonic_ns() - start) // 1000
 
     def probe(self, rank: int, tag: int) -> bool:
         """Whether a message waits; `receive` then takes it."""
-        found = bool(self.comm.Iprobe(source=rank, tag=tag, status=self.status))
+        try:
+            found = bool(self.comm.Iprobe(source=rank, tag=tag, status=self.status))
+        except self.mpi.Exception as error:
+            raise self._lost(error) from None
         if found:
             self._sleep_s = _SHORTEST_SLEEP_S
         return found
@@ -77,7 +97,10 @@ class Channel:
         """The message found by the last successful probe."""
         start = time.monotonic_ns()
         data = np.empty(self.status.Get_count(self.mpi.BYTE), np.uint8)
-        self.comm.Recv([data, self.mpi.BYTE], source=self.status.Get_source(), tag=self.status.Get_tag())
+        try:
+            self.comm.Recv([data, self.mpi.BYTE], source=self.status.Get_source(), tag=self.status.Get_tag())
+        except self.mpi.Exception as error:
+            raise self._lost(error) from None
         self.meter.communication_us += (time.monotonic_ns() - start) // 1000
         return data
 
@@ -106,11 +129,45 @@ class Channel:
         size = np.zeros(1, np.int64)
         data = np.frombuffer((text or "").encode(), np.uint8).copy()
         size[0] = len(data)
-        self.comm.Bcast([size, self.mpi.INT64_T], root=root)
-        if self.comm.rank != root:
-            data = np.empty(int(size[0]), np.uint8)
-        self.comm.Bcast([data, self.mpi.BYTE], root=root)
+        try:
+            self.comm.Bcast([size, self.mpi.INT64_T], root=root)
+            if self.comm.rank != root:
+                data = np.empty(int(size[0]), np.uint8)
+            self.comm.Bcast([data, self.mpi.BYTE], root=root)
+        except self.mpi.Exception as error:
+            raise self._lost(error) from None
         return bytes(data).decode()
+
+    def barrier(self) -> None:
+        try:
+            self.comm.Barrier()
+        except self.mpi.Exception as error:
+            raise self._lost(error) from None
+
+    def _lost(self, error: Exception) -> Exception:
+        """What an error of the MPI library means: a death, or just that error."""
+        kinds = (self.mpi.ERR_PROC_FAILED, self.mpi.ERR_PROC_FAILED_PENDING, self.mpi.ERR_REVOKED)
+        died = isinstance(error, self.mpi.Exception) and error.Get_error_class() in kinds
+        return PeerLostError("another rank has died") if died else error
+
+    def without_the_dead(self, mine: int) -> tuple[Channel, list[int]]:
+        """A channel between the ranks that are left, in their old order, and the number that each of them gives (`mine`).
+
+        What was on its way is lost; nothing of it can be taken for a new message.
+        """
+        comm = self.comm
+        while True:
+            try:
+                if not comm.Is_revoked():
+                    comm.Revoke()
+                comm = comm.Shrink()
+                numbers = np.zeros(comm.size, np.int64)
+                comm.Allgather([np.array([mine]), self.mpi.INT64_T], [numbers, self.mpi.INT64_T])
+                return Channel(comm), numbers.tolist()
+            except self.mpi.Exception as error:
+                lost = self._lost(error)
+                if not isinstance(lost, PeerLostError):
+                    raise
 
     def send_json(self, value: dict[str, Any], rank: int, tag: int) -> None:
         self.send(np.frombuffer(json.dumps(value).encode(), np.uint8), rank, tag)

@@ -27,7 +27,8 @@ from swjoin.config import RunConfig, to_plain
 from swjoin.errors import SwjoinError
 from swjoin.loading import config_from_plain
 from swjoin.oracle import brute_force, format_digest, pair_digest
-from swjoin.runtime.simulator import Simulation, SimulationError
+from swjoin.runtime.simulation_result import SimulationError
+from swjoin.runtime.simulator import Simulation
 from swjoin.sources.bmodel import payload_bytes
 
 _LAYOUT = RowLayout(8)
@@ -35,12 +36,13 @@ _LAYOUT = RowLayout(8)
 
 @dataclass(frozen=True)
 class Scenario:
-    """Two streams as rows (key, ts, null masks) and how they are joined."""
+    """Two streams as rows (key, ts, null masks) and how they are joined. crashes: as `simulator.Simulation` takes them."""
 
     seed: int
     config: RunConfig
     slave_count: int
     rows: tuple[SourceBatch, SourceBatch]
+    crashes: tuple[tuple[int, int], ...] = ()
 
     @staticmethod
     def draw(seed: int) -> Scenario:
@@ -89,7 +91,14 @@ class Scenario:
         if realtime and not bound and random_history.random() < 0.5:
             epoch = plain["cluster"]["distribution_epoch_us"]
             plain["measure"] = {"prefill_us": epoch * int(np.ceil(span * random_history.choice([0.1, 0.5, 0.5, 2.0]) / epoch))}
-        return Scenario(seed, config_from_plain(plain), slave_count, (rows[0], rows[1]))
+        random_crashes = np.random.default_rng([seed, 3])
+        crashes: list[tuple[int, int]] = []
+        if "measure" not in plain and random_crashes.random() < 0.5:
+            plain["checkpoint"] = {"epochs": int(random_crashes.choice([1, 2, 5]))}
+            for _ in range(int(random_crashes.integers(0, 4))):
+                step = int(random_crashes.geometric(1 / random_crashes.choice([20, 100, 400])))
+                crashes.append((step, int(random_crashes.integers(0, 7))))
+        return Scenario(seed, config_from_plain(plain), slave_count, (rows[0], rows[1]), tuple(crashes))
 
     def good_tuples(self, side: int) -> TupleBatch:
         """Rows that take part, by the definition of late rows, row after row."""
@@ -197,7 +206,11 @@ def run_simulated(seed: int) -> None:
     payload = scenario.config.sink.kind != "count"
     layout = _LAYOUT if payload else None
     sources = (_pieces(random, scenario.rows[0], 0, payload), _pieces(random, scenario.rows[1], 1, payload))
-    result = Simulation(scenario.config, sources, scenario.slave_count, seed, (layout, layout)).run()
+    memory = Path("/dev/shm")  # syncing to a disk takes longer than all the rest
+    with tempfile.TemporaryDirectory(prefix="swjoin-chaos-", dir=memory if memory.is_dir() else None) as folder:
+        place = Path(folder) if scenario.config.checkpoint.enabled else None
+        simulation = Simulation(scenario.config, sources, scenario.slave_count, seed, (layout, layout), place, scenario.crashes)
+        result = simulation.run()
     expected, digest = scenario.expected()
     if (result.count, result.digest) != (expected.total(), digest):
         raise SimulationError(

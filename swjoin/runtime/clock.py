@@ -59,6 +59,11 @@ class ReadingProgress:
         if self._progress is not None and self._task is not None:
             self._progress.advance(self._task, rows)
 
+    def restart(self, rows: int) -> None:
+        """So many rows have been read, and count."""
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=rows)
+
     def close(self) -> None:
         if self._progress is not None:
             self._progress.stop()

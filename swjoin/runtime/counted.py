@@ -17,7 +17,7 @@ from swjoin.batch import I64, LEFT, RIGHT, SourceBatch, StreamCounts, TupleBatch
 from swjoin.cluster.buffers import Drained, MiniBuffers
 from swjoin.cluster.intake import StreamIntake
 from swjoin.config import TimeConfig
-from swjoin.messages import BEGIN_OF_TIME_US, GroupId, SlaveId
+from swjoin.deliveries import BEGIN_OF_TIME_US, GroupId, SlaveId
 from swjoin.operators.counts import Census, CountedBatch
 from swjoin.policy.epochs import sub_group_of
 from swjoin.routing.hash_partition import HashPartition

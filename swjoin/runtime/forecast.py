@@ -113,7 +113,7 @@ def store(report: dict[str, Any], foretold: Plan, run_dir: Path) -> None:
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         metrics, events = MetricsFile(run_dir), EventsFile(run_dir)
-        metrics.add(foretold.metrics)
+        metrics.add([(0, row) for row in foretold.metrics])
         metrics.close()
         for event in foretold.events:
             events.add(event)

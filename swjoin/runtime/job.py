@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from swjoin.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.cluster.metrics import COLUMNS, INTEGER_COLUMNS
 from swjoin.config import RunConfig, to_plain
+from swjoin.deliveries import RunEvent
 from swjoin.loading import config_from_plain
-from swjoin.messages import RunEvent
+from swjoin.storage import AppendedFile
 
 if TYPE_CHECKING:
     from swjoin.sinks import Sink
@@ -33,6 +34,7 @@ class Job:
     """config: the run. target: OUT file of `join`, DIR/results of `run`, None with a count sink. directory: target is a
     directory.
     run_dir: where metrics and run.json go (`run`), or None. report: another copy of run.json, or None. command: as typed.
+    resumes: go on from the newest checkpoint.
     """
 
     config: RunConfig
@@ -41,9 +43,19 @@ class Job:
     run_dir: Path | None
     report: Path | None
     command: str
+    resumes: bool = False
+
+    @property
+    def checkpoints(self) -> Path | None:
+        """Folder of the run's checkpoints; None when it makes none."""
+        checkpoint = self.config.checkpoint
+        if not checkpoint.enabled or self.run_dir is None:
+            return None
+        return self.run_dir / "checkpoints" if checkpoint.directory is None else Path(checkpoint.directory)
 
     def to_json(self) -> str:
         plain: dict[str, Any] = {"config": to_plain(self.config), "directory": self.directory, "command": self.command}
+        plain["resumes"] = self.resumes
         for name in ("target", "run_dir", "report"):
             value = getattr(self, name)
             plain[name] = None if value is None else str(value)
@@ -60,6 +72,7 @@ class Job:
             paths["run_dir"],
             paths["report"],
             plain["command"],
+            plain["resumes"],
         )
 
 
@@ -85,47 +98,64 @@ def open_job_sink(job: Job, plan: OutputPlan) -> Sink:
     """The sink of a job. UserError when the target cannot be written."""
     from swjoin.sinks import open_sink
 
-    return open_sink(job.config.sink.kind, job.target or Path(), plan, directory=job.directory)
+    staged = job.checkpoints is not None
+    kind, target = job.config.sink.kind, job.target or Path()
+    return open_sink(kind, target, plan, directory=job.directory, staged=staged, resumes=job.resumes)
 
 
 class MetricsFile:
-    """DIR/metrics/slaves.parquet: one row per slave and distribution epoch, written in bounded pieces."""
+    """DIR/metrics/slaves.parquet: one row per slave and distribution epoch, written at the end.
+
+    rows: where they are kept until then (a temporary file without one); those of a generation are kept once it is cut.
+    """
 
     ROWS = 4096
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, rows: AppendedFile | None = None) -> None:
+        self.path = run_dir / "metrics" / "slaves.parquet"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._kept = rows is not None
+        self.rows = AppendedFile(self.path.with_name(".slaves.rows")) if rows is None else rows
+        self._waiting: list[tuple[int, NDArray[np.float64]]] = []
+
+    def add(self, rows: list[tuple[int, NDArray[np.float64]]]) -> None:
+        """Rows with their generations."""
+        self._waiting += rows
+        if not self._kept:
+            self.cut(self._waiting[-1][0] if self._waiting else 0)
+
+    def cut(self, generation: int) -> None:
+        """Keep the rows up to this generation."""
+        self.rows.append(b"".join(row.tobytes() for g, row in self._waiting if g <= generation))
+        self._waiting = [(g, row) for g, row in self._waiting if g > generation]
+
+    def close(self) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        self.path = run_dir / "metrics" / "slaves.parquet"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._temporary = self.path.with_name(".slaves.parquet.tmp")
-        self._schema = pa.schema([(n, pa.int64() if n in INTEGER_COLUMNS else pa.float64()) for n in COLUMNS])
-        self._writer = pq.ParquetWriter(self._temporary, self._schema)
-        self._rows: list[NDArray[np.float64]] = []
+        self.rows.append(b"".join(row.tobytes() for _, row in self._waiting))
+        schema = pa.schema([(n, pa.int64() if n in INTEGER_COLUMNS else pa.float64()) for n in COLUMNS])
+        everything = np.frombuffer(self.rows.read(), np.float64).reshape(-1, len(COLUMNS))
+        temporary = self.path.with_name(".slaves.parquet.tmp")
+        with pq.ParquetWriter(temporary, schema) as writer:
+            for at in range(0, len(everything), self.ROWS):
+                table = everything[at : at + self.ROWS]
+                columns = [
+                    pa.array(table[:, i].astype(np.int64) if name in INTEGER_COLUMNS else table[:, i].copy())
+                    for i, name in enumerate(COLUMNS)
+                ]
+                writer.write_batch(pa.record_batch(columns, schema=schema))
+        temporary.replace(self.path)
+        self.rows.close()
+        if not self._kept:
+            self.rows.path.unlink()
 
-    def add(self, rows: list[NDArray[np.float64]]) -> None:
-        self._rows += rows
-        if len(self._rows) >= self.ROWS:
-            self._flush()
-
-    def _flush(self) -> None:
-        import pyarrow as pa
-
-        if not self._rows:
-            return
-        table = np.stack(self._rows)
-        columns = [
-            pa.array(table[:, i].astype(np.int64) if name in INTEGER_COLUMNS else table[:, i].copy())
-            for i, name in enumerate(COLUMNS)
-        ]
-        self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
-        self._rows = []
-
-    def close(self) -> None:
-        self._flush()
-        self._writer.close()
-        self._temporary.replace(self.path)
+    def abort(self) -> None:
+        """Of a run that can be resumed the rows stay where they are kept."""
+        if self._kept:
+            self.rows.close()
+        else:
+            self.close()
 
 
 class EventsFile:

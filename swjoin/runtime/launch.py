@@ -35,9 +35,15 @@ def mpirun_options(mpirun: Path, ranks: int) -> list[str]:
     return [*command, "--bind-to", "none", "--mca", "btl", "self,sm", "--mca", "pml", "ob1"]
 
 
-def mpirun_command(mpirun: Path, ranks: int, job_file: Path, debug: bool) -> list[str]:
-    """The command line that starts `ranks` ranks of a job on this machine."""
-    command = [*mpirun_options(mpirun, ranks), sys.executable, "-m", "swjoin", "_rank", str(job_file)]
+def mpirun_command(mpirun: Path, ranks: int, job_file: Path, debug: bool, *, survives: bool = False) -> list[str]:
+    """The command line that starts `ranks` ranks of a job on this machine.
+
+    survives: a rank that dies does not end the others (User Level Failure Mitigation, which Open MPI 5 has).
+    """
+    options = mpirun_options(mpirun, ranks)
+    if survives:
+        options += ["--with-ft", "ulfm"]
+    command = [*options, sys.executable, "-m", "swjoin", "_rank", str(job_file)]
     return [*command, "--debug"] if debug else command
 
 
@@ -47,14 +53,16 @@ def launch(job: Job, ranks: int, debug: bool) -> int:
     with tempfile.TemporaryDirectory(prefix="swjoin-") as folder:
         job_file = Path(folder) / "job.json"
         job_file.write_text(job.to_json())
-        command = mpirun_command(find_mpirun(), ranks, job_file, debug)
+        checkpointed = job.checkpoints is not None
+        survives = checkpointed and job.config.checkpoint.recover
+        command = mpirun_command(find_mpirun(), ranks, job_file, debug, survives=survives)
         environment = dict(os.environ)
         if not sys.stdout.isatty():  # mpirun gives rank 0 a pseudo-terminal all the same
             environment["SWJOIN_PLAIN"] = "1"
         process = subprocess.Popen(
             command, env=environment, stderr=None if debug else subprocess.PIPE, text=True, start_new_session=True
         )
-        code, failure = _watch(process)
+        code, failure = _watch(process, signal.SIGUSR1 if checkpointed else signal.SIGTERM)
     if code and job.run_dir is not None and not _finished_since(job.run_dir / "run.json", started):
         write_json(job.run_dir / "run.json", partial_report(job, {"count": None, "digest": None}, failure))
     return code
@@ -65,13 +73,17 @@ def _finished_since(report: Path, started: float) -> bool:
     return report.exists() and report.stat().st_mtime >= started
 
 
-def _watch(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Pass the ranks' lines on until the launcher ends; its exit code as ours, and what went wrong."""
+def _watch(process: subprocess.Popen[str], first_signal: signal.Signals) -> tuple[int, str]:
+    """Pass the ranks' lines on until the launcher ends; its exit code as ours, and what went wrong.
+
+    first_signal: what to send when we are to stop; SIGUSR1 is passed on to ranks, which with checkpoints end by themselves. The
+    second time it is SIGTERM.
+    """
     stopping: list[int] = []
 
     def stop(number: int, _frame: FrameType | None) -> None:
         stopping.append(number)
-        process.terminate()
+        process.send_signal(first_signal if len(stopping) == 1 else signal.SIGTERM)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     said = ""
@@ -91,6 +103,8 @@ def _watch(process: subprocess.Popen[str]) -> tuple[int, str]:
         for number, handler in before.items():
             signal.signal(number, handler)
         _end(process)
+    if stopping and code == 0 and first_signal == signal.SIGUSR1:
+        return 0, ""  # stopped with a checkpoint, or had come to its end
     if stopping:
         said = f"stopped by {signal.Signals(stopping[0]).name}"
         print(f"swjoin: {said}", file=sys.stderr)

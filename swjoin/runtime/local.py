@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
 from swjoin.cluster.slave import Slave
+from swjoin.deliveries import ResultChunk, SlaveId
 from swjoin.messages import (
     AcknowledgeMove,
     ClockAdvanced,
@@ -27,28 +28,32 @@ from swjoin.messages import (
     MasterEvent,
     MeasuringBegan,
     MoveEnded,
+    PublishResults,
     Report,
-    ResultChunk,
+    SavePart,
     SendResults,
     SendState,
     SlaveCommand,
     SlaveEvent,
-    SlaveId,
     SlaveReported,
     StateReceived,
     StateWanted,
+    StopRequested,
     TimesMeasured,
     WantState,
     WorkDue,
 )
 from swjoin.policy.epochs import next_exchange_us, slot_offset_us
+from swjoin.runtime.checkpoint_folder import Manifest
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.job import Job
+from swjoin.runtime.keepers import SlaveKeeper
 from swjoin.runtime.machine import RankMeter, machine_report
 from swjoin.runtime.memory import keep_freed_memory
 from swjoin.runtime.preload import load_master_kernels, load_slave_kernels
 from swjoin.runtime.report import build_report, check_ledger, peak_rss_bytes, publish
 from swjoin.runtime.shells import CollectorShell, MasterShell
+from swjoin.runtime.stopping import stop_signals
 from swjoin.runtime.throttle import Throttle
 
 _RESULT_CHUNKS = 4  # result chunks that may wait for the collector; then the slaves wait
@@ -76,8 +81,8 @@ def run_local(job: Job, progress: bool, slave_count: int | None = None) -> dict[
         load_master_kernels(job.config, shell.layouts)
         load_slave_kernels(job.config, shell.layouts)
         clock = RunClock()
-        with CollectorShell(job, shell.output_plan(), slave_count, clock) as collector:
-            loop = _LocalLoop(job, shell, collector, clock, slave_count)
+        with CollectorShell(job, shell.output_plan(), clock) as collector, stop_signals(job) as stop_wanted:
+            loop = _LocalLoop(job, shell, collector, clock, slave_count, stop_wanted)
             loop.run()
             ended_s = time.monotonic()
             machine = machine_report(
@@ -95,12 +100,16 @@ def run_local(job: Job, progress: bool, slave_count: int | None = None) -> dict[
                 ranks=[{"rank": 0, "host": platform.node(), "role": "in-process", "peak_rss_bytes": peak_rss_bytes()}],
                 wall_s=0.0,
                 join_s=join_s,
+                restored=loop.restored,
+                stopped=collector.stopped,
                 prefill_s=None if loop.began_s is None else loop.began_s - (loop.first_tuple_s or loop.began_s),
                 machine=machine,
             )
-            check_ledger(report)
+            if not collector.stopped:
+                check_ledger(report)
     report["wall_s"] = time.monotonic() - started
     publish(job, report)
+    shell.forget_checkpoints()
     return report
 
 
@@ -149,11 +158,15 @@ class _CollectorThread(_RoleThread):
     def __init__(self, shell: CollectorShell, to_master: _ToMaster, stop: threading.Event) -> None:
         super().__init__("collector", to_master, stop)
         self._shell = shell
-        self.chunks: queue.Queue[ResultChunk] = queue.Queue(_RESULT_CHUNKS)
+        self.chunks: queue.Queue[ResultChunk | PublishResults] = queue.Queue(_RESULT_CHUNKS)
 
     def play(self) -> None:
-        while not self._shell.collector.finished:
-            self._shell.receive(self._patiently(lambda wait: self.chunks.get(timeout=wait)))
+        while not self._shell.collector.finished and not self._shell.stopped:
+            message = self._patiently(lambda wait: self.chunks.get(timeout=wait))
+            if isinstance(message, PublishResults):
+                self._shell.show(message.generation, stop=message.stop)
+            else:
+                self._shell.receive(message)
 
 
 class _SlaveThread(_RoleThread):
@@ -174,8 +187,10 @@ class _SlaveThread(_RoleThread):
         self._rush = rush
         throttle.paused = slave.in_history
         self.peers: list[_SlaveThread] = []
+        self.keeper: SlaveKeeper | None = None
+        self._stopped = False
         self._throttle = throttle
-        self.inbox: queue.SimpleQueue[SlaveEvent] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[SlaveEvent | None] = queue.SimpleQueue()
         self._collector = collector
         self._clock = clock
         self._communication_us = self._idle_us = self._process_us = 0
@@ -183,12 +198,18 @@ class _SlaveThread(_RoleThread):
 
     def play(self) -> None:
         slave, clock = self.slave, self._clock
+        try:
+            self._play(slave, clock)
+        finally:
+            if self.keeper is not None:
+                self.keeper.close()
+
+    def _play(self, slave: Slave, clock: RunClock) -> None:
         self._cpu_ns = time.thread_time_ns()
         self._perform(slave.start())
-        while not slave.finished:
+        while not slave.finished and not self._stopped:
             try:
-                self._perform(slave.handle(self.inbox.get_nowait(), clock.now_us()))
-                self._mind_the_phase()
+                self._take(self.inbox.get_nowait())
             except queue.Empty:
                 before = clock.now_us()
                 if self._throttle.debt_us > 0:
@@ -198,8 +219,7 @@ class _SlaveThread(_RoleThread):
                 if not slave.has_work:
                     event = self._patiently(lambda wait: self.inbox.get(timeout=wait))
                     self._idle_us += clock.now_us() - before
-                    self._perform(slave.handle(event, clock.now_us()))
-                    self._mind_the_phase()
+                    self._take(event)
                     continue
                 if self._stop_event.is_set():
                     raise _StoppedError from None
@@ -209,6 +229,16 @@ class _SlaveThread(_RoleThread):
                 self._throttle.after((time.thread_time_ns() - worked_ns) // 1000, before)
                 self._process_us += clock.now_us() - before
                 self._perform(commands)
+
+    def _take(self, event: SlaveEvent | None) -> None:
+        """None: the run stops here, to be resumed."""
+        if event is None:
+            self._stopped = True
+            return
+        if isinstance(event, Delivered) and self.keeper is not None:
+            self.keeper.received(event.delivery)
+        self._perform(self.slave.handle(event, self._clock.now_us()))
+        self._mind_the_phase()
 
     def _mind_the_phase(self) -> None:
         """Nodes are imitated while the run is measured."""
@@ -236,6 +266,8 @@ class _SlaveThread(_RoleThread):
                     self.peers[supplier].inbox.put(StateWanted(move))
                 case SendState(chunk):
                     self.peers[chunk.consumer].inbox.put(StateReceived(chunk))
+                case SavePart() if self.keeper is not None:
+                    self.keeper.save(command)
                 case SendResults(chunk):
                     before = self._clock.now_us()
                     self._send(chunk)
@@ -250,8 +282,17 @@ class _SlaveThread(_RoleThread):
 class _LocalLoop:
     """The master's loop; carries messages between the roles of one process."""
 
-    def __init__(self, job: Job, shell: MasterShell, collector: CollectorShell, clock: RunClock, slave_count: int) -> None:
+    def __init__(
+        self,
+        job: Job,
+        shell: MasterShell,
+        collector: CollectorShell,
+        clock: RunClock,
+        slave_count: int,
+        stop_wanted: threading.Event,
+    ) -> None:
         self.shell = shell
+        self._stop_wanted = stop_wanted
         self.clock = clock
         self.first_tuple_s: float | None = None
         self.began_s: float | None = None
@@ -274,14 +315,36 @@ class _LocalLoop:
         ]
         for thread in self.slaves:
             thread.peers = self.slaves
+        self.restored = self._restore(job, collector)
+        now_us = clock.now_us()
         self._running = slave_count + 1
         self._epoch_us = job.config.cluster.distribution_epoch_us
         self._realtime = job.config.pace == "realtime"
         sub_groups = job.config.cluster.sub_group_count
         self._offsets_us = [slot_offset_us(s, sub_groups, self._epoch_us) if self._realtime else 0 for s in range(slave_count)]
-        self._exchange_at_us = [next_exchange_us(0, self._epoch_us, o) if self._realtime else 0 for o in self._offsets_us]
+        self._exchange_at_us = [next_exchange_us(now_us, self._epoch_us, o) if self._realtime else 0 for o in self._offsets_us]
         self.slot_us = max(1, self._epoch_us // sub_groups)
-        self._boundary_us = self.slot_us
+        self._boundary_us = next_exchange_us(now_us, self.slot_us)
+
+    def _restore(self, job: Job, collector: CollectorShell) -> Manifest | None:
+        """Start the roles, from the newest checkpoint if there is one; returns that."""
+        shell, count = self.shell, len(self.slaves)
+        if shell.keeper is None:
+            shell.start(self.clock, count)
+            collector.start(count)
+            return None
+        manifest = shell.keeper.folder.newest()
+        if manifest is not None:
+            self.clock.restart(manifest.plain["clock_us"])
+        shell.start(self.clock, count, self._inbox.put)
+        name, owner = shell.keeper.manifest_name, shell.master.controller.map.owner.tolist()
+        collector.start(count, name, self._inbox.put)
+        path, incarnation = shell.keeper.folder.path, shell.keeper.folder.incarnation
+        for thread in self.slaves:
+            sub_groups = shell.master.config.cluster.sub_group_count
+            thread.keeper = SlaveKeeper(path, incarnation, thread.slave, sub_groups, self._inbox.put)
+            thread.keeper.restore(name, owner)
+        return manifest
 
     def run(self) -> None:
         """Play the master until every role has ended. Raises what any role raised."""
@@ -289,7 +352,6 @@ class _LocalLoop:
         interval = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_S)
         try:
-            self.shell.start(self.clock, len(self.slaves))
             for thread in threads:
                 thread.start()
             while self._running or not self.shell.master.finished:
@@ -308,6 +370,10 @@ class _LocalLoop:
         while self.shell.outbox:
             delivery = self.shell.outbox.popleft()
             self.slaves[delivery.slave].inbox.put(Delivered(delivery))
+        while self.shell.publish:
+            self._publish(self.shell.publish.popleft())
+        if self._stop_wanted.is_set() and not self.shell.master.checkpoints.stopping:
+            self.shell.handle(StopRequested())
         if self.shell.clock_starts_us is not None:
             self._begin(self.shell.clock_starts_us)
         try:
@@ -326,6 +392,12 @@ class _LocalLoop:
                 raise message
             case _:
                 self.shell.handle(message)
+
+    def _publish(self, command: PublishResults) -> None:
+        self._collector.chunks.put(command)
+        if command.stop:
+            for thread in self.slaves:
+                thread.inbox.put(None)
 
     def _patience_s(self) -> float:
         """How long the master may wait for the other roles: to its next boundary, at most a second."""

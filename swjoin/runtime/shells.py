@@ -10,29 +10,31 @@ Stays out: carrying messages, clocks, processes.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from swjoin.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout, empty_pairs
+from swjoin.batch import LEFT, RIGHT, RowLayout, empty_pairs
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.intake import LateRowError
 from swjoin.cluster.master import Master
+from swjoin.deliveries import Delivery, ResultChunk, RunEvent
 from swjoin.errors import SwjoinError
 from swjoin.hashing import digest_pairs
 from swjoin.messages import (
     BeginMeasuring,
-    CommitEpoch,
+    CompleteCheckpoint,
     Deliver,
-    Delivery,
     Log,
     MasterCommand,
     MasterEvent,
+    PublishResults,
     ReadTuples,
-    ResultChunk,
     ResultsReceived,
+    SavePart,
     SetAside,
     StreamEnded,
     TuplesRead,
@@ -40,6 +42,7 @@ from swjoin.messages import (
 )
 from swjoin.runtime.clock import ReadingProgress, RunClock
 from swjoin.runtime.job import EventsFile, Job, MetricsFile, late_target, open_job_sink, open_job_sources, row_place
+from swjoin.runtime.keepers import CollectorKeeper, MasterKeeper
 from swjoin.runtime.report import partial_report, publish
 
 if TYPE_CHECKING:
@@ -55,8 +58,10 @@ class MasterShell:
         self.sources = open_job_sources(job)
         self.layouts: tuple[RowLayout | None, RowLayout | None] = (self.sources[0].layout, self.sources[1].layout)
         self.outbox: deque[Delivery] = deque()
+        self.publish: deque[PublishResults] = deque()
         self.wanted: int | None = None
         self.clock_starts_us: int | None = None
+        self.keeper = None if job.checkpoints is None else MasterKeeper(job, self.sources)
         self._late_target: Path | None = late_target(job)
         self._late: LateSink | None = None
         self._events: EventsFile | None = None
@@ -71,10 +76,12 @@ class MasterShell:
         self._progress.close()
         for source in self.sources:
             source.close()
+        if self.keeper is not None:
+            self.keeper.close()
         if self._events is not None:
             self._events.close()
         if self._late is not None:
-            if kind is None:
+            if kind is None and not self.master.checkpoints.stopped:
                 self._late.close()
             else:
                 self._late.abort()
@@ -85,15 +92,29 @@ class MasterShell:
 
         return OutputPlan.build(self.sources[LEFT], self.sources[RIGHT], self.job.config.sink)
 
-    def start(self, clock: RunClock, slave_count: int) -> None:
+    def start(self, clock: RunClock, slave_count: int, on_saved: Callable[[Any], None] | None = None) -> None:
+        """Begin, or go on from the newest checkpoint.
+
+        on_saved: takes what has become durable, and passes it to `handle` in the master's own thread.
+        """
         self.clock = clock
-        if self._late_target is not None:
+        self.outbox.clear()
+        self.publish.clear()
+        self.wanted = None
+        keeper, manifest = self.keeper, None
+        if keeper is not None:
+            assert on_saved is not None, "a run with checkpoints has to hear what is durable"
+            manifest = keeper.begin(on_saved)
+        if self._late_target is not None and (self._late is None or keeper is not None):
             from swjoin.sinks.late import LateSink
 
-            self._late = LateSink(self._late_target)
-        if self.job.run_dir is not None:
+            self._late = LateSink(self._late_target, None if keeper is None else keeper.late_rows)
+        if self.job.run_dir is not None and self._events is None:
             self._events = EventsFile(self.job.run_dir)
-        self.master = Master(self.job.config, slave_count, self.layouts)
+        self.master = Master(self.job.config.fitted_to(slave_count), slave_count, self.layouts)
+        if keeper is not None and manifest is not None:
+            keeper.restore(self.master, manifest, clock.now_us())
+            self._progress.restart(sum(s.counts.tuples for s in self.master.streams))
         self._perform(self.master.start())
 
     def handle(self, event: MasterEvent) -> None:
@@ -115,6 +136,26 @@ class MasterShell:
             self._progress.advance(len(batch))
             self.handle(TuplesRead(stream, batch))
 
+    def forget_checkpoints(self) -> None:
+        """The run is complete and its report is written: there is nothing to go on from."""
+        if self.keeper is not None and not self.master.checkpoints.stopped:
+            self.keeper.folder.remove()
+
+    def note_recovery(self, text: str, tuples: int, began_us: int) -> None:
+        """The run goes on after something has died."""
+        now_us = self.clock.now_us()
+        event = RunEvent(
+            now_us,
+            int(self.master.epoch),
+            "recovered",
+            tuples=tuples,
+            duration_us=now_us - began_us,
+            amount=float(self.master.slave_count),
+            text=text,
+        )
+        if self._events is not None:
+            self._events.add(event)
+
     def _perform(self, commands: list[MasterCommand]) -> None:
         for command in commands:
             match command:
@@ -127,7 +168,13 @@ class MasterShell:
                 case Log(event) if self._events is not None:
                     self._events.add(event)
                 case SetAside(stream, batch, reason) if self._late is not None:
-                    self._late.write(STREAM_NAMES[stream], batch, reason)
+                    self._late.write(stream, batch, reason)
+                case SavePart(generation, snapshot) if self.keeper is not None:
+                    self.keeper.save(generation, snapshot)
+                case CompleteCheckpoint() if self.keeper is not None:
+                    self.keeper.folder.complete(command)
+                case PublishResults():
+                    self.publish.append(command)
                 case _:
                     pass
 
@@ -135,44 +182,71 @@ class MasterShell:
 class CollectorShell:
     """The collector with its sink and metrics.
 
-    Use as a context manager: an error leaves `.incomplete` files, never whole-looking ones.
+    Use as a context manager: an error leaves `.incomplete` files, never whole-looking ones; with checkpoints, whole ones of a
+    prefix.
     """
 
-    def __init__(self, job: Job, plan: OutputPlan, slave_count: int, clock: RunClock) -> None:
-        self.collector = Collector(slave_count, materialised=job.config.sink.kind != "count")
+    def __init__(self, job: Job, plan: OutputPlan, clock: RunClock) -> None:
         self.clock = clock
         self.job = job
+        self.stopped = False
+        self.collector: Collector
         self._sink = open_job_sink(job, plan)
-        if self.collector.materialised:  # load what the first results need before the run's clock starts
+        if job.config.sink.kind != "count":  # load what the first results need before the run's clock starts
             plan.decode(empty_pairs(plan.left.layout, plan.right.layout))
             digest_pairs(np.empty(0, np.uint64), np.empty(0, np.uint64))
-        self._metrics = MetricsFile(job.run_dir) if job.run_dir is not None else None
+        self.keeper = None if job.checkpoints is None else CollectorKeeper(job, self._sink)
+        self._metrics: MetricsFile | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is None:
+        if self.keeper is not None:
+            self.keeper.close()
+        whole = kind is None and not self.stopped
+        if whole:
+            if self.keeper is not None:
+                self.keeper.publish_all()
             self._sink.close()
         else:
             self._sink.abort()
             if isinstance(error, SwjoinError):
                 publish(self.job, partial_report(self.job, self.summary(), str(error)))
         if self._metrics is not None:
-            self._metrics.close()
+            if whole:
+                self._metrics.close()
+            else:
+                self._metrics.abort()
+
+    def start(self, slave_count: int, manifest_name: str | None = None, on_saved: Callable[[Any], None] | None = None) -> None:
+        """Begin, or go on from this checkpoint. on_saved: takes PartSaved, to be sent to the master."""
+        self.collector = Collector(slave_count, materialised=self.job.config.sink.kind != "count")
+        if self.keeper is not None:
+            assert on_saved is not None, "a run with checkpoints has to hear what is durable"
+            self._metrics = self.keeper.begin(self.collector, manifest_name, on_saved)
+        elif self.job.run_dir is not None and self._metrics is None:
+            self._metrics = MetricsFile(self.job.run_dir)
 
     def receive(self, chunk: ResultChunk) -> None:
-        for command in self.collector.handle(ResultsReceived(chunk), self.clock.now_us()):
-            match command:
-                case WritePairs(pairs):
-                    self._sink.write(pairs)
-                case CommitEpoch(epoch):
-                    self._sink.commit(epoch)
-                case _:
-                    pass
+        commands = self.collector.handle(ResultsReceived(chunk), self.clock.now_us())
         rows = self.collector.take_metrics()
         if self._metrics is not None:
             self._metrics.add(rows)
+        for command in commands:
+            match command:
+                case WritePairs(pairs, generation):
+                    self._sink.write(pairs, generation)
+                case SavePart(generation, snapshot) if self.keeper is not None:
+                    self.keeper.save(generation, snapshot)
+                case _:
+                    pass
+
+    def show(self, generation: int, *, stop: bool) -> None:
+        """The checkpoint that ends this generation is complete; with `stop`, so is the run for now."""
+        assert self.keeper is not None, "results are published by checkpoints only"
+        self.keeper.publish(generation)
+        self.stopped = stop
 
     def summary(self) -> dict[str, Any]:
         return self.collector.summary()

@@ -14,46 +14,49 @@ each actor its own speed. Messages travel as packed frames, so the wire format i
 from __future__ import annotations
 
 import heapq
+import json
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 
-from swjoin.batch import I64, LEFT, RIGHT, STREAM_NAMES, Pairs, RowLayout, SourceBatch
+from swjoin.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout, SourceBatch
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.master import Master
 from swjoin.cluster.slave import Slave
 from swjoin.config import RunConfig
+from swjoin.deliveries import GroupId, RunEvent, SlaveId
 from swjoin.messages import (
     AcknowledgeMove,
     BeginMeasuring,
     ClockAdvanced,
     CommitEpoch,
+    CompleteCheckpoint,
     Deliver,
     Delivered,
     ExchangeDue,
-    GroupId,
     Log,
     MasterCommand,
     MasterEvent,
     MeasuringBegan,
     MoveEnded,
+    PartSaved,
+    PublishResults,
     ReadTuples,
     Report,
     ResultsReceived,
-    RunEvent,
+    SavePart,
     SendResults,
     SendState,
     SetAside,
     SlaveCommand,
     SlaveEvent,
-    SlaveId,
     SlaveReported,
     StateReceived,
     StateWanted,
+    StopRequested,
     StreamEnded,
     TuplesRead,
     WantState,
@@ -61,6 +64,10 @@ from swjoin.messages import (
     WritePairs,
 )
 from swjoin.policy.epochs import next_exchange_us, slot_offset_us
+from swjoin.runtime.job import Job
+from swjoin.runtime.keepers import CollectorKeeper, MasterKeeper, SlaveKeeper
+from swjoin.runtime.simulation_result import Delays, SimulationError, SimulationResult
+from swjoin.runtime.virtual_storage import BatchSource, MemorySink, VirtualDisk
 from swjoin.runtime.wire import (
     pack_delivery,
     pack_move_end,
@@ -73,57 +80,20 @@ from swjoin.runtime.wire import (
     unpack_results,
     unpack_state,
 )
+from swjoin.storage import Executors
 
 Frame = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 MASTER, COLLECTOR, FIRST_SLAVE = 0, 1, 2
 
 
-class SimulationError(AssertionError):
-    """A checker found a broken invariant; the text holds the virtual time and the last steps."""
-
-
-@dataclass
-class SimulationResult:
-    """What came out: pairs in arrival order at the sink, the roles' summaries, rows set aside, steps taken."""
-
-    pairs: list[Pairs]
-    count: int
-    digest: str
-    joined: dict[str, int]
-    counts: dict[str, dict[str, int]]
-    aside: int
-    steps: int
-    commits: list[int] = field(default_factory=list)
-    events: list[RunEvent] = field(default_factory=list)
-    declustering: list[dict[str, Any]] = field(default_factory=list)
-    history: dict[str, Any] = field(default_factory=dict)
-
-    def ids(self) -> tuple[I64, I64]:
-        """Ids of all pairs, left and right, as int64."""
-        empty = np.empty(0, np.uint64)
-        left = np.concatenate([empty, *(p.left_id for p in self.pairs)])
-        right = np.concatenate([empty, *(p.right_id for p in self.pairs)])
-        return left.astype(np.int64), right.astype(np.int64)
-
-
-class _Delays:
-    """Random delays: each channel and actor draws a scale at the start, then heavy-tailed times around it (microseconds)."""
-
-    def __init__(self, random: np.random.Generator, actors: int) -> None:
-        self._random = random
-        self._channel = 10.0 ** random.uniform(0, 5, (actors, actors))
-        self._actor = 10.0 ** random.uniform(0, 4, actors)
-
-    def message_us(self, sender: int, receiver: int) -> int:
-        return 1 + int(self._channel[sender, receiver] * self._random.exponential())
-
-    def work_us(self, actor: int) -> int:
-        return 1 + int(self._actor[actor] * self._random.exponential())
-
-
 class Simulation:
-    """One run in virtual time. `sources`: the batches that each stream's source yields, in order."""
+    """One run in virtual time. `sources`: the batches that each stream's source yields, in order.
+
+    With checkpoints in its configuration it needs a `folder` for them, and can be given `crashes`: (step, slaves from then
+    on). Every process dies at that step, whatever had been sent is lost, and new ones go on from the newest checkpoint. A crash
+    with 0 slaves is a request to stop, followed by a resumption with as many as before.
+    """
 
     MAX_STEPS = 200_000
 
@@ -134,27 +104,101 @@ class Simulation:
         slave_count: int,
         seed: int,
         layouts: tuple[RowLayout | None, RowLayout | None] = (None, None),
+        folder: Path | None = None,
+        crashes: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.config = config
         self.now_us = 0
         self._clock_ahead_us = 0  # the run's clock against virtual time: it starts anew when history is joined
-        self.master = Master(config, slave_count, layouts)
-        self.slaves = [Slave(SlaveId(i), config, layouts) for i in range(slave_count)]
-        self.collector = Collector(slave_count, materialised=config.sink.kind != "count")
-        self._sources = (deque(sources[LEFT]), deque(sources[RIGHT]))
-        self._delays = _Delays(np.random.default_rng(seed), FIRST_SLAVE + slave_count)
+        self._layouts = layouts
+        self._crashes = deque(sorted(crashes))
+        self.recoveries = 0
+        self._sources = (BatchSource(sources[LEFT], layouts[LEFT]), BatchSource(sources[RIGHT], layouts[RIGHT]))
+        most = max([slave_count, *(slaves for _, slaves in crashes)])
+        self._delays = Delays(np.random.default_rng(seed), FIRST_SLAVE + most)
         self._queue: list[tuple[int, int, str, Callable[[], None]]] = []
         self._sequence = 0
         self._channel_free_us: dict[tuple[int, int], int] = {}
-        self._working = [False] * slave_count
         self._in_flight = [0, 0]  # tuples in deliveries on their way
         self._steps: deque[str] = deque(maxlen=12)
-        self._pairs: list[Pairs] = []
+        self._sink = MemorySink()
+        self._shown = 0
         self._commits: list[int] = []
         self._aside = 0
+        self._aside_at: dict[int, int] = {}  # by generation: at the checkpoint that ends it
         self._events: list[RunEvent] = []
         self._moved = False  # moves were in flight after the step before
         self._changed: set[SlaveId] = set()  # slaves that took an event in this step
+        self._job = Job(config, None, True, folder, None, "simulation")
+        self._keepers: tuple[MasterKeeper, CollectorKeeper] | None = None
+        if folder is not None:
+            self._keepers = (
+                MasterKeeper(self._job, self._sources, self._disk(MASTER)),
+                CollectorKeeper(self._job, self._sink, self._disk(COLLECTOR)),
+            )
+        self._slave_keepers: list[SlaveKeeper] = []
+        self._make_roles(slave_count)
+
+    # ------------------------------------------------------------ roles, and what survives them
+
+    def _disk(self, actor: int) -> Executors:
+        """Disks of one actor."""
+
+        def schedule(name: str, action: Callable[[], None]) -> None:
+            self._at(self.now_us + self._delays.work_us(actor), name, action)
+
+        return lambda name, done: VirtualDisk(name, done, schedule)
+
+    def _make_roles(self, slave_count: int) -> None:
+        """New roles, from the newest checkpoint if there is one."""
+        config = self.config.fitted_to(slave_count)
+        self.master = Master(config, slave_count, self._layouts)
+        self.slaves = [Slave(SlaveId(i), config, self._layouts) for i in range(slave_count)]
+        self.collector = Collector(slave_count, materialised=config.sink.kind != "count")
+        self._working = [False] * slave_count
+        self._before: tuple[list[int], int] = ([0, 0], 0)  # joined tuples and produced pairs, before the checkpoint
+        if self._keepers is None:
+            return
+        master, collector = self._keepers
+        manifest = master.begin(self._tell_master)
+        if manifest is not None:
+            master.restore(self.master, manifest, self.clock_us)
+            self._before = (manifest.joined, manifest.produced)
+        elif self.recoveries:
+            for source in self._sources:
+                source.seek(0)
+        collector.begin(self.collector, master.manifest_name, partial(self._saved, COLLECTOR))
+        owner = self.master.controller.map.owner.tolist()
+        for slave in self.slaves:
+            actor = FIRST_SLAVE + slave.id
+            sub_groups = config.cluster.sub_group_count
+            folder, incarnation = master.folder.path, master.folder.incarnation
+            keeper = SlaveKeeper(folder, incarnation, slave, sub_groups, partial(self._saved, actor), self._disk(actor))
+            keeper.restore(master.manifest_name, owner)
+            slave.validate()
+            self._slave_keepers.append(keeper)
+
+    def _saved(self, actor: int, part: PartSaved) -> None:
+        """A part has become durable; the master hears of it."""
+        text = json.dumps(part.content)
+        told = PartSaved(part.generation, part.part, json.loads(text))
+        self._send(actor, MASTER, f"{part.part} has saved generation {part.generation}", partial(self._tell_master, told))
+
+    def _crash(self, slave_count: int) -> None:
+        """Everybody dies; new processes go on from the newest checkpoint."""
+        self._queue.clear()
+        self._channel_free_us.clear()
+        self._in_flight = [0, 0]
+        self._changed.clear()
+        self._moved = False
+        for keeper in self._slave_keepers:
+            keeper.close()
+        self._slave_keepers.clear()
+        self.recoveries += 1
+        self._make_roles(slave_count)
+        self._aside = self._aside_at.get(self.master.checkpoints.generation - 1, 0)
+        self._commits = [c for c in self._commits if c <= self.master.epoch]
+        self._begin()
 
     @property
     def clock_us(self) -> int:
@@ -176,18 +220,17 @@ class Simulation:
 
     def run(self) -> SimulationResult:
         """Run to the end. SimulationError when a checker complains or the roles wait for each other for ever."""
-        self._master_does(self.master.start())
-        for slave in self.slaves:
-            self._slave_does(slave, slave.start())
-        if self.config.pace == "realtime":
-            self._tick()
-            for slave in self.slaves:
-                self._exchange(slave)
+        self._begin()
         steps = 0
         while self._queue:
             self.now_us, _, name, action = heapq.heappop(self._queue)
             self._steps.append(f"{self.now_us} us {name}")
             steps += 1
+            if self._crashes and steps >= self._crashes[0][0]:
+                slave_count = self._crashes.popleft()[1]
+                self._interrupt(slave_count)
+                if slave_count:
+                    continue  # what was about to happen has died as well
             if steps > self.MAX_STEPS:
                 raise self._error("no end in sight")
             try:
@@ -200,6 +243,23 @@ class Simulation:
         if not self._over:
             raise self._error("every role waits for another")
         return self._result(steps)
+
+    def _begin(self) -> None:
+        self._master_does(self.master.start())
+        for slave in self.slaves:
+            self._slave_does(slave, slave.start())
+        if self.config.pace == "realtime":
+            self._tick()
+            for slave in self.slaves:
+                self._exchange(slave)
+
+    def _interrupt(self, slave_count: int) -> None:
+        if slave_count:
+            self._steps.append(f"{self.now_us} us crash; {slave_count} slaves from now on")
+            self._crash(slave_count)
+        elif not self.master.finished:
+            self._steps.append(f"{self.now_us} us request to stop")
+            self._tell_master(StopRequested())
 
     @property
     def _over(self) -> bool:
@@ -259,18 +319,41 @@ class Simulation:
                         self._send(MASTER, FIRST_SLAVE + slave.id, f"slave {slave.id} begins to be measured", began)
                 case SetAside(_, batch, _):
                     self._aside += len(batch)
+                case SavePart(generation, snapshot) if self._keepers is not None:
+                    self._aside_at[generation] = self._aside
+                    self._keepers[0].save(generation, snapshot)
+                case CompleteCheckpoint() if self._keepers is not None:
+                    self._keepers[0].folder.complete(command)
+                case PublishResults():
+                    self._send(MASTER, COLLECTOR, f"publish generation {command.generation}", partial(self._show, command))
                 case Log(event):
                     self._events.append(event)
                 case _:
                     pass
 
     def _read(self, stream: int) -> None:
-        queue = self._sources[stream]
-        event = TuplesRead(stream, queue.popleft()) if queue else StreamEnded(stream)
+        batch = self._sources[stream].read()
+        event = StreamEnded(stream) if batch is None else TuplesRead(stream, batch)
         self._master_does(self.master.handle(event, self.clock_us))
+
+    def _show(self, command: PublishResults) -> None:
+        assert self._keepers is not None
+        self._keepers[1].publish(command.generation)
+        manifest = self._keepers[0].folder.newest()
+        assert manifest is not None, "results without a checkpoint can be seen"
+        assert manifest.generation >= command.generation, "results of a checkpoint that is not there can be seen"
+        shown, held = self._sink.shown_count, manifest.plain["collector"]["state"]["tally"]["count"]
+        whole = manifest.generation == command.generation and self.config.sink.kind != "count"
+        assert not whole or shown == held, f"{shown} pairs can be seen, the checkpoint holds {held}"
+        assert shown >= self._shown, f"{self._shown} pairs could be seen, now {shown}"
+        self._shown = shown
+        if command.stop:
+            self._crash(len(self.slaves))
 
     def _deliver(self, slave: Slave, frame: Frame) -> None:
         delivery = unpack_delivery(frame)
+        if self._slave_keepers:
+            self._slave_keepers[slave.id].received(delivery, frame)
         self._in_flight[LEFT] -= len(delivery.left)
         self._in_flight[RIGHT] -= len(delivery.right)
         self._slave_does(slave, slave.handle(Delivered(delivery), self.clock_us))
@@ -309,6 +392,8 @@ class Simulation:
                     name = f"chunk {chunk.index} of move {chunk.move} to slave {chunk.consumer}"
                     install = partial(self._receive_state, self.slaves[chunk.consumer], pack_state(chunk))
                     self._send(sender, FIRST_SLAVE + chunk.consumer, name, install)
+                case SavePart() if self._slave_keepers:
+                    self._slave_keepers[slave.id].save(command)
                 case SendResults(chunk):
                     frame = pack_results(chunk)
                     self._send(
@@ -340,8 +425,10 @@ class Simulation:
     def _collect(self, frame: Frame) -> None:
         for command in self.collector.handle(ResultsReceived(unpack_results(frame)), self.clock_us):
             match command:
-                case WritePairs(pairs):
-                    self._pairs.append(pairs)
+                case WritePairs(pairs, generation):
+                    self._sink.write(pairs, generation)
+                case SavePart(generation, snapshot) if self._keepers is not None:
+                    self._keepers[1].save(generation, snapshot)
                 case CommitEpoch(epoch):
                     self._commits.append(epoch)
                 case _:
@@ -358,7 +445,7 @@ class Simulation:
         self._changed.clear()
         for stream, name in enumerate(STREAM_NAMES):
             counts = self.master.streams[stream].counts
-            somewhere = self.master.waiting_tuples(stream) + self._in_flight[stream]
+            somewhere = self.master.waiting_tuples(stream) + self._in_flight[stream] + self._before[0][stream]
             somewhere += sum(s.buffered_tuples(stream) + s.joined[stream] for s in self.slaves)
             good = counts.tuples - counts.null_key - counts.late - counts.shed
             assert somewhere == good, f"{name}: {good} good tuples were read, {somewhere} are somewhere"
@@ -384,16 +471,16 @@ class Simulation:
 
     def _result(self, steps: int) -> SimulationResult:
         summary = self.collector.summary()
-        produced = sum(s.produced for s in self.slaves)
+        produced = sum(s.produced for s in self.slaves) + self._before[1]
         history = summary["history"]
         if produced != summary["count"] + history["count"]:
             raise self._error(f"slaves produced {produced} pairs, the collector has {summary['count']} and {history['count']}")
         if (self._commits and self._commits != sorted(set(self._commits))) or self.collector.committed != self.master.epoch:
             raise self._error(f"commits {self._commits} do not lead to epoch {self.master.epoch}")
-        joined = {name: sum(s.joined[i] for s in self.slaves) for i, name in enumerate(STREAM_NAMES)}
+        joined = {name: sum(s.joined[i] for s in self.slaves) + self._before[0][i] for i, name in enumerate(STREAM_NAMES)}
         counts = self.master.summary()["counts"]
         return SimulationResult(
-            self._pairs,
+            self._sink.pairs,
             summary["count"],
             summary["digest"],
             joined,
@@ -404,4 +491,6 @@ class Simulation:
             self._events,
             self.master.controller.history,
             history,
+            self.recoveries,
+            self.master.checkpoints.completed,
         )

@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swjoin.batch import U8, Pairs, PayloadRows, TupleBatch
-from swjoin.errors import RunFailed
-from swjoin.messages import (
+from swjoin.deliveries import (
     Delivery,
     Directory,
     EpochIndex,
@@ -29,16 +28,17 @@ from swjoin.messages import (
     GroupResults,
     MoveEnd,
     QueryId,
-    Report,
     ResultChunk,
     Route,
     SlaveId,
     StateChunk,
 )
+from swjoin.errors import RunFailed
+from swjoin.messages import Report
 
 MAGIC = 0x6E696F6A7773  # "swjoin"
-VERSION = 1
-DELIVERY, RESULTS, STATE, REPORT, MOVE_END = 1, 2, 3, 4, 5
+VERSION = 2
+DELIVERY, RESULTS, STATE, REPORT, MOVE_END, TUPLES = 1, 2, 3, 4, 5, 6
 _HEADER = 6
 _ALIGN = 64
 _DTYPES: tuple[np.dtype[Any], ...] = (np.dtype("<i8"), np.dtype("<u8"), np.dtype("<f8"), np.dtype("u1"))
@@ -142,7 +142,7 @@ def _tuples_in(arrays: Sequence[Any], count: int) -> TupleBatch:
 
 def pack_delivery(d: Delivery) -> U8:
     integers = [d.query, d.slave, d.epoch, d.left_time_us, d.right_time_us, int(d.last), int(d.left_route), int(d.right_route)]
-    integers += [d.served, int(d.rests)]
+    integers += [d.served, int(d.rests), d.generation, int(d.checkpoint)]
     columns = [d.groups, d.left_counts, d.right_counts, *_tuples_out(d.left), *_tuples_out(d.right), d.moves_out, d.moves_in]
     return pack(DELIVERY, integers, columns)
 
@@ -150,7 +150,7 @@ def pack_delivery(d: Delivery) -> U8:
 def unpack_delivery(buffer: U8) -> Delivery:
     """RunFailed when the bytes are not a whole delivery."""
     i, a = unpack(buffer, DELIVERY)
-    if len(i) != 10 or len(a) != 19 or a[0] is None or a[1] is None or a[2] is None or a[17] is None or a[18] is None:
+    if len(i) != 12 or len(a) != 19 or a[0] is None or a[1] is None or a[2] is None or a[17] is None or a[18] is None:
         raise RunFailed("corrupt message: not a delivery")
     _same_length(a[1:3], len(a[0]), "partition-groups")
     if a[17].shape[1:] != (3,) or a[18].shape[1:] != (3,):
@@ -173,6 +173,8 @@ def unpack_delivery(buffer: U8) -> Delivery:
         a[17],
         a[18],
         bool(i[9]),
+        i[10],
+        bool(i[11]),
     )
 
 
@@ -217,6 +219,18 @@ def unpack_state(buffer: U8) -> StateChunk:
     )
 
 
+def pack_tuples(batch: TupleBatch) -> U8:
+    return pack(TUPLES, [], _tuples_out(batch))
+
+
+def unpack_tuples(buffer: U8) -> TupleBatch:
+    """RunFailed when the bytes are not a whole batch of tuples."""
+    i, a = unpack(buffer, TUPLES)
+    if i or len(a) != 7 or a[0] is None:
+        raise RunFailed("corrupt message: not a batch of tuples")
+    return _tuples_in(a, len(a[0]))
+
+
 def pack_report(report: Report) -> U8:
     loads = report.loads
     ratio = np.array([report.occupancy_ratio])
@@ -252,6 +266,7 @@ def unpack_move_end(buffer: U8) -> MoveEnd:
 
 def pack_results(chunk: ResultChunk) -> U8:
     integers = [chunk.query, chunk.slave, chunk.epoch, int(chunk.final), int(chunk.last), chunk.served, int(chunk.history)]
+    integers += [chunk.generation, int(chunk.checkpoint)]
     p, r = chunk.pairs, chunk.results
     pairs: list[Array | None] = [None] * 11
     if p is not None:
@@ -263,7 +278,7 @@ def pack_results(chunk: ResultChunk) -> U8:
 def unpack_results(buffer: U8) -> ResultChunk:
     """RunFailed when the bytes are not a whole result chunk."""
     i, a = unpack(buffer, RESULTS)
-    if len(i) != 7 or len(a) != 16:
+    if len(i) != 9 or len(a) != 16:
         raise RunFailed("corrupt message: not a result chunk")
     pairs = None
     if a[0] is not None:
@@ -274,4 +289,4 @@ def unpack_results(buffer: U8) -> ResultChunk:
     if a[11] is not None and a[12] is not None and a[13] is not None:
         results = GroupResults(a[11], a[12], a[13])
     labels = (QueryId(i[0]), SlaveId(i[1]), EpochIndex(i[2]), bool(i[3]), bool(i[4]))
-    return ResultChunk(*labels, pairs, results, a[14], a[15], i[5], bool(i[6]))
+    return ResultChunk(*labels, pairs, results, a[14], a[15], i[5], bool(i[6]), i[7], bool(i[8]))

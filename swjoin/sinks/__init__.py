@@ -8,6 +8,7 @@ Stays out: count and digest themselves (`cluster.collector`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,12 +19,32 @@ if TYPE_CHECKING:
 
 
 class Sink(Protocol):
-    """Takes pairs; files appear under their names at `close`, or end in `.incomplete` after `abort`."""
+    """Takes pairs; files appear under their names at `close`, or end in `.incomplete` after `abort`.
 
-    def write(self, pairs: Pairs) -> None: ...
+    Of a run with checkpoints they appear with each checkpoint, and `abort` leaves those that have. generation: how many
+    checkpoints come before the pairs; two may be open at once.
+    """
 
-    def commit(self, epoch: int) -> None:
-        """Every pair of this distribution epoch and before has been written."""
+    def write(self, pairs: Pairs, generation: int = 0) -> None: ...
+
+    def seal(self, generation: int) -> list[Path]:
+        """Every pair of this generation has been written; its files, closed, neither durable nor under their names yet."""
+        ...
+
+    def sync(self, files: Sequence[Path]) -> None:
+        """Make sealed files durable. May be called in another thread."""
+        ...
+
+    def name_of(self, file: Path) -> str:
+        """The name that a sealed file will get."""
+        ...
+
+    def publish(self, names: Sequence[str]) -> None:
+        """Sealed files get these, their names."""
+        ...
+
+    def restore(self, names: Sequence[str]) -> None:
+        """After a crash: these files, and no others, are the results so far."""
         ...
 
     def close(self) -> None: ...
@@ -34,11 +55,23 @@ class Sink(Protocol):
 class CountSink:
     """Wants no pairs: count and digest are in the report."""
 
-    def write(self, pairs: Pairs) -> None:
+    def write(self, pairs: Pairs, generation: int = 0) -> None:
         raise AssertionError("a count sink was sent pairs")
 
-    def commit(self, epoch: int) -> None:
-        """Nothing to keep."""
+    def seal(self, generation: int) -> list[Path]:
+        return []
+
+    def sync(self, files: Sequence[Path]) -> None:
+        """Nothing to sync."""
+
+    def name_of(self, file: Path) -> str:
+        return file.name
+
+    def publish(self, names: Sequence[str]) -> None:
+        """Nothing to show."""
+
+    def restore(self, names: Sequence[str]) -> None:
+        """Nothing to restore."""
 
     def close(self) -> None:
         """Nothing to close."""
@@ -47,10 +80,15 @@ class CountSink:
         """Nothing to mark."""
 
 
-def open_sink(kind: str, target: Path, plan: OutputPlan, *, directory: bool) -> Sink:
-    """The sink of a run, checked before any work: UserError when `target` cannot be written."""
+def open_sink(
+    kind: str, target: Path, plan: OutputPlan, *, directory: bool, staged: bool = False, resumes: bool = False
+) -> Sink:
+    """The sink of a run, checked before any work: UserError when `target` cannot be written.
+
+    staged: files appear with checkpoints. resumes: `target` holds what came before a crash; `restore` follows.
+    """
     if kind == "count":
         return CountSink()
     from swjoin.sinks.files import FileSink
 
-    return FileSink(kind, target, plan, directory=directory)
+    return FileSink(kind, target, plan, directory=directory, staged=staged, resumes=resumes)

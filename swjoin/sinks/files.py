@@ -10,13 +10,16 @@ speed.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swjoin.batch import Pairs
 from swjoin.errors import RunFailed, UserError
 from swjoin.sinks.plan import OutputPlan
+from swjoin.storage import sync_file, sync_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,13 +31,13 @@ FILE_BYTES = 256 << 20
 class _OpenFile:
     """One file being written."""
 
-    def __init__(self, kind: str, target: Path, schema: pa.Schema) -> None:
+    def __init__(self, kind: str, target: Path, schema: pa.Schema, temporary: Path) -> None:
         import pyarrow as pa
         import pyarrow.csv as csv
         import pyarrow.parquet as pq
 
         self.target = target
-        self.temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        self.temporary = temporary
         compression = "gzip" if target.name.endswith(".gz") else None
         self._stream: Any = pa.output_stream(str(self.temporary), compression=compression)
         self._parquet = kind == "parquet"
@@ -43,6 +46,7 @@ class _OpenFile:
             if self._parquet
             else csv.CSVWriter(self._stream, schema)
         )
+        self._finished = False
         self.bytes = 0
 
     def write(self, table: pa.Table) -> None:
@@ -52,39 +56,63 @@ class _OpenFile:
             self._writer.write_table(table)
         self.bytes += table.nbytes
 
-    def _finish(self) -> None:
-        self._writer.close()
-        self._stream.close()
-        with self.temporary.open("rb") as file:
-            os.fsync(file.fileno())
+    def finish(self) -> None:
+        """Nothing more is written."""
+        if not self._finished:
+            self._finished = True
+            self._writer.close()
+            self._stream.close()
 
-    def close(self) -> None:
-        self._finish()
+    def show(self) -> None:
+        """Durable, and under its name."""
+        self.finish()
+        sync_file(self.temporary)
         self.temporary.replace(self.target)
 
     def abort(self) -> None:
         try:
-            self._finish()
+            self.finish()
             self.temporary.replace(self.target.with_name(self.target.name + ".incomplete"))
         except OSError:
             self.temporary.unlink(missing_ok=True)
 
+    def drop(self) -> None:
+        """As if it had never been."""
+        with contextlib.suppress(OSError):
+            self.finish()
+        self.temporary.unlink(missing_ok=True)
+
+
+class _Part:
+    """The files of one generation, the last one open, and rows that wait for a row group to be full."""
+
+    def __init__(self) -> None:
+        self.batches: list[pa.RecordBatch] = []
+        self.rows = 0
+        self.files: list[_OpenFile] = []
+
 
 class FileSink:
-    """Writes one file, or a directory of files rolled at about 256 MB. UserError at once when the target cannot be written."""
+    """Writes one file, or a directory of files rolled at about 256 MB. UserError at once when the target cannot be written.
 
-    def __init__(self, kind: str, target: Path, plan: OutputPlan, *, directory: bool) -> None:
+    staged: files are called part-GENERATION-NUMBER, and each generation's are shown by `publish`.
+    """
+
+    def __init__(
+        self, kind: str, target: Path, plan: OutputPlan, *, directory: bool, staged: bool = False, resumes: bool = False
+    ) -> None:
         self._kind = kind
         self._target = target
         self._plan = plan
         self._schema = plan.schema
         self._directory = directory
-        self._batches: list[pa.RecordBatch] = []
-        self._rows = 0
-        self._written: list[_OpenFile] = []
+        self._staged = staged
+        self._resumes = resumes
+        self._parts: dict[int, _Part] = {}
         self._prepare()
         try:
-            self._file = self._next_file()
+            if not staged:
+                self._open_next(self._parts.setdefault(0, _Part()), 0)
         except OSError as error:
             raise UserError(f"{target}: cannot be written ({error.strerror or error})") from None
 
@@ -94,57 +122,113 @@ class FileSink:
                 self._target.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise UserError(f"{self._target}: cannot be made ({error.strerror})") from None
-            if any(self._target.iterdir()):
+            if not self._resumes and any(self._target.iterdir()):
                 raise UserError(f"{self._target}: is not empty; choose another --out or remove it")
+            if not os.access(self._target, os.W_OK):
+                raise UserError(f"{self._target}: cannot be written (Permission denied)")
         elif self._target.is_dir():
             raise UserError(f"{self._target}: is a directory; name a file with -o")
         elif not self._target.parent.is_dir():
             raise UserError(f"{self._target}: directory {self._target.parent} does not exist")
 
-    def _next_file(self) -> _OpenFile:
-        if not self._directory:
-            return _OpenFile(self._kind, self._target, self._schema)
-        name = f"part-{len(self._written):05d}.{'parquet' if self._kind == 'parquet' else 'csv'}"
-        return _OpenFile(self._kind, self._target / name, self._schema)
+    def _open_next(self, part: _Part, generation: int) -> None:
+        if self._directory:
+            number = f"{generation:06d}-{len(part.files):05d}" if self._staged else f"{len(part.files):05d}"
+            target = self._target / f"part-{number}.{'parquet' if self._kind == 'parquet' else 'csv'}"
+        else:
+            target = self._target
+        mark = "" if self._staged else f".{os.getpid()}"
+        part.files.append(_OpenFile(self._kind, target, self._schema, target.with_name(f".{target.name}{mark}.tmp")))
 
-    def write(self, pairs: Pairs) -> None:
-        self._batches.append(self._plan.decode(pairs))
-        self._rows += len(pairs)
-        if self._rows >= GROUP_ROWS:
-            self._flush()
+    def write(self, pairs: Pairs, generation: int = 0) -> None:
+        part = self._parts.setdefault(generation, _Part())
+        part.batches.append(self._plan.decode(pairs))
+        part.rows += len(pairs)
+        if part.rows >= GROUP_ROWS:
+            self._flush(part, generation)
 
-    def commit(self, epoch: int) -> None:
-        """Rows are kept until a row group is full; the run's end makes them visible."""
-
-    def _flush(self) -> None:
+    def _flush(self, part: _Part, generation: int) -> None:
         import pyarrow as pa
 
-        if not self._batches:
+        if not part.batches:
             return
-        table = pa.Table.from_batches(self._batches, self._schema)
-        self._batches, self._rows = [], 0
+        table = pa.Table.from_batches(part.batches, self._schema)
+        part.batches, part.rows = [], 0
         try:
-            self._file.write(table)
-            if self._directory and self._file.bytes >= FILE_BYTES:
-                self._written.append(self._file)
-                self._file.close()
-                self._file = self._next_file()
+            if not part.files or (self._directory and part.files[-1].bytes >= FILE_BYTES):
+                if part.files:
+                    part.files[-1].finish()
+                self._open_next(part, generation)
+            part.files[-1].write(table)
         except OSError as error:
-            raise RunFailed(f"{self._file.target}: cannot be written ({error.strerror or error})") from None
+            raise self._failed(part.files[-1].target if part.files else self._target, error) from None
+
+    @staticmethod
+    def _failed(target: Path, error: OSError) -> RunFailed:
+        return RunFailed(f"{target}: cannot be written ({error.strerror or error})")
+
+    # ------------------------------------------------------------ with checkpoints
+
+    def seal(self, generation: int) -> list[Path]:
+        part = self._parts.pop(generation, _Part())
+        self._flush(part, generation)
+        for file in part.files:
+            try:
+                file.finish()
+            except OSError as error:
+                raise self._failed(file.target, error) from None
+        return [file.temporary for file in part.files]
+
+    def sync(self, files: Sequence[Path]) -> None:
+        for path in files:
+            sync_file(path)
+        if files:
+            sync_folder(self._target)
+
+    def name_of(self, file: Path) -> str:
+        return file.name.removeprefix(".").removesuffix(".tmp")
+
+    def publish(self, names: Sequence[str]) -> None:
+        for name in names:
+            hidden, shown = self._target / f".{name}.tmp", self._target / name
+            if hidden.exists():
+                hidden.replace(shown)
+            elif not shown.exists():
+                raise RunFailed(f"{shown}: results that a checkpoint holds are gone")
+
+    def restore(self, names: Sequence[str]) -> None:
+        for part in self._parts.values():
+            for file in part.files:
+                file.drop()
+        self._parts.clear()
+        self.publish(names)
+        for path in self._target.glob("part-*"):
+            if path.name not in names:
+                path.unlink()
+        for path in self._target.glob(".part-*.tmp"):
+            path.unlink()
+
+    # ------------------------------------------------------------ the end
 
     def close(self) -> None:
-        self._flush()
-        try:
-            self._file.close()
-        except OSError as error:
-            raise RunFailed(f"{self._file.target}: cannot be written ({error.strerror or error})") from None
+        if self._staged and not self._parts and not any(self._target.glob("part-*")):
+            self._open_next(self._parts.setdefault(0, _Part()), 0)  # no results: a file that says so, with its columns
+        for generation, part in sorted(self._parts.items()):
+            self._flush(part, generation)
+            for file in part.files:
+                try:
+                    file.show()
+                except OSError as error:
+                    raise self._failed(file.target, error) from None
 
     def abort(self) -> None:
-        """Keep what was collected, under names that say it is not whole."""
-        try:
-            self._flush()
-        except RunFailed:
-            self._batches = []
-        self._file.abort()
-        for file in self._written:
-            file.target.replace(file.target.with_name(file.target.name + ".incomplete"))
+        """Keep what was collected, under names that say it is not whole; with checkpoints, what the last one holds."""
+        for generation, part in self._parts.items():
+            if self._staged:
+                continue  # these rows will be found again
+            try:
+                self._flush(part, generation)
+            except RunFailed:
+                part.batches = []
+            for file in part.files:
+                file.abort()

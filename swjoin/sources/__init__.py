@@ -13,6 +13,7 @@ from swjoin.batch import RowLayout, SourceBatch
 
 if TYPE_CHECKING:
     from swjoin.sources.codec import StreamCodec
+    from swjoin.sources.keys import Dictionary
 
 
 class Source(Protocol):
@@ -28,6 +29,15 @@ class Source(Protocol):
 
     def read(self) -> SourceBatch | None:
         """The next rows, or None at the end. UserError for bad input."""
+        ...
+
+    def seek(self, row: int) -> None:
+        """The next row to be read is the one at this position: as many rows, and no fewer, lie before it."""
+        ...
+
+    @property
+    def dictionary(self) -> Dictionary | None:
+        """Codes of the keys, shared by both streams, or None when keys are their own codes."""
         ...
 
     def locate(self, row_id: int) -> str:

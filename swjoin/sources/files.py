@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from swjoin.batch import I64, U64, Bool, RowLayout, SourceBatch
-from swjoin.config import MAX_SPAN_US, StreamConfig
-from swjoin.errors import SwjoinError, UserError
+from swjoin.config import StreamConfig
+from swjoin.errors import RunFailed, SwjoinError, UserError
 from swjoin.sources.codec import RowCodec, StreamCodec
-from swjoin.sources.keys import KeyEncoder
+from swjoin.sources.keys import Dictionary, KeyEncoder
 from swjoin.sources.views import booleans_of, integers_of
+from swjoin.units import MAX_SPAN_US
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -109,8 +110,8 @@ def _open_ipc(path: Path) -> Any:
     return pa.ipc.open_file(path) if magic == b"ARROW1" else pa.ipc.open_stream(path)
 
 
-def _read_batches(path: Path, schema: pa.Schema, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    """Batches of one file with just these columns."""
+def _read_batches(path: Path, schema: pa.Schema, columns: list[str], skip: int = 0) -> Iterator[pa.RecordBatch]:
+    """Batches of one file with just these columns. skip: so many rows (of Parquet) are left out."""
     import pyarrow as pa
     import pyarrow.csv as csv
     import pyarrow.parquet as pq
@@ -118,7 +119,13 @@ def _read_batches(path: Path, schema: pa.Schema, columns: list[str]) -> Iterator
     kind = file_format(path)
     if kind == "Parquet":
         with pq.ParquetFile(path) as file:
-            yield from file.iter_batches(BATCH_ROWS, columns=columns)
+            groups = list(range(file.num_row_groups))
+            while groups and skip >= file.metadata.row_group(groups[0]).num_rows:
+                skip -= file.metadata.row_group(groups.pop(0)).num_rows
+            for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=columns):
+                if skip < batch.num_rows:
+                    yield batch.slice(skip)
+                skip = max(0, skip - batch.num_rows)
     elif kind == "CSV":
         reader = csv.open_csv(
             path, read_options=csv.ReadOptions(block_size=4 << 20), convert_options=_csv_options(schema, columns)
@@ -201,6 +208,7 @@ class FileSource:
         self._keys = keys
         self._starts: list[int] = []
         self._rows = 0
+        self._skipped_files = self._skip = 0  # files, and rows of the first one after them, that are not read
         self._ahead: _ReadAhead | None = None
 
     @property
@@ -218,14 +226,42 @@ class FileSource:
                 return self._convert(batch)
         return None
 
+    def seek(self, row: int) -> None:
+        """Parquet is not read up to there but for what shares a row group with the row; other formats are."""
+        self.close()
+        self._ahead, self._rows, self._starts = None, 0, []
+        counts = [_row_count(path) for path in self.files] if file_format(self.files[0]) == "Parquet" else []
+        self._skipped_files, self._skip = 0, 0
+        for count in counts:
+            if self._rows + count > row:
+                break
+            self._starts.append(self._rows)
+            self._rows += count
+            self._skipped_files += 1
+        if counts and self._skipped_files < len(counts):
+            self._starts.append(self._rows)
+            self._skip = row - self._rows
+            self._rows = row
+        elif self._rows < row and not counts:
+            while self._rows < row:
+                if self.read() is None:
+                    break
+        if self._rows != row:
+            raise RunFailed(f"{self.files[0].parent}: row {row} is not where it was; the input has changed")
+
+    @property
+    def dictionary(self) -> Dictionary | None:
+        return None if self._keys.native else self._keys.dictionary
+
     def _batches(self) -> Iterator[tuple[int, pa.RecordBatch]]:
         import pyarrow as pa
 
-        for index, path in enumerate(self.files):
+        for index, path in enumerate(self.files[self._skipped_files :], self._skipped_files):
             if index:
                 self._check_schema(path)
+            skip = self._skip if index == self._skipped_files else 0
             try:
-                for batch in _read_batches(path, self._schema, self._columns):
+                for batch in _read_batches(path, self._schema, self._columns, skip):
                     for start in range(0, max(1, batch.num_rows), BATCH_ROWS):
                         yield index, batch.slice(start, BATCH_ROWS)
             except (pa.ArrowException, OSError, EOFError, ValueError) as error:
@@ -305,6 +341,17 @@ class FileSource:
     def close(self) -> None:
         if self._ahead is not None:
             self._ahead.close()
+
+
+def _row_count(path: Path) -> int:
+    """Rows of a Parquet file. UserError when it cannot be read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return int(pq.read_metadata(path).num_rows)
+    except (pa.ArrowException, OSError) as error:
+        raise _refuse(path, error) from None
 
 
 def _rows_total(files: list[Path]) -> int | None:

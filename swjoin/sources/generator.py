@@ -13,11 +13,14 @@ import numpy as np
 
 from swjoin.batch import PayloadRows, RowLayout, SourceBatch
 from swjoin.config import WorkloadConfig
+from swjoin.errors import RunFailed
 from swjoin.sources.bmodel import payload_bytes, slot_counts, slot_tuples
 from swjoin.sources.codec import StreamCodec
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from swjoin.sources.keys import Dictionary
 
 BATCH_ROWS = 65_536
 
@@ -71,6 +74,17 @@ class GeneratorSource:
             fixed[:, fixed.shape[1] - width :] = payload_bytes(ids, self._seed, self._stream, width)
             rows = PayloadRows(fixed)
         return SourceBatch(np.concatenate(keys), np.concatenate(times), ids, None, None, rows)
+
+    def seek(self, row: int) -> None:
+        ends = np.concatenate([[0], np.cumsum(self._counts)])
+        slot = int(np.searchsorted(ends, row, side="left"))
+        if slot == len(ends) or ends[slot] != row:
+            raise RunFailed(f"generator: row {row} is not the first of any slot; another workload was read before")
+        self._slot, self._rows = slot, row
+
+    @property
+    def dictionary(self) -> Dictionary | None:
+        return None
 
     def locate(self, row_id: int) -> str:
         return f"generator, row {row_id}"

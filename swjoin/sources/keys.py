@@ -114,6 +114,19 @@ class Dictionary:
                 return codes
             self._grow(int(offsets[at + 1] - offsets[at]))
 
+    def entries(self, first: int) -> tuple[I64, U8]:
+        """Lengths and bytes of the codes from `first` on; views that do not change."""
+        offsets = self._offsets[first : len(self) + 1]
+        return np.diff(offsets), self._arena[offsets[0] : offsets[-1]]
+
+    def restore(self, lengths: I64, data: U8) -> None:
+        """The codes 0, 1, ... again, into a dictionary that is empty."""
+        assert len(self) == 0, "a dictionary with codes cannot be restored"
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        codes = self.encode(data, offsets, None)
+        if len(codes) and (int(codes[-1]) != len(codes) - 1 or len(self) != len(codes)):
+            raise RunFailed("corrupt checkpoint: a key stands in the dictionary twice")
+
     def _grow(self, wanted: int) -> None:
         if 2 * (len(self) + 1) > len(self._table) or len(self) + 1 >= len(self._offsets):
             self._offsets = np.concatenate([self._offsets, np.zeros(len(self._offsets), np.int64)])

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from swjoin.batch import I64, U64
+from swjoin.deliveries import Directory, GroupId
 from swjoin.errors import RunFailed
 from swjoin.hashing import hash_key, tag_of
-from swjoin.messages import Directory, GroupId
 from swjoin.state.arrays import (
     COUNTERS,
     DUE,

@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from swjoin.config import QueryConfig, RunConfig, parse_duration_us, parse_size_bytes
+from swjoin.config import QueryConfig, RunConfig
 from swjoin.errors import UserError
 from swjoin.loading import apply_overrides, load_plain
 from swjoin.sweeps.metrics import METRICS, SUSTAINABLE, is_metric
 from swjoin.sweeps.presets import PRESETS
+from swjoin.units import parse_duration_us, parse_size_bytes
 
 RUNNERS = ("mpi", "simulate", "local")
 _ABOUT = ("question", "figure", "claim", "expected", "plot", "metrics")  # what an experiment with `runs` may say, too

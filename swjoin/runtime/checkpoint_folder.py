@@ -1,0 +1,231 @@
+"""The folder of a run's checkpoints: manifests, and the files that they bind together.
+
+What: `CheckpointFolder` writes the master's part and the manifests, finds the newest one, and clears up; `Manifest`, one
+checkpoint as read back.
+Why: a checkpoint exists exactly when its manifest does, which appears under its name in one step; whatever happens before or
+after, the newest manifest is a consistent cut.
+Stays out: slaves' logs (`runtime.segments`), result files (`sinks`), rebuilding roles (`runtime.recovery`).
+
+The last two checkpoints are kept, with the files that either needs. Everything else that an earlier incarnation (the time
+from a start or a recovery to the next) has left is removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swjoin.batch import U8, TupleBatch
+from swjoin.errors import RunFailed, UserError
+from swjoin.messages import CheckpointCompleted, CompleteCheckpoint, PartSaved, Snapshot
+from swjoin.runtime.segments import Segment
+from swjoin.runtime.wire import pack_tuples, unpack_tuples
+from swjoin.storage import Background, Executor, Executors, read_records, write_records, write_whole
+
+FORMAT = 1
+APPENDED = ("metrics.rows", "late.rows", "keys.bytes", "keys.lengths")  # grow all the time; a manifest says how far they count
+_KEPT = 2
+_MANIFEST = re.compile(r"checkpoint-(\d{6})\.json")
+_NUMBERED = re.compile(r"\.?(?:master|segment)-(\d{4})-(?:\d{4}-)?(\d{6})\.(?:frames|log)(?:\.tmp)?")  # incarnation, generation
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One checkpoint. generation: which ends with it. plain: as in the file."""
+
+    path: Path
+    generation: int
+    plain: dict[str, Any]
+
+    @property
+    def segments(self) -> list[Segment]:
+        return [Segment.from_plain(s) for s in self.plain["segments"]]
+
+    @property
+    def alive_us(self) -> tuple[int, int]:
+        left, right = self.plain["alive_us"]
+        return left, right
+
+    @property
+    def joined(self) -> list[int]:
+        """Left and right tuples that slaves had joined."""
+        return list(self.plain["joined"])
+
+    @property
+    def produced(self) -> int:
+        """Pairs that slaves had produced."""
+        return int(self.plain["produced"])
+
+    @property
+    def files(self) -> set[str]:
+        """Names of all files of this checkpoint in the folder, its own included."""
+        return {self.path.name, self.plain["master"]["frames"]["name"], *(s.name for s in self.segments)}
+
+
+def _checksum(plain: dict[str, Any]) -> str:
+    text = json.dumps({k: v for k, v in plain.items() if k != "checksum"}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_manifest(path: Path) -> Manifest:
+    """RunFailed, with the file, when it is not whole; UserError when another version wrote it."""
+    try:
+        plain = json.loads(path.read_bytes())
+    except OSError as error:
+        raise RunFailed(f"{path}: cannot be read ({error.strerror or error})") from None
+    except ValueError as error:
+        raise RunFailed(f"{path}: corrupt checkpoint ({error})") from None
+    if not isinstance(plain, dict) or "format" not in plain or "checksum" not in plain:
+        raise RunFailed(f"{path}: corrupt checkpoint (no format or no checksum)")
+    if plain["format"] != FORMAT:
+        raise UserError(f"{path}: a checkpoint of format {plain['format']}; this version reads format {FORMAT}")
+    if plain["checksum"] != _checksum(plain):
+        raise RunFailed(f"{path}: corrupt checkpoint (its checksum is another one); remove it to resume from the one before")
+    return Manifest(path, plain["generation"], plain)
+
+
+class CheckpointFolder:
+    """Of one run. identity: what of the run is told in every manifest (its configuration, the command)."""
+
+    def __init__(self, path: Path, identity: dict[str, Any], executors: Executors = Background) -> None:
+        self.path = path
+        self._executors = executors
+        self._identity = identity
+        self._restored: Manifest | None = None  # where this incarnation began
+        self._kept: list[Manifest] = []  # the newest last
+        self.incarnation = 0
+        self._background: Executor | None = None
+
+    # ------------------------------------------------------------ reading
+
+    def manifests(self) -> list[Path]:
+        """Of all checkpoints, the newest last."""
+        if not self.path.is_dir():
+            return []
+        return sorted(p for p in self.path.iterdir() if _MANIFEST.fullmatch(p.name))
+
+    def newest(self) -> Manifest | None:
+        """The checkpoint to go on from. RunFailed when it is corrupt: choosing an older one is the user's decision."""
+        paths = self.manifests()
+        return read_manifest(paths[-1]) if paths else None
+
+    def read_master(self, manifest: Manifest) -> Snapshot:
+        """The master's part. RunFailed, with file and place, when it is not what was written."""
+        part = manifest.plain["master"]
+        path = self.path / part["frames"]["name"]
+        records = read_records(path, part["frames"]["nbytes"], part["frames"]["count"])
+        tuples: dict[str, list[TupleBatch]] = {}
+        for name, count in part["tuples"]:
+            tuples[name] = []
+            for _ in range(count):
+                try:
+                    tuples[name].append(unpack_tuples(next(records)))
+                except (StopIteration, RunFailed) as error:
+                    raise RunFailed(f"{path}: {name}: {str(error) or 'a record is missing'}") from None
+        for _ in records:
+            raise RunFailed(f"{path}: more records than the checkpoint says")
+        return Snapshot(part["state"], tuples)
+
+    # ------------------------------------------------------------ writing
+
+    def begin(self, base: Manifest | None, done: Callable[[Any], None]) -> int:
+        """A start or a recovery, from `base` or from nothing; returns the number of this incarnation.
+
+        done: takes events of what has become durable, or an exception; called in a thread.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be made for checkpoints ({error.strerror})") from None
+        self.end()
+        self._restored = base
+        self._kept = [] if base is None else [read_manifest(p) for p in self.manifests()[-_KEPT:]]
+        found = [_NUMBERED.fullmatch(p.name) for p in self.path.iterdir()]
+        self.incarnation = 1 + max([self.incarnation, *(int(m[1]) for m in found if m is not None)])
+        self._background = self._executors("checkpoints", done)
+        return self.incarnation
+
+    def end(self) -> None:
+        """Finish what is being written."""
+        if self._background is not None:
+            self._background.end()
+            self._background = None
+
+    def save_master(self, generation: int, snapshot: Snapshot, extra: dict[str, Any]) -> None:
+        """Write the master's part in the background; `done` gets PartSaved. extra: more of its content."""
+
+        def save() -> PartSaved:
+            records: list[U8] = []
+            counts = []
+            for name, batches in snapshot.tuples.items():
+                counts.append([name, len(batches)])
+                records += [pack_tuples(batch) for batch in batches]
+            path = self.path / f"master-{self.incarnation:04d}-{generation:06d}.frames"
+            nbytes = write_records(path, records)
+            frames = {"name": path.name, "nbytes": nbytes, "count": len(records)}
+            return PartSaved(generation, "master", {"state": snapshot.plain, "frames": frames, "tuples": counts, **extra})
+
+        self.submit(save)
+
+    def submit(self, operation: Callable[[], Any]) -> None:
+        """Do something in the background, after all that was asked for before."""
+        assert self._background is not None, "the folder of checkpoints has not begun"
+        self._background.submit(operation)
+
+    def complete(self, command: CompleteCheckpoint) -> None:
+        """Bind the parts together in the background; `done` gets CheckpointCompleted."""
+        self.submit(lambda: self._complete(command))
+
+    def _complete(self, command: CompleteCheckpoint) -> CheckpointCompleted:
+        slaves = [content for part, content in command.parts.items() if part.startswith("slave ")]
+        restored, last = self._restored, self._kept[-1] if self._kept else None
+        joined = [sum(s["joined"][i] for s in slaves) + (0 if restored is None else restored.joined[i]) for i in (0, 1)]
+        produced = sum(s["produced"] for s in slaves) + (0 if restored is None else restored.produced)
+        older = [] if last is None else [s.to_plain() for s in last.segments if s.alive(command.alive_us)]
+        plain: dict[str, Any] = {
+            "format": FORMAT,
+            **self._identity,
+            "generation": command.generation,
+            "incarnation": self.incarnation,
+            "epoch": int(command.epoch),
+            "clock_us": command.clock_us,
+            "alive_us": list(command.alive_us),
+            "joined": joined,
+            "produced": produced,
+            "segments": [*older, *(s["segment"] for s in slaves if s["segment"] is not None)],
+            "master": command.parts["master"],
+            "collector": command.parts["collector"],
+        }
+        plain["checksum"] = _checksum(plain)
+        path = self.path / f"checkpoint-{command.generation:06d}.json"
+        write_whole(path, json.dumps(plain).encode())
+        self._kept = [*self._kept, Manifest(path, command.generation, plain)][-_KEPT:]
+        return CheckpointCompleted(command.generation, self._clear_up(command.generation))
+
+    def _clear_up(self, generation: int) -> int:
+        """Remove what no kept checkpoint needs; returns the bytes of what is left."""
+        needed = {name for manifest in self._kept for name in manifest.files}
+        total = 0
+        for path in list(self.path.iterdir()):
+            numbers = _NUMBERED.fullmatch(path.name)
+            growing = numbers is not None and int(numbers[1]) == self.incarnation and int(numbers[2]) > generation
+            ours = numbers is not None or _MANIFEST.fullmatch(path.name) is not None
+            if ours and path.name not in needed and not growing:
+                path.unlink(missing_ok=True)
+            elif path.name in needed or not ours:
+                total += path.stat().st_size
+        return total
+
+    def remove(self) -> None:
+        """The run is complete; there is nothing to go on from."""
+        self.end()
+        for path in self.path.iterdir():
+            if _NUMBERED.fullmatch(path.name) or _MANIFEST.fullmatch(path.name) or path.name in APPENDED:
+                path.unlink(missing_ok=True)
+        if not any(self.path.iterdir()):
+            self.path.rmdir()

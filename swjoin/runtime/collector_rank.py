@@ -1,0 +1,108 @@
+"""The collector as an MPI rank.
+
+What: `CollectorRank`, with `set_up`, `play`, which may be tried again after a death, and `close`.
+Why: the loop around the collector; it is also the one that other ranks tell why they fail, so that its results are marked.
+Stays out: what the collector decides (`cluster.collector`), its files (`runtime.shells`).
+"""
+
+from __future__ import annotations
+
+import base64
+import signal
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from swjoin.errors import RunFailed
+from swjoin.runtime.channel import Channel
+from swjoin.runtime.clock import RunClock
+from swjoin.runtime.job import Job
+from swjoin.runtime.rank import (
+    BEGIN,
+    COLLECTOR,
+    FIRST_SLAVE,
+    MASTER,
+    PUBLISH,
+    RESULTS,
+    SUMMARY,
+    VERDICT,
+    Rank,
+    agree,
+    check_peers,
+    identity,
+    parse,
+)
+from swjoin.runtime.stopping import stop_signals
+from swjoin.runtime.wire import (
+    unpack_results,
+)
+
+if TYPE_CHECKING:
+    from swjoin.runtime.shells import CollectorShell
+
+
+class CollectorRank(Rank):
+    def __init__(self, job: Job, place: list[str]) -> None:
+        super().__init__(job, place)
+        self._shell: CollectorShell | None = None
+
+    def set_up(self, channel: Channel) -> None:
+        from swjoin.runtime.shells import CollectorShell
+        from swjoin.sinks.plan import OutputPlan
+
+        def stop(number: int, _frame: object) -> None:
+            raise RunFailed(f"stopped by {signal.Signals(number).name}")
+
+        if self.job.checkpoints is None:
+            signal.signal(signal.SIGTERM, stop)
+        setup = agree(channel, MASTER, None)
+
+        def open_sink() -> dict[str, Any]:
+            plan = OutputPlan.from_bytes(base64.b64decode(setup["plan"]))
+            self._shell = CollectorShell(self.job, plan, RunClock())
+            return {}
+
+        agree(channel, COLLECTOR, open_sink)
+
+    def lost(self, text: str) -> None:
+        """Nothing to do."""
+
+    def play(self, channel: Channel) -> None:
+        shell = self._shell
+        assert shell is not None
+        setup = agree(channel, MASTER, None)
+        self.saved = deque()
+        shell.start(channel.comm.size - FIRST_SLAVE, setup["manifest"], self.saved.append)
+        shell.clock = self.start_clock(channel, setup.get("clock_us"))
+        with stop_signals(self.job):  # the master's to heed
+            while not shell.collector.finished and not shell.stopped:
+                self._collect_one(channel, shell)
+        me = identity(COLLECTOR, "collector", self.meter)
+        channel.send_json({"summary": shell.summary(), "rank": me}, MASTER, SUMMARY)
+        while not channel.probe(MASTER, VERDICT):
+            check_peers(channel)
+            channel.sleep()
+        channel.receive()
+        self.close(None)
+        channel.send_json({"closed": True}, MASTER, VERDICT)
+
+    def _collect_one(self, channel: Channel, shell: CollectorShell) -> None:
+        if self.saved:
+            self.tell_saved(channel)
+        if channel.probe(channel.mpi.ANY_SOURCE, RESULTS):
+            shell.receive(unpack_results(channel.receive()))
+            return
+        if shell.keeper is not None and channel.probe(MASTER, PUBLISH):
+            message = parse(channel.receive())
+            shell.show(message["generation"], stop=message["stop"])
+            return
+        if channel.probe(MASTER, BEGIN):
+            channel.receive()
+            self.begin_measuring(channel, self.job.config.measure.prefill_us)
+            return
+        check_peers(channel)
+        channel.sleep()
+
+    def close(self, error: BaseException | None) -> None:
+        shell, self._shell = self._shell, None
+        if shell is not None:
+            shell.__exit__(None if error is None else type(error), error, None)

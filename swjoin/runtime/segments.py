@@ -1,0 +1,161 @@
+"""A slave's part of a checkpoint: the log of what entered its windows.
+
+What: `SegmentLog` writes every delivery to the segment of its generation, in a thread, and seals the segment when a checkpoint
+wants it; `replay` reads segments back, in the order of delivery, partition-group by partition-group.
+Why: window state is a function of the tuples that were delivered. Writing those once, as the frames in which they came, is
+incremental by nature, costs the join nothing, and can be restored on any number of slaves; what has expired is dropped by
+whole segments.
+Stays out: which segments a checkpoint needs (`runtime.checkpoint_folder`), joining (`operators.window_join`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swjoin.batch import LEFT, RIGHT, U8, Bool, TupleBatch
+from swjoin.deliveries import BEGIN_OF_TIME_US, Delivery
+from swjoin.errors import RunFailed
+from swjoin.messages import PartSaved
+from swjoin.policy.epochs import sub_group_of
+from swjoin.runtime.wire import pack_delivery, unpack_delivery
+from swjoin.storage import Background, Executors, RecordFile, read_records, sync_folder
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The deliveries of one slave in one generation. newest_us: of the left and of the right tuples."""
+
+    name: str
+    generation: int
+    sub_group: int
+    nbytes: int
+    count: int
+    tuples: int
+    newest_us: tuple[int, int]
+
+    def to_plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_plain(plain: dict[str, Any]) -> Segment:
+        left, right = plain["newest_us"]
+        return Segment(**{**plain, "newest_us": (left, right)})
+
+    def alive(self, alive_us: tuple[int, int]) -> bool:
+        """Whether some tuple of it may still match something to come."""
+        return self.newest_us[LEFT] >= alive_us[LEFT] or self.newest_us[RIGHT] >= alive_us[RIGHT]
+
+
+class _Open:
+    """A segment being written."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = RecordFile(path)
+        self.tuples = 0
+        self.newest_us = [BEGIN_OF_TIME_US, BEGIN_OF_TIME_US]
+
+
+class SegmentLog:
+    """One slave's log. done: takes PartSaved when a segment is durable, or an exception; called in the log's thread."""
+
+    def __init__(
+        self,
+        folder: Path,
+        incarnation: int,
+        slave: int,
+        sub_group_count: int,
+        done: Callable[[Any], None],
+        executors: Executors = Background,
+    ) -> None:
+        self._folder, self._slave = folder, slave
+        self._stem = f"segment-{incarnation:04d}-{slave:04d}"
+        self._sub_group = sub_group_of(slave, sub_group_count)
+        self._open: dict[int, _Open] = {}  # by generation
+        self._background = executors(f"log of slave {slave}", done)
+
+    def append(self, delivery: Delivery, frame: U8 | None = None) -> None:
+        """Write a delivery, which came as this frame, if as one. Waits while the disk is too far behind."""
+        if len(delivery.left) or len(delivery.right):
+            self._background.submit(lambda: self._write(delivery, pack_delivery(delivery) if frame is None else frame))
+
+    def _write(self, delivery: Delivery, frame: U8) -> None:
+        segment = self._open.get(delivery.generation)
+        if segment is None:
+            segment = self._open[delivery.generation] = _Open(self._folder / f"{self._stem}-{delivery.generation:06d}.log")
+        segment.file.append(frame)
+        for stream, batch in ((LEFT, delivery.left), (RIGHT, delivery.right)):
+            if len(batch):
+                segment.tuples += len(batch)
+                segment.newest_us[stream] = max(segment.newest_us[stream], int(batch.ts.max()))
+
+    def seal(self, generation: int, content: dict[str, Any]) -> None:
+        """Everything of this generation has been appended; PartSaved with `content` once it is durable."""
+        self._background.submit(lambda: self._seal(generation, content))
+
+    def _seal(self, generation: int, content: dict[str, Any]) -> PartSaved:
+        segment, sealed = self._open.pop(generation, None), None
+        if segment is not None:
+            file = segment.file
+            file.close()
+            sync_folder(self._folder)
+            newest = (segment.newest_us[LEFT], segment.newest_us[RIGHT])
+            sealed = Segment(file.path.name, generation, self._sub_group, file.nbytes, file.count, segment.tuples, newest)
+        plain = None if sealed is None else sealed.to_plain()
+        return PartSaved(generation, f"slave {self._slave}", {**content, "segment": plain})
+
+    def close(self) -> None:
+        """End the thread; unsealed segments belong to no checkpoint."""
+        self._background.end()
+        for segment in self._open.values():
+            segment.file.discard()
+
+
+def replay(folder: Path, segments: Sequence[Segment], mine: Bool, alive_us: tuple[int, int]) -> Iterator[Delivery]:
+    """What entered the windows of partition-groups with `mine[group]`, in the order in which it was delivered.
+
+    Deliveries without anything that is alive or mine are left out. RunFailed, with file and place, when a segment is not what
+    it was.
+    """
+    generations = sorted({s.generation for s in segments})
+    for generation in generations:
+        logs = [_deliveries(folder, s) for s in segments if s.generation == generation and s.alive(alive_us)]
+        for _, _, delivery in heapq.merge(*logs, key=lambda item: item[:2]):
+            yield from _share(delivery, mine, alive_us)
+
+
+def _deliveries(folder: Path, segment: Segment) -> Iterator[tuple[int, int, Delivery]]:
+    path = folder / segment.name
+    for number, frame in enumerate(read_records(path, segment.nbytes, segment.count)):
+        try:
+            delivery = unpack_delivery(frame)
+        except RunFailed as error:
+            raise RunFailed(f"{path}: record {number}: {error}") from None
+        yield delivery.epoch, segment.sub_group, delivery
+
+
+def _share(delivery: Delivery, mine: Bool, alive_us: tuple[int, int]) -> Iterator[Delivery]:
+    keep = mine[delivery.groups]
+    left = _kept(delivery.left, delivery.left_counts, keep)
+    right = _kept(delivery.right, delivery.right_counts, keep)
+    if not any(len(b) and int(b.ts.max()) >= alive for b, alive in ((left, alive_us[LEFT]), (right, alive_us[RIGHT]))):
+        return
+    yield replace(
+        delivery,
+        groups=delivery.groups[keep],
+        left_counts=delivery.left_counts[keep],
+        right_counts=delivery.right_counts[keep],
+        left=left,
+        right=right,
+    )
+
+
+def _kept(batch: TupleBatch, counts: np.ndarray[Any, np.dtype[np.int64]], keep: Bool) -> TupleBatch:
+    if keep.all():
+        return batch
+    return batch.take(np.flatnonzero(np.repeat(keep, counts)))
