@@ -165,7 +165,7 @@ def results(channel: Any) -> float | None:
     one = np.uint64(digest_pairs(columns[3], columns[4]))
     channel.comm.Barrier()
     start = time.perf_counter()
-    if channel.comm.rank == 1:
+    if channel.rank == 1:
         for i in range(chunks):
             last = i == chunks - 1
             group = GroupResults(np.zeros(1, np.int64), np.array([ROWS]), np.array([one]))
@@ -194,14 +194,14 @@ def play(what: str, paths: list[str] | None, out: Path) -> None:
     for turn in range(REPEATS + 1):
         if what == "results":
             figure = results(channel)
-        elif channel.comm.rank == 0:
+        elif channel.rank == 0:
             figure = master(channel, paths)
         else:
             figure = None
             null_slave(channel)
         if turn:  # the first turn loads the kernels
             figures.append(figure)
-    if channel.comm.rank == 0:
+    if channel.rank == 0:
         out.write_text(json.dumps(figures))
 
 

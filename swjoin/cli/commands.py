@@ -142,9 +142,7 @@ def _play_rank(job: Job, debug: bool) -> int:
     from swjoin.cli.summary import print_summary
     from swjoin.runtime.mpi import run_rank as play
 
-    report = play(job, progress=True, debug=debug)
-    if report is not None:
-        print_summary(report, job)
+    play(job, progress=True, debug=debug, tell=lambda report: print_summary(report, job))
     return 0
 
 

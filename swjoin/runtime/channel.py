@@ -7,7 +7,6 @@ Stays out: what the bytes mean (`runtime.wire`), which rank plays which role (`r
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from dataclasses import dataclass
@@ -44,65 +43,77 @@ class Meter:
 
 
 class PeerLostError(RunFailed):
-    """Another rank has died, or has found that one did. Without fault tolerance of the MPI library everything ends instead."""
+    """A slave's rank has died, and the others have to go on without it."""
+
+
+class PeerFailed(RunFailed):
+    """Another rank failed and has told why."""
+
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
 
 
 class Channel:
-    """Sends and receives whole byte messages, and waits without spinning. Any call may raise PeerLostError."""
+    """Sends and receives whole byte messages, and waits without spinning.
+
+    rank, size: of those who take part. source: of the message found last.
+    """
 
     def __init__(self, comm: MPI.Comm) -> None:
         from mpi4py import MPI
 
         self.mpi = MPI
+        self.any = int(MPI.ANY_SOURCE)
         self.comm = comm
-        self.status = MPI.Status()
+        self.rank, self.size = comm.rank, comm.size
         self.meter = Meter(cpu_at_us=cpu_us())
+        self._status = MPI.Status()
         self._sleep_s = _SHORTEST_SLEEP_S
         self._outgoing: list[tuple[Any, NDArray[np.uint8]]] = []
 
+    @property
+    def source(self) -> int:
+        return int(self._status.Get_source())
+
     def send(self, data: NDArray[np.uint8], rank: int, tag: int) -> None:
         start = time.monotonic_ns()
-        try:
-            self.comm.Send([data, self.mpi.BYTE], dest=rank, tag=tag)
-        except self.mpi.Exception as error:
-            raise self._lost(error) from None
+        self._send(data, rank, tag)
         self.meter.communication_us += (time.monotonic_ns() - start) // 1000
 
-    def send_if_alive(self, data: NDArray[np.uint8], rank: int, tag: int) -> None:
-        """Send what only matters to a rank that is still there."""
-        with contextlib.suppress(PeerLostError):
-            self.send(data, rank, tag)
+    def _send(self, data: NDArray[np.uint8], rank: int, tag: int) -> None:
+        self.comm.Send([data, self.mpi.BYTE], dest=rank, tag=tag)
 
     def send_later(self, data: NDArray[np.uint8], rank: int, tag: int) -> None:
         """Begin to send; whoever sends may itself be waited for by the receiver. `data` is kept until it has gone."""
         start = time.monotonic_ns()
-        try:
-            self._outgoing.append((self.comm.Isend([data, self.mpi.BYTE], dest=rank, tag=tag), data))
-            self._outgoing = [(request, kept) for request, kept in self._outgoing if not request.Test()]
-        except self.mpi.Exception as error:
-            raise self._lost(error) from None
+        self._send_later(data, rank, tag)
         self.meter.communication_us += (time.monotonic_ns() - start) // 1000
+
+    def _send_later(self, data: NDArray[np.uint8], rank: int, tag: int) -> None:
+        self._outgoing.append((self.comm.Isend([data, self.mpi.BYTE], dest=rank, tag=tag), data))
+        self._outgoing = [(request, kept) for request, kept in self._outgoing if not request.Test()]
 
     def probe(self, rank: int, tag: int) -> bool:
         """Whether a message waits; `receive` then takes it."""
-        try:
-            found = bool(self.comm.Iprobe(source=rank, tag=tag, status=self.status))
-        except self.mpi.Exception as error:
-            raise self._lost(error) from None
+        found = self._probe(rank, tag)
         if found:
             self._sleep_s = _SHORTEST_SLEEP_S
         return found
 
+    def _probe(self, rank: int, tag: int) -> bool:
+        return bool(self.comm.Iprobe(source=rank, tag=tag, status=self._status))
+
     def receive(self) -> NDArray[np.uint8]:
         """The message found by the last successful probe."""
         start = time.monotonic_ns()
-        data = np.empty(self.status.Get_count(self.mpi.BYTE), np.uint8)
-        try:
-            self.comm.Recv([data, self.mpi.BYTE], source=self.status.Get_source(), tag=self.status.Get_tag())
-        except self.mpi.Exception as error:
-            raise self._lost(error) from None
+        data = np.empty(self._status.Get_count(self.mpi.BYTE), np.uint8)
+        self._receive(data)
         self.meter.communication_us += (time.monotonic_ns() - start) // 1000
         return data
+
+    def _receive(self, data: NDArray[np.uint8]) -> None:
+        self.comm.Recv([data, self.mpi.BYTE], source=self._status.Get_source(), tag=self._status.Get_tag())
 
     def imitate_transfer(self, nbytes: int, bytes_per_s: float) -> None:
         """Take as long as a slower link would have: both sides do, from the moment in which the message has passed."""
@@ -121,53 +132,35 @@ class Channel:
 
     def wait(self, rank: int, tag: int) -> NDArray[np.uint8]:
         while not self.probe(rank, tag):
+            self.check()
             self.sleep()
         return self.receive()
+
+    def check(self) -> None:
+        """Once in every round of a loop: PeerLostError when the run has to go on without somebody, PeerFailed when it ends."""
+
+    def farewell(self, tag: int) -> None:
+        """Rank 0 tells all others that nothing is wanted of them any more; they wait for that."""
+        nothing = np.empty(0, np.uint8)
+        if self.rank != 0:
+            self.wait(0, tag)
+            return
+        for rank in range(1, self.size):
+            self.send(nothing, rank, tag)
 
     def broadcast(self, text: str | None, root: int) -> str:
         """JSON text from one rank to all."""
         size = np.zeros(1, np.int64)
         data = np.frombuffer((text or "").encode(), np.uint8).copy()
         size[0] = len(data)
-        try:
-            self.comm.Bcast([size, self.mpi.INT64_T], root=root)
-            if self.comm.rank != root:
-                data = np.empty(int(size[0]), np.uint8)
-            self.comm.Bcast([data, self.mpi.BYTE], root=root)
-        except self.mpi.Exception as error:
-            raise self._lost(error) from None
+        self.comm.Bcast([size, self.mpi.INT64_T], root=root)
+        if self.rank != root:
+            data = np.empty(int(size[0]), np.uint8)
+        self.comm.Bcast([data, self.mpi.BYTE], root=root)
         return bytes(data).decode()
 
     def barrier(self) -> None:
-        try:
-            self.comm.Barrier()
-        except self.mpi.Exception as error:
-            raise self._lost(error) from None
-
-    def _lost(self, error: Exception) -> Exception:
-        """What an error of the MPI library means: a death, or just that error."""
-        kinds = (self.mpi.ERR_PROC_FAILED, self.mpi.ERR_PROC_FAILED_PENDING, self.mpi.ERR_REVOKED)
-        died = isinstance(error, self.mpi.Exception) and error.Get_error_class() in kinds
-        return PeerLostError("another rank has died") if died else error
-
-    def without_the_dead(self, mine: int) -> tuple[Channel, list[int]]:
-        """A channel between the ranks that are left, in their old order, and the number that each of them gives (`mine`).
-
-        What was on its way is lost; nothing of it can be taken for a new message.
-        """
-        comm = self.comm
-        while True:
-            try:
-                if not comm.Is_revoked():
-                    comm.Revoke()
-                comm = comm.Shrink()
-                numbers = np.zeros(comm.size, np.int64)
-                comm.Allgather([np.array([mine]), self.mpi.INT64_T], [numbers, self.mpi.INT64_T])
-                return Channel(comm), numbers.tolist()
-            except self.mpi.Exception as error:
-                lost = self._lost(error)
-                if not isinstance(lost, PeerLostError):
-                    raise
+        self.comm.Barrier()
 
     def send_json(self, value: dict[str, Any], rank: int, tag: int) -> None:
         self.send(np.frombuffer(json.dumps(value).encode(), np.uint8), rank, tag)

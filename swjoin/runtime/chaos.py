@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from swjoin.config import RunConfig, to_plain
 from swjoin.errors import SwjoinError
 from swjoin.loading import config_from_plain
 from swjoin.oracle import brute_force, format_digest, pair_digest
+from swjoin.runtime.chaos_kills import KINDS, run_ordeal
 from swjoin.runtime.simulation_result import SimulationError
 from swjoin.runtime.simulator import Simulation
 from swjoin.sources.bmodel import payload_bytes
@@ -277,16 +279,30 @@ def run_real(seed: int) -> None:
         raise SimulationError(f"ledger: {report['ledger']['complaints']}")
 
 
+def run_killed(seed: int, kinds: tuple[str, ...] = KINDS, table: Path | None = None) -> None:
+    """One run on MPI ranks that something befalls (`runtime.chaos_kills`). table: gets a line of JSON about it."""
+    with tempfile.TemporaryDirectory(prefix="swjoin-chaos-") as folder:
+        report = run_ordeal(seed, Path(folder), kinds)
+    if table is not None:
+        row = {"seed": seed, **report["ordeal"], "checkpoints": report.get("checkpoints")}
+        with table.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0 only if every run was right."""
     parser = argparse.ArgumentParser(prog="chaos", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("count", metavar="N", type=int, help="number of runs")
     parser.add_argument("--simulated", action="store_true", help="in the simulator, in virtual time")
     parser.add_argument("--seed", type=int, default=0, help="first seed (default 0)")
+    parser.add_argument("--kind", choices=KINDS, help="only such failures (real MPI ranks)")
+    parser.add_argument("--calm", action="store_true", help="real MPI ranks, random workloads, no failures")
+    parser.add_argument("--table", metavar="FILE", type=Path, help="write a row per run there (JSON lines)")
     args = parser.parse_args(argv)
     if args.count < 1:
         parser.error("N must be at least 1")
-    run = run_simulated if args.simulated else run_real
+    kinds = (args.kind,) if args.kind else KINDS
+    run = run_simulated if args.simulated else run_real if args.calm else partial(run_killed, kinds=kinds, table=args.table)
     start = time.monotonic()
     failed = []
     for seed in range(args.seed, args.seed + args.count):

@@ -18,6 +18,7 @@ from swjoin.runtime.clock import RunClock
 from swjoin.runtime.job import Job
 from swjoin.runtime.rank import (
     BEGIN,
+    BYE,
     COLLECTOR,
     FIRST_SLAVE,
     MASTER,
@@ -71,7 +72,7 @@ class CollectorRank(Rank):
         assert shell is not None
         setup = agree(channel, MASTER, None)
         self.saved = deque()
-        shell.start(channel.comm.size - FIRST_SLAVE, setup["manifest"], self.saved.append)
+        shell.start(channel.size - FIRST_SLAVE, setup["manifest"], self.saved.append)
         shell.clock = self.start_clock(channel, setup.get("clock_us"))
         with stop_signals(self.job):  # the master's to heed
             while not shell.collector.finished and not shell.stopped:
@@ -79,16 +80,19 @@ class CollectorRank(Rank):
         me = identity(COLLECTOR, "collector", self.meter)
         channel.send_json({"summary": shell.summary(), "rank": me}, MASTER, SUMMARY)
         while not channel.probe(MASTER, VERDICT):
+            channel.check()
             check_peers(channel)
             channel.sleep()
         channel.receive()
         self.close(None)
         channel.send_json({"closed": True}, MASTER, VERDICT)
+        channel.farewell(BYE)
 
     def _collect_one(self, channel: Channel, shell: CollectorShell) -> None:
+        channel.check()
         if self.saved:
             self.tell_saved(channel)
-        if channel.probe(channel.mpi.ANY_SOURCE, RESULTS):
+        if channel.probe(channel.any, RESULTS):
             shell.receive(unpack_results(channel.receive()))
             return
         if shell.keeper is not None and channel.probe(MASTER, PUBLISH):

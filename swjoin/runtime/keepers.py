@@ -109,8 +109,12 @@ class MasterKeeper:
         """Of the checkpoint that everybody goes on from."""
         return None if self.manifest is None else self.manifest.path.name
 
-    def restore(self, master: Master, manifest: Manifest, now_us: int) -> None:
-        """A new master goes on from there, and its sources with it."""
+    def restore(self, master: Master, manifest: Manifest | None, now_us: int) -> None:
+        """A new master goes on from there, and its sources with it; without a checkpoint both are at the beginning."""
+        if manifest is None:
+            for source in self._sources:
+                source.seek(0)
+            return
         snapshot = self.folder.read_master(manifest)
         restore(master, snapshot.plain, snapshot.tuples, now_us)
         dictionary = self._dictionary

@@ -83,7 +83,7 @@ class MasterRank(Rank):
         from swjoin.runtime.shells import MasterShell
 
         def open_shell() -> dict[str, Any]:
-            slave_count = channel.comm.size - FIRST_SLAVE
+            slave_count = channel.size - FIRST_SLAVE
             if not self.job.resumes:
                 self.job.config.check_slaves(slave_count)
             shell = self._shell = MasterShell(self.job, self._progress)
@@ -114,7 +114,7 @@ class MasterRank(Rank):
         report = build_report(
             self.job,
             master=shell.master.summary(),
-            slaves=[parts[r]["summary"] for r in range(FIRST_SLAVE, channel.comm.size)],
+            slaves=[parts[r]["summary"] for r in range(FIRST_SLAVE, channel.size)],
             collector=parts[COLLECTOR]["summary"],
             ranks=[me, *(p["rank"] for p in parts.values())],
             wall_s=0.0,
@@ -134,8 +134,7 @@ class MasterRank(Rank):
             check_ledger(report)
         channel.send_json({"balanced": True}, COLLECTOR, VERDICT)
         channel.wait(COLLECTOR, VERDICT)
-        for rank in range(FIRST_SLAVE, channel.comm.size):
-            channel.send_if_alive(NOTHING, rank, BYE)
+        channel.farewell(BYE)
         return report
 
     @staticmethod
@@ -143,11 +142,12 @@ class MasterRank(Rank):
         """Every other rank's summary. What of a checkpoint becomes durable now matters no more, but its sender must get rid of
         it."""
         parts: dict[int, dict[str, Any]] = {}
-        while len(parts) < channel.comm.size - 1:
-            if channel.probe(channel.mpi.ANY_SOURCE, SUMMARY):
-                rank = channel.status.Get_source()
+        while len(parts) < channel.size - 1:
+            channel.check()
+            if channel.probe(channel.any, SUMMARY):
+                rank = channel.source
                 parts[rank] = parse(channel.receive())
-            elif channel.probe(channel.mpi.ANY_SOURCE, SAVED):
+            elif channel.probe(channel.any, SAVED):
                 channel.receive()
             else:
                 channel.sleep()
@@ -177,7 +177,7 @@ class MasterRank(Rank):
 
     def _start(self, channel: Channel, shell: MasterShell) -> Manifest | None:
         """Begin, or go on from the newest checkpoint, together with all others; returns that checkpoint."""
-        slave_count = channel.comm.size - FIRST_SLAVE
+        slave_count = channel.size - FIRST_SLAVE
         self.saved = deque()
 
         def start() -> dict[str, Any]:
@@ -216,22 +216,23 @@ class MasterRank(Rank):
         link, rush = self.job.config.nodes.link_bytes_per_s, self.job.config.measure.rush
         while shell.outbox or not shell.master.finished:
             self.place[0] = f"{self.where}, epoch {shell.master.epoch}"
+            channel.check()
             if shell.outbox:
                 delivery = shell.outbox.popleft()
                 channel.send(pack_delivery(delivery), FIRST_SLAVE + delivery.slave, DELIVERY)
                 if not in_history and not (delivery.last and rush):
                     channel.imitate_transfer(delivery.nbytes, link)
             elif shell.clock_starts_us is not None:
-                for rank in range(1, channel.comm.size):
+                for rank in range(1, channel.size):
                     channel.send(NOTHING, rank, BEGIN)
                 self.begin_measuring(channel, shell.clock_starts_us)
                 shell.clock_starts_us, in_history, self._began_s = None, False, time.monotonic()
                 boundary_us = next_exchange_us(clock.now_us(), slot_us)
-            elif channel.probe(channel.mpi.ANY_SOURCE, REPORT):
-                slave = channel.status.Get_source() - FIRST_SLAVE
+            elif channel.probe(channel.any, REPORT):
+                slave = channel.source - FIRST_SLAVE
                 report = unpack_report(channel.receive())
                 shell.handle(SlaveReported(SlaveId(slave), report.occupancy_ratio, report.loads))
-            elif channel.probe(channel.mpi.ANY_SOURCE, MOVE_END):
+            elif channel.probe(channel.any, MOVE_END):
                 shell.handle(MoveEnded(unpack_move_end(channel.receive())))
             elif shell.keeper is not None and self._mind_checkpoints(channel, shell, stop_wanted):
                 continue
@@ -254,7 +255,7 @@ class MasterRank(Rank):
             if isinstance(event, BaseException):
                 raise event
             shell.handle(event)
-        elif channel.probe(channel.mpi.ANY_SOURCE, SAVED):
+        elif channel.probe(channel.any, SAVED):
             plain = parse(channel.receive())
             shell.handle(PartSaved(plain["generation"], plain["part"], plain["content"]))
         elif shell.publish:
@@ -270,5 +271,5 @@ class MasterRank(Rank):
         while shell.publish:
             command = shell.publish.popleft()
             message = {"generation": command.generation, "stop": command.stop}
-            for rank in range(1, channel.comm.size) if command.stop else [COLLECTOR]:
+            for rank in range(1, channel.size) if command.stop else [COLLECTOR]:
                 channel.send_json(message, rank, PUBLISH)

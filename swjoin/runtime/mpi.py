@@ -12,30 +12,36 @@ that a signal or another rank's failure is seen within milliseconds.
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import json
+import os
 import platform
+import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from swjoin.errors import RunFailed, SwjoinError, UserError
-from swjoin.runtime.channel import Channel, PeerLostError
+from swjoin.errors import SwjoinError, UserError
+from swjoin.runtime.channel import Channel, PeerFailed, PeerLostError
 from swjoin.runtime.collector_rank import CollectorRank
 from swjoin.runtime.job import Job
 from swjoin.runtime.master_rank import MasterRank
 from swjoin.runtime.memory import keep_freed_memory
-from swjoin.runtime.rank import COLLECTOR, FAILURE, FIRST_SLAVE, MASTER, EndedEarlyError, PeerFailed
+from swjoin.runtime.rank import COLLECTOR, FAILURE, FIRST_SLAVE, MASTER, EndedEarlyError
 from swjoin.runtime.slave_rank import SlaveRank
+from swjoin.runtime.surviving_channel import SurvivingChannel, library_survives
 
 _FLUSH_S = 3.0  # how long a failing rank leaves the collector to mark its results incomplete
 _ROLES = ("master", "collector")
 
 
-def run_rank(job: Job, progress: bool, debug: bool = False) -> dict[str, Any] | None:
-    """Play this rank's role to the end. Rank 0 returns the content of run.json, the others None.
+def run_rank(job: Job, progress: bool, debug: bool = False, tell: Callable[[dict[str, Any]], None] | None = None) -> None:
+    """Play this rank's role to the end. tell: takes the content of run.json, on rank 0. Does not return where ranks may die.
 
     Bad input found before the run starts raises UserError on rank 0 and ends the other ranks quietly with the same exit code.
     A failure during the run prints one line with rank, role, host and epoch, and ends the whole job.
@@ -43,6 +49,8 @@ def run_rank(job: Job, progress: bool, debug: bool = False) -> dict[str, Any] | 
     import mpi4py
 
     keep_freed_memory()
+    if debug:
+        faulthandler.register(signal.SIGUSR2)  # a rank that hangs says where
     mpi4py.rc.thread_level = "serialized"
     from mpi4py import MPI
 
@@ -60,45 +68,51 @@ def run_rank(job: Job, progress: bool, debug: bool = False) -> dict[str, Any] | 
         if rank == COLLECTOR
         else SlaveRank(job, place)
     )
-    channels = [Channel(comm)]
+    survives = job.checkpoints is not None and job.config.checkpoint.recover and library_survives()
+    mend = f"go on from the last checkpoint with: swjoin run --resume {job.run_dir}"
+    channel = SurvivingChannel(comm, mend) if survives else Channel(comm)
     error: BaseException | None = None
     try:
-        role.set_up(channels[0])
-        report = _play(role, job, channels, rank)
+        role.set_up(channel)
+        report = _play(role, channel)
     except EndedEarlyError as early:
         error = early
+        if isinstance(channel, SurvivingChannel):
+            print(f"swjoin: {early}" if str(early) else "", file=sys.stderr, end="\n" if str(early) else "")
+            leave(early.exit_code)
         raise
     except BaseException as failure:
         error = failure
         if rank == COLLECTOR:
             role.close(failure)  # before the end of all: what was collected is kept, and marked
-        _end_job(channels[-1], failure, ", ".join(place), debug)
+        _end_job(channel, failure, ", ".join(place), debug)
         raise
     finally:
         role.close(error)
     if isinstance(role, MasterRank) and report is not None:
         role.finish(report)
-    return report
+        if tell is not None:
+            tell(report)
+    if isinstance(channel, SurvivingChannel):
+        leave(0)
 
 
-def _play(role: MasterRank | CollectorRank | SlaveRank, job: Job, channels: list[Channel], rank: int) -> dict[str, Any] | None:
-    """Play, and after a death once more, on a channel between those who are left."""
+def leave(code: int) -> None:
+    """End this process at once, its output flushed: after deaths MPI_Finalize may wait for the dead."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _play(role: MasterRank | CollectorRank | SlaveRank, channel: Channel) -> dict[str, Any] | None:
+    """Play, and after a death once more, with those who are left."""
     while True:
         try:
-            return role.play(channels[-1])
+            return role.play(channel)
         except PeerLostError as lost:
-            if job.checkpoints is None or not job.config.checkpoint.recover:
-                raise
+            assert isinstance(channel, SurvivingChannel), "only a surviving channel tells of deaths"
             role.lost(str(lost))
-        channel, ranks = channels[-1].without_the_dead(min(rank, FIRST_SLAVE))
-        channels.append(channel)
-        gone = [name for number, name in enumerate(_ROLES) if number not in ranks]
-        if FIRST_SLAVE not in ranks:
-            gone.append("all slaves")
-        if gone:
-            raise RunFailed(
-                f"{' and '.join(gone)} died; go on from the last checkpoint with: swjoin run --resume {job.run_dir}"
-            )
+            channel.next_attempt()
 
 
 def _end_job(channel: Channel, error: BaseException, place: str, debug: bool) -> None:
@@ -111,7 +125,16 @@ def _end_job(channel: Channel, error: BaseException, place: str, debug: bool) ->
         text = f"{place}: {type(error).__name__}: {error}"
     if not isinstance(error, PeerFailed):
         print(f"swjoin: {' '.join(text.split())}", file=sys.stderr, flush=True)
-    if channel.comm.rank != COLLECTOR and not isinstance(error, PeerLostError):
+    if isinstance(channel, SurvivingChannel):
+        if not isinstance(error, PeerFailed):
+            channel.end_all(text, code)
+            deadline = time.monotonic() + _FLUSH_S / 3
+            while time.monotonic() < deadline:  # so that the messages leave
+                with contextlib.suppress(SwjoinError):
+                    channel.probe(channel.any, FAILURE)
+                time.sleep(0.01)
+        leave(code)
+    if channel.comm.rank != COLLECTOR:
         data = np.frombuffer(json.dumps({"text": text, "exit_code": code}).encode(), np.uint8)
         try:
             channel.comm.Isend([data, channel.mpi.BYTE], dest=COLLECTOR, tag=FAILURE)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swjoin.errors import RunFailed, SwjoinError
-from swjoin.runtime.channel import Channel
+from swjoin.errors import SwjoinError
+from swjoin.runtime.channel import Channel, PeerFailed
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.job import Job
 from swjoin.runtime.machine import RankMeter
@@ -33,14 +33,6 @@ MASTER, COLLECTOR, FIRST_SLAVE = 0, 1, 2
 REPORT, DELIVERY, RESULTS, SUMMARY, VERDICT, FAILURE, WANT, STATE, MOVE_END, BEGIN = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 SAVED, PUBLISH, BYE = 11, 12, 13
 NOTHING = np.empty(0, np.uint8)
-
-
-class PeerFailed(RunFailed):
-    """Another rank failed and has told the collector why."""
-
-    def __init__(self, text: str, exit_code: int) -> None:
-        super().__init__(text)
-        self.exit_code = exit_code
 
 
 class EndedEarlyError(SwjoinError):
@@ -66,7 +58,7 @@ def agree(channel: Channel, root: int, attempt: Callable[[], dict[str, Any]] | N
             answer = {"error": str(error), "exit_code": error.exit_code}
     outcome: dict[str, Any] = json.loads(channel.broadcast(None if answer is None else json.dumps(answer), root))
     if "error" in outcome:
-        raise EndedEarlyError(outcome["error"] if channel.comm.rank == MASTER else "", outcome["exit_code"])
+        raise EndedEarlyError(outcome["error"] if channel.rank == MASTER else "", outcome["exit_code"])
     return outcome
 
 
@@ -119,6 +111,6 @@ class Rank:
 
 def check_peers(channel: Channel) -> None:
     """Raise PeerFailed when another rank has said that it failed."""
-    if channel.probe(channel.mpi.ANY_SOURCE, FAILURE):
+    if channel.probe(channel.any, FAILURE):
         failure = parse(channel.receive())
         raise PeerFailed(failure["text"], failure["exit_code"])

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from swjoin.batch import LEFT, RIGHT, RowLayout, empty_pairs
+from swjoin.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout, empty_pairs
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.intake import LateRowError
 from swjoin.cluster.master import Master
 from swjoin.deliveries import Delivery, ResultChunk, RunEvent
-from swjoin.errors import SwjoinError
+from swjoin.errors import RunFailed, SwjoinError
 from swjoin.hashing import digest_pairs
 from swjoin.messages import (
     BeginMeasuring,
@@ -112,7 +112,7 @@ class MasterShell:
         if self.job.run_dir is not None and self._events is None:
             self._events = EventsFile(self.job.run_dir)
         self.master = Master(self.job.config.fitted_to(slave_count), slave_count, self.layouts)
-        if keeper is not None and manifest is not None:
+        if keeper is not None:
             keeper.restore(self.master, manifest, clock.now_us())
             self._progress.restart(sum(s.counts.tuples for s in self.master.streams))
         self._perform(self.master.start())
@@ -131,10 +131,17 @@ class MasterShell:
         self.wanted = None
         batch = self.sources[stream].read()
         if batch is None:
+            self._check_all_read(stream)
             self.handle(StreamEnded(stream))
         else:
             self._progress.advance(len(batch))
             self.handle(TuplesRead(stream, batch))
+
+    def _check_all_read(self, stream: int) -> None:
+        """A source that ended elsewhere than at its end would be a wrong answer that balances."""
+        rows, expected = self.master.streams[stream].counts.tuples, self.sources[stream].rows_total
+        if expected is not None and rows != expected:
+            raise RunFailed(f"{STREAM_NAMES[stream]}: {rows} rows were read of {expected}; the input changed while it was read")
 
     def forget_checkpoints(self) -> None:
         """The run is complete and its report is written: there is nothing to go on from."""

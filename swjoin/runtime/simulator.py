@@ -162,11 +162,8 @@ class Simulation:
         master, collector = self._keepers
         manifest = master.begin(self._tell_master)
         if manifest is not None:
-            master.restore(self.master, manifest, self.clock_us)
             self._before = (manifest.joined, manifest.produced)
-        elif self.recoveries:
-            for source in self._sources:
-                source.seek(0)
+        master.restore(self.master, manifest, self.clock_us)
         collector.begin(self.collector, master.manifest_name, partial(self._saved, COLLECTOR))
         owner = self.master.controller.map.owner.tolist()
         for slave in self.slaves:

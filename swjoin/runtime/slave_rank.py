@@ -99,8 +99,8 @@ class SlaveRank(Rank):
     def play(self, channel: Channel) -> None:
         from swjoin.cluster.slave import Slave
 
-        config = self.job.config.fitted_to(channel.comm.size - FIRST_SLAVE)
-        slave = Slave(SlaveId(channel.comm.rank - FIRST_SLAVE), config, self._layouts)
+        config = self.job.config.fitted_to(channel.size - FIRST_SLAVE)
+        slave = Slave(SlaveId(channel.rank - FIRST_SLAVE), config, self._layouts)
         setup = agree(channel, MASTER, None)
         self.saved = deque()
         if self.job.checkpoints is not None:
@@ -114,9 +114,9 @@ class SlaveRank(Rank):
         clock = self.start_clock(channel, setup.get("clock_us"))
         with stop_signals(self.job):  # the master's to heed
             self._join(channel, slave, clock)
-        me = identity(channel.comm.rank, f"slave {slave.id}", self.meter)
+        me = identity(channel.rank, f"slave {slave.id}", self.meter)
         channel.send_json({"summary": slave.summary(), "rank": me}, MASTER, SUMMARY)
-        channel.wait(MASTER, BYE)
+        channel.farewell(BYE)
 
     def _join(self, channel: Channel, slave: Slave, clock: RunClock) -> None:
         """The slave's loop."""
@@ -126,12 +126,13 @@ class SlaveRank(Rank):
         link, rush = config.nodes.link_bytes_per_s, measure.rush
         realtime = config.pace == "realtime"
         epoch_us = config.cluster.distribution_epoch_us
-        sub_groups = min(config.cluster.sub_group_count, channel.comm.size - FIRST_SLAVE)
+        sub_groups = min(config.cluster.sub_group_count, channel.size - FIRST_SLAVE)
         offset_us = slot_offset_us(slave.id, sub_groups, epoch_us) if realtime else 0
         exchange_at_us = next_exchange_us(clock.now_us(), epoch_us, offset_us) if realtime else 0
         stopped = False
         self._perform(channel, slave.start())
         while not slave.finished and not stopped:
+            channel.check()
             if realtime and not in_history and clock.now_us() >= exchange_at_us:
                 self.meter.lateness.add(clock.now_us() - exchange_at_us)
                 exchange_at_us = next_exchange_us(clock.now_us(), epoch_us, offset_us)
@@ -150,10 +151,10 @@ class SlaveRank(Rank):
                 if self._keeper is not None:
                     self._keeper.received(delivery, frame)
                 self._perform(channel, slave.handle(Delivered(delivery), clock.now_us()))
-            elif channel.probe(channel.mpi.ANY_SOURCE, WANT):
+            elif channel.probe(channel.any, WANT):
                 move = int(channel.receive().view(np.int64)[0])
                 self._perform(channel, slave.handle(StateWanted(move), clock.now_us()))
-            elif channel.probe(channel.mpi.ANY_SOURCE, STATE):
+            elif channel.probe(channel.any, STATE):
                 chunk = unpack_state(channel.receive())
                 channel.imitate_transfer(chunk.nbytes, link)
                 self._perform(channel, slave.handle(StateReceived(chunk), clock.now_us()))

@@ -91,4 +91,6 @@ def open_sink(
         return CountSink()
     from swjoin.sinks.files import FileSink
 
+    if kind == "csv":
+        plan.check_text()
     return FileSink(kind, target, plan, directory=directory, staged=staged, resumes=resumes)

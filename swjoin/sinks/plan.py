@@ -19,6 +19,7 @@ import numpy as np
 
 from swjoin.batch import I64, Pairs, PayloadRows
 from swjoin.config import SinkConfig
+from swjoin.errors import UserError
 from swjoin.sources.codec import RowCodec, StreamCodec
 
 if TYPE_CHECKING:
@@ -69,6 +70,15 @@ class OutputPlan:
 
         ids = [("left_id", pa.uint64()), ("right_id", pa.uint64()), ("left_ts", pa.int64()), ("right_ts", pa.int64())]
         return pa.schema([*(ids if self.ids else []), *((label, kind) for label, kind, _, _, _ in self._columns())])
+
+    def check_text(self) -> None:
+        """UserError when a column cannot be written as text."""
+        import pyarrow.types as t
+
+        for field in self.schema:
+            kind = field.type.value_type if t.is_dictionary(field.type) else field.type
+            if t.is_binary(kind) or t.is_large_binary(kind) or t.is_fixed_size_binary(kind) or t.is_binary_view(kind):
+                raise UserError(f"column {field.name} is {kind}, which CSV cannot hold; write Parquet or leave the column out")
 
     def decode(self, pairs: Pairs) -> pa.RecordBatch:
         """Pairs as a batch of output rows."""
