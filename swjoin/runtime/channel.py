@@ -139,6 +139,9 @@ class Channel:
     def check(self) -> None:
         """Once in every round of a loop: PeerLostError when the run has to go on without somebody, PeerFailed when it ends."""
 
+    def slaves_are_done(self) -> None:
+        """Rank 0 needs nothing of the slaves any more; should one die now, it is no loss."""
+
     def farewell(self, tag: int) -> None:
         """Rank 0 tells all others that nothing is wanted of them any more; they wait for that."""
         nothing = np.empty(0, np.uint8)

@@ -110,6 +110,7 @@ class MasterRank(Rank):
             self._serve(channel, shell, stop_wanted.is_set)
         me = identity(MASTER, "master", self.meter)
         parts = self._gather(channel)
+        channel.slaves_are_done()
         stopped = shell.master.checkpoints.stopped
         report = build_report(
             self.job,

@@ -58,6 +58,7 @@ class SurvivingChannel(Channel):
         self._world = list(range(comm.size))  # MPI ranks of those who take part
         self._me = comm.rank
         self._noticed = False  # rank 0: somebody has died since this attempt began
+        self._closing = False
         self._order = self.mpi.Status()
         self._stale: list[tuple[Any, NDArray[np.uint8]]] = []  # begun in earlier attempts; kept until they have gone
 
@@ -128,6 +129,9 @@ class SurvivingChannel(Channel):
         for rank in range(1, self.size):
             self.send(nothing, rank, _GO)
 
+    def slaves_are_done(self) -> None:
+        self._closing = True
+
     def farewell(self, tag: int) -> None:
         """Whoever leaves looks like one that has died, so nobody minds that any more; rank 0 leaves last."""
         deadline = time.monotonic() + _FAREWELL_S
@@ -175,7 +179,7 @@ class SurvivingChannel(Channel):
 
     def check(self) -> None:
         """PeerLostError: rank 0 has noticed a death, and everybody has to go to `next_attempt`."""
-        if self._me == ROOT and self._noticed:
+        if self._me == ROOT and self._noticed and not self._closing:
             raise PeerLostError("a slave has died")
         try:
             if self.comm.Iprobe(source=self.any, tag=_END, status=self._order):
