@@ -20,8 +20,8 @@ usage() {
 ./run.sh bench simulation    predicted against measured throughput and delay
 ./run.sh figures             redraw every figure of docs/reproduction.md from the committed tables, and write that page
 ./run.sh figures --measure [NAME...]  run the sweeps first (all of experiments/, or the named ones; preset quick), then the page
-./run.sh chaos N             N random joins on real MPI ranks, each digest checked
-./run.sh chaos --simulated N N random runs in the simulator, each pair checked
+./run.sh chaos N             N runs on real MPI ranks that are killed, stopped and resumed, each digest checked
+./run.sh chaos --simulated N N random runs in the simulator, many with crashes, each pair checked
 ./run.sh clean               remove the environment, runs and caches
 ./run.sh help                this text
 EOF

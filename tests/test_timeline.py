@@ -37,6 +37,8 @@ EVENTS = [
     RunEvent(16_250_000, 64, "emptying", slave=3, amount=3.0),
     RunEvent(16_250_000, 64, "kept", slave=3, amount=3.0),
     RunEvent(16_500_000, 65, "rested", slave=1, amount=1.0),
+    RunEvent(16_590_000, 65, "checkpoint", duration_us=40_000, amount=3.0),
+    RunEvent(17_000_000, 66, "recovered", tuples=8120, duration_us=51_300, amount=2.0, text="2 slaves are left"),
 ]
 LINES = """\
  8.250 s  epoch 32  occupancy: slave 0 0.61 supplier (412 ms joining), slave 1 0.00 consumer
@@ -50,6 +52,8 @@ LINES = """\
 16.250 s  epoch 64  slave 3 is to rest and yields all its partition-groups; 3 active slaves until then
 16.250 s  epoch 64  slave 3 is not to rest after all; 3 active slaves
 16.500 s  epoch 65  slave 1 rests; 1 active slave from now on
+16.590 s  epoch 65  checkpoint 3 is durable, 40 ms after its cut
+17.000 s  epoch 66  recovered in 51 ms: 2 slaves are left, 8,120 tuples are joined once more
 """
 END = """\
 moves          1, 251 KiB

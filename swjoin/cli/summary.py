@@ -43,6 +43,21 @@ def _adaptation_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
+def _checkpoint_rows(report: dict[str, Any], job: Job) -> list[tuple[str, str]]:
+    """What befell the run, and how to go on."""
+    found = report["checkpoints"]
+    if found is None:
+        return []
+    rows = []
+    for recovery in found["recoveries"]:
+        took = duration_text(recovery["s"] * 1e6)
+        rows.append(("recovered", f"in {took}, {recovery['slaves']} slaves left, {recovery['tuples']:,} tuples replayed"))
+    if report["resumable"]:
+        ranks = f" -n {len(report['ranks'])}" if len(report["ranks"]) > 1 else ""
+        rows.append(("stopped", f"before the end; go on with: {job.resume_command}{ranks}"))
+    return rows
+
+
 def summary_rows(report: dict[str, Any], job: Job) -> list[tuple[str, str]]:
     """(name, value) lines of the summary."""
     sides = [(name, report["input"][name]["tuples"]) for name in ("left", "right")]
@@ -62,6 +77,7 @@ def summary_rows(report: dict[str, Any], job: Job) -> list[tuple[str, str]]:
         ("pairs", f"{report['results']['count']:,}"),
         ("digest", report["results"]["digest"]),
         ("ledger", "balanced" if report["ledger"]["balanced"] else "; ".join(report["ledger"]["complaints"])),
+        *_checkpoint_rows(report, job),
         ("ranks", ", ".join(f"{rank} {r['role']}" for rank, r in report["ranks"].items())),
         ("time", f"{report['join_s']:.2f} s joining, {report['wall_s']:.2f} s in all"),
         ("throughput", f"{report['input_tuples_per_s']:,.0f} input tuples/s"),

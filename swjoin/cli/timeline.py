@@ -22,7 +22,7 @@ from swjoin.errors import UserError
 
 MOVES = ("decided", "held", "left", "installed", "released")
 ACTIVITY = ("activated", "emptying", "kept", "rested")
-KINDS = ("occupancy", *MOVES, *ACTIVITY)
+KINDS = ("occupancy", *MOVES, *ACTIVITY, "checkpoint", "recovered")
 _COLOURS = {"decided": "bold cyan", "released": "green", "occupancy": "dim", **dict.fromkeys(ACTIVITY, "bold magenta")}
 
 
@@ -51,7 +51,7 @@ def read_events(run_dir: Path) -> list[RunEvent]:
     except (pa.ArrowException, TypeError, OSError) as error:
         raise UserError(f"{source}: cannot be read as the events of a run: {error}") from None
     if not events:
-        raise UserError(f"{run_dir}: this run has no events; only runs with a reorganization.policy other than none have")
+        raise UserError(f"{run_dir}: this run has no events; only runs with a reorganization.policy or with checkpoints have")
     return events
 
 
@@ -122,6 +122,10 @@ def _words(event: RunEvent, digits: int) -> str:
             return f"slave {e.slave} is not to rest after all; {active}"
         case "rested":
             return f"slave {e.slave} rests; {active} from now on"
+        case "checkpoint":
+            return f"checkpoint {number} is durable, {duration_text(e.duration_us)} after its cut"
+        case "recovered":
+            return f"recovered in {duration_text(e.duration_us)}: {e.text}, {e.tuples:,} tuples are joined once more"
     return " ".join(x for x in (e.kind, f"slave {e.slave}" if e.slave >= 0 else "", e.text) if x)
 
 

@@ -27,7 +27,8 @@ class Checkpoints:
         self.generation = 0
         self.completed = 0
         self.stopping = False  # the run is to stop with a checkpoint
-        self.stopped = False  # and has it
+        self.is_last = False  # the one under way has been begun for that
+        self.stopped = False  # and it is there
         self.durations_us: list[int] = []
         self.nbytes = 0
         self._config = config
@@ -60,6 +61,7 @@ class Checkpoints:
         """The distribution epoch that ends with it begins; slaves that are served early may have their part before others."""
         assert self._parts is None, "a checkpoint is under way already"
         self._parts, self._ending = {}, self.generation
+        self.is_last = self.stopping  # one begun before the request would not hold what was delivered since
         self._began_us, self._began_epoch = now_us, int(epoch)
 
     def cut(self, alive_us: tuple[int, int]) -> int:
@@ -82,7 +84,7 @@ class Checkpoints:
         """It is durable as a whole."""
         self._parts = None
         self.completed += 1
-        self.stopped = self.stopping
+        self.stopped = self.is_last
         self.durations_us.append(now_us - self._began_us)
         self.nbytes = event.nbytes
         return [PublishResults(event.generation, self.stopped)]

@@ -171,8 +171,7 @@ class Master:
     @property
     def _halted(self) -> bool:
         """The run is to stop, and the deliveries before its last checkpoint have been made."""
-        cut = self.checkpoints.under_way and not self._checkpoint
-        return self.checkpoints.stopping and (cut or self.checkpoints.stopped)
+        return self.checkpoints.stopped or (self.checkpoints.is_last and not self._checkpoint)
 
     def _read_on(self) -> list[MasterCommand]:
         wanted = None if self.checkpoints.stopping else self._stream_to_read()
@@ -291,6 +290,11 @@ class Master:
             full=self._full,
         )
 
+    def _stop_end(self) -> int | None:
+        """The run is to stop: everything goes at once, unless moves or a checkpoint that has begun are waited for."""
+        waits = bool(self.controller.moves) or self.checkpoints.under_way
+        return END_OF_TIME_US if self._mid_epoch or self.controller.has_orders or not waits else None
+
     def _full(self) -> bool:
         self._check_room()
         return self.waiting_bytes >= self.config.cluster.mini_buffer_bytes and self.buffers.tuples > 0
@@ -311,8 +315,7 @@ class Master:
         return self._close_realtime(now_us) if self._realtime else self._close_asap(now_us)
 
     def _close_asap(self, now_us: int) -> bool:
-        stops = self.checkpoints.stopping and (self._mid_epoch or self.controller.has_orders or not self.controller.moves)
-        end = END_OF_TIME_US if stops else None if self._draining or self.checkpoints.stopping else self._slot_end()
+        end = self._stop_end() if self.checkpoints.stopping else None if self._draining else self._slot_end()
         if end is None:
             return False
         self._slots.closed(end)

@@ -303,6 +303,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("N must be at least 1")
     kinds = (args.kind,) if args.kind else KINDS
     run = run_simulated if args.simulated else run_real if args.calm else partial(run_killed, kinds=kinds, table=args.table)
+    how = "--simulated " if args.simulated else "--calm " if args.calm else f"--kind {args.kind} " if args.kind else ""
     start = time.monotonic()
     failed = []
     for seed in range(args.seed, args.seed + args.count):
@@ -310,9 +311,7 @@ def main(argv: list[str] | None = None) -> int:
             run(seed)
         except (SimulationError, SwjoinError, subprocess.TimeoutExpired) as error:
             failed.append(seed)
-            print(
-                f"seed {seed}: {error}\n  replay: chaos {'--simulated ' if args.simulated else ''}1 --seed {seed}", flush=True
-            )
+            print(f"seed {seed}: {error}\n  replay: chaos {how}1 --seed {seed}", flush=True)
     kind = "simulated" if args.simulated else "real MPI"
     print(f"{args.count - len(failed)} of {args.count} {kind} runs right ({time.monotonic() - start:.0f} s)")
     return 1 if failed else 0

@@ -32,7 +32,6 @@ from swjoin.runtime.rank import (
     identity,
     parse,
 )
-from swjoin.runtime.stopping import stop_signals
 from swjoin.runtime.wire import (
     unpack_results,
 )
@@ -74,9 +73,8 @@ class CollectorRank(Rank):
         self.saved = deque()
         shell.start(channel.size - FIRST_SLAVE, setup["manifest"], self.saved.append)
         shell.clock = self.start_clock(channel, setup.get("clock_us"))
-        with stop_signals(self.job):  # the master's to heed
-            while not shell.collector.finished and not shell.stopped:
-                self._collect_one(channel, shell)
+        while not shell.collector.finished and not shell.stopped:
+            self._collect_one(channel, shell)
         me = identity(COLLECTOR, "collector", self.meter)
         channel.send_json({"summary": shell.summary(), "rank": me}, MASTER, SUMMARY)
         while not channel.probe(MASTER, VERDICT):

@@ -53,6 +53,12 @@ class Job:
             return None
         return self.run_dir / "checkpoints" if checkpoint.directory is None else Path(checkpoint.directory)
 
+    @property
+    def resume_command(self) -> str:
+        """What a user types to go on from the newest checkpoint."""
+        place = self.run_dir if self.config.checkpoint.directory is None else self.config.checkpoint.directory
+        return f"swjoin run --resume {place}"
+
     def to_json(self) -> str:
         plain: dict[str, Any] = {"config": to_plain(self.config), "directory": self.directory, "command": self.command}
         plain["resumes"] = self.resumes
@@ -161,9 +167,14 @@ class MetricsFile:
 class EventsFile:
     """DIR/metrics/events.parquet: one row per `RunEvent`, in the order in which they happened."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, *, resumes: bool = False) -> None:
+        """resumes: those that are there come first (a process that was killed has left none)."""
         self.path = run_dir / "metrics" / "events.parquet"
         self._events: list[RunEvent] = []
+        if resumes and self.path.exists():
+            import pyarrow.parquet as pq
+
+            self._events = [RunEvent(**row) for row in pq.read_table(self.path).to_pylist()]
 
     def add(self, event: RunEvent) -> None:
         self._events.append(event)

@@ -76,7 +76,8 @@ def run_local(job: Job, progress: bool, slave_count: int | None = None) -> dict[
     started = time.monotonic()
     keep_freed_memory()
     slave_count = default_slave_count() if slave_count is None else slave_count
-    job.config.check_slaves(slave_count)
+    if not job.resumes:
+        job.config.check_slaves(slave_count)
     with MasterShell(job, progress) as shell:
         load_master_kernels(job.config, shell.layouts)
         load_slave_kernels(job.config, shell.layouts)
@@ -108,6 +109,9 @@ def run_local(job: Job, progress: bool, slave_count: int | None = None) -> dict[
             if not collector.stopped:
                 check_ledger(report)
     report["wall_s"] = time.monotonic() - started
+    if report["join_s"] > 0:
+        tuples = sum(report["input"][name]["tuples"] for name in ("left", "right"))
+        report["input_tuples_per_s"] = (tuples - loop.resumed_tuples) / report["join_s"]
     publish(job, report)
     shell.forget_checkpoints()
     return report
@@ -158,15 +162,20 @@ class _CollectorThread(_RoleThread):
     def __init__(self, shell: CollectorShell, to_master: _ToMaster, stop: threading.Event) -> None:
         super().__init__("collector", to_master, stop)
         self._shell = shell
-        self.chunks: queue.Queue[ResultChunk | PublishResults] = queue.Queue(_RESULT_CHUNKS)
+        self.chunks: queue.Queue[ResultChunk] = queue.Queue(_RESULT_CHUNKS)
+        self.published: queue.SimpleQueue[PublishResults] = queue.SimpleQueue()
 
     def play(self) -> None:
         while not self._shell.collector.finished and not self._shell.stopped:
-            message = self._patiently(lambda wait: self.chunks.get(timeout=wait))
-            if isinstance(message, PublishResults):
-                self._shell.show(message.generation, stop=message.stop)
-            else:
-                self._shell.receive(message)
+            if self._stop_event.is_set():
+                raise _StoppedError
+            while not self.published.empty():
+                command = self.published.get()
+                self._shell.show(command.generation, stop=command.stop)
+            try:
+                self._shell.receive(self.chunks.get(timeout=_WAKE_S))
+            except queue.Empty:
+                continue
 
 
 class _SlaveThread(_RoleThread):
@@ -297,14 +306,15 @@ class _LocalLoop:
         self.first_tuple_s: float | None = None
         self.began_s: float | None = None
         self.meter = RankMeter()
-        self._in_history = job.config.measure.prefill_us > 0
+        config = job.config.fitted_to(slave_count)
+        self._in_history = config.measure.prefill_us > 0
         self._stop = threading.Event()
         self._inbox: _ToMaster = queue.SimpleQueue()
         self._collector = _CollectorThread(collector, self._inbox, self._stop)
         self.slaves = [
             _SlaveThread(
-                Slave(SlaveId(s), job.config, shell.layouts),
-                Throttle(job.config.nodes, s),
+                Slave(SlaveId(s), config, shell.layouts),
+                Throttle(config.nodes, s),
                 self._collector,
                 clock,
                 self._inbox,
@@ -315,12 +325,13 @@ class _LocalLoop:
         ]
         for thread in self.slaves:
             thread.peers = self.slaves
+        self.resumed_tuples = 0  # read before this process
         self.restored = self._restore(job, collector)
         now_us = clock.now_us()
         self._running = slave_count + 1
-        self._epoch_us = job.config.cluster.distribution_epoch_us
-        self._realtime = job.config.pace == "realtime"
-        sub_groups = job.config.cluster.sub_group_count
+        self._epoch_us = config.cluster.distribution_epoch_us
+        self._realtime = config.pace == "realtime"
+        sub_groups = config.cluster.sub_group_count
         self._offsets_us = [slot_offset_us(s, sub_groups, self._epoch_us) if self._realtime else 0 for s in range(slave_count)]
         self._exchange_at_us = [next_exchange_us(now_us, self._epoch_us, o) if self._realtime else 0 for o in self._offsets_us]
         self.slot_us = max(1, self._epoch_us // sub_groups)
@@ -337,6 +348,7 @@ class _LocalLoop:
         if manifest is not None:
             self.clock.restart(manifest.plain["clock_us"])
         shell.start(self.clock, count, self._inbox.put)
+        self.resumed_tuples = sum(s.counts.tuples for s in shell.master.streams)
         name, owner = shell.keeper.manifest_name, shell.master.controller.map.owner.tolist()
         collector.start(count, name, self._inbox.put)
         path, incarnation = shell.keeper.folder.path, shell.keeper.folder.incarnation
@@ -394,7 +406,7 @@ class _LocalLoop:
                 self.shell.handle(message)
 
     def _publish(self, command: PublishResults) -> None:
-        self._collector.chunks.put(command)
+        self._collector.published.put(command)
         if command.stop:
             for thread in self.slaves:
                 thread.inbox.put(None)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from swjoin.deliveries import SlaveId
@@ -47,7 +46,6 @@ from swjoin.runtime.rank import (
     parse,
 )
 from swjoin.runtime.report import build_report, check_ledger, publish
-from swjoin.runtime.stopping import stop_signals
 from swjoin.runtime.wire import (
     pack_delivery,
     unpack_move_end,
@@ -77,6 +75,7 @@ class MasterRank(Rank):
         self._first_read_s: float | None = None
         self._began_s: float | None = None
         self._failed_s: float | None = None  # when a death was noticed, until the run goes on
+        self._resumed_tuples = 0  # read before this process
         self._delivered_then = 0  # tuples, when it was
 
     def set_up(self, channel: Channel) -> None:
@@ -106,8 +105,7 @@ class MasterRank(Rank):
         shell = self._shell
         assert shell is not None
         manifest = self._start(channel, shell)
-        with stop_signals(self.job) as stop_wanted:
-            self._serve(channel, shell, stop_wanted.is_set)
+        self._serve(channel, shell)
         me = identity(MASTER, "master", self.meter)
         parts = self._gather(channel)
         channel.slaves_are_done()
@@ -159,7 +157,7 @@ class MasterRank(Rank):
         now = time.monotonic()
         report["wall_s"] = now - self.started_s
         report["join_s"] = now - (self._first_read_s or now)
-        tuples = sum(report["input"][name]["tuples"] for name in ("left", "right"))
+        tuples = sum(report["input"][name]["tuples"] for name in ("left", "right")) - self._resumed_tuples
         report["input_tuples_per_s"] = tuples / report["join_s"] if report["join_s"] > 0 else 0.0
         publish(self.job, report)
         assert self._shell is not None
@@ -182,8 +180,11 @@ class MasterRank(Rank):
         self.saved = deque()
 
         def start() -> dict[str, Any]:
-            shell.start(self.clock or RunClock(), slave_count, self.saved.append)
-            keeper = shell.keeper
+            keeper, clock = shell.keeper, self.clock or RunClock()
+            newest = None if keeper is None else keeper.folder.newest()
+            if self.clock is None and newest is not None:
+                clock.restart(newest.plain["clock_us"])
+            shell.start(clock, slave_count, self.saved.append)
             if keeper is None:
                 return {"manifest": None}
             manifest = keeper.manifest
@@ -196,6 +197,8 @@ class MasterRank(Rank):
             }
 
         setup = agree(channel, MASTER, start)
+        if self.clock is None:
+            self._resumed_tuples = sum(s.counts.tuples for s in shell.master.streams)
         shell.clock = self.start_clock(channel, setup.get("clock_us"))
         if self._failed_s is not None:
             replayed = self._delivered_then - _delivered(shell.master)
@@ -207,7 +210,7 @@ class MasterRank(Rank):
 
     # ------------------------------------------------------------ running
 
-    def _serve(self, channel: Channel, shell: MasterShell, stop_wanted: Callable[[], bool]) -> None:
+    def _serve(self, channel: Channel, shell: MasterShell) -> None:
         """The master's loop."""
         clock = self.clock
         assert clock is not None
@@ -235,7 +238,7 @@ class MasterRank(Rank):
                 shell.handle(SlaveReported(SlaveId(slave), report.occupancy_ratio, report.loads))
             elif channel.probe(channel.any, MOVE_END):
                 shell.handle(MoveEnded(unpack_move_end(channel.receive())))
-            elif shell.keeper is not None and self._mind_checkpoints(channel, shell, stop_wanted):
+            elif shell.keeper is not None and self._mind_checkpoints(channel, shell):
                 continue
             elif realtime and clock.now_us() >= boundary_us:
                 self.meter.lateness.add(clock.now_us() - boundary_us)
@@ -249,7 +252,7 @@ class MasterRank(Rank):
                 channel.sleep(boundary_us - clock.now_us() if realtime else 1_000_000)
         self._publish(channel, shell)
 
-    def _mind_checkpoints(self, channel: Channel, shell: MasterShell, stop_wanted: Callable[[], bool]) -> bool:
+    def _mind_checkpoints(self, channel: Channel, shell: MasterShell) -> bool:
         """What has become durable, here or elsewhere, and whether the run is to stop. False when nothing was to be done."""
         if self.saved:
             event = self.saved.popleft()
@@ -261,7 +264,7 @@ class MasterRank(Rank):
             shell.handle(PartSaved(plain["generation"], plain["part"], plain["content"]))
         elif shell.publish:
             self._publish(channel, shell)
-        elif stop_wanted() and not shell.master.checkpoints.stopping:
+        elif self.stop_wanted() and not shell.master.checkpoints.stopping:
             shell.handle(StopRequested())
         else:
             return False

@@ -34,6 +34,7 @@ from swjoin.runtime.master_rank import MasterRank
 from swjoin.runtime.memory import keep_freed_memory
 from swjoin.runtime.rank import COLLECTOR, FAILURE, FIRST_SLAVE, MASTER, EndedEarlyError
 from swjoin.runtime.slave_rank import SlaveRank
+from swjoin.runtime.stopping import stop_signals
 from swjoin.runtime.surviving_channel import SurvivingChannel, library_survives
 
 _FLUSH_S = 3.0  # how long a failing rank leaves the collector to mark its results incomplete
@@ -69,12 +70,14 @@ def run_rank(job: Job, progress: bool, debug: bool = False, tell: Callable[[dict
         else SlaveRank(job, place)
     )
     survives = job.checkpoints is not None and job.config.checkpoint.recover and library_survives()
-    mend = f"go on from the last checkpoint with: swjoin run --resume {job.run_dir}"
+    mend = f"go on from the last checkpoint with: {job.resume_command} -n {comm.size}"
     channel = SurvivingChannel(comm, mend) if survives else Channel(comm)
     error: BaseException | None = None
     try:
-        role.set_up(channel)
-        report = _play(role, channel)
+        with stop_signals(job) as wanted:
+            role.stop_wanted = wanted.is_set
+            role.set_up(channel)
+            report = _play(role, channel)
     except EndedEarlyError as early:
         error = early
         if isinstance(channel, SurvivingChannel):
@@ -112,7 +115,16 @@ def _play(role: MasterRank | CollectorRank | SlaveRank, channel: Channel) -> dic
         except PeerLostError as lost:
             assert isinstance(channel, SurvivingChannel), "only a surviving channel tells of deaths"
             role.lost(str(lost))
+            _meet_again(channel)
+
+
+def _meet_again(channel: SurvivingChannel) -> None:
+    while True:
+        try:
             channel.next_attempt()
+            return
+        except PeerLostError:
+            continue  # another one has died meanwhile
 
 
 def _end_job(channel: Channel, error: BaseException, place: str, debug: bool) -> None:

@@ -14,7 +14,7 @@ import json
 import platform
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +25,6 @@ from swjoin.runtime.clock import RunClock
 from swjoin.runtime.job import Job
 from swjoin.runtime.machine import RankMeter
 from swjoin.runtime.report import peak_rss_bytes
-
-if TYPE_CHECKING:
-    pass
 
 MASTER, COLLECTOR, FIRST_SLAVE = 0, 1, 2
 REPORT, DELIVERY, RESULTS, SUMMARY, VERDICT, FAILURE, WANT, STATE, MOVE_END, BEGIN = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
@@ -80,6 +77,7 @@ class Rank:
         self.clock: RunClock | None = None
         self.meter = RankMeter()
         self.saved: deque[Any] = deque()
+        self.stop_wanted: Callable[[], bool] = lambda: False  # the master's to heed
 
     def start_clock(self, channel: Channel, resumed_us: int | None) -> RunClock:
         """All ranks at once; a recovery leaves the clock running."""

@@ -113,7 +113,9 @@ def build_report(
         }
         if job.checkpoints is not None
         else None,
-        "ledger": {"balanced": ledger.balanced, "complaints": ledger.complaints()},
+        "ledger": {"balanced": False, "complaints": ["the run was stopped before its end"]}
+        if stopped
+        else {"balanced": ledger.balanced, "complaints": ledger.complaints()},
         "epochs": master["epochs"],
         "wall_s": wall_s,
         "join_s": join_s,

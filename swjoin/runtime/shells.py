@@ -110,7 +110,7 @@ class MasterShell:
 
             self._late = LateSink(self._late_target, None if keeper is None else keeper.late_rows)
         if self.job.run_dir is not None and self._events is None:
-            self._events = EventsFile(self.job.run_dir)
+            self._events = EventsFile(self.job.run_dir, resumes=self.job.resumes)
         self.master = Master(self.job.config.fitted_to(slave_count), slave_count, self.layouts)
         if keeper is not None:
             keeper.restore(self.master, manifest, clock.now_us())
@@ -148,15 +148,15 @@ class MasterShell:
         if self.keeper is not None and not self.master.checkpoints.stopped:
             self.keeper.folder.remove()
 
-    def note_recovery(self, text: str, tuples: int, began_us: int) -> None:
-        """The run goes on after something has died."""
+    def note_recovery(self, text: str, tuples: int, duration_us: int) -> None:
+        """The run goes on after something has died. duration_us: since that was noticed."""
         now_us = self.clock.now_us()
         event = RunEvent(
             now_us,
             int(self.master.epoch),
             "recovered",
             tuples=tuples,
-            duration_us=now_us - began_us,
+            duration_us=duration_us,
             amount=float(self.master.slave_count),
             text=text,
         )
@@ -197,7 +197,7 @@ class CollectorShell:
         self.clock = clock
         self.job = job
         self.stopped = False
-        self.collector: Collector
+        self.collector = Collector(0, materialised=False)  # until `start`
         self._sink = open_job_sink(job, plan)
         if job.config.sink.kind != "count":  # load what the first results need before the run's clock starts
             plan.decode(empty_pairs(plan.left.layout, plan.right.layout))

@@ -54,7 +54,6 @@ from swjoin.runtime.rank import (
     identity,
     parse,
 )
-from swjoin.runtime.stopping import stop_signals
 from swjoin.runtime.throttle import Throttle
 from swjoin.runtime.wire import (
     pack_move_end,
@@ -112,8 +111,7 @@ class SlaveRank(Rank):
             self._keeper = SlaveKeeper(Path(setup["folder"]), setup["incarnation"], slave, sub_groups, self.saved.append)
             self._keeper.restore(setup["manifest"], setup["owner"])
         clock = self.start_clock(channel, setup.get("clock_us"))
-        with stop_signals(self.job):  # the master's to heed
-            self._join(channel, slave, clock)
+        self._join(channel, slave, clock)
         me = identity(channel.rank, f"slave {slave.id}", self.meter)
         channel.send_json({"summary": slave.summary(), "rank": me}, MASTER, SUMMARY)
         channel.farewell(BYE)

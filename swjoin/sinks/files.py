@@ -68,6 +68,7 @@ class _OpenFile:
         self.finish()
         sync_file(self.temporary)
         self.temporary.replace(self.target)
+        sync_folder(self.target.parent)
 
     def abort(self) -> None:
         try:
@@ -122,6 +123,9 @@ class FileSink:
                 self._target.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise UserError(f"{self._target}: cannot be made ({error.strerror})") from None
+            if self._staged and not self._resumes:  # of a run that ended before its first checkpoint
+                for path in self._target.glob(".part-*.tmp"):
+                    path.unlink()
             if not self._resumes and any(self._target.iterdir()):
                 raise UserError(f"{self._target}: is not empty; choose another --out or remove it")
             if not os.access(self._target, os.W_OK):
@@ -195,6 +199,8 @@ class FileSink:
                 hidden.replace(shown)
             elif not shown.exists():
                 raise RunFailed(f"{shown}: results that a checkpoint holds are gone")
+        if names:
+            sync_folder(self._target)
 
     def restore(self, names: Sequence[str]) -> None:
         for part in self._parts.values():

@@ -1,0 +1,531 @@
+"""Checkpoints: crashes in the simulator, stops and resumptions in one process, deaths of real ranks, corrupt files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
+import pytest
+
+from swjoin.batch import PayloadRows, TupleBatch
+from swjoin.cluster.checkpoints import Checkpoints
+from swjoin.cluster.collector import Collector
+from swjoin.cluster.slave import Slave
+from swjoin.config import CheckpointConfig
+from swjoin.deliveries import EpochIndex
+from swjoin.errors import RunFailed, SwjoinError, UserError
+from swjoin.loading import config_from_plain, load_config
+from swjoin.messages import CheckpointCompleted, CompleteCheckpoint, PartSaved, PublishResults
+from swjoin.oracle import Bounds
+from swjoin.runtime import local
+from swjoin.runtime.chaos import Scenario, run_simulated
+from swjoin.runtime.chaos_kills import Ordeal, run_ordeal
+from swjoin.runtime.checkpoint_folder import CheckpointFolder, read_manifest
+from swjoin.runtime.job import Job
+from swjoin.runtime.keepers import MasterKeeper
+from swjoin.runtime.segments import Segment, SegmentLog
+from swjoin.runtime.simulation_result import SimulationError
+from swjoin.runtime.virtual_storage import MemorySink
+from swjoin.sources.keys import Dictionary
+from swjoin.storage import AppendedFile, read_records, write_records
+from tests.cases import CASES, Case, by_name, moving
+from tests.conftest import ROOT
+
+# ---------------------------------------------------------------- the simulator: crashes at any step
+
+
+def _crashing(count: int) -> list[int]:
+    """The first scenarios with checkpoints, crashes and many tuples."""
+    seeds, seed = [], 0
+    while len(seeds) < count:
+        scenario = Scenario.draw(seed)
+        if scenario.config.checkpoint.enabled and scenario.crashes and sum(map(len, scenario.rows)) > 100:
+            seeds.append(seed)
+        seed += 1
+    return seeds
+
+
+def _caught(enough: int, count: int = 120) -> int:
+    failures = 0
+    for seed in _crashing(count):
+        try:
+            run_simulated(seed)
+        except (SimulationError, SwjoinError):
+            failures += 1
+            if failures == enough:
+                break
+    return failures
+
+
+def test_runs_with_crashes_are_right() -> None:
+    assert _caught(1, 80) == 0
+
+
+def test_a_delivery_missing_in_the_log_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    append = SegmentLog.append
+    monkeypatch.setattr(SegmentLog, "append", lambda self, d, frame=None: None if d.epoch % 2 else append(self, d, frame))
+    assert _caught(3) == 3
+
+
+def test_windows_that_are_not_restored_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Slave, "restore", lambda self, delivery: None)
+    assert _caught(3) == 3
+
+
+def test_segments_dropped_too_early_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Segment, "alive", lambda self, alive_us: False)
+    assert _caught(3) == 3
+
+
+def test_results_after_the_checkpoint_that_stay_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def restore(self: MemorySink, names: list[str]) -> None:
+        self.publish([*names, *self._sealed])
+
+    monkeypatch.setattr(MemorySink, "restore", restore)
+    assert _caught(3) == 3
+
+
+def test_a_collector_that_forgets_what_it_had_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def restore(self: Collector, plain: dict[str, Any]) -> None:
+        self.committed = EpochIndex(plain["epoch"])
+
+    monkeypatch.setattr(Collector, "restore", restore)
+    assert _caught(3) == 3
+
+
+def test_sources_that_go_on_reading_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    from swjoin.runtime.virtual_storage import BatchSource
+
+    monkeypatch.setattr(BatchSource, "seek", lambda self, row: None)
+    assert _caught(3) == 3
+
+
+def test_a_cut_through_moves_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Moves go on being decided while slaves may not have joined what was delivered before the cut: 1 of 800 runs saw it."""
+    scenario = dataclasses.replace(Scenario.draw(2918), crashes=((160, 3), (320, 2)))
+    monkeypatch.setattr(Scenario, "draw", staticmethod(lambda seed: scenario))
+    run_simulated(2918)
+    monkeypatch.setattr(Checkpoints, "being_joined", property(lambda self: False))
+    with pytest.raises(SimulationError, match="are somewhere"):
+        run_simulated(2918)
+
+
+# ---------------------------------------------------------------- when a checkpoint is due
+
+
+def test_a_checkpoint_is_completed_with_its_last_part() -> None:
+    checkpoints = Checkpoints(CheckpointConfig(epochs=3), 2)
+    assert [checkpoints.due(epoch, 0) for epoch in range(4)] == [False, False, True, True]
+    checkpoints.begin(EpochIndex(2), 100)
+    assert not checkpoints.due(9, 0), "one is under way"
+    assert checkpoints.cut((5, 7)) == 0
+    assert checkpoints.saved(PartSaved(0, "slave 1", {"s": 1})) == []
+    assert checkpoints.being_joined
+    assert checkpoints.saved(PartSaved(0, "slave 0", {"s": 0})) == []
+    assert not checkpoints.being_joined
+    assert checkpoints.saved(PartSaved(0, "master", {})) == []
+    with pytest.raises(AssertionError, match="nobody wanted"):
+        checkpoints.saved(PartSaved(1, "collector", {}))
+    (command,) = checkpoints.saved(PartSaved(0, "collector", {}))
+    assert isinstance(command, CompleteCheckpoint)
+    assert (command.generation, command.epoch, command.clock_us, command.alive_us) == (0, 2, 100, (5, 7))
+    assert checkpoints.complete(CheckpointCompleted(0, 42), 350) == [PublishResults(0, False)]
+    assert checkpoints.summary() == {"completed": 1, "last_s": 250e-6, "longest_s": 250e-6, "bytes": 42}
+    assert [checkpoints.due(epoch, 0) for epoch in (4, 5)] == [False, True]
+
+
+def test_an_interval_counts_from_the_beginning_of_the_last_one() -> None:
+    checkpoints = Checkpoints(CheckpointConfig(interval_us=1000), 1)
+    assert not checkpoints.due(5, 999)
+    assert checkpoints.due(5, 1000)
+    checkpoints.restore(7, 30, 5000, 7)
+    assert not checkpoints.due(31, 5999)
+    assert checkpoints.due(31, 6000)
+
+
+@pytest.mark.parametrize("bounds", [(-10, 10), (5, 20), (-20, -5), (0, 0)])
+def test_what_is_dead_matches_nothing_to_come(bounds: tuple[int, int]) -> None:
+    """Every tuple below the limits fails the bounds against everything from the punctuations on; the next one may not."""
+    limits = Bounds(*bounds).dead_below((100, 200))
+    lower, upper = bounds
+    left_dead, right_dead = limits[0] - 1, limits[1] - 1
+    assert not lower <= 200 - left_dead <= upper
+    assert 200 - left_dead > upper
+    assert right_dead - 100 < lower
+    assert 200 - limits[0] == upper
+    assert limits[1] - 100 == lower
+
+
+# ---------------------------------------------------------------- in one process: stop and go on
+
+
+class _After(threading.Event):
+    """A request to stop that comes after it has been asked for so often."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self._times = times
+
+    def is_set(self) -> bool:
+        self._times -= 1
+        return self._times < 0
+
+
+def _stopping(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    @contextmanager
+    def signals(job: Job) -> Iterator[threading.Event]:
+        yield _After(times)
+
+    monkeypatch.setattr(local, "stop_signals", signals)
+
+
+def _run(config: Any, out: Path, slaves: int, *, resumes: bool = False) -> dict[str, Any]:
+    target = None if config.sink.kind == "count" else out / "results"
+    return local.run_local(Job(config, target, True, out, None, "test", resumes), False, slaves)
+
+
+def _in_pieces(config: Any, out: Path, monkeypatch: pytest.MonkeyPatch, slaves: list[int], times: list[int]) -> dict[str, Any]:
+    """Stop again and again, each time going on with another number of slaves; the last time to the end."""
+    report: dict[str, Any] = {"complete": False}
+    for i, (count, after) in enumerate(zip(slaves, [*times, 10**9], strict=True)):
+        _stopping(monkeypatch, after)
+        report = _run(config, out, count, resumes=i > 0)
+        if report["complete"]:
+            break
+        assert report["resumable"]
+    return report
+
+
+@pytest.mark.parametrize("index", range(len(CASES)), ids=[by_name(c) for c in CASES])
+def test_known_cases_in_pieces(index: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every case stopped twice, with moves, on 3, 1 and 4 slaves, checkpoints in every distribution epoch."""
+    case = CASES[index]
+    monkeypatch.setattr("swjoin.sources.files.BATCH_ROWS", 40)
+    config = load_config(case.write(tmp_path, **moving(case), checkpoint={"epochs": 1}))
+    config = config.fitted_to(1)
+    report = _in_pieces(config, tmp_path / "run", monkeypatch, [3, 1, 4], [3 + index % 5, 4])
+    assert report["complete"]
+    assert (report["results"]["count"], report["results"]["digest"]) == case.answer()
+    assert report["ledger"]["balanced"]
+    files = list((tmp_path / "run" / "results").iterdir())
+    assert sum(pq.read_metadata(f).num_rows for f in files) == report["results"]["count"]
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def _strings(folder: Path, kind: str, n: int = 4000) -> dict[str, Any]:
+    """Two streams with string keys, disorder past the bound and null times, in several files each."""
+    plain: dict[str, Any] = {}
+    for seed, name in enumerate(("left", "right")):
+        random = np.random.default_rng(seed)
+        ts = np.sort(random.integers(0, 100_000, n)) - random.integers(0, 300, n)
+        table = pa.table(
+            {
+                "key": pa.array([f"k{k}" for k in random.integers(0, 300, n)]),
+                "ts": pa.array(ts, mask=random.random(n) < 0.01),
+                "note": pa.array([f"{name} {i}" for i in range(n)]),
+            }
+        )
+        (folder / name).mkdir()
+        for part in range(3):
+            piece = table.slice(part * n // 3, (part + 1) * n // 3 - part * n // 3)
+            if kind == "parquet":
+                pq.write_table(piece, folder / name / f"{part}.parquet", row_group_size=500)
+            else:
+                csv.write_csv(piece, folder / name / f"{part}.csv")
+        plain[name] = {"path": str(folder / name), "time_unit": "us"}
+    return {
+        **plain,
+        "join": {"within": "2ms"},
+        "time": {"max_out_of_order": "200us", "late": "side"},
+        "cluster": {"distribution_epoch": "5ms", "partition_count": 7},
+        "module": {"window": "64MB"},
+        "checkpoint": {"epochs": 2},
+    }
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_strings_late_rows_and_files_in_pieces(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dictionary of keys, the rows set aside and the place in the files survive, each time in new objects."""
+    monkeypatch.setattr("swjoin.sources.files.BATCH_ROWS", 300)
+    config = config_from_plain(_strings(tmp_path, kind))
+    _stopping(monkeypatch, 10**9)
+    whole = _run(config, tmp_path / "whole", 2)
+    report = _in_pieces(config, tmp_path / "run", monkeypatch, [2, 1, 3, 2], [30, 25, 25])
+    assert report["checkpoints"]["resumed_from"] is not None
+    for name in ("results", "late", "input", "joined"):
+        assert report[name] == whole[name], name
+    assert report["late"]["left"] > 0
+    late = [pq.read_table(tmp_path / run / "late.parquet").sort_by("row_id") for run in ("whole", "run")]
+    assert (
+        late[0]
+        .sort_by([("stream", "ascending"), ("row_id", "ascending")])
+        .equals(late[1].sort_by([("stream", "ascending"), ("row_id", "ascending")]))
+    )
+    notes = [
+        pq.read_table(tmp_path / run / "results", columns=["left_note", "right_note"]).sort_by(
+            [("left_note", "ascending"), ("right_note", "ascending")]
+        )
+        for run in ("whole", "run")
+    ]
+    assert notes[0].equals(notes[1])
+    metrics = pq.read_table(tmp_path / "run" / "metrics" / "slaves.parquet")
+    assert sum(metrics["pairs"].to_pylist()) == report["results"]["count"]
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Path]:
+    """A run that was stopped after some checkpoints."""
+    monkeypatch.setattr("swjoin.sources.files.BATCH_ROWS", 300)
+    config = config_from_plain(_strings(tmp_path, "parquet"))
+    _stopping(monkeypatch, 30)
+    assert _run(config, tmp_path / "run", 2)["resumable"]
+    _stopping(monkeypatch, 10**9)
+    return config, tmp_path / "run"
+
+
+def test_the_last_two_checkpoints_are_kept_and_nothing_else(stopped: tuple[Any, Path]) -> None:
+    folder = stopped[1] / "checkpoints"
+    manifests = CheckpointFolder(folder, {}).manifests()
+    assert 1 <= len(manifests) <= 2
+    needed = {name for path in manifests for name in read_manifest(path).files}
+    appended = {"metrics.rows", "late.rows", "keys.bytes", "keys.lengths"}
+    assert {p.name for p in folder.iterdir()} == needed | appended
+
+
+def test_another_run_does_not_take_the_place_of_one_that_can_be_resumed(stopped: tuple[Any, Path]) -> None:
+    shutil.rmtree(stopped[1] / "results")
+    with pytest.raises(UserError, match="did not end; resume it"):
+        _run(stopped[0], stopped[1], 2)
+
+
+def test_nothing_to_resume_from(tmp_path: Path, swjoin: Any) -> None:
+    outcome = swjoin("run", "--resume", tmp_path)
+    assert (outcome.code, len(outcome.err)) == (2, 1)
+    assert "holds no checkpoints to resume from" in outcome.err[0]
+    assert "leave everything else out" in swjoin("run", "x.yaml", "--resume", tmp_path).err[0]
+    assert "configuration is missing" in swjoin("run").err[0]
+
+
+def test_inputs_that_have_changed_are_refused(stopped: tuple[Any, Path], swjoin: Any) -> None:
+    path = Path(stopped[0].left.path) / "1.parquet"
+    pq.write_table(pq.read_table(path).slice(1), path)
+    outcome = swjoin("run", "--resume", stopped[1])
+    assert (outcome.code, len(outcome.err)) == (2, 1)
+    assert "1.parquet: has changed since the checkpoint" in outcome.err[0]
+
+
+@pytest.mark.parametrize("what", ["checkpoint-", "master-", "segment-"])
+@pytest.mark.parametrize("how", ["flip", "cut", "gone", "empty"])
+def test_a_corrupt_checkpoint_is_refused_with_its_place(what: str, how: str, stopped: tuple[Any, Path], swjoin: Any) -> None:
+    folder = stopped[1] / "checkpoints"
+    newest = CheckpointFolder(folder, {}).manifests()[-1]
+    names = read_manifest(newest).files
+    path = folder / sorted(n for n in names if n.startswith(what))[-1]
+    data = bytearray(path.read_bytes())
+    if how == "flip":
+        data[len(data) // 2] ^= 4
+    if how == "gone":
+        path.unlink()
+        if what == "checkpoint-":
+            return  # then the one before is the newest
+    else:
+        path.write_bytes(data if how == "flip" else data[: len(data) // 2] if how == "cut" else b"")
+    outcome = swjoin("run", "--resume", stopped[1])
+    assert outcome.code in (1, 2)
+    assert len(outcome.err) == 1, outcome.err
+    assert path.name in outcome.err[0]
+
+
+def test_records_come_back_or_are_refused(tmp_path: Path) -> None:
+    records = [np.arange(n, dtype=np.uint8) for n in (0, 1, 63, 64, 200)]
+    path = tmp_path / "records"
+    nbytes = write_records(path, records)
+    assert [r.tolist() for r in read_records(path, nbytes, 5)] == [r.tolist() for r in records]
+    assert not list(tmp_path.glob(".*"))
+    with pytest.raises(RunFailed, match="bytes follow its last record"):
+        list(read_records(path, nbytes, 4))
+    with pytest.raises(RunFailed, match="no record 5 begins there"):
+        list(read_records(path, nbytes, 6))
+    with pytest.raises(RunFailed, match=f"the checkpoint says {nbytes + 1}"):
+        list(read_records(path, nbytes + 1, 5))
+    data = path.read_bytes()
+    refused: list[str] = []
+    for place in range(0, nbytes, 37):  # wherever a bit is flipped, it is refused, or lies in the padding
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        try:
+            found = [r.tolist() for r in read_records(path, nbytes, 5)]
+        except RunFailed as error:
+            refused.append(str(error))
+        else:
+            assert found == [r.tolist() for r in records]
+    assert len(refused) > 10
+    assert all("corrupt at byte" in text for text in refused)
+
+
+def test_an_appended_file_counts_up_to_its_length(tmp_path: Path) -> None:
+    file = AppendedFile(tmp_path / "rows")
+    file.append(b"abc")
+    assert file.flush() == 3
+    file.append(b"defg")
+    file.sync()
+    file.close()
+    again = AppendedFile(tmp_path / "rows", 3)
+    assert again.read() == b"abc"
+    again.append(b"x")
+    assert again.read() == b"abcx"
+    again.close()
+    with pytest.raises(RunFailed, match="has 4 bytes, the checkpoint says 5"):
+        AppendedFile(tmp_path / "rows", 5)
+
+
+def test_a_dictionary_comes_back_with_the_same_codes() -> None:
+    def encode(dictionary: Dictionary, words: list[bytes]) -> list[int]:
+        offsets = np.cumsum([0, *(len(w) for w in words)]).astype(np.int64)
+        return dictionary.encode(np.frombuffer(b"".join(words), np.uint8), offsets, None).tolist()
+
+    first = Dictionary()
+    words = [f"word {i * i % 977}".encode() for i in range(5000)]
+    codes = encode(first, words)
+    again = Dictionary()
+    again.restore(*first.entries(0))
+    assert encode(again, [b"new", *words]) == [len(first), *codes]
+
+
+def test_the_masters_part_comes_back(tmp_path: Path) -> None:
+    from swjoin.messages import Snapshot
+
+    done: list[Any] = []
+    folder = CheckpointFolder(tmp_path / "c", {"config": {}, "config_digest": "x"})
+    assert folder.begin(None, done.append) == 1
+    rows = PayloadRows(np.arange(6, dtype=np.uint8).reshape(3, 2), np.array([0, 1, 1, 4]), np.arange(4, dtype=np.uint8))
+    batch = TupleBatch(np.arange(3), np.arange(3) * 2, np.arange(3, dtype=np.uint64), np.zeros(3, np.int64), rows)
+    folder.save_master(0, Snapshot({"epoch": 4}, {"left held": [batch, batch], "right held": []}), {"late": 0})
+    while not done:
+        time.sleep(0.01)
+    slave = {"joined": [3, 4], "produced": 5, "segment": None}
+    parts = {"master": done[0].content, "collector": {"results": []}, "slave 0": slave, "slave 1": slave}
+    folder.complete(CompleteCheckpoint(0, EpochIndex(4), 77, (1, 2), parts))
+    folder.end()
+    manifest = CheckpointFolder(tmp_path / "c", {}).newest()
+    assert manifest is not None
+    assert (manifest.generation, manifest.alive_us, manifest.joined, manifest.produced) == (0, (1, 2), [6, 8], 10)
+    found = folder.read_master(manifest)
+    assert found.plain == {"epoch": 4}
+    assert [len(b) for b in found.tuples["left held"]] == [3, 3]
+    back = found.tuples["left held"][1]
+    assert back.rows is not None
+    assert back.rows.var is not None
+    assert (back.ts.tolist(), back.rows.fixed.tolist(), back.rows.var.tolist()) == (
+        [0, 2, 4],
+        rows.fixed.tolist(),
+        [0, 1, 2, 3],
+    )
+    assert found.tuples["right held"] == []
+    assert folder.begin(manifest, done.append) == 2, "every start and every recovery has a number of its own"
+    folder.end()
+
+
+def test_checkpoints_and_history_exclude_each_other() -> None:
+    plain = {"join": {"within": "1s"}, "pace": "realtime", "measure": {"prefill": "10s"}, "checkpoint": {"epochs": 1}}
+    with pytest.raises(UserError, match="cannot be checkpointed"):
+        config_from_plain(plain)
+
+
+def test_a_configuration_is_fitted_to_fewer_slaves() -> None:
+    plain = {
+        "join": {"within": "1s"},
+        "cluster": {"sub_group_count": 3},
+        "reorganization": {"policy": "paper", "active_slaves": 4},
+        "nodes": {"speed": [0.5, 1.0, 1.0, 0.25], "changes": [{"slave": 3, "at": "1s", "speed": 1.0}]},
+    }
+    fitted = config_from_plain(plain).fitted_to(2)
+    fitted.check_slaves(2)
+    assert (fitted.cluster.sub_group_count, fitted.reorganization.active_slaves, fitted.nodes.speed) == (2, 2, (0.5, 1.0))
+
+
+def test_a_source_that_ends_too_early_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a run would balance: what was never read is in no ledger."""
+    monkeypatch.setattr("swjoin.sources.files.BATCH_ROWS", 300)
+    config = config_from_plain(_strings(tmp_path, "parquet"))
+    restore = MasterKeeper.restore
+
+    def lose(self: MasterKeeper, *args: Any) -> None:
+        restore(self, *args)
+        self._sources[0].seek(3000)
+
+    monkeypatch.setattr(MasterKeeper, "restore", lose)
+    with pytest.raises(RunFailed, match="rows were read of 4000"):
+        _run(config, tmp_path / "run", 1)
+
+
+# ---------------------------------------------------------------- real processes
+
+
+def test_sigterm_stops_a_process_which_another_resumes(tmp_path: Path) -> None:
+    plain = {
+        "join": {"within": "500ms"},
+        "pace": "realtime",
+        "workload": {"rate_per_s": 2000.0, "duration": "4s", "domain": 1000},
+        "cluster": {"distribution_epoch": "50ms", "partition_count": 8},
+        "module": {"window": "64MB"},
+        "checkpoint": {"epochs": 4},
+    }
+    config = tmp_path / "config.yaml"
+    config.write_text(json.dumps(plain))
+    command = [sys.executable, "-m", "swjoin", "run"]
+    process = subprocess.Popen(
+        [*command, str(config), "--out", str(tmp_path / "run")], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not list((tmp_path / "run" / "checkpoints").glob("checkpoint-*")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert "--resume" in said
+    report = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (report["complete"], report["resumable"]) == (False, True)
+    done = subprocess.run([*command, "--resume", str(tmp_path / "run")], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "run" / "run.json").read_text())
+    ordeal = Ordeal(1, "stop", plain, 0, 0, 0, 0)
+    assert (report["results"]["count"], report["results"]["digest"]) == ordeal.expected()
+    assert report["checkpoints"]["resumed_from"] is not None
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("kind", "seed"), [("slaves", 6), ("recovering", 1), ("everybody", 4), ("stop", 3), ("master", 1)])
+def test_ranks_that_die(kind: str, seed: int, tmp_path: Path) -> None:
+    report = run_ordeal(seed, tmp_path, (kind,))
+    assert report["ordeal"]["resumed"] == (kind in ("everybody", "stop", "master"))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("case", [CASES[0], CASES[5]], ids=by_name)
+def test_a_case_with_checkpoints_on_ranks(case: Case, tmp_path: Path) -> None:
+    config = case.write(tmp_path, checkpoint={"epochs": 1})
+    command = [sys.executable, "-m", "swjoin", "run", str(config), "-n", "5", "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (report["results"]["count"], report["results"]["digest"]) == case.answer()
