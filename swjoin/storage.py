@@ -15,7 +15,8 @@ import os
 import queue
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -27,7 +28,17 @@ from swjoin.errors import RunFailed, UserError
 MAGIC = 0x6B63656863  # "check"
 _HEADER_BYTES = 64
 _ALIGN = 64
+_PIECE_BYTES = 1 << 20
 _WAITING = 64  # operations that may wait for the disk; then whoever asks for more waits
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """RunFailed, with the file, where the system cannot write it."""
+    try:
+        yield
+    except OSError as error:
+        raise RunFailed(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
 def _padded(size: int) -> int:
@@ -41,9 +52,14 @@ class RecordFile:
         self.path = path
         self.nbytes = 0
         self.count = 0
-        self._file: BinaryIO = path.open("wb")
+        with writing(path):
+            self._file: BinaryIO = path.open("wb")
 
     def append(self, data: U8) -> None:
+        with writing(self.path):
+            self._append(data)
+
+    def _append(self, data: U8) -> None:
         head = np.zeros(_HEADER_BYTES // 8, "<i8")
         head[:4] = (MAGIC, data.nbytes, zlib.crc32(data.data), self.count)
         self._file.write(head.tobytes())
@@ -55,20 +71,23 @@ class RecordFile:
         self.count += 1
 
     def close(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        with writing(self.path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
 
     def discard(self) -> None:
         """Close it and leave it to whoever clears up."""
-        self._file.close()
+        with suppress(OSError):
+            self._file.close()
 
 
 class AppendedFile:
-    """A file that only grows, and of which a checkpoint remembers the length. UserError when it cannot be opened."""
+    """A file that only grows, and of which a checkpoint remembers length and checksum. UserError when it cannot be opened."""
 
-    def __init__(self, path: Path, length: int = 0) -> None:
-        """length: what of it counts; the rest is cut off. RunFailed when it is shorter."""
+    def __init__(self, path: Path, mark: Sequence[int] = (0, 0)) -> None:
+        """mark: length and CRC-32 of what counts; the rest is cut off. RunFailed when that is not what it was."""
+        length, expected = mark
         try:
             self._file: BinaryIO = path.open("r+b" if path.exists() else "w+b")
         except OSError as error:
@@ -78,31 +97,40 @@ class AppendedFile:
         if size < length:
             raise RunFailed(f"{path}: has {size} bytes, the checkpoint says {length}")
         self._file.truncate(length)
-        self._file.seek(length)
+        self._crc = 0
+        self._file.seek(0)
+        while piece := self._file.read(_PIECE_BYTES):
+            self._crc = zlib.crc32(piece, self._crc)
+        if self._crc != expected:
+            raise RunFailed(f"{path}: corrupt: its first {length} bytes have another checksum than when they were written")
 
     def append(self, data: bytes) -> None:
-        self._file.write(data)
+        with writing(self.path):
+            self._file.write(data)
+        self._crc = zlib.crc32(data, self._crc)
 
-    def flush(self) -> int:
-        """Hand what has been appended to the system; returns the length."""
-        self._file.flush()
-        return self._file.tell()
+    def flush(self) -> list[int]:
+        """Hand what has been appended to the system; returns length and checksum."""
+        with writing(self.path):
+            self._file.flush()
+        return [self._file.tell(), self._crc]
 
     def sync(self) -> None:
         """Make what has been flushed durable."""
-        os.fsync(self._file.fileno())
+        with writing(self.path):
+            os.fsync(self._file.fileno())
 
     def read(self) -> bytes:
         """All of it."""
-        self._file.flush()
-        end = self._file.tell()
+        end, _ = self.flush()
         self._file.seek(0)
         data = self._file.read(end)
         self._file.seek(end)
         return data
 
     def close(self) -> None:
-        self._file.close()
+        with writing(self.path):
+            self._file.close()
 
 
 def sync_file(path: Path) -> None:
@@ -135,12 +163,13 @@ def write_records(path: Path, records: Iterable[U8]) -> int:
 def write_whole(path: Path, data: bytes) -> None:
     """A whole file, under its name only when it is durable."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
+    with writing(path):
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
 
 
 def read_records(path: Path, nbytes: int, count: int) -> Iterator[U8]:
@@ -171,7 +200,9 @@ def read_records(path: Path, nbytes: int, count: int) -> Iterator[U8]:
 
 
 class Executor(Protocol):
-    """Does what it is given, in order, while the join goes on."""
+    """Does what it is given, in order, while the join goes on. failure: what an operation raised."""
+
+    failure: BaseException | None
 
     def submit(self, operation: Callable[[], Any]) -> None: ...
 
@@ -192,17 +223,17 @@ class Background(threading.Thread):
         super().__init__(name=name, daemon=True)
         self._done = done
         self._operations: queue.Queue[Callable[[], Any] | None] = queue.Queue(_WAITING)
-        self._failed = False
+        self.failure: BaseException | None = None
         self.start()
 
     def run(self) -> None:
         while (operation := self._operations.get()) is not None:
-            if self._failed:
+            if self.failure is not None:
                 continue
             try:
                 result = operation()
             except BaseException as error:
-                self._failed = True
+                self.failure = error
                 self._done(error)
                 continue
             if result is not None:

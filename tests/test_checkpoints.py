@@ -26,7 +26,7 @@ from swjoin.cluster.checkpoints import Checkpoints
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.slave import Slave
 from swjoin.config import CheckpointConfig
-from swjoin.deliveries import EpochIndex
+from swjoin.deliveries import Delivery, EpochIndex, QueryId, SlaveId
 from swjoin.errors import RunFailed, SwjoinError, UserError
 from swjoin.loading import config_from_plain, load_config
 from swjoin.messages import CheckpointCompleted, CompleteCheckpoint, PartSaved, PublishResults
@@ -37,7 +37,7 @@ from swjoin.runtime.chaos_kills import Ordeal, run_ordeal
 from swjoin.runtime.checkpoint_folder import CheckpointFolder, read_manifest
 from swjoin.runtime.job import Job
 from swjoin.runtime.keepers import MasterKeeper
-from swjoin.runtime.segments import Segment, SegmentLog
+from swjoin.runtime.segments import Segment, SegmentLog, replay
 from swjoin.runtime.simulation_result import SimulationError
 from swjoin.runtime.virtual_storage import MemorySink
 from swjoin.sources.keys import Dictionary
@@ -306,6 +306,7 @@ def test_the_last_two_checkpoints_are_kept_and_nothing_else(stopped: tuple[Any, 
     assert 1 <= len(manifests) <= 2
     needed = {name for path in manifests for name in read_manifest(path).files}
     appended = {"metrics.rows", "late.rows", "keys.bytes", "keys.lengths"}
+    assert not (folder / ".lock").exists()
     assert {p.name for p in folder.iterdir()} == needed | appended
 
 
@@ -331,12 +332,12 @@ def test_inputs_that_have_changed_are_refused(stopped: tuple[Any, Path], swjoin:
     assert "1.parquet: has changed since the checkpoint" in outcome.err[0]
 
 
-@pytest.mark.parametrize("what", ["checkpoint-", "master-", "segment-"])
+@pytest.mark.parametrize("what", ["checkpoint-", "master-", "segment-", "keys.bytes", "keys.lengths", "late.rows"])
 @pytest.mark.parametrize("how", ["flip", "cut", "gone", "empty"])
 def test_a_corrupt_checkpoint_is_refused_with_its_place(what: str, how: str, stopped: tuple[Any, Path], swjoin: Any) -> None:
     folder = stopped[1] / "checkpoints"
     newest = CheckpointFolder(folder, {}).manifests()[-1]
-    names = read_manifest(newest).files
+    names = read_manifest(newest).files | {"keys.bytes", "keys.lengths", "late.rows"}
     path = folder / sorted(n for n in names if n.startswith(what))[-1]
     data = bytearray(path.read_bytes())
     if how == "flip":
@@ -382,17 +383,21 @@ def test_records_come_back_or_are_refused(tmp_path: Path) -> None:
 def test_an_appended_file_counts_up_to_its_length(tmp_path: Path) -> None:
     file = AppendedFile(tmp_path / "rows")
     file.append(b"abc")
-    assert file.flush() == 3
+    mark = file.flush()
+    assert mark[0] == 3
     file.append(b"defg")
     file.sync()
     file.close()
-    again = AppendedFile(tmp_path / "rows", 3)
+    again = AppendedFile(tmp_path / "rows", mark)
     assert again.read() == b"abc"
     again.append(b"x")
     assert again.read() == b"abcx"
     again.close()
     with pytest.raises(RunFailed, match="has 4 bytes, the checkpoint says 5"):
-        AppendedFile(tmp_path / "rows", 5)
+        AppendedFile(tmp_path / "rows", (5, 0))
+    (tmp_path / "rows").write_bytes(b"abd")
+    with pytest.raises(RunFailed, match="its first 3 bytes have another checksum"):
+        AppendedFile(tmp_path / "rows", mark)
 
 
 def test_a_dictionary_comes_back_with_the_same_codes() -> None:
@@ -416,7 +421,7 @@ def test_the_masters_part_comes_back(tmp_path: Path) -> None:
     assert folder.begin(None, done.append) == 1
     rows = PayloadRows(np.arange(6, dtype=np.uint8).reshape(3, 2), np.array([0, 1, 1, 4]), np.arange(4, dtype=np.uint8))
     batch = TupleBatch(np.arange(3), np.arange(3) * 2, np.arange(3, dtype=np.uint64), np.zeros(3, np.int64), rows)
-    folder.save_master(0, Snapshot({"epoch": 4}, {"left held": [batch, batch], "right held": []}), {"late": 0})
+    folder.save_master(0, Snapshot({"epoch": 4}, {"left held": [batch, batch], "right held": []}), {"late": [0, 0]})
     while not done:
         time.sleep(0.01)
     slave = {"joined": [3, 4], "produced": 5, "segment": None}
@@ -440,6 +445,91 @@ def test_the_masters_part_comes_back(tmp_path: Path) -> None:
     assert found.tuples["right held"] == []
     assert folder.begin(manifest, done.append) == 2, "every start and every recovery has a number of its own"
     folder.end()
+
+
+def test_only_what_is_alive_and_mine_is_replayed(tmp_path: Path) -> None:
+    """Each tuple by itself: of a window on one side only, an epoch is alive long after it is dead on the other side."""
+    done: list[Any] = []
+    log = SegmentLog(tmp_path, 1, 0, 1, done.append)
+    for epoch in range(6):
+        left = _tuples([1, 2, 3, 4], [10 * epoch + i for i in range(4)])
+        right = _tuples([5, 6], [10 * epoch + 7, 10 * epoch + 8])
+        groups, left_counts, right_counts = np.array([0, 3]), np.array([1, 3]), np.array([2, 0])
+        log.append(_delivery(epoch, groups, left_counts, right_counts, left, right))
+    log.seal(0, {"joined": [24, 12], "produced": 0})
+    log.close()
+    segment = Segment.from_plain(done[0].content["segment"])
+    assert (segment.tuples, segment.newest_us) == (36, (53, 58))
+    mine = np.array([True, False, False, False])
+    found = list(replay(tmp_path, [segment], mine, (30, 57)))
+    assert [d.epoch for d in found] == [3, 4, 5]
+    assert [d.left.ts.tolist() for d in found] == [[30], [40], [50]]
+    assert [d.right.ts.tolist() for d in found] == [[], [], [57, 58]]
+    assert [(d.groups.tolist(), d.left_counts.tolist(), d.right_counts.tolist()) for d in found] == [
+        ([0], [1], [0]),
+        ([0], [1], [0]),
+        ([0], [1], [2]),
+    ]
+    everything = list(replay(tmp_path, [segment], np.ones(4, bool), (0, 0)))
+    assert sum(len(d.left) + len(d.right) for d in everything) == 36
+    assert not list(replay(tmp_path, [segment], np.ones(4, bool), (54, 59)))
+
+
+def _tuples(keys: list[int], times: list[int]) -> TupleBatch:
+    n = len(keys)
+    return TupleBatch(np.array(keys), np.array(times), np.arange(n, dtype=np.uint64), np.zeros(n, np.int64))
+
+
+def _delivery(epoch: int, groups: Any, left_counts: Any, right_counts: Any, left: TupleBatch, right: TupleBatch) -> Delivery:
+    labels = (QueryId(0), SlaveId(0), EpochIndex(epoch), 0, 0)
+    return Delivery(*labels, groups, left_counts, right_counts, left, right)
+
+
+def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
+    first, second = (CheckpointFolder(tmp_path / "c", {}) for _ in range(2))
+    first.begin(None, print)
+    with pytest.raises(UserError, match="another process writes checkpoints there"):
+        second.begin(None, print)
+    first.end()
+    first.unlock()
+    second.begin(None, print)
+    second.end()
+    second.unlock()
+
+
+def test_a_run_that_dies_while_it_clears_up_cannot_be_resumed_into_ruin(
+    stopped: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Manifests go first: whatever is left then is nothing to go on from, and the results stay."""
+    folder = CheckpointFolder(stopped[1] / "checkpoints", {})
+    unlink, calls = Path.unlink, [len(folder.manifests()) + 1]
+
+    def dying(self: Path, missing_ok: bool = False) -> None:
+        calls[0] -= 1
+        if calls[0] < 0:
+            raise KeyboardInterrupt
+        unlink(self, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", dying)
+    with pytest.raises(KeyboardInterrupt):
+        folder.remove()
+    assert folder.newest() is None
+
+
+@pytest.mark.parametrize("pace", ["asap", "realtime"])
+def test_a_stop_before_the_first_row(pace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = {
+        "join": {"within": "500ms"},
+        "pace": pace,
+        "workload": {"rate_per_s": 2000.0, "duration": "1s", "domain": 1000},
+        "cluster": {"distribution_epoch": "50ms", "partition_count": 8},
+        "module": {"window": "64MB"},
+        "checkpoint": {"interval": "1h"},
+    }
+    report = _in_pieces(config_from_plain(plain), tmp_path / "run", monkeypatch, [2, 2], [0])
+    assert report["complete"]
+    assert (report["results"]["count"], report["results"]["digest"]) == Ordeal(1, "stop", plain, 0, 0, 0, 0).expected()
+    assert report["checkpoints"]["resumed_from"] == 0
 
 
 def test_checkpoints_and_history_exclude_each_other() -> None:

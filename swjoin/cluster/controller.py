@@ -336,8 +336,8 @@ class Controller:
             "random": self._random.bit_generator.state,
             "next_number": self._next_number,
             "first_epoch": self._first_epoch,
-            "finished_moves": self.finished_moves,
-            "history": self.history,
+            "finished_moves": list(self.finished_moves),  # copies: this is written while the run goes on
+            "history": [dict(entry) for entry in self.history],
         }
 
     def restore(self, plain: dict[str, Any], now_us: int) -> None:

@@ -114,9 +114,9 @@ class Master:
         self._slots = AsapSlots(config.cluster)
         self._origin_us: int | None = None  # start of the time axis: the lowest first time of both streams
 
-    def start(self) -> list[MasterCommand]:
-        """Ask for the first rows."""
-        return self._advance(0)
+    def start(self, now_us: int = 0) -> list[MasterCommand]:
+        """Ask for the first rows; a restored master may have something to deliver at once."""
+        return self._advance(now_us)
 
     def handle(self, event: MasterEvent, now_us: int) -> list[MasterCommand]:
         """Take one event at `now_us` on the run's clock; the commands are to be performed in order.
@@ -174,7 +174,8 @@ class Master:
         return self.checkpoints.stopped or (self.checkpoints.is_last and not self._checkpoint)
 
     def _read_on(self) -> list[MasterCommand]:
-        wanted = None if self.checkpoints.stopping else self._stream_to_read()
+        unknown = self._realtime and self._origin() is None  # no slot can be closed before the axis has its start
+        wanted = None if self.checkpoints.stopping and not unknown else self._stream_to_read()
         if wanted is not None:
             self._reading = wanted
         return [] if wanted is None else [ReadTuples(wanted)]

@@ -11,6 +11,7 @@ Stays out: window state and kernels (`operators`, `state`), sending, measuring C
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,10 @@ class Slave:
         """Before `start`: take up tuples that had been joined before a crash, in the order of their delivery."""
         assert isinstance(self.join, WindowJoin), "a slave over counts has no tuples to restore"
         self.join.restore(delivery)
+
+    def take_part(self, active: Sequence[int]) -> None:
+        """Before `start`, after a crash: whether it is active is not what the configuration says at the start of a run."""
+        self._resting = self.id not in active
 
     def start(self) -> list[SlaveCommand]:
         """Report for the first delivery; in realtime pace the first slot is time enough.

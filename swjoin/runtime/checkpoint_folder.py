@@ -12,26 +12,31 @@ from a start or a recovery to the next) has left is removed.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from swjoin.batch import U8, TupleBatch
 from swjoin.errors import RunFailed, UserError
 from swjoin.messages import CheckpointCompleted, CompleteCheckpoint, PartSaved, Snapshot
 from swjoin.runtime.segments import Segment
 from swjoin.runtime.wire import pack_tuples, unpack_tuples
-from swjoin.storage import Background, Executor, Executors, read_records, write_records, write_whole
+from swjoin.storage import Background, Executor, Executors, read_records, sync_folder, write_records, write_whole
 
 FORMAT = 1
+_LOCK = ".lock"
 APPENDED = ("metrics.rows", "late.rows", "keys.bytes", "keys.lengths")  # grow all the time; a manifest says how far they count
 _KEPT = 2
-_MANIFEST = re.compile(r"checkpoint-(\d{6})\.json")
-_NUMBERED = re.compile(r"\.?(?:master|segment)-(\d{4})-(?:\d{4}-)?(\d{6})\.(?:frames|log)(?:\.tmp)?")  # incarnation, generation
+_MANIFEST = re.compile(r"\.?checkpoint-(\d{6,})\.json(?:\.tmp)?")
+# incarnation and generation
+_NUMBERED = re.compile(
+    r"\.?(?:master|segment)-(\d{4})-(?:\d{4}-)?(\d{6,})\.(?:frames|log)(?:\.tmp)?"
+)  # incarnation, generation
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,7 @@ class CheckpointFolder:
         self._kept: list[Manifest] = []  # the newest last
         self.incarnation = 0
         self._background: Executor | None = None
+        self._locked: TextIO | None = None
 
     # ------------------------------------------------------------ reading
 
@@ -107,7 +113,8 @@ class CheckpointFolder:
         """Of all checkpoints, the newest last."""
         if not self.path.is_dir():
             return []
-        return sorted(p for p in self.path.iterdir() if _MANIFEST.fullmatch(p.name))
+        found = [(m, p) for p in self.path.iterdir() if (m := _MANIFEST.fullmatch(p.name)) and p.suffix == ".json"]
+        return [p for m, p in sorted(found, key=lambda item: int(item[0][1])) if not p.name.startswith(".")]
 
     def newest(self) -> Manifest | None:
         """The checkpoint to go on from. RunFailed when it is corrupt: choosing an older one is the user's decision."""
@@ -143,12 +150,34 @@ class CheckpointFolder:
         except OSError as error:
             raise UserError(f"{self.path}: cannot be made for checkpoints ({error.strerror})") from None
         self.end()
+        self._lock()
         self._restored = base
         self._kept = [] if base is None else [read_manifest(p) for p in self.manifests()[-_KEPT:]]
         found = [_NUMBERED.fullmatch(p.name) for p in self.path.iterdir()]
         self.incarnation = 1 + max([self.incarnation, *(int(m[1]) for m in found if m is not None)])
         self._background = self._executors("checkpoints", done)
         return self.incarnation
+
+    def _lock(self) -> None:
+        """Nobody else may write here: ranks of a run whose launcher was killed may still be alive."""
+        if self._locked is not None:
+            return
+        file = (self.path / _LOCK).open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise UserError(f"{self.path}: another process writes checkpoints there; is the run still going on?") from None
+        except OSError:
+            pass  # a file system without locks
+        self._locked = file
+
+    def unlock(self) -> None:
+        """This process writes no more."""
+        if self._locked is not None:
+            self._locked.close()
+            self._locked = None
+            (self.path / _LOCK).unlink(missing_ok=True)
 
     def end(self) -> None:
         """Finish what is being written."""
@@ -224,8 +253,12 @@ class CheckpointFolder:
     def remove(self) -> None:
         """The run is complete; there is nothing to go on from."""
         self.end()
+        for path in self.manifests():  # first, the newest last: without them the rest is nothing to go on from
+            path.unlink()
+        sync_folder(self.path)
         for path in self.path.iterdir():
             if _NUMBERED.fullmatch(path.name) or _MANIFEST.fullmatch(path.name) or path.name in APPENDED:
                 path.unlink(missing_ok=True)
+        self.unlock()
         if not any(self.path.iterdir()):
             self.path.rmdir()

@@ -82,7 +82,7 @@ class MasterKeeper:
         self.folder.end()
         manifest = self.manifest = self.folder.newest()
         self.folder.begin(manifest, done)
-        nothing: dict[str, Any] = {"late": 0, "keys": [0, 0, 0]}
+        nothing: dict[str, Any] = {"late": [0, 0], "keys": [0, [0, 0], [0, 0]]}
         content = nothing if manifest is None else manifest.plain["master"]
         path = self.folder.path
         if self._job.config.time.late == "side":
@@ -126,7 +126,7 @@ class MasterKeeper:
 
     def save(self, generation: int, snapshot: Snapshot) -> None:
         """The master's part of a checkpoint; `done` gets PartSaved."""
-        extra: dict[str, Any] = {"late": 0, "keys": [0, 0, 0]}
+        extra: dict[str, Any] = {"late": [0, 0], "keys": [0, [0, 0], [0, 0]]}
         files = []
         if self.late_rows is not None:
             extra["late"] = self.late_rows.flush()
@@ -143,9 +143,10 @@ class MasterKeeper:
         self.folder.save_master(generation, snapshot, extra)
 
     def close(self) -> None:
+        self.folder.end()
         for file in self._keys or ():
             file.close()
-        self.folder.end()
+        self.folder.unlock()
 
 
 class CollectorKeeper:
@@ -161,9 +162,9 @@ class CollectorKeeper:
 
     def begin(self, collector: Collector, manifest_name: str | None, done: Callable[[Any], None]) -> MetricsFile | None:
         """A start or a recovery: the collector, its results and its metrics are as this checkpoint says."""
-        self.close()
+        self.end()
         self._background = self._executors("results", done)
-        content: dict[str, Any] = {"results": [], "metrics": 0}
+        content: dict[str, Any] = {"results": [], "metrics": [0, 0]}
         if manifest_name is not None:
             content = read_manifest(self._path / manifest_name).plain["collector"]
         self._names, self._sealed = list(content["results"]), {}
@@ -182,7 +183,7 @@ class CollectorKeeper:
         hidden = self._sink.seal(generation)
         names = self._sealed[generation] = [self._sink.name_of(path) for path in hidden]
         self._names += names
-        content: dict[str, Any] = {"state": snapshot.plain, "results": list(self._names), "metrics": 0}
+        content: dict[str, Any] = {"state": snapshot.plain, "results": list(self._names), "metrics": [0, 0]}
         metrics = self._metrics
         if metrics is not None:
             metrics.cut(generation)
@@ -206,10 +207,13 @@ class CollectorKeeper:
         for generation in sorted(self._sealed):
             self.publish(generation)
 
-    def close(self) -> None:
-        if self._background is not None:
-            self._background.end()
-            self._background = None
+    def end(self) -> BaseException | None:
+        """Finish what is being written; returns what went wrong."""
+        background, self._background = self._background, None
+        if background is None:
+            return None
+        background.end()
+        return background.failure
 
 
 class SlaveKeeper:
@@ -228,8 +232,9 @@ class SlaveKeeper:
         self._slave = slave
         self._log = SegmentLog(folder, incarnation, slave.id, sub_group_count, done, executors)
 
-    def restore(self, manifest_name: str | None, owner: list[int]) -> None:
+    def restore(self, manifest_name: str | None, owner: list[int], active: list[int]) -> None:
         """Rebuild the windows of the partition-groups that this slave owns. RunFailed, with its place, what is corrupt."""
+        self._slave.take_part(active)
         if manifest_name is None:
             return
         manifest = read_manifest(self._folder / manifest_name)

@@ -355,7 +355,7 @@ class _LocalLoop:
         for thread in self.slaves:
             sub_groups = shell.master.config.cluster.sub_group_count
             thread.keeper = SlaveKeeper(path, incarnation, thread.slave, sub_groups, self._inbox.put)
-            thread.keeper.restore(name, owner)
+            thread.keeper.restore(name, owner, list(shell.master.controller.active))
         return manifest
 
     def run(self) -> None:

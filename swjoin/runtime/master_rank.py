@@ -146,11 +146,20 @@ class MasterRank(Rank):
             if channel.probe(channel.any, SUMMARY):
                 rank = channel.source
                 parts[rank] = parse(channel.receive())
-            elif channel.probe(channel.any, SAVED):
-                channel.receive()
-            else:
+            elif not MasterRank._drop(channel):
                 channel.sleep()
+        while MasterRank._drop(channel):
+            pass
         return dict(sorted(parts.items()))
+
+    @staticmethod
+    def _drop(channel: Channel) -> bool:
+        """Receive one message that came too late to matter. False when there is none."""
+        for tag in (SAVED, REPORT, MOVE_END):
+            if channel.probe(channel.any, tag):
+                channel.receive()
+                return True
+        return False
 
     def finish(self, report: dict[str, Any]) -> None:
         """Everything is written and closed."""
@@ -193,6 +202,7 @@ class MasterRank(Rank):
                 "folder": str(keeper.folder.path),
                 "incarnation": keeper.folder.incarnation,
                 "owner": shell.master.controller.map.owner.tolist(),
+                "active": [int(slave) for slave in shell.master.controller.active],
                 "clock_us": None if manifest is None else manifest.plain["clock_us"],
             }
 

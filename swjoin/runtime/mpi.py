@@ -92,10 +92,16 @@ def run_rank(job: Job, progress: bool, debug: bool = False, tell: Callable[[dict
         raise
     finally:
         role.close(error)
-    if isinstance(role, MasterRank) and report is not None:
-        role.finish(report)
-        if tell is not None:
-            tell(report)
+    try:
+        if isinstance(role, MasterRank) and report is not None:
+            role.finish(report)
+            if tell is not None:
+                tell(report)
+    except BaseException as failure:
+        if not isinstance(channel, SurvivingChannel):
+            raise
+        print(f"swjoin: {place[0]}: {' '.join(str(failure).split()) or type(failure).__name__}", file=sys.stderr)
+        leave(1)
     if isinstance(channel, SurvivingChannel):
         leave(0)
 

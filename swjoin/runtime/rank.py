@@ -104,7 +104,8 @@ class Rank:
             if isinstance(item, BaseException):
                 raise item
             content = {"generation": item.generation, "part": item.part, "content": item.content}
-            channel.send_json(content, MASTER, SAVED)
+            data = np.frombuffer(json.dumps(content).encode(), np.uint8)
+            channel.send_later(data, MASTER, SAVED)  # the master may be waiting for us, by way of a slave
 
 
 def check_peers(channel: Channel) -> None:

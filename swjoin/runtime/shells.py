@@ -115,7 +115,7 @@ class MasterShell:
         if keeper is not None:
             keeper.restore(self.master, manifest, clock.now_us())
             self._progress.restart(sum(s.counts.tuples for s in self.master.streams))
-        self._perform(self.master.start())
+        self._perform(self.master.start(clock.now_us()))
 
     def handle(self, event: MasterEvent) -> None:
         try:
@@ -209,9 +209,14 @@ class CollectorShell:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.keeper is not None:
-            self.keeper.close()
-        whole = kind is None and not self.stopped
+        failure = None if self.keeper is None else self.keeper.end()
+        if kind is None and failure is not None:
+            self._leave(failure)
+            raise failure
+        self._leave(error)
+
+    def _leave(self, error: BaseException | None) -> None:
+        whole = error is None and not self.stopped
         if whole:
             if self.keeper is not None:
                 self.keeper.publish_all()
@@ -228,6 +233,7 @@ class CollectorShell:
 
     def start(self, slave_count: int, manifest_name: str | None = None, on_saved: Callable[[Any], None] | None = None) -> None:
         """Begin, or go on from this checkpoint. on_saved: takes PartSaved, to be sent to the master."""
+        self.stopped = False
         self.collector = Collector(slave_count, materialised=self.job.config.sink.kind != "count")
         if self.keeper is not None:
             assert on_saved is not None, "a run with checkpoints has to hear what is durable"

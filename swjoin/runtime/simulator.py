@@ -171,7 +171,7 @@ class Simulation:
             sub_groups = config.cluster.sub_group_count
             folder, incarnation = master.folder.path, master.folder.incarnation
             keeper = SlaveKeeper(folder, incarnation, slave, sub_groups, partial(self._saved, actor), self._disk(actor))
-            keeper.restore(master.manifest_name, owner)
+            keeper.restore(master.manifest_name, owner, list(self.master.controller.active))
             slave.validate()
             self._slave_keepers.append(keeper)
 
@@ -242,7 +242,7 @@ class Simulation:
         return self._result(steps)
 
     def _begin(self) -> None:
-        self._master_does(self.master.start())
+        self._master_does(self.master.start(self.clock_us))
         for slave in self.slaves:
             self._slave_does(slave, slave.start())
         if self.config.pace == "realtime":

@@ -109,7 +109,7 @@ class SlaveRank(Rank):
 
             sub_groups = config.cluster.sub_group_count
             self._keeper = SlaveKeeper(Path(setup["folder"]), setup["incarnation"], slave, sub_groups, self.saved.append)
-            self._keeper.restore(setup["manifest"], setup["owner"])
+            self._keeper.restore(setup["manifest"], setup["owner"], setup["active"])
         clock = self.start_clock(channel, setup.get("clock_us"))
         self._join(channel, slave, clock)
         me = identity(channel.rank, f"slave {slave.id}", self.meter)

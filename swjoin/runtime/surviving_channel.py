@@ -134,9 +134,8 @@ class SurvivingChannel(Channel):
 
     def farewell(self, tag: int) -> None:
         """Whoever leaves looks like one that has died, so nobody minds that any more; rank 0 leaves last."""
-        deadline = time.monotonic() + _FAREWELL_S
         if self._me != ROOT:
-            while time.monotonic() < deadline:
+            while True:  # others may be joining for long yet, and may die meanwhile
                 try:
                     if self.comm.Iprobe(source=ROOT, tag=self._tag(tag)):
                         return
@@ -144,8 +143,8 @@ class SurvivingChannel(Channel):
                         raise PeerLostError("a slave has died")
                 except self.mpi.Exception:
                     return  # rank 0 has left
-                time.sleep(_PAUSE_S)
-            return
+                self.sleep()
+        deadline = time.monotonic() + _FAREWELL_S
         others = set(self._world) - {ROOT}
         for rank in others - self._failed():
             with contextlib.suppress(self.mpi.Exception):
@@ -182,13 +181,16 @@ class SurvivingChannel(Channel):
         if self._me == ROOT and self._noticed and not self._closing:
             raise PeerLostError("a slave has died")
         try:
+            if self._me != ROOT and self.comm.Iprobe(source=ROOT, tag=_RECOVER):
+                raise PeerLostError("a slave has died")
+        except self.mpi.Exception as error:
+            self._mind(error)
+        try:
             if self.comm.Iprobe(source=self.any, tag=_END, status=self._order):
                 data = np.empty(self._order.Get_count(self.mpi.BYTE), np.uint8)
                 self.comm.Recv([data, self.mpi.BYTE], source=self._order.Get_source(), tag=_END)
                 plain = json.loads(bytes(data))
                 raise PeerFailed(plain["text"], plain["exit_code"])
-            if self._me != ROOT and self.comm.Iprobe(source=ROOT, tag=_RECOVER):
-                raise PeerLostError("a slave has died")
         except self.mpi.Exception as error:
             self._mind(error)
         if self.attempt:

@@ -28,6 +28,7 @@ class VirtualDisk:
     def __init__(self, name: str, done: Callable[[Any], None], schedule: Schedule) -> None:
         self._name, self._done, self._schedule = name, done, schedule
         self._waiting: list[Callable[[], Any]] = []
+        self.failure: BaseException | None = None
 
     def submit(self, operation: Callable[[], Any]) -> None:
         self._waiting.append(operation)
