@@ -42,7 +42,7 @@ from swjoin.runtime.simulation_result import SimulationError
 from swjoin.runtime.virtual_storage import MemorySink
 from swjoin.sources.keys import Dictionary
 from swjoin.storage import AppendedFile, read_records, write_records
-from tests.cases import CASES, Case, by_name, moving
+from tests.cases import CASES, by_name, moving
 from tests.conftest import ROOT
 
 # ---------------------------------------------------------------- the simulator: crashes at any step
@@ -72,7 +72,7 @@ def _caught(enough: int, count: int = 120) -> int:
 
 
 def test_runs_with_crashes_are_right() -> None:
-    assert _caught(1, 80) == 0
+    assert _caught(1, 25) == 0  # hundreds more in test_simulator.py
 
 
 def test_a_delivery_missing_in_the_log_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -604,15 +604,15 @@ def test_sigterm_stops_a_process_which_another_resumes(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("kind", "seed"), [("slaves", 6), ("recovering", 1), ("everybody", 4), ("stop", 3), ("master", 1)])
+@pytest.mark.parametrize(("kind", "seed"), [("recovering", 1), ("everybody", 4), ("stop", 3), ("master", 1)])
 def test_ranks_that_die(kind: str, seed: int, tmp_path: Path) -> None:
     report = run_ordeal(seed, tmp_path, (kind,))
     assert report["ordeal"]["resumed"] == (kind in ("everybody", "stop", "master"))
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("case", [CASES[0], CASES[5]], ids=by_name)
-def test_a_case_with_checkpoints_on_ranks(case: Case, tmp_path: Path) -> None:
+def test_a_case_with_checkpoints_on_ranks(tmp_path: Path) -> None:
+    case = CASES[0]
     config = case.write(tmp_path, checkpoint={"epochs": 1})
     command = [sys.executable, "-m", "swjoin", "run", str(config), "-n", "5", "--out", str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)

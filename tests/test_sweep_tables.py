@@ -339,7 +339,8 @@ def test_searches(spark: Any, tmp_path: Path) -> None:
             (2, 30, "done"),
             (2, None, "failed"),
             (2, 9, "running"),
-            (2, 9, "invalid"),
+            (2, None, "invalid"),
+            (3, 44.0, "invalid"),
         ]
     ):
         search = {
@@ -360,12 +361,13 @@ def test_searches(spark: Any, tmp_path: Path) -> None:
     assert counts == [
         (1, 1, 10.0, 0, 0, "below"),
         (2, 1, 30.0, 1, 1, ""),
+        (3, 1, 44.0, 0, 0, "at least"),
         (4, 2, 52.0, 0, 0, ""),
         (5, 2, 97.0, 0, 0, "at least"),
         (6, 2, 54.5, 0, 0, "below"),
     ]
     assert rows[1]["ci_low"] is None
-    assert [(row["sd"], row["ci_low"], row["ci_high"]) for row in rows if row["censored"]] == [(None, None, None)] * 3
+    assert [(row["sd"], row["ci_low"], row["ci_high"]) for row in rows if row["censored"]] == [(None, None, None)] * 4
     assert (rows[3]["min"], rows[3]["max"]) == (95, 99)
     assert [line["censored"] for line in csv.DictReader((made.directory / "table.csv").open(newline=""))] == [
         row["censored"] for row in rows

@@ -52,9 +52,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Found:
-    """What one search came to. value None: it failed, or is invalid: then the machine, not the system, has limited it.
+    """What one search came to. value None: it failed, or is invalid: nothing was sustained, for want of a machine with time.
 
-    censored: BELOW when not even its lower end was sustained, AT_LEAST when its upper end was; the value is that end.
+    censored: BELOW when not even its lower end was sustained; AT_LEAST when its upper end was, or when what it found is limited
+    by the machine, which was overloaded above it. The value is that bound.
     """
 
     axes: Axes
@@ -140,12 +141,13 @@ def _read_searches(directory: Path) -> list[dict[str, Any]]:
 
 
 def _found(search: Mapping[str, Any], axes: Axes) -> Found:
-    if search["status"] != "done":
+    limited = search["status"] == "invalid" and search.get("found") is not None
+    if search["status"] != "done" and not limited:
         return Found(axes, None, search["status"] == "invalid")
     if search.get("found") is None:
         return Found(axes, float(search["low"]), False, BELOW)
     value = float(search["found"])
-    return Found(axes, value, False, AT_LEAST if value >= float(search["high"]) else "")
+    return Found(axes, value, False, AT_LEAST if limited or value >= float(search["high"]) else "")
 
 
 def _read_run(folder: Path, done: dict[str, Any], axes: Axes) -> Run:
