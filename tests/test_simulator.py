@@ -19,7 +19,7 @@ from swjoin.runtime.chaos import Scenario, main, run_simulated
 from swjoin.runtime.simulation_result import SimulationError
 from swjoin.runtime.simulator import Simulation
 
-SEEDS = 300
+SEEDS = 200
 
 
 def test_random_runs_are_right() -> None:
