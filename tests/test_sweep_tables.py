@@ -368,11 +368,11 @@ def test_searches(spark: Any, tmp_path: Path) -> None:
     ]
     assert rows[1]["ci_low"] is None
     assert [(row["sd"], row["ci_low"], row["ci_high"]) for row in rows if row["censored"]] == [(None, None, None)] * 4
-    assert (rows[3]["min"], rows[3]["max"]) == (95, 99)
+    assert (rows[4]["min"], rows[4]["max"]) == (95, 99)
     assert [line["censored"] for line in csv.DictReader((made.directory / "table.csv").open(newline=""))] == [
         row["censored"] for row in rows
     ]
-    assert close(rows[2]["ci_high"], 52.0 + t_quantile(1) * math.sqrt(8) / math.sqrt(2))
+    assert close(rows[3]["ci_high"], 52.0 + t_quantile(1) * math.sqrt(8) / math.sqrt(2))
     assert [row["searched"] for row in made.runs()] == [20.0, 40.0]
 
 
