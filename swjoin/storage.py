@@ -155,8 +155,9 @@ def write_records(path: Path, records: Iterable[U8]) -> int:
     for record in records:
         file.append(record)
     file.close()
-    temporary.replace(path)
-    sync_folder(path.parent)
+    with writing(path):
+        temporary.replace(path)
+        sync_folder(path.parent)
     return file.nbytes
 
 

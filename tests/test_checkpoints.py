@@ -27,7 +27,7 @@ from swjoin.cluster.collector import Collector
 from swjoin.cluster.slave import Slave
 from swjoin.config import CheckpointConfig
 from swjoin.deliveries import Delivery, EpochIndex, QueryId, SlaveId
-from swjoin.errors import RunFailed, SwjoinError, UserError
+from swjoin.errors import RunFailed, UserError
 from swjoin.loading import config_from_plain, load_config
 from swjoin.messages import CheckpointCompleted, CompleteCheckpoint, PartSaved, PublishResults
 from swjoin.oracle import Bounds
@@ -44,6 +44,7 @@ from swjoin.sources.keys import Dictionary
 from swjoin.storage import AppendedFile, read_records, write_records
 from tests.cases import CASES, by_name, moving
 from tests.conftest import ROOT
+from tests.planted import complaints
 
 # ---------------------------------------------------------------- the simulator: crashes at any step
 
@@ -60,15 +61,7 @@ def _crashing(count: int) -> list[int]:
 
 
 def _caught(enough: int, count: int = 120) -> int:
-    failures = 0
-    for seed in _crashing(count):
-        try:
-            run_simulated(seed)
-        except (SimulationError, SwjoinError):
-            failures += 1
-            if failures == enough:
-                break
-    return failures
+    return complaints(_crashing(count), enough)
 
 
 def test_runs_with_crashes_are_right() -> None:

@@ -14,16 +14,17 @@ from swjoin.cluster.buffers import MiniBuffers
 from swjoin.cluster.controller import Controller, Move, Phase
 from swjoin.cluster.master import Master
 from swjoin.deliveries import Delivery, Directory, EpochIndex, GroupId, MoveEnd, QueryId, SlaveId, StateChunk
-from swjoin.errors import RunFailed, SwjoinError
+from swjoin.errors import RunFailed
 from swjoin.loading import config_from_plain
 from swjoin.operators.state_movement import Arrival, Departure, Journey
 from swjoin.operators.window_join import WindowJoin, Work
 from swjoin.oracle import Bounds
-from swjoin.runtime.chaos import Scenario, run_simulated
+from swjoin.runtime.chaos import Scenario
 from swjoin.runtime.simulation_result import SimulationError
 from swjoin.runtime.simulator import FIRST_SLAVE, Simulation
 from swjoin.sources.bmodel import payload_bytes
 from swjoin.state.kernels import CUR_GROUP
+from tests.planted import complaints
 
 
 def _moving_seeds(count: int) -> list[int]:
@@ -41,15 +42,7 @@ def _moving_seeds(count: int) -> list[int]:
 
 def _caught(enough: int, count: int = 60) -> int:
     """How many of the scenarios complain, until that is enough."""
-    failures = 0
-    for seed in _moving_seeds(count):
-        try:
-            run_simulated(seed)
-        except (SimulationError, SwjoinError):
-            failures += 1
-            if failures == enough:
-                break
-    return failures
+    return complaints(_moving_seeds(count), enough)
 
 
 def test_without_a_bug_nothing_is_caught() -> None:

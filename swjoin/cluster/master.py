@@ -27,11 +27,10 @@ from swjoin.cluster.controller import Controller, Move
 from swjoin.cluster.history import History
 from swjoin.cluster.intake import StreamIntake
 from swjoin.cluster.parking import make_room
-from swjoin.cluster.slots import AsapSlots
+from swjoin.cluster.slots import Slots
 from swjoin.cluster.snapshots import snapshot
 from swjoin.config import RunConfig
 from swjoin.deliveries import END_OF_TIME_US, Delivery, EpochIndex, GroupLoads, QueryId, SlaveId
-from swjoin.errors import RunFailed
 from swjoin.messages import (
     BeginMeasuring,
     CheckpointCompleted,
@@ -51,7 +50,7 @@ from swjoin.messages import (
     StreamEnded,
     TuplesRead,
 )
-from swjoin.policy.epochs import EpochSize, slot_end_us, slots_ended, slots_to_skip, sub_group_of
+from swjoin.policy.epochs import slot_end_us, slots_ended, slots_to_skip, sub_group_of
 from swjoin.routing.hash_partition import HashPartition
 
 
@@ -94,7 +93,6 @@ class Master:
         self._epoch_us = config.cluster.distribution_epoch_us
         self._sub_groups = config.cluster.sub_group_count
         self._realtime = config.pace == "realtime"
-        self._epoch_size = EpochSize(config.cluster.epoch_tuples, config.query.bounds.retention_us)
         self._reading: int | None = None
         self._reported: dict[int, tuple[float, GroupLoads | None]] = {}
         self._serving: deque[Delivery] = deque()
@@ -105,13 +103,13 @@ class Master:
         self._last = False  # this is the last distribution epoch
         self._last_closed = False
         self.checkpoints = Checkpoints(config.checkpoint, slave_count)
+        self.slots = Slots(config, self.streams, self.buffers, self.controller, self.checkpoints)
         self._checkpoint = False  # one ends this distribution epoch
         self._saves: list[MasterCommand] = []
         self._promised: dict[SlaveId, tuple[int, int]] = {}  # each slave's last punctuations
         self._history = History(self.streams, config.measure.prefill_us)
         self._slots_closed = self._history.length_us // (self._epoch_us or 1) * self._sub_groups  # realtime pace, run clock
         self.streams_ended_us: int | None = None  # realtime pace: when the last tuple had arrived
-        self._slots = AsapSlots(config.cluster)
         self._origin_us: int | None = None  # start of the time axis: the lowest first time of both streams
 
     def start(self, now_us: int = 0) -> list[MasterCommand]:
@@ -204,14 +202,9 @@ class Master:
         for intake in self.streams if self._realtime else [self.streams[stream]]:
             for batch in intake.take_released():
                 self.buffers.append(intake.stream, batch)
-        self.peak_buffer_bytes = max(self.peak_buffer_bytes, self.waiting_bytes)
+        self.peak_buffer_bytes = max(self.peak_buffer_bytes, self.slots.waiting_bytes)
 
     # ------------------------------------------------------------ reading
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes of tuples at the master: read, held for order, or in mini-buffers."""
-        return self.buffers.nbytes + sum(s.waiting_bytes for s in self.streams)
 
     def _stream_to_read(self) -> int | None:
         """The stream to read next: the one that is behind, so that both advance together; None when the buffers suffice."""
@@ -220,9 +213,9 @@ class Master:
         open_streams = [s for s in self.streams if not s.ended]
         if self._history.running:
             # When nothing can be delivered, history is read even past the limit of the mini-buffers.
-            full = self.waiting_bytes >= self.config.cluster.mini_buffer_bytes and (self.buffers.tuples or self._serving)
+            full = self.slots.waiting_bytes >= self.config.cluster.mini_buffer_bytes and (self.buffers.tuples or self._serving)
             return None if full else self._history.stream_to_read(self._origin())
-        if not open_streams or self.waiting_bytes >= self.config.cluster.mini_buffer_bytes:
+        if not open_streams or self.slots.waiting_bytes >= self.config.cluster.mini_buffer_bytes:
             return None
         behind = min(open_streams, key=lambda s: s.high_us)
         if self._realtime:
@@ -230,7 +223,7 @@ class Master:
             if origin is None or behind.high_us - origin <= self._next_end_us + self._epoch_us:
                 return behind.stream
             return None
-        if self._slot_end() is not None:
+        if self.slots.ripe(self._origin(), mid_epoch=self._mid_epoch) is not None:
             return None
         return behind.stream
 
@@ -256,7 +249,7 @@ class Master:
 
     def _close_history(self, now_us: int) -> bool:
         origin, tuples = self._origin(), self.buffers.tuples
-        full = tuples >= self._epoch_size.tuples or self.waiting_bytes >= self.config.cluster.mini_buffer_bytes
+        full = tuples >= self.slots.size.tuples or self.slots.waiting_bytes >= self.config.cluster.mini_buffer_bytes
         if origin is None or not (tuples or self._mid_epoch) or not (full or self._history.is_read(origin)):
             return False
         times = self._history.times_us(origin, rebased=self.config.time.model == "arrival")
@@ -266,48 +259,9 @@ class Master:
     # ------------------------------------------------------------ closing slots
 
     @property
-    def _exhausted(self) -> bool:
-        return all(s.exhausted for s in self.streams)
-
-    @property
     def _mid_epoch(self) -> bool:
         """Some sub-groups of the current distribution epoch have not had their slot yet."""
         return self._sub_group < self._sub_groups - 1
-
-    @property
-    def _draining(self) -> bool:
-        """All that could be delivered is, but state movements still hold tuples back: they end first."""
-        return self._exhausted and self.buffers.tuples == 0 and bool(self.controller.moves) and not self._mid_epoch
-
-    def _slot_end(self) -> int | None:
-        """asap pace: the event time below which tuples can be delivered now, or None while the slot is still open."""
-        return self._slots.end(
-            self.buffers.first_ts_us,
-            self._origin(),
-            min(s.watermark_us for s in self.streams),
-            mid_epoch=self._mid_epoch,
-            exhausted=self._exhausted,
-            enough=self.buffers.tuples >= self._epoch_size.tuples,
-            full=self._full,
-        )
-
-    def _stop_end(self) -> int | None:
-        """The run is to stop: everything goes at once, unless moves or a checkpoint that has begun are waited for."""
-        waits = bool(self.controller.moves) or self.checkpoints.under_way
-        return END_OF_TIME_US if self._mid_epoch or self.controller.has_orders or not waits else None
-
-    def _full(self) -> bool:
-        self._check_room()
-        return self.waiting_bytes >= self.config.cluster.mini_buffer_bytes and self.buffers.tuples > 0
-
-    def _check_room(self) -> None:
-        """Full buffers that no delivery can empty would stop the run for ever: RunFailed."""
-        if self.waiting_bytes < self.config.cluster.mini_buffer_bytes or self.buffers.tuples or self.controller.moves:
-            return
-        raise RunFailed(
-            f"master: {self.waiting_bytes} bytes wait for rows that may still come within max_out_of_order "
-            f"({self.config.time.max_out_of_order_us} us); raise cluster.mini_buffer or declare a smaller bound"
-        )
 
     def _close_slot(self, now_us: int) -> bool:
         """Close the current slot if it has ended; its deliveries wait in `_serving`."""
@@ -316,12 +270,10 @@ class Master:
         return self._close_realtime(now_us) if self._realtime else self._close_asap(now_us)
 
     def _close_asap(self, now_us: int) -> bool:
-        end = self._stop_end() if self.checkpoints.stopping else None if self._draining else self._slot_end()
+        end = self.slots.end(self._origin(), mid_epoch=self._mid_epoch)
         if end is None:
             return False
-        self._slots.closed(end)
-        times = [min(end, s.watermark_us) for s in self.streams]
-        self._drain(end, (times[LEFT], times[RIGHT]), now_us, None)
+        self._drain(end, self.slots.closed(end), now_us, None)
         return True
 
     @property
@@ -342,11 +294,11 @@ class Master:
             for batch in intake.take_released():
                 self.buffers.append(intake.stream, batch)
             times.append(intake.watermark_us)
-        self.peak_buffer_bytes = max(self.peak_buffer_bytes, self.waiting_bytes)
-        if self._exhausted and self.streams_ended_us is None:
+        self.peak_buffer_bytes = max(self.peak_buffer_bytes, self.slots.waiting_bytes)
+        if self.slots.exhausted and self.streams_ended_us is None:
             self.streams_ended_us = now_us
         if not any(s.arriving for s in self.streams):
-            self._check_room()
+            self.slots.check_room()
         if self.config.time.model == "arrival":
             times = [t if t == END_OF_TIME_US else t - origin for t in times]
         self._drain(END_OF_TIME_US, (times[LEFT], times[RIGHT]), now_us, origin)
@@ -419,8 +371,8 @@ class Master:
         """The next distribution epoch: whom it serves, and whether it is the last."""
         self.epoch = EpochIndex(self.epoch + 1)
         if (self._epoch_us == 0 or self._history.running) and self.buffers.tuples:
-            self._epoch_size.closed(self.buffers.last_ts_us, self.buffers.tuples)
-        exhausted = self._exhausted
+            self.slots.size.closed(self.buffers.last_ts_us, self.buffers.tuples)
+        exhausted = self.slots.exhausted
         past = not self._history.running
         self._last = past and exhausted and self.buffers.last_ts_us < below_us and not self.controller.moves
         due = past and not self._last and self.checkpoints.due(self.epoch, now_us)
@@ -444,9 +396,9 @@ class Master:
             "completed": self.checkpoints.completed,
             "epochs_closed": self._slots_closed // self._sub_groups,
             "origin_us": self._origin_us,
-            "boundary_us": self._slots.boundary_us,
+            "boundary_us": self.slots.boundary_us,
             "streams_ended_us": self.streams_ended_us,
-            "epoch_size": self._epoch_size.plain_state(),
+            "epoch_size": self.slots.size.plain_state(),
             "peaks": [self.peak_buffer_bytes, self.peak_pending_tuples],
         }
 
@@ -454,9 +406,9 @@ class Master:
         self.epoch = EpochIndex(plain["epoch"])
         self.checkpoints.restore(plain["generation"], plain["epoch"], now_us, plain["completed"] + 1)
         self._slots_closed = plain["epochs_closed"] * self._sub_groups
-        self._origin_us, self._slots.boundary_us = plain["origin_us"], plain["boundary_us"]
+        self._origin_us, self.slots.boundary_us = plain["origin_us"], plain["boundary_us"]
         self.streams_ended_us = plain["streams_ended_us"]
-        self._epoch_size.restore(plain["epoch_size"])
+        self.slots.size.restore(plain["epoch_size"])
         self.peak_buffer_bytes, self.peak_pending_tuples = plain["peaks"]
 
     # ------------------------------------------------------------ after the run

@@ -1,56 +1,100 @@
-"""When a slot ends in asap pace: event time decides, or how much is buffered.
+"""When a slot ends in asap pace, and whether the master's buffers are full.
 
-What: `AsapSlots.end`, the event time below which tuples can be delivered now.
+What: `Slots.end`, the event time below which tuples can be delivered now; `waiting_bytes`, `full`, `check_room`.
 Why: an epoch may be closed when nothing can come any more that belongs to it, and must be when the buffers are full.
 Stays out: realtime pace, where the clock decides (`policy.epochs`); delivering (`cluster.master`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from swjoin.config import ClusterConfig
+from swjoin.batch import LEFT, RIGHT
+from swjoin.cluster.buffers import MiniBuffers
+from swjoin.cluster.checkpoints import Checkpoints
+from swjoin.cluster.controller import Controller
+from swjoin.cluster.intake import StreamIntake
+from swjoin.config import RunConfig
 from swjoin.deliveries import BEGIN_OF_TIME_US, END_OF_TIME_US
-from swjoin.policy.epochs import boundary_after_us
+from swjoin.errors import RunFailed
+from swjoin.policy.epochs import EpochSize, boundary_after_us
 
 
-class AsapSlots:
+class Slots:
     """boundary_us: where the last slot ended, in event time; it has been promised that nothing older comes."""
 
-    def __init__(self, cluster: ClusterConfig) -> None:
-        self.boundary_us = BEGIN_OF_TIME_US
-        self._by_count = cluster.distribution_epoch_us == 0
-        self._step_us = cluster.distribution_epoch_us // cluster.sub_group_count
-
-    def end(
+    def __init__(
         self,
-        first_us: int | None,
-        origin_us: int | None,
-        watermark_us: int,
-        *,
-        mid_epoch: bool,
-        exhausted: bool,
-        enough: bool,
-        full: Callable[[], bool],
-    ) -> int | None:
-        """END_OF_TIME_US: everything goes. None: the slot is still open.
+        config: RunConfig,
+        streams: tuple[StreamIntake, StreamIntake],
+        buffers: MiniBuffers,
+        controller: Controller,
+        checkpoints: Checkpoints,
+    ) -> None:
+        self.boundary_us = BEGIN_OF_TIME_US
+        self.size = EpochSize(config.cluster.epoch_tuples, config.query.bounds.retention_us)
+        self._streams, self._buffers, self._controller, self._checkpoints = streams, buffers, controller, checkpoints
+        self._limit_bytes = config.cluster.mini_buffer_bytes
+        self._out_of_order_us = config.time.max_out_of_order_us
+        self._by_count = config.cluster.distribution_epoch_us == 0
+        self._step_us = config.cluster.distribution_epoch_us // config.cluster.sub_group_count
 
-        first_us: the oldest tuple that can be delivered. origin_us: start of the time axis, or None while it is not known.
-        enough: an epoch by number of tuples is complete. full: whether the buffers are; may raise when that cannot be helped.
+    # ------------------------------------------------------------ asap pace
+
+    def end(self, origin_us: int | None, *, mid_epoch: bool) -> int | None:
+        """END_OF_TIME_US: everything goes. None: the slot is still open, or something else has to end first.
+
+        origin_us: start of the time axis, or None while it is not known. mid_epoch: some sub-groups have not had their slot.
         """
+        moves = bool(self._controller.moves)
+        if self._checkpoints.stopping:  # everything goes at once, unless moves or a checkpoint that has begun are waited for
+            waits = moves or self._checkpoints.under_way
+            return END_OF_TIME_US if mid_epoch or self._controller.has_orders or not waits else None
+        if self.exhausted and self._buffers.tuples == 0 and moves and not mid_epoch:
+            return None  # all that could be delivered is, but state movements still hold tuples back
+        return self.ripe(origin_us, mid_epoch=mid_epoch)
+
+    def ripe(self, origin_us: int | None, *, mid_epoch: bool) -> int | None:
+        """As `end`, by the tuples alone."""
         if self._by_count:
-            return END_OF_TIME_US if exhausted or enough or full() else None
+            enough = self._buffers.tuples >= self.size.tuples
+            return END_OF_TIME_US if self.exhausted or enough or self.full() else None
+        first_us = self._buffers.first_ts_us
         if origin_us is None or (first_us is None and not mid_epoch):
-            if not exhausted:
-                full()
-            return END_OF_TIME_US if exhausted else None
+            if not self.exhausted:
+                self.check_room()
+            return END_OF_TIME_US if self.exhausted else None
         boundary = self.boundary_us + self._step_us  # not before the last one, which was promised
         if first_us is not None:
             boundary = max(boundary, boundary_after_us(first_us, origin_us, self._step_us))
-        if boundary <= watermark_us:
+        if boundary <= min(s.watermark_us for s in self._streams):
             return boundary
-        return END_OF_TIME_US if full() else None
+        return END_OF_TIME_US if self.full() else None
 
-    def closed(self, end_us: int) -> None:
+    def closed(self, end_us: int) -> tuple[int, int]:
+        """A slot ends there; returns what can be promised of both streams."""
         if end_us < END_OF_TIME_US:
             self.boundary_us = end_us
+        return min(end_us, self._streams[LEFT].watermark_us), min(end_us, self._streams[RIGHT].watermark_us)
+
+    @property
+    def exhausted(self) -> bool:
+        return all(s.exhausted for s in self._streams)
+
+    # ------------------------------------------------------------ room
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of tuples at the master: read, held for order, or in mini-buffers."""
+        return self._buffers.nbytes + sum(s.waiting_bytes for s in self._streams)
+
+    def full(self) -> bool:
+        self.check_room()
+        return self.waiting_bytes >= self._limit_bytes and self._buffers.tuples > 0
+
+    def check_room(self) -> None:
+        """Full buffers that no delivery can empty would stop the run for ever: RunFailed."""
+        if self.waiting_bytes < self._limit_bytes or self._buffers.tuples or self._controller.moves:
+            return
+        raise RunFailed(
+            f"master: {self.waiting_bytes} bytes wait for rows that may still come within max_out_of_order "
+            f"({self._out_of_order_us} us); raise cluster.mini_buffer or declare a smaller bound"
+        )

@@ -279,14 +279,29 @@ def run_real(seed: int) -> None:
         raise SimulationError(f"ledger: {report['ledger']['complaints']}")
 
 
-def run_killed(seed: int, kinds: tuple[str, ...] = KINDS, table: Path | None = None) -> None:
-    """One run on MPI ranks that something befalls (`runtime.chaos_kills`). table: gets a line of JSON about it."""
+def run_killed(seed: int, kinds: tuple[str, ...], table: Path | None, rows: list[dict[str, Any]]) -> None:
+    """One run on MPI ranks that something befalls (`runtime.chaos_kills`). rows: gets what was seen; table: as a JSON line."""
     with tempfile.TemporaryDirectory(prefix="swjoin-chaos-") as folder:
         report = run_ordeal(seed, Path(folder), kinds)
+    row = {"seed": seed, **report["ordeal"], "checkpoints": report.get("checkpoints")}
+    rows.append(row)
     if table is not None:
-        row = {"seed": seed, **report["ordeal"], "checkpoints": report.get("checkpoints")}
         with table.open("a") as file:
             file.write(json.dumps(row) + "\n")
+
+
+def recovery_lines(rows: list[dict[str, Any]]) -> list[str]:
+    """How long recoveries took and what they replayed; how long it took until everything had ended."""
+    recoveries = [r for row in rows if row["checkpoints"] for r in row["checkpoints"]["recoveries"]]
+    ended = [row["ended_s"] for row in rows if row["kind"].split(",")[0] in ("master", "collector")]
+    lines = []
+    if recoveries:
+        took, tuples = ([r[name] for r in recoveries] for name in ("s", "tuples"))
+        seconds = f"median {np.median(took) * 1e3:.0f} ms, longest {max(took) * 1e3:.0f} ms"
+        lines.append(f"{len(took)} recoveries: {seconds}; tuples replayed: median {np.median(tuples):.0f}, most {max(tuples)}")
+    if ended:
+        lines.append(f"{len(ended)} deaths of master or collector: all ended within {min(ended):.2f} to {max(ended):.2f} s")
+    return lines
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -301,8 +316,15 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.count < 1:
         parser.error("N must be at least 1")
+    rows: list[dict[str, Any]] = []
     kinds = (args.kind,) if args.kind else KINDS
-    run = run_simulated if args.simulated else run_real if args.calm else partial(run_killed, kinds=kinds, table=args.table)
+    run = (
+        run_simulated
+        if args.simulated
+        else run_real
+        if args.calm
+        else partial(run_killed, kinds=kinds, table=args.table, rows=rows)
+    )
     how = "--simulated " if args.simulated else "--calm " if args.calm else f"--kind {args.kind} " if args.kind else ""
     start = time.monotonic()
     failed = []
@@ -312,6 +334,7 @@ def main(argv: list[str] | None = None) -> int:
         except (SimulationError, SwjoinError, subprocess.TimeoutExpired) as error:
             failed.append(seed)
             print(f"seed {seed}: {error}\n  replay: chaos {how}1 --seed {seed}", flush=True)
+    print("\n".join(recovery_lines(rows)), end="\n" if rows else "")
     kind = "simulated" if args.simulated else "real MPI"
     print(f"{args.count - len(failed)} of {args.count} {kind} runs right ({time.monotonic() - start:.0f} s)")
     return 1 if failed else 0

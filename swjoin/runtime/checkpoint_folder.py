@@ -34,9 +34,7 @@ APPENDED = ("metrics.rows", "late.rows", "keys.bytes", "keys.lengths")  # grow a
 _KEPT = 2
 _MANIFEST = re.compile(r"\.?checkpoint-(\d{6,})\.json(?:\.tmp)?")
 # incarnation and generation
-_NUMBERED = re.compile(
-    r"\.?(?:master|segment)-(\d{4})-(?:\d{4}-)?(\d{6,})\.(?:frames|log)(?:\.tmp)?"
-)  # incarnation, generation
+_NUMBERED = re.compile(r"\.?(?:master|segment)-(\d{4})-(?:\d{4}-)?(\d{6,})\.(?:frames|log)(?:\.tmp)?")
 
 
 @dataclass(frozen=True)

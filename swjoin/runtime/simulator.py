@@ -27,7 +27,7 @@ from swjoin.cluster.collector import Collector
 from swjoin.cluster.master import Master
 from swjoin.cluster.slave import Slave
 from swjoin.config import RunConfig
-from swjoin.deliveries import GroupId, RunEvent, SlaveId
+from swjoin.deliveries import RunEvent, SlaveId
 from swjoin.messages import (
     AcknowledgeMove,
     BeginMeasuring,
@@ -64,22 +64,12 @@ from swjoin.messages import (
     WritePairs,
 )
 from swjoin.policy.epochs import next_exchange_us, slot_offset_us
+from swjoin.runtime import wire
 from swjoin.runtime.job import Job
 from swjoin.runtime.keepers import CollectorKeeper, MasterKeeper, SlaveKeeper
+from swjoin.runtime.simulation_checks import check_owners, check_places, check_results
 from swjoin.runtime.simulation_result import Delays, SimulationError, SimulationResult
 from swjoin.runtime.virtual_storage import BatchSource, MemorySink, VirtualDisk
-from swjoin.runtime.wire import (
-    pack_delivery,
-    pack_move_end,
-    pack_report,
-    pack_results,
-    pack_state,
-    unpack_delivery,
-    unpack_move_end,
-    unpack_report,
-    unpack_results,
-    unpack_state,
-)
 from swjoin.storage import Executors
 
 Frame = np.ndarray[tuple[int], np.dtype[np.uint8]]
@@ -303,7 +293,7 @@ class Simulation:
                         partial(self._read, stream),
                     )
                 case Deliver(delivery):
-                    frame = pack_delivery(delivery)
+                    frame = wire.pack_delivery(delivery)
                     self._in_flight[LEFT] += len(delivery.left)
                     self._in_flight[RIGHT] += len(delivery.right)
                     name = f"delivery of epoch {delivery.epoch} to slave {delivery.slave}"
@@ -348,7 +338,7 @@ class Simulation:
             self._crash(len(self.slaves))
 
     def _deliver(self, slave: Slave, frame: Frame) -> None:
-        delivery = unpack_delivery(frame)
+        delivery = wire.unpack_delivery(frame)
         if self._slave_keepers:
             self._slave_keepers[slave.id].received(delivery, frame)
         self._in_flight[LEFT] -= len(delivery.left)
@@ -374,11 +364,11 @@ class Simulation:
         for command in commands:
             match command:
                 case Report():
-                    frame = pack_report(command)
+                    frame = wire.pack_report(command)
                     self._send(sender, MASTER, f"report of slave {slave.id}", partial(self._report, slave.id, frame))
                 case AcknowledgeMove(end):
                     name = f"slave {slave.id} acknowledges move {end.move}"
-                    self._send(sender, MASTER, name, partial(self._acknowledge, pack_move_end(end)))
+                    self._send(sender, MASTER, name, partial(self._acknowledge, wire.pack_move_end(end)))
                 case WantState(supplier, move):
                     name = f"slave {slave.id} wants state of move {move} from slave {supplier}"
                     wanted = partial(self._tell, self.slaves[supplier], StateWanted(move))
@@ -387,12 +377,12 @@ class Simulation:
                     if chunk.pending:
                         self._in_flight[chunk.stream] += len(chunk.tuples)
                     name = f"chunk {chunk.index} of move {chunk.move} to slave {chunk.consumer}"
-                    install = partial(self._receive_state, self.slaves[chunk.consumer], pack_state(chunk))
+                    install = partial(self._receive_state, self.slaves[chunk.consumer], wire.pack_state(chunk))
                     self._send(sender, FIRST_SLAVE + chunk.consumer, name, install)
                 case SavePart() if self._slave_keepers:
                     self._slave_keepers[slave.id].save(command)
                 case SendResults(chunk):
-                    frame = pack_results(chunk)
+                    frame = wire.pack_results(chunk)
                     self._send(
                         sender, COLLECTOR, f"results of slave {slave.id}, epoch {chunk.epoch}", partial(self._collect, frame)
                     )
@@ -400,11 +390,11 @@ class Simulation:
                     pass
 
     def _report(self, slave: SlaveId, frame: Frame) -> None:
-        report = unpack_report(frame)
+        report = wire.unpack_report(frame)
         self._tell_master(SlaveReported(slave, report.occupancy_ratio, report.loads))
 
     def _acknowledge(self, frame: Frame) -> None:
-        self._tell_master(MoveEnded(unpack_move_end(frame)))
+        self._tell_master(MoveEnded(wire.unpack_move_end(frame)))
 
     def _tell_master(self, event: MasterEvent) -> None:
         self._master_does(self.master.handle(event, self.clock_us))
@@ -414,13 +404,13 @@ class Simulation:
         self._keep_working(slave)
 
     def _receive_state(self, slave: Slave, frame: Frame) -> None:
-        chunk = unpack_state(frame)
+        chunk = wire.unpack_state(frame)
         if chunk.pending:
             self._in_flight[chunk.stream] -= len(chunk.tuples)
         self._tell(slave, StateReceived(chunk))
 
     def _collect(self, frame: Frame) -> None:
-        for command in self.collector.handle(ResultsReceived(unpack_results(frame)), self.clock_us):
+        for command in self.collector.handle(ResultsReceived(wire.unpack_results(frame)), self.clock_us):
             match command:
                 case WritePairs(pairs, generation):
                     self._sink.write(pairs, generation)
@@ -440,54 +430,29 @@ class Simulation:
         for slave in self._changed:
             self.slaves[slave].validate()
         self._changed.clear()
-        for stream, name in enumerate(STREAM_NAMES):
-            counts = self.master.streams[stream].counts
-            somewhere = self.master.waiting_tuples(stream) + self._in_flight[stream] + self._before[0][stream]
-            somewhere += sum(s.buffered_tuples(stream) + s.joined[stream] for s in self.slaves)
-            good = counts.tuples - counts.null_key - counts.late - counts.shed
-            assert somewhere == good, f"{name}: {good} good tuples were read, {somewhere} are somewhere"
-        self._check_owners()
-
-    def _check_owners(self) -> None:
-        """Every partition-group has one place: its owner's directories, or on its way hidden at supplier and consumer."""
-        moves = {m.group: m for m in self.master.controller.moves.values()}
-        owner = self.master.controller.map.owner
-        if not moves and not self._moved:
-            return
-        places: dict[int, list[SlaveId]] = {}
-        for slave in self.slaves:
-            for group in slave.join.group_ids():
-                places.setdefault(group, []).append(slave.id)
-        for place, at in places.items():
-            group = GroupId(place)
-            move = moves.get(group)
-            allowed = {owner[group]} if move is None else {move.supplier, move.consumer}
-            assert set(at) <= allowed, f"partition-group {group} is open at slaves {at}, its owner is slave {owner[group]}"
-            assert len(at) == 1, f"partition-group {group} is open at slaves {at} at once"
-        self._moved = bool(moves)
+        check_places(self.master, self.slaves, self._in_flight, self._before[0])
+        if self.master.controller.moves or self._moved:
+            check_owners(self.master.controller, self.slaves)
+        self._moved = bool(self.master.controller.moves)
 
     def _result(self, steps: int) -> SimulationResult:
-        summary = self.collector.summary()
-        produced = sum(s.produced for s in self.slaves) + self._before[1]
-        history = summary["history"]
-        if produced != summary["count"] + history["count"]:
-            raise self._error(f"slaves produced {produced} pairs, the collector has {summary['count']} and {history['count']}")
-        if (self._commits and self._commits != sorted(set(self._commits))) or self.collector.committed != self.master.epoch:
-            raise self._error(f"commits {self._commits} do not lead to epoch {self.master.epoch}")
-        joined = {name: sum(s.joined[i] for s in self.slaves) + self._before[0][i] for i, name in enumerate(STREAM_NAMES)}
-        counts = self.master.summary()["counts"]
+        summary, (joined, produced) = self.collector.summary(), self._before
+        try:
+            check_results(summary, produced + sum(s.produced for s in self.slaves), self._commits, self.master.epoch)
+        except AssertionError as error:
+            raise self._error(str(error)) from error
         return SimulationResult(
             self._sink.pairs,
             summary["count"],
             summary["digest"],
-            joined,
-            counts,
+            {name: sum(s.joined[i] for s in self.slaves) + joined[i] for i, name in enumerate(STREAM_NAMES)},
+            self.master.summary()["counts"],
             self._aside,
             steps,
             self._commits,
             self._events,
             self.master.controller.history,
-            history,
+            summary["history"],
             self.recoveries,
             self.master.checkpoints.completed,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -103,8 +104,6 @@ class SlaveRank(Rank):
         setup = agree(channel, MASTER, None)
         self.saved = deque()
         if self.job.checkpoints is not None:
-            from pathlib import Path
-
             from swjoin.runtime.keepers import SlaveKeeper
 
             sub_groups = config.cluster.sub_group_count

@@ -119,15 +119,14 @@ class SurvivingChannel(Channel):
         return text or ""
 
     def barrier(self) -> None:
-        nothing = np.empty(0, np.uint8)
         if self.rank != ROOT:
-            self.send(nothing, ROOT, _ARRIVED)
+            self.send(_NOTHING, ROOT, _ARRIVED)
             self.wait(ROOT, _GO)
             return
         for rank in range(1, self.size):
             self.wait(rank, _ARRIVED)
         for rank in range(1, self.size):
-            self.send(nothing, rank, _GO)
+            self.send(_NOTHING, rank, _GO)
 
     def slaves_are_done(self) -> None:
         self._closing = True
@@ -173,8 +172,7 @@ class SurvivingChannel(Channel):
     def _failed(self) -> set[int]:
         """MPI ranks that have died."""
         group, everyone = self.comm.Get_failed(), self.comm.Get_group()
-        ranks = self.mpi.Group.Translate_ranks(group, None, everyone)
-        return {int(rank) for rank in ranks}
+        return {int(rank) for rank in group.Translate_ranks(None, everyone)}
 
     def check(self) -> None:
         """PeerLostError: rank 0 has noticed a death, and everybody has to go to `next_attempt`."""
@@ -245,11 +243,10 @@ class SurvivingChannel(Channel):
             if len(self._world) < 3:
                 raise RunFailed(f"all slaves died; {self._mend}")
             self.attempt += 1
-            message = json.dumps({"attempt": self.attempt, "ranks": self._world}).encode()
+            message = np.frombuffer(json.dumps({"attempt": self.attempt, "ranks": self._world}).encode(), np.uint8)
             for rank in self._world[1:]:
                 try:
-                    request = self.comm.Isend([np.frombuffer(message, np.uint8), self.mpi.BYTE], dest=rank, tag=_RECOVER)
-                    self._stale.append((request, np.frombuffer(message, np.uint8)))
+                    self._stale.append((self.comm.Isend([message, self.mpi.BYTE], dest=rank, tag=_RECOVER), message))
                 except self.mpi.Exception as error:
                     self._mind(error)
             waiting = set(self._world[1:])
@@ -268,7 +265,7 @@ class SurvivingChannel(Channel):
             self._take_orders()
             self._drop_stale()
             try:
-                self._send(np.empty(0, np.uint8), ROOT, _READY)
+                self._send(_NOTHING, ROOT, _READY)
                 return
             except PeerLostError:
                 continue  # somebody else has died meanwhile
