@@ -127,7 +127,11 @@ flights() {
 run_tests() {
   say "ruff"; "$venv/bin/ruff" check .; "$venv/bin/ruff" format --check .  # no &&: set -e ignores its left side
   say "mypy"; "$venv/bin/mypy"
-  say "pytest"; "$python" -m pytest "$@"
+  say "pytest"
+  if [ $# -gt 0 ]; then "$python" -m pytest "$@"; return; fi
+  "$python" -m pytest -n 2 --dist loadfile -m "not quiet"
+  say "pytest: tests that measure, with nothing beside them"
+  "$python" -m pytest -m quiet
 }
 
 # Sweeps go on where they were interrupted. Points that fail are recorded and do not stop the others.

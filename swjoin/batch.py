@@ -1,7 +1,7 @@
 """Columnar tuple batches: the one shape in which tuples live outside the windows.
 
 What: `TupleBatch` (key, ts, id, arrival, payload rows) and `PayloadRows` (payload columns packed row by row into bytes),
-with take, slice, concat, and views into one contiguous buffer.
+with take, slice, concat, and views into one contiguous buffer; `StoredBatch`, which lies elsewhere.
 Why: per-tuple work happens in kernels over these arrays; a message is one header and these columns.
 Stays out: what the payload bytes mean (`sources.codec`), how batches travel (`runtime.wire`), windows (`state`).
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numba import njit
@@ -161,6 +162,32 @@ class TupleBatch:
             np.concatenate([p.arrival_us for p in parts]),
             rows,
         )
+
+
+class StoredBatch(Protocol):
+    """Tuples in time order that lie elsewhere than in memory, until nobody refers to them any more."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes once loaded."""
+        ...
+
+    @property
+    def first_ts_us(self) -> int: ...
+
+    @property
+    def last_ts_us(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def load(self) -> TupleBatch:
+        """The tuples. RunFailed when they cannot be read back as they were."""
+        ...
+
+
+def in_memory(batch: TupleBatch | StoredBatch) -> TupleBatch:
+    """The tuples themselves, wherever they lie."""
+    return batch if isinstance(batch, TupleBatch) else batch.load()
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""What a run is: frozen dataclasses with units in the names.
+"""What a run is: its sections, and what must hold between them.
 
-What: `RunConfig` and its sections, `to_plain`, `digest`.
+What: `RunConfig`, `to_plain`, `digest`; the sections themselves come from `sections`.
 Why: one validated value describes a run completely; equal configurations have equal digests.
 Stays out: YAML files and `--set` (`loading`), reading data, deciding anything at run time. Imports nothing of the package but
-errors and the oracle's `Bounds`.
+the sections.
 """
 
 from __future__ import annotations
@@ -14,331 +14,43 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from swjoin.errors import UserError
-from swjoin.oracle import Bounds
-from swjoin.units import MAX_SPAN_US
-
-
-def _check(ok: bool, message: str) -> None:
-    if not ok:
-        raise UserError(message)
-
-
-@dataclass(frozen=True)
-class QueryConfig:
-    """One join: equal keys and lower_us <= right.ts - left.ts <= upper_us (SPEC section 1). `within: W` sets both."""
-
-    lower_us: int
-    upper_us: int
-    exclusive: tuple[Literal["lower", "upper"], ...] = ()
-    name: str = "join"
-
-    def __post_init__(self) -> None:
-        _check(
-            self.lower_us <= self.upper_us,
-            f"join: lower ({self.lower_us} us) is above upper ({self.upper_us} us); swap them",
-        )
-        _check(max(abs(self.lower_us), abs(self.upper_us)) < MAX_SPAN_US, "join: a bound is too large")
-
-    @property
-    def bounds(self) -> Bounds:
-        return Bounds.of(self.lower_us, self.upper_us, self.exclusive)
-
-
-@dataclass(frozen=True)
-class ScheduleConfig:
-    """How the rate changes over time: rate(t) = rate * factor(t), t from the start of the stream.
-
-    step: factor `factor` from `at_us` on. sine: 1 + amplitude * sin(2 pi t / period_us). burst: `factor` during the first
-    `length_us` of every `period_us`. constant: 1.
-    """
-
-    kind: Literal["constant", "step", "sine", "burst"] = "constant"
-    factor: float = 2.0
-    at_us: int = 0
-    amplitude: float = 0.5
-    period_us: int = 60_000_000
-    length_us: int = 1_000_000
-
-    def __post_init__(self) -> None:
-        _check(self.factor >= 0, "schedule: factor must not be negative")
-        _check(0 <= self.amplitude <= 1, "schedule: amplitude must lie in 0..1")
-        _check(self.period_us > 0, "schedule: period must be positive")
-        _check(0 <= self.length_us <= self.period_us, "schedule: length must lie within the period")
-
-
-@dataclass(frozen=True)
-class WorkloadConfig:
-    """The paper's synthetic streams (SPEC section 5): Poisson arrivals, b-model keys in [0, domain), a fixed payload.
-
-    drift_us: after every such time the hot keys are other ones (all keys are rotated within the domain); 0: never.
-    """
-
-    rate_per_s: float = 1500.0
-    duration_us: int = 60_000_000
-    bias: float = 0.7
-    domain: int = 10_000_000
-    payload_bytes: int = 48
-    drift_us: int = 0
-    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-
-    def __post_init__(self) -> None:
-        _check(self.rate_per_s > 0, "workload: rate must be positive")
-        _check(self.duration_us > 0, "workload: duration must be positive")
-        _check(0.5 <= self.bias < 1, "workload: bias must lie in [0.5, 1)")
-        _check(1 <= self.domain < 1 << 62, "workload: domain must be at least 1")
-        _check(0 <= self.payload_bytes <= 65536, "workload: payload must be 0 to 65536 bytes")
-        _check(self.drift_us >= 0, "workload: drift must not be negative (0: the hot keys stay)")
-
-
-@dataclass(frozen=True)
-class StreamConfig:
-    """Where one stream comes from: `path` (a file or a directory: Parquet, CSV, Arrow IPC), or the in-master generator.
-
-    key: the join columns. time: the time column. time_unit: unit of an integer time column (s, ms, us, ns).
-    id: column of row ids; None: the 0-based position. columns: which other columns to carry; None: all.
-    """
-
-    path: str | None = None
-    key: tuple[str, ...] = ("key",)
-    time: str = "ts"
-    time_unit: Literal["s", "ms", "us", "ns"] | None = None
-    id: str | None = None
-    columns: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        _check(len(self.key) > 0, "stream: key names no column")
-
-
-@dataclass(frozen=True)
-class TimeConfig:
-    """event: the time column; arrival: the master stamps tuples as it reads them (realtime pace only).
-
-    A tuple is late when its time is below the highest time seen before it in its stream minus max_out_of_order_us.
-    """
-
-    model: Literal["event", "arrival"] = "event"
-    max_out_of_order_us: int = 0
-    late: Literal["error", "drop", "side"] = "error"
-
-    def __post_init__(self) -> None:
-        _check(0 <= self.max_out_of_order_us < MAX_SPAN_US, "time: max_out_of_order must not be negative")
-
-
-@dataclass(frozen=True)
-class ClusterConfig:
-    """The master's side: partition-groups, distribution epochs, buffers.
-
-    distribution_epoch_us: t_d; 0 lets the master close an epoch at `epoch_tuples` buffered tuples, or 1/16 of the
-    tuples in the windows if that is more (asap pace only).
-    sub_group_count: n_g; the slaves are divided into sub-groups and the distribution epoch into as many slots; each sub-group
-    is served in its slot (paper section V-B).
-    mini_buffer_bytes: what the master may buffer; a full master closes the epoch early (asap) or makes the source wait.
-    communication: `overlapped`, a slave receives a delivery while it joins the one before; `synchronous`, it asks for the next
-    when it has joined all it has (the paper's mode). Realtime pace exchanges in its slots either way.
-    """
-
-    partition_count: int = 60
-    distribution_epoch_us: int = 2_000_000
-    sub_group_count: int = 1
-    epoch_tuples: int = 131_072
-    mini_buffer_bytes: int = 64 << 20
-    communication: str = "overlapped"
-
-    def __post_init__(self) -> None:
-        _check(1 <= self.partition_count <= 65536, "cluster: partition_count must be 1 to 65536")
-        _check(self.distribution_epoch_us >= 0, "cluster: distribution_epoch must not be negative")
-        _check(self.sub_group_count >= 1, "cluster: sub_group_count must be at least 1")
-        _check(
-            self.sub_group_count == 1 or self.distribution_epoch_us >= self.sub_group_count,
-            f"cluster: sub_group_count {self.sub_group_count} needs a distribution_epoch to divide, of as many us at least",
-        )
-        _check(self.epoch_tuples >= 1, "cluster: epoch_tuples must be at least 1")
-        _check(self.communication in ("overlapped", "synchronous"), "cluster: communication must be overlapped or synchronous")
-        _check(self.mini_buffer_bytes >= 1 << 16, "cluster: mini_buffer must be at least 64KB")
-
-
-@dataclass(frozen=True)
-class ModuleConfig:
-    """The join module of a slave (SPEC section 4).
-
-    theta_bytes: a partition-group above 2 * theta is fine-tuned; 0 turns fine tuning off. block_bytes: one block.
-    tuple_bytes: what one tuple counts for in both. stream_buffer_bytes: capacity of the stream buffer (occupancy 1.0).
-    window_bytes: limit of the window state of one slave; the run fails with one line when it is reached.
-    result_buffer_bytes: results leave a slave in chunks of at most this size.
-    """
-
-    theta_bytes: int = 3 << 19
-    block_bytes: int = 4096
-    tuple_bytes: int = 64
-    stream_buffer_bytes: int = 1 << 20
-    window_bytes: int = 8 << 30
-    result_buffer_bytes: int = 4 << 20
-
-    def __post_init__(self) -> None:
-        _check(self.tuple_bytes >= 16, "module: tuple_bytes must be at least 16 (time and key)")
-        _check(self.block_bytes >= self.tuple_bytes, "module: a block must hold at least one tuple")
-        _check(
-            self.theta_bytes == 0 or self.theta_bytes >= self.block_bytes,
-            "module: theta must be at least one block (or 0: off)",
-        )
-        _check(self.stream_buffer_bytes >= self.tuple_bytes, "module: stream_buffer must hold at least one tuple")
-        _check(self.result_buffer_bytes >= 1 << 12, "module: result_buffer must be at least 4KB")
-        _check(self.window_bytes >= 1 << 20, "module: window must be at least 1MB")
-
-    @property
-    def block_tuples(self) -> int:
-        return self.block_bytes // self.tuple_bytes
-
-    @property
-    def theta_tuples(self) -> int:
-        """theta in tuples of both streams; 0 when fine tuning is off."""
-        return self.theta_bytes // self.tuple_bytes
-
-
-@dataclass(frozen=True)
-class ReorganizationConfig:
-    """How the run adapts while it runs (paper sections IV-C and V-A). Off unless a policy is named.
-
-    policy: `none`; `paper`, one random partition-group from each supplier to a consumer; `balanced`, as many and such
-    partition-groups as even out the measured work; `random`, moves (and, with adaptive declustering, resizes) at random, to
-    test with. epoch_us: t_r, a whole multiple of the distribution epoch. supplier_threshold, consumer_threshold: Th_sup,
-    Th_con of the average occupancy. declustering: `fixed`; `adaptive`, the paper's rule with granularity beta;
-    or `measured`, by how busy the slaves are (policy balanced).
-    active_slaves: how many start active; 0: all. confirmations: reorganization epochs in a row that must want the same change
-    of the degree of declustering. random_moves: moves per reorganization epoch of policy `random`. emptied_groups: most
-    partition-groups that a slave which is about to rest yields in one reorganization epoch. chunk_bytes: largest message of a
-    state movement.
-    """
-
-    policy: Literal["none", "paper", "balanced", "random"] = "none"
-    epoch_us: int = 20_000_000
-    supplier_threshold: float = 0.5
-    consumer_threshold: float = 0.01
-    declustering: Literal["fixed", "adaptive", "measured"] = "fixed"
-    beta: float = 0.5
-    active_slaves: int = 0
-    confirmations: int = 1
-    random_moves: int = 1
-    emptied_groups: int = 16
-    chunk_bytes: int = 1 << 20
-
-    def __post_init__(self) -> None:
-        _check(self.epoch_us > 0, "reorganization: epoch must be positive")
-        _check(
-            0 <= self.consumer_threshold < self.supplier_threshold,
-            f"reorganization: consumer_threshold ({self.consumer_threshold:g}) must lie in 0 up to, but not at, "
-            f"supplier_threshold ({self.supplier_threshold:g}), or a slave could be both",
-        )
-        _check(0 < self.beta < 1, "reorganization: beta must lie between 0 and 1")
-        _check(self.active_slaves >= 0, "reorganization: active_slaves must not be negative (0: all)")
-        _check(self.confirmations >= 1, "reorganization: confirmations must be at least 1")
-        _check(self.random_moves >= 0, "reorganization: random_moves must not be negative")
-        _check(self.emptied_groups >= 1, "reorganization: emptied_groups must be at least 1")
-        _check(self.chunk_bytes >= 1 << 10, "reorganization: chunk must be at least 1KB")
-
-
-@dataclass(frozen=True)
-class SpeedChange:
-    """From `at_us` on the run's clock on, `slave` runs at `speed`: somebody else's work on a shared node comes or goes."""
-
-    slave: int
-    at_us: int
-    speed: float
-
-    def __post_init__(self) -> None:
-        _check(self.slave >= 0, "nodes.changes: slave must not be negative")
-        _check(self.at_us >= 0, "nodes.changes: at must not be negative")
-        _check(0 < self.speed <= 1, "nodes.changes: speed must lie in 0..1, above 0")
-
-
-@dataclass(frozen=True)
-class NodesConfig:
-    """Slower, heterogeneous and non-dedicated nodes, imitated on fast equal ones: a slave at speed 0.25 gets a quarter of a
-    core.
-
-    node_speed: what speed 1 stands for, as a fraction of a core. speed: of slave 0, 1, ..., relative to node_speed; slaves
-    beyond the list run at 1. changes: in any order. link_bytes_per_s: a slower network between MPI ranks, for
-    what slaves receive; 0: as fast as it is.
-    """
-
-    speed: tuple[float, ...] = ()
-    changes: tuple[SpeedChange, ...] = ()
-    node_speed: float = 1.0
-    link_bytes_per_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check(0 < self.node_speed <= 1, "nodes: node_speed must lie in 0..1, above 0")
-        _check(all(0 < s <= 1 for s in self.speed), "nodes: every speed must lie in 0..1, above 0")
-        _check(self.link_bytes_per_s >= 0, "nodes: link_bytes_per_s must not be negative (0: as fast as it is)")
-
-    @property
-    def imitates(self) -> bool:
-        """Some node is slower than a core."""
-        return min([self.node_speed, *self.speed, *(c.speed for c in self.changes)]) < 1
-
-    def speed_of(self, slave: int, now_us: int) -> float:
-        """Speed of a slave at a time on the run's clock, as a fraction of a core."""
-        speed = self.speed[slave] if slave < len(self.speed) else 1.0
-        due = [c for c in self.changes if c.slave == slave and c.at_us <= now_us]
-        return self.node_speed * (max(due, key=lambda c: c.at_us).speed if due else speed)
-
-
-@dataclass(frozen=True)
-class MeasureConfig:
-    """Which part of a realtime run is measured; for experiments whose windows must be full before anything counts.
-
-    prefill_us: history, a whole multiple of the distribution epoch: tuples of the first prefill_us of the streams are joined as
-    fast as possible, before the run's clock, which then starts at prefill_us, so that it shows stream time. Pairs of two such
-    tuples are counted apart and not kept. warm_up_us: start of the measured phase that aggregation leaves out. rush: once the
-    streams have ended, what is left is joined at full speed (`nodes` is not imitated any longer), so that an overloaded run
-    ends soon after its streams; aggregation leaves that out, too.
-    """
-
-    prefill_us: int = 0
-    warm_up_us: int = 0
-    rush: bool = False
-
-    def __post_init__(self) -> None:
-        _check(0 <= self.prefill_us < MAX_SPAN_US, "measure: prefill must not be negative")
-        _check(self.warm_up_us >= 0, "measure: warm_up must not be negative")
-
-
-@dataclass(frozen=True)
-class CheckpointConfig:
-    """When the run's state is made durable, so that it survives the death of any process. Off unless a measure is given.
-
-    interval_us: a checkpoint at the first distribution epoch that ends so long after the last one began, on the run's clock.
-    epochs: or after so many distribution epochs; 0: not by this measure. directory: where; None: `checkpoints` in the run's
-    directory. On several hosts all must see it. recover: with MPI ranks, go on without a slave that died (needs
-    fault tolerance of the MPI library); otherwise the run ends and can be resumed.
-    """
-
-    interval_us: int = 0
-    epochs: int = 0
-    directory: str | None = None
-    recover: bool = True
-
-    def __post_init__(self) -> None:
-        _check(self.interval_us >= 0, "checkpoint: interval must not be negative (0: off)")
-        _check(self.epochs >= 0, "checkpoint: epochs must not be negative (0: off)")
-
-    @property
-    def enabled(self) -> bool:
-        return self.interval_us > 0 or self.epochs > 0
-
-
-@dataclass(frozen=True)
-class SinkConfig:
-    """What becomes of the results: `parquet` or `csv` files, or `count`: count and digest only.
-
-    ids: files also hold left_id, right_id, left_ts, right_ts. carry_payload: a count sink wants no payload, so it is not even
-    read; true ships it all the same (to measure communication with whole tuples).
-    """
-
-    kind: Literal["parquet", "csv", "count"] = "parquet"
-    ids: bool = True
-    carry_payload: bool = False
+from swjoin.sections import (
+    CheckpointConfig,
+    ClusterConfig,
+    MeasureConfig,
+    ModuleConfig,
+    NodesConfig,
+    OverloadConfig,
+    QueryConfig,
+    ReorganizationConfig,
+    ScheduleConfig,
+    SinkConfig,
+    SpeedChange,
+    StreamConfig,
+    TimeConfig,
+    WorkloadConfig,
+    check,
+)
+
+__all__ = [
+    "CheckpointConfig",
+    "ClusterConfig",
+    "MeasureConfig",
+    "ModuleConfig",
+    "NodesConfig",
+    "OverloadConfig",
+    "QueryConfig",
+    "ReorganizationConfig",
+    "RunConfig",
+    "ScheduleConfig",
+    "SinkConfig",
+    "SpeedChange",
+    "StreamConfig",
+    "TimeConfig",
+    "WorkloadConfig",
+    "digest",
+    "to_plain",
+]
 
 
 @dataclass(frozen=True)
@@ -358,56 +70,59 @@ class RunConfig:
     nodes: NodesConfig = field(default_factory=NodesConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    on_overload: OverloadConfig = field(default_factory=OverloadConfig)
     sink: SinkConfig = field(default_factory=SinkConfig)
 
     def __post_init__(self) -> None:
-        _check(len(self.queries) == 1, f"join: {len(self.queries)} queries given; one query per run for now")
-        _check((self.left.path is None) == (self.right.path is None), "left and right: give both paths, or neither (generator)")
+        check(len(self.queries) == 1, f"join: {len(self.queries)} queries given; one query per run for now")
+        check((self.left.path is None) == (self.right.path is None), "left and right: give both paths, or neither (generator)")
         if self.pace == "realtime":
-            _check(self.cluster.distribution_epoch_us > 0, "cluster: realtime pace needs a distribution_epoch above 0")
+            check(self.cluster.distribution_epoch_us > 0, "cluster: realtime pace needs a distribution_epoch above 0")
         else:
-            _check(self.time.model == "event", "time: model arrival needs pace realtime")
+            check(self.time.model == "event", "time: model arrival needs pace realtime")
+            policy = self.on_overload.policy
+            check(policy == "block", f"on_overload: {policy} needs pace realtime; in asap pace the source waits for the join")
         if self.measure.prefill_us:
             self._check_prefill()
         if self.reorganization.policy != "none":
             t_d, t_r = self.cluster.distribution_epoch_us, self.reorganization.epoch_us
-            _check(t_d > 0, "reorganization: needs a cluster.distribution_epoch above 0")
-            _check(
+            check(t_d > 0, "reorganization: needs a cluster.distribution_epoch above 0")
+            check(
                 t_d == 0 or t_r % t_d == 0,
                 f"reorganization: epoch ({t_r} us) must be a whole multiple of cluster.distribution_epoch ({t_d} us)",
             )
         adaptive = self.reorganization.declustering != "fixed"
-        _check(
+        check(
             not adaptive or self.reorganization.policy != "none",
             "reorganization: adaptive declustering needs a policy (paper, balanced)",
         )
-        _check(
+        check(
             self.reorganization.declustering != "measured" or self.reorganization.policy == "balanced",
             "reorganization: measured declustering needs policy balanced, which measures",
         )
 
     def _check_prefill(self) -> None:
         t_d = self.cluster.distribution_epoch_us
-        _check(self.pace == "realtime", "measure: prefill needs pace realtime (asap has no phase that is measured)")
-        _check(
+        check(self.pace == "realtime", "measure: prefill needs pace realtime (asap has no phase that is measured)")
+        check(
             self.measure.prefill_us % t_d == 0,
             f"measure: prefill ({self.measure.prefill_us} us) must be a whole multiple of cluster.distribution_epoch "
             f"({t_d} us)",
         )
-        _check(self.time.max_out_of_order_us == 0, "measure: prefill needs streams in time order (time.max_out_of_order 0)")
-        _check(not self.checkpoint.enabled, "measure: a run with prefill cannot be checkpointed; leave checkpoint out")
+        check(self.time.max_out_of_order_us == 0, "measure: prefill needs streams in time order (time.max_out_of_order 0)")
+        check(not self.checkpoint.enabled, "measure: a run with prefill cannot be checkpointed; leave checkpoint out")
 
     def check_slaves(self, slave_count: int) -> None:
         """UserError when this configuration needs more slaves than the run has."""
         active, groups = self.reorganization.active_slaves, self.cluster.sub_group_count
-        _check(active <= slave_count, f"reorganization: active_slaves is {active}, but the run has {slave_count} slaves")
-        _check(groups <= slave_count, f"cluster: sub_group_count is {groups}, but the run has {slave_count} slaves")
-        _check(
+        check(active <= slave_count, f"reorganization: active_slaves is {active}, but the run has {slave_count} slaves")
+        check(groups <= slave_count, f"cluster: sub_group_count is {groups}, but the run has {slave_count} slaves")
+        check(
             len(self.nodes.speed) <= slave_count,
             f"nodes: speed lists {len(self.nodes.speed)} slaves, but the run has {slave_count}",
         )
         for change in self.nodes.changes:
-            _check(change.slave < slave_count, f"nodes.changes: there is no slave {change.slave}, the run has {slave_count}")
+            check(change.slave < slave_count, f"nodes.changes: there is no slave {change.slave}, the run has {slave_count}")
 
     def fitted_to(self, slave_count: int) -> RunConfig:
         """The same run on so many slaves, after some have died or been added: what names more slaves names fewer."""

@@ -69,6 +69,8 @@ def _build(kind: type, data: Any, where: str) -> Any:
         if window_us < 0:
             raise UserError(f"{where}.within: a window cannot be negative")
         values["lower_us"], values["upper_us"] = -window_us, window_us
+    if kind is RunConfig and isinstance(data.get("on_overload"), str):
+        data = {**data, "on_overload": {"policy": data["on_overload"]}}
     if kind is RunConfig and "join" in data:
         data = dict(data)
         data["queries"] = [data.pop("join")]

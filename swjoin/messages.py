@@ -7,10 +7,11 @@ Stays out: what they carry (`deliveries`), bytes on the wire (`runtime.wire`), d
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from swjoin.batch import Pairs, SourceBatch, TupleBatch
+from swjoin.batch import Pairs, SourceBatch, StoredBatch, TupleBatch
 from swjoin.deliveries import Delivery, EpochIndex, GroupLoads, MoveEnd, ResultChunk, RunEvent, SlaveId, StateChunk
 
 # ---------------------------------------------------------------- checkpoints
@@ -21,7 +22,7 @@ class Snapshot:
     """A role's state at a checkpoint: `plain`, ready for JSON, and tuples by name, which nobody changes any more."""
 
     plain: dict[str, Any]
-    tuples: dict[str, list[TupleBatch]] = field(default_factory=dict)
+    tuples: Mapping[str, Sequence[TupleBatch | StoredBatch]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ class Deliver:
 
 @dataclass(frozen=True)
 class SetAside:
-    """Write late rows of `stream` to the side output, with the reason (late policy `side`)."""
+    """Write rows of `stream` that are left out to the side output, with the reason (late policy `side`; shed tuples always)."""
 
     stream: int
     batch: SourceBatch

@@ -17,6 +17,8 @@ from swjoin.oracle import Bounds, brute_force, format_digest, pair_digest
 from swjoin.runtime.job import Job
 from swjoin.runtime.local import run_local
 
+pytestmark = pytest.mark.quiet
+
 ROOT = Path(__file__).parent.parent
 WINDOW_US = 40_000
 

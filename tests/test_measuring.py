@@ -24,6 +24,8 @@ from swjoin.runtime.throttle import Throttle
 from swjoin.sources.bmodel import slot_count, slot_tuples
 from tests.test_mpi import command
 
+pytestmark = pytest.mark.quiet
+
 PLAIN: dict[str, Any] = {
     "seed": 3,
     "pace": "realtime",

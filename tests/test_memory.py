@@ -14,6 +14,8 @@ import pytest
 
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.quiet
+
 ROWS, CHUNK = 20_000_000, 1_000_000
 SCHEMA = pa.schema([("ts", pa.int64()), ("key", pa.int64()), ("value", pa.float64())])
 

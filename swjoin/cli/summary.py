@@ -58,6 +58,24 @@ def _checkpoint_rows(report: dict[str, Any], job: Job) -> list[tuple[str, str]]:
     return rows
 
 
+def _overload_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """What full mini-buffers led to."""
+    found = report["overload"]
+    rows = []
+    if found["shed_by_group"] is not None:
+        groups = sum(any(counts) for counts in zip(*found["shed_by_group"].values(), strict=True))
+        shed = sum(report["shed"].values())
+        lost = f"about {found['lost_pairs_estimate']:,.0f} pairs lost, recall {found['recall_estimate']:.1%}"
+        told = (
+            f"{shed:,} tuples of {groups:,} partition-groups shed ({found['victims']}); {lost}" if shed else "nothing was shed"
+        )
+        rows.append(("overload", told))
+    if found["spilled_tuples"]:
+        peak = size_text(found["peak_spilled_bytes"])
+        rows.append(("overload", f"{found['spilled_tuples']:,} tuples went to disk, at most {peak} at once"))
+    return rows
+
+
 def summary_rows(report: dict[str, Any], job: Job) -> list[tuple[str, str]]:
     """(name, value) lines of the summary."""
     sides = [(name, report["input"][name]["tuples"]) for name in ("left", "right")]
@@ -77,6 +95,7 @@ def summary_rows(report: dict[str, Any], job: Job) -> list[tuple[str, str]]:
         ("pairs", f"{report['results']['count']:,}"),
         ("digest", report["results"]["digest"]),
         ("ledger", "balanced" if report["ledger"]["balanced"] else "; ".join(report["ledger"]["complaints"])),
+        *_overload_rows(report),
         *_checkpoint_rows(report, job),
         ("ranks", ", ".join(f"{rank} {r['role']}" for rank, r in report["ranks"].items())),
         ("time", f"{report['join_s']:.2f} s joining, {report['wall_s']:.2f} s in all"),

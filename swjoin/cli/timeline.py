@@ -22,7 +22,7 @@ from swjoin.errors import UserError
 
 MOVES = ("decided", "held", "left", "installed", "released")
 ACTIVITY = ("activated", "emptying", "kept", "rested")
-KINDS = ("occupancy", *MOVES, *ACTIVITY, "checkpoint", "recovered")
+KINDS = ("occupancy", *MOVES, *ACTIVITY, "shed", "spilled", "checkpoint", "recovered")
 _COLOURS = {"decided": "bold cyan", "released": "green", "occupancy": "dim", **dict.fromkeys(ACTIVITY, "bold magenta")}
 
 
@@ -122,6 +122,11 @@ def _words(event: RunEvent, digits: int) -> str:
             return f"slave {e.slave} is not to rest after all; {active}"
         case "rested":
             return f"slave {e.slave} rests; {active} from now on"
+        case "shed":
+            return f"full mini-buffers: {e.tuples:,} tuples are shed, {size_text(e.state_bytes)}"
+        case "spilled":
+            there = size_text(int(e.amount))
+            return f"full mini-buffers: {e.tuples:,} tuples go to disk, {size_text(e.state_bytes)}; {there} lie there now"
         case "checkpoint":
             return f"checkpoint {number} is durable, {duration_text(e.duration_us)} after its cut"
         case "recovered":

@@ -15,73 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swjoin.batch import I64, LEFT, RIGHT, RowLayout, TupleBatch
-from swjoin.deliveries import BEGIN_OF_TIME_US, END_OF_TIME_US, Delivery, EpochIndex, GroupId, QueryId, Route, SlaveId
+from swjoin.batch import I64, LEFT, RIGHT, RowLayout, StoredBatch, TupleBatch
+from swjoin.cluster.pending import Pending, Store
+from swjoin.deliveries import Delivery, EpochIndex, GroupId, QueryId, Route, SlaveId
 from swjoin.policy.epochs import sub_group_of
 from swjoin.routing.hash_partition import HashPartition, arrange
-
-
-class _Pending:
-    """One stream's tuples in time order."""
-
-    def __init__(self, layout: RowLayout | None) -> None:
-        self._empty = TupleBatch.empty(layout)
-        self.parts: list[TupleBatch] = []
-        self.tuples = 0
-        self.bytes = 0
-
-    def append(self, batch: TupleBatch) -> None:
-        if len(batch):
-            self.parts.append(batch)
-            self.tuples += len(batch)
-            self.bytes += batch.nbytes
-
-    def merge(self, batches: Sequence[TupleBatch]) -> None:
-        """Put tuples among those that wait already, by time."""
-        if not batches:
-            return
-        batch = TupleBatch.concat([*batches, *self.parts])  # what was held back has waited longer: first among equals
-        self.take_all()
-        self.append(batch.take(np.argsort(batch.ts, kind="stable").astype(np.int64)))
-
-    def take_all(self) -> list[TupleBatch]:
-        parts, self.parts, self.tuples, self.bytes = self.parts, [], 0, 0
-        return parts
-
-    def time_after(self, nbytes: int) -> int:
-        """A time below which about so many bytes wait, of these the oldest; END_OF_TIME_US when fewer do."""
-        for part in self.parts:
-            if part.nbytes > nbytes:
-                return int(part.ts[nbytes * len(part) // part.nbytes]) + 1
-            nbytes -= part.nbytes
-        return END_OF_TIME_US
-
-    def take_below(self, time_us: int) -> TupleBatch:
-        """Remove and return the tuples with ts < time_us."""
-        taken: list[TupleBatch] = []
-        while self.parts:
-            head = self.parts[0]
-            n = int(np.searchsorted(head.ts, time_us, side="left"))
-            if n < len(head):
-                if n:
-                    taken.append(head.slice(0, n))
-                    self.parts[0] = head.slice(n, len(head))
-                break
-            taken.append(self.parts.pop(0))
-        if not taken:
-            return self._empty
-        batch = TupleBatch.concat(taken)
-        self.tuples -= len(batch)
-        self.bytes -= batch.nbytes if self.parts else self.bytes
-        return batch
-
-    @property
-    def first_ts_us(self) -> int | None:
-        return int(self.parts[0].ts[0]) if self.parts else None
-
-    @property
-    def last_ts_us(self) -> int:
-        return int(self.parts[-1].ts[-1]) if self.parts else BEGIN_OF_TIME_US
 
 
 @dataclass(frozen=True)
@@ -136,17 +74,18 @@ class MiniBuffers:
     def __init__(
         self, layouts: tuple[RowLayout | None, RowLayout | None], router: HashPartition, sub_group_count: int = 1
     ) -> None:
+        self.store: Store | None = None  # where tuples can lie instead of here (`cluster.overload`)
         self._layouts = layouts
         self._sub_group_count = sub_group_count
         self._shelves = [self._new_shelf() for _ in range(sub_group_count)]
-        self._held: dict[GroupId, tuple[_Pending, _Pending]] = {}
-        self._parked: dict[SlaveId, tuple[_Pending, _Pending]] = {}
+        self._held: dict[GroupId, tuple[Pending, Pending]] = {}
+        self._parked: dict[SlaveId, tuple[Pending, Pending]] = {}
         self.router = router
         self._shelf_of_group = np.empty(0, np.int64)
         self._assign()
 
-    def _new_shelf(self) -> tuple[_Pending, _Pending]:
-        return _Pending(self._layouts[LEFT]), _Pending(self._layouts[RIGHT])
+    def _new_shelf(self) -> tuple[Pending, Pending]:
+        return Pending(self._layouts[LEFT]), Pending(self._layouts[RIGHT])
 
     def _assign(self) -> None:
         """Which shelf a partition-group's tuples go to: its owner's sub-group's, or one apart while they have to wait."""
@@ -159,14 +98,14 @@ class MiniBuffers:
         self._open_shelves = [*self._shelves, *self._parked.values()]
         self._all_shelves = [*self._open_shelves, *self._held.values()]
 
-    def append(self, stream: int, batch: TupleBatch) -> None:
-        """Tuples of a stream, not older than those before."""
+    def append(self, stream: int, batch: TupleBatch, store: Store | None = None) -> None:
+        """Tuples of a stream, not older than those before. store: give them away at once."""
         if len(self._all_shelves) == 1:
-            self._shelves[0][stream].append(batch)
+            self._shelves[0][stream].append(batch, store)
             return
         arranged = arrange(batch, self._shelf_of_group, len(self._all_shelves))
         for place, shelf in enumerate(self._all_shelves):
-            shelf[stream].append(arranged.batch.slice(int(arranged.starts[place]), int(arranged.starts[place + 1])))
+            shelf[stream].append(arranged.batch.slice(int(arranged.starts[place]), int(arranged.starts[place + 1])), store)
 
     # ------------------------------------------------------------ partition-groups that move
 
@@ -177,11 +116,11 @@ class MiniBuffers:
         self._assign()
         self._shelve_again(shelf)
 
-    def _shelve_again(self, shelf: tuple[_Pending, _Pending]) -> None:
+    def _shelve_again(self, shelf: tuple[Pending, Pending]) -> None:
         """Its tuples may belong elsewhere now."""
         for stream in (LEFT, RIGHT):
-            for batch in shelf[stream].take_all():
-                self.append(stream, batch)
+            for batch, stored in shelf[stream].take_all():
+                self.append(stream, batch, self.store if stored else None)
 
     def park(self, slave: SlaveId) -> None:
         """A slave has no room: its tuples wait until it has, and are in nobody's way."""
@@ -196,7 +135,7 @@ class MiniBuffers:
         parked = self._parked.pop(slave, None)
         if parked is not None:
             self._assign()
-            self._merge_into_slot(slave, parked[LEFT].parts, parked[RIGHT].parts)
+            self._merge_into_slot(slave, *([batch for batch, _ in pending.take_all()] for pending in parked))
 
     def unpark_some(self, slave: SlaveId, limit_bytes: int) -> int | None:
         """Let about `limit_bytes` of a parked slave's tuples go, the oldest. Returns the time below which none waits any more.
@@ -204,7 +143,7 @@ class MiniBuffers:
         None when nothing waits any more at all: the slave is parked no longer.
         """
         parked = self._parked.get(slave)
-        if parked is None or parked[LEFT].bytes + parked[RIGHT].bytes <= limit_bytes:
+        if parked is None or sum(pending.bytes + pending.stored_bytes for pending in parked) <= limit_bytes:
             self.unpark(slave)
             return None
         cut = min(pending.time_after(limit_bytes // 2) for pending in parked)
@@ -220,10 +159,12 @@ class MiniBuffers:
         place[group] = 1
         taken: list[list[TupleBatch]] = []
         for pending in parked:
-            arranged = [arrange(batch, place, 2) for batch in pending.take_all()]
-            for a in arranged:
-                pending.append(a.batch.slice(0, int(a.starts[1])))
-            taken.append([a.batch.slice(int(a.starts[1]), int(a.starts[2])) for a in arranged if a.counts[1]])
+            taken.append([])
+            for batch, stored in pending.take_all():
+                arranged = arrange(batch, place, 2)
+                pending.append(arranged.batch.slice(0, int(arranged.starts[1])), self.store if stored else None)
+                if arranged.counts[1]:
+                    taken[-1].append(arranged.batch.slice(int(arranged.starts[1]), int(arranged.starts[2])))
         self._merge_into_slot(slave, *taken)
 
     def _merge_into_slot(self, slave: SlaveId, left: list[TupleBatch], right: list[TupleBatch]) -> None:
@@ -240,7 +181,7 @@ class MiniBuffers:
         self.reroute(router)
         shelf = self._all_shelves[int(self._shelf_of_group[group])]
         for stream in (LEFT, RIGHT):
-            shelf[stream].merge(held[stream].parts)
+            shelf[stream].merge([batch for batch, _ in held[stream].take_all()])
         return held[LEFT].tuples + held[RIGHT].tuples
 
     def reroute(self, router: HashPartition) -> None:
@@ -250,7 +191,7 @@ class MiniBuffers:
 
     # ------------------------------------------------------------ across a crash
 
-    def pending(self, stream: int) -> list[TupleBatch]:
+    def pending(self, stream: int) -> list[TupleBatch | StoredBatch]:
         """All that waits of a stream, from every shelf."""
         return [part for shelf in self._all_shelves for part in shelf[stream].parts]
 
@@ -264,7 +205,12 @@ class MiniBuffers:
 
     def parked_bytes(self) -> dict[SlaveId, int]:
         """Bytes that wait for slaves without room."""
-        return {slave: shelf[LEFT].bytes + shelf[RIGHT].bytes for slave, shelf in self._parked.items()}
+        return {slave: sum(p.bytes + p.stored_bytes for p in shelf) for slave, shelf in self._parked.items()}
+
+    def waiting(self, *, parked: bool) -> list[tuple[int, Pending]]:
+        """(stream, what waits of it) of every shelf: those of slaves without room, or the others."""
+        shelves = list(self._parked.values()) if parked else [*self._shelves, *self._held.values()]
+        return [(stream, shelf[stream]) for shelf in shelves for stream in (LEFT, RIGHT)]
 
     @property
     def tuples(self) -> int:
@@ -281,7 +227,13 @@ class MiniBuffers:
 
     @property
     def nbytes(self) -> int:
+        """Bytes in memory."""
         return sum(p.bytes for shelf in self._all_shelves for p in shelf)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that lie on disk instead."""
+        return sum(p.stored_bytes for shelf in self._all_shelves for p in shelf)
 
     @property
     def first_ts_us(self) -> int | None:
@@ -334,7 +286,4 @@ class MiniBuffers:
     def validate(self) -> None:
         for shelf in self._all_shelves:
             for pending in shelf:
-                assert pending.tuples == sum(len(p) for p in pending.parts), "mini-buffer count is wrong"
-                assert all(len(p) for p in pending.parts), "an empty batch is pending"
-                times = [t for p in pending.parts for t in (p.ts[0], p.ts[-1])]
-                assert times == sorted(times), "pending tuples out of time order"
+                pending.validate()

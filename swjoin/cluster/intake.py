@@ -239,6 +239,11 @@ class StreamIntake:
         return sum(b.nbytes for queue in (self._arriving, self._held, self._released) for b in queue)
 
     @property
+    def arrived_bytes(self) -> int:
+        """Bytes that have arrived but are not yet handed over."""
+        return sum(b.nbytes for queue in (self._held, self._released) for b in queue)
+
+    @property
     def waiting_tuples(self) -> int:
         """Tuples read and good but not yet handed over."""
         return sum(len(b) for queue in (self._arriving, self._held, self._released) for b in queue)

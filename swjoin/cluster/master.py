@@ -26,7 +26,9 @@ from swjoin.cluster.checkpoints import Checkpoints
 from swjoin.cluster.controller import Controller, Move
 from swjoin.cluster.history import History
 from swjoin.cluster.intake import StreamIntake
+from swjoin.cluster.overload import Overload
 from swjoin.cluster.parking import make_room
+from swjoin.cluster.pending import Store
 from swjoin.cluster.slots import Slots
 from swjoin.cluster.snapshots import snapshot
 from swjoin.config import RunConfig
@@ -74,8 +76,9 @@ class Master:
         slave_count: int,
         layouts: tuple[RowLayout | None, RowLayout | None],
         door: Door | None = None,
+        store: Store | None = None,
     ) -> None:
-        """door: another intake and other mini-buffers than those for tuples."""
+        """door: another intake and other mini-buffers than those for tuples. store: where tuples can be spilled to."""
         config.check_slaves(slave_count)
         self.config = config
         self.slave_count = slave_count
@@ -85,6 +88,7 @@ class Master:
             self.buffers = MiniBuffers(layouts, self.controller.router, config.cluster.sub_group_count)
         else:
             self.streams, self.buffers = door.streams, door.buffers(self.controller.router)
+        self.overload = Overload(config, self.streams, self.buffers, self.controller, store)
         self.epoch = EpochIndex(-1)
         self.finished = False
         self.peak_buffer_bytes = 0
@@ -164,7 +168,7 @@ class Master:
         if (self._last_closed or self.checkpoints.stopped) and not self._serving and not self.finished:
             self.finished = True
             commands.append(FinishMaster())
-        return commands + self._read_on()
+        return [*commands, *([] if self._history.running else self.overload.relieve(now_us)), *self._read_on()]
 
     @property
     def _halted(self) -> bool:
@@ -215,9 +219,12 @@ class Master:
             # When nothing can be delivered, history is read even past the limit of the mini-buffers.
             full = self.slots.waiting_bytes >= self.config.cluster.mini_buffer_bytes and (self.buffers.tuples or self._serving)
             return None if full else self._history.stream_to_read(self._origin())
-        if not open_streams or self.slots.waiting_bytes >= self.config.cluster.mini_buffer_bytes:
+        if not open_streams:
             return None
         behind = min(open_streams, key=lambda s: s.high_us)
+        # Until the axis has its start nothing can be delivered: then a stream without a time is read even past the limit.
+        if self.overload.full and self._origin() is not None:
+            return None
         if self._realtime:
             origin = self._origin()
             if origin is None or behind.high_us - origin <= self._next_end_us + self._epoch_us:
@@ -289,10 +296,12 @@ class Master:
         self._slots_closed += slots_to_skip(self._slots_closed, due, self._sub_groups) + 1
         axis_us = origin + slot_end_us(due - 1, self._epoch_us, self._sub_groups)
         times = []
+        self.overload.advance(axis_us)
         for intake in self.streams:
             intake.arrive_until(axis_us)
             for batch in intake.take_released():
                 self.buffers.append(intake.stream, batch)
+                self.overload.arrived(intake.stream, batch)
             times.append(intake.watermark_us)
         self.peak_buffer_bytes = max(self.peak_buffer_bytes, self.slots.waiting_bytes)
         if self.slots.exhausted and self.streams_ended_us is None:
@@ -318,6 +327,8 @@ class Master:
             return {}
         occupancies = {SlaveId(s): ratio for s, (ratio, _) in self._reported.items()}
         capacity = self.config.module.stream_buffer_bytes
+        if self.slots.exhausted and self.buffers.stored_bytes:  # nothing new comes: what lies on disk may come in larger pieces
+            capacity = max(capacity, self.config.cluster.mini_buffer_bytes // (4 * self.slave_count))
         return make_room(self.buffers, self.controller, slaves, occupancies, self._promised, capacity, rebase_us)
 
     def _drain(self, below_us: int, times_us: tuple[int, int], now_us: int, rebase_us: int | None) -> None:
@@ -375,6 +386,7 @@ class Master:
         exhausted = self.slots.exhausted
         past = not self._history.running
         self._last = past and exhausted and self.buffers.last_ts_us < below_us and not self.controller.moves
+        self._last = self._last and not self.buffers.stored_bytes  # it brings everything, so it must fit into memory
         due = past and not self._last and self.checkpoints.due(self.epoch, now_us)
         self._checkpoint = due and not self.controller.moves
         still = due or self.checkpoints.being_joined
@@ -431,6 +443,7 @@ class Master:
             "peak_pending_tuples": self.peak_pending_tuples,
             "streams_ended_us": self.streams_ended_us,
             "checkpoints": self.checkpoints.summary(),
+            "overload": self.overload.summary(),
             **self.controller.summary(),
         }
 

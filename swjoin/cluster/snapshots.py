@@ -12,9 +12,10 @@ partition-group goes to the slave of the same number.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from swjoin.batch import LEFT, RIGHT, STREAM_NAMES, TupleBatch
+from swjoin.batch import LEFT, RIGHT, STREAM_NAMES, StoredBatch, TupleBatch, in_memory
 from swjoin.messages import Snapshot
 
 if TYPE_CHECKING:
@@ -27,9 +28,10 @@ def snapshot(master: Master) -> Snapshot:
     plain: dict[str, Any] = {
         "master": master.plain_state(),
         "controller": master.controller.plain_state(),
+        "overload": master.overload.plain_state(),
         "streams": [stream.plain_state() for stream in master.streams],
     }
-    tuples: dict[str, list[TupleBatch]] = {}
+    tuples: dict[str, Sequence[TupleBatch | StoredBatch]] = {}
     for stream in (LEFT, RIGHT):
         name = STREAM_NAMES[stream]
         tuples[f"{name} buffered"] = master.buffers.pending(stream)
@@ -37,13 +39,20 @@ def snapshot(master: Master) -> Snapshot:
     return Snapshot(plain, tuples)
 
 
-def restore(master: Master, plain: dict[str, Any], tuples: dict[str, list[TupleBatch]], now_us: int) -> None:
+def restore(
+    master: Master, plain: dict[str, Any], tuples: Mapping[str, Sequence[TupleBatch | StoredBatch]], now_us: int
+) -> None:
     """A new master goes on where the snapshot was taken. tuples: as in the snapshot."""
     master.controller.restore(plain["controller"], now_us)
     master.buffers.reroute(master.controller.router)
     for stream in (LEFT, RIGHT):
         name = STREAM_NAMES[stream]
-        kept = {what.removeprefix(f"{name} "): b for what, b in tuples.items() if what.startswith(f"{name} ")}
+        kept: dict[str, list[TupleBatch]] = {
+            what.removeprefix(f"{name} "): [in_memory(batch) for batch in batches]
+            for what, batches in tuples.items()
+            if what.startswith(f"{name} ")
+        }
         master.buffers.put_back(stream, kept.pop("buffered"))
         master.streams[stream].restore(plain["streams"][stream], kept)
+    master.overload.restore(plain["overload"])
     master.restore_state(plain["master"], now_us)

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ from swjoin.errors import SwjoinError
 from swjoin.loading import config_from_plain
 from swjoin.oracle import brute_force, format_digest, pair_digest
 from swjoin.runtime.chaos_kills import KINDS, run_ordeal
-from swjoin.runtime.simulation_result import SimulationError
+from swjoin.runtime.simulation_result import SimulationError, SimulationResult
 from swjoin.runtime.simulator import Simulation
 from swjoin.sources.bmodel import payload_bytes
 
@@ -93,6 +94,8 @@ class Scenario:
         if realtime and not bound and random_history.random() < 0.5:
             epoch = plain["cluster"]["distribution_epoch_us"]
             plain["measure"] = {"prefill_us": epoch * int(np.ceil(span * random_history.choice([0.1, 0.5, 0.5, 2.0]) / epoch))}
+        if realtime and not bound:
+            _draw_overload(np.random.default_rng([seed, 4]), plain)
         random_crashes = np.random.default_rng([seed, 3])
         crashes: list[tuple[int, int]] = []
         if "measure" not in plain and random_crashes.random() < 0.5:
@@ -102,8 +105,8 @@ class Scenario:
                 crashes.append((step, int(random_crashes.integers(0, 7))))
         return Scenario(seed, config_from_plain(plain), slave_count, (rows[0], rows[1]), tuple(crashes))
 
-    def good_tuples(self, side: int) -> TupleBatch:
-        """Rows that take part, by the definition of late rows, row after row."""
+    def good_tuples(self, side: int, shed: Collection[int] = ()) -> TupleBatch:
+        """Rows that take part, by the definition of late rows, row after row. shed: ids of those that were shed."""
         rows, bound = self.rows[side], self.config.time.max_out_of_order_us
         keep = []
         high: int | None = None
@@ -111,7 +114,7 @@ class Scenario:
             has_key = rows.key_valid is None or bool(rows.key_valid[i])
             has_ts = rows.ts_valid is None or bool(rows.ts_valid[i])
             ts = int(rows.ts[i])
-            if has_ts and has_key and (high is None or ts >= high - bound):
+            if has_ts and has_key and (high is None or ts >= high - bound) and int(rows.id[i]) not in shed:
                 keep.append(i)
             if has_ts:
                 high = ts if high is None else max(high, ts)
@@ -123,9 +126,11 @@ class Scenario:
         times = [rows.ts if rows.ts_valid is None else rows.ts[rows.ts_valid] for rows in self.rows]
         return min((int(t.min()) for t in times if len(t)), default=0) + self.config.measure.prefill_us
 
-    def expected(self, *, history: bool = False) -> tuple[Counter[tuple[int, int]], str]:
+    def expected(
+        self, shed: tuple[Collection[int], Collection[int]] = ((), ()), *, history: bool = False
+    ) -> tuple[Counter[tuple[int, int]], str]:
         """The oracle's pairs (left id, right id) that are measured, or those of history, and their digest."""
-        left, right = self.good_tuples(0), self.good_tuples(1)
+        left, right = self.good_tuples(0, shed[0]), self.good_tuples(1, shed[1])
         i, j = brute_force(left, right, self.config.query.bounds)
         wanted = (np.maximum(left.ts[i], right.ts[j]) < self.history_end_us()) == history
         i, j = i[wanted], j[wanted]
@@ -159,6 +164,17 @@ def _draw_adaptation(random: np.random.Generator, plain: dict[str, Any], slave_c
     }
     if plain["reorganization"]["policy"] != "none" and random.random() < 0.5:
         plain["reorganization"]["declustering"] = "adaptive"
+
+
+def _draw_overload(random: np.random.Generator, plain: dict[str, Any]) -> None:
+    """Mini-buffers that are full soon, and what is done then."""
+    if random.random() < 0.7:
+        plain["cluster"]["mini_buffer_bytes"] = 1 << 10
+        plain["module"]["stream_buffer_bytes"] = 64
+        plain["on_overload"] = {
+            "policy": str(random.choice(["block", "shed", "spill"], p=[0.2, 0.4, 0.4])),
+            "victims": str(random.choice(["oldest", "random", "least_matching"])),
+        }
 
 
 def _draw_bounds(random: np.random.Generator, span: int) -> tuple[int, int]:
@@ -201,9 +217,25 @@ def _pieces(random: np.random.Generator, rows: SourceBatch, stream: int, payload
     return out
 
 
+def shed_ids(result: SimulationResult) -> tuple[set[int], set[int]]:
+    """Ids of the left and right tuples that a run has shed. SimulationError when one was shed twice."""
+    found: list[set[int]] = []
+    for stream, name in enumerate(STREAM_NAMES):
+        ids = [int(i) for side, rows, reason in result.aside if reason == "shed" and side == stream for i in rows.id]
+        found.append(set(ids))
+        if not len(ids) == len(found[-1]) == result.counts["shed"][name]:
+            raise SimulationError(f"{name}: {result.counts['shed'][name]} tuples counted as shed, {len(ids)} set aside")
+    return found[0], found[1]
+
+
 def run_simulated(seed: int) -> None:
+    """One random simulated run, checked. SimulationError says what is wrong."""
+    run_scenario(Scenario.draw(seed))
+
+
+def run_scenario(scenario: Scenario) -> SimulationResult:
     """One simulated run, every pair, payload and count checked. SimulationError says what is wrong."""
-    scenario = Scenario.draw(seed)
+    seed = scenario.seed
     random = np.random.default_rng([seed, 1])
     payload = scenario.config.sink.kind != "count"
     layout = _LAYOUT if payload else None
@@ -213,12 +245,13 @@ def run_simulated(seed: int) -> None:
         place = Path(folder) if scenario.config.checkpoint.enabled else None
         simulation = Simulation(scenario.config, sources, scenario.slave_count, seed, (layout, layout), place, scenario.crashes)
         result = simulation.run()
-    expected, digest = scenario.expected()
+    shed = shed_ids(result)
+    expected, digest = scenario.expected(shed)
     if (result.count, result.digest) != (expected.total(), digest):
         raise SimulationError(
             f"{result.count} pairs with digest {result.digest}, the oracle has {expected.total()} with {digest}"
         )
-    before, before_digest = scenario.expected(history=True)
+    before, before_digest = scenario.expected(shed, history=True)
     if scenario.config.measure.prefill_us == 0:
         before, before_digest = Counter(), format_digest(0)
     if (result.history["count"], result.history["digest"]) != (before.total(), before_digest):
@@ -234,12 +267,14 @@ def run_simulated(seed: int) -> None:
             raise SimulationError(f"missing {list(expected - found)[:5]}, surplus {list(found - expected)[:5]}")
     late = 0
     for side, name in enumerate(STREAM_NAMES):
-        good = len(scenario.good_tuples(side))
+        good = len(scenario.good_tuples(side, shed[side]))
         if result.joined[name] != good:
             raise SimulationError(f"{name}: {result.joined[name]} tuples joined, {good} are good")
         late += result.counts["late"][name]
-    if scenario.config.time.late == "side" and result.aside != late:
-        raise SimulationError(f"{late} late rows counted, {result.aside} set aside")
+    aside = sum(len(rows) for _, rows, reason in result.aside if reason != "shed")
+    if scenario.config.time.late == "side" and aside != late:
+        raise SimulationError(f"{late} late rows counted, {aside} set aside")
+    return result
 
 
 def run_real(seed: int) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from swjoin.batch import U8, TupleBatch
+from swjoin.batch import TupleBatch, in_memory
 from swjoin.errors import RunFailed, UserError
 from swjoin.messages import CheckpointCompleted, CompleteCheckpoint, PartSaved, Snapshot
 from swjoin.runtime.segments import Segment
@@ -187,14 +187,11 @@ class CheckpointFolder:
         """Write the master's part in the background; `done` gets PartSaved. extra: more of its content."""
 
         def save() -> PartSaved:
-            records: list[U8] = []
-            counts = []
-            for name, batches in snapshot.tuples.items():
-                counts.append([name, len(batches)])
-                records += [pack_tuples(batch) for batch in batches]
+            counts = [[name, len(batches)] for name, batches in snapshot.tuples.items()]
+            records = (pack_tuples(in_memory(batch)) for batches in snapshot.tuples.values() for batch in batches)
             path = self.path / f"master-{self.incarnation:04d}-{generation:06d}.frames"
             nbytes = write_records(path, records)
-            frames = {"name": path.name, "nbytes": nbytes, "count": len(records)}
+            frames = {"name": path.name, "nbytes": nbytes, "count": sum(len(b) for b in snapshot.tuples.values())}
             return PartSaved(generation, "master", {"state": snapshot.plain, "frames": frames, "tuples": counts, **extra})
 
         self.submit(save)

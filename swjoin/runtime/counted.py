@@ -16,6 +16,7 @@ import numpy as np
 from swjoin.batch import I64, LEFT, RIGHT, SourceBatch, StreamCounts, TupleBatch
 from swjoin.cluster.buffers import Drained, MiniBuffers
 from swjoin.cluster.intake import StreamIntake
+from swjoin.cluster.pending import Pending, Store
 from swjoin.config import TimeConfig
 from swjoin.deliveries import BEGIN_OF_TIME_US, GroupId, SlaveId
 from swjoin.operators.counts import Census, CountedBatch
@@ -129,7 +130,7 @@ class CountedBuffers(MiniBuffers):
         self._total = 0
         self._sub_group_of_slave = np.array([sub_group_of(s, sub_group_count) for s in range(router.slave_count)], np.int64)
 
-    def append(self, stream: int, batch: TupleBatch) -> None:
+    def append(self, stream: int, batch: TupleBatch, store: Store | None = None) -> None:
         assert isinstance(batch, CountedBatch)
         self._waiting[stream].append(_Waiting(batch))
         self._pending[stream] += batch.count
@@ -180,6 +181,15 @@ class CountedBuffers(MiniBuffers):
     @property
     def nbytes(self) -> int:
         return self._total * self._tuple_bytes
+
+    @property
+    def stored_bytes(self) -> int:
+        """Counts need no disk."""
+        return 0
+
+    def waiting(self, *, parked: bool) -> list[tuple[int, Pending]]:
+        """Counts have no tuples to drop or to store."""
+        return []
 
     def _has_some(self, waiting: _Waiting) -> bool:
         return bool(waiting.counts[~self._held_back].any())

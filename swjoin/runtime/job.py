@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from swjoin.loading import config_from_plain
 from swjoin.storage import AppendedFile
 
 if TYPE_CHECKING:
+    from swjoin.runtime.spill import SpillFolder
     from swjoin.sinks import Sink
     from swjoin.sinks.plan import OutputPlan
     from swjoin.sources import Source
@@ -194,9 +196,24 @@ class EventsFile:
         temporary.replace(self.path)
 
 
+def sets_aside(config: RunConfig) -> bool:
+    """Rows that are left out are written to a file: late ones under policy `side`, shed ones always."""
+    return config.time.late == "side" or config.on_overload.policy == "shed"
+
+
+def open_spill(job: Job) -> SpillFolder | None:
+    """Where the master spills tuples to, if it does. UserError when nothing can be written there."""
+    from swjoin.runtime.spill import SpillFolder
+
+    overload = job.config.on_overload
+    if overload.policy != "spill":
+        return None
+    return SpillFolder(Path(overload.directory) if overload.directory else job.run_dir or Path(tempfile.gettempdir()))
+
+
 def late_target(job: Job) -> Path | None:
-    """Where late rows go under policy `side`: DIR/late.parquet, or OUT.late.parquet beside a join's output."""
-    if job.config.time.late != "side":
+    """Where rows that are left out go: DIR/late.parquet, or OUT.late.parquet beside a join's output."""
+    if not sets_aside(job.config):
         return None
     if job.run_dir is not None:
         return job.run_dir / "late.parquet"

@@ -25,7 +25,7 @@ from swjoin.deliveries import Delivery
 from swjoin.errors import RunFailed, UserError
 from swjoin.messages import PartSaved, SavePart, Snapshot
 from swjoin.runtime.checkpoint_folder import CheckpointFolder, Manifest, read_manifest
-from swjoin.runtime.job import Job, MetricsFile
+from swjoin.runtime.job import Job, MetricsFile, sets_aside
 from swjoin.runtime.segments import SegmentLog, replay
 from swjoin.sinks import Sink
 from swjoin.sources import Source
@@ -85,7 +85,7 @@ class MasterKeeper:
         nothing: dict[str, Any] = {"late": [0, 0], "keys": [0, [0, 0], [0, 0]]}
         content = nothing if manifest is None else manifest.plain["master"]
         path = self.folder.path
-        if self._job.config.time.late == "side":
+        if sets_aside(self._job.config):
             self._close(self.late_rows)
             self.late_rows = AppendedFile(path / "late.rows", content["late"])
         if self._dictionary is not None:

@@ -95,6 +95,8 @@ def plan(
         raise UserError("simulate plays no history; leave out measure.prefill (--set measure.prefill=0)")
     if config.checkpoint.enabled:
         raise UserError("simulate makes no checkpoints; leave out checkpoint")
+    if config.on_overload.policy != "block":
+        raise UserError(f"simulate sheds and spills nothing; leave out on_overload (it is {config.on_overload.policy})")
     if slave_count < 1:
         raise UserError(f"--slaves {slave_count}: at least one slave is needed")
     config.check_slaves(slave_count)

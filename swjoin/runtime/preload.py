@@ -20,7 +20,7 @@ from numba.core.event import Event, Listener, install_listener
 from swjoin.batch import PayloadRows, RowLayout, SourceBatch, TupleBatch
 from swjoin.cluster.master import Master
 from swjoin.cluster.slave import Slave
-from swjoin.config import MeasureConfig, NodesConfig, ReorganizationConfig, RunConfig, TimeConfig
+from swjoin.config import MeasureConfig, NodesConfig, OverloadConfig, ReorganizationConfig, RunConfig, TimeConfig
 from swjoin.deliveries import END_OF_TIME_US, Delivery, EpochIndex, QueryId, SlaveId
 from swjoin.messages import Delivered, StreamEnded, TuplesRead, WorkDue
 from swjoin.runtime.wire import pack_delivery, unpack_delivery
@@ -63,8 +63,14 @@ def _two_rows(layout: RowLayout | None) -> PayloadRows | None:
 def _alone(config: RunConfig) -> RunConfig:
     """The same run with one slave, which nothing leaves."""
     cluster = dataclasses.replace(config.cluster, sub_group_count=1)
-    plain = {"reorganization": ReorganizationConfig(), "nodes": NodesConfig(), "measure": MeasureConfig()}
-    return dataclasses.replace(config, cluster=cluster, **plain)  # type: ignore[arg-type]
+    return dataclasses.replace(
+        config,
+        cluster=cluster,
+        reorganization=ReorganizationConfig(),
+        nodes=NodesConfig(),
+        measure=MeasureConfig(),
+        on_overload=OverloadConfig(),
+    )
 
 
 @_compilations_told()

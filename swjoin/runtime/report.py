@@ -121,6 +121,7 @@ def build_report(
         "join_s": join_s,
         "input_tuples_per_s": total / join_s if join_s > 0 else 0.0,
         "delay_s": collector["delay_s"],
+        "overload": _overload(master["overload"], collector["count"]),
         "moves": master["moves"],
         "movement": master["movement"],
         "declustering": master["declustering"],
@@ -129,6 +130,13 @@ def build_report(
         "peak_buffer_bytes": {"master": master["peak_buffer_bytes"], "slaves": [s["peak_buffer_bytes"] for s in slaves]},
     }
     return report
+
+
+def _overload(summary: dict[str, Any], collected: int) -> dict[str, Any]:
+    """What full mini-buffers led to. recall_estimate: of all pairs of the input, the share that the run has found."""
+    lost = summary["lost_pairs_estimate"]
+    whole = None if lost is None else collected + lost
+    return {**summary, "recall_estimate": None if whole is None else collected / whole if whole else 1.0}
 
 
 def partial_report(job: Job, collector: dict[str, Any], failure: str) -> dict[str, Any]:

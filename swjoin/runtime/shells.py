@@ -41,7 +41,7 @@ from swjoin.messages import (
     WritePairs,
 )
 from swjoin.runtime.clock import ReadingProgress, RunClock
-from swjoin.runtime.job import EventsFile, Job, MetricsFile, late_target, open_job_sink, open_job_sources, row_place
+from swjoin.runtime.job import EventsFile, Job, MetricsFile, late_target, open_job_sink, open_job_sources, open_spill, row_place
 from swjoin.runtime.keepers import CollectorKeeper, MasterKeeper
 from swjoin.runtime.report import partial_report, publish
 
@@ -64,6 +64,7 @@ class MasterShell:
         self.keeper = None if job.checkpoints is None else MasterKeeper(job, self.sources)
         self._late_target: Path | None = late_target(job)
         self._late: LateSink | None = None
+        self._spill = open_spill(job)
         self._events: EventsFile | None = None
         self._progress = ReadingProgress(progress, [s.rows_total for s in self.sources])
         self.master: Master
@@ -111,7 +112,7 @@ class MasterShell:
             self._late = LateSink(self._late_target, None if keeper is None else keeper.late_rows)
         if self.job.run_dir is not None and self._events is None:
             self._events = EventsFile(self.job.run_dir, resumes=self.job.resumes)
-        self.master = Master(self.job.config.fitted_to(slave_count), slave_count, self.layouts)
+        self.master = Master(self.job.config.fitted_to(slave_count), slave_count, self.layouts, store=self._spill)
         if keeper is not None:
             keeper.restore(self.master, manifest, clock.now_us())
             self._progress.restart(sum(s.counts.tuples for s in self.master.streams))

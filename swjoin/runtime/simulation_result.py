@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from swjoin.batch import I64, Pairs
+from swjoin.batch import I64, Pairs, SourceBatch
 from swjoin.deliveries import RunEvent
 
 
@@ -29,7 +29,7 @@ class SimulationResult:
     digest: str
     joined: dict[str, int]
     counts: dict[str, dict[str, int]]
-    aside: int
+    aside: list[tuple[int, SourceBatch, str]]  # stream, rows, reason
     steps: int
     commits: list[int] = field(default_factory=list)
     events: list[RunEvent] = field(default_factory=list)

@@ -65,7 +65,7 @@ from swjoin.messages import (
 )
 from swjoin.policy.epochs import next_exchange_us, slot_offset_us
 from swjoin.runtime import wire
-from swjoin.runtime.job import Job
+from swjoin.runtime.job import Job, open_spill
 from swjoin.runtime.keepers import CollectorKeeper, MasterKeeper, SlaveKeeper
 from swjoin.runtime.simulation_checks import check_owners, check_places, check_results
 from swjoin.runtime.simulation_result import Delays, SimulationError, SimulationResult
@@ -114,7 +114,7 @@ class Simulation:
         self._sink = MemorySink()
         self._shown = 0
         self._commits: list[int] = []
-        self._aside = 0
+        self._aside: list[tuple[int, SourceBatch, str]] = []
         self._aside_at: dict[int, int] = {}  # by generation: at the checkpoint that ends it
         self._events: list[RunEvent] = []
         self._moved = False  # moves were in flight after the step before
@@ -142,7 +142,7 @@ class Simulation:
     def _make_roles(self, slave_count: int) -> None:
         """New roles, from the newest checkpoint if there is one."""
         config = self.config.fitted_to(slave_count)
-        self.master = Master(config, slave_count, self._layouts)
+        self.master = Master(config, slave_count, self._layouts, store=open_spill(self._job))
         self.slaves = [Slave(SlaveId(i), config, self._layouts) for i in range(slave_count)]
         self.collector = Collector(slave_count, materialised=config.sink.kind != "count")
         self._working = [False] * slave_count
@@ -183,7 +183,7 @@ class Simulation:
         self._slave_keepers.clear()
         self.recoveries += 1
         self._make_roles(slave_count)
-        self._aside = self._aside_at.get(self.master.checkpoints.generation - 1, 0)
+        del self._aside[self._aside_at.get(self.master.checkpoints.generation - 1, 0) :]
         self._commits = [c for c in self._commits if c <= self.master.epoch]
         self._begin()
 
@@ -304,10 +304,10 @@ class Simulation:
                     for slave in self.slaves:
                         began = partial(self._tell, slave, MeasuringBegan())
                         self._send(MASTER, FIRST_SLAVE + slave.id, f"slave {slave.id} begins to be measured", began)
-                case SetAside(_, batch, _):
-                    self._aside += len(batch)
+                case SetAside(stream, batch, reason):
+                    self._aside.append((stream, batch, reason))
                 case SavePart(generation, snapshot) if self._keepers is not None:
-                    self._aside_at[generation] = self._aside
+                    self._aside_at[generation] = len(self._aside)
                     self._keepers[0].save(generation, snapshot)
                 case CompleteCheckpoint() if self._keepers is not None:
                     self._keepers[0].folder.complete(command)

@@ -1,0 +1,97 @@
+"""Tuples of full mini-buffers on disk, until their slave has room for them.
+
+What: `SpillFolder`: called with a batch, it returns a `StoredBatch`.
+Why: disk is large, and what waits longest is read once, in order.
+Stays out: which tuples are spilled, and how many (`cluster.overload`).
+
+Files have no names: whatever ends the process, the system takes their space back. A file is gone with the last of its batches.
+What must survive a crash is in the checkpoint, not here.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from swjoin.batch import TupleBatch
+from swjoin.errors import RunFailed, UserError
+from swjoin.runtime.wire import pack_tuples, unpack_tuples
+from swjoin.storage import writing
+
+_FILE_BYTES = 64 << 20  # then the next file begins
+
+
+@dataclass(frozen=True)
+class SpilledBatch:
+    """A batch in a file, at `offset`; see `batch.StoredBatch`."""
+
+    file: IO[bytes]
+    folder: Path
+    offset: int
+    length: int
+    checksum: int
+    tuples: int
+    nbytes: int
+    first_ts_us: int
+    last_ts_us: int
+
+    def __len__(self) -> int:
+        return self.tuples
+
+    def load(self) -> TupleBatch:
+        """Read it back; any thread may. RunFailed when it is not what was written."""
+        frame = np.empty(self.length, np.uint8)
+        try:
+            got = os.preadv(self.file.fileno(), [frame.data], self.offset)
+        except OSError as error:
+            raise RunFailed(f"{self.folder}: spilled tuples cannot be read ({error.strerror or error})") from None
+        if got != self.length or zlib.crc32(frame.data) != self.checksum:
+            raise RunFailed(f"{self.folder}: spilled tuples are not what was written")
+        return unpack_tuples(frame)
+
+
+class SpillFolder:
+    """Stores batches in files of a folder. UserError when it cannot be written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file: IO[bytes] | None = None
+        self._end = 0
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._open()
+        except OSError as error:
+            raise UserError(f"{folder}: tuples cannot be spilled there ({error.strerror or error})") from None
+
+    def _open(self) -> None:
+        self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - closed with the last batch in it
+        self._end = 0
+
+    def __call__(self, batch: TupleBatch) -> SpilledBatch:
+        """Write a batch. RunFailed when the disk is full."""
+        frame = pack_tuples(batch)
+        with writing(self._folder):
+            if self._end >= _FILE_BYTES:
+                self._open()
+            assert self._file is not None
+            view, offset = memoryview(frame.data).cast("B"), self._end
+            while view:
+                view = view[os.pwrite(self._file.fileno(), view, self._end + frame.nbytes - len(view)) :]
+        self._end = offset + frame.nbytes
+        return SpilledBatch(
+            self._file,
+            self._folder,
+            offset,
+            frame.nbytes,
+            zlib.crc32(frame.data),
+            len(batch),
+            batch.nbytes,
+            int(batch.ts[0]),
+            int(batch.ts[-1]),
+        )
