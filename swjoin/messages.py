@@ -99,6 +99,20 @@ class StreamEnded:
 
 
 @dataclass(frozen=True)
+class StreamIdle:
+    """A source has had nothing to read for the idle timeout (answers ReadTuples)."""
+
+    stream: int
+
+
+@dataclass(frozen=True)
+class StreamSpoke:
+    """The source of an idle stream has something to read again."""
+
+    stream: int
+
+
+@dataclass(frozen=True)
 class SlaveReported:
     """A slave is ready for its next delivery. occupancy_ratio: buffered bytes / stream buffer capacity."""
 
@@ -286,7 +300,16 @@ class FinishCollector:
 
 
 MasterEvent = (
-    TuplesRead | StreamEnded | SlaveReported | MoveEnded | ClockAdvanced | PartSaved | CheckpointCompleted | StopRequested
+    TuplesRead
+    | StreamEnded
+    | StreamIdle
+    | StreamSpoke
+    | SlaveReported
+    | MoveEnded
+    | ClockAdvanced
+    | PartSaved
+    | CheckpointCompleted
+    | StopRequested
 )
 MasterCommand = (
     ReadTuples | Deliver | SetAside | Log | BeginMeasuring | SavePart | CompleteCheckpoint | PublishResults | FinishMaster

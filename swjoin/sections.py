@@ -113,14 +113,22 @@ class TimeConfig:
     """event: the time column; arrival: the master stamps tuples as it reads them (realtime pace only).
 
     A tuple is late when its time is below the highest time seen before it in its stream minus max_out_of_order_us.
+    idle_timeout_us: a stream whose source has had nothing to read for so long does not hold time back any more; what it brings
+    later may be late. 0: the join waits for it.
     """
 
     model: Literal["event", "arrival"] = "event"
     max_out_of_order_us: int = 0
     late: Literal["error", "drop", "side"] = "error"
+    idle_timeout_us: int = 0
 
     def __post_init__(self) -> None:
         check(0 <= self.max_out_of_order_us < MAX_SPAN_US, "time: max_out_of_order must not be negative")
+        check(self.idle_timeout_us >= 0, "time: idle_timeout must not be negative (0: never)")
+        check(
+            self.idle_timeout_us == 0 or self.late != "error",
+            "time: after an idle_timeout rows may be late; choose late: drop or side",
+        )
 
 
 @dataclass(frozen=True)

@@ -222,7 +222,7 @@ def config(tmp_path: Path, speed: float = 0.01, **overload: Any) -> Path:
     return path
 
 
-def answer_without(report: dict[str, Any], aside: Path | None) -> tuple[int, str]:
+def answer_without(report: dict[str, Any], aside: Path | None, reason: str = "shed") -> tuple[int, str]:
     """DuckDB's answer for the same streams, without the rows that were written down."""
     from swjoin.sources.generator import GeneratorSource
 
@@ -237,9 +237,9 @@ def answer_without(report: dict[str, Any], aside: Path | None) -> tuple[int, str
         if aside is not None:
             rows = pq.read_table(aside)
             mine = np.array(rows["stream"].to_pylist()) == ("left", "right")[stream]
-            assert set(rows["reason"].to_pylist()) == {"shed"}
+            assert set(rows["reason"].to_pylist()) == {reason}
             keep = ~np.isin(columns[2], rows["row_id"].to_numpy().astype(np.int64)[mine])
-            assert (~keep).sum() == mine.sum() == report["shed"][("left", "right")[stream]]
+            assert (~keep).sum() == mine.sum() == report[reason][("left", "right")[stream]]
             columns = [column[keep] for column in columns]
         sides.append(columns)
     import pandas as pd

@@ -103,6 +103,19 @@ def test_verify_agrees_with_a_run_that_moved_on_real_ranks(a_run: Path, tmp_path
     assert verify(tmp_path / "moved", None).equal
 
 
+def test_verify_leaves_out_what_was_shed(swjoin: Any, tmp_path: Path) -> None:
+    from tests.test_overload import config
+
+    out = tmp_path / "shed"
+    assert swjoin("run", config(tmp_path, policy="shed"), "--threads", 1, "--out", out).code == 0
+    assert json.loads((out / "run.json").read_text())["shed"]["left"] > 0
+    assert verify(out, None).equal
+    (out / "late.parquet").unlink()
+    done = swjoin("verify", out)
+    assert done.code == 2
+    assert "lists the tuples that the run has shed" in done.err[-1]
+
+
 def test_verify_notices_a_false_claim(a_run: Path) -> None:
     report = json.loads((a_run / "run.json").read_text())
     report["results"]["digest"] = "0" * 16

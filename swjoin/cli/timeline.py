@@ -22,7 +22,7 @@ from swjoin.errors import UserError
 
 MOVES = ("decided", "held", "left", "installed", "released")
 ACTIVITY = ("activated", "emptying", "kept", "rested")
-KINDS = ("occupancy", *MOVES, *ACTIVITY, "shed", "spilled", "checkpoint", "recovered")
+KINDS = ("occupancy", *MOVES, *ACTIVITY, "shed", "spilled", "idle", "speaks", "checkpoint", "recovered")
 _COLOURS = {"decided": "bold cyan", "released": "green", "occupancy": "dim", **dict.fromkeys(ACTIVITY, "bold magenta")}
 
 
@@ -127,6 +127,10 @@ def _words(event: RunEvent, digits: int) -> str:
         case "spilled":
             there = size_text(int(e.amount))
             return f"full mini-buffers: {e.tuples:,} tuples go to disk, {size_text(e.state_bytes)}; {there} lie there now"
+        case "idle":
+            return f"{e.text} has been silent for the idle timeout; time goes on without it"
+        case "speaks":
+            return f"{e.text} speaks again"
         case "checkpoint":
             return f"checkpoint {number} is durable, {duration_text(e.duration_us)} after its cut"
         case "recovered":

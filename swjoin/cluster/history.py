@@ -40,5 +40,6 @@ class History:
 
     def stream_to_read(self, origin_us: int | None) -> int | None:
         """The stream that is behind, of those that have more of it; None when none has."""
-        needed = [s for s in self._streams if not s.ended and (origin_us is None or s.high_us < self.end_us(origin_us))]
+        speaking = [s for s in self._streams if not s.ended and not s.idle]
+        needed = [s for s in speaking if origin_us is None or s.high_us < self.end_us(origin_us)]
         return min(needed, key=lambda s: s.high_us).stream if needed else None

@@ -89,6 +89,7 @@ class StreamIntake:
         self.high_us = BEGIN_OF_TIME_US
         self.first_us: int | None = None
         self.ended = False
+        self.idle = False
         self._arriving: deque[TupleBatch] = deque()
         self._held: list[TupleBatch] = []
         self._released: list[TupleBatch] = []
@@ -178,8 +179,22 @@ class StreamIntake:
                 break
             self._arriving.popleft()
         # The clock carries a silent stream onwards, but not past rows that are due and not read yet.
-        behind = not self.ended and self.high_us < time_us
+        behind = not self.ended and not self.idle and self.high_us < time_us
         self._arrived_high_us = max(self._arrived_high_us, self.high_us if behind else time_us)
+        self._release()
+
+    def become_idle(self) -> None:
+        """The source has nothing to read: time goes on without this stream."""
+        self.idle = True
+
+    def speak(self) -> None:
+        """The source has something again. What is older than what has been promised meanwhile is late."""
+        self.idle = False
+        self.high_us = max(self.high_us, self._arrived_high_us)
+
+    def carry(self, time_us: int) -> None:
+        """asap pace: the other stream has come so far, and this one is idle."""
+        self._arrived_high_us = max(self._arrived_high_us, time_us)
         self._release()
 
     def _order(self, batch: TupleBatch) -> None:
@@ -257,6 +272,7 @@ class StreamIntake:
             "high_us": self.high_us,
             "first_us": self.first_us,
             "ended": self.ended,
+            "idle": self.idle,
             "arrived_high_us": self._arrived_high_us,
         }
 
@@ -269,6 +285,8 @@ class StreamIntake:
         self.counts = StreamCounts(**plain["counts"])
         self.high_us, self.first_us, self.ended = plain["high_us"], plain["first_us"], plain["ended"]
         self._arrived_high_us = plain["arrived_high_us"]
+        if plain["idle"]:
+            self.speak()
         self._arriving, self._held, self._released = deque(tuples["arriving"]), tuples["held"], tuples["released"]
 
     def validate(self) -> None:

@@ -29,6 +29,7 @@ from swjoin.cluster.intake import StreamIntake
 from swjoin.cluster.overload import Overload
 from swjoin.cluster.parking import make_room
 from swjoin.cluster.pending import Store
+from swjoin.cluster.reading import Reading
 from swjoin.cluster.slots import Slots
 from swjoin.cluster.snapshots import snapshot
 from swjoin.config import RunConfig
@@ -50,6 +51,8 @@ from swjoin.messages import (
     SlaveReported,
     StopRequested,
     StreamEnded,
+    StreamIdle,
+    StreamSpoke,
     TuplesRead,
 )
 from swjoin.policy.epochs import slot_end_us, slots_ended, slots_to_skip, sub_group_of
@@ -97,7 +100,6 @@ class Master:
         self._epoch_us = config.cluster.distribution_epoch_us
         self._sub_groups = config.cluster.sub_group_count
         self._realtime = config.pace == "realtime"
-        self._reading: int | None = None
         self._reported: dict[int, tuple[float, GroupLoads | None]] = {}
         self._serving: deque[Delivery] = deque()
         self._released: list[tuple[Move, int]] = []  # arrived, and how many of their tuples wait for their consumer's slot
@@ -114,7 +116,7 @@ class Master:
         self._history = History(self.streams, config.measure.prefill_us)
         self._slots_closed = self._history.length_us // (self._epoch_us or 1) * self._sub_groups  # realtime pace, run clock
         self.streams_ended_us: int | None = None  # realtime pace: when the last tuple had arrived
-        self._origin_us: int | None = None  # start of the time axis: the lowest first time of both streams
+        self.reading = Reading(config, self.streams, self.slots, self.overload, self._history)
 
     def start(self, now_us: int = 0) -> list[MasterCommand]:
         """Ask for the first rows; a restored master may have something to deliver at once."""
@@ -128,14 +130,21 @@ class Master:
         commands: list[MasterCommand] = []
         match event:
             case TuplesRead(stream, batch):
-                self._reading = None
+                self.reading.pending = None
                 aside = self.streams[stream].read(batch, None if self._realtime else now_us)
                 commands += [SetAside(stream, rows, reason) for rows, reason in aside]
                 self._collect(stream)
             case StreamEnded(stream):
-                self._reading = None
+                self.reading.pending = None
                 self.streams[stream].end()
                 self._collect(stream)
+            case StreamIdle(stream):
+                self.reading.fall_idle(stream)
+                self.controller.note(now_us, "idle", text=STREAM_NAMES[stream])
+                self._collect(stream)
+            case StreamSpoke(stream):
+                self.streams[stream].speak()
+                self.controller.note(now_us, "speaks", text=STREAM_NAMES[stream])
             case SlaveReported(slave, occupancy_ratio, loads):
                 self._reported[slave] = (occupancy_ratio, loads)
             case MoveEnded(end):
@@ -176,10 +185,13 @@ class Master:
         return self.checkpoints.stopped or (self.checkpoints.is_last and not self._checkpoint)
 
     def _read_on(self) -> list[MasterCommand]:
-        unknown = self._realtime and self._origin() is None  # no slot can be closed before the axis has its start
-        wanted = None if self.checkpoints.stopping and not unknown else self._stream_to_read()
+        unknown = self._realtime and self.reading.origin_us is None  # no slot can be closed before the axis has its start
+        wanted = None
+        if unknown or not self.checkpoints.stopping:
+            delivering = bool(self.buffers.tuples or self._serving)
+            wanted = self.reading.next_stream(self._next_end_us, mid_epoch=self._mid_epoch, delivering=delivering)
         if wanted is not None:
-            self._reading = wanted
+            self.reading.pending = wanted
         return [] if wanted is None else [ReadTuples(wanted)]
 
     def _serve(self) -> list[MasterCommand]:
@@ -196,55 +208,25 @@ class Master:
 
     def _collect(self, stream: int) -> None:
         """asap pace, and history: what was read has arrived; what is in order goes to the mini-buffers."""
-        origin = self._origin()
+        origin = self.reading.origin_us
         if not self._realtime:
             self.streams[stream].arrive_all()
+            self.reading.carry()
         elif self._history.running and origin is not None:
             self._history.admit(origin)
         else:
             return
-        for intake in self.streams if self._realtime else [self.streams[stream]]:
+        both = self._realtime or any(s.idle for s in self.streams)  # the other one's time may have come further, too
+        for intake in self.streams if both else [self.streams[stream]]:
             for batch in intake.take_released():
                 self.buffers.append(intake.stream, batch)
         self.peak_buffer_bytes = max(self.peak_buffer_bytes, self.slots.waiting_bytes)
-
-    # ------------------------------------------------------------ reading
-
-    def _stream_to_read(self) -> int | None:
-        """The stream to read next: the one that is behind, so that both advance together; None when the buffers suffice."""
-        if self._reading is not None:
-            return None
-        open_streams = [s for s in self.streams if not s.ended]
-        if self._history.running:
-            # When nothing can be delivered, history is read even past the limit of the mini-buffers.
-            full = self.slots.waiting_bytes >= self.config.cluster.mini_buffer_bytes and (self.buffers.tuples or self._serving)
-            return None if full else self._history.stream_to_read(self._origin())
-        if not open_streams:
-            return None
-        behind = min(open_streams, key=lambda s: s.high_us)
-        # Until the axis has its start nothing can be delivered: then a stream without a time is read even past the limit.
-        if self.overload.full and self._origin() is not None:
-            return None
-        if self._realtime:
-            origin = self._origin()
-            if origin is None or behind.high_us - origin <= self._next_end_us + self._epoch_us:
-                return behind.stream
-            return None
-        if self.slots.ripe(self._origin(), mid_epoch=self._mid_epoch) is not None:
-            return None
-        return behind.stream
-
-    def _origin(self) -> int | None:
-        """Start of the time axis; known once each stream has shown a time or ended."""
-        if self._origin_us is None and all(s.first_us is not None or s.ended for s in self.streams):
-            self._origin_us = min((s.first_us for s in self.streams if s.first_us is not None), default=0)
-        return self._origin_us
 
     # ------------------------------------------------------------ history
 
     def _history_joined(self) -> bool:
         """Delivered, and every slave has reported since: during history it does so when it has joined all it has."""
-        waiting = self._serving or self.buffers.tuples or self._mid_epoch or not self._history.is_read(self._origin())
+        waiting = self._serving or self.buffers.tuples or self._mid_epoch or not self._history.is_read(self.reading.origin_us)
         return not waiting and all(s in self._reported for s in self.controller.active)
 
     def _begin_measuring(self) -> list[MasterCommand]:
@@ -255,7 +237,7 @@ class Master:
         return [BeginMeasuring(self._history.length_us), *self._read_on()]
 
     def _close_history(self, now_us: int) -> bool:
-        origin, tuples = self._origin(), self.buffers.tuples
+        origin, tuples = self.reading.origin_us, self.buffers.tuples
         full = tuples >= self.slots.size.tuples or self.slots.waiting_bytes >= self.config.cluster.mini_buffer_bytes
         if origin is None or not (tuples or self._mid_epoch) or not (full or self._history.is_read(origin)):
             return False
@@ -277,7 +259,7 @@ class Master:
         return self._close_realtime(now_us) if self._realtime else self._close_asap(now_us)
 
     def _close_asap(self, now_us: int) -> bool:
-        end = self.slots.end(self._origin(), mid_epoch=self._mid_epoch)
+        end = self.slots.end(self.reading.origin_us, mid_epoch=self._mid_epoch)
         if end is None:
             return False
         self._drain(end, self.slots.closed(end), now_us, None)
@@ -290,7 +272,7 @@ class Master:
 
     def _close_realtime(self, now_us: int) -> bool:
         due = slots_ended(now_us, self._epoch_us, self._sub_groups)
-        origin = self._origin()
+        origin = self.reading.origin_us
         if self._slots_closed >= due or origin is None or not self._all_reported():
             return False
         self._slots_closed += slots_to_skip(self._slots_closed, due, self._sub_groups) + 1
@@ -407,7 +389,7 @@ class Master:
             "generation": self.checkpoints.generation,
             "completed": self.checkpoints.completed,
             "epochs_closed": self._slots_closed // self._sub_groups,
-            "origin_us": self._origin_us,
+            "origin_us": self.reading.origin_us,
             "boundary_us": self.slots.boundary_us,
             "streams_ended_us": self.streams_ended_us,
             "epoch_size": self.slots.size.plain_state(),
@@ -418,7 +400,8 @@ class Master:
         self.epoch = EpochIndex(plain["epoch"])
         self.checkpoints.restore(plain["generation"], plain["epoch"], now_us, plain["completed"] + 1)
         self._slots_closed = plain["epochs_closed"] * self._sub_groups
-        self._origin_us, self.slots.boundary_us = plain["origin_us"], plain["boundary_us"]
+        self.reading.restore(plain["origin_us"])
+        self.slots.boundary_us = plain["boundary_us"]
         self.streams_ended_us = plain["streams_ended_us"]
         self.slots.size.restore(plain["epoch_size"])
         self.peak_buffer_bytes, self.peak_pending_tuples = plain["peaks"]

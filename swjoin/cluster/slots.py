@@ -54,6 +54,8 @@ class Slots:
 
     def ripe(self, origin_us: int | None, *, mid_epoch: bool) -> int | None:
         """As `end`, by the tuples alone."""
+        if all(s.exhausted or s.idle for s in self._streams) and not self.exhausted:  # who knows when there is more
+            return END_OF_TIME_US if self._buffers.tuples or mid_epoch else None
         if self._by_count:
             enough = self._buffers.tuples >= self.size.tuples
             return END_OF_TIME_US if self.exhausted or enough or self.full() else None

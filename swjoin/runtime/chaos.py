@@ -96,6 +96,9 @@ class Scenario:
             plain["measure"] = {"prefill_us": epoch * int(np.ceil(span * random_history.choice([0.1, 0.5, 0.5, 2.0]) / epoch))}
         if realtime and not bound:
             _draw_overload(np.random.default_rng([seed, 4]), plain)
+        random_silence = np.random.default_rng([seed, 5])
+        if late == "side" and random_silence.random() < 0.4:
+            plain["time"]["idle_timeout_us"] = int(random_silence.choice([500, 20_000]))
         random_crashes = np.random.default_rng([seed, 3])
         crashes: list[tuple[int, int]] = []
         if "measure" not in plain and random_crashes.random() < 0.5:
@@ -105,8 +108,8 @@ class Scenario:
                 crashes.append((step, int(random_crashes.integers(0, 7))))
         return Scenario(seed, config_from_plain(plain), slave_count, (rows[0], rows[1]), tuple(crashes))
 
-    def good_tuples(self, side: int, shed: Collection[int] = ()) -> TupleBatch:
-        """Rows that take part, by the definition of late rows, row after row. shed: ids of those that were shed."""
+    def good_tuples(self, side: int, aside: Collection[int] = ()) -> TupleBatch:
+        """Rows that take part, by the definition of late rows, row after row. aside: ids of those that the run left out."""
         rows, bound = self.rows[side], self.config.time.max_out_of_order_us
         keep = []
         high: int | None = None
@@ -114,7 +117,7 @@ class Scenario:
             has_key = rows.key_valid is None or bool(rows.key_valid[i])
             has_ts = rows.ts_valid is None or bool(rows.ts_valid[i])
             ts = int(rows.ts[i])
-            if has_ts and has_key and (high is None or ts >= high - bound) and int(rows.id[i]) not in shed:
+            if has_ts and has_key and (high is None or ts >= high - bound) and int(rows.id[i]) not in aside:
                 keep.append(i)
             if has_ts:
                 high = ts if high is None else max(high, ts)
@@ -127,10 +130,10 @@ class Scenario:
         return min((int(t.min()) for t in times if len(t)), default=0) + self.config.measure.prefill_us
 
     def expected(
-        self, shed: tuple[Collection[int], Collection[int]] = ((), ()), *, history: bool = False
+        self, aside: tuple[Collection[int], Collection[int]] = ((), ()), *, history: bool = False
     ) -> tuple[Counter[tuple[int, int]], str]:
         """The oracle's pairs (left id, right id) that are measured, or those of history, and their digest."""
-        left, right = self.good_tuples(0, shed[0]), self.good_tuples(1, shed[1])
+        left, right = self.good_tuples(0, aside[0]), self.good_tuples(1, aside[1])
         i, j = brute_force(left, right, self.config.query.bounds)
         wanted = (np.maximum(left.ts[i], right.ts[j]) < self.history_end_us()) == history
         i, j = i[wanted], j[wanted]
@@ -217,14 +220,17 @@ def _pieces(random: np.random.Generator, rows: SourceBatch, stream: int, payload
     return out
 
 
-def shed_ids(result: SimulationResult) -> tuple[set[int], set[int]]:
-    """Ids of the left and right tuples that a run has shed. SimulationError when one was shed twice."""
+def ids_aside(result: SimulationResult) -> tuple[set[int], set[int]]:
+    """Ids of the left and right rows that a run has set aside. SimulationError when it has not counted them so."""
     found: list[set[int]] = []
     for stream, name in enumerate(STREAM_NAMES):
-        ids = [int(i) for side, rows, reason in result.aside if reason == "shed" and side == stream for i in rows.id]
-        found.append(set(ids))
-        if not len(ids) == len(found[-1]) == result.counts["shed"][name]:
-            raise SimulationError(f"{name}: {result.counts['shed'][name]} tuples counted as shed, {len(ids)} set aside")
+        mine = [(int(i), reason == "shed") for side, rows, reason in result.aside if side == stream for i in rows.id]
+        found.append({i for i, _ in mine})
+        shed = sum(was_shed for _, was_shed in mine)
+        if shed != result.counts["shed"][name]:
+            raise SimulationError(f"{name}: {result.counts['shed'][name]} tuples counted as shed, {shed} set aside")
+        if len(mine) != len(found[-1]):
+            raise SimulationError(f"{name}: {len(mine)} rows set aside, {len(found[-1])} different ones")
     return found[0], found[1]
 
 
@@ -245,13 +251,13 @@ def run_scenario(scenario: Scenario) -> SimulationResult:
         place = Path(folder) if scenario.config.checkpoint.enabled else None
         simulation = Simulation(scenario.config, sources, scenario.slave_count, seed, (layout, layout), place, scenario.crashes)
         result = simulation.run()
-    shed = shed_ids(result)
-    expected, digest = scenario.expected(shed)
+    aside = ids_aside(result)
+    expected, digest = scenario.expected(aside)
     if (result.count, result.digest) != (expected.total(), digest):
         raise SimulationError(
             f"{result.count} pairs with digest {result.digest}, the oracle has {expected.total()} with {digest}"
         )
-    before, before_digest = scenario.expected(shed, history=True)
+    before, before_digest = scenario.expected(aside, history=True)
     if scenario.config.measure.prefill_us == 0:
         before, before_digest = Counter(), format_digest(0)
     if (result.history["count"], result.history["digest"]) != (before.total(), before_digest):
@@ -267,13 +273,13 @@ def run_scenario(scenario: Scenario) -> SimulationResult:
             raise SimulationError(f"missing {list(expected - found)[:5]}, surplus {list(found - expected)[:5]}")
     late = 0
     for side, name in enumerate(STREAM_NAMES):
-        good = len(scenario.good_tuples(side, shed[side]))
+        good = len(scenario.good_tuples(side, aside[side]))
         if result.joined[name] != good:
             raise SimulationError(f"{name}: {result.joined[name]} tuples joined, {good} are good")
         late += result.counts["late"][name]
-    aside = sum(len(rows) for _, rows, reason in result.aside if reason != "shed")
-    if scenario.config.time.late == "side" and aside != late:
-        raise SimulationError(f"{late} late rows counted, {aside} set aside")
+    late_aside = sum(len(rows) for _, rows, reason in result.aside if reason != "shed")
+    if scenario.config.time.late == "side" and late_aside != late:
+        raise SimulationError(f"{late} late rows counted, {late_aside} set aside")
     return result
 
 

@@ -53,6 +53,7 @@ from swjoin.runtime.memory import keep_freed_memory
 from swjoin.runtime.preload import load_master_kernels, load_slave_kernels
 from swjoin.runtime.report import build_report, check_ledger, peak_rss_bytes, publish
 from swjoin.runtime.shells import CollectorShell, MasterShell
+from swjoin.runtime.silence import PATIENCE_S
 from swjoin.runtime.stopping import stop_signals
 from swjoin.runtime.throttle import Throttle
 
@@ -388,9 +389,10 @@ class _LocalLoop:
             self.shell.handle(StopRequested())
         if self.shell.clock_starts_us is not None:
             self._begin(self.shell.clock_starts_us)
+        idle = self.shell.listen()
         try:
             reading = self.shell.wanted is not None
-            message = self._inbox.get(block=not reading, timeout=self._patience_s())
+            message = self._inbox.get(block=not reading, timeout=PATIENCE_S if idle else self._patience_s())
         except queue.Empty:
             if reading:
                 if self.first_tuple_s is None:

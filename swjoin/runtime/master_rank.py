@@ -55,7 +55,8 @@ from swjoin.runtime.wire import (
 if TYPE_CHECKING:
     from swjoin.cluster.master import Master
     from swjoin.runtime.checkpoint_folder import Manifest
-    from swjoin.runtime.shells import MasterShell
+    from swjoin.runtime.silence import PATIENCE_S
+from swjoin.runtime.shells import MasterShell
 
 
 def _delivered(master: Master) -> int:
@@ -258,6 +259,8 @@ class MasterRank(Rank):
                 if self._first_read_s is None:
                     self._first_read_s = time.monotonic()
                 shell.read()
+            elif shell.listen():
+                channel.sleep(int(PATIENCE_S * 1e6))
             else:
                 channel.sleep(boundary_us - clock.now_us() if realtime else 1_000_000)
         self._publish(channel, shell)

@@ -37,6 +37,8 @@ from swjoin.messages import (
     SavePart,
     SetAside,
     StreamEnded,
+    StreamIdle,
+    StreamSpoke,
     TuplesRead,
     WritePairs,
 )
@@ -44,6 +46,7 @@ from swjoin.runtime.clock import ReadingProgress, RunClock
 from swjoin.runtime.job import EventsFile, Job, MetricsFile, late_target, open_job_sink, open_job_sources, open_spill, row_place
 from swjoin.runtime.keepers import CollectorKeeper, MasterKeeper
 from swjoin.runtime.report import partial_report, publish
+from swjoin.runtime.silence import Silence
 
 if TYPE_CHECKING:
     from swjoin.sinks.late import LateSink
@@ -60,6 +63,7 @@ class MasterShell:
         self.outbox: deque[Delivery] = deque()
         self.publish: deque[PublishResults] = deque()
         self.wanted: int | None = None
+        self._silence = Silence(job.config.time.idle_timeout_us)
         self.clock_starts_us: int | None = None
         self.keeper = None if job.checkpoints is None else MasterKeeper(job, self.sources)
         self._late_target: Path | None = late_target(job)
@@ -102,6 +106,7 @@ class MasterShell:
         self.outbox.clear()
         self.publish.clear()
         self.wanted = None
+        self._silence = Silence(self.job.config.time.idle_timeout_us)
         keeper, manifest = self.keeper, None
         if keeper is not None:
             assert on_saved is not None, "a run with checkpoints has to hear what is durable"
@@ -126,10 +131,17 @@ class MasterShell:
         self._perform(commands)
 
     def read(self) -> None:
-        """Read the batch that the master wants."""
+        """Read the batch that the master wants, or give it up for now when the source has been silent for too long."""
         stream = self.wanted
         assert stream is not None
+        silent = self._silence.of(stream, self.sources[stream])
+        if silent is not None and not silent:
+            self.listen()
+            return
         self.wanted = None
+        if silent:
+            self.handle(StreamIdle(stream))
+            return
         batch = self.sources[stream].read()
         if batch is None:
             self._check_all_read(stream)
@@ -137,6 +149,12 @@ class MasterShell:
         else:
             self._progress.advance(len(batch))
             self.handle(TuplesRead(stream, batch))
+
+    def listen(self) -> bool:
+        """Take note of idle streams that have something to say again. False when there are no idle streams."""
+        for stream in self._silence.ended(self.sources):
+            self.handle(StreamSpoke(stream))
+        return self._silence.any_idle
 
     def _check_all_read(self, stream: int) -> None:
         """A source that ended elsewhere than at its end would be a wrong answer that balances."""

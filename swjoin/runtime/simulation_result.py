@@ -57,5 +57,9 @@ class Delays:
     def message_us(self, sender: int, receiver: int) -> int:
         return 1 + int(self._channel[sender, receiver] * self._random.exponential())
 
+    def stall_us(self, patience_us: int) -> int:
+        """How long a source has nothing to read: mostly not at all, now and then far longer than anybody is patient."""
+        return int(patience_us * self._random.exponential(4)) if self._random.random() < 0.2 else 0
+
     def work_us(self, actor: int) -> int:
         return 1 + int(self._actor[actor] * self._random.exponential())

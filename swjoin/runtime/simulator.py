@@ -1,14 +1,11 @@
 """The seeded simulator: the production roles in virtual time, under delays that reorder everything that may be reordered.
 
-What: `Simulation(...).run() -> SimulationResult`, one discrete-event run of master, slaves and collector; checkers after every
-step.
-Why: a protocol bug that loses a handful of tuples once a week on a cluster shows here within seconds, with a seed that replays
-it.
+What: `Simulation(...).run() -> SimulationResult`, a discrete-event run of master, slaves, collector; checkers after every step.
+Why: a protocol bug that loses a few tuples once a week on a cluster shows here within seconds, with a seed that replays it.
 Stays out: real time, real files, choosing scenarios (`runtime.chaos`).
 
 Order kept: messages of one sender to one receiver (as MPI keeps it). Everything else may overtake: each channel has its own
-delays,
-each actor its own speed. Messages travel as packed frames, so the wire format is exercised too.
+delays, each actor its own speed. Messages travel as packed frames, so the wire format is exercised too.
 """
 
 from __future__ import annotations
@@ -58,6 +55,8 @@ from swjoin.messages import (
     StateWanted,
     StopRequested,
     StreamEnded,
+    StreamIdle,
+    StreamSpoke,
     TuplesRead,
     WantState,
     WorkDue,
@@ -261,9 +260,8 @@ class Simulation:
         if self.master.finished:
             return
         slot_us = max(1, self.config.cluster.distribution_epoch_us // self.config.cluster.sub_group_count)
-        jitter = self._delays.work_us(MASTER)
         due = next_exchange_us(self.clock_us, slot_us) - self._clock_ahead_us
-        self._at(due + jitter, "clock", self._advance_clock)
+        self._at(due + self._delays.work_us(MASTER), "clock", self._advance_clock)
 
     def _advance_clock(self) -> None:
         self._master_does(self.master.handle(ClockAdvanced(), self.clock_us))
@@ -279,26 +277,20 @@ class Simulation:
 
         epoch_us = self.config.cluster.distribution_epoch_us
         offset_us = slot_offset_us(slave.id, self.config.cluster.sub_group_count, epoch_us)
-        jitter = self._delays.work_us(FIRST_SLAVE + slave.id)
         at = next_exchange_us(self.clock_us, epoch_us, offset_us) - self._clock_ahead_us
-        self._at(at + jitter, f"slot of slave {slave.id}", due)
+        self._at(at + self._delays.work_us(FIRST_SLAVE + slave.id), f"slot of slave {slave.id}", due)
 
     def _master_does(self, commands: list[MasterCommand]) -> None:
         for command in commands:
             match command:
                 case ReadTuples(stream):
-                    self._at(
-                        self.now_us + self._delays.work_us(MASTER),
-                        f"read {STREAM_NAMES[stream]}",
-                        partial(self._read, stream),
-                    )
+                    self._ask(stream)
                 case Deliver(delivery):
                     frame = wire.pack_delivery(delivery)
                     self._in_flight[LEFT] += len(delivery.left)
                     self._in_flight[RIGHT] += len(delivery.right)
-                    name = f"delivery of epoch {delivery.epoch} to slave {delivery.slave}"
-                    receiver = FIRST_SLAVE + delivery.slave
-                    self._send(MASTER, receiver, name, partial(self._deliver, self.slaves[delivery.slave], frame))
+                    deliver = partial(self._deliver, self.slaves[delivery.slave], frame)
+                    self._send(MASTER, FIRST_SLAVE + delivery.slave, f"{delivery.epoch} for {delivery.slave}", deliver)
                 case BeginMeasuring(clock_us):
                     self._clock_ahead_us = clock_us - self.now_us
                     for slave in self.slaves:
@@ -317,6 +309,16 @@ class Simulation:
                     self._events.append(event)
                 case _:
                     pass
+
+    def _ask(self, stream: int) -> None:
+        """Have a source read, or be silent for a while."""
+        patience_us, at = self.config.time.idle_timeout_us, self.now_us + self._delays.work_us(MASTER)
+        stall_us = self._delays.stall_us(patience_us) if patience_us else 0
+        if stall_us <= patience_us:
+            self._at(at + stall_us, f"read {STREAM_NAMES[stream]}", partial(self._read, stream))
+        else:
+            self._at(at + patience_us, "a stream is idle", partial(self._tell_master, StreamIdle(stream)))
+            self._at(at + stall_us, "a stream speaks", partial(self._tell_master, StreamSpoke(stream)))
 
     def _read(self, stream: int) -> None:
         batch = self._sources[stream].read()

@@ -31,6 +31,10 @@ class Source(Protocol):
         """The next rows, or None at the end. UserError for bad input."""
         ...
 
+    def ready(self, patience_s: float) -> bool:
+        """Whether `read` would not have to wait; finds out within so many seconds."""
+        ...
+
     def seek(self, row: int) -> None:
         """The next row to be read is the one at this position: as many rows, and no fewer, lie before it."""
         ...

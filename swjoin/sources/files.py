@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import bisect
 import difflib
-import queue
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +22,7 @@ from swjoin.config import StreamConfig
 from swjoin.errors import RunFailed, SwjoinError, UserError
 from swjoin.sources.codec import RowCodec, StreamCodec
 from swjoin.sources.keys import Dictionary, KeyEncoder
+from swjoin.sources.read_ahead import ReadAhead
 from swjoin.sources.views import booleans_of, integers_of
 from swjoin.units import MAX_SPAN_US
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH_ROWS = 65_536
-_READ_AHEAD = 2
 _SUFFIXES = {
     ".parquet": "Parquet",
     ".pq": "Parquet",
@@ -143,50 +141,6 @@ def _read_batches(path: Path, schema: pa.Schema, columns: list[str], skip: int =
                 yield batch.select(columns)
 
 
-class _ReadAhead:
-    """Runs an iterator in a thread, a bounded number of items ahead; its errors are raised to the reader."""
-
-    def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
-        self._queue: queue.Queue[Any] = queue.Queue(_READ_AHEAD)
-        self._stop = threading.Event()
-        self._done = False
-        self._thread = threading.Thread(target=self._run, args=(make,), daemon=True, name="read-ahead")
-        self._thread.start()
-
-    def _run(self, make: Callable[[], Iterator[Any]]) -> None:
-        try:
-            for item in make():
-                if not self._put(item):
-                    return
-            self._put(None)
-        except BaseException as error:
-            self._put(error)
-
-    def _put(self, item: Any) -> bool:
-        while not self._stop.is_set():
-            try:
-                self._queue.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    def next(self) -> Any:
-        if self._done:
-            return None
-        item = self._queue.get()
-        if isinstance(item, BaseException):
-            self._done = True
-            raise item
-        self._done = item is None
-        return item
-
-    def close(self) -> None:
-        self._done = True
-        self._stop.set()
-        self._thread.join(timeout=5)
-
-
 class FileSource:
     """One stream from files. `codec` says how its columns come back; `read` yields batches with ids by position."""
 
@@ -209,7 +163,7 @@ class FileSource:
         self._starts: list[int] = []
         self._rows = 0
         self._skipped_files = self._skip = 0  # files, and rows of the first one after them, that are not read
-        self._ahead: _ReadAhead | None = None
+        self._ahead: ReadAhead | None = None
 
     @property
     def layout(self) -> RowLayout | None:
@@ -217,7 +171,7 @@ class FileSource:
 
     def read(self) -> SourceBatch | None:
         if self._ahead is None:
-            self._ahead = _ReadAhead(self._batches)
+            self._ahead = ReadAhead(self._batches)
         while (item := self._ahead.next()) is not None:
             index, batch = item
             while len(self._starts) <= index:
@@ -225,6 +179,11 @@ class FileSource:
             if batch.num_rows:
                 return self._convert(batch)
         return None
+
+    def ready(self, patience_s: float) -> bool:
+        if self._ahead is None:
+            self._ahead = ReadAhead(self._batches)
+        return self._ahead.ready(patience_s)
 
     def seek(self, row: int) -> None:
         """Parquet is not read up to there but for what shares a row group with the row; other formats are."""

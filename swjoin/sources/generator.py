@@ -75,6 +75,9 @@ class GeneratorSource:
             rows = PayloadRows(fixed)
         return SourceBatch(np.concatenate(keys), np.concatenate(times), ids, None, None, rows)
 
+    def ready(self, patience_s: float) -> bool:
+        return True
+
     def seek(self, row: int) -> None:
         ends = np.concatenate([[0], np.cumsum(self._counts)])
         slot = int(np.searchsorted(ends, row, side="left"))

@@ -260,6 +260,10 @@ def verify(run_dir: Path, master: str | None) -> VerifyResult:
         if config.time.model == "arrival":
             left, right = (_rebased(frame, origin) for frame in (left, right))
             origin = 0
+        if any(report["shed"].values()):
+            left, right = (
+                _without_shed(spark, frame, run_dir, name) for frame, name in zip((left, right), STREAM_NAMES, strict=True)
+            )
         measured_from = origin + config.measure.prefill_us if config.measure.prefill_us else None
         pairs = _joined(config, _with_keys(left), _with_keys(right), measured_from)
         count, digest = _count_and_digest(pairs)
@@ -274,6 +278,17 @@ def verify(run_dir: Path, master: str | None) -> VerifyResult:
                 result.missing = [(r["l"], r["r"]) for r in pairs.exceptAll(found).orderBy(order).limit(SHOWN).collect()]
                 result.surplus = [(r["l"], r["r"]) for r in found.exceptAll(pairs).orderBy(order).limit(SHOWN).collect()]
     return result
+
+
+def _without_shed(spark: SparkSession, rows: DataFrame, run_dir: Path, name: str) -> DataFrame:
+    """The rows of a stream but those that the run says it has shed. UserError without its list of them."""
+    from pyspark.sql import functions as f
+
+    path = run_dir / "late.parquet"
+    if not path.is_file():
+        raise UserError(f"{path}: is missing; it lists the tuples that the run has shed")
+    listed = spark.read.parquet(str(path.resolve())).where((f.col("stream") == name) & (f.col("reason") == "shed"))
+    return rows.join(listed.select(f.col("row_id").cast("long").alias("id")), "id", "left_anti").select(*rows.columns)
 
 
 def _rebased(frame: DataFrame, origin: int) -> DataFrame:

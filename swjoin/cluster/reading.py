@@ -1,0 +1,83 @@
+"""Which stream is read next, where the time axis starts, and streams that have nothing to say.
+
+What: `Reading`: `next_stream`, `origin_us`; what a stream that falls idle, or speaks again, means for the time of both.
+Why: both streams must advance together, no further than the buffers hold, and a silent one must not stop the other.
+Stays out: what becomes of rows (`cluster.intake`), sources, and when one counts as idle (the runtimes).
+"""
+
+from __future__ import annotations
+
+from swjoin.cluster.history import History
+from swjoin.cluster.intake import StreamIntake
+from swjoin.cluster.overload import Overload
+from swjoin.cluster.slots import Slots
+from swjoin.config import RunConfig
+
+
+class Reading:
+    """Reads one batch at a time, of one stream. pending: the stream that is being read."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        streams: tuple[StreamIntake, StreamIntake],
+        slots: Slots,
+        overload: Overload,
+        history: History,
+    ) -> None:
+        self.pending: int | None = None
+        self._origin_us: int | None = None
+        self._streams, self._slots, self._overload, self._history = streams, slots, overload, history
+        self._realtime = config.pace == "realtime"
+        self._epoch_us = config.cluster.distribution_epoch_us
+        self._limit_bytes = config.cluster.mini_buffer_bytes
+
+    @property
+    def origin_us(self) -> int | None:
+        """Start of the time axis: the lowest first time of both streams; known once each has shown one, ended or is idle."""
+        streams = self._streams
+        firsts = [s.first_us for s in streams if s.first_us is not None]
+        known = all(s.first_us is not None or s.ended or s.idle for s in streams)
+        if self._origin_us is None and known and (firsts or all(s.ended for s in streams)):
+            self._origin_us = min(firsts, default=0)
+        return self._origin_us
+
+    def restore(self, origin_us: int | None) -> None:
+        self._origin_us = origin_us
+
+    def next_stream(self, next_end_us: int, *, mid_epoch: bool, delivering: bool) -> int | None:
+        """The stream that is behind, so that both advance together; None when one is being read, or the buffers suffice.
+
+        next_end_us: of the open slot, on the run's clock (realtime pace). delivering: something can be delivered.
+        """
+        if self.pending is not None:
+            return None
+        origin = self.origin_us
+        if self._history.running:
+            # When nothing can be delivered, history is read even past the limit of the mini-buffers.
+            full = self._slots.waiting_bytes >= self._limit_bytes and delivering
+            return None if full else self._history.stream_to_read(origin)
+        open_streams = [s for s in self._streams if not s.ended and not s.idle]
+        # Until the axis has its start nothing can be delivered: then a stream without a time is read even past the limit.
+        if not open_streams or (self._overload.full and origin is not None):
+            return None
+        behind = min(open_streams, key=lambda s: s.high_us)
+        if self._realtime:
+            enough = origin is not None and behind.high_us - origin > next_end_us + self._epoch_us
+        else:
+            enough = self._slots.ripe(origin, mid_epoch=mid_epoch) is not None
+        return None if enough else behind.stream
+
+    # ------------------------------------------------------------ silence
+
+    def fall_idle(self, stream: int) -> None:
+        """Its source has nothing to read: time goes on without it."""
+        self.pending = None
+        self._streams[stream].become_idle()
+        self.carry()
+
+    def carry(self) -> None:
+        """asap pace: the time of an idle stream is the other's. In realtime pace the clock carries it."""
+        for mine, other in (self._streams, self._streams[::-1]):
+            if mine.idle and not self._realtime:
+                mine.carry(other.high_us)
