@@ -281,7 +281,7 @@ def test_a_run_that_sheds_says_what_is_missing(swjoin: Any, tmp_path: Path) -> N
 @pytest.mark.timeout(120)
 def test_a_run_that_spills_loses_nothing(swjoin: Any, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    done = swjoin("run", config(tmp_path, 0.03, policy="spill"), "--threads", 2, "--out", out)
+    done = swjoin("run", config(tmp_path, 0.015, policy="spill"), "--threads", 2, "--out", out, "--set", "workload.duration=1s")
     assert done.code == 0, done.err
     report = json.loads((out / "run.json").read_text())
     assert report["overload"]["spilled_tuples"] > 1000

@@ -65,10 +65,10 @@ def test_dropped_results_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tuples_shipped_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     append = MiniBuffers.append
 
-    def twice(self: MiniBuffers, stream: int, batch: object) -> None:
-        append(self, stream, batch)  # type: ignore[arg-type]
+    def twice(self: MiniBuffers, stream: int, *batch: object) -> None:
+        append(self, stream, *batch)  # type: ignore[arg-type]
         if stream == 0:
-            append(self, stream, batch)  # type: ignore[arg-type]
+            append(self, stream, *batch)  # type: ignore[arg-type]
 
     monkeypatch.setattr(MiniBuffers, "append", twice)
     assert _caught() > 5

@@ -38,6 +38,10 @@ EVENTS = [
     RunEvent(16_250_000, 64, "kept", slave=3, amount=3.0),
     RunEvent(16_500_000, 65, "rested", slave=1, amount=1.0),
     RunEvent(16_590_000, 65, "checkpoint", duration_us=40_000, amount=3.0),
+    RunEvent(16_600_000, 65, "shed", tuples=1200, state_bytes=51_200),
+    RunEvent(16_700_000, 65, "spilled", tuples=900, state_bytes=40_960, amount=2_097_152.0),
+    RunEvent(16_800_000, 65, "idle", text="left"),
+    RunEvent(16_900_000, 65, "speaks", text="left"),
     RunEvent(17_000_000, 66, "recovered", tuples=8120, duration_us=51_300, amount=2.0, text="2 slaves are left"),
 ]
 LINES = """\
@@ -53,6 +57,10 @@ LINES = """\
 16.250 s  epoch 64  slave 3 is not to rest after all; 3 active slaves
 16.500 s  epoch 65  slave 1 rests; 1 active slave from now on
 16.590 s  epoch 65  checkpoint 3 is durable, 40 ms after its cut
+16.600 s  epoch 65  full mini-buffers: 1,200 tuples are shed, 50 KiB
+16.700 s  epoch 65  full mini-buffers: 900 tuples go to disk, 40 KiB; 2.0 MiB lie there now
+16.800 s  epoch 65  left has been silent for the idle timeout; time goes on without it
+16.900 s  epoch 65  left speaks again
 17.000 s  epoch 66  recovered in 51 ms: 2 slaves are left, 8,120 tuples are joined once more
 """
 END = """\

@@ -186,8 +186,8 @@ def _add_events(p: argparse.ArgumentParser) -> None:
         nargs="+",
         action="extend",
         default=[],
-        help="occupancy, decided, held, left, installed, released, activated, emptying, kept, rested, checkpoint, recovered "
-        "(default: all)",
+        help="occupancy, decided, held, left, installed, released, activated, emptying, kept, rested, shed, spilled, "
+        "idle, speaks, checkpoint, recovered (default: all)",
     )
     p.add_argument("--slave", metavar="N", type=int, help="only what concerns slave N")
     p.add_argument("--group", metavar="N", type=int, help="only what concerns partition-group N")

@@ -29,6 +29,7 @@ class Checkpoints:
         self.stopping = False  # the run is to stop with a checkpoint
         self.is_last = False  # the one under way has been begun for that
         self.stopped = False  # and it is there
+        self.all_held = not config.enabled  # the last one begun, or rather no one that is needed, holds the whole run
         self.durations_us: list[int] = []
         self.nbytes = 0
         self._config = config
@@ -48,19 +49,29 @@ class Checkpoints:
         """Some slave may not have joined yet what was delivered before the cut."""
         return self._parts is not None and any(p.startswith("slave") for p in self._parts_wanted - self._parts.keys())
 
-    def due(self, epoch: int, now_us: int) -> bool:
-        """Whether the distribution epoch `epoch`, which begins now, should end with a checkpoint."""
+    @property
+    def run_may_end(self) -> bool:
+        """What has been delivered by the run's end can never be taken back: a checkpoint holds it."""
+        return self.all_held and not self.under_way
+
+    def due(self, epoch: int, now_us: int, *, everything: bool = False) -> bool:
+        """Whether the distribution epoch `epoch`, which begins now, should end with a checkpoint.
+
+        everything: with this distribution epoch all is delivered. Then it should, so that the results, once they can be seen,
+        are never taken back.
+        """
         if self.under_way or self.stopped:
             return False
         config = self._config
         by_time = config.interval_us > 0 and now_us - self._began_us >= config.interval_us
         by_epochs = config.epochs > 0 and epoch - self._began_epoch >= config.epochs
-        return by_time or by_epochs or self.stopping
+        return by_time or by_epochs or self.stopping or (everything and not self.all_held)
 
-    def begin(self, epoch: EpochIndex, now_us: int) -> None:
+    def begin(self, epoch: EpochIndex, now_us: int, *, everything: bool = False) -> None:
         """The distribution epoch that ends with it begins; slaves that are served early may have their part before others."""
         assert self._parts is None, "a checkpoint is under way already"
         self._parts, self._ending = {}, self.generation
+        self.all_held = everything
         self.is_last = self.stopping  # one begun before the request would not hold what was delivered since
         self._began_us, self._began_epoch = now_us, int(epoch)
 

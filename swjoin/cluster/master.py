@@ -107,6 +107,7 @@ class Master:
         self._served: list[SlaveId] = []  # slaves with a delivery in this distribution epoch
         self._resting: list[SlaveId] = []  # of them, those that rest afterwards
         self._last = False  # this is the last distribution epoch
+        self._everything = False  # nothing is left after this distribution epoch
         self._last_closed = False
         self.checkpoints = Checkpoints(config.checkpoint, slave_count)
         self.slots = Slots(config, self.streams, self.buffers, self.controller, self.checkpoints)
@@ -303,7 +304,7 @@ class Master:
 
     def _make_room(self, slaves: list[SlaveId], rebase_us: int) -> dict[SlaveId, tuple[int, int]]:
         """realtime pace: see `cluster.parking`; otherwise, and in the end, everything goes."""
-        if not self._realtime or self._history.running or self._last:
+        if not self._realtime or self._history.running or self._everything:
             for slave in slaves:
                 self.buffers.unpark(slave)
             return {}
@@ -321,7 +322,7 @@ class Master:
         if self._sub_group == 0:
             self.controller.parked_bytes = self.buffers.parked_bytes()
             self._begin_epoch(below_us, now_us)
-        if self._last:
+        if self._everything:
             below_us, times_us = END_OF_TIME_US, (END_OF_TIME_US, END_OF_TIME_US)
         slaves = [s for s in self._served if sub_group_of(s, self._sub_groups) == self._sub_group]
         behind = self._make_room(slaves, rebase_us if rebase_us is not None and self.config.time.model == "arrival" else 0)
@@ -367,15 +368,17 @@ class Master:
             self.slots.size.closed(self.buffers.last_ts_us, self.buffers.tuples)
         exhausted = self.slots.exhausted
         past = not self._history.running
-        self._last = past and exhausted and self.buffers.last_ts_us < below_us and not self.controller.moves
-        self._last = self._last and not self.buffers.stored_bytes  # it brings everything, so it must fit into memory
-        due = past and not self._last and self.checkpoints.due(self.epoch, now_us)
+        everything = past and exhausted and self.buffers.last_ts_us < below_us and not self.controller.moves
+        everything = everything and not self.buffers.stored_bytes  # one delivery, so it must fit into memory
+        self._last = everything and self.checkpoints.run_may_end
+        due = past and not self._last and self.checkpoints.due(self.epoch, now_us, everything=everything)
         self._checkpoint = due and not self.controller.moves
         still = due or self.checkpoints.being_joined
         self._resting = self.controller.begin_epoch(self.epoch, now_us, ending=exhausted or not past, still=still)
         self._served = sorted([*self.controller.active, *self._resting])
+        self._everything = everything and (self._last or self._checkpoint)
         if self._checkpoint:
-            self.checkpoints.begin(self.epoch, now_us)
+            self.checkpoints.begin(self.epoch, now_us, everything=everything)
         if self._last or self._checkpoint:  # also those that rest, to end them or to have their part
             self._served = [SlaveId(s) for s in range(self.slave_count)]
             self._resting = [] if self._last else [s for s in self._served if s not in self.controller.active]
@@ -388,6 +391,7 @@ class Master:
             "epoch": int(self.epoch),
             "generation": self.checkpoints.generation,
             "completed": self.checkpoints.completed,
+            "all_held": self.checkpoints.all_held,
             "epochs_closed": self._slots_closed // self._sub_groups,
             "origin_us": self.reading.origin_us,
             "boundary_us": self.slots.boundary_us,
@@ -399,6 +403,7 @@ class Master:
     def restore_state(self, plain: dict[str, Any], now_us: int) -> None:
         self.epoch = EpochIndex(plain["epoch"])
         self.checkpoints.restore(plain["generation"], plain["epoch"], now_us, plain["completed"] + 1)
+        self.checkpoints.all_held = plain["all_held"]
         self._slots_closed = plain["epochs_closed"] * self._sub_groups
         self.reading.restore(plain["origin_us"])
         self.slots.boundary_us = plain["boundary_us"]

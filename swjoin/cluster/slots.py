@@ -45,11 +45,11 @@ class Slots:
         origin_us: start of the time axis, or None while it is not known. mid_epoch: some sub-groups have not had their slot.
         """
         moves = bool(self._controller.moves)
+        waits = moves or self._checkpoints.under_way
         if self._checkpoints.stopping:  # everything goes at once, unless moves or a checkpoint that has begun are waited for
-            waits = moves or self._checkpoints.under_way
             return END_OF_TIME_US if mid_epoch or self._controller.has_orders or not waits else None
-        if self.exhausted and self._buffers.tuples == 0 and moves and not mid_epoch:
-            return None  # all that could be delivered is, but state movements still hold tuples back
+        if self.exhausted and self._buffers.tuples == 0 and waits and not mid_epoch:
+            return None  # all that could be delivered is, but moves still hold tuples back, or the end needs a checkpoint first
         return self.ripe(origin_us, mid_epoch=mid_epoch)
 
     def ripe(self, origin_us: int | None, *, mid_epoch: bool) -> int | None:

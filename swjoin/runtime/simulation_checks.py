@@ -15,6 +15,7 @@ from swjoin.cluster.controller import Controller
 from swjoin.cluster.master import Master
 from swjoin.cluster.slave import Slave
 from swjoin.deliveries import GroupId, SlaveId
+from swjoin.runtime.checkpoint_folder import Manifest
 
 
 def check_places(master: Master, slaves: Sequence[Slave], in_flight: Sequence[int], joined_before: Sequence[int]) -> None:
@@ -49,3 +50,13 @@ def check_results(summary: dict[str, Any], produced: int, commits: list[int], la
     in_order = not commits or commits == sorted(set(commits))
     assert in_order, f"commits {commits} are out of order"
     assert summary["committed_epoch"] == last_epoch, f"commits {commits} do not lead to epoch {last_epoch}"
+
+
+def check_shown(shown: int, before: int, generation: int, manifest: Manifest | None, *, counted: bool) -> None:
+    """Readers see what a checkpoint holds, no more and, once seen, no less. shown, before: pairs; counted: there are none."""
+    assert manifest is not None, "results without a checkpoint can be seen"
+    assert manifest.generation >= generation, "results of a checkpoint that is not there can be seen"
+    held = manifest.plain["collector"]["state"]["tally"]["count"]
+    whole = manifest.generation == generation and not counted
+    assert not whole or shown == held, f"{shown} pairs can be seen, the checkpoint holds {held}"
+    assert shown >= before, f"{before} pairs could be seen, now {shown}"

@@ -66,7 +66,7 @@ from swjoin.policy.epochs import next_exchange_us, slot_offset_us
 from swjoin.runtime import wire
 from swjoin.runtime.job import Job, open_spill
 from swjoin.runtime.keepers import CollectorKeeper, MasterKeeper, SlaveKeeper
-from swjoin.runtime.simulation_checks import check_owners, check_places, check_results
+from swjoin.runtime.simulation_checks import check_owners, check_places, check_results, check_shown
 from swjoin.runtime.simulation_result import Delays, SimulationError, SimulationResult
 from swjoin.runtime.virtual_storage import BatchSource, MemorySink, VirtualDisk
 from swjoin.storage import Executors
@@ -97,21 +97,20 @@ class Simulation:
         crashes: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.config = config
-        self.now_us = 0
-        self._clock_ahead_us = 0  # the run's clock against virtual time: it starts anew when history is joined
+        self.now_us = self._clock_ahead_us = (
+            0  # ahead: the run's clock against virtual time: it starts anew when history is joined
+        )
         self._layouts = layouts
         self._crashes = deque(sorted(crashes))
-        self.recoveries = 0
+        self.recoveries = self._shown = 0
         self._sources = (BatchSource(sources[LEFT], layouts[LEFT]), BatchSource(sources[RIGHT], layouts[RIGHT]))
-        most = max([slave_count, *(slaves for _, slaves in crashes)])
-        self._delays = Delays(np.random.default_rng(seed), FIRST_SLAVE + most)
+        self._delays = Delays(np.random.default_rng(seed), FIRST_SLAVE + max([slave_count, *(n for _, n in crashes)]))
         self._queue: list[tuple[int, int, str, Callable[[], None]]] = []
         self._sequence = 0
         self._channel_free_us: dict[tuple[int, int], int] = {}
         self._in_flight = [0, 0]  # tuples in deliveries on their way
         self._steps: deque[str] = deque(maxlen=12)
         self._sink = MemorySink()
-        self._shown = 0
         self._commits: list[int] = []
         self._aside: list[tuple[int, SourceBatch, str]] = []
         self._aside_at: dict[int, int] = {}  # by generation: at the checkpoint that ends it
@@ -166,17 +165,15 @@ class Simulation:
 
     def _saved(self, actor: int, part: PartSaved) -> None:
         """A part has become durable; the master hears of it."""
-        text = json.dumps(part.content)
-        told = PartSaved(part.generation, part.part, json.loads(text))
+        told = PartSaved(part.generation, part.part, json.loads(json.dumps(part.content)))
         self._send(actor, MASTER, f"{part.part} has saved generation {part.generation}", partial(self._tell_master, told))
 
     def _crash(self, slave_count: int) -> None:
         """Everybody dies; new processes go on from the newest checkpoint."""
         self._queue.clear()
         self._channel_free_us.clear()
-        self._in_flight = [0, 0]
+        self._in_flight, self._moved = [0, 0], False
         self._changed.clear()
-        self._moved = False
         for keeper in self._slave_keepers:
             keeper.close()
         self._slave_keepers.clear()
@@ -224,7 +221,7 @@ class Simulation:
                 self._check()
             except AssertionError as error:
                 raise self._error(str(error)) from error
-            if self._over:
+            if self._over and not self._crash_at_the_end():
                 break
         if not self._over:
             raise self._error("every role waits for another")
@@ -246,6 +243,14 @@ class Simulation:
         elif not self.master.finished:
             self._steps.append(f"{self.now_us} us request to stop")
             self._tell_master(StopRequested())
+
+    def _crash_at_the_end(self) -> bool:
+        """A crash that was to come later comes when all results can be seen, and the checkpoints are still there."""
+        if self._keepers is None or not self._crashes:
+            return False
+        self._keepers[1].publish_all()
+        self._crash(self._crashes.popleft()[1] or len(self.slaves))
+        return True
 
     @property
     def _over(self) -> bool:
@@ -328,13 +333,8 @@ class Simulation:
     def _show(self, command: PublishResults) -> None:
         assert self._keepers is not None
         self._keepers[1].publish(command.generation)
-        manifest = self._keepers[0].folder.newest()
-        assert manifest is not None, "results without a checkpoint can be seen"
-        assert manifest.generation >= command.generation, "results of a checkpoint that is not there can be seen"
-        shown, held = self._sink.shown_count, manifest.plain["collector"]["state"]["tally"]["count"]
-        whole = manifest.generation == command.generation and self.config.sink.kind != "count"
-        assert not whole or shown == held, f"{shown} pairs can be seen, the checkpoint holds {held}"
-        assert shown >= self._shown, f"{self._shown} pairs could be seen, now {shown}"
+        shown, counted = self._sink.shown_count, self.config.sink.kind == "count"
+        check_shown(shown, self._shown, command.generation, self._keepers[0].folder.newest(), counted=counted)
         self._shown = shown
         if command.stop:
             self._crash(len(self.slaves))
