@@ -215,7 +215,8 @@ class Master:
             # When nothing can be delivered, history is read even past the limit of the mini-buffers.
             full = self.slots.waiting_bytes >= self.config.cluster.mini_buffer_bytes and (self.buffers.tuples or self._serving)
             return None if full else self._history.stream_to_read(self._origin())
-        if not open_streams or self.slots.waiting_bytes >= self.config.cluster.mini_buffer_bytes:
+        full = self.slots.waiting_bytes >= self.config.cluster.mini_buffer_bytes
+        if not open_streams or (full and self._origin() is not None):  # without an origin no slot could ever be closed
             return None
         behind = min(open_streams, key=lambda s: s.high_us)
         if self._realtime:
