@@ -1,7 +1,7 @@
 """One function per command: arguments -> configuration -> job -> runtime -> summary.
 
 What: `run_join`, `run_run`, `run_generate`, `run_verify`, `run_aggregate`, `run_events`, `run_plot`,
-`run_sweep`, and the hidden `run_rank` that mpirun starts.
+`run_sweep`, `run_simulate`, `run_calibrate`, `run_plan`, and the hidden `run_rank` that mpirun starts.
 Why: commands differ only in what they build; every runtime takes the same `Job`.
 Stays out: parsing (`cli.main`), launching (`runtime.launch`).
 """
@@ -103,6 +103,14 @@ def _ranks(args: argparse.Namespace) -> int | None:
         if ranks is not None or launcher_size() > 1:
             raise UserError("--threads: on MPI every slave is a rank of its own; leave it out")
     return ranks
+
+
+def in_process_or_ranks(args: argparse.Namespace) -> tuple[int | None, int]:
+    """MPI ranks, or None in one process; and how many slaves that gives."""
+    from swjoin.runtime.local import default_slave_count
+
+    ranks = _ranks(args)
+    return ranks, ranks - 2 if ranks is not None else args.threads or default_slave_count()
 
 
 def run_join(args: argparse.Namespace) -> int:
@@ -288,6 +296,12 @@ def run_simulate(args: argparse.Namespace) -> int:
     from swjoin.cli import simulation
 
     return simulation.run_simulate(args)
+
+
+def run_plan(args: argparse.Namespace) -> int:
+    from swjoin.cli import planning
+
+    return planning.run_plan(args)
 
 
 def run_calibrate(args: argparse.Namespace) -> int:

@@ -43,6 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
         spark.add_argument("--spark-master", metavar="URL", help="Spark master (default: local[*])")
     _add_sweep(commands.add_parser("sweep", help="run an experiment: all points of its axes, or a search at each"))
     _add_simulate(commands.add_parser("simulate", help="foretell a run of many slaves in virtual time, by a cost model"))
+    _add_plan(commands.add_parser("plan", help="foretell the memory of a run, rank by rank"))
     _add_calibrate(commands.add_parser("calibrate", help="measure this machine's costs for simulate"))
     rank = commands.add_parser("_rank")
     rank.add_argument("job", metavar="JOB.json")
@@ -168,6 +169,21 @@ def _add_simulate(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--limit", metavar="60s", help="end after so much virtual time")
     p.add_argument("--out", metavar="DIR", help="write simulation.json and metrics there")
+
+
+def _add_plan(p: argparse.ArgumentParser) -> None:
+    p.description = (
+        "Foretell the bytes that each rank of a run will take (docs/memory.md). Exit code 1: the windows do not fit."
+    )
+    p.add_argument("config", metavar="CONFIG.yaml")
+    p.add_argument("-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks (default: in-process)")
+    _add_threads(p)
+    p.add_argument("--set", dest="overrides", metavar="path.to.key=value", action="append", default=[])
+    p.add_argument(
+        "--rate", metavar="R|L,R", help="tuples per second of each stream of files, where their metadata do not tell"
+    )
+    p.add_argument("--row", metavar="48B", help="payload of a row of files (default: by the schema and the first rows)")
+    p.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def _add_calibrate(p: argparse.ArgumentParser) -> None:

@@ -20,7 +20,9 @@ def on_terminal() -> bool:
 
 
 def size_text(nbytes: float) -> str:
-    """Bytes as KiB or MiB."""
+    """Bytes as KiB, MiB or GiB."""
+    if nbytes >= 10 << 30:
+        return f"{nbytes / 2**30:,.1f} GiB"
     return f"{nbytes / 2**20:,.1f} MiB" if nbytes >= 2**20 else f"{nbytes / 2**10:,.{0 if nbytes >= 10 << 10 else 1}f} KiB"
 
 
@@ -76,6 +78,21 @@ def _overload_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
+def _memory_text(memory: dict[str, Any]) -> str:
+    """The largest rank, and the slave with the largest windows, beside what was foretold of each."""
+
+    def foretold(what: dict[str, Any]) -> str:
+        return "" if what["predicted"] is None else f", {size_text(what['predicted'])} predicted"
+
+    rank = max(memory["ranks"].values(), key=lambda r: int(r["peak"]))
+    slave = max(memory["slaves"], key=lambda s: int(s["window"]["peak"]))
+    window, left = slave["window"], sum(s["left"]["window_tuples"] for s in memory["slaves"])
+    return (
+        f"{size_text(rank['peak'])} (largest rank{foretold(rank)}); windows {size_text(window['peak'])} (slave {slave['slave']}"
+        f"{foretold(window)}), {left:,} tuples left in them"
+    )
+
+
 def summary_rows(report: dict[str, Any], job: Job) -> list[tuple[str, str]]:
     """(name, value) lines of the summary."""
     sides = [(name, report["input"][name]["tuples"]) for name in ("left", "right")]
@@ -110,7 +127,7 @@ def summary_rows(report: dict[str, Any], job: Job) -> list[tuple[str, str]]:
     machine = report["machine"]
     if machine is not None and machine["overloaded"]:
         rows.append(("machine", "overloaded: " + "; ".join(machine["reasons"])))
-    rows.append(("peak memory", f"{max(report['peak_rss_bytes'].values()) / 2**20:,.0f} MiB (largest rank)"))
+    rows.append(("peak memory", _memory_text(report["memory"])))
     for label, path in (("results", job.target), ("run", job.run_dir), ("report", job.report)):
         if path is not None:
             rows.append((label, str(path)))

@@ -1,6 +1,6 @@
 """Compile every kernel once, so that no run after the installation waits for the compiler.
 
-What: `python -m swjoin.cli.warmup`: tiny joins through every kernel and type that real joins use.
+What: `python -m swjoin.cli.warmup`: tiny joins, and plans of memory, through every kernel and type that real runs use.
 Why: numba compiles at the first call and caches on disk; all ranks then load the cache.
 Stays out: loading the cache at the start of a run (`runtime.preload`).
 """
@@ -13,6 +13,9 @@ import time
 from pathlib import Path
 
 from swjoin.cli.main import main
+from swjoin.config import QueryConfig, RunConfig, WorkloadConfig
+from swjoin.runtime.memory_plan import plan_memory
+from swjoin.sources.inflow import workload_inflow
 
 
 def _write(path: Path, rows: int) -> None:
@@ -35,6 +38,14 @@ def warm_up() -> None:
                 code = main(["join", str(left), str(right), "--on", *key, *common, "--max-out-of-order", "2s", "-o", out])
                 if code:
                     raise SystemExit(code)
+    _plan()
+
+
+def _plan() -> None:
+    """Memory is planned after every run: by every key of a domain, or by the heaviest of a large one."""
+    for domain in (1000, 1 << 40):
+        config = RunConfig((QueryConfig(-1_000_000, 1_000_000),), workload=WorkloadConfig(domain=domain))
+        plan_memory(config, 1, workload_inflow(config))
 
 
 if __name__ == "__main__":

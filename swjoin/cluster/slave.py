@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,7 @@ class Slave:
             right_layout=layouts[1],
             materialise=config.sink.kind != "count",
             result_tuples=max(1, module.result_buffer_bytes // pair_bytes),
+            name=f"slave {slave}",
         )
         self.joined = [0, 0]
         self.produced = 0
@@ -390,6 +392,7 @@ class Slave:
             "produced": self.produced,
             "history_produced": self.history_produced,
             "peak_buffer_bytes": self.peak_buffer_bytes,
+            "windows": asdict(self.join.window_memory()),
         }
 
     def validate(self) -> None:

@@ -38,10 +38,9 @@ from swjoin.errors import RunFailed
 from swjoin.operators.counted_windows import Fresh, Meter, Windows, as_matrix, mini_shares, spread_delays
 from swjoin.operators.counts import F64, Census, CountedBatch, overlap
 from swjoin.operators.state_movement import Journey, pieces
-from swjoin.operators.window_join import Step, Work
+from swjoin.operators.window_join import Step, WindowMemory, Work
 from swjoin.oracle import Bounds
-from swjoin.state.arrays import STAT_COMPARISONS, STAT_PAIRS, Inputs
-from swjoin.state.arrays import TUPLE_BYTES as STATE_TUPLE_BYTES
+from swjoin.state.arrays import MINI_BYTES, STAT_COMPARISONS, STAT_PAIRS, Inputs, block_bytes
 
 _PIECES = 4  # a delivery is joined in so many steps at most, whatever the budget
 
@@ -90,8 +89,8 @@ class CountedJoin:
         rows = np.array([self._windows.open(GroupId(g)) for g in delivery.groups.tolist()], np.int64)
         if self.window_bytes() > self._limit_bytes:
             raise RunFailed(
-                f"window state of {self.window_bytes()} bytes is full; raise module.window "
-                f"({self._limit_bytes} bytes), use more slaves, or a shorter window"
+                f"windows of {self.window_bytes()} bytes exceed module.window ({self._limit_bytes} bytes); "
+                "use more slaves, raise module.window, or use a shorter window"
             )
         zero = np.zeros(len(delivery.groups), np.int64)
         results = GroupResults(delivery.groups, zero, zero.astype(np.uint64))
@@ -318,7 +317,12 @@ class CountedJoin:
 
     def window_bytes(self) -> int:
         payload = self._tuple_bytes - 32
-        return self.block_count() * self._block_tuples * STATE_TUPLE_BYTES + sum(self.window_tuples()) * payload
+        blocks = self.block_count() * block_bytes(self._block_tuples)
+        return blocks + self.mini_group_count() * MINI_BYTES + sum(self.window_tuples()) * payload
+
+    def window_memory(self) -> WindowMemory:
+        """What is left; peaks are foretold by `runtime.memory_plan`."""
+        return WindowMemory(0, 0, 0, self.window_bytes(), sum(self.window_tuples()))
 
     def validate(self) -> None:
         assert (self._windows.counts >= 0).all(), "negative counts in the windows"

@@ -72,6 +72,7 @@ class Departure:
             self.done = True
             self._join.state.forget_group(self.journey.group)
             self._join.lift_floor(self.journey.group)
+            self._join.forget_payload()
         self.tuples += len(chunk.tuples)
         self.nbytes += chunk.nbytes
         self._index += 1
@@ -152,13 +153,12 @@ class Arrival:
             self._append(chunk)
 
     def _append(self, chunk: StateChunk) -> None:
-        tuples, store = chunk.tuples, self._join.payload[chunk.stream]
-        first_ref = 0
-        if store is not None and tuples.rows is not None:
-            first_ref = store.append(tuples.rows, int(tuples.ts.max()))
-        self._join.state.append_runs(
-            self._hidden, chunk.stream, chunk.minis, chunk.counts, tuples.key, tuples.ts, tuples.id, first_ref
-        )
+        join, state, tuples = self._join, self._join.state, chunk.tuples
+        if not join.make_room((tuples,), chunk.stream, state.blocks_wanted(chunk.counts)):
+            raise state.no_room(chunk.group, len(tuples))
+        first_ref = join.store_payload(chunk.stream, tuples)
+        join.limit_blocks()
+        state.append_runs(self._hidden, chunk.stream, chunk.minis, chunk.counts, tuples.key, tuples.ts, tuples.id, first_ref)
 
     def waiting_tuples(self, stream: int) -> int:
         """Pending tuples that have arrived and are not being joined yet."""

@@ -88,13 +88,24 @@ class Work:
         return int(self.stats[STAT_DELAY_MAX])
 
 
+@dataclass(frozen=True)
+class WindowMemory:
+    """What the windows of one slave took and take. peak_bytes: of all together, and of each part at its own moment."""
+
+    peak_bytes: int
+    peak_block_bytes: int
+    peak_payload_bytes: int
+    left_bytes: int
+    left_tuples: int
+
+
 class WindowJoin:
     """Joins the deliveries of one query; owns the window state of one slave's partition-groups.
 
     block_tuples: tuples per block. theta_tuples: fine tuning parameter in tuples of both streams, 0 turns it off.
-    window_bytes: limit of the window state. layouts: payload carried by each stream, or None. materialise: emit pairs;
-    otherwise only count and digest.
-    result_tuples: most pairs per step.
+    window_bytes: limit of the window state: blocks, payload and directories together. layouts: payload carried by each stream,
+    or None. materialise: emit pairs; otherwise only count and digest. result_tuples: most pairs per step. name: of the slave,
+    for error lines.
     """
 
     def __init__(
@@ -108,10 +119,11 @@ class WindowJoin:
         right_layout: RowLayout | None,
         materialise: bool,
         result_tuples: int,
+        name: str = "slave",
     ) -> None:
         self.bounds = bounds
         self.window_limit_bytes = window_bytes
-        self.state = WindowState(block_tuples, theta_tuples, window_bytes)
+        self.state = WindowState(block_tuples, theta_tuples, window_bytes, name)
         layouts = (left_layout, right_layout)
         self.payload = tuple(
             PayloadStore(layout, window_bytes) if materialise and layout is not None else None for layout in layouts
@@ -124,6 +136,8 @@ class WindowJoin:
         self._times_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
         self._open: Work | None = None
         self._floors: dict[GroupId, tuple[int, int]] = {}
+        self._peak_bytes = 0
+        self.limit_blocks()
 
     # ------------------------------------------------------------ joining
 
@@ -135,15 +149,10 @@ class WindowJoin:
         """
         assert self._open is None, "the delivery before is not done"
         self.state.open_groups(delivery.groups)
-        refs = [0, 0]
-        for stream, batch in ((LEFT, delivery.left), (RIGHT, delivery.right)):
-            store = self.payload[stream]
-            if store is not None and batch.rows is not None and len(batch):
-                refs[stream] = store.append(batch.rows, int(batch.ts.max()))
-        if self.window_bytes() > self.window_limit_bytes:
-            self._expire(now=True)
-        if self.window_bytes() > self.window_limit_bytes:
+        if not self.make_room((delivery.left, delivery.right)):
             raise self._windows_full()
+        refs = [self.store_payload(stream, batch) for stream, batch in enumerate((delivery.left, delivery.right))]
+        self.limit_blocks()
         routes = (delivery.left_route, delivery.right_route)
         left, right = delivery.left, delivery.right
         inputs = Inputs(
@@ -174,7 +183,8 @@ class WindowJoin:
         assert work is self._open, "step on a delivery that is not open"
         self._output.used[0] = 0
         status, tuples = self._join_groups(work, now_us, tuple_budget)
-        if status == NEED_BLOCKS and self._expire(now=True):
+        if status == NEED_BLOCKS:
+            self._expire(now=True)
             status, more = self._join_groups(work, now_us, tuple_budget - tuples)
             tuples += more
         if status == NEED_BLOCKS:
@@ -213,10 +223,41 @@ class WindowJoin:
         return int(status), int(tuples)
 
     def _windows_full(self) -> RunFailed:
+        payload = sum(store.nbytes for store in self.payload if store is not None)
+        held = f"{sum(self.window_tuples())} tuples, {self.window_bytes()} bytes, of these {payload} payload"
         return RunFailed(
-            f"window state of {self.window_bytes()} bytes is full; raise module.window "
-            f"({self.window_limit_bytes} bytes), use more slaves, or a shorter window"
+            f"{self.state.owner}: its windows ({held}) would exceed module.window ({self.window_limit_bytes} bytes) by what "
+            "has come; use more slaves (swjoin plan tells how many), raise module.window, or use a shorter window"
         )
+
+    # ------------------------------------------------------------ memory
+
+    def make_room(self, batches: tuple[TupleBatch, ...], first_stream: int = LEFT, blocks: int = 0) -> bool:
+        """Whether payload of these tuples, one batch per stream, and so many blocks fit; if need be after expiry."""
+
+        def wanted() -> int:
+            rows = [(self.payload[s], b.rows) for s, b in enumerate(batches, first_stream)]
+            return blocks * self.state.block_bytes + sum(s.more_for(r) for s, r in rows if s is not None and r is not None)
+
+        if self.window_bytes() + wanted() <= self.window_limit_bytes:
+            return True
+        self._expire(now=True)
+        if self.window_bytes() + wanted() > self.window_limit_bytes:
+            for store in self.payload:
+                if store is not None:
+                    store.trim()
+        return self.window_bytes() + wanted() <= self.window_limit_bytes
+
+    def store_payload(self, stream: int, batch: TupleBatch) -> int:
+        """Keep a batch's payload; returns the reference of its first row. There must be room; `limit_blocks` follows."""
+        store = self.payload[stream]
+        if store is None or batch.rows is None or len(batch) == 0:
+            return 0
+        return store.append(batch.rows, int(batch.ts.max()))
+
+    def limit_blocks(self) -> None:
+        """Blocks may take what payload has left of the limit."""
+        self.state.limit_blocks(sum(store.nbytes for store in self.payload if store is not None))
 
     def _take_pairs(self) -> Pairs | None:
         n = int(self._output.used[0])
@@ -239,6 +280,7 @@ class WindowJoin:
     def _close(self, delivery: Delivery) -> None:
         """The delivery's punctuations: expire what can match nothing any more, then tune."""
         work, self._open = self._open, None
+        self._peak_bytes = max(self._peak_bytes, self.window_bytes())
         if work is not None and work.settles:
             for group in delivery.groups.tolist():
                 self.lift_floor(GroupId(group))
@@ -268,8 +310,18 @@ class WindowJoin:
             self.state.merge()
         for stream, store in enumerate(self.payload):
             if store is not None:
-                store.expire(min([dead[stream], *(floor[stream] for floor in self._floors.values())]))
+                keep = None if self._open is None else self._open.inputs.ref[stream]
+                store.expire(min([dead[stream], *(floor[stream] for floor in self._floors.values())]), keep)
+        self.limit_blocks()
         return dropped > 0
+
+    def forget_payload(self) -> None:
+        """A partition-group has left. Payload of the last one would stay until the next delivery, which may never come."""
+        if self._open is None and self.block_count() == 0 and not self.state.hidden:
+            for store in self.payload:
+                if store is not None:
+                    store.expire(END_OF_TIME_US + 1)
+            self.limit_blocks()
 
     def _dead_below(self) -> tuple[int, int]:
         left_time, right_time = self._times_us
@@ -338,8 +390,17 @@ class WindowJoin:
         return self.state.tuples_by_group(partition_count)
 
     def window_bytes(self) -> int:
-        """Bytes of blocks in use and of live payload."""
+        """Bytes in use: blocks, pages of payload, mini-partition-groups, directories."""
         return self.state.nbytes + sum(store.nbytes for store in self.payload if store is not None)
+
+    def window_memory(self) -> WindowMemory:
+        return WindowMemory(
+            max(self._peak_bytes, self.window_bytes()),
+            self.state.peak_block_count * self.state.block_bytes,
+            sum(store.peak_bytes for store in self.payload if store is not None),
+            self.window_bytes(),
+            sum(self.window_tuples()),
+        )
 
     def mini_group_count(self) -> int:
         return self.state.mini_group_count

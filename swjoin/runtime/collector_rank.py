@@ -75,7 +75,7 @@ class CollectorRank(Rank):
         shell.clock = self.start_clock(channel, setup.get("clock_us"))
         while not shell.collector.finished and not shell.stopped:
             self._collect_one(channel, shell)
-        me = identity(COLLECTOR, "collector", self.meter)
+        me = identity(COLLECTOR, "collector", self.meter, self.start_rss_bytes)
         channel.send_json({"summary": shell.summary(), "rank": me}, MASTER, SUMMARY)
         while not channel.probe(MASTER, VERDICT):
             channel.check()

@@ -49,7 +49,8 @@ from swjoin.runtime.clock import RunClock
 from swjoin.runtime.job import Job
 from swjoin.runtime.keepers import SlaveKeeper
 from swjoin.runtime.machine import RankMeter, machine_report
-from swjoin.runtime.memory import keep_freed_memory
+from swjoin.runtime.memory import keep_freed_memory, rss_bytes
+from swjoin.runtime.memory_report import add_plan
 from swjoin.runtime.preload import load_master_kernels, load_slave_kernels
 from swjoin.runtime.report import build_report, check_ledger, peak_rss_bytes, publish
 from swjoin.runtime.shells import CollectorShell, MasterShell
@@ -85,6 +86,7 @@ def run_local(job: Job, progress: bool, slave_count: int | None = None) -> dict[
         clock = RunClock()
         with CollectorShell(job, shell.output_plan(), clock) as collector, stop_signals(job) as stop_wanted:
             loop = _LocalLoop(job, shell, collector, clock, slave_count, stop_wanted)
+            process: dict[str, Any] = {"rank": 0, "host": platform.node(), "role": "in-process", "start_rss_bytes": rss_bytes()}
             loop.run()
             ended_s = time.monotonic()
             machine = machine_report(
@@ -99,7 +101,7 @@ def run_local(job: Job, progress: bool, slave_count: int | None = None) -> dict[
                 master=shell.master.summary(),
                 slaves=[t.slave.summary() for t in loop.slaves],
                 collector=collector.summary(),
-                ranks=[{"rank": 0, "host": platform.node(), "role": "in-process", "peak_rss_bytes": peak_rss_bytes()}],
+                ranks=[{**process, "peak_rss_bytes": peak_rss_bytes()}],
                 wall_s=0.0,
                 join_s=join_s,
                 restored=loop.restored,
@@ -113,6 +115,7 @@ def run_local(job: Job, progress: bool, slave_count: int | None = None) -> dict[
     if report["join_s"] > 0:
         tuples = sum(report["input"][name]["tuples"] for name in ("left", "right"))
         report["input_tuples_per_s"] = (tuples - loop.resumed_tuples) / report["join_s"]
+    add_plan(report, job)
     publish(job, report)
     shell.forget_checkpoints()
     return report

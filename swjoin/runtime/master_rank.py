@@ -25,6 +25,7 @@ from swjoin.runtime.channel import Channel
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.job import Job
 from swjoin.runtime.machine import machine_report
+from swjoin.runtime.memory_report import add_plan
 from swjoin.runtime.preload import load_master_kernels
 from swjoin.runtime.rank import (
     BEGIN,
@@ -107,7 +108,7 @@ class MasterRank(Rank):
         assert shell is not None
         manifest = self._start(channel, shell)
         self._serve(channel, shell)
-        me = identity(MASTER, "master", self.meter)
+        me = identity(MASTER, "master", self.meter, self.start_rss_bytes)
         parts = self._gather(channel)
         channel.slaves_are_done()
         stopped = shell.master.checkpoints.stopped
@@ -169,6 +170,7 @@ class MasterRank(Rank):
         report["join_s"] = now - (self._first_read_s or now)
         tuples = sum(report["input"][name]["tuples"] for name in ("left", "right")) - self._resumed_tuples
         report["input_tuples_per_s"] = tuples / report["join_s"] if report["join_s"] > 0 else 0.0
+        add_plan(report, self.job)
         publish(self.job, report)
         assert self._shell is not None
         self._shell.forget_checkpoints()

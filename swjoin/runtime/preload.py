@@ -24,6 +24,7 @@ from swjoin.config import MeasureConfig, NodesConfig, OverloadConfig, Reorganiza
 from swjoin.deliveries import END_OF_TIME_US, Delivery, EpochIndex, QueryId, SlaveId
 from swjoin.messages import Delivered, StreamEnded, TuplesRead, WorkDue
 from swjoin.runtime.wire import pack_delivery, unpack_delivery
+from swjoin.state.payload import PAGE_ROWS
 
 
 class _Compiled(Listener):  # type: ignore[misc]
@@ -88,7 +89,8 @@ def load_master_kernels(config: RunConfig, layouts: tuple[RowLayout | None, RowL
 @_compilations_told()
 def load_slave_kernels(config: RunConfig, layouts: tuple[RowLayout | None, RowLayout | None]) -> None:
     """Join two pairs of tuples, with the payload layouts of the run."""
-    module = dataclasses.replace(config.module, window_bytes=1 << 20)
+    pages = 2 * PAGE_ROWS * sum(layout.fixed_bytes for layout in layouts if layout is not None)
+    module = dataclasses.replace(config.module, window_bytes=(1 << 20) + pages)
     slave = Slave(SlaveId(0), dataclasses.replace(_alone(config), module=module), layouts)
     batches = []
     for layout in layouts:

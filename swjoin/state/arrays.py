@@ -35,13 +35,15 @@ HEADER = 4
 FIRST, HEAD, TUPLES, FRESH = 0, 2, 4, 6  # oldest block or -1, head block or -1, tuples stored, fresh tuples of this delivery
 COUNTERS = 8
 
-# control fields of Pool and Minis
+# control fields of Pool and Minis; the last one is Minis' alone, or Pool's alone
 RECYCLED, NEVER_USED, IN_USE, DUE = 0, 1, 2, 3
+ALLOWED = 3
 
 STAT_PAIRS, STAT_COMPARISONS, STAT_DELAY_SUM, STAT_DELAY_MAX = 0, 1, 2, 3
 STAT_SIZE = 4
 
-TUPLE_BYTES = 8 * ROW + 2
+MINI_BYTES = 8 * COUNTERS + 4 * 4 + 2 * 8  # of one mini-partition-group, in all arrays of Minis
+SLOT_BYTES = 4  # of one directory entry
 TOGETHER = 16  # mini-partition-groups whose chains are walked together, so that their cache misses overlap
 HITS = 1024
 CANDIDATES = 1024  # per kind; enough for many cache misses at once, few enough to stay in the second-level cache
@@ -54,7 +56,7 @@ class Pool(NamedTuple):
     tags: U16  # (blocks * tag_stride,)
     header: I64  # (blocks * HEADER,)
     free: I32  # recycled blocks, a stack
-    control: I64  # (4,) recycled count, never used from here on, in use
+    control: I64  # (4,) recycled count, never used from here on, in use, most that may be in use now
     shape: I64  # (2,) block_tuples, tag_stride (block_tuples rounded up to whole masks)
 
 
@@ -149,6 +151,12 @@ def _aligned(size: int, dtype: Any) -> Any:
     return space[skip : skip + size]
 
 
+def block_bytes(block_tuples: int) -> int:
+    """Memory that one block takes: records, tags up to a whole mask, header, and its place in the stack of recycled blocks."""
+    stride = -(-block_tuples // LANES) * LANES
+    return 8 * ROW * block_tuples + 2 * stride + 8 * HEADER + 4
+
+
 def new_pool(block_count: int, block_tuples: int) -> Pool:
     """A pool of at most `block_count` blocks; memory becomes resident as blocks are used."""
     stride = -(-block_tuples // LANES) * LANES
@@ -157,7 +165,7 @@ def new_pool(block_count: int, block_tuples: int) -> Pool:
         _aligned(block_count * stride, np.uint16),
         _aligned(block_count * HEADER, np.int64),
         np.empty(block_count, np.int32),
-        np.zeros(4, np.int64),
+        np.array([0, 0, 0, block_count], np.int64),
         np.array([block_tuples, stride], np.int64),
     )
 

@@ -15,6 +15,7 @@ from numba import njit
 from swjoin.batch import I64, U64
 from swjoin.hashing import hash_key, tag_of
 from swjoin.state.arrays import (
+    ALLOWED,
     COUNTERS,
     FILL,
     FIRST,
@@ -70,7 +71,8 @@ def give_block(free: I32, control: I64, block: int) -> None:
 
 @njit(cache=True, nogil=True)
 def free_blocks(pool: Pool) -> int:
-    return int(pool.control[RECYCLED] + pool.free.shape[0] - pool.control[NEVER_USED])
+    """Blocks that may still be taken: payload has the same limit, so that it is not always all that are free."""
+    return int(pool.control[ALLOWED] - pool.control[IN_USE])
 
 
 @njit(cache=True, nogil=True, inline="always")

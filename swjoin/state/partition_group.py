@@ -17,6 +17,7 @@ from swjoin.deliveries import Directory, GroupId
 from swjoin.errors import RunFailed
 from swjoin.hashing import hash_key, tag_of
 from swjoin.state.arrays import (
+    ALLOWED,
     COUNTERS,
     DUE,
     FILL,
@@ -28,14 +29,16 @@ from swjoin.state.arrays import (
     IN_USE,
     KEY,
     LAST_TS,
+    MINI_BYTES,
     NEVER_USED,
     NEXT,
     RECYCLED,
     REF,
     ROW,
+    SLOT_BYTES,
     TS,
-    TUPLE_BYTES,
     TUPLES,
+    block_bytes,
     grown_minis,
     new_directories,
     new_minis,
@@ -61,13 +64,15 @@ class HiddenGroup:
 
 
 class WindowState:
-    """All window state of one slave for one query. theta_tuples 0: no fine tuning."""
+    """All window state of one slave for one query. theta_tuples 0: no fine tuning. owner: whose it is, for error lines."""
 
-    def __init__(self, block_tuples: int, theta_tuples: int, window_bytes: int) -> None:
+    def __init__(self, block_tuples: int, theta_tuples: int, window_bytes: int, owner: str = "slave") -> None:
         self.block_tuples = block_tuples
         self.theta_tuples = theta_tuples
         self.window_bytes = window_bytes
-        blocks = max(4, min(window_bytes // (TUPLE_BYTES * block_tuples), (1 << 31) - 1))
+        self.owner = owner
+        self.block_bytes = block_bytes(block_tuples)
+        blocks = max(4, min(window_bytes // self.block_bytes, (1 << 31) - 1))
         try:
             self.pool = new_pool(blocks, block_tuples)
         except MemoryError:
@@ -163,8 +168,28 @@ class WindowState:
         return int(self.minis.control[IN_USE])
 
     @property
+    def peak_block_count(self) -> int:
+        """Most blocks that were in use at once: recycled ones are taken first."""
+        return int(self.pool.control[NEVER_USED])
+
+    @property
+    def directory_bytes(self) -> int:
+        """Of mini-partition-groups and directory entries in use."""
+        return self.mini_group_count * MINI_BYTES + live_slots(self.directories) * SLOT_BYTES
+
+    @property
     def nbytes(self) -> int:
-        return self.block_count * self.block_tuples * TUPLE_BYTES
+        """Bytes in use: blocks as wholes, mini-partition-groups and directories."""
+        return self.block_count * self.block_bytes + self.directory_bytes
+
+    def limit_blocks(self, other_bytes: int) -> None:
+        """What else counts against the limit leaves room for so many blocks."""
+        room = (self.window_bytes - other_bytes - self.directory_bytes) // self.block_bytes
+        self.pool.control[ALLOWED] = max(0, min(room, len(self.pool.free)))
+
+    def blocks_wanted(self, counts: I64) -> int:
+        """At most so many blocks are taken by runs of so many tuples."""
+        return int((counts // self.block_tuples + 2).sum())
 
     # ------------------------------------------------------------ state movement
 
@@ -250,13 +275,15 @@ class WindowState:
 
         RunFailed when the windows are full.
         """
-        wanted = int((counts // self.block_tuples + 2).sum())
-        if wanted > free_blocks(self.pool):
-            raise RunFailed(
-                f"partition-group {hidden.group} has no room for {len(key)} more tuples; "
-                f"raise module.window ({self.window_bytes} bytes)"
-            )
+        if self.blocks_wanted(counts) > free_blocks(self.pool):
+            raise self.no_room(hidden.group, len(key))
         append_runs(self.pool, self.minis, stream, hidden.minis[which], counts, key, ts, ids, first_ref)
+
+    def no_room(self, group: GroupId, tuples: int) -> RunFailed:
+        return RunFailed(
+            f"{self.owner}: arriving partition-group {group} finds no room for {tuples} more tuples; raise module.window "
+            f"({self.window_bytes} bytes), or use more slaves (swjoin plan tells how many)"
+        )
 
     def reveal_group(self, group: GroupId) -> None:
         """A hidden partition-group is complete: put it into the directories, with the same splitting information."""
@@ -301,7 +328,8 @@ class WindowState:
                 used += sum(len(self._chain(mini, stream)) for stream in (0, 1))
         assert live == self.mini_group_count, f"{live} mini-partition-groups reachable, {self.mini_group_count} in use"
         assert used == self.block_count, f"{used} blocks reachable, {self.block_count} in use"
-        assert free_blocks(self.pool) + used == len(self.pool.free), "a block is neither free nor in use"
+        control = self.pool.control
+        assert control[RECYCLED] + used == control[NEVER_USED], "a block is neither free nor in use"
         assert self.minis.control[DUE] == 0 or self.theta_tuples > 0, "mini-partition-groups due without fine tuning"
 
     def _validate_chain(self, where: str, mini: int, stream: int, local: int, pattern: int) -> int:

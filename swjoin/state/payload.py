@@ -22,6 +22,7 @@ from swjoin.state.simd import copy_items, prefetch
 
 _PAGE_BITS = 12
 PAGE_ROWS = 1 << _PAGE_BITS
+_SLACK, _SLACK_BYTES = 4, 1 << 14  # buffers of tails may be so many times as large as what they hold, and so much more
 _AHEAD = 16  # rows between asking for one and copying it
 
 
@@ -89,6 +90,24 @@ class _Pages:
             _gather_rows(self._arena.reshape(-1), self._slots, self._first_page, references, self.width, out.reshape(-1))
         return out
 
+    @property
+    def in_use(self) -> int:
+        return self._page_end - self._first_page
+
+    @property
+    def peak(self) -> int:
+        """Most pages that were in use at once: freed ones are taken first."""
+        return self._never_used
+
+    def more_for(self, rows: int) -> int:
+        """How many further pages so many rows take."""
+        return max(0, -(-(self.next_reference + rows) // PAGE_ROWS) - self._page_end)
+
+    def clear(self) -> None:
+        """No row is needed any more, so that no page is in use; the next row begins a new one."""
+        self.next_reference = self._page_end << _PAGE_BITS
+        self.free_below(self.next_reference)
+
     def free_below(self, reference: int) -> None:
         """Rows below this reference are needed no more; pages that hold only such rows are used again."""
         dead = min(reference >> _PAGE_BITS, self._page_end) - self._first_page
@@ -113,10 +132,28 @@ class _Tails:
         self._base = 0  # reference of row 0
         self._size = 0
         self._used = 0
+        self.peak_bytes = 0
 
-    def nbytes(self, live: int) -> int:
+    def live_bytes(self, live: int) -> int:
         """Bytes of the rows from reference `live` on, and of their offsets."""
         return self._used - int(self._offsets[live - self._base]) + 8 * (self._base + self._size - live)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the buffers, as they are allocated."""
+        return len(self._bytes) + 8 * (len(self._offsets) - 1)
+
+    def more_for(self, rows: int, size: int, live: int) -> int:
+        """By how much the buffers grow for so many rows of so many bytes in all."""
+        if self._fits(rows, size):
+            return 0
+        capacity, capacity_bytes = self._capacity(rows, size, live)
+        return max(0, capacity_bytes + 8 * capacity - self.nbytes)
+
+    def clear(self, reference: int) -> None:
+        """No row is needed any more; the next one has this reference."""
+        self._offsets, self._bytes = np.zeros(1, np.int64), np.empty(0, np.uint8)
+        self._base, self._size, self._used = reference, 0, 0
 
     def append(self, offsets: I64, data: U8, live: int) -> None:
         n = len(offsets) - 1
@@ -126,19 +163,36 @@ class _Tails:
         self._used += len(data)
         self._size += n
 
-    def _reserve(self, rows: int, size: int, live: int) -> None:
-        if self._size + rows < len(self._offsets) and self._used + size <= len(self._bytes):
-            return
+    def _fits(self, rows: int, size: int) -> bool:
+        return self._size + rows < len(self._offsets) and self._used + size <= len(self._bytes)
+
+    def _kept(self, live: int) -> tuple[int, int]:
+        """Rows and bytes from reference `live` on."""
         dead = live - self._base
-        start = int(self._offsets[dead])
-        kept, kept_bytes = self._size - dead, self._used - start
-        capacity = max(len(self._offsets) - 1, 2 * (kept + rows))
-        offsets = np.empty(capacity + 1, np.int64)
-        offsets[: kept + 1] = self._offsets[dead : self._size + 1] - start
-        data = np.empty(max(len(self._bytes), 2 * (kept_bytes + size)), np.uint8)
+        return self._size - dead, self._used - int(self._offsets[dead])
+
+    def _capacity(self, rows: int, size: int, live: int) -> tuple[int, int]:
+        kept, kept_bytes = self._kept(live)
+        return max(len(self._offsets) - 1, 2 * (kept + rows)), max(len(self._bytes), 2 * (kept_bytes + size))
+
+    def _reserve(self, rows: int, size: int, live: int) -> None:
+        if not self._fits(rows, size):
+            self._resize(live, *self._capacity(rows, size, live))
+
+    def trim(self, live: int) -> None:
+        """Give up room that is not in use."""
+        self._resize(live, *self._kept(live))
+
+    def _resize(self, live: int, capacity: int, capacity_bytes: int) -> None:
+        """Move the rows from reference `live` on to buffers of this size."""
+        kept, kept_bytes = self._kept(live)
+        start = self._used - kept_bytes
+        offsets, data = np.empty(capacity + 1, np.int64), np.empty(capacity_bytes, np.uint8)
+        offsets[: kept + 1] = self._offsets[self._size - kept : self._size + 1] - start
         data[:kept_bytes] = self._bytes[start : self._used]
         self._offsets, self._bytes, self._used = offsets, data, kept_bytes
         self._base, self._size = live, kept
+        self.peak_bytes = max(self.peak_bytes, self.nbytes)
 
     def gather(self, references: I64, fixed: U8) -> PayloadRows:
         """The tails of these references, beside the fixed parts already gathered."""
@@ -160,16 +214,45 @@ class PayloadStore:
         self._epochs: deque[tuple[int, int]] = deque()  # (reference after the last row, newest time)
 
     @property
+    def _page_bytes(self) -> int:
+        return PAGE_ROWS * self.layout.fixed_bytes
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of rows that may still be needed."""
-        rows = self._pages.next_reference - self._live
-        return rows * self.layout.fixed_bytes + (0 if self._tails is None else self._tails.nbytes(self._live))
+        """Bytes in use: pages as wholes, and the buffers of tails."""
+        return self._pages.in_use * self._page_bytes + (0 if self._tails is None else self._tails.nbytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most there have been; of pages and of tails, each at its own moment."""
+        return self._pages.peak * self._page_bytes + (0 if self._tails is None else self._tails.peak_bytes)
+
+    @property
+    def page_count(self) -> int:
+        """Pages in use."""
+        return self._pages.in_use
+
+    def more_for(self, rows: PayloadRows) -> int:
+        """By how many bytes appending these rows makes the store grow."""
+        tails = 0 if self._tails is None or rows.var is None else self._tails.more_for(len(rows), len(rows.var), self._live)
+        return self._pages.more_for(len(rows)) * self._page_bytes + tails
+
+    def trim(self) -> None:
+        """Give up what is held in reserve."""
+        if self._tails is not None:
+            self._tails.trim(self._live)
+
+    def _trim_if_slack(self) -> None:
+        """After a burst most of the buffers would stay empty for ever."""
+        if self._tails is not None and self._tails.nbytes > _SLACK * self._tails.live_bytes(self._live) + _SLACK_BYTES:
+            self._tails.trim(self._live)
 
     @property
     def mean_bytes(self) -> int:
         """Bytes of a row, on average; at least 1."""
         rows = self._pages.next_reference - self._live
-        return max(1, self.layout.fixed_bytes, self.nbytes // rows if rows else 0)
+        tails = 0 if self._tails is None or rows == 0 else self._tails.live_bytes(self._live) // rows
+        return max(1, self.layout.fixed_bytes + tails)
 
     def append(self, rows: PayloadRows, newest_us: int) -> int:
         """Store rows (copied); returns the reference of the first. newest_us: the highest time among them.
@@ -188,11 +271,21 @@ class PayloadStore:
         fixed = self._pages.gather(references)
         return PayloadRows(fixed) if self._tails is None else self._tails.gather(references, fixed)
 
-    def expire(self, dead_below_us: int) -> None:
-        """Rows whose time is below the limit are needed by no pair any more."""
-        while self._epochs and self._epochs[0][1] < dead_below_us:
+    def expire(self, dead_below_us: int, keep: int | None = None) -> None:
+        """Rows whose time is below the limit are needed by no pair any more; with the last of them the store is empty.
+
+        keep: those from this reference on are still to be joined, whatever their times.
+        """
+        while self._epochs and self._epochs[0][1] < dead_below_us and (keep is None or self._epochs[0][0] <= keep):
             self._live = self._epochs.popleft()[0]
-        self._pages.free_below(self._live)
+        if self._epochs or self._live < self._pages.next_reference:
+            self._pages.free_below(self._live)
+            self._trim_if_slack()
+        elif self._pages.in_use:
+            self._pages.clear()
+            self._live = self._pages.next_reference
+            if self._tails is not None:
+                self._tails.clear(self._live)
 
     def validate(self) -> None:
         self._pages.validate()
