@@ -88,13 +88,14 @@ class Cut:
 
 @dataclass
 class Soak:
-    """every_s: between two strikes. ranks: of the first part."""
+    """every_s: between two strikes. ranks: of the first part. most: strikes."""
 
     config: RunConfig
     folder: Path
     ranks: int
     every_s: float
     seed: int
+    most: int = sys.maxsize
     tell: Callable[[str], None] = print
     samples: Samples = field(default_factory=Samples)
     cuts: list[Cut] = field(default_factory=list)
@@ -221,7 +222,7 @@ class Soak:
 
     def _may_strike(self, part: int) -> bool:
         """This part has made a checkpoint, and the end of the streams is not near."""
-        if not self.cuts or self.cuts[-1].part != part:
+        if not self.cuts or self.cuts[-1].part != part or len(self.strikes) >= self.most:
             return False
         newest = self.cuts[-1]
         clock_s = newest.clock_s + self.now_s - newest.time_s
@@ -319,6 +320,9 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--epoch", default="200ms", help="distribution epoch (default 200ms)")
     parser.add_argument("--checkpoint", default="5s", help="interval of checkpoints (default 5s)")
     parser.add_argument("--every", default="60s", help="between two kills (default 60s)")
+    parser.add_argument(
+        "--most", type=int, default=sys.maxsize, help="kills, all together (default: as many as there is time for)"
+    )
     parser.add_argument("--domain", type=int, default=Shape.domain, help="of the keys (default 10^9: about a pair per tuple)")
     parser.add_argument(
         "--sink", choices=["auto", "parquet", "count"], default="auto", help="auto: parquet if the disk has room"
@@ -380,7 +384,7 @@ def run_soak(args: argparse.Namespace, tell: Callable[[str], None]) -> list[str]
     shape = Shape(_seconds(args.window), _seconds(args.epoch), _seconds(args.checkpoint), args.domain, seed=args.seed)
     shape, rate, found = choose_rate(args, shape, tell)
     config = shape.config(rate, 60 * args.minutes)
-    soak = Soak(config, args.out, args.ranks, _seconds(args.every), args.seed, tell)
+    soak = Soak(config, args.out, args.ranks, _seconds(args.every), args.seed, args.most, tell)
     table = args.table or args.out / "memory.parquet"
     more: dict[str, Any] = {"rate_per_s": rate, **found, "shape": asdict(shape), "cores": os.cpu_count()}
     left: dict[str, Any] = {}
