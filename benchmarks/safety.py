@@ -243,7 +243,7 @@ def recovery_of(report: Report, out: Path) -> dict[str, float]:
 
 
 def recovery(folder: Path, windows_s: tuple[int, ...], rate: float, interval_s: float, repeats: int) -> None:
-    given = f"{rate:,.0f} tuples/s and stream, checkpoints every {interval_s:g} s"
+    given = f"{rate:,.0f} tuples/s and stream, checkpoints every {interval_s:g} s, {repeats} deaths each"
     say(f"\n## Recovery from the death of one slave of three, {given}\n")
     heads = [
         "goes on after (s), lowest to highest",
@@ -282,12 +282,13 @@ def main() -> None:
         play_rank(args.rank)
         return
     args.out.mkdir(parents=True, exist_ok=True)
-    say(f"{environment()}; in turns, medians of {args.repeats}, a first turn not counted; every answer checked.")
+    say(f"{environment()}; medians; every answer checked.")
     with tempfile.TemporaryDirectory(prefix="run-", dir=args.out) as name:
         if args.only != "recovery":
             streams = args.out / "streams"
             answer = write_streams(streams, args.seconds)
-            say(f"\n## Cost of checkpoints and of fault tolerance, reference workload for {args.seconds} s of event time")
+            taken = f"{args.repeats} turns after one that is not counted"
+            say(f"\n## Cost of checkpoints and fault tolerance, reference workload, {args.seconds} s of event time; {taken}")
             for ranks in args.ranks:
                 cost(streams, Path(name), answer, ranks, args.interval, args.repeats)
         if args.only != "cost":
