@@ -17,11 +17,13 @@ usage() {
 ./run.sh bench               speed: join module, commands, links, memory, start-up, kernels; a table per target, answers checked
 ./run.sh bench peers         the same streams joined by Flink, Spark, Bytewax, Pathway, DuckDB, Polars and a C++ program
 ./run.sh bench adaptation    the pause of a move, a slowed slave, a changing rate, sub-groups, on real ranks
+./run.sh bench safety        the cost of checkpoints and of fault tolerance, recovery over the size of the windows
 ./run.sh bench simulation    predicted against measured throughput and delay
 ./run.sh figures             redraw every figure of docs/reproduction.md from the committed tables, and write that page
 ./run.sh figures --measure [NAME...]  run the sweeps first (all of experiments/, or the named ones; preset quick), then the page
 ./run.sh chaos N             N runs on real MPI ranks that are killed, stopped and resumed, each digest checked
 ./run.sh chaos --simulated N N random runs in the simulator, many with crashes, each pair checked
+./run.sh soak [MINUTES]      one run of 30 minutes at 70 % of capacity, with moves, resizes and a kill every minute; a figure
 ./run.sh clean               remove the environment, runs and caches
 ./run.sh help                this text
 EOF
@@ -168,10 +170,11 @@ case $word in
   bench)
     need_environment
     if [ "${1:-}" = peers ]; then shift; need_java; exec "$python" benchmarks/peers/run.py "$@"; fi
-    if [ "${1:-}" = adaptation ] || [ "${1:-}" = simulation ]; then part=$1; shift; exec "$python" "benchmarks/$part.py" "$@"; fi
+    case ${1:-} in adaptation | safety | simulation) part=$1; shift; exec "$python" "benchmarks/$part.py" "$@" ;; esac
     exec "$python" benchmarks/run.py "$@" ;;
   figures) need_environment; figures "$@" ;;
   chaos) need_environment; exec "$python" -m swjoin.runtime.chaos "$@" ;;
+  soak) need_environment; exec "$python" -m swjoin.runtime.soak "$@" ;;
   clean) rm -rf .venv runs build dist ./*.egg-info .run.lock .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
          find . -name __pycache__ -type d -prune -exec rm -rf {} + ;;
   help | -h | --help) usage ;;

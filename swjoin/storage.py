@@ -176,13 +176,14 @@ def write_whole(path: Path, data: bytes) -> None:
 def read_records(path: Path, nbytes: int, count: int) -> Iterator[U8]:
     """The records of a file that must have just so many bytes and records. RunFailed with file and offset otherwise.
 
-    The frames are views of the mapped file.
+    The frames are views of the mapped file. It is mapped copy-on-write, of which nobody makes use: kernels would be compiled
+    anew for arrays that cannot be written to, for ten seconds in the middle of the first recovery.
     """
     try:
         size = path.stat().st_size
         if size != nbytes:
             raise RunFailed(f"{path}: has {size} bytes, the checkpoint says {nbytes}")
-        data = np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
+        data = np.memmap(path, np.uint8, "c") if size else np.empty(0, np.uint8)
     except OSError as error:
         raise RunFailed(f"{path}: cannot be read ({error.strerror or error})") from None
     at = 0

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from swjoin.loading import config_from_plain
@@ -28,7 +30,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Import a benchmark module by name."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     yield importlib.import_module
-    for name in ("workloads", "join_module", "growth", "run", "whole", "links", "kernels", "sweeps", "adaptation"):
+    for name in ("workloads", "join_module", "growth", "run", "whole", "links", "kernels", "sweeps", "adaptation", "safety"):
         sys.modules.pop(name, None)
 
 
@@ -121,3 +123,39 @@ def test_the_pause_of_moves_is_read_from_a_run(bench: Any, tmp_path: Path) -> No
     assert found["quiet_p99_ms"] > 0
     assert "MB |" in adaptation.pause_table([found])
     assert adaptation.mean_delay_ms(tmp_path / "run", 0, 4) > 0
+
+
+@pytest.mark.mpi
+def test_a_run_with_the_surviving_channel_and_no_checkpoints(bench: Any, tmp_path: Path) -> None:
+    """What `bench safety` starts by itself: right, checked, and with fault tolerance."""
+    safety = bench("safety")
+    answer = safety.write_streams(tmp_path / "streams", 1)
+    assert safety.write_streams(tmp_path / "streams", 1) == answer  # by what is kept of the first time
+    plain = safety.cost_config(tmp_path / "streams", {})
+    report = safety.run_once(plain, 3, answer, tmp_path, surviving=True)
+    assert report["checkpoints"] is None
+    assert sum(report["input"][side]["tuples"] for side in ("left", "right")) > 190_000
+    with pytest.raises(SystemExit, match="wrong answer"):
+        safety.checked(report, (answer[0] + 1, answer[1]))
+
+
+def test_a_recovery_is_read_from_a_run(bench: Any, tmp_path: Path) -> None:
+    safety = bench("safety")
+    (tmp_path / "metrics").mkdir()
+    pq.write_table(
+        pa.table({"kind": ["held", "recovered"], "time_us": [1, 9_000_000]}), tmp_path / "metrics" / "events.parquet"
+    )
+    end, delay = [8_000_000, 9_200_000, 10_000_000, 11_000_000], [900_000, 900_000, 500_000, 100_000]
+    table = pa.table({"epoch_end_us": end, "delay_mean_us": delay, "pairs": [1] * 4})
+    pq.write_table(table, tmp_path / "metrics" / "slaves.parquet")
+    report = {
+        "checkpoints": {"recoveries": [{"s": 0.5, "tuples": 7}]},
+        "config": {
+            "cluster": {"distribution_epoch_us": 200_000},
+            "queries": [{"upper_us": 5_000_000}],
+            "workload": {"rate_per_s": 1000.0},
+        },
+        "delay_s": {"max": 2.0},
+    }
+    found = safety.recovery_of(report, tmp_path)
+    assert found == {"s": 0.5, "tuples": 7, "calm_s": 1.5, "delay_s": 2.0, "window_tuples": 10_000}

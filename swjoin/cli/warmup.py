@@ -1,6 +1,7 @@
 """Compile every kernel once, so that no run after the installation waits for the compiler.
 
-What: `python -m swjoin.cli.warmup`: tiny joins, and plans of memory, through every kernel and type that real runs use.
+What: `python -m swjoin.cli.warmup`: tiny joins through every kernel and type that real joins use, one of generated streams whose
+partition-groups move, split and merge, and plans of memory.
 Why: numba compiles at the first call and caches on disk; all ranks then load the cache.
 Stays out: loading the cache at the start of a run (`runtime.preload`).
 """
@@ -8,6 +9,7 @@ Stays out: loading the cache at the start of a run (`runtime.preload`).
 from __future__ import annotations
 
 import csv
+import json
 import tempfile
 import time
 from pathlib import Path
@@ -16,6 +18,14 @@ from swjoin.cli.main import main
 from swjoin.config import QueryConfig, RunConfig, WorkloadConfig
 from swjoin.runtime.memory_plan import plan_memory
 from swjoin.sources.inflow import workload_inflow
+
+MOVING = {
+    "join": {"within": "300ms"},
+    "workload": {"rate": 3000, "duration": "3s", "bias": 0.7, "domain": 1000, "payload": "8B", "schedule": {"kind": "burst"}},
+    "cluster": {"distribution_epoch": "100ms", "partition_count": 4},
+    "module": {"theta": "4KB", "block": "1KB", "window": "64MB"},
+    "reorganization": {"policy": "random", "epoch": "100ms", "random_moves": 2, "declustering": "adaptive"},
+}
 
 
 def _write(path: Path, rows: int) -> None:
@@ -27,7 +37,7 @@ def _write(path: Path, rows: int) -> None:
 
 
 def warm_up() -> None:
-    """Joins with integer and string keys, with rows and with counts, with and without order."""
+    """Joins with integer and string keys, with rows and with counts, with and without order; state movements."""
     with tempfile.TemporaryDirectory(prefix="swjoin-warmup-") as folder:
         left, right = Path(folder) / "left.csv", Path(folder) / "right.csv"
         _write(left, 2000)
@@ -38,6 +48,11 @@ def warm_up() -> None:
                 code = main(["join", str(left), str(right), "--on", *key, *common, "--max-out-of-order", "2s", "-o", out])
                 if code:
                     raise SystemExit(code)
+        config = Path(folder) / "moving.yaml"
+        config.write_text(json.dumps(MOVING))  # JSON is YAML
+        code = main(["run", str(config), "--threads", "2", "--out", f"{folder}/moving"])
+        if code:
+            raise SystemExit(code)
     _plan()
 
 

@@ -2,17 +2,14 @@
 
 What: `Ordeal.draw(seed)`, one workload, one cluster and what befalls it; `run_ordeal(seed, folder)`.
 Why: the promise is about processes, signals and files as they are; the simulator only knows of them what we believed.
-Stays out: random workloads of every other kind (`runtime.chaos`), crashes in virtual time (`runtime.simulator`).
+Stays out: random workloads of every other kind (`runtime.chaos`), crashes in virtual time (`runtime.simulator`), finding and
+killing processes (`runtime.processes`).
 """
 
 from __future__ import annotations
 
 import json
-import os
-import re
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from swjoin.batch import I64, LEFT, RIGHT, TupleBatch
+from swjoin.batch import LEFT, RIGHT, TupleBatch
 from swjoin.loading import config_from_plain
 from swjoin.oracle import brute_force, format_digest, pair_digest
+from swjoin.runtime.generated_answer import digest_of_files
+from swjoin.runtime.processes import LaunchedRun, kill
 from swjoin.runtime.simulation_result import SimulationError
 from swjoin.sources.bmodel import slot_count, slot_tuples
 
@@ -97,96 +96,14 @@ class Ordeal:
         return len(i), format_digest(pair_digest(streams[0].id[i], streams[1].id[j]))
 
 
-def ranks_of(launcher: int) -> dict[int, int]:
-    """MPI rank -> pid of the processes below a launcher's."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            except (OSError, IndexError, ValueError):
-                continue
-    found: dict[int, int] = {}
-    for pid in parents:
-        above, depth = pid, 0
-        while above not in (launcher, 0, 1) and depth < 10:
-            above, depth = parents.get(above, 0), depth + 1
-        if above != launcher:
-            continue
-        try:
-            rank = re.search(rb"OMPI_COMM_WORLD_RANK=(\d+)", Path(f"/proc/{pid}/environ").read_bytes())
-        except OSError:
-            continue
-        if rank is not None:
-            found[int(rank[1])] = pid
-    return found
-
-
-class _Cluster:
-    """One `swjoin run`, its processes, and what it said."""
-
-    def __init__(self, arguments: list[str], log: Path) -> None:
-        self._log = log
-        with log.open("w") as out:
-            command = [sys.executable, "-m", "swjoin", "run", *arguments]
-            self.process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
-
-    def kill(self, ranks: list[int], number: int = signal.SIGKILL) -> None:
-        """By pid; ranks that have ended already are left out."""
-        pids = ranks_of(self.process.pid)
-        for rank in ranks:
-            if rank in pids:
-                _kill(pids[rank], number)
-
-    def kill_all(self) -> None:
-        """The launcher, mpirun and every rank."""
-        pids = list(ranks_of(self.process.pid).values())
-        above = [p for p in (_parent(pid) for pid in pids) if p not in (0, 1, os.getpid())]
-        for pid in {*pids, *above, self.process.pid}:
-            _kill(pid, signal.SIGKILL)
-
-    def end(self) -> int:
-        """Its exit code. SimulationError when it does not end."""
-        try:
-            return self.process.wait(_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            self.kill_all()
-            raise SimulationError(f"the run did not end within {_LIMIT_S:.0f} s: {self.said()}") from None
-
-    def said(self) -> str:
-        return " ".join(self._log.read_text().split())[-400:]
-
-
-def _kill(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
-
-
-def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0
-
-
-def _wait_for_start(cluster: _Cluster, out: Path, ranks: int) -> None:
-    deadline = time.monotonic() + _LIMIT_S
-    while time.monotonic() < deadline and cluster.process.poll() is None:
-        if (out / "checkpoints").is_dir() and len(ranks_of(cluster.process.pid)) == ranks:
-            return
-        time.sleep(0.02)
-
-
-def _befall(ordeal: Ordeal, cluster: _Cluster) -> None:
+def _befall(ordeal: Ordeal, cluster: LaunchedRun) -> None:
     """What the kind says."""
     random = np.random.default_rng([ordeal.seed, 5])
     slaves = random.permutation(np.arange(_FIRST_SLAVE, ordeal.ranks)).tolist()
     if ordeal.kind == "everybody":
         cluster.kill_all()
     elif ordeal.kind == "stop":
-        _kill(cluster.process.pid, int(random.choice([signal.SIGTERM, signal.SIGINT])))
+        kill(cluster.process.pid, int(random.choice([signal.SIGTERM, signal.SIGINT])))
     elif ordeal.kind in ("master", "collector"):
         cluster.kill([0 if ordeal.kind == "master" else 1])
     else:
@@ -201,12 +118,12 @@ def run_ordeal(seed: int, folder: Path, kinds: tuple[str, ...] = KINDS) -> dict[
     ordeal = Ordeal.draw(seed, kinds)
     config, out = folder / "config.yaml", folder / "run"
     config.write_text(json.dumps(ordeal.plain))  # JSON is YAML
-    cluster = _Cluster([str(config), "-n", str(ordeal.ranks), "--out", str(out)], folder / "log")
-    _wait_for_start(cluster, out, ordeal.ranks)
+    cluster = LaunchedRun([str(config), "-n", str(ordeal.ranks), "--out", str(out)], folder / "log")
+    cluster.wait_for_start(out, ordeal.ranks, _LIMIT_S)
     time.sleep(ordeal.at_s)
     struck = time.monotonic()
     _befall(ordeal, cluster)
-    code = cluster.end()
+    code = cluster.end(_LIMIT_S)
     ended_s = time.monotonic() - struck
     seen: dict[str, Any] = {"kind": ordeal.kind, "ended_s": ended_s, "code": code, "resumed": False}
     report = _report(out)
@@ -219,8 +136,8 @@ def run_ordeal(seed: int, folder: Path, kinds: tuple[str, ...] = KINDS) -> dict[
         raise SimulationError(f"stop: exit code {code}: {cluster.said()}")
     if not report.get("complete"):
         shown = sorted(p.name for p in (out / "results").glob("part-*")) if (out / "results").is_dir() else []
-        again = _Cluster(["--resume", str(out), "-n", str(ordeal.again)], folder / "again")
-        code = again.end()
+        again = LaunchedRun(["--resume", str(out), "-n", str(ordeal.again)], folder / "again")
+        code = again.end(_LIMIT_S)
         report, seen["resumed"] = _report(out), True
         if code and "holds no checkpoint" in again.said():
             seen["kind"] += ", before the first checkpoint"
@@ -250,20 +167,9 @@ def _check(ordeal: Ordeal, report: dict[str, Any], out: Path) -> None:
         raise SimulationError(f"ledger: {report['ledger']['complaints']}")
     if ordeal.plain["sink"]["kind"] == "count":
         return
-    left, right = _ids(out / "results")
-    found = (len(left), format_digest(pair_digest(left.astype(np.uint64), right.astype(np.uint64))))
+    found = digest_of_files(out / "results")
     if found != (count, digest):
         raise SimulationError(f"the result files hold {found[0]} pairs with digest {found[1]}, not {count} with {digest}")
     rest = [p.name for p in (out / "results").iterdir() if not p.name.startswith("part-")]
     if rest or (out / "checkpoints").exists():
         raise SimulationError(f"left behind: {rest}, checkpoints {(out / 'checkpoints').exists()}")
-
-
-def _ids(folder: Path) -> tuple[I64, I64]:
-    """Ids of all pairs in the result files."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    files = sorted(folder.glob("part-*"))
-    table = pa.concat_tables([pq.read_table(path, columns=["left_id", "right_id"]) for path in files])
-    return table["left_id"].to_numpy(), table["right_id"].to_numpy()
