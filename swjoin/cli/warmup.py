@@ -1,7 +1,7 @@
 """Compile every kernel once, so that no run after the installation waits for the compiler.
 
-What: `python -m swjoin.cli.warmup`: tiny joins through every kernel and type that real joins use, one of generated streams whose
-partition-groups move, split and merge, and plans of memory.
+What: `python -m swjoin.cli.warmup`: tiny joins through every kernel and type that real joins use, one of generated streams
+whose partition-groups move, split and merge, and plans of memory.
 Why: numba compiles at the first call and caches on disk; all ranks then load the cache.
 Stays out: loading the cache at the start of a run (`runtime.preload`).
 """
