@@ -362,6 +362,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         _check(len(self.queries) == 1, f"join: {len(self.queries)} queries given; one query per run for now")
+        _check(self.seed >= 0, "seed: must not be negative")
         _check((self.left.path is None) == (self.right.path is None), "left and right: give both paths, or neither (generator)")
         if self.pace == "realtime":
             _check(self.cluster.distribution_epoch_us > 0, "cluster: realtime pace needs a distribution_epoch above 0")
