@@ -145,7 +145,7 @@ def _kind(column: str, kind: pa.DataType) -> str:
 
     if t.is_dictionary(kind):
         return _kind(column, kind.value_type)
-    if t.is_integer(kind) or t.is_boolean(kind) or t.is_temporal(kind):
+    if t.is_integer(kind) or t.is_boolean(kind) or (t.is_temporal(kind) and not t.is_interval(kind)):
         return INTEGER
     if (
         t.is_string(kind)
