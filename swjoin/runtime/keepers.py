@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from swjoin import __version__
-from swjoin.batch import LEFT, RIGHT
+from swjoin.batch import LEFT, RIGHT, check_layout
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.master import Master
 from swjoin.cluster.slave import Slave
@@ -25,9 +25,11 @@ from swjoin.deliveries import Delivery
 from swjoin.errors import RunFailed, UserError
 from swjoin.messages import PartSaved, SavePart, Snapshot
 from swjoin.runtime.checkpoint_folder import CheckpointFolder, Manifest, read_manifest
-from swjoin.runtime.job import Job, MetricsFile
+from swjoin.runtime.job import METRICS_ROW_BYTES, Job, MetricsFile
+from swjoin.runtime.manifest_checks import check_master_state, restoring
 from swjoin.runtime.segments import SegmentLog, replay
 from swjoin.sinks import Sink
+from swjoin.sinks.late import LATE_ROW_BYTES
 from swjoin.sources import Source
 from swjoin.storage import AppendedFile, Background, Executor, Executors
 
@@ -58,7 +60,7 @@ def checkpoint_folder(job: Job, executors: Executors = Background) -> Checkpoint
 
 def input_files(job: Job) -> list[list[Any]]:
     """Path and size of every input file: a resumed run must read what the first one did."""
-    from swjoin.sources.files import list_files
+    from swjoin.sources.formats import list_files
 
     paths = [
         p for stream in (job.config.left, job.config.right) if stream.path is not None for p in list_files(Path(stream.path))
@@ -87,11 +89,13 @@ class MasterKeeper:
         path = self.folder.path
         if self._job.config.time.late == "side":
             self._close(self.late_rows)
-            self.late_rows = AppendedFile(path / "late.rows", content["late"])
+            self.late_rows = AppendedFile(path / "late.rows", content["late"], LATE_ROW_BYTES)
         if self._dictionary is not None:
             for file in self._keys or ():
                 self._close(file)
             self._keys_saved, lengths, data = content["keys"]
+            if lengths[0] != 8 * self._keys_saved:
+                raise RunFailed(f"{path / 'keys.lengths'}: holds {lengths[0]} bytes for {self._keys_saved} keys")
             self._keys = AppendedFile(path / "keys.lengths", lengths), AppendedFile(path / "keys.bytes", data)
         return manifest
 
@@ -116,11 +120,18 @@ class MasterKeeper:
                 source.seek(0)
             return
         snapshot = self.folder.read_master(manifest)
-        restore(master, snapshot.plain, snapshot.tuples, now_us)
+        check_master_state(manifest.path, snapshot.plain, manifest.generation, master.config.cluster.partition_count)
+        with restoring(manifest.path):
+            for stream, name in ((LEFT, "left"), (RIGHT, "right")):
+                for what, batches in snapshot.tuples.items():
+                    if what.startswith(name):
+                        check_layout(batches, self._sources[stream].layout, what)
+            restore(master, snapshot.plain, snapshot.tuples, now_us)
         dictionary = self._dictionary
         if dictionary is not None and self._keys is not None and len(dictionary) == 0:  # else: of this process, and larger
-            lengths, data = (np.frombuffer(file.read(), kind) for file, kind in zip(self._keys, ("<i8", "u1"), strict=True))
-            dictionary.restore(lengths.astype(np.int64), data.astype(np.uint8))
+            with restoring(self._keys[0].path):
+                lengths, data = (np.frombuffer(file.read(), kind) for file, kind in zip(self._keys, ("<i8", "u1"), strict=True))
+                dictionary.restore(lengths.astype(np.int64), data.astype(np.uint8))
         for stream in (LEFT, RIGHT):
             self._sources[stream].seek(master.streams[stream].counts.tuples)
 
@@ -170,12 +181,15 @@ class CollectorKeeper:
         self._names, self._sealed = list(content["results"]), {}
         self._sink.restore(self._names)
         if manifest_name is not None:
-            collector.restore(content["state"])
+            with restoring(self._path / manifest_name):
+                collector.restore(content["state"])
         if self._job.run_dir is not None:
             self._path.mkdir(parents=True, exist_ok=True)
             if self._metrics is not None:
                 self._metrics.abort()
-            self._metrics = MetricsFile(self._job.run_dir, AppendedFile(self._path / "metrics.rows", content["metrics"]))
+            self._metrics = MetricsFile(
+                self._job.run_dir, AppendedFile(self._path / "metrics.rows", content["metrics"], METRICS_ROW_BYTES)
+            )
         return self._metrics
 
     def save(self, generation: int, snapshot: Snapshot) -> None:
@@ -240,8 +254,6 @@ class SlaveKeeper:
         manifest = read_manifest(self._folder / manifest_name)
         mine = np.array(owner, np.int64) == self._slave.id
         for delivery in replay(self._folder, manifest.segments, mine, manifest.alive_us):
-            if len(delivery.groups) and int(delivery.groups.max()) >= len(owner):
-                raise RunFailed(f"{manifest.path}: a log holds partition-groups that the run does not have")
             self._slave.restore(delivery)
 
     def received(self, delivery: Delivery, frame: Any = None) -> None:

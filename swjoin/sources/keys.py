@@ -122,6 +122,8 @@ class Dictionary:
     def restore(self, lengths: I64, data: U8) -> None:
         """The codes 0, 1, ... again, into a dictionary that is empty."""
         assert len(self) == 0, "a dictionary with codes cannot be restored"
+        if lengths.min(initial=0) < 0 or lengths.max(initial=0) > len(data) or int(lengths.sum()) != len(data):
+            raise RunFailed(f"corrupt checkpoint: {len(lengths)} keys do not fill {len(data)} bytes")
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         codes = self.encode(data, offsets, None)
         if len(codes) and (int(codes[-1]) != len(codes) - 1 or len(self) != len(codes)):
