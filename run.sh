@@ -22,6 +22,7 @@ usage() {
 ./run.sh figures --measure [NAME...]  run the sweeps first (all of experiments/, or the named ones; preset quick), then the page
 ./run.sh chaos N             N runs on real MPI ranks that are killed, stopped and resumed, each digest checked
 ./run.sh chaos --simulated N N random runs in the simulator, many with crashes, each pair checked
+./run.sh fuzz [N] [--target wire|checkpoint|yaml|parquet|csv|ipc] [--seed S]  N mutated inputs per target (default 1000)
 ./run.sh clean               remove the environment, runs and caches
 ./run.sh help                this text
 EOF
@@ -168,6 +169,7 @@ case $word in
     exec "$python" benchmarks/run.py "$@" ;;
   figures) need_environment; figures "$@" ;;
   chaos) need_environment; exec "$python" -m swjoin.runtime.chaos "$@" ;;
+  fuzz) need_environment; exec "$python" -m tests.fuzzing "$@" ;;
   clean) rm -rf .venv runs build dist ./*.egg-info .run.lock .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
          find . -name __pycache__ -type d -prune -exec rm -rf {} + ;;
   help | -h | --help) usage ;;
