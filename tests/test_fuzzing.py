@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 import struct
 from collections.abc import Callable, Iterator
@@ -17,13 +18,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from swjoin.batch import RowLayout, TupleBatch
+from swjoin.cli.commands import resumed_job
 from swjoin.cluster.slave import Slave
 from swjoin.config import StreamConfig, TimeConfig
 from swjoin.deliveries import SlaveId
 from swjoin.errors import RunFailed, UserError
 from swjoin.loading import apply_overrides, config_from_plain, load_config
 from swjoin.messages import Delivered
-from swjoin.runtime import manifest_checks, wire
+from swjoin.runtime import local, manifest_checks, wire
 from swjoin.runtime.costs import load_costs
 from swjoin.sources import files, formats
 from swjoin.sources.files import FileSource
@@ -311,6 +313,32 @@ def test_a_manifest_names_only_files_of_its_own(tmp_path: Path) -> None:
         manifest_checks.check_manifest(tmp_path / "m.json", {})
     names = ("../../etc/passwd", "segment-0001-0000-000001.log/../x.log", "segment-0001-0000-000001.log")
     assert [manifest_checks._log_name(name) for name in names] == [False, False, True]
+
+
+def test_forged_manifests_end_in_a_refusal(tmp_path: Path) -> None:
+    """The next distribution epoch after the end of time never came: the run waited for ever. Others were tracebacks."""
+    target = CheckpointTarget()
+    target.prepare(tmp_path)
+    stopped = target.stopped[0]
+    forgeries: list[tuple[str, Any]] = [
+        ("master.state.master.boundary_us", 1 << 62),
+        ("master.keys", None),
+        ("collector.state.tally.count", {}),
+        ("collector.results", ["../../x.parquet"]),
+        ("segments", [{"name": "segment-1.log"}]),
+        ("alive_us", [0]),
+    ]
+    for place, value in forgeries:
+        target.lay_out(stopped)
+        plain = json.loads(stopped.newest.read_text())
+        *path, last = place.split(".")
+        holder = plain
+        for key in path:
+            holder = holder[key]
+        holder[last] = value
+        target._sign(stopped, plain)
+        with pytest.raises(RunFailed, match=r"checkpoint-\d+\.json: corrupt checkpoint .* is not what it must be"):
+            local.run_local(resumed_job(target.case), False, 1)
 
 
 # ---------------------------------------------------------------- a check that cannot fail is none

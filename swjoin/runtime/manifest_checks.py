@@ -52,6 +52,11 @@ def _maybe_time(value: Any) -> bool:
     return value is None or _time(value)
 
 
+def _maybe_boundary(value: Any) -> bool:
+    """Of a distribution epoch: tuples' times lie below 2^61. At the end of time the next one would never come."""
+    return value is None or (_number(value) and abs(value) < 3 << 60)
+
+
 def _log_name(value: Any) -> bool:
     """A name in this folder, and not a path to any other place."""
     return isinstance(value, str) and re.fullmatch(r"(master|segment)-[\d-]+\.(frames|log)", value, re.ASCII) is not None
@@ -72,7 +77,8 @@ _STREAM = {
 _MASTER = {
     "master": {
         **dict.fromkeys(("generation", "completed", "epochs_closed"), _count),
-        **dict.fromkeys(("origin_us", "boundary_us", "streams_ended_us"), _maybe_time),
+        **dict.fromkeys(("origin_us", "boundary_us"), _maybe_boundary),
+        "streams_ended_us": _maybe_time,
         "epoch": _number,
         "epoch_size": [(_time, _count)],
         "peaks": (_count, _count),
