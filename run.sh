@@ -24,6 +24,7 @@ usage() {
 ./run.sh chaos N             N runs on real MPI ranks that are killed, stopped and resumed, each digest checked
 ./run.sh chaos --simulated N N random runs in the simulator, many with crashes, each pair checked
 ./run.sh soak [MINUTES]      one run of 30 minutes at 70 % of capacity, with moves, resizes and a kill every minute; a figure
+./run.sh fuzz [N] [--target wire|checkpoint|yaml|parquet|csv|ipc] [--seed S]  N mutated inputs per target (default 1000)
 ./run.sh clean               remove the environment, runs and caches
 ./run.sh help                this text
 EOF
@@ -175,6 +176,7 @@ case $word in
   figures) need_environment; figures "$@" ;;
   chaos) need_environment; exec "$python" -m swjoin.runtime.chaos "$@" ;;
   soak) need_environment; exec "$python" -m swjoin.runtime.soak "$@" ;;
+  fuzz) need_environment; exec "$python" -m tests.fuzzing "$@" ;;
   clean) rm -rf .venv runs build dist ./*.egg-info .run.lock .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
          find . -name __pycache__ -type d -prune -exec rm -rf {} + ;;
   help | -h | --help) usage ;;

@@ -16,6 +16,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from swjoin.errors import RunFailed
+
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
 U8 = NDArray[np.uint8]
@@ -188,6 +190,14 @@ class StoredBatch(Protocol):
 def in_memory(batch: TupleBatch | StoredBatch) -> TupleBatch:
     """The tuples themselves, wherever they lie."""
     return batch if isinstance(batch, TupleBatch) else batch.load()
+
+
+def check_layout(batches: Sequence[TupleBatch], layout: RowLayout | None, what: str) -> None:
+    """RunFailed unless batches from elsewhere carry payload rows of this layout: kernels take its width for granted."""
+    for batch in batches:
+        found = None if batch.rows is None else batch.rows.layout
+        if len(batch) and found != layout:
+            raise RunFailed(f"{what}: payload rows of {found}, the stream has {layout}")
 
 
 @dataclass(frozen=True)

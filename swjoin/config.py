@@ -75,6 +75,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check(len(self.queries) == 1, f"join: {len(self.queries)} queries given; one query per run for now")
+        check(self.seed >= 0, "seed: must not be negative")
         check((self.left.path is None) == (self.right.path is None), "left and right: give both paths, or neither (generator)")
         if self.pace == "realtime":
             check(self.cluster.distribution_epoch_us > 0, "cluster: realtime pace needs a distribution_epoch above 0")

@@ -1,7 +1,8 @@
 """Configurations from YAML files and `--set`: an unknown key is an error, with the nearest known one.
 
 What: `load_config`, `config_from_plain`, `apply_overrides` (--set), `workload_from_plain`.
-Why: dataclasses say what a run is; how a file spells it, and every complaint about the spelling, is here.
+Why: dataclasses say what a run is; how a file spells it, and every complaint about the spelling, is here. A file from anywhere
+is plain values of bounded size or is refused: no objects, no aliases that unfold without end, no numbers beyond 64 bits.
 Stays out: what the values mean and which are allowed (`config`).
 
 In YAML a key with a unit (`distribution_epoch_us`, `theta_bytes`) may also be written without it and with the unit in the
@@ -13,6 +14,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
+import reprlib
 import types
 import typing
 from pathlib import Path
@@ -21,6 +24,22 @@ from typing import Any, Literal
 from swjoin.config import QueryConfig, RunConfig, WorkloadConfig
 from swjoin.errors import UserError
 from swjoin.units import parse_duration_us, parse_size_bytes
+
+_MOST_BYTES = 1 << 18  # of a file; reading more would take PyYAML seconds
+_MOST_VALUES = 20_000  # once all aliases are unfolded
+_DEEPEST = 20
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+
+
+def shown(value: Any) -> str:
+    """A value in a complaint: never longer than a person wants to read."""
+    return _SHORT.repr(value)
+
+
+def word(key: Any) -> str:
+    """A key in a complaint."""
+    return key if isinstance(key, str) and len(key) < 60 else shown(key)
 
 
 def _convert(kind: Any, value: Any, where: str) -> Any:
@@ -32,19 +51,21 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
         if value not in options:
             near = difflib.get_close_matches(str(value), [str(o) for o in options], 1)
             hint = f"; did you mean {near[0]}?" if near else f"; one of: {', '.join(map(str, options))}"
-            raise UserError(f"{where}: {value!r} is not known{hint}")
+            raise UserError(f"{where}: {shown(value)} is not known{hint}")
         return value
     if origin is tuple:
         items = [value] if isinstance(value, str) else value
         if not isinstance(items, (list, tuple)):
-            raise UserError(f"{where}: expected a list, got {value!r}")
+            raise UserError(f"{where}: expected a list, got {shown(value)}")
         return tuple(_convert(typing.get_args(kind)[0], v, where) for v in items)
     if origin in (typing.Union, types.UnionType):
         return None if value is None else _convert(next(a for a in typing.get_args(kind) if a is not type(None)), value, where)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    if kind is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63:
         return float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise UserError(f"{where}: expected {kind.__name__}, got {value!r}")
+        raise UserError(f"{where}: expected {kind.__name__}, got {shown(value)}")
+    if (isinstance(value, float) and not math.isfinite(value)) or (kind is int and not -(1 << 63) <= value < 1 << 63):
+        raise UserError(f"{where}: {shown(value)} is out of range")
     return value
 
 
@@ -52,7 +73,7 @@ def _build(kind: type, data: Any, where: str) -> Any:
     if data is None:
         data = {}
     if not isinstance(data, dict):
-        raise UserError(f"{where or 'configuration'}: expected a mapping, got {data!r}")
+        raise UserError(f"{where or 'configuration'}: expected a mapping, got {shown(data)}")
     hints = typing.get_type_hints(kind)
     names = {f.name for f in dataclasses.fields(kind)}
     aliases: dict[str, str] = {}
@@ -75,13 +96,14 @@ def _build(kind: type, data: Any, where: str) -> Any:
         data = dict(data)
         data["queries"] = [data.pop("join")]
     for key, value in data.items():
-        here = f"{where}.{key}" if where else str(key)
-        known = key if key in names else aliases.get(key)
+        name = word(key)
+        here = f"{where}.{name}" if where else name
+        known = name if name in names else aliases.get(name)
         if known is None:
-            near = difflib.get_close_matches(str(key), sorted(names | set(aliases)), 1, 0.5)
+            near = difflib.get_close_matches(name, sorted(names | set(aliases)), 1, 0.5)
             hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(sorted(names))}"
             raise UserError(f"{here}: unknown configuration key{hint}")
-        name = str(known)
+        name = known
         if name in values:
             raise UserError(f"{here}: given twice")
         try:
@@ -114,8 +136,6 @@ def config_from_plain(data: Any) -> RunConfig:
 
 def apply_overrides(data: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
     """`path.to.key=value` settings (values are YAML) laid over a parsed configuration; returns a new mapping."""
-    import yaml
-
     merged: dict[str, Any] = json.loads(json.dumps(data))
     for item in overrides:
         path, separator, text = item.partition("=")
@@ -137,26 +157,75 @@ def apply_overrides(data: dict[str, Any], overrides: list[str]) -> dict[str, Any
                 and ((leaf.startswith(twin) and leaf[len(twin) :] in ("_us", "_bytes", "_per_s")) or twin.startswith(leaf))
             ):
                 del node[twin]
-        try:
-            node[leaf] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise UserError(f"--set {item!r}: the value is not valid YAML") from None
+        node[leaf] = _parse(text, f"--set {shown(item)}: the value is")
     return merged
 
 
-def load_plain(path: Path) -> dict[str, Any]:
-    """Parse a YAML file into a mapping. UserError when it cannot be read or is no mapping."""
+def _parse(text: str, where: str) -> Any:
+    """Plain values from YAML. UserError, which begins with `where`, for anything else.
+
+    PyYAML's constructors of dates, huge integers and explicit tags raise whatever comes up in them, not YAMLError.
+    """
     import yaml
 
     try:
-        data = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
-    if not isinstance(data, dict):
-        raise UserError(f"{path}: expected a mapping of configuration keys")
+        data = yaml.safe_load(text)
+    except RecursionError:
+        raise UserError(f"{where} nested too deeply") from None
+    except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"{where} not valid YAML ({' '.join(str(error).split())[:300]})") from None
+    values = 0
+
+    def check(value: Any, path: str, depth: int) -> str | None:
+        """What is wrong with a value, if anything is."""
+        nonlocal values
+        values += 1
+        if depth > _DEEPEST or values > _MOST_VALUES:
+            return "nested too deeply" if depth > _DEEPEST else f"too large: more than {_MOST_VALUES} values"
+        if isinstance(value, (dict, list)):
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                name = f"{path}{word(key)}"
+                wrong = check(None if isinstance(key, (dict, list)) else key, name, depth) or check(item, f"{name}.", depth + 1)
+                if wrong:
+                    return wrong
+            return None
+        wrong = _not_plain(value)
+        return f"not what can be used here: {path.rstrip('.')}: {wrong}" if wrong else None
+
+    wrong = check(data, "", 0)
+    if wrong:
+        raise UserError(f"{where} {wrong}")
     return data
+
+
+def _not_plain(value: Any) -> str | None:
+    """Why a single value cannot stand in a configuration."""
+    if isinstance(value, str):
+        text = not ("\0" in value or any("\ud800" <= c <= "\udfff" for c in value))
+        return None if text else f"{shown(value)} is no text"
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"{value} is no finite number"
+    if isinstance(value, int):
+        return None if -(1 << 63) <= value < 1 << 63 else "a number beyond 64 bits"
+    return None if value is None else f"a {type(value).__name__}; put it in quotes"
+
+
+def load_plain(path: Path) -> dict[str, Any]:
+    """Parse a YAML file into a mapping. UserError when it cannot be read or is no mapping of plain values."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        text = data.decode()
+    except OSError as error:
+        raise UserError(f"{str(path)[:1000]}: cannot be read ({error.strerror})") from None
+    except ValueError as error:  # not UTF-8; a NUL in the path
+        raise UserError(f"{path}: not valid YAML ({error})") from None
+    if len(data) > _MOST_BYTES:
+        raise UserError(f"{path}: too large for a configuration, more than {_MOST_BYTES} bytes")
+    plain = _parse(text, f"{path}:")
+    if not isinstance(plain, dict):
+        raise UserError(f"{path}: expected a mapping of configuration keys")
+    return plain
 
 
 def load_config(path: Path, overrides: list[str] | None = None) -> RunConfig:

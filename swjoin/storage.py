@@ -85,7 +85,8 @@ class RecordFile:
 class AppendedFile:
     """A file that only grows, and of which a checkpoint remembers length and checksum. UserError when it cannot be opened."""
 
-    def __init__(self, path: Path, mark: Sequence[int] = (0, 0)) -> None:
+    def __init__(self, path: Path, mark: Sequence[int] = (0, 0), row_bytes: int = 1) -> None:
+        """mark: length and checksum that it had. row_bytes: of which it holds whole ones."""
         """mark: length and CRC-32 of what counts; the rest is cut off. RunFailed when that is not what it was."""
         length, expected = mark
         try:
@@ -94,6 +95,8 @@ class AppendedFile:
             raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None
         self.path = path
         size = self._file.seek(0, os.SEEK_END)
+        if length % row_bytes:
+            raise RunFailed(f"{path}: {length} bytes are no whole rows of {row_bytes} bytes")
         if size < length:
             raise RunFailed(f"{path}: has {size} bytes, the checkpoint says {length}")
         self._file.truncate(length)
@@ -190,13 +193,15 @@ def read_records(path: Path, nbytes: int, count: int) -> Iterator[U8]:
     for number in range(count):
         head = data[at : at + _HEADER_BYTES].view("<i8").tolist() if at + _HEADER_BYTES <= size else [0] * 4
         start, length = at + _HEADER_BYTES, head[1]
-        if head[0] != MAGIC or head[3] != number or not 0 <= length <= size - start:
+        if head[0] != MAGIC or head[3] != number or any(head[4:]) or not 0 <= length <= size - start:
             raise RunFailed(f"{path}: corrupt at byte {at}: no record {number} begins there")
         record = data[start : start + length]
         if zlib.crc32(record.data) != head[2]:
             raise RunFailed(f"{path}: corrupt at byte {start}: record {number} has another checksum than when it was written")
-        yield record
         at = start + _padded(length)
+        if data[start + length : at].any():
+            raise RunFailed(f"{path}: corrupt at byte {start + length}: something stands between records")
+        yield record
     if at != size:
         raise RunFailed(f"{path}: {size - at} bytes follow its last record")
 

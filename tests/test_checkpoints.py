@@ -23,7 +23,7 @@ import pytest
 
 from swjoin.batch import PayloadRows, TupleBatch
 from swjoin.cluster.checkpoints import Checkpoints
-from swjoin.cluster.collector import Collector
+from swjoin.cluster.collector import Collector, Tally
 from swjoin.cluster.slave import Slave
 from swjoin.config import CheckpointConfig
 from swjoin.deliveries import Delivery, EpochIndex, QueryId, SlaveId
@@ -325,6 +325,16 @@ def test_inputs_that_have_changed_are_refused(stopped: tuple[Any, Path], swjoin:
     assert "1.parquet: has changed since the checkpoint" in outcome.err[0]
 
 
+def test_an_input_of_the_same_size_with_other_rows_is_refused(stopped: tuple[Any, Path], swjoin: Any) -> None:
+    path = Path(stopped[0].left.path) / "1.parquet"
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    outcome = swjoin("run", "--resume", stopped[1])
+    assert (outcome.code, len(outcome.err)) == (2, 1)
+    assert "as many bytes, but other ones" in outcome.err[0]
+
+
 @pytest.mark.parametrize("what", ["checkpoint-", "master-", "segment-", "keys.bytes", "keys.lengths", "late.rows"])
 @pytest.mark.parametrize("how", ["flip", "cut", "gone", "empty"])
 def test_a_corrupt_checkpoint_is_refused_with_its_place(what: str, how: str, stopped: tuple[Any, Path], swjoin: Any) -> None:
@@ -411,15 +421,18 @@ def test_the_masters_part_comes_back(tmp_path: Path) -> None:
     from swjoin.messages import Snapshot
 
     done: list[Any] = []
-    folder = CheckpointFolder(tmp_path / "c", {"config": {}, "config_digest": "x"})
+    identity: dict[str, Any] = {"config": {}, "config_digest": "x", "inputs": [], "command": "", "run_dir": ""}
+    folder = CheckpointFolder(tmp_path / "c", identity)
     assert folder.begin(None, done.append) == 1
     rows = PayloadRows(np.arange(6, dtype=np.uint8).reshape(3, 2), np.array([0, 1, 1, 4]), np.arange(4, dtype=np.uint8))
     batch = TupleBatch(np.arange(3), np.arange(3) * 2, np.arange(3, dtype=np.uint64), np.zeros(3, np.int64), rows)
-    folder.save_master(0, Snapshot({"epoch": 4}, {"left held": [batch, batch], "right held": []}), {"late": [0, 0]})
+    extra = {"late": [0, 0], "keys": [0, [0, 0], [0, 0]]}
+    folder.save_master(0, Snapshot({"epoch": 4}, {"left held": [batch, batch], "right held": []}), extra)
     while not done:
         time.sleep(0.01)
     slave = {"joined": [3, 4], "produced": 5, "segment": None}
-    parts = {"master": done[0].content, "collector": {"results": []}, "slave 0": slave, "slave 1": slave}
+    collected = {"results": [], "metrics": [0, 0], "state": {"epoch": 4, "tally": Tally().to_plain()}}
+    parts = {"master": done[0].content, "collector": collected, "slave 0": slave, "slave 1": slave}
     folder.complete(CompleteCheckpoint(0, EpochIndex(4), 77, (1, 2), parts))
     folder.end()
     manifest = CheckpointFolder(tmp_path / "c", {}).newest()

@@ -186,7 +186,10 @@ def resumed_job(folder: Path) -> Job:
         manifest = CheckpointFolder(place, {}).newest()
         if manifest is None:
             continue
-        config = config_from_plain(manifest.plain["config"])
+        try:
+            config = config_from_plain(manifest.plain["config"])
+        except UserError as error:
+            raise UserError(f"{manifest.path}: {error}") from None
         out = folder if place != folder else Path(manifest.plain["run_dir"])
         target = None if config.sink.kind == "count" else out / "results"
         return Job(config, target, True, out, None, manifest.plain["command"], resumes=True)

@@ -143,6 +143,9 @@ class Collector:
         """A slave has completed an epoch: what it says it produced must be what arrived."""
         if chunk.results is None or chunk.metrics is None or chunk.delay_histogram is None:
             raise RunFailed(f"collector: slave {slave}, epoch {chunk.epoch}: final chunk without counts")
+        if len(chunk.metrics) != len(COLUMNS) or len(chunk.delay_histogram) != HISTOGRAM_SIZE:
+            sizes = f"{len(chunk.metrics)} metrics, {len(chunk.delay_histogram)} delays"
+            raise RunFailed(f"collector: slave {slave}, epoch {chunk.epoch}: final chunk of {sizes}")
         missing = self._missing.get(chunk.epoch, chunk.served)
         if chunk.epoch <= self._completed[slave] or chunk.epoch <= self.committed or missing < 1:
             raise RunFailed(f"collector: slave {slave} completed epoch {chunk.epoch} after epoch {self._completed[slave]}")

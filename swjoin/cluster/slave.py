@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from swjoin.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout
+from swjoin.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout, check_layout
 from swjoin.cluster.metrics import COLUMNS
 from swjoin.cluster.mover import Mover
 from swjoin.config import RunConfig
@@ -73,6 +73,7 @@ class Slave:
         module, reorganization = config.module, config.reorganization
         pair_bytes = PAIR_BYTES + sum(layout.fixed_bytes for layout in layouts if layout is not None)
         self.id = slave
+        self._layouts = layouts
         self.finished = False
         self.join: JoinModule = join or WindowJoin(
             config.query.bounds,
@@ -124,6 +125,7 @@ class Slave:
     def restore(self, delivery: Delivery) -> None:
         """Before `start`: take up tuples that had been joined before a crash, in the order of their delivery."""
         assert isinstance(self.join, WindowJoin), "a slave over counts has no tuples to restore"
+        self._check_fits(delivery)
         self.join.restore(delivery)
 
     def take_part(self, active: Sequence[int]) -> None:
@@ -201,6 +203,7 @@ class Slave:
                 return []
 
     def _receive(self, delivery: Delivery, now_us: int) -> list[SlaveCommand]:
+        self._check_fits(delivery)
         self._check_promise(delivery)
         self._buffer.append(delivery)
         self._buffered_bytes += delivery.nbytes
@@ -212,6 +215,18 @@ class Slave:
         self._awaiting = False
         self._resting = delivery.rests
         return self.mover.order(delivery, now_us)
+
+    def _check_fits(self, delivery: Delivery) -> None:
+        """Whole as a message, and of this run: kernels index by partition-groups and take the width of rows for granted."""
+        where = f"slave {self.id}, epoch {delivery.epoch}"
+        groups, moves = delivery.groups, (delivery.moves_out, delivery.moves_in)
+        largest = [int(groups[-1]) if len(groups) else 0, *(int(m[:, 1].max()) for m in moves if len(m))]
+        if max(largest) >= len(self._cost_ns) or any((m < 0).any() for m in moves):
+            raise RunFailed(f"{where}: a delivery of partition-group {max(largest)}, the run has {len(self._cost_ns)}")
+        if not isinstance(self.join, WindowJoin):
+            return  # counts of tuples have no rows
+        for stream, batch in ((LEFT, delivery.left), (RIGHT, delivery.right)):
+            check_layout([batch], self._layouts[stream], f"{where}, {STREAM_NAMES[stream]}")
 
     def _check_promise(self, delivery: Delivery) -> None:
         """Windows have expired by what the deliveries before promised: an older tuple now would lose pairs silently."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from swjoin.batch import I64, LEFT, RIGHT, RowLayout, TupleBatch
+from swjoin.batch import I64, LEFT, RIGHT, RowLayout, TupleBatch, check_layout
 from swjoin.deliveries import Delivery, EpochIndex, GroupId, QueryId, SlaveId, StateChunk
 from swjoin.errors import RunFailed
 
@@ -143,6 +143,14 @@ class Arrival:
         """Take the next chunk. Not while a partition-group is being joined (`WindowJoin.may_append`)."""
         if chunk.index != self._next or self.complete:
             raise RunFailed(f"partition-group {chunk.group}: chunk {chunk.index} came where {self._next} was expected")
+        if len(chunk.minis) and chunk.minis[-1] >= len(self._hidden.minis):
+            raise RunFailed(
+                f"partition-group {chunk.group}: chunk {chunk.index} holds mini-partition-group {chunk.minis[-1]} of "
+                f"{len(self._hidden.minis)}"
+            )
+        store = self._join.payload[chunk.stream]
+        if store is not None:
+            check_layout([chunk.tuples], store.layout, f"partition-group {chunk.group}, chunk {chunk.index}")
         self._next += 1
         self.tuples += len(chunk.tuples)
         self.nbytes += chunk.nbytes

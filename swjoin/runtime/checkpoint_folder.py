@@ -24,11 +24,12 @@ from typing import Any, TextIO
 from swjoin.batch import TupleBatch, in_memory
 from swjoin.errors import RunFailed, UserError
 from swjoin.messages import CheckpointCompleted, CompleteCheckpoint, PartSaved, Snapshot
+from swjoin.runtime.manifest_checks import check_manifest
 from swjoin.runtime.segments import Segment
 from swjoin.runtime.wire import pack_tuples, unpack_tuples
 from swjoin.storage import Background, Executor, Executors, read_records, sync_folder, write_records, write_whole
 
-FORMAT = 1
+FORMAT = 2
 _LOCK = ".lock"
 APPENDED = ("metrics.rows", "late.rows", "keys.bytes", "keys.lengths")  # grow all the time; a manifest says how far they count
 _KEPT = 2
@@ -81,14 +82,15 @@ def read_manifest(path: Path) -> Manifest:
         plain = json.loads(path.read_bytes())
     except OSError as error:
         raise RunFailed(f"{path}: cannot be read ({error.strerror or error})") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunFailed(f"{path}: corrupt checkpoint ({error})") from None
     if not isinstance(plain, dict) or "format" not in plain or "checksum" not in plain:
         raise RunFailed(f"{path}: corrupt checkpoint (no format or no checksum)")
     if plain["format"] != FORMAT:
-        raise UserError(f"{path}: a checkpoint of format {plain['format']}; this version reads format {FORMAT}")
+        raise UserError(f"{path}: a checkpoint of format {str(plain['format'])[:50]}; this version reads format {FORMAT}")
     if plain["checksum"] != _checksum(plain):
         raise RunFailed(f"{path}: corrupt checkpoint (its checksum is another one); remove it to resume from the one before")
+    check_manifest(path, plain)
     return Manifest(path, plain["generation"], plain)
 
 
@@ -127,7 +129,7 @@ class CheckpointFolder:
         tuples: dict[str, list[TupleBatch]] = {}
         for name, count in part["tuples"]:
             tuples[name] = []
-            for _ in range(count):
+            for _ in range(count):  # there cannot be more than there are records
                 try:
                     tuples[name].append(unpack_tuples(next(records)))
                 except (StopIteration, RunFailed) as error:

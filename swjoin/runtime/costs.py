@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from swjoin.errors import UserError
-from swjoin.loading import load_plain
+from swjoin.loading import load_plain, shown, word
 
 
 @dataclass(frozen=True)
@@ -134,9 +135,9 @@ def costs_from_plain(data: dict[str, Any], where: str) -> CostModel:
     for key, value in data.items():
         if key not in names:
             near = difflib.get_close_matches(str(key), sorted(names), 1, 0.5)
-            raise UserError(f"{where}: {key}: unknown cost{f'; did you mean {near[0]}?' if near else ''}")
+            raise UserError(f"{where}: {word(key)}: unknown cost{f'; did you mean {near[0]}?' if near else ''}")
         if key != "name" and (isinstance(value, bool) or not isinstance(value, (int, float))):
-            raise UserError(f"{where}: {key}: expected a number, got {value!r}")
+            raise UserError(f"{where}: {key}: expected a number, got {shown(value)}")
         values[key] = str(value) if key == "name" else float(value)
     return CostModel(**values)
 
@@ -146,7 +147,7 @@ def load_costs(text: str) -> CostModel:
     if text in PRESETS:
         return PRESETS[text]
     path = Path(text)
-    if not path.exists():
+    if not os.path.exists(path):
         raise UserError(
             f"--costs {text}: neither a preset ({', '.join(PRESETS)}) nor a file; swjoin calibrate -o FILE makes one"
         )

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from swjoin.sinks.plan import OutputPlan
     from swjoin.sources import Source
 
+METRICS_ROW_BYTES = 8 * len(COLUMNS)
+
 
 @dataclass(frozen=True)
 class Job:

@@ -8,6 +8,7 @@ Stays out: when a checkpoint is made (`cluster.checkpoints`), formats (`runtime.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from swjoin import __version__
-from swjoin.batch import LEFT, RIGHT
+from swjoin.batch import LEFT, RIGHT, check_layout, in_memory
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.master import Master
 from swjoin.cluster.slave import Slave
@@ -25,11 +26,15 @@ from swjoin.deliveries import Delivery
 from swjoin.errors import RunFailed, UserError
 from swjoin.messages import PartSaved, SavePart, Snapshot
 from swjoin.runtime.checkpoint_folder import CheckpointFolder, Manifest, read_manifest
-from swjoin.runtime.job import Job, MetricsFile, sets_aside
+from swjoin.runtime.job import METRICS_ROW_BYTES, Job, MetricsFile, sets_aside
+from swjoin.runtime.manifest_checks import check_master_state, restoring
 from swjoin.runtime.segments import SegmentLog, replay
 from swjoin.sinks import Sink
+from swjoin.sinks.late import LATE_ROW_BYTES
 from swjoin.sources import Source
 from swjoin.storage import AppendedFile, Background, Executor, Executors
+
+_EDGE_BYTES = 1 << 16  # of an input file, at either end, that its checksum is of
 
 
 def checkpoint_folder(job: Job, executors: Executors = Background) -> CheckpointFolder:
@@ -50,20 +55,32 @@ def checkpoint_folder(job: Job, executors: Executors = Background) -> Checkpoint
         raise UserError(f"{manifest.path}: is a checkpoint of another configuration")
     for old, new in zip(manifest.plain["inputs"], identity["inputs"], strict=False):
         if old != new:
-            raise UserError(f"{new[0]}: has changed since the checkpoint ({old[1]} bytes then, {new[1]} now); run anew")
+            sizes = f"{old[1]} bytes then, {new[1]} now" if old[1] != new[1] else "as many bytes, but other ones"
+            raise UserError(f"{new[0]}: has changed since the checkpoint ({sizes}); run anew")
     if len(manifest.plain["inputs"]) != len(identity["inputs"]):
         raise UserError(f"{manifest.path}: had {len(manifest.plain['inputs'])} input files, now there are others; run anew")
     return folder
 
 
 def input_files(job: Job) -> list[list[Any]]:
-    """Path and size of every input file: a resumed run must read what the first one did."""
-    from swjoin.sources.files import list_files
+    """Path, size and a checksum of every input file: a resumed run must read what the first one did."""
+    from swjoin.sources.formats import list_files
 
     paths = [
         p for stream in (job.config.left, job.config.right) if stream.path is not None for p in list_files(Path(stream.path))
     ]
-    return [[str(path), path.stat().st_size] for path in paths]
+    return [[str(path), path.stat().st_size, _checksum_of(path)] for path in paths]
+
+
+def _checksum_of(path: Path) -> int:
+    """CRC-32 of the file's first and last bytes: whoever writes a file anew changes its footer, or its first rows."""
+    try:
+        with path.open("rb") as file:
+            checksum = zlib.crc32(file.read(_EDGE_BYTES))
+            file.seek(max(0, path.stat().st_size - _EDGE_BYTES))
+            return zlib.crc32(file.read(_EDGE_BYTES), checksum)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
 class MasterKeeper:
@@ -87,11 +104,13 @@ class MasterKeeper:
         path = self.folder.path
         if sets_aside(self._job.config):
             self._close(self.late_rows)
-            self.late_rows = AppendedFile(path / "late.rows", content["late"])
+            self.late_rows = AppendedFile(path / "late.rows", content["late"], LATE_ROW_BYTES)
         if self._dictionary is not None:
             for file in self._keys or ():
                 self._close(file)
             self._keys_saved, lengths, data = content["keys"]
+            if lengths[0] != 8 * self._keys_saved:
+                raise RunFailed(f"{path / 'keys.lengths'}: holds {lengths[0]} bytes for {self._keys_saved} keys")
             self._keys = AppendedFile(path / "keys.lengths", lengths), AppendedFile(path / "keys.bytes", data)
         return manifest
 
@@ -116,11 +135,18 @@ class MasterKeeper:
                 source.seek(0)
             return
         snapshot = self.folder.read_master(manifest)
-        restore(master, snapshot.plain, snapshot.tuples, now_us)
+        check_master_state(manifest.path, snapshot.plain, manifest.generation, master.config.cluster.partition_count)
+        with restoring(manifest.path):
+            for stream, name in ((LEFT, "left"), (RIGHT, "right")):
+                for what, batches in snapshot.tuples.items():
+                    if what.startswith(name):
+                        check_layout([in_memory(batch) for batch in batches], self._sources[stream].layout, what)
+            restore(master, snapshot.plain, snapshot.tuples, now_us)
         dictionary = self._dictionary
         if dictionary is not None and self._keys is not None and len(dictionary) == 0:  # else: of this process, and larger
-            lengths, data = (np.frombuffer(file.read(), kind) for file, kind in zip(self._keys, ("<i8", "u1"), strict=True))
-            dictionary.restore(lengths.astype(np.int64), data.astype(np.uint8))
+            with restoring(self._keys[0].path):
+                lengths, data = (np.frombuffer(file.read(), kind) for file, kind in zip(self._keys, ("<i8", "u1"), strict=True))
+                dictionary.restore(lengths.astype(np.int64), data.astype(np.uint8))
         for stream in (LEFT, RIGHT):
             self._sources[stream].seek(master.streams[stream].counts.tuples)
 
@@ -170,12 +196,15 @@ class CollectorKeeper:
         self._names, self._sealed = list(content["results"]), {}
         self._sink.restore(self._names)
         if manifest_name is not None:
-            collector.restore(content["state"])
+            with restoring(self._path / manifest_name):
+                collector.restore(content["state"])
         if self._job.run_dir is not None:
             self._path.mkdir(parents=True, exist_ok=True)
             if self._metrics is not None:
                 self._metrics.abort()
-            self._metrics = MetricsFile(self._job.run_dir, AppendedFile(self._path / "metrics.rows", content["metrics"]))
+            self._metrics = MetricsFile(
+                self._job.run_dir, AppendedFile(self._path / "metrics.rows", content["metrics"], METRICS_ROW_BYTES)
+            )
         return self._metrics
 
     def save(self, generation: int, snapshot: Snapshot) -> None:
@@ -240,8 +269,6 @@ class SlaveKeeper:
         manifest = read_manifest(self._folder / manifest_name)
         mine = np.array(owner, np.int64) == self._slave.id
         for delivery in replay(self._folder, manifest.segments, mine, manifest.alive_us):
-            if len(delivery.groups) and int(delivery.groups.max()) >= len(owner):
-                raise RunFailed(f"{manifest.path}: a log holds partition-groups that the run does not have")
             self._slave.restore(delivery)
 
     def received(self, delivery: Delivery, frame: Any = None) -> None:

@@ -356,10 +356,16 @@ class _LocalLoop:
         name, owner = shell.keeper.manifest_name, shell.master.controller.map.owner.tolist()
         collector.start(count, name, self._inbox.put)
         path, incarnation = shell.keeper.folder.path, shell.keeper.folder.incarnation
-        for thread in self.slaves:
-            sub_groups = shell.master.config.cluster.sub_group_count
-            thread.keeper = SlaveKeeper(path, incarnation, thread.slave, sub_groups, self._inbox.put)
-            thread.keeper.restore(name, owner, list(shell.master.controller.active))
+        try:
+            for thread in self.slaves:
+                sub_groups = shell.master.config.cluster.sub_group_count
+                thread.keeper = SlaveKeeper(path, incarnation, thread.slave, sub_groups, self._inbox.put)
+                thread.keeper.restore(name, owner, list(shell.master.controller.active))
+        except BaseException:
+            for thread in self.slaves:
+                if thread.keeper is not None:
+                    thread.keeper.close()
+            raise
         return manifest
 
     def run(self) -> None:

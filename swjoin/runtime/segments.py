@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,8 @@ class Segment:
     @staticmethod
     def from_plain(plain: dict[str, Any]) -> Segment:
         left, right = plain["newest_us"]
-        return Segment(**{**plain, "newest_us": (left, right)})
+        known = {field.name: plain[field.name] for field in fields(Segment)}
+        return Segment(**{**known, "newest_us": (left, right)})
 
     def alive(self, alive_us: tuple[int, int]) -> bool:
         """Whether some tuple of it may still match something to come."""
@@ -124,18 +125,20 @@ def replay(folder: Path, segments: Sequence[Segment], mine: Bool, alive_us: tupl
     """
     generations = sorted({s.generation for s in segments})
     for generation in generations:
-        logs = [_deliveries(folder, s) for s in segments if s.generation == generation and s.alive(alive_us)]
+        logs = [_deliveries(folder, s, len(mine)) for s in segments if s.generation == generation and s.alive(alive_us)]
         for _, _, delivery in heapq.merge(*logs, key=lambda item: item[:2]):
             yield from _share(delivery, mine, alive_us)
 
 
-def _deliveries(folder: Path, segment: Segment) -> Iterator[tuple[int, int, Delivery]]:
+def _deliveries(folder: Path, segment: Segment, group_count: int) -> Iterator[tuple[int, int, Delivery]]:
     path = folder / segment.name
     for number, frame in enumerate(read_records(path, segment.nbytes, segment.count)):
         try:
             delivery = unpack_delivery(frame)
         except RunFailed as error:
             raise RunFailed(f"{path}: record {number}: {error}") from None
+        if len(delivery.groups) and delivery.groups[-1] >= group_count:
+            raise RunFailed(f"{path}: record {number}: partition-group {delivery.groups[-1]} of {group_count}")
         yield delivery.epoch, segment.sub_group, delivery
 
 

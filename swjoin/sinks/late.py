@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from swjoin.batch import STREAM_NAMES, SourceBatch
-from swjoin.errors import UserError
+from swjoin.errors import RunFailed, UserError
 from swjoin.storage import AppendedFile
 
 _GROUP_ROWS = 131_072
@@ -20,6 +20,7 @@ _GROUP_ROWS = 131_072
 
 _ROW = np.dtype([("stream", "u1"), ("reason", "u1"), ("known", "u1"), ("id", "<u8"), ("ts", "<i8")])
 _REASONS = ("null time", "late", "shed")
+LATE_ROW_BYTES = _ROW.itemsize
 
 
 class LateSink:
@@ -60,6 +61,8 @@ class LateSink:
 
         schema = pa.schema([("stream", pa.string()), ("row_id", pa.uint64()), ("ts", pa.int64()), ("reason", pa.string())])
         rows = np.frombuffer(self.rows.read(), _ROW)
+        if len(rows) and (int(rows["stream"].max()) >= len(STREAM_NAMES) or int(rows["reason"].max()) >= len(_REASONS)):
+            raise RunFailed(f"{self.rows.path}: corrupt: a row of no stream, or for no reason")
         temporary = target.with_name(f".{target.name}.tmp")
         with pq.ParquetWriter(temporary, schema) as writer:
             for at in range(0, len(rows), _GROUP_ROWS):

@@ -21,6 +21,7 @@ from swjoin.batch import I64, U64, Bool, RowLayout, SourceBatch
 from swjoin.config import StreamConfig
 from swjoin.errors import RunFailed, SwjoinError, UserError
 from swjoin.sources.codec import RowCodec, StreamCodec
+from swjoin.sources.formats import file_format, list_files, read_batches, read_schema, refusing, row_count
 from swjoin.sources.keys import Dictionary, KeyEncoder
 from swjoin.sources.read_ahead import ReadAhead
 from swjoin.sources.views import booleans_of, integers_of
@@ -30,115 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH_ROWS = 65_536
-_SUFFIXES = {
-    ".parquet": "Parquet",
-    ".pq": "Parquet",
-    ".csv": "CSV",
-    ".csv.gz": "CSV",
-    ".csv.bz2": "CSV",
-    ".arrow": "Arrow IPC",
-    ".feather": "Arrow IPC",
-    ".ipc": "Arrow IPC",
-    ".arrows": "Arrow IPC",
-}
 _UNIT_US = {"s": 1_000_000, "ms": 1_000, "us": 1}
-
-
-def file_format(path: Path) -> str | None:
-    """Format by extension, or None when the extension is not known."""
-    name = path.name.lower()
-    return next((kind for suffix, kind in _SUFFIXES.items() if name.endswith(suffix)), None)
-
-
-def list_files(path: Path) -> list[Path]:
-    """The data files of a path, in name order. UserError when there are none, or of several formats."""
-    if not path.exists():
-        raise UserError(f"{path}: no such file or directory")
-    if path.is_file():
-        if file_format(path) is None:
-            raise UserError(f"{path}: unknown extension; known are {', '.join(_SUFFIXES)}")
-        return [path]
-    files = sorted(p for p in path.iterdir() if p.is_file() and p.name[0] not in "._" and file_format(p) is not None)
-    if not files:
-        raise UserError(f"{path}: holds no data files ({', '.join(_SUFFIXES)})")
-    formats = {file_format(p) for p in files}
-    if len(formats) > 1:
-        raise UserError(f"{path}: mixes {' and '.join(sorted(str(f) for f in formats))}; keep one format per directory")
-    return files
-
-
-def _refuse(path: Path, error: BaseException) -> UserError:
-    text = " ".join(str(error).split())
-    return UserError(f"{path}: cannot be read as {file_format(path)}: {text or type(error).__name__}")
-
-
-def _csv_options(schema: pa.Schema | None, columns: list[str] | None) -> Any:
-    import pyarrow.csv as csv
-
-    types = None if schema is None else {f.name: f.type for f in schema}
-    return csv.ConvertOptions(
-        column_types=types, include_columns=columns, strings_can_be_null=True, quoted_strings_can_be_null=False
-    )
-
-
-def read_schema(path: Path) -> pa.Schema:
-    """Column names and types of a file. UserError when it is not what its extension says."""
-    import pyarrow as pa
-    import pyarrow.csv as csv
-    import pyarrow.parquet as pq
-
-    try:
-        kind = file_format(path)
-        if kind == "Parquet":
-            return pq.read_schema(path)
-        if kind == "CSV":
-            with csv.open_csv(path, convert_options=_csv_options(None, None)) as reader:
-                return pa.schema([f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in reader.schema])
-        with _open_ipc(path) as reader:
-            return reader.schema
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise _refuse(path, error) from None
-
-
-def _open_ipc(path: Path) -> Any:
-    import pyarrow as pa
-
-    with path.open("rb") as file:
-        magic = file.read(6)
-    return pa.ipc.open_file(path) if magic == b"ARROW1" else pa.ipc.open_stream(path)
-
-
-def _read_batches(path: Path, schema: pa.Schema, columns: list[str], skip: int = 0) -> Iterator[pa.RecordBatch]:
-    """Batches of one file with just these columns. skip: so many rows (of Parquet) are left out."""
-    import pyarrow as pa
-    import pyarrow.csv as csv
-    import pyarrow.parquet as pq
-
-    kind = file_format(path)
-    if kind == "Parquet":
-        with pq.ParquetFile(path) as file:
-            groups = list(range(file.num_row_groups))
-            while groups and skip >= file.metadata.row_group(groups[0]).num_rows:
-                skip -= file.metadata.row_group(groups.pop(0)).num_rows
-            for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=columns):
-                if skip < batch.num_rows:
-                    yield batch.slice(skip)
-                skip = max(0, skip - batch.num_rows)
-    elif kind == "CSV":
-        reader = csv.open_csv(
-            path, read_options=csv.ReadOptions(block_size=4 << 20), convert_options=_csv_options(schema, columns)
-        )
-        with reader:
-            yield from reader
-    else:
-        with _open_ipc(path) as reader:
-            batches = (
-                (reader.get_batch(i) for i in range(reader.num_record_batches))
-                if isinstance(reader, pa.RecordBatchFileReader)
-                else iter(reader)
-            )
-            for batch in batches:
-                yield batch.select(columns)
 
 
 class FileSource:
@@ -177,7 +70,8 @@ class FileSource:
             while len(self._starts) <= index:
                 self._starts.append(self._rows)
             if batch.num_rows:
-                return self._convert(batch)
+                with refusing(self.files[index]):
+                    return self._convert(batch)
         return None
 
     def ready(self, patience_s: float) -> bool:
@@ -189,7 +83,7 @@ class FileSource:
         """Parquet is not read up to there but for what shares a row group with the row; other formats are."""
         self.close()
         self._ahead, self._rows, self._starts = None, 0, []
-        counts = [_row_count(path) for path in self.files] if file_format(self.files[0]) == "Parquet" else []
+        counts = [row_count(path) for path in self.files] if file_format(self.files[0]) == "Parquet" else []
         self._skipped_files, self._skip = 0, 0
         for count in counts:
             if self._rows + count > row:
@@ -213,24 +107,21 @@ class FileSource:
         return None if self._keys.native else self._keys.dictionary
 
     def _batches(self) -> Iterator[tuple[int, pa.RecordBatch]]:
-        import pyarrow as pa
-
         for index, path in enumerate(self.files[self._skipped_files :], self._skipped_files):
             if index:
                 self._check_schema(path)
             skip = self._skip if index == self._skipped_files else 0
-            try:
-                for batch in _read_batches(path, self._schema, self._columns, skip):
-                    for start in range(0, max(1, batch.num_rows), BATCH_ROWS):
-                        yield index, batch.slice(start, BATCH_ROWS)
-            except (pa.ArrowException, OSError, EOFError, ValueError) as error:
-                raise _refuse(path, error) from None
+            for batch in read_batches(path, self._schema, self._columns, BATCH_ROWS, skip):
+                for start in range(0, max(1, batch.num_rows), BATCH_ROWS):
+                    yield index, batch.slice(start, BATCH_ROWS)
 
     def _check_schema(self, path: Path) -> None:
         schema = read_schema(path)
         for name in self._columns:
-            if name not in schema.names:
-                raise UserError(f"{path}: column {name} is missing, which {self.files[0].name} has")
+            count = schema.names.count(name)
+            if count != 1:
+                there = "missing" if not count else f"there {count} times"
+                raise UserError(f"{path}: column {name} is {there}, {self.files[0].name} has it once")
             mine, theirs = self._schema.field(name).type, schema.field(name).type
             if mine != theirs and file_format(path) != "CSV":
                 raise UserError(f"{path}: column {name} is {theirs}, in {self.files[0].name} it is {mine}")
@@ -302,26 +193,12 @@ class FileSource:
             self._ahead.close()
 
 
-def _row_count(path: Path) -> int:
-    """Rows of a Parquet file. UserError when it cannot be read."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return int(pq.read_metadata(path).num_rows)
-    except (pa.ArrowException, OSError) as error:
-        raise _refuse(path, error) from None
-
-
 def _rows_total(files: list[Path]) -> int | None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     if file_format(files[0]) != "Parquet":
         return None
     try:
-        return sum(int(pq.read_metadata(path).num_rows) for path in files)
-    except (pa.ArrowException, OSError):
+        return sum(row_count(path) for path in files)
+    except UserError:
         return None  # told with its place when the file is read
 
 
@@ -332,8 +209,9 @@ def _find(schema: pa.Schema, name: str, side: str, path: str, role: str) -> pa.D
         return schema.field(name).type
     if count > 1:
         raise UserError(f"{side} {path}: column {name} is there {count} times; rename one")
+    name = name[:200]
     near = difflib.get_close_matches(name, schema.names, 1, 0.5)
-    hint = f"did you mean {near[0]}?" if near else f"its columns are {', '.join(schema.names)}"
+    hint = f"did you mean {near[0]}?" if near else f"its columns are {', '.join(schema.names)[:1000]}"
     raise UserError(f"{side} {path}: {role} column {name} is missing; {hint}")
 
 

@@ -257,7 +257,7 @@ def _statistics(source: FileSource, config: StreamConfig) -> Iterator[tuple[floa
     """First and last time and rows of every row group of Parquet files. UnforeseenError when they do not tell."""
     import pyarrow.parquet as pq
 
-    from swjoin.sources.files import file_format
+    from swjoin.sources.formats import file_format
 
     unit = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
     for path in source.files:

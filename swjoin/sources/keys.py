@@ -122,6 +122,8 @@ class Dictionary:
     def restore(self, lengths: I64, data: U8) -> None:
         """The codes 0, 1, ... again, into a dictionary that is empty."""
         assert len(self) == 0, "a dictionary with codes cannot be restored"
+        if lengths.min(initial=0) < 0 or lengths.max(initial=0) > len(data) or int(lengths.sum()) != len(data):
+            raise RunFailed(f"corrupt checkpoint: {len(lengths)} keys do not fill {len(data)} bytes")
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         codes = self.encode(data, offsets, None)
         if len(codes) and (int(codes[-1]) != len(codes) - 1 or len(self) != len(codes)):
@@ -145,7 +147,7 @@ def _kind(column: str, kind: pa.DataType) -> str:
 
     if t.is_dictionary(kind):
         return _kind(column, kind.value_type)
-    if t.is_integer(kind) or t.is_boolean(kind) or t.is_temporal(kind):
+    if t.is_integer(kind) or t.is_boolean(kind) or (t.is_temporal(kind) and not t.is_interval(kind)):
         return INTEGER
     if (
         t.is_string(kind)

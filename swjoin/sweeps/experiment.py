@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import json
 import math
+import os
 import typing
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from swjoin.sweeps.presets import PRESETS
 from swjoin.units import parse_duration_us, parse_size_bytes
 
 RUNNERS = ("mpi", "simulate", "local")
+_LONGEST = 1000  # characters of a complaint, which may quote a value
 _ABOUT = ("question", "figure", "claim", "expected", "plot", "metrics")  # what an experiment with `runs` may say, too
 _RUNS = ("base", "preset", "set", "slaves", "runner", "costs", "measured", "prefill", "repeat", "axes", "search")
 _COLUMNS = frozenset(("metric", "unit", "over", "runs", "mean", "sd", "ci_low", "ci_high", "min", "max", "invalid", "failed"))
@@ -161,7 +163,7 @@ class _Parser:
         self.path = path
 
     def fail(self, text: str) -> NoReturn:
-        raise UserError(f"{self.path}: {text}")
+        raise UserError(f"{self.path}: {text if len(text) <= _LONGEST else text[:_LONGEST] + ' ...'}")
 
     def whole(self, name: str, value: Any, least: int = 1) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -169,7 +171,7 @@ class _Parser:
         return value
 
     def choice(self, name: str, value: Any, known: Iterable[str]) -> str:
-        if value not in known:
+        if not isinstance(value, str) or value not in known:
             self.fail(f"{name}: {value!r} is not known{_nearest(str(value), known)}")
         return str(value)
 
@@ -263,6 +265,8 @@ class _Parser:
                 self.fail(f"search: {name} must be a number above 0, got {value!r}")
         if data["low"] >= data["high"]:
             self.fail(f"search: low ({data['low']}) must be below high ({data['high']})")
+        if data["high"] / data["low"] > 1e12 or data.get("precision", 1) < 1e-6:
+            self.fail("search: such a range, to such a precision, would take hundreds of runs")
         return Search(**data)
 
 
@@ -330,7 +334,7 @@ def _own_runs(parser: _Parser, about: dict[str, Any], plain: dict[str, Any], pre
         parser.fail("base is missing: the configuration that the axes vary, such as mpi_configs/paper.yaml")
     name = Path(parser.text("base", plain["base"]))
     beside = parser.path.resolve().parent.parent / name
-    base = beside if beside.exists() else name
+    base = beside if os.path.exists(beside) else name  # unlike Path.exists, it has no opinion on names that are too long
     products = parser.axes(plain.get("axes") or {})
     axes = [axis.name for axis in products[0]]
     try:
@@ -360,6 +364,8 @@ def _own_runs(parser: _Parser, about: dict[str, Any], plain: dict[str, Any], pre
 
 def _check_plot(parser: _Parser, experiment: Experiment) -> None:
     panels = experiment.plot.get("panels") or []
+    if not isinstance(panels, (str, list)):
+        parser.fail(f"plot.panels: expected a metric or a list of them, got {panels!r}")
     for where, names in (("metrics", experiment.metrics), ("plot.panels", [panels] if isinstance(panels, str) else panels)):
         for name in names:
             metric, _, over = str(name).partition(":")
@@ -372,5 +378,5 @@ def _check_plot(parser: _Parser, experiment: Experiment) -> None:
     axes = experiment.source.axis_units
     for part in ("x", "series"):
         name = experiment.plot.get(part)
-        if name is not None and name not in axes:
+        if name is not None and (not isinstance(name, str) or name not in axes):
             parser.fail(f"plot.{part}: {name!r} is no axis of {experiment.source.path.name}{_nearest(str(name), axes)}")

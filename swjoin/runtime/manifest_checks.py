@@ -1,0 +1,207 @@
+"""What a manifest must look like, before anything in it is used.
+
+What: `check_manifest`; `restoring`, around whatever takes up a role's part of a checkpoint.
+Why: a checksum says that the file is what somebody has written, not that it is a checkpoint. Names in it become paths, numbers
+become sizes and indexes.
+Stays out: what the values mean (`runtime.checkpoint_folder`, the roles).
+
+A shape is a type, a check of a value, a list with the shape of all its items, a tuple with the shapes of each, or a mapping;
+keys that a shape does not name may hold anything.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from swjoin.deliveries import BEGIN_OF_TIME_US
+from swjoin.errors import RunFailed
+from swjoin.state.histogram import HISTOGRAM_SIZE
+
+Shape: TypeAlias = "type | Callable[[Any], bool] | list[Any] | tuple[Any, ...] | dict[str, Any]"
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -(1 << 63) <= value < 1 << 63
+
+
+def _count(value: Any) -> bool:
+    return _number(value) and value >= 0
+
+
+def _amount(value: Any) -> bool:
+    return _number(value) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _digest(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < 1 << 64
+
+
+def _bin(value: Any) -> bool:
+    return _count(value) and value < HISTOGRAM_SIZE
+
+
+def _time(value: Any) -> bool:
+    return _number(value) and abs(value) <= 3 << 61  # punctuations, and what is dead below them
+
+
+def _maybe_time(value: Any) -> bool:
+    return value is None or _time(value)
+
+
+def _maybe_boundary(value: Any) -> bool:
+    """Of a distribution epoch: tuples' times lie below 2^61. At the end of time the next one would never come."""
+    return value is None or (_number(value) and BEGIN_OF_TIME_US <= value < 3 << 60)
+
+
+def _log_name(value: Any) -> bool:
+    """A name in this folder, and not a path to any other place."""
+    return isinstance(value, str) and re.fullmatch(r"(master|segment)-[\d-]+\.(frames|log)", value, re.ASCII) is not None
+
+
+def _result_name(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"part-[\d-]+(\.\w+)?", value, re.ASCII) is not None
+
+
+def _maybe_estimates(value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and _amount(value.get("lost_pairs")))
+
+
+_MARK = (_count, _count)  # length and checksum
+_STREAM = {
+    "counts": {name: _count for name in ("tuples", "joined", "null_key", "late", "shed")},
+    "high_us": _time,
+    "first_us": _maybe_time,
+    "ended": bool,
+    "idle": bool,
+    "arrived_high_us": _time,
+}
+_MASTER = {
+    "master": {
+        **dict.fromkeys(("generation", "completed", "epochs_closed"), _count),
+        **dict.fromkeys(("origin_us", "boundary_us"), _maybe_boundary),
+        "streams_ended_us": _maybe_time,
+        "all_held": bool,
+        "epoch": _number,
+        "epoch_size": [(_time, _count)],
+        "peaks": (_count, _count),
+    },
+    "controller": {
+        **dict.fromkeys(("slaves", "next_number"), _count),
+        **{key: [_count] for key in ("active", "emptying", "owner")},
+        "first_epoch": _number,
+        "random": dict,
+        "finished_moves": [(_number, _count)],
+        "history": [{"epoch": _number, "time_s": _amount, "active_slaves": _count}],
+    },
+    "overload": {
+        "by_group": ([_count], [_count]),
+        "estimates": _maybe_estimates,
+        **dict.fromkeys(("spilled_tuples", "peak_stored_bytes"), _count),
+    },
+    "streams": (_STREAM, _STREAM),
+}
+_SEGMENT = {
+    "name": _log_name,
+    **dict.fromkeys(("generation", "sub_group", "nbytes", "count", "tuples"), _count),
+    "newest_us": (_time, _time),
+}
+_TALLY = {
+    "count": _count,
+    "digest": _digest,
+    **dict.fromkeys(("delay_sum_us", "delay_max_us"), _amount),
+    "histogram": ([_bin], [_count]),
+}
+_MANIFEST = {
+    "config": dict,
+    "config_digest": str,
+    **dict.fromkeys(("generation", "incarnation", "epoch", "produced"), _count),
+    "clock_us": _time,
+    "alive_us": (_time, _time),
+    "joined": (_count, _count),
+    "segments": [_SEGMENT],
+    "master": {
+        "state": dict,
+        "frames": {"name": _log_name, "nbytes": _count, "count": _count},
+        "tuples": [(str, _count)],
+        "late": _MARK,
+        "keys": (_count, _MARK, _MARK),
+    },
+    "collector": {"results": [_result_name], "metrics": _MARK, "state": {"epoch": _number, "tally": _TALLY}},
+    "inputs": [(str, _count, _count)],
+    "command": str,
+    "run_dir": str,
+}
+
+
+def _wrong(shape: Shape, value: Any, place: str) -> str | None:
+    """The place of the first value that is not as the shape says."""
+    if isinstance(shape, type):
+        return None if isinstance(value, shape) else place
+    if isinstance(shape, dict):
+        if not isinstance(value, dict):
+            return place
+        for key, part in shape.items():
+            wrong = _wrong(part, value[key], f"{place}.{key}") if key in value else f"{place}.{key}"
+            if wrong:
+                return wrong
+        return None
+    if isinstance(shape, (list, tuple)):
+        if not isinstance(value, list) or (isinstance(shape, tuple) and len(value) != len(shape)):
+            return place
+        parts = shape if isinstance(shape, tuple) else [shape[0]] * len(value)
+        return next(
+            (w for i, (p, v) in enumerate(zip(parts, value, strict=True)) if (w := _wrong(p, v, f"{place}[{i}]"))), None
+        )
+    return None if shape(value) else place
+
+
+def check_manifest(path: Path, plain: dict[str, Any]) -> None:
+    """RunFailed, with file and key, when this is no manifest."""
+    wrong = _wrong(_MANIFEST, plain, "")
+    if wrong is None and len({len(part) for part in plain["collector"]["state"]["tally"]["histogram"]}) > 1:
+        wrong = ".collector.state.tally.histogram"
+    if wrong is None and len(plain["segments"]) != len({s["name"] for s in plain["segments"]}):
+        wrong = ".segments (one comes twice)"
+    if wrong is not None:
+        raise RunFailed(f"{path}: corrupt checkpoint ({wrong[1:]} is not what it must be)")
+
+
+def check_master_state(path: Path, state: Any, generation: int, group_count: int) -> None:
+    """The master's own part. RunFailed, with file and key, when it is none, or of another run."""
+    wrong = _wrong(_MASTER, state, "")
+    if wrong is None:
+        controller = state["controller"]
+        slaves = controller["slaves"]
+        members = [*controller["active"], *controller["emptying"], *controller["owner"]]
+        if state["master"]["generation"] != generation + 1:
+            wrong = ".master.generation"
+        elif not controller["history"]:
+            wrong = ".controller.history"
+        elif any(len(counts) != group_count for counts in state["overload"]["by_group"]):
+            wrong = ".overload.by_group"
+        elif len(controller["owner"]) != group_count or any(s >= slaves for s in members) or not controller["active"]:
+            wrong = ".controller"
+        elif len(set(controller["active"])) != len(controller["active"]) or not set(controller["owner"]) <= set(
+            controller["active"]
+        ):
+            wrong = ".controller.active"
+    if wrong is not None:
+        raise RunFailed(f"{path}: corrupt checkpoint (master.state{wrong} is not what it must be)")
+
+
+@contextmanager
+def restoring(path: Path) -> Iterator[None]:
+    """RunFailed, with the file, when a role cannot take up what a checkpoint holds."""
+    try:
+        yield
+    except RunFailed as error:
+        text = str(error)
+        raise error if str(path.parent) in text else RunFailed(f"{path}: {text}") from None
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError) as error:
+        text = " ".join(str(error).split())[:300]
+        raise RunFailed(f"{path}: corrupt checkpoint ({type(error).__name__}: {text})") from None

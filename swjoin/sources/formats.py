@@ -1,0 +1,162 @@
+"""Files of rows as Arrow batches: Parquet, CSV, Arrow IPC, told apart by their extensions.
+
+What: `list_files`, `read_schema`, `read_batches`, `row_count`.
+Why: what these files hold was written by anybody. Whatever a library says about them becomes one line that names the file, and
+what it does not look at is looked at here, before kernels that check nothing see it.
+Stays out: keys, times, payload, reading ahead (`sources.files`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swjoin.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_SUFFIXES = {
+    ".parquet": "Parquet",
+    ".pq": "Parquet",
+    ".csv": "CSV",
+    ".csv.gz": "CSV",
+    ".csv.bz2": "CSV",
+    ".arrow": "Arrow IPC",
+    ".feather": "Arrow IPC",
+    ".ipc": "Arrow IPC",
+    ".arrows": "Arrow IPC",
+}
+_LONGEST = 1000  # characters of a complaint that a library or a path has a part in
+
+
+def file_format(path: Path) -> str | None:
+    """Format by extension, or None when the extension is not known."""
+    name = path.name.lower()
+    return next((kind for suffix, kind in _SUFFIXES.items() if name.endswith(suffix)), None)
+
+
+def list_files(path: Path) -> list[Path]:
+    """The data files of a path, in name order. UserError when there are none, or of several formats."""
+    if not os.path.exists(path):  # unlike Path.exists, it has no opinion on names that are too long
+        raise UserError(f"{str(path)[:_LONGEST]}: no such file or directory")
+    if path.is_file():
+        if file_format(path) is None:
+            raise UserError(f"{path}: unknown extension; known are {', '.join(_SUFFIXES)}")
+        return [path]
+    files = sorted(p for p in path.iterdir() if p.is_file() and p.name[0] not in "._" and file_format(p) is not None)
+    if not files:
+        raise UserError(f"{path}: holds no data files ({', '.join(_SUFFIXES)})")
+    formats = {file_format(p) for p in files}
+    if len(formats) > 1:
+        raise UserError(f"{path}: mixes {' and '.join(sorted(str(f) for f in formats))}; keep one format per directory")
+    return files
+
+
+@contextmanager
+def refusing(path: Path) -> Iterator[None]:
+    """UserError, with the file, for whatever a library finds wrong with what is in it."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError) as error:
+        text = " ".join(str(error).split())[:_LONGEST]
+        raise UserError(f"{path}: cannot be read as {file_format(path)}: {text or type(error).__name__}") from None
+
+
+def _csv_options(schema: pa.Schema | None, columns: list[str] | None) -> Any:
+    import pyarrow.csv as csv
+
+    types = None if schema is None else {f.name: f.type for f in schema}
+    return csv.ConvertOptions(
+        column_types=types,
+        include_columns=columns,
+        null_values=[""],  # and not NA, null, nan and the like, which are values as others are
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
+    )
+
+
+def read_schema(path: Path) -> pa.Schema:
+    """Column names and types of a file. UserError when it is not what its extension says."""
+    with refusing(path):
+        schema = _schema_of(path)
+        _ = schema.names  # which fails where a name is no text
+        return schema
+
+
+def _schema_of(path: Path) -> pa.Schema:
+    import pyarrow as pa
+    import pyarrow.csv as csv
+    import pyarrow.parquet as pq
+
+    kind = file_format(path)
+    if kind == "Parquet":
+        return pq.read_schema(path)
+    if kind == "CSV":
+        with csv.open_csv(path, convert_options=_csv_options(None, None)) as reader:
+            return pa.schema([f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in reader.schema])
+    with _open_ipc(path) as reader:
+        return reader.schema
+
+
+def _open_ipc(path: Path) -> Any:
+    import pyarrow as pa
+
+    with path.open("rb") as file:
+        magic = file.read(6)
+    return pa.ipc.open_file(path) if magic == b"ARROW1" else pa.ipc.open_stream(path)
+
+
+def read_batches(path: Path, schema: pa.Schema, columns: list[str], rows: int, skip: int = 0) -> Iterator[pa.RecordBatch]:
+    """Batches of one file with just these columns, of about so many rows (Parquet). skip: so many rows (of Parquet) are left
+    out."""
+    with refusing(path):
+        yield from _batches(path, schema, columns, rows, skip)
+
+
+def _batches(path: Path, schema: pa.Schema, columns: list[str], rows: int, skip: int) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+    import pyarrow.csv as csv
+    import pyarrow.parquet as pq
+
+    kind = file_format(path)
+    if kind == "Parquet":
+        with pq.ParquetFile(path) as file:
+            groups = list(range(file.num_row_groups))
+            # a row group of no rows is read, too: it may be corrupt
+            while groups and 0 < skip >= file.metadata.row_group(groups[0]).num_rows:
+                skip -= file.metadata.row_group(groups.pop(0)).num_rows
+            for batch in file.iter_batches(rows, row_groups=groups, columns=columns):
+                if skip < batch.num_rows:
+                    yield batch.slice(skip)
+                skip = max(0, skip - batch.num_rows)
+    elif kind == "CSV":
+        reader = csv.open_csv(
+            path, read_options=csv.ReadOptions(block_size=4 << 20), convert_options=_csv_options(schema, columns)
+        )
+        with reader:
+            yield from reader
+    else:
+        with _open_ipc(path) as reader:
+            batches = (
+                (reader.get_batch(i) for i in range(reader.num_record_batches))
+                if isinstance(reader, pa.RecordBatchFileReader)
+                else iter(reader)
+            )
+            for batch in batches:
+                chosen = batch.select(columns)
+                chosen.validate(full=True)  # the library takes lengths and offsets as they stand in the file
+                yield chosen
+
+
+def row_count(path: Path) -> int:
+    """Rows of a Parquet file. UserError when it cannot be read."""
+    import pyarrow.parquet as pq
+
+    with refusing(path):
+        return int(pq.read_metadata(path).num_rows)
