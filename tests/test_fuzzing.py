@@ -292,6 +292,15 @@ def test_buffers_of_ipc_files_are_looked_at(tmp_path: Path) -> None:
     assert _joined(IpcTarget(), tmp_path / "again", bad, good) == "refused: test"
 
 
+def test_dictionaries_of_numbers_come_back(tmp_path: Path) -> None:
+    """ArrowNotImplementedError once there were results: Arrow casts strings to dictionaries, and nothing else."""
+    kind = pa.dictionary(pa.int8(), pa.int64())
+    data = _arrow(
+        k=pa.array([1, 2, 2]).dictionary_encode().cast(kind), ts=[1, 2, 3], p=pa.array([0.5, None, 1.5]).dictionary_encode()
+    )
+    assert _joined(IpcTarget(), tmp_path, data, data) == "accepted: test"
+
+
 def test_a_path_that_is_too_long_is_not_there() -> None:
     with pytest.raises(UserError, match="no such file"):
         formats.list_files(Path("a" * 5000))

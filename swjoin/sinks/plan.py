@@ -92,7 +92,7 @@ class OutputPlan:
         for _, kind, side, origin, name in self._columns():
             if origin == "row":
                 array = unpacked[side][name]
-                arrays.append(array if array.type == kind else array.cast(kind))
+                arrays.append(array if array.type == kind else _as_type(array, kind))
             else:
                 arrays.append(_rebuilt(pairs.key if origin == "key" else times[side], kind))
         return pa.record_batch(arrays, schema=self.schema)
@@ -114,12 +114,22 @@ def _unpack(codec: RowCodec | None, rows: PayloadRows | None) -> dict[str, pa.Ar
     return dict(zip(codec.schema.names, codec.decode(rows), strict=True))
 
 
+def _as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A cast; Arrow has none to dictionaries of anything but strings."""
+    import pyarrow as pa
+
+    if not pa.types.is_dictionary(kind):
+        return array.cast(kind)
+    encoded = array.cast(kind.value_type).dictionary_encode()
+    return pa.DictionaryArray.from_arrays(encoded.indices.cast(kind.index_type), encoded.dictionary, ordered=kind.ordered)
+
+
 def _rebuilt(values: I64, kind: pa.DataType) -> pa.Array:
     """A key or time column from int64 values."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(kind):
-        return _rebuilt(values, kind.value_type).cast(kind)
+        return _as_type(_rebuilt(values, kind.value_type), kind)
     if pa.types.is_uint64(kind):
         return pa.array(values.view(np.uint64))
     if pa.types.is_boolean(kind):

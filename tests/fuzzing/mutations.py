@@ -101,7 +101,9 @@ def odd_value(random: Random, old: Any) -> Any:
         if new and random.random() < 0.5:
             del new[random.randrange(len(new))]
         else:
-            new.append(copy.deepcopy(random.choice(new)) if new and random.random() < 0.7 else random.choice(_ODD))
+            new.append(
+                copy.deepcopy(random.choice(new)) if new and random.random() < 0.7 else copy.deepcopy(random.choice(_ODD))
+            )
         return new
     return copy.deepcopy(random.choice(_ODD))
 
@@ -126,7 +128,7 @@ def spoil_plain(random: Random, plain: Any, *, keep: tuple[str, ...] = ()) -> An
         elif kind == 1 and isinstance(holder, dict):
             holder[str(key) + random.choice(("x", "_us", "_bytes", "", "s"))] = holder.pop(key)
         elif kind == 2 and isinstance(holder, dict):
-            holder[random.choice(("x", "", "a" * 3000, "join", "within", "\n"))] = random.choice(_ODD)
+            holder[random.choice(("x", "", "a" * 3000, "join", "within", "\n"))] = copy.deepcopy(random.choice(_ODD))
         elif kind == 3:
             other = random.choice(places)
             value: Any = out

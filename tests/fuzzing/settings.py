@@ -81,6 +81,9 @@ _FULL = {
 }
 
 
+_OF_ANOTHER_FILE = (": cannot be read (", ": expected a mapping of", ": not valid YAML")  # the base that an experiment names
+
+
 class YamlTarget:
     """Files of three kinds: a configuration most of the time."""
 
@@ -130,7 +133,7 @@ class YamlTarget:
             else:
                 _check_costs(load_costs(str(path)), self.folder)
         except SwjoinError as error:
-            check_refusal(error, path.name, "costs", ": cannot be read (")
+            check_refusal(error, path.name, "costs", *_OF_ANOTHER_FILE)
             return f"refused: {what}"
         return f"accepted: {what}"
 
@@ -178,7 +181,8 @@ def check_config(config: RunConfig, data: bytes) -> None:
             known = plain[section].get(key) if isinstance(plain.get(section), dict) else None
             if key in plain.get(section, {}) and isinstance(value, (int, float, str)) and isinstance(known, (int, float, str)):
                 unit = key.endswith(("_us", "_bytes")) and isinstance(value, str)
-                if not unit and known != value:
+                read_as = float(value) if isinstance(known, float) else value
+                if not unit and known != read_as:
                     raise Wrong(f"{section}.{key} is {value!r} in the file and {known!r} in the configuration")
         if section in ("seed", "pace") and plain[section] != values:
             raise Wrong(f"{section} is {values!r} in the file and {plain[section]!r} in the configuration")
