@@ -18,7 +18,7 @@ from swjoin.runtime.chaos import Scenario, main
 from swjoin.runtime.simulator import Simulation
 from tests.planted import complaints
 
-SEEDS = 300
+SEEDS = 240
 
 
 def test_random_runs_are_right() -> None:
@@ -34,9 +34,9 @@ def test_a_run_replays_from_its_seed() -> None:
     assert play() == play()
 
 
-def _caught(count: int = 80) -> int:
-    """How many of the first seeds complain."""
-    return complaints(range(count), count)
+def _caught() -> int:
+    """How many of the first seeds complain; six are enough."""
+    return complaints(range(80), 6)
 
 
 def test_a_lost_delivery_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,19 +47,20 @@ def test_a_lost_delivery_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         return [c for c in commands if not (isinstance(c, Deliver) and c.delivery.epoch == 1)]
 
     monkeypatch.setattr(Master, "_serve", lossy)
-    assert _caught() > 5
+    monkeypatch.setattr(Simulation, "MAX_STEPS", 10_000)  # in realtime pace a run that waits for ever goes on ticking
+    assert _caught() == 6
 
 
 def test_early_expiry_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows that forget their bounds: a tuple leaves as soon as the opposite stream has reached its time."""
     monkeypatch.setattr(WindowJoin, "_dead_below", lambda self: (self._times_us[1], self._times_us[0]))
-    assert _caught() > 5
+    assert _caught() == 6
 
 
 def test_dropped_results_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     complete = Slave._complete
     monkeypatch.setattr(Slave, "_complete", lambda self, *args: dataclasses.replace(complete(self, *args), pairs=None))
-    assert _caught() > 5
+    assert _caught() == 6
 
 
 def test_tuples_shipped_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +72,7 @@ def test_tuples_shipped_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -> Non
             append(self, stream, *batch)  # type: ignore[arg-type]
 
     monkeypatch.setattr(MiniBuffers, "append", twice)
-    assert _caught() > 5
+    assert _caught() == 6
 
 
 def test_kernels_run_without_the_compiler() -> None:

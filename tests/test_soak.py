@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -122,14 +124,15 @@ def test_memory_of_processes() -> None:
     found = memory_of(os.getpid())
     assert found is not None
     assert found.resident_bytes > found.anonymous_bytes > MIB
-    before = mapped_of(os.getpid())
-    reserved = np.empty(300 * MIB, np.uint8)
-    reserved[: 50 * MIB] = 1
-    after = mapped_of(os.getpid())
-    assert before is not None
-    assert after is not None
-    assert before.proportional_bytes > MIB
-    assert 49 * MIB < after.reserved_bytes - before.reserved_bytes < 100 * MIB
+    code = (  # in a process whose maps nobody else has shaped
+        "import os, numpy as np; from swjoin.runtime.processes import mapped_of\n"
+        "before = mapped_of(os.getpid()); reserved = np.empty(300 << 20, np.uint8); reserved[: 50 << 20] = 1\n"
+        "after = mapped_of(os.getpid()); print(before.proportional_bytes, after.reserved_bytes - before.reserved_bytes)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    proportional, grown = map(int, done.stdout.split())
+    assert proportional > MIB
+    assert 49 * MIB < grown < 100 * MIB
     assert mapped_of(2**22 + 5) is None
     assert memory_of(2**22 + 5) is None
     assert left_of("nobody has this mark") == []
