@@ -210,6 +210,26 @@ def test_realtime_follows_the_clock_and_not_the_arrivals() -> None:
     assert deliver.delivery.left_time_us == 1500
 
 
+def test_a_clock_that_steps_back_takes_no_promise_back() -> None:
+    """No runtime's clock does (they are monotonic); if one did, nothing would happen until it is where it was."""
+    config = config_from_plain(
+        {"join": {"within": "1ms"}, "pace": "realtime", "cluster": {"distribution_epoch_us": 100, "partition_count": 4}}
+    )
+    master = Master(config, 1, (None, None))
+    master.start()
+    master.handle(TuplesRead(LEFT, rows([1000, 1250, 1990])), 0)
+    master.handle(TuplesRead(RIGHT, rows([1000, 1990])), 0)
+    promised: list[int] = []
+    delivered: list[list[int]] = []
+    for now_us in (0, 305, 110, 5, 290, 420, 60, 510):
+        commands = master.handle(SlaveReported(SlaveId(0), 0.0), now_us)
+        promised += [c.delivery.left_time_us for c in commands if isinstance(c, Deliver)]
+        delivered += [c.delivery.left.ts.tolist() for c in commands if isinstance(c, Deliver)]
+        master.validate()
+    assert promised == [1300, 1400, 1500]
+    assert delivered == [[1000, 1250], [], []]
+
+
 # ---------------------------------------------------------------- collector
 
 
