@@ -126,6 +126,10 @@ class TimeConfig:
         check(0 <= self.max_out_of_order_us < MAX_SPAN_US, "time: max_out_of_order must not be negative")
         check(self.idle_timeout_us >= 0, "time: idle_timeout must not be negative (0: never)")
         check(
+            self.idle_timeout_us == 0 or self.model == "event",
+            "time: idle_timeout needs model event; with arrival times no row is ever late",
+        )
+        check(
             self.idle_timeout_us == 0 or self.late != "error",
             "time: after an idle_timeout rows may be late; choose late: drop or side",
         )

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -321,6 +322,49 @@ def test_a_slave_whose_last_partition_group_leaves_keeps_no_payload() -> None:
         departure.next_chunk()
     assert join.window_bytes() == 0
     join.validate()
+
+
+@pytest.mark.parametrize("spare", [*range(0, 110_000, 10_000), 1 << 22])
+def test_a_partition_group_that_arrives_near_the_limit_loses_no_pairs(spare: int) -> None:
+    """The consumer is 50 s ahead. To make room by expiry, by its own times, would drop what the pending tuples still meet."""
+    window_us, n = 10_000_000, 6000
+    bounds, none = Bounds(-window_us, window_us), TupleBatch.empty(LAYOUT)
+    keys = np.arange(n)
+
+    def consumer(limit: int) -> WindowJoin:
+        join = make(bounds, limit, theta_tuples=0)
+        times = (100_000_000, 100_000_000)
+        drive(join, delivery(0, batch(keys, np.linspace(95e6, 100e6, n).astype(np.int64)), none, times))
+        return join
+
+    supplier = make(bounds, 1 << 24, theta_tuples=0)
+    lefts = batch(keys, np.linspace(40e6, 50e6, n).astype(np.int64))
+    drive(supplier, delivery(0, lefts, none, (50_000_000, 50_000_000)))
+    pending = batch(keys, np.linspace(50e6, 50.1e6, n).astype(np.int64))
+    found = supplier.depart(Journey(QueryId(0), 0, GroupId(0), SlaveId(0), SlaveId(1)), (none, pending), 1 << 20)
+    chunks = []
+    while not found.done:
+        chunks.append(found.next_chunk())
+    taken = consumer(1 << 24)
+    needed = taken.window_bytes() + supplier.window_bytes()
+    # `delivery` is always of partition-group 0: what arrives is called another one
+    chunks = [replace(chunk, group=GroupId(1)) for chunk in chunks]
+    join = consumer(needed + spare)
+    arrival = join.arrive(chunks[0])
+    pairs = 0
+    try:
+        for chunk in chunks:
+            arrival.add(chunk)
+        work = arrival.settle(EpochIndex(1))
+        assert work is not None
+        while not (step := join.step(work, 0, 1 << 20)).done:
+            pairs += 0 if step.pairs is None else len(step.pairs)
+        pairs += 0 if step.pairs is None else len(step.pairs)
+    except RunFailed as error:
+        assert spare < 1 << 20
+        assert "module.window" in str(error)
+        return
+    assert pairs == n
 
 
 def test_a_payload_store_that_empties_begins_anew() -> None:

@@ -12,13 +12,17 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from swjoin.batch import LEFT, RIGHT, SourceBatch, TupleBatch
+from swjoin.batch import LEFT, RIGHT, PayloadRows, RowLayout, SourceBatch, TupleBatch
+from swjoin.cluster.master import Master
 from swjoin.cluster.match_estimates import MatchEstimates
 from swjoin.cluster.overload import Overload
-from swjoin.cluster.pending import Pending
+from swjoin.cluster.pending import Pending, StoreFullError
+from swjoin.cluster.snapshots import restore
 from swjoin.config import RunConfig
+from swjoin.deliveries import SlaveId
 from swjoin.errors import SwjoinError
 from swjoin.loading import config_from_plain
+from swjoin.messages import Deliver, SavePart, SlaveReported, StopRequested, StreamEnded, TuplesRead
 from swjoin.oracle import Bounds, format_digest, pair_digest
 from swjoin.runtime.chaos import Scenario, run_scenario
 from swjoin.runtime.simulation_result import SimulationError, SimulationResult
@@ -116,16 +120,21 @@ def test_a_disk_that_changes_a_byte_is_refused(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- the queue
 
 
-def numbered(start: int, stop: int) -> TupleBatch:
+def numbered(start: int, stop: int, layout: RowLayout | None = None) -> TupleBatch:
     ts = np.arange(start, stop, dtype=np.int64)
-    return TupleBatch(ts, ts, ts.astype(np.uint64), ts)
+    rows, n = None, len(ts)
+    if layout is not None:
+        lengths = np.concatenate([[0], np.cumsum(ts % 5)])
+        rows = PayloadRows(np.zeros((n, layout.fixed_bytes), np.uint8), lengths, np.zeros(int(lengths[-1]), np.uint8))
+    return TupleBatch(ts, ts, ts.astype(np.uint64), ts, rows)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_a_queue_gives_what_it_got_wherever_it_lay(seed: int, tmp_path: Path) -> None:
-    """Appended, stored, fetched, dropped and merged at random: in time order, each tuple once."""
+@pytest.mark.parametrize("layout", [None, RowLayout(8, True)])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_queue_gives_what_it_got_wherever_it_lay(seed: int, layout: RowLayout | None, tmp_path: Path) -> None:
+    """Appended, stored, fetched, dropped and merged at random: in time order, each tuple once, no byte left over."""
     random = np.random.default_rng(seed)
-    folder, pending = SpillFolder(tmp_path), Pending(None)
+    folder, pending = SpillFolder(tmp_path), Pending(layout)
     here: list[int] = []
     got: list[int] = []
     end = below = 0
@@ -133,7 +142,7 @@ def test_a_queue_gives_what_it_got_wherever_it_lay(seed: int, tmp_path: Path) ->
         match random.integers(0, 6):
             case 0 | 1:
                 start, end = end, end + int(random.integers(0, 30))
-                pending.append(numbered(start, end), folder if random.random() < 0.3 else None)
+                pending.append(numbered(start, end, layout), folder if random.random() < 0.3 else None)
                 here += range(start, end)
             case 2:
                 pending.store(int(random.integers(0, 4000)), folder)
@@ -142,19 +151,109 @@ def test_a_queue_gives_what_it_got_wherever_it_lay(seed: int, tmp_path: Path) ->
                 got += pending.take_below(below).ts.tolist()
                 here = [x for x in here if x >= below]
             case 4:
-                masks = [random.random(len(part)) < 0.2 for part in pending.in_memory()]
+                share = random.choice([0.2, 1.0])
+                masks = [random.random(len(part)) < share for part in pending.in_memory()]
                 gone = {int(x) for batch in pending.drop(masks) for x in batch.ts}
                 got += sorted(gone)
                 here = [x for x in here if x not in gone]
             case _:
                 parts = [part for part, _ in pending.take_all()]
-                pending.merge(parts)
+                for part in parts[1::2]:
+                    pending.append(part, folder)
+                pending.merge(parts[0::2], folder)
         pending.validate()
         assert pending.tuples == len(here)
         assert pending.first_ts_us == (here[0] if here else None)
     got += pending.take_below(end).ts.tolist()
     assert sorted(got) == list(range(end))
     assert pending.bytes == pending.stored_bytes == 0
+
+
+class FullDisk:
+    """Takes so many batches, and no more."""
+
+    def __init__(self, folder: Path, batches: int) -> None:
+        self._folder, self._left = SpillFolder(folder), batches
+
+    def __call__(self, batch: TupleBatch) -> SpilledBatch:
+        self._left -= 1
+        if self._left < 0:
+            raise StoreFullError("no space left")
+        return self._folder(batch)
+
+
+def test_a_disk_that_is_full_loses_nothing(tmp_path: Path) -> None:
+    pending = Pending(None)
+    disk = FullDisk(tmp_path, 2)
+    for start in range(0, 100, 10):
+        pending.append(numbered(start, start + 10), disk if start in (40, 60, 80) else None)
+    with pytest.raises(StoreFullError):
+        pending.store(1 << 20, disk)
+    pending.validate()
+    assert pending.take_below(100).ts.tolist() == list(range(100))
+
+
+def test_tuples_that_arrive_among_spilled_ones_leave_them_on_disk(tmp_path: Path) -> None:
+    """A partition-group that was held back comes to a slave whose tuples lie on disk."""
+    pending, folder = Pending(None), SpillFolder(tmp_path)
+    for start in range(0, 1000, 10):
+        pending.append(numbered(start, start + 10), folder)
+    before = pending.stored_bytes
+    pending.merge([numbered(300, 340), numbered(320, 330)], folder)
+    pending.validate()
+    assert pending.stored_bytes > before
+    assert pending.bytes == 0
+    assert pending.take_below(1000).ts.tolist() == sorted([*range(1000), *range(300, 340), *range(320, 330)])
+
+
+def test_a_restored_master_keeps_spilled_tuples_on_disk_and_slaves_get_what_they_have_room_for(tmp_path: Path) -> None:
+    config = config_from_plain(
+        {
+            "join": {"within": "100ms"},
+            "pace": "realtime",
+            "on_overload": "spill",
+            "checkpoint": {"interval": "1h"},
+            "cluster": {"distribution_epoch": "100ms", "mini_buffer": "1MB", "partition_count": 8},
+            "module": {"stream_buffer": "64KB"},
+            "sink": {"kind": "count"},
+        }
+    )
+
+    def a_master(folder: str) -> Master:
+        master = Master(config, 2, (None, None), store=SpillFolder(tmp_path / folder))
+        master.start()
+        return master
+
+    master, slots = a_master("one"), 0
+    for stream in (LEFT, RIGHT):
+        n = 1_500_000
+        rows = SourceBatch(np.arange(n), np.arange(n) // 3, np.arange(n, dtype=np.uint64))
+        master.handle(TuplesRead(stream, rows), 0)
+        master.handle(StreamEnded(stream), 0)
+    saved = None
+    while saved is None:
+        slots += 1
+        assert slots < 20
+        if slots == 5:
+            master.handle(StopRequested(), 100_000 * slots)
+        commands: list[Any] = []
+        for slave in range(2):
+            commands += master.handle(SlaveReported(SlaveId(slave), 1.0), 100_000 * slots + 1)
+        saved = next((c.snapshot for c in commands if isinstance(c, SavePart)), None)
+    assert master.buffers.stored_bytes > 10 << 20
+    other = a_master("two")
+    restore(other, json.loads(json.dumps(saved.plain)), saved.tuples, 100_000 * slots)
+    other.buffers.validate()
+    assert other.buffers.nbytes < 40 << 20  # a piece of each stream
+    assert other.buffers.stored_bytes > master.buffers.stored_bytes / 2
+    sent = []
+    for slave in range(2):
+        commands = other.handle(SlaveReported(SlaveId(slave), 0.0), 100_000 * (slots + 1) + 1)
+        sent += [c.delivery for c in commands if isinstance(c, Deliver)]
+    assert len(sent) == 2
+    sizes = [delivery.nbytes for delivery in sent]
+    assert min(sizes) > 1 << 10
+    assert max(sizes) < 160 << 10  # nothing new comes: an eighth of the mini-buffers
 
 
 # ---------------------------------------------------------------- estimates

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,13 +16,19 @@ import pytest
 
 from swjoin.batch import RIGHT, SourceBatch
 from swjoin.cluster.intake import StreamIntake
+from swjoin.cluster.master import Master
+from swjoin.cluster.snapshots import restore
 from swjoin.config import TimeConfig
+from swjoin.deliveries import SlaveId
 from swjoin.errors import UserError
 from swjoin.loading import config_from_plain
+from swjoin.messages import SavePart, SlaveReported, StopRequested, StreamIdle, TuplesRead
 from swjoin.runtime import chaos
+from swjoin.runtime.manifest_checks import check_master_state
 from swjoin.runtime.silence import Silence
 from swjoin.sources.generator import GeneratorSource
 from swjoin.sources.read_ahead import ReadAhead
+from tests.conftest import ROOT
 from tests.planted import complaints
 from tests.test_overload import answer_without
 
@@ -145,6 +154,76 @@ def test_a_source_that_is_silent_for_a_while(
     assert "right has been silent" in swjoin("events", out, "--kind", "idle").out
     if late == "side":
         assert (report["results"]["count"], report["results"]["digest"]) == answer_without(report, out / "late.parquet", "late")
+
+
+PATCH = """
+import sys, time
+if "-m" in sys.orig_argv or any("swjoin" in word for word in sys.orig_argv):
+    from swjoin.sources.generator import GeneratorSource
+    ready, silent = GeneratorSource.ready, []
+    def ready_later(self, patience_s):
+        if self._stream == 1 and self._rows:
+            silent[:] = silent or [time.monotonic() + 0.6]
+            if time.monotonic() < silent[0]:
+                time.sleep(patience_s)
+                return False
+        return ready(self, patience_s)
+    GeneratorSource.ready = ready_later
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("pace", ["asap", "realtime"])
+def test_a_silent_source_on_real_ranks(pace: str, tmp_path: Path) -> None:
+    """The master's rank goes on, too: its right source is made silent for a while after its first batch."""
+    (tmp_path / "sitecustomize.py").write_text(PATCH)
+    plain = {
+        "join": {"within": "100ms"},
+        "pace": pace,
+        "time": {"idle_timeout": "50ms", "late": "side"},
+        "workload": {"rate": 100_000, "duration": "1500ms", "bias": 0.6, "domain": 1_000_000, "payload": 0},
+        "cluster": {"distribution_epoch": "50ms"},
+        "module": {"theta": "32KB", "stream_buffer": "8MB"},
+        "reorganization": {"policy": "random", "epoch": "100ms"},
+        "sink": {"kind": "count"},
+    }
+    (tmp_path / "config.yaml").write_text(json.dumps(plain))
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "swjoin", "run", str(tmp_path / "config.yaml"), "-n", "4", "--out", str(out)]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((out / "run.json").read_text())
+    assert report["ledger"]["balanced"]
+    kinds = [e["kind"] for e in pq.read_table(out / "metrics" / "events.parquet").to_pylist()]
+    assert kinds.count("idle") == kinds.count("speaks") == 1
+    assert (report["results"]["count"], report["results"]["digest"]) == answer_without(report, out / "late.parquet", "late")
+
+
+def test_a_stop_is_heard_when_nobody_has_ever_spoken() -> None:
+    config = config_from_plain(
+        {
+            "join": {"within": "1s"},
+            "pace": "realtime",
+            "time": {"idle_timeout": "1s", "late": "drop"},
+            "checkpoint": {"interval": "1h"},
+            "cluster": {"distribution_epoch_us": 100, "partition_count": 4},
+        }
+    )
+    master = Master(config, 1, (None, None))
+    master.start()
+    for stream in (0, 1):
+        master.handle(StreamIdle(stream), 0)
+    master.handle(StopRequested(), 50)
+    commands = master.handle(SlaveReported(SlaveId(0), 0.0), 250)
+    (saved,) = [c.snapshot for c in commands if isinstance(c, SavePart)]
+    plain = json.loads(json.dumps(saved.plain))
+    check_master_state(Path("x"), plain, 0, 4)
+    other = Master(config, 1, (None, None))
+    restore(other, plain, saved.tuples, 0)
+    other.start()
+    other.handle(TuplesRead(0, rows([-5, 3])), 300)
+    assert other.streams[0].counts.late == 0  # nothing had been promised
 
 
 def test_without_a_timeout_the_join_waits() -> None:

@@ -113,7 +113,7 @@ def test_verify_leaves_out_what_was_shed(swjoin: Any, tmp_path: Path) -> None:
     (out / "late.parquet").unlink()
     done = swjoin("verify", out)
     assert done.code == 2
-    assert "lists the tuples that the run has shed" in done.err[-1]
+    assert "lists the tuples that the run has left out" in done.err[-1]
 
 
 def test_verify_notices_a_false_claim(a_run: Path) -> None:

@@ -124,6 +124,8 @@ def _words(event: RunEvent, digits: int) -> str:
             return f"slave {e.slave} rests; {active} from now on"
         case "shed":
             return f"full mini-buffers: {e.tuples:,} tuples are shed, {size_text(e.state_bytes)}"
+        case "spilled" if e.text:
+            return f"the disk takes no more spilled tuples, the source waits: {e.text}"
         case "spilled":
             there = size_text(int(e.amount))
             return f"full mini-buffers: {e.tuples:,} tuples go to disk, {size_text(e.state_bytes)}; {there} lie there now"

@@ -11,15 +11,18 @@ Stays out: what an epoch is (`policy.epochs`), who is served when (`cluster.mast
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from swjoin.batch import I64, LEFT, RIGHT, RowLayout, StoredBatch, TupleBatch
-from swjoin.cluster.pending import Pending, Store
+from swjoin.cluster.pending import Pending, Store, StoreFullError
 from swjoin.deliveries import Delivery, EpochIndex, GroupId, QueryId, Route, SlaveId
 from swjoin.policy.epochs import sub_group_of
 from swjoin.routing.hash_partition import HashPartition, arrange
+
+_PUT_BACK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,11 @@ class MiniBuffers:
             return
         arranged = arrange(batch, self._shelf_of_group, len(self._all_shelves))
         for place, shelf in enumerate(self._all_shelves):
-            shelf[stream].append(arranged.batch.slice(int(arranged.starts[place]), int(arranged.starts[place + 1])), store)
+            part = arranged.batch.slice(int(arranged.starts[place]), int(arranged.starts[place + 1]))
+            apart = place >= self._sub_group_count and 0 < len(part) < len(batch)
+            if apart:  # it may wait for long, and must not keep the others in memory
+                part = part.take(np.arange(len(part), dtype=np.int64))
+            shelf[stream].append(part, store)
 
     # ------------------------------------------------------------ partition-groups that move
 
@@ -169,8 +176,8 @@ class MiniBuffers:
 
     def _merge_into_slot(self, slave: SlaveId, left: list[TupleBatch], right: list[TupleBatch]) -> None:
         shelf = self._shelves[sub_group_of(slave, self._sub_group_count)]
-        shelf[LEFT].merge(left)
-        shelf[RIGHT].merge(right)
+        shelf[LEFT].merge(left, self.store)
+        shelf[RIGHT].merge(right, self.store)
 
     def release(self, group: GroupId, router: HashPartition) -> int:
         """A partition-group has arrived at its new owner, as `router` says; its tuples wait for that one's slot now.
@@ -181,7 +188,7 @@ class MiniBuffers:
         self.reroute(router)
         shelf = self._all_shelves[int(self._shelf_of_group[group])]
         for stream in (LEFT, RIGHT):
-            shelf[stream].merge([batch for batch, _ in held[stream].take_all()])
+            shelf[stream].merge([batch for batch, _ in held[stream].take_all()], self.store)
         return held[LEFT].tuples + held[RIGHT].tuples
 
     def reroute(self, router: HashPartition) -> None:
@@ -196,10 +203,15 @@ class MiniBuffers:
         return [part for shelf in self._all_shelves for part in shelf[stream].parts]
 
     def put_back(self, stream: int, batches: list[TupleBatch]) -> None:
-        """Into buffers that are empty: what `pending` gave."""
-        if batches:
-            batch = TupleBatch.concat(batches)
-            self.append(stream, batch.take(np.argsort(batch.ts, kind="stable").astype(np.int64)))
+        """Into buffers that are empty: what `pending` gave, shelf by shelf. With a store, only a piece stays in memory."""
+        queue = Pending(self._layouts[stream])
+        for batch in batches:
+            queue.merge([batch], self.store)
+            if self.store is not None and queue.bytes > _PUT_BACK_BYTES:
+                with suppress(StoreFullError):
+                    queue.store(queue.bytes, self.store)
+        for batch, stored in queue.take_all():
+            self.append(stream, batch, self.store if stored else None)
 
     # ------------------------------------------------------------ measures
 

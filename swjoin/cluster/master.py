@@ -33,7 +33,7 @@ from swjoin.cluster.reading import Reading
 from swjoin.cluster.slots import Slots
 from swjoin.cluster.snapshots import snapshot
 from swjoin.config import RunConfig
-from swjoin.deliveries import END_OF_TIME_US, Delivery, EpochIndex, GroupLoads, QueryId, SlaveId
+from swjoin.deliveries import BEGIN_OF_TIME_US, END_OF_TIME_US, Delivery, EpochIndex, GroupLoads, QueryId, SlaveId
 from swjoin.messages import (
     BeginMeasuring,
     CheckpointCompleted,
@@ -274,9 +274,13 @@ class Master:
     def _close_realtime(self, now_us: int) -> bool:
         due = slots_ended(now_us, self._epoch_us, self._sub_groups)
         origin = self.reading.origin_us
-        if self._slots_closed >= due or origin is None or not self._all_reported():
+        silent = origin is None and self.checkpoints.stopping and self.reading.pending is None  # from the start
+        if self._slots_closed >= due or (origin is None and not silent) or not self._all_reported():
             return False
         self._slots_closed += slots_to_skip(self._slots_closed, due, self._sub_groups) + 1
+        if origin is None:
+            self._drain(END_OF_TIME_US, (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US), now_us, 0)
+            return True
         axis_us = origin + slot_end_us(due - 1, self._epoch_us, self._sub_groups)
         times = []
         self.overload.advance(axis_us)
@@ -353,10 +357,13 @@ class Master:
         if self._checkpoint and not self._mid_epoch:
             self._cut()
 
+    def _least_promised(self) -> tuple[int, int]:
+        left, right = (min(promise[stream] for promise in self._promised.values()) for stream in (LEFT, RIGHT))
+        return left, right
+
     def _cut(self) -> None:
         """All deliveries before a checkpoint have been made: the master's part of it is what it has kept."""
-        lows = [min(promise[stream] for promise in self._promised.values()) for stream in (LEFT, RIGHT)]
-        alive_us = self.config.query.bounds.dead_below((lows[LEFT], lows[RIGHT]))
+        alive_us = self.config.query.bounds.dead_below(self._least_promised())
         generation = self.checkpoints.cut(alive_us)
         self._checkpoint = False
         self._saves.append(SavePart(generation, snapshot(self)))
@@ -392,6 +399,7 @@ class Master:
             "generation": self.checkpoints.generation,
             "completed": self.checkpoints.completed,
             "all_held": self.checkpoints.all_held,
+            "promised": self._least_promised(),
             "epochs_closed": self._slots_closed // self._sub_groups,
             "origin_us": self.reading.origin_us,
             "boundary_us": self.slots.boundary_us,
@@ -405,6 +413,10 @@ class Master:
         self.checkpoints.restore(plain["generation"], plain["epoch"], now_us, plain["completed"] + 1)
         self.checkpoints.all_held = plain["all_held"]
         self._slots_closed = plain["epochs_closed"] * self._sub_groups
+        self._promised = {SlaveId(s): (plain["promised"][LEFT], plain["promised"][RIGHT]) for s in range(self.slave_count)}
+        if self._realtime and self.buffers.nbytes + self.buffers.stored_bytes > self.config.module.stream_buffer_bytes:
+            for slave in range(self.slave_count):  # each gets as much at once as it has room for
+                self.buffers.park(SlaveId(slave))
         self.reading.restore(plain["origin_us"])
         self.slots.boundary_us = plain["boundary_us"]
         self.streams_ended_us = plain["streams_ended_us"]

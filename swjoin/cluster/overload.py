@@ -21,7 +21,7 @@ from swjoin.cluster.buffers import MiniBuffers
 from swjoin.cluster.controller import Controller
 from swjoin.cluster.intake import StreamIntake
 from swjoin.cluster.match_estimates import F64, MatchEstimates
-from swjoin.cluster.pending import Pending, Store
+from swjoin.cluster.pending import Pending, Store, StoreFullError
 from swjoin.config import RunConfig
 from swjoin.messages import SetAside
 from swjoin.routing.hash_partition import arrange
@@ -51,6 +51,7 @@ class Overload:
         self._groups = np.arange(config.cluster.partition_count, dtype=np.int64)
         self.spilled_tuples = 0
         self.peak_stored_bytes = 0
+        self._most_stored_bytes = 1 << 62  # that the disk has had room for
         if self.config.policy == "spill":
             buffers.store = store
 
@@ -90,15 +91,21 @@ class Overload:
     def _spill(self, nbytes: int, now_us: int) -> list[SetAside]:
         if self._store is None:
             return []
-        nbytes = min(nbytes, self.config.disk_bytes - self._buffers.stored_bytes)
-        freed, before = 0, self._stored_tuples()
-        for parked in (True, False):
-            for _, pending in self._buffers.waiting(parked=parked):
-                if freed < nbytes:
-                    freed += pending.store(nbytes - freed, self._store)
-        if freed == 0:
-            return []
+        stored_bytes, before = self._buffers.stored_bytes, self._stored_tuples()
+        nbytes = min(nbytes, min(self.config.disk_bytes, self._most_stored_bytes) - stored_bytes)
+        freed = 0
+        try:
+            for parked in (True, False):
+                for _, pending in self._buffers.waiting(parked=parked):
+                    if freed < nbytes:
+                        freed += pending.store(nbytes - freed, self._store)
+        except StoreFullError as error:  # until something has come back, as if that were the limit
+            self._most_stored_bytes = self._buffers.stored_bytes
+            self._controller.note(now_us, "spilled", text=str(error), amount=float(self._most_stored_bytes))
         tuples = self._stored_tuples() - before
+        freed = self._buffers.stored_bytes - stored_bytes
+        if tuples == 0:
+            return []
         self.spilled_tuples += tuples
         self.peak_stored_bytes = max(self.peak_stored_bytes, self._buffers.stored_bytes)
         self._controller.note(now_us, "spilled", tuples=tuples, state_bytes=freed, amount=float(self._buffers.stored_bytes))

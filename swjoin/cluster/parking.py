@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from swjoin.batch import LEFT, RIGHT
 from swjoin.cluster.buffers import MiniBuffers
 from swjoin.cluster.controller import Controller
-from swjoin.deliveries import SlaveId
+from swjoin.deliveries import BEGIN_OF_TIME_US, SlaveId
 
 Times = tuple[int, int]
+_NOTHING = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
 
 
 def make_room(
@@ -38,7 +39,7 @@ def make_room(
     for slave in slaves:
         below_us = None if slave in full else buffers.unpark_some(slave, limit_bytes)
         if slave in full:
-            behind[slave] = promised[slave]
+            behind[slave] = promised.get(slave, _NOTHING)
         elif below_us is not None:
             left, right = promised[slave][LEFT], promised[slave][RIGHT]
             behind[slave] = (max(left, below_us - rebase_us), max(right, below_us - rebase_us))

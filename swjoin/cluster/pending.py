@@ -7,12 +7,19 @@ Stays out: which tuples wait where (`cluster.buffers`), what is dropped or store
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from swjoin.batch import Bool, RowLayout, StoredBatch, TupleBatch, in_memory
 from swjoin.deliveries import BEGIN_OF_TIME_US, END_OF_TIME_US
+from swjoin.errors import RunFailed
+
+
+class StoreFullError(RunFailed):
+    """There is no room for more tuples; those that were to be stored are still where they were."""
+
 
 Store = Callable[[TupleBatch], StoredBatch]
 _STORED_AT_ONCE_BYTES = 4 << 20
@@ -29,30 +36,49 @@ class Pending:
         self.stored_bytes = 0
 
     def append(self, batch: TupleBatch, store: Store | None = None) -> None:
-        """Tuples not older than those before. store: give them away at once."""
-        if not len(batch):
-            return
-        self.tuples += len(batch)
-        if store is None:
-            self.parts.append(batch)
-            self.bytes += batch.nbytes
-        else:
-            self.parts.append(store(batch))
-            self.stored_bytes += batch.nbytes
+        """Tuples not older than those before. store: give them away at once, if there is room."""
+        if len(batch):
+            self._put(batch if store is None else _stored(batch, store) or batch)
 
-    def merge(self, batches: Sequence[TupleBatch]) -> None:
-        """Put tuples among those that wait already, by time."""
+    def _put(self, part: TupleBatch | StoredBatch) -> None:
+        self.parts.append(part)
+        self.tuples += len(part)
+        if isinstance(part, TupleBatch):
+            self.bytes += part.nbytes
+        else:
+            self.stored_bytes += part.nbytes
+
+    def merge(self, batches: Sequence[TupleBatch], store: Store | None = None) -> None:
+        """Put tuples among those that wait already, by time. store: what lay elsewhere lies there again afterwards.
+
+        One part after the other, and only those among which tuples belong: the whole may be larger than the memory.
+        """
         if not batches:
             return
-        own = [part for part, _ in self.take_all()]
-        batch = TupleBatch.concat([*batches, *own])  # what was held back has waited longer: first among equals
-        self.append(batch.take(np.argsort(batch.ts, kind="stable").astype(np.int64)))
+        new = _in_order(TupleBatch.concat(batches))
+        for part in self._take_parts():
+            # What was held back has waited longer: first among equals.
+            n = int(np.searchsorted(new.ts, _last(part), side="right"))
+            if n and int(new.ts[n - 1]) <= _first(part):
+                self.append(_copied(new, 0, n))
+                self._put(part)
+            elif n:
+                stored = not isinstance(part, TupleBatch)
+                self.append(_in_order(TupleBatch.concat([new.slice(0, n), in_memory(part)])), store if stored else None)
+            else:
+                self._put(part)
+            new = new.slice(n, len(new))
+        self.append(new)
+
+    def _take_parts(self) -> Iterator[TupleBatch | StoredBatch]:
+        """Everything; the queue is empty at once, and may be appended to. What has been given is not held any longer."""
+        parts, self.parts = deque(self.parts), []
+        self.tuples = self.bytes = self.stored_bytes = 0
+        return (parts.popleft() for _ in range(len(parts)))
 
     def take_all(self) -> Iterator[tuple[TupleBatch, bool]]:
         """Everything, batch by batch, and whether it lay elsewhere; the queue is empty at once, and may be appended to."""
-        parts, self.parts = self.parts, []
-        self.tuples = self.bytes = self.stored_bytes = 0
-        return ((in_memory(part), not isinstance(part, TupleBatch)) for part in parts)
+        return ((in_memory(part), not isinstance(part, TupleBatch)) for part in self._take_parts())
 
     def time_after(self, nbytes: int) -> int:
         """A time below which about so many bytes wait, of these the oldest; END_OF_TIME_US when fewer do."""
@@ -103,7 +129,11 @@ class Pending:
         return batch
 
     def store(self, nbytes: int, store: Store) -> int:
-        """Give about so many bytes away, those that are needed last first; returns how many. The first part stays."""
+        """Give about so many bytes away, those that are needed last first; returns how many. The first part stays.
+
+        StoreFullError when there is no room for more.
+        """
+        self._divide_first()
         freed, stop = 0, len(self.parts)
         while freed < nbytes and stop > 1:
             start, size = stop, 0
@@ -113,14 +143,24 @@ class Pending:
                     break
                 start, size = start - 1, size + part.nbytes
             if start < stop:
-                self.parts[start:stop] = [store(TupleBatch.concat([in_memory(p) for p in self.parts[start:stop]]))]
+                stored = store(TupleBatch.concat([in_memory(p) for p in self.parts[start:stop]]))
+                self.parts[start:stop] = [stored]
                 self.bytes -= size
-                self.stored_bytes += size
+                self.stored_bytes += stored.nbytes
                 freed += size
                 stop = start
             else:
                 stop -= 1
         return freed
+
+    def _divide_first(self) -> None:
+        """Cut a large first part into pieces, so that most of it can be given away."""
+        first = self.parts[0] if self.parts else None
+        if isinstance(first, TupleBatch) and first.nbytes > 2 * _STORED_AT_ONCE_BYTES:
+            rows = max(1, len(first) * _STORED_AT_ONCE_BYTES // first.nbytes)
+            pieces = [_copied(first, at, min(at + rows, len(first))) for at in range(0, len(first), rows)]
+            self.parts[:1] = pieces
+            self.bytes += sum(piece.nbytes for piece in pieces) - first.nbytes
 
     def in_memory(self) -> list[TupleBatch]:
         """What does not lie on disk, in order."""
@@ -137,10 +177,11 @@ class Pending:
                 left.append(part)
                 continue
             dropped.append(part.take(np.flatnonzero(mask).astype(np.int64)))
-            rest = part.take(np.flatnonzero(~mask).astype(np.int64))
             self.tuples -= len(dropped[-1])
-            self.bytes -= part.nbytes - rest.nbytes
-            if len(rest):
+            self.bytes -= part.nbytes
+            if not mask.all():
+                rest = part.take(np.flatnonzero(~mask).astype(np.int64))
+                self.bytes += rest.nbytes
                 left.append(rest)
         self.parts = left
         return dropped
@@ -153,6 +194,23 @@ class Pending:
         assert self.bytes == sum(p.nbytes for p in self.in_memory()), "bytes of the mini-buffer are wrong"
         stored = sum(p.nbytes for p in self.parts if not isinstance(p, TupleBatch))
         assert self.stored_bytes == stored, "stored bytes of the mini-buffer are wrong"
+
+
+def _in_order(batch: TupleBatch) -> TupleBatch:
+    return batch.take(np.argsort(batch.ts, kind="stable").astype(np.int64))
+
+
+def _copied(batch: TupleBatch, start: int, stop: int) -> TupleBatch:
+    """A slice that does not keep the rest in memory."""
+    return batch.take(np.arange(start, stop, dtype=np.int64))
+
+
+def _stored(batch: TupleBatch, store: Store) -> StoredBatch | None:
+    """None when there is no room."""
+    try:
+        return store(batch)
+    except StoreFullError:
+        return None
 
 
 def _first(part: TupleBatch | StoredBatch) -> int:

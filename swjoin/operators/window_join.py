@@ -135,6 +135,7 @@ class WindowJoin:
         self._expired_below = self._merged_below = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
         self._times_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
         self._open: Work | None = None
+        self._settling: tuple[int, int] | None = None  # times of a supplier's tuples that are being joined here
         self._floors: dict[GroupId, tuple[int, int]] = {}
         self._peak_bytes = 0
         self.limit_blocks()
@@ -149,6 +150,7 @@ class WindowJoin:
         """
         assert self._open is None, "the delivery before is not done"
         self.state.open_groups(delivery.groups)
+        self._settling = (delivery.left_time_us, delivery.right_time_us) if settles else None
         if not self.make_room((delivery.left, delivery.right)):
             raise self._windows_full()
         refs = [self.store_payload(stream, batch) for stream, batch in enumerate((delivery.left, delivery.right))]
@@ -185,6 +187,7 @@ class WindowJoin:
         status, tuples = self._join_groups(work, now_us, tuple_budget)
         if status == NEED_BLOCKS:
             self._expire(now=True)
+            self._trim()
             status, more = self._join_groups(work, now_us, tuple_budget - tuples)
             tuples += more
         if status == NEED_BLOCKS:
@@ -243,10 +246,19 @@ class WindowJoin:
             return True
         self._expire(now=True)
         if self.window_bytes() + wanted() > self.window_limit_bytes:
+            self._trim()
+        if self.window_bytes() + wanted() > self.window_limit_bytes:
             for store in self.payload:
                 if store is not None:
-                    store.trim()
+                    store.tight = True  # until this has been stored: no reserve for what may come
         return self.window_bytes() + wanted() <= self.window_limit_bytes
+
+    def _trim(self) -> None:
+        """Give up what payload holds in reserve, for blocks or other payload."""
+        for store in self.payload:
+            if store is not None:
+                store.trim()
+        self.limit_blocks()
 
     def store_payload(self, stream: int, batch: TupleBatch) -> int:
         """Keep a batch's payload; returns the reference of its first row. There must be room; `limit_blocks` follows."""
@@ -281,6 +293,7 @@ class WindowJoin:
         """The delivery's punctuations: expire what can match nothing any more, then tune."""
         work, self._open = self._open, None
         self._peak_bytes = max(self._peak_bytes, self.window_bytes())
+        self._settling = None
         if work is not None and work.settles:
             for group in delivery.groups.tolist():
                 self.lift_floor(GroupId(group))
@@ -310,7 +323,8 @@ class WindowJoin:
             self.state.merge()
         for stream, store in enumerate(self.payload):
             if store is not None:
-                keep = None if self._open is None else self._open.inputs.ref[stream]
+                opened = self._open is not None and len(self._open.inputs.key[stream])
+                keep = self._open.inputs.ref[stream] if self._open is not None and opened else None
                 store.expire(min([dead[stream], *(floor[stream] for floor in self._floors.values())]), keep)
         self.limit_blocks()
         return dropped > 0
@@ -325,9 +339,8 @@ class WindowJoin:
 
     def _dead_below(self) -> tuple[int, int]:
         left_time, right_time = self._times_us
-        if self._open is not None and self._open.settles:
-            left_time = min(left_time, self._open.delivery.left_time_us)
-            right_time = min(right_time, self._open.delivery.right_time_us)
+        if self._settling is not None:  # from before room is made for their payload
+            left_time, right_time = min(left_time, self._settling[LEFT]), min(right_time, self._settling[RIGHT])
         return self.bounds.dead_below((left_time, right_time))
 
     def restore(self, delivery: Delivery) -> None:

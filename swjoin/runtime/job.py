@@ -210,7 +210,8 @@ def open_spill(job: Job) -> SpillFolder | None:
     overload = job.config.on_overload
     if overload.policy != "spill":
         return None
-    return SpillFolder(Path(overload.directory) if overload.directory else job.run_dir or Path(tempfile.gettempdir()))
+    folder = Path(overload.directory) if overload.directory else job.run_dir or Path(tempfile.gettempdir())
+    return SpillFolder(folder, overload.disk_bytes)
 
 
 def late_target(job: Job) -> Path | None:

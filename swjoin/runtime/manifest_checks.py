@@ -86,6 +86,7 @@ _MASTER = {
         **dict.fromkeys(("origin_us", "boundary_us"), _maybe_boundary),
         "streams_ended_us": _maybe_time,
         "all_held": bool,
+        "promised": (_time, _time),
         "epoch": _number,
         "epoch_size": [(_time, _count)],
         "peaks": (_count, _count),

@@ -47,6 +47,7 @@ from swjoin.runtime.rank import (
     parse,
 )
 from swjoin.runtime.report import build_report, check_ledger, publish
+from swjoin.runtime.silence import PATIENCE_S
 from swjoin.runtime.wire import (
     pack_delivery,
     unpack_move_end,
@@ -56,8 +57,7 @@ from swjoin.runtime.wire import (
 if TYPE_CHECKING:
     from swjoin.cluster.master import Master
     from swjoin.runtime.checkpoint_folder import Manifest
-    from swjoin.runtime.silence import PATIENCE_S
-from swjoin.runtime.shells import MasterShell
+    from swjoin.runtime.shells import MasterShell
 
 
 def _delivered(master: Master) -> int:

@@ -134,9 +134,10 @@ class MasterShell:
         """Read the batch that the master wants, or give it up for now when the source has been silent for too long."""
         stream = self.wanted
         assert stream is not None
+        if self._silence.any_idle:
+            self.listen()
         silent = self._silence.of(stream, self.sources[stream])
         if silent is not None and not silent:
-            self.listen()
             return
         self.wanted = None
         if silent:

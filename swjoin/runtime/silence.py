@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from swjoin.sources import Source
+if TYPE_CHECKING:
+    from swjoin.sources import Source
 
 PATIENCE_S = 0.002  # between two looks; the master does everything else meanwhile
 

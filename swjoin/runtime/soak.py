@@ -36,7 +36,7 @@ from swjoin.runtime.processes import MARK, LaunchedRun, kill, left_of, mapped_of
 from swjoin.runtime.simulation_result import SimulationError
 from swjoin.runtime.soak_capacity import SHARE_OF_DISK, Shape, find_capacity, result_bytes
 from swjoin.runtime.soak_memory import Sample, Samples, growth
-from swjoin.units import parse_duration_us
+from swjoin.units import parse_duration_us, parse_size_bytes
 
 ENDING = ("master", "collector", "stop", "everybody")
 SLAVE_SHARE = 0.8  # of the strikes, while there are enough slaves
@@ -327,6 +327,8 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--sink", choices=["auto", "parquet", "count"], default="auto", help="auto: parquet if the disk has room"
     )
+    parser.add_argument("--theta", default="32KB", help="theta (default 32KB; 0KB: no fine tuning, so that a tuple costs more)")
+    parser.add_argument("--groups", type=int, default=Shape.groups, help="partition-groups (default 60)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("-n", dest="ranks", type=int, default=6, help="ranks of the first part (default 6)")
     parser.add_argument(
@@ -381,7 +383,8 @@ def _fresh(folder: Path) -> None:
 def run_soak(args: argparse.Namespace, tell: Callable[[str], None]) -> list[str]:
     """All of it; what is wrong."""
     _fresh(args.out)
-    shape = Shape(_seconds(args.window), _seconds(args.epoch), _seconds(args.checkpoint), args.domain, seed=args.seed)
+    spans = _seconds(args.window), _seconds(args.epoch), _seconds(args.checkpoint)
+    shape = Shape(*spans, args.domain, parse_size_bytes(args.theta), args.groups, seed=args.seed)
     shape, rate, found = choose_rate(args, shape, tell)
     config = shape.config(rate, 60 * args.minutes)
     soak = Soak(config, args.out, args.ranks, _seconds(args.every), args.seed, args.most, tell)

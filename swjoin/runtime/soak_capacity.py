@@ -36,12 +36,16 @@ SHARE_OF_DISK = 0.4  # of what is free, for result files
 
 @dataclass(frozen=True)
 class Shape:
-    """window_s: W. epoch_s: t_d. checkpoint_s: interval of checkpoints. domain: of the keys; a larger one has fewer pairs."""
+    """window_s: W. epoch_s: t_d. checkpoint_s: interval of checkpoints. domain: of the keys; a larger one has fewer pairs.
+    theta_bytes: 0 turns fine tuning off, so that every tuple costs more; groups: partition-groups.
+    """
 
     window_s: float = 10.0
     epoch_s: float = 0.2
     checkpoint_s: float = 5.0
     domain: int = 1_000_000_000
+    theta_bytes: int = 32 << 10
+    groups: int = 60
     sink: str = "parquet"
     seed: int = 1
 
@@ -59,8 +63,8 @@ class Shape:
                 "domain": self.domain,
                 "payload": "48B",
             },
-            "cluster": {"partition_count": 60, "distribution_epoch_us": epoch_us, "mini_buffer": "256MB"},
-            "module": {"theta": "32KB", "stream_buffer": "64MB", "window": "4GB"},
+            "cluster": {"partition_count": self.groups, "distribution_epoch_us": epoch_us, "mini_buffer": "256MB"},
+            "module": {"theta_bytes": self.theta_bytes, "stream_buffer": "64MB", "window": "4GB"},
             "reorganization": {
                 "policy": "random",
                 "epoch_us": 5 * epoch_us,

@@ -10,6 +10,7 @@ What must survive a crash is in the checkpoint, not here.
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 import zlib
@@ -20,11 +21,13 @@ from typing import IO
 import numpy as np
 
 from swjoin.batch import TupleBatch
+from swjoin.cluster.pending import StoreFullError
 from swjoin.errors import RunFailed, UserError
 from swjoin.runtime.wire import pack_tuples, unpack_tuples
-from swjoin.storage import writing
 
 _FILE_BYTES = 64 << 20  # then the next file begins
+_MOST_FILES = 256  # each has a descriptor
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,10 @@ class SpilledBatch:
 class SpillFolder:
     """Stores batches in files of a folder. UserError when it cannot be written."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, disk_bytes: int = 0) -> None:
+        """disk_bytes: about so much will lie there at most."""
         self._folder = folder
+        self._file_bytes = max(_FILE_BYTES, disk_bytes // _MOST_FILES)
         self._file: IO[bytes] | None = None
         self._end = 0
         try:
@@ -74,15 +79,19 @@ class SpillFolder:
         self._end = 0
 
     def __call__(self, batch: TupleBatch) -> SpilledBatch:
-        """Write a batch. RunFailed when the disk is full."""
+        """Write a batch. StoreFullError when the disk is full, RunFailed when it fails."""
         frame = pack_tuples(batch)
-        with writing(self._folder):
-            if self._end >= _FILE_BYTES:
+        view, offset = memoryview(frame.data).cast("B"), self._end
+        try:
+            if self._end >= self._file_bytes:
                 self._open()
+                offset = 0
             assert self._file is not None
-            view, offset = memoryview(frame.data).cast("B"), self._end
             while view:
-                view = view[os.pwrite(self._file.fileno(), view, self._end + frame.nbytes - len(view)) :]
+                view = view[os.pwrite(self._file.fileno(), view, offset + frame.nbytes - len(view)) :]
+        except OSError as error:
+            told = f"{self._folder}: tuples cannot be spilled ({error.strerror or error})"
+            raise (StoreFullError(told) if error.errno in _FULL else RunFailed(told)) from None
         self._end = offset + frame.nbytes
         return SpilledBatch(
             self._file,

@@ -254,15 +254,19 @@ def verify(run_dir: Path, master: str | None) -> VerifyResult:
     if not report.get("complete", False):
         raise RunFailed(f"{run_dir}: the run did not finish ({report.get('failure', 'no reason given')})")
     config = config_from_plain(report["config"])
+    if config.time.idle_timeout_us and config.time.late != "side":
+        raise UserError(
+            f"{run_dir}: what is late after an idle_timeout is known only from the run; use late: side to verify it"
+        )
     with open_session(master, "swjoin verify") as spark:
         left, right = (_stream(spark, config, side) for side in range(len(STREAM_NAMES)))
         origin = _origin(left, right) if config.time.model == "arrival" or config.measure.prefill_us else 0
         if config.time.model == "arrival":
             left, right = (_rebased(frame, origin) for frame in (left, right))
             origin = 0
-        if any(report["shed"].values()):
+        if any(report["shed"].values()) or config.time.idle_timeout_us:
             left, right = (
-                _without_shed(spark, frame, run_dir, name) for frame, name in zip((left, right), STREAM_NAMES, strict=True)
+                _without_aside(spark, frame, run_dir, name) for frame, name in zip((left, right), STREAM_NAMES, strict=True)
             )
         measured_from = origin + config.measure.prefill_us if config.measure.prefill_us else None
         pairs = _joined(config, _with_keys(left), _with_keys(right), measured_from)
@@ -280,14 +284,14 @@ def verify(run_dir: Path, master: str | None) -> VerifyResult:
     return result
 
 
-def _without_shed(spark: SparkSession, rows: DataFrame, run_dir: Path, name: str) -> DataFrame:
-    """The rows of a stream but those that the run says it has shed. UserError without its list of them."""
+def _without_aside(spark: SparkSession, rows: DataFrame, run_dir: Path, name: str) -> DataFrame:
+    """The rows of a stream but those that the run says it has left out. UserError without its list of them."""
     from pyspark.sql import functions as f
 
     path = run_dir / "late.parquet"
     if not path.is_file():
-        raise UserError(f"{path}: is missing; it lists the tuples that the run has shed")
-    listed = spark.read.parquet(str(path.resolve())).where((f.col("stream") == name) & (f.col("reason") == "shed"))
+        raise UserError(f"{path}: is missing; it lists the tuples that the run has left out")
+    listed = spark.read.parquet(str(path.resolve())).where(f.col("stream") == name)
     return rows.join(listed.select(f.col("row_id").cast("long").alias("id")), "id", "left_anti").select(*rows.columns)
 
 

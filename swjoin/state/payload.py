@@ -133,6 +133,7 @@ class _Tails:
         self._size = 0
         self._used = 0
         self.peak_bytes = 0
+        self.tight = False  # grow by what is needed, and no more
 
     def live_bytes(self, live: int) -> int:
         """Bytes of the rows from reference `live` on, and of their offsets."""
@@ -173,6 +174,8 @@ class _Tails:
 
     def _capacity(self, rows: int, size: int, live: int) -> tuple[int, int]:
         kept, kept_bytes = self._kept(live)
+        if self.tight:
+            return kept + rows, kept_bytes + size
         return max(len(self._offsets) - 1, 2 * (kept + rows)), max(len(self._bytes), 2 * (kept_bytes + size))
 
     def _reserve(self, rows: int, size: int, live: int) -> None:
@@ -237,6 +240,16 @@ class PayloadStore:
         tails = 0 if self._tails is None or rows.var is None else self._tails.more_for(len(rows), len(rows.var), self._live)
         return self._pages.more_for(len(rows)) * self._page_bytes + tails
 
+    @property
+    def tight(self) -> bool:
+        """There is room for the next rows only without a reserve; set by who has looked, and over with these rows."""
+        return self._tails is not None and self._tails.tight
+
+    @tight.setter
+    def tight(self, value: bool) -> None:
+        if self._tails is not None:
+            self._tails.tight = value
+
     def trim(self) -> None:
         """Give up what is held in reserve."""
         if self._tails is not None:
@@ -262,6 +275,7 @@ class PayloadStore:
         first = self._pages.append(rows.fixed)
         if self._tails is not None and rows.var_offsets is not None and rows.var is not None:
             self._tails.append(rows.var_offsets, rows.var, self._live)
+            self._tails.tight = False
         if len(rows):
             self._epochs.append((self._pages.next_reference, newest_us))
         return first
