@@ -217,3 +217,12 @@ def test_report_holds_every_field(tmp_path: Path) -> None:
             value = value[part]
         assert value is not None, field
     assert len(report["results"]["digest"]) == 16
+
+
+def test_generated_streams_without_payload_make_rows(tmp_path: Path) -> None:
+    plain = {"join": {"within": "1s"}, "workload": {"rate": 1000, "duration": "1s", "payload": 0, "domain": 100}}
+    (tmp_path / "config.yaml").write_text(json.dumps(plain))
+    report = run(tmp_path / "config.yaml", tmp_path)
+    table = pq.read_table(tmp_path / "run" / "results")
+    assert table.num_rows == report["results"]["count"] > 0
+    assert not [name for name in table.column_names if "payload" in name]

@@ -209,20 +209,20 @@ class Simulation:
             self.now_us, _, name, action = heapq.heappop(self._queue)
             self._steps.append(f"{self.now_us} us {name}")
             steps += 1
-            if self._crashes and steps >= self._crashes[0][0]:
-                slave_count = self._crashes.popleft()[1]
-                self._interrupt(slave_count)
-                if slave_count:
-                    continue  # what was about to happen has died as well
             if steps > self.MAX_STEPS:
                 raise self._error("no end in sight")
             try:
+                if self._crashes and steps >= self._crashes[0][0]:
+                    slave_count = self._crashes.popleft()[1]
+                    self._interrupt(slave_count)
+                    if slave_count:
+                        continue  # what was about to happen has died as well
                 action()
                 self._check()
+                if self._over and not self._crash_at_the_end():
+                    break
             except AssertionError as error:
                 raise self._error(str(error)) from error
-            if self._over and not self._crash_at_the_end():
-                break
         if not self._over:
             raise self._error("every role waits for another")
         return self._result(steps)

@@ -43,7 +43,7 @@ class GeneratorSource:
         rows = RowCodec(payload_schema(workload.payload_bytes)) if carry_payload else None
         columns = [("key", pa.int64(), "key"), ("ts", pa.int64(), "ts")]
         if rows is not None:
-            columns.append(("payload", pa.binary(workload.payload_bytes), "row"))
+            columns += [("payload", pa.binary(workload.payload_bytes), "row")] if workload.payload_bytes else []
         self.codec = StreamCodec(tuple(columns) if rows is not None else (), ("key",), rows)
         self._workload, self._seed, self._stream = workload, seed, stream
         self._counts = slot_counts(workload, seed, stream)
