@@ -408,7 +408,6 @@ def test_ranks_spill_and_a_resumption_knows_what_lay_on_disk(swjoin: Any, tmp_pa
         "swjoin",
         "run",
         str(path),
-        *SMALL,
         "--set",
         "checkpoint.epochs=5",
         "-n",
