@@ -106,6 +106,23 @@ def test_silence_is_timed() -> None:
     assert Silence(0).of(0, source) is None
 
 
+def config_file(folder: Path, pace: str, late: str, idle: str, duration: str) -> Path:
+    """Two streams of which the right one will be silent for a while, and partition-groups that move meanwhile."""
+    plain = {
+        "join": {"within": "100ms"},
+        "pace": pace,
+        "time": {"idle_timeout": idle, "late": late},
+        "workload": {"rate": 150_000, "duration": duration, "bias": 0.6, "domain": 1_000_000, "payload": 0},
+        "cluster": {"distribution_epoch": "50ms"},
+        "module": {"theta": "32KB", "stream_buffer": "8MB"},
+        "reorganization": {"policy": "random", "epoch": "100ms"},
+        "sink": {"kind": "count"},
+    }
+    path = folder / "config.yaml"
+    path.write_text(json.dumps(plain))
+    return path
+
+
 @pytest.mark.parametrize("pace", ["asap", "realtime"])
 @pytest.mark.parametrize("late", ["side", "drop"])
 def test_a_source_that_is_silent_for_a_while(
@@ -130,19 +147,9 @@ def test_a_source_that_is_silent_for_a_while(
 
     monkeypatch.setattr(GeneratorSource, "read", read_counted)
     monkeypatch.setattr(GeneratorSource, "ready", ready_later)
-    plain = {
-        "join": {"within": "100ms"},
-        "pace": pace,
-        "time": {"idle_timeout": "100ms", "late": late},
-        "workload": {"rate": 150_000, "duration": "2s", "bias": 0.6, "domain": 1_000_000, "payload": 0},
-        "cluster": {"distribution_epoch": "50ms"},
-        "module": {"theta": "32KB", "stream_buffer": "8MB"},
-        "reorganization": {"policy": "random", "epoch": "100ms"},
-        "sink": {"kind": "count"},
-    }
-    (tmp_path / "config.yaml").write_text(json.dumps(plain))
+    path = config_file(tmp_path, pace, late, "100ms", "2s")
     out = tmp_path / "run"
-    done = swjoin("run", tmp_path / "config.yaml", "--threads", 2, "--out", out)
+    done = swjoin("run", path, "--threads", 2, "--out", out)
     assert done.code == 0, done.err
     report = json.loads((out / "run.json").read_text())
     assert report["ledger"]["balanced"]
@@ -177,19 +184,9 @@ if "-m" in sys.orig_argv or any("swjoin" in word for word in sys.orig_argv):
 def test_a_silent_source_on_real_ranks(pace: str, tmp_path: Path) -> None:
     """The master's rank goes on, too: its right source is made silent for a while after its first batch."""
     (tmp_path / "sitecustomize.py").write_text(PATCH)
-    plain = {
-        "join": {"within": "100ms"},
-        "pace": pace,
-        "time": {"idle_timeout": "50ms", "late": "side"},
-        "workload": {"rate": 100_000, "duration": "1500ms", "bias": 0.6, "domain": 1_000_000, "payload": 0},
-        "cluster": {"distribution_epoch": "50ms"},
-        "module": {"theta": "32KB", "stream_buffer": "8MB"},
-        "reorganization": {"policy": "random", "epoch": "100ms"},
-        "sink": {"kind": "count"},
-    }
-    (tmp_path / "config.yaml").write_text(json.dumps(plain))
+    path = config_file(tmp_path, pace, "side", "50ms", "1500ms")
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "swjoin", "run", str(tmp_path / "config.yaml"), "-n", "4", "--out", str(out)]
+    command = [sys.executable, "-m", "swjoin", "run", str(path), "-n", "4", "--out", str(out)]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr

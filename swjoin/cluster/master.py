@@ -91,7 +91,6 @@ class Master:
             self.buffers = MiniBuffers(layouts, self.controller.router, config.cluster.sub_group_count)
         else:
             self.streams, self.buffers = door.streams, door.buffers(self.controller.router)
-        self.overload = Overload(config, self.streams, self.buffers, self.controller, store)
         self.epoch = EpochIndex(-1)
         self.finished = False
         self.peak_buffer_bytes = 0
@@ -111,6 +110,7 @@ class Master:
         self._last_closed = False
         self.checkpoints = Checkpoints(config.checkpoint, slave_count)
         self.slots = Slots(config, self.streams, self.buffers, self.controller, self.checkpoints)
+        self.overload = Overload(config, self.streams, self.buffers, self.slots, self.controller, store)
         self._checkpoint = False  # one ends this distribution epoch
         self._saves: list[MasterCommand] = []
         self._promised: dict[SlaveId, tuple[int, int]] = {}  # each slave's last punctuations

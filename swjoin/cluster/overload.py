@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from swjoin.batch import I64, LEFT, RIGHT, STREAM_NAMES, SourceBatch, TupleBatch
+from swjoin.batch import I64, LEFT, RIGHT, STREAM_NAMES, SourceBatch, StoredBatch, TupleBatch
 from swjoin.cluster.buffers import MiniBuffers
 from swjoin.cluster.controller import Controller
 from swjoin.cluster.intake import StreamIntake
 from swjoin.cluster.match_estimates import F64, MatchEstimates
 from swjoin.cluster.pending import Pending, Store, StoreFullError
+from swjoin.cluster.slots import Slots
 from swjoin.config import RunConfig
 from swjoin.messages import SetAside
 from swjoin.routing.hash_partition import arrange
@@ -37,12 +38,14 @@ class Overload:
         config: RunConfig,
         streams: tuple[StreamIntake, StreamIntake],
         buffers: MiniBuffers,
+        slots: Slots,
         controller: Controller,
         store: Store | None,
     ) -> None:
         """store: where tuples can be spilled to."""
         self.config = config.on_overload
-        self._streams, self._buffers, self._controller, self._store = streams, buffers, controller, store
+        self._streams, self._buffers, self._slots = streams, buffers, slots
+        self._controller, self._store = controller, store
         self._limit_bytes = config.cluster.mini_buffer_bytes
         self._random = np.random.default_rng([config.seed, 0x5ED])
         self._sheds = self.config.policy == "shed"
@@ -68,11 +71,8 @@ class Overload:
     @property
     def full(self) -> bool:
         """Nothing more should be read. What has been read ahead of its time counts only if the source is to wait."""
-        return (self._waiting_bytes if self.config.policy == "block" else self._arrived_bytes) >= self._limit_bytes
-
-    @property
-    def _waiting_bytes(self) -> int:
-        return self._buffers.nbytes + sum(s.waiting_bytes for s in self._streams)
+        waiting_bytes = self._slots.waiting_bytes if self.config.policy == "block" else self._arrived_bytes
+        return waiting_bytes >= self._limit_bytes
 
     @property
     def _arrived_bytes(self) -> int:
@@ -84,36 +84,35 @@ class Overload:
             return []
         excess = self._arrived_bytes - self._limit_bytes
         wanted = min(excess + self._limit_bytes // _ROOM, self._buffers.nbytes)
-        return self._shed(wanted, now_us) if self._sheds else self._spill(wanted, now_us)
+        if self._sheds:
+            return self._shed(wanted, now_us)
+        self._spill(wanted, now_us)
+        return []
 
     # ------------------------------------------------------------ spilling
 
-    def _spill(self, nbytes: int, now_us: int) -> list[SetAside]:
-        if self._store is None:
-            return []
-        stored_bytes, before = self._buffers.stored_bytes, self._stored_tuples()
+    def _spill(self, nbytes: int, now_us: int) -> None:
+        stored_bytes, before = self._buffers.stored_bytes, self.spilled_tuples
         nbytes = min(nbytes, min(self.config.disk_bytes, self._most_stored_bytes) - stored_bytes)
         freed = 0
         try:
             for parked in (True, False):
                 for _, pending in self._buffers.waiting(parked=parked):
                     if freed < nbytes:
-                        freed += pending.store(nbytes - freed, self._store)
+                        freed += pending.store(nbytes - freed, self._put)
         except StoreFullError as error:  # until something has come back, as if that were the limit
             self._most_stored_bytes = self._buffers.stored_bytes
             self._controller.note(now_us, "spilled", text=str(error), amount=float(self._most_stored_bytes))
-        tuples = self._stored_tuples() - before
-        freed = self._buffers.stored_bytes - stored_bytes
-        if tuples == 0:
-            return []
-        self.spilled_tuples += tuples
-        self.peak_stored_bytes = max(self.peak_stored_bytes, self._buffers.stored_bytes)
-        self._controller.note(now_us, "spilled", tuples=tuples, state_bytes=freed, amount=float(self._buffers.stored_bytes))
-        return []
+        tuples, there = self.spilled_tuples - before, self._buffers.stored_bytes
+        if tuples:
+            self.peak_stored_bytes = max(self.peak_stored_bytes, there)
+            self._controller.note(now_us, "spilled", tuples=tuples, state_bytes=there - stored_bytes, amount=float(there))
 
-    def _stored_tuples(self) -> int:
-        waiting = [pending for parked in (True, False) for _, pending in self._buffers.waiting(parked=parked)]
-        return sum(len(part) for pending in waiting for part in pending.parts if not isinstance(part, TupleBatch))
+    def _put(self, batch: TupleBatch) -> StoredBatch:
+        assert self._store is not None, "policy spill without a place to spill to"
+        stored = self._store(batch)
+        self.spilled_tuples += len(batch)
+        return stored
 
     # ------------------------------------------------------------ shedding
 

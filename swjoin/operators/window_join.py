@@ -242,16 +242,21 @@ class WindowJoin:
             rows = [(self.payload[s], b.rows) for s, b in enumerate(batches, first_stream)]
             return blocks * self.state.block_bytes + sum(s.more_for(r) for s, r in rows if s is not None and r is not None)
 
-        if self.window_bytes() + wanted() <= self.window_limit_bytes:
+        def fits() -> bool:
+            return self.window_bytes() + wanted() <= self.window_limit_bytes
+
+        if fits():
             return True
         self._expire(now=True)
-        if self.window_bytes() + wanted() > self.window_limit_bytes:
-            self._trim()
-        if self.window_bytes() + wanted() > self.window_limit_bytes:
-            for store in self.payload:
-                if store is not None:
-                    store.tight = True  # until this has been stored: no reserve for what may come
-        return self.window_bytes() + wanted() <= self.window_limit_bytes
+        if fits():
+            return True
+        self._trim()
+        if fits():
+            return True
+        for store in self.payload:
+            if store is not None:
+                store.tight = True  # until this has been stored: no reserve for what may come
+        return fits()
 
     def _trim(self) -> None:
         """Give up what payload holds in reserve, for blocks or other payload."""
@@ -323,8 +328,8 @@ class WindowJoin:
             self.state.merge()
         for stream, store in enumerate(self.payload):
             if store is not None:
-                opened = self._open is not None and len(self._open.inputs.key[stream])
-                keep = self._open.inputs.ref[stream] if self._open is not None and opened else None
+                inputs = None if self._open is None else self._open.inputs
+                keep = inputs.ref[stream] if inputs is not None and len(inputs.key[stream]) else None
                 store.expire(min([dead[stream], *(floor[stream] for floor in self._floors.values())]), keep)
         self.limit_blocks()
         return dropped > 0
