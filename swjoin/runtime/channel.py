@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from swjoin.errors import RunFailed
 from swjoin.messages import TimesMeasured
+from swjoin.runtime.memory import FreedMemory
 from swjoin.runtime.report import cpu_us
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Channel:
         self.meter = Meter(cpu_at_us=cpu_us())
         self._status = MPI.Status()
         self._sleep_s = _SHORTEST_SLEEP_S
+        self._freed = FreedMemory()
         self._outgoing: list[tuple[Any, NDArray[np.uint8]]] = []
 
     @property
@@ -126,6 +128,7 @@ class Channel:
     def sleep(self, at_most_us: int = 1_000_000) -> None:
         """Give the core away for a moment; longer each time until a probe succeeds."""
         start = time.monotonic_ns()
+        self._freed.mind()
         time.sleep(max(0.0, min(self._sleep_s, at_most_us / 1e6)))
         self._sleep_s = min(self._sleep_s * 1.5, _LONGEST_SLEEP_S)
         self.meter.idle_us += (time.monotonic_ns() - start) // 1000

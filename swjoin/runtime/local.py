@@ -49,7 +49,7 @@ from swjoin.runtime.clock import RunClock
 from swjoin.runtime.job import Job
 from swjoin.runtime.keepers import SlaveKeeper
 from swjoin.runtime.machine import RankMeter, machine_report
-from swjoin.runtime.memory import keep_freed_memory, rss_bytes
+from swjoin.runtime.memory import FreedMemory, keep_freed_memory, rss_bytes
 from swjoin.runtime.memory_report import add_plan
 from swjoin.runtime.preload import load_master_kernels, load_slave_kernels
 from swjoin.runtime.report import build_report, check_ledger, peak_rss_bytes, publish
@@ -312,6 +312,7 @@ class _LocalLoop:
         self.meter = RankMeter()
         config = job.config.fitted_to(slave_count)
         self._in_history = config.measure.prefill_us > 0
+        self._freed = FreedMemory()
         self._stop = threading.Event()
         self._inbox: _ToMaster = queue.SimpleQueue()
         self._collector = _CollectorThread(collector, self._inbox, self._stop)
@@ -407,6 +408,8 @@ class _LocalLoop:
                 if self.first_tuple_s is None:
                     self.first_tuple_s = time.monotonic()
                 self.shell.read()
+            else:
+                self._freed.mind()
             return
         match message:
             case None:

@@ -1,8 +1,10 @@
-"""Memory that a process has freed stays its own; how much it has.
+"""What becomes of memory that a process has freed; how much it has.
 
-What: `keep_freed_memory`, called once by a process that plays roles; `rss_bytes`, resident memory now.
+What: `keep_freed_memory`, called once by a process that plays roles; `FreedMemory`, which gives back what was kept for too long;
+`rss_bytes`, resident memory now.
 Why: every delivery allocates and frees the same few megabytes. By default the C library gives such blocks back to the system at
-once and pays a page fault for every 4 KB of the next: partitioning took 20 ns a tuple with that, 4 ns without.
+once and pays a page fault for every 4 KB of the next: partitioning took 20 ns a tuple with that, 4 ns without. But what a backlog
+took (after a recovery, say) is not needed again, and is nobody's as long as it is kept.
 Stays out: the windows, which are one reserved pool (`state.arrays`).
 """
 
@@ -10,11 +12,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _KEPT_BYTES = 256 << 20
 _LARGEST_BYTES = 32 << 20  # larger blocks come from the system and go back to it
+_LEFT_BYTES = 16 << 20  # of what is freed, after giving back
+_GIVE_BACK_S = 10.0  # now and then: pages that are needed again cost faults
 
 
 def keep_freed_memory() -> bool:
@@ -24,6 +29,25 @@ def keep_freed_memory() -> bool:
     except (AttributeError, OSError):
         return False
     return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_BYTES)) and bool(mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES))
+
+
+class FreedMemory:
+    """Gives freed memory back to the system every now and then. For one thread, which calls `mind` when it has nothing to do."""
+
+    def __init__(self) -> None:
+        self._next_s = time.monotonic() + _GIVE_BACK_S
+        try:
+            self._trim = ctypes.CDLL(None).malloc_trim
+            self._trim.argtypes = (ctypes.c_size_t,)
+        except (AttributeError, OSError):
+            self._trim = None
+
+    def mind(self) -> None:
+        """Give back, if it is time for that."""
+        now_s = time.monotonic()
+        if self._trim is not None and now_s >= self._next_s:
+            self._trim(_LEFT_BYTES)
+            self._next_s = now_s + _GIVE_BACK_S
 
 
 def rss_bytes() -> int:
