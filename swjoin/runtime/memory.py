@@ -1,10 +1,10 @@
 """What becomes of memory that a process has freed; how much it has.
 
-What: `keep_freed_memory`, called once by a process that plays roles; `FreedMemory`, which gives back what was kept for too long;
-`rss_bytes`, resident memory now.
+What: `keep_freed_memory`, called once by a process that plays roles; `FreedMemory`, which gives back what was kept for too
+long; `rss_bytes`, resident memory now.
 Why: every delivery allocates and frees the same few megabytes. By default the C library gives such blocks back to the system at
-once and pays a page fault for every 4 KB of the next: partitioning took 20 ns a tuple with that, 4 ns without. But what a backlog
-took (after a recovery, say) is not needed again, and is nobody's as long as it is kept.
+once and pays a page fault for every 4 KB of the next: partitioning took 20 ns a tuple with that, 4 ns without. But what a
+backlog took (after a recovery, say) is not needed again, and is nobody's as long as it is kept.
 Stays out: the windows, which are one reserved pool (`state.arrays`).
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -32,13 +33,14 @@ def keep_freed_memory() -> bool:
 
 
 class FreedMemory:
-    """Gives freed memory back to the system every now and then. For one thread, which calls `mind` when it has nothing to do."""
+    """Gives freed memory back to the system now and then. For one thread, which calls `mind` when it has nothing to do."""
 
     def __init__(self) -> None:
         self._next_s = time.monotonic() + _GIVE_BACK_S
         try:
-            self._trim = ctypes.CDLL(None).malloc_trim
-            self._trim.argtypes = (ctypes.c_size_t,)
+            trim = ctypes.CDLL(None).malloc_trim
+            trim.argtypes = (ctypes.c_size_t,)
+            self._trim: Callable[[int], object] | None = trim
         except (AttributeError, OSError):
             self._trim = None
 
