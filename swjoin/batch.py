@@ -24,7 +24,9 @@ U8 = NDArray[np.uint8]
 Bool = NDArray[np.bool_]
 
 LEFT, RIGHT = 0, 1
+BOTH = 2  # both of them
 STREAM_NAMES = ("left", "right")
+MISSING_ID = np.uint64(0xFFFFFFFFFFFFFFFF)  # the id of a tuple that is not there, in rows of one stream alone
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,11 @@ class SourceBatch:
 
 @dataclass(frozen=True)
 class Pairs:
-    """n joined pairs: the common key, both times (microseconds), both ids, and both payloads when the sink wants rows."""
+    """n joined pairs: the common key, both times (microseconds), both ids, and both payloads when the sink wants rows.
+
+    side: LEFT or RIGHT when these are tuples of that stream alone: the other id is 2^64 - 1, its time means nothing, it has no
+    payload. null_keys: then also their keys mean nothing.
+    """
 
     key: I64
     left_ts: I64
@@ -231,9 +237,20 @@ class Pairs:
     right_id: U64
     left_rows: PayloadRows | None = None
     right_rows: PayloadRows | None = None
+    side: int = BOTH
+    null_keys: bool = False
 
     def __len__(self) -> int:
         return int(self.key.shape[0])
+
+    @staticmethod
+    def alone(stream: int, tuples: TupleBatch, *, null_keys: bool = False) -> Pairs:
+        """Tuples of one stream as rows of a result."""
+        nothing, missing = np.zeros(len(tuples), np.int64), np.full(len(tuples), MISSING_ID, np.uint64)
+        key, ts, ids, rows = tuples.key, tuples.ts, tuples.id, tuples.rows
+        if stream == LEFT:
+            return Pairs(key, ts, nothing, ids, missing, rows, None, stream, null_keys)
+        return Pairs(key, nothing, ts, missing, ids, None, rows, stream, null_keys)
 
     @property
     def nbytes(self) -> int:

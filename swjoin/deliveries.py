@@ -15,7 +15,7 @@ from typing import NewType
 import numpy as np
 from numpy.typing import NDArray
 
-from swjoin.batch import I64, U64, Pairs, TupleBatch
+from swjoin.batch import I64, U8, U64, Pairs, TupleBatch
 
 SlaveId = NewType("SlaveId", int)
 GroupId = NewType("GroupId", int)
@@ -39,6 +39,9 @@ def no_moves() -> I64:
     return np.empty((0, 3), np.int64)
 
 
+_NOTHING = TupleBatch.empty()
+
+
 # ---------------------------------------------------------------- data messages
 
 
@@ -52,6 +55,7 @@ class Delivery:
     served: how many slaves get a delivery of this distribution epoch. moves_out: int64 (m, 3), (move, partition-group,
     consumer): these leave with all that has been delivered so far, this delivery included. moves_in: int64 (m, 3), (move,
     partition-group, supplier). Moves are numbered in the order in which they were decided.
+    null_keys: left and right tuples whose key is null, which only come out again (outer and anti joins), in no partition-group.
     rests: the slave has no partition-groups left and is inactive after this delivery, until the next one comes.
     generation: how many checkpoints come before this distribution epoch. checkpoint: one ends with it, and everybody is served.
     """
@@ -75,10 +79,11 @@ class Delivery:
     rests: bool = False
     generation: int = 0
     checkpoint: bool = False
+    null_keys: tuple[TupleBatch, TupleBatch] = (_NOTHING, _NOTHING)
 
     @property
     def nbytes(self) -> int:
-        return self.left.nbytes + self.right.nbytes
+        return self.left.nbytes + self.right.nbytes + sum(batch.nbytes for batch in self.null_keys)
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,8 @@ class StateChunk:
     move: its number. index: 0, 1, ...; the first carries the directory. times_us: punctuations up to which the windows have
     been joined. tuples: of one stream. pending False: window tuples, for mini-partition-groups `minis` (int64, indexes into the
     directory's lists) `counts` (int64) each, in time order; their arrivals mean nothing any more. pending True: tuples that
-    were delivered to the supplier and are not joined yet.
+    were delivered to the supplier and are not joined yet. flags: uint8 (tuples,), where that matters, which
+    window tuples have matched and which have come out (`state.arrays`).
     """
 
     query: QueryId
@@ -115,6 +121,7 @@ class StateChunk:
     counts: I64
     tuples: TupleBatch
     directory: Directory | None = None
+    flags: U8 | None = None
 
     @property
     def nbytes(self) -> int:

@@ -1,6 +1,6 @@
 """The definition of a right answer: which pairs match, and the digest that identifies a result.
 
-What: `Bounds`, `mix64`, `pair_digest`, `brute_force` (SPEC section 1).
+What: `Bounds`, `JoinKind`, `mix64`, `pair_digest`, `brute_force`, `answer` (SPEC section 1).
 Why: every engine, runtime and test compares itself with this page; it is written to be read, not to be fast.
 Stays out: anything the engine itself uses to find pairs. `verify` at scale is in `spark.verify`.
 """
@@ -8,12 +8,12 @@ Stays out: anything the engine itself uses to find pairs. `verify` at scale is i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, Literal
 
 import numpy as np
 
-from swjoin.batch import I64, U64, TupleBatch
+from swjoin.batch import I64, LEFT, MISSING_ID, RIGHT, U64, TupleBatch
 
-MISSING_ID = np.uint64(0xFFFFFFFFFFFFFFFF)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -43,6 +43,44 @@ class Bounds:
         times."""
         left_time, right_time = times_us
         return right_time - self.upper_us, left_time + self.lower_us
+
+    def partners_below(self, alive_us: tuple[int, int]) -> tuple[int, int]:
+        """Left and right tuples below these times match no tuple that is alive, i.e. not below `alive_us`."""
+        left, right = alive_us
+        return min(left, right - self.upper_us), min(right, left + self.lower_us)
+
+
+How = Literal["inner", "left", "right", "full", "semi", "anti"]
+
+
+@dataclass(frozen=True)
+class JoinKind:
+    """Which rows come out. pairs: every matching pair. first: every left tuple that has a match, once, alone. unmatched: left,
+    right tuples that have none, alone, once nothing to come can match them."""
+
+    pairs: bool
+    first: bool
+    unmatched: tuple[bool, bool]
+
+    @property
+    def marks(self) -> tuple[bool, bool]:
+        """Whether it matters of a left, of a right tuple if it has matched."""
+        return self.first or self.unmatched[LEFT], self.unmatched[RIGHT]
+
+    @property
+    def one_sided(self) -> bool:
+        """Rows hold nothing of the right stream."""
+        return not self.pairs
+
+
+JOIN_KINDS: Final[dict[How, JoinKind]] = {
+    "inner": JoinKind(True, False, (False, False)),
+    "left": JoinKind(True, False, (True, False)),
+    "right": JoinKind(True, False, (False, True)),
+    "full": JoinKind(True, False, (True, True)),
+    "semi": JoinKind(False, True, (False, False)),
+    "anti": JoinKind(False, False, (True, False)),
+}
 
 
 def mix64(value: U64) -> U64:
@@ -82,3 +120,25 @@ def brute_force(left: TupleBatch, right: TupleBatch, bounds: Bounds) -> tuple[I6
     if not lefts:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     return np.concatenate(lefts), np.concatenate(rights)
+
+
+def answer(
+    left: TupleBatch, right: TupleBatch, bounds: Bounds, how: How, null_keys: tuple[U64, U64] | None = None
+) -> tuple[U64, U64]:
+    """Ids (left, right) of the rows of a join; MISSING_ID where a side is missing. Both in an arbitrary order.
+
+    null_keys: ids of the tuples beside these whose key is null.
+    """
+    kind = JOIN_KINDS[how]
+    i, j = brute_force(left, right, bounds)
+    lefts, rights = ([left.id[i]], [right.id[j]]) if kind.pairs else ([], [])
+    matched = np.isin(np.arange(len(left)), i), np.isin(np.arange(len(right)), j)
+    for stream, ids in ((LEFT, left.id), (RIGHT, right.id)):
+        alone = [ids[matched[stream]]] if kind.first and stream == LEFT else []
+        alone += [ids[~matched[stream]]] if kind.unmatched[stream] else []
+        alone += [null_keys[stream]] if kind.unmatched[stream] and null_keys is not None else []
+        for found in alone:
+            missing = np.full(len(found), MISSING_ID, np.uint64)
+            lefts.append(found if stream == LEFT else missing)
+            rights.append(missing if stream == LEFT else found)
+    return np.concatenate(lefts).astype(np.uint64), np.concatenate(rights).astype(np.uint64)

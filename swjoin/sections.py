@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from swjoin.errors import UserError
-from swjoin.oracle import Bounds
+from swjoin.oracle import JOIN_KINDS, Bounds, How, JoinKind
 from swjoin.units import MAX_SPAN_US
 
 
@@ -24,12 +24,17 @@ def check(ok: bool, message: str) -> None:
 
 @dataclass(frozen=True)
 class QueryConfig:
-    """One join: equal keys and lower_us <= right.ts - left.ts <= upper_us (SPEC section 1). `within: W` sets both."""
+    """One join: equal keys and lower_us <= right.ts - left.ts <= upper_us (SPEC section 1). `within: W` sets both.
+
+    how: `inner`; `left`, `right`, `full`: also the tuples of that side, or of both, that match nothing; `semi`, `anti`: the
+    left tuples alone that match something, that match nothing. Tuples with a null key match nothing.
+    """
 
     lower_us: int
     upper_us: int
     exclusive: tuple[Literal["lower", "upper"], ...] = ()
     name: str = "join"
+    how: How = "inner"
 
     def __post_init__(self) -> None:
         check(
@@ -41,6 +46,16 @@ class QueryConfig:
     @property
     def bounds(self) -> Bounds:
         return Bounds.of(self.lower_us, self.upper_us, self.exclusive)
+
+    @property
+    def kind(self) -> JoinKind:
+        return JOIN_KINDS[self.how]
+
+    def needed_below(self, times_us: tuple[int, int]) -> tuple[int, int]:
+        """Left and right tuples below these times are needed no more after a crash, when `times_us` have been promised."""
+        alive_us = self.bounds.dead_below(times_us)
+        # Who of those alive has matched must be found again, with partners that are not.
+        return self.bounds.partners_below(alive_us) if any(self.kind.marks) else alive_us
 
 
 @dataclass(frozen=True)

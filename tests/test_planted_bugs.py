@@ -17,7 +17,8 @@ from swjoin.deliveries import Delivery, Directory, EpochIndex, GroupId, MoveEnd,
 from swjoin.errors import RunFailed
 from swjoin.loading import config_from_plain
 from swjoin.operators.state_movement import Arrival, Departure, Journey
-from swjoin.operators.window_join import WindowJoin, Work
+from swjoin.operators.window_join import WindowJoin
+from swjoin.operators.work import Work
 from swjoin.oracle import Bounds
 from swjoin.runtime.chaos import Scenario
 from swjoin.runtime.simulation_result import SimulationError

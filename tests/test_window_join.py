@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from swjoin.batch import PayloadRows, RowLayout, TupleBatch
+from swjoin.batch import LEFT, RIGHT, PayloadRows, RowLayout, TupleBatch
 from swjoin.deliveries import END_OF_TIME_US, Delivery, EpochIndex, GroupId, QueryId, Route, SlaveId
 from swjoin.errors import RunFailed
 from swjoin.hashing import digest_pairs
 from swjoin.operators.state_movement import Journey
 from swjoin.operators.window_join import WindowJoin
-from swjoin.oracle import Bounds, brute_force, pair_digest
+from swjoin.oracle import JOIN_KINDS, Bounds, answer, pair_digest
 from swjoin.policy.placement import round_robin
 from swjoin.routing.hash_partition import GroupMap, HashPartition
 from swjoin.runtime.wire import pack_state, unpack_state
@@ -91,8 +91,10 @@ def drive(join: WindowJoin, work_on: Delivery, budget: int = 10**9, limit: int |
         if step.done:
             break
     join.validate()
-    assert int(work.delay_histogram.sum()) == work.pair_count == int(work.results.counts.sum())
-    return pairs, work.pair_count, int(np.add.reduce(work.results.digests, dtype=np.uint64))
+    parts = work.all_results
+    assert int(work.delay_histogram.sum()) == int(work.results.counts.sum())
+    assert work.pair_count == sum(int(part.counts.sum()) for part in parts)
+    return pairs, work.pair_count, sum(int(np.add.reduce(part.digests, dtype=np.uint64)) for part in parts)
 
 
 def journey(group: int, number: int = 0) -> Journey:
@@ -125,6 +127,7 @@ tuples = st.lists(st.tuples(st.integers(-3, 12), st.integers(-40, 160)), max_siz
 def test_any_schedule_equals_brute_force(data: st.DataObject, left: Any, right: Any) -> None:
     lower = data.draw(st.integers(-60, 60), "lower")
     bounds = Bounds(lower, data.draw(st.integers(lower - 1, lower + 90), "upper"))
+    how = data.draw(st.sampled_from(list(JOIN_KINDS)), "how")
     layouts = [LAYOUTS[data.draw(st.integers(0, 2), "layout")] for _ in range(2)]
     groups = data.draw(st.sampled_from([1, 3, 8]), "groups")
     block = data.draw(st.sampled_from([1, 2, 4, 16]), "block")
@@ -137,6 +140,7 @@ def test_any_schedule_equals_brute_force(data: st.DataObject, left: Any, right: 
         "right_layout": layouts[1],
         "materialise": materialise,
         "result_tuples": result_tuples,
+        "kind": JOIN_KINDS[how],
     }
     joins = [make(bounds, **options), make(bounds, **options)]
     streams = [
@@ -168,6 +172,8 @@ def test_any_schedule_equals_brute_force(data: st.DataObject, left: Any, right: 
             count += n
             digest += d
             for p in pairs:
+                assert p.side != RIGHT or p.left_rows is None
+                assert p.side != LEFT or p.right_rows is None
                 found.update(zip(p.left_id.tolist(), p.right_id.tolist(), strict=True))
                 for rows, ids, layout in ((p.left_rows, p.left_id, layouts[0]), (p.right_rows, p.right_id, layouts[1])):
                     expected = payload(ids, layout)
@@ -181,11 +187,11 @@ def test_any_schedule_equals_brute_force(data: st.DataObject, left: Any, right: 
                 owner[group] = 1 - source
                 joins[0].validate()
                 joins[1].validate()
-    i, j = brute_force(streams[0], streams[1], bounds)
+    i, j = answer(streams[0], streams[1], bounds, how)
     assert count == len(i)
-    assert digest % 2**64 == pair_digest(streams[0].id[i], streams[1].id[j])
+    assert digest % 2**64 == pair_digest(i, j)
     if materialise:
-        assert found == Counter(zip(streams[0].id[i].tolist(), streams[1].id[j].tolist(), strict=True))
+        assert found == Counter(zip(i.tolist(), j.tolist(), strict=True))
     assert all(sum(join.window_tuples()) == 0 and join.block_count() == 0 for join in joins)
 
 
@@ -234,6 +240,7 @@ def test_moves_while_others_join(data: st.DataObject, left: Any, right: Any) -> 
     """
     lower = data.draw(st.integers(-60, 60), "lower")
     bounds = Bounds(lower, lower + data.draw(st.integers(0, 90), "width"))
+    how = data.draw(st.sampled_from(list(JOIN_KINDS)), "how")
     layout = LAYOUTS[data.draw(st.integers(0, 2), "layout")]
     options = {
         "theta_tuples": data.draw(st.sampled_from([0, 1, 4, 1000]), "theta"),
@@ -241,6 +248,7 @@ def test_moves_while_others_join(data: st.DataObject, left: Any, right: Any) -> 
         "left_layout": layout,
         "right_layout": layout,
         "result_tuples": data.draw(st.sampled_from([1, 7, 1000]), "result tuples"),
+        "kind": JOIN_KINDS[how],
     }
     joins = [make(bounds, **options), make(bounds, **options)]
     streams = [stream([k for k, _ in rows], [t for _, t in rows], layout) for rows in (left, right)]
@@ -255,7 +263,7 @@ def test_moves_while_others_join(data: st.DataObject, left: Any, right: Any) -> 
         while not joins[which].step(work, 10**6, data.draw(st.sampled_from([1, 10**9]), "budget")).done:
             fly(data.draw(st.integers(0, 2), "chunks"))
         count += work.pair_count
-        digest += int(np.add.reduce(work.results.digests, dtype=np.uint64))
+        digest += sum(int(np.add.reduce(part.digests, dtype=np.uint64)) for part in work.all_results)
 
     def fly(chunks: int) -> None:
         for flight in list(flights.values()):
@@ -316,9 +324,9 @@ def test_moves_while_others_join(data: st.DataObject, left: Any, right: Any) -> 
         fly(data.draw(st.integers(0, 3), "chunks"))
         land()
         start = stop
-    i, j = brute_force(streams[0], streams[1], bounds)
+    i, j = answer(streams[0], streams[1], bounds, how)
     assert count == len(i)
-    assert digest % 2**64 == pair_digest(streams[0].id[i], streams[1].id[j])
+    assert digest % 2**64 == pair_digest(i, j)
     assert all(sum(join.window_tuples()) == 0 and join.block_count() == 0 for join in joins)
 
 

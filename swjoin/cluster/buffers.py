@@ -48,8 +48,17 @@ class Drained:
     right: TupleBatch
     route: Route
 
-    def delivery(self, order: Order, times_us: tuple[int, int], moves: tuple[I64, I64], *, last: bool, rests: bool) -> Delivery:
-        """The delivery itself. times_us: its punctuations. moves: out and in."""
+    def delivery(
+        self,
+        order: Order,
+        times_us: tuple[int, int],
+        moves: tuple[I64, I64],
+        *,
+        last: bool,
+        rests: bool,
+        null_keys: tuple[TupleBatch, TupleBatch],
+    ) -> Delivery:
+        """The delivery itself. times_us: its punctuations. moves: out and in. null_keys: tuples of both streams."""
         return Delivery(
             order.query,
             order.slave,
@@ -68,6 +77,7 @@ class Drained:
             rests,
             order.generation,
             order.checkpoint,
+            null_keys,
         )
 
 

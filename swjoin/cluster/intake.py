@@ -80,11 +80,14 @@ class StreamIntake:
 
     asap pace: `arrive_all()` after every `read`. realtime pace: `arrive_until(t)` lets rows in whose running maximum of times
     is below t (that is when they reach the master). Times are microseconds of the stream's own time axis.
+    keeps_null_keys: rows with a null key, though counted and joined with nothing, have to come out again.
     """
 
-    def __init__(self, stream: int, time: TimeConfig) -> None:
+    def __init__(self, stream: int, time: TimeConfig, keeps_null_keys: bool = False) -> None:
         self.stream = stream
         self.time = time
+        self._keeps_null_keys = keeps_null_keys
+        self._null_keys: list[TupleBatch] = []
         self.counts = StreamCounts()
         self.high_us = BEGIN_OF_TIME_US
         self.first_us: int | None = None
@@ -126,6 +129,8 @@ class StreamIntake:
             known = np.flatnonzero(running > BEGIN_OF_TIME_US)[0]
             self.first_us = int(running[known])
         aside = self._late_rows(batch, verdict) if late and self.time.late == "side" else []
+        if null_keys and self._keeps_null_keys:
+            self._keep_null_keys(batch, running if by_arrival else batch.ts, verdict)
         rows = batch.rows
         key, ts, ids = batch.key, running if by_arrival else batch.ts, batch.id
         if null_keys or late:
@@ -136,6 +141,27 @@ class StreamIntake:
         if len(key):
             self._arriving.append(TupleBatch(key, ts, ids, arrival, rows))
         return aside
+
+    def _keep_null_keys(self, batch: SourceBatch, ts: I64, verdict: U8) -> None:
+        """Rows without a time, too, have no place on the axis and stay out."""
+        wanted = verdict == NULL_KEY
+        if batch.ts_valid is not None and self.time.model == "event":
+            wanted &= batch.ts_valid
+        index = np.flatnonzero(wanted)
+        if len(index):
+            nothing = np.zeros(len(index), np.int64)
+            rows = None if batch.rows is None else batch.rows.take(index)
+            self._null_keys.append(TupleBatch(nothing, ts[index], batch.id[index], nothing, rows))
+
+    def take_null_keys(self) -> TupleBatch:
+        """Hand over the rows with a null key that have to come out again; they need not wait for anything."""
+        out, self._null_keys = self._null_keys, []
+        return TupleBatch.concat(out) if out else TupleBatch.empty()
+
+    @property
+    def null_key_bytes(self) -> int:
+        """Bytes of rows with a null key that wait for the next delivery."""
+        return sum(batch.nbytes for batch in self._null_keys)
 
     def _refuse(self, batch: SourceBatch, index: int, verdict: int, high_us: int) -> None:
         row_id = int(batch.id[index])
@@ -251,7 +277,8 @@ class StreamIntake:
     @property
     def waiting_bytes(self) -> int:
         """Bytes read but not yet handed over."""
-        return sum(b.nbytes for queue in (self._arriving, self._held, self._released) for b in queue)
+        queues = (self._arriving, self._held, self._released, self._null_keys)
+        return sum(b.nbytes for queue in queues for b in queue)
 
     @property
     def arrived_bytes(self) -> int:
@@ -278,7 +305,8 @@ class StreamIntake:
 
     def tuples_kept(self) -> dict[str, list[TupleBatch]]:
         """Tuples read and not handed over, by where they wait."""
-        return {"arriving": list(self._arriving), "held": list(self._held), "released": list(self._released)}
+        kept = {"arriving": list(self._arriving), "held": list(self._held), "released": list(self._released)}
+        return {**kept, "null_keys": list(self._null_keys)} if self._keeps_null_keys else kept
 
     def restore(self, plain: dict[str, Any], tuples: dict[str, list[TupleBatch]]) -> None:
         """Go on where another intake of this stream was."""
@@ -288,6 +316,7 @@ class StreamIntake:
         if plain["idle"]:
             self.speak()
         self._arriving, self._held, self._released = deque(tuples["arriving"]), tuples["held"], tuples["released"]
+        self._null_keys = tuples.get("null_keys", [])
 
     def validate(self) -> None:
         for batch in self._released:

@@ -87,7 +87,8 @@ class Master:
         self.slave_count = slave_count
         self.controller = Controller(config, slave_count)
         if door is None:
-            self.streams = (StreamIntake(LEFT, config.time), StreamIntake(RIGHT, config.time))
+            keeps = config.query.kind.unmatched
+            self.streams = (StreamIntake(LEFT, config.time, keeps[LEFT]), StreamIntake(RIGHT, config.time, keeps[RIGHT]))
             self.buffers = MiniBuffers(layouts, self.controller.router, config.cluster.sub_group_count)
         else:
             self.streams, self.buffers = door.streams, door.buffers(self.controller.router)
@@ -348,6 +349,7 @@ class Master:
                     (moves_out, moves_in),
                     last=self._last,
                     rests=slave in self._resting,
+                    null_keys=(self.streams[LEFT].take_null_keys(), self.streams[RIGHT].take_null_keys()),
                 )
             )
         for move, count in [x for x in self._released if x[0].consumer in slaves and x[0].consumer not in behind]:
@@ -363,7 +365,7 @@ class Master:
 
     def _cut(self) -> None:
         """All deliveries before a checkpoint have been made: the master's part of it is what it has kept."""
-        alive_us = self.config.query.bounds.dead_below(self._least_promised())
+        alive_us = self.config.query.needed_below(self._least_promised())
         generation = self.checkpoints.cut(alive_us)
         self._checkpoint = False
         self._saves.append(SavePart(generation, snapshot(self)))

@@ -17,7 +17,7 @@ from swjoin.errors import RunFailed
 from swjoin.messages import AcknowledgeMove, SendState, SlaveCommand, WantState
 from swjoin.operators.join_module import JoinModule, Taking, Yielding
 from swjoin.operators.state_movement import Journey, take_group
-from swjoin.operators.window_join import Work
+from swjoin.operators.work import Work
 
 _CREDITS = 2  # chunks on their way or waiting at the consumer: one is rebuilt while the next one travels
 

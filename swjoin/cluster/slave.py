@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
 
-from swjoin.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout, check_layout
+from swjoin.batch import I64, LEFT, RIGHT, STREAM_NAMES, RowLayout, check_layout
 from swjoin.cluster.metrics import COLUMNS
 from swjoin.cluster.mover import Mover
 from swjoin.config import RunConfig
@@ -50,7 +50,8 @@ from swjoin.messages import (
     WorkDue,
 )
 from swjoin.operators.join_module import JoinModule
-from swjoin.operators.window_join import Step, WindowJoin, Work
+from swjoin.operators.window_join import WindowJoin
+from swjoin.operators.work import Step, Work
 from swjoin.state.histogram import histogram_quantile
 
 STEP_TUPLES = 16_384  # one WorkDue joins about this many tuples, some milliseconds of work
@@ -84,6 +85,7 @@ class Slave:
             right_layout=layouts[1],
             materialise=config.sink.kind != "count",
             result_tuples=max(1, module.result_buffer_bytes // pair_bytes),
+            kind=config.query.kind,
             name=f"slave {slave}",
         )
         self.joined = [0, 0]
@@ -127,6 +129,16 @@ class Slave:
         assert isinstance(self.join, WindowJoin), "a slave over counts has no tuples to restore"
         self._check_fits(delivery)
         self.join.restore(delivery)
+
+    def restored_until(self, times_us: tuple[int, int]) -> None:
+        """Before `start`: all deliveries of a distribution epoch, which promised at least these times, have been restored."""
+        assert isinstance(self.join, WindowJoin), "a slave over counts has no tuples to restore"
+        self.join.restored_until(times_us)
+
+    def restored(self, times_us: I64) -> None:
+        """Before `start`: everything has been restored. times_us: see `WindowJoin.restored`."""
+        assert isinstance(self.join, WindowJoin), "a slave over counts has no tuples to restore"
+        self.join.restored(times_us)
 
     def take_part(self, active: Sequence[int]) -> None:
         """Before `start`, after a crash: whether it is active is not what the configuration says at the start of a run."""
@@ -226,7 +238,7 @@ class Slave:
         if not isinstance(self.join, WindowJoin):
             return  # counts of tuples have no rows
         for stream, batch in ((LEFT, delivery.left), (RIGHT, delivery.right)):
-            check_layout([batch], self._layouts[stream], f"{where}, {STREAM_NAMES[stream]}")
+            check_layout([batch, delivery.null_keys[stream]], self._layouts[stream], f"{where}, {STREAM_NAMES[stream]}")
 
     def _check_promise(self, delivery: Delivery) -> None:
         """Windows have expired by what the deliveries before promised: an older tuple now would lose pairs silently."""
@@ -345,7 +357,9 @@ class Slave:
         self._work = self._joined = None
         commands: list[SlaveCommand] = [SendResults(self._complete(work, step, now_us))]
         if work.delivery.checkpoint:
-            commands.append(SavePart(self._generation, Snapshot({"joined": list(self.joined), "produced": self.produced})))
+            times_us = [work.delivery.left_time_us, work.delivery.right_time_us]
+            plain = {"joined": list(self.joined), "produced": self.produced, "times_us": times_us}
+            commands.append(SavePart(self._generation, Snapshot(plain)))
             self._generation += 1
         if work.delivery.last:
             self.finished = True
@@ -359,12 +373,10 @@ class Slave:
         works, self._settled = [*self._settled, work], []
         left, right = (sum(len(w.delivery.left if s == LEFT else w.delivery.right) for w in works) for s in (LEFT, RIGHT))
         pairs = sum(w.pair_count for w in works)
-        results = GroupResults(
-            np.concatenate([w.results.groups for w in works]),
-            np.concatenate([w.results.counts for w in works]),
-            np.concatenate([w.results.digests for w in works]),
-        )
+        parts = [part for w in works for part in w.all_results]
+        results = GroupResults(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(GroupResults)))
         histogram = np.add.reduce([w.delay_histogram for w in works], dtype=np.int64)
+        timed = int(histogram.sum())  # rows of one stream alone are late by nature
         values = {
             "slave": self.id,
             "epoch": delivery.epoch,
@@ -380,7 +392,7 @@ class Slave:
             "exchange_us": self._exchanges_us.popleft(),
             "idle_us": self._times.idle_us,
             "occupancy_ratio": self._occupancies.popleft(),
-            "delay_mean_us": sum(w.delay_sum_us for w in works) / pairs if pairs else 0.0,
+            "delay_mean_us": sum(w.delay_sum_us for w in works) / timed if timed else 0.0,
             "delay_p99_us": histogram_quantile(histogram, 0.99),
             "delay_max_us": max(w.delay_max_us for w in works),
             "window_tuples": sum(self.join.window_tuples()),

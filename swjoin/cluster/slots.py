@@ -90,11 +90,15 @@ class Slots:
 
     def full(self) -> bool:
         self.check_room()
-        return self.waiting_bytes >= self._limit_bytes and self._buffers.tuples > 0
+        return self.waiting_bytes >= self._limit_bytes and (self._buffers.tuples > 0 or self._null_keys_wait)
+
+    @property
+    def _null_keys_wait(self) -> bool:
+        return any(s.null_key_bytes for s in self._streams)
 
     def check_room(self) -> None:
         """Full buffers that no delivery can empty would stop the run for ever: RunFailed."""
-        if self.waiting_bytes < self._limit_bytes or self._buffers.tuples or self._controller.moves:
+        if self.waiting_bytes < self._limit_bytes or self._buffers.tuples or self._controller.moves or self._null_keys_wait:
             return
         raise RunFailed(
             f"master: {self.waiting_bytes} bytes wait for rows that may still come within max_out_of_order "

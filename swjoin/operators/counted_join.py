@@ -38,7 +38,7 @@ from swjoin.errors import RunFailed
 from swjoin.operators.counted_windows import Fresh, Meter, Windows, as_matrix, mini_shares, spread_delays
 from swjoin.operators.counts import F64, Census, CountedBatch, overlap
 from swjoin.operators.state_movement import Journey, pieces
-from swjoin.operators.window_join import Step, WindowMemory, Work
+from swjoin.operators.work import Step, WindowMemory, Work
 from swjoin.oracle import Bounds
 from swjoin.state.arrays import MINI_BYTES, STAT_COMPARISONS, STAT_PAIRS, Inputs, block_bytes
 

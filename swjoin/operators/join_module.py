@@ -13,7 +13,7 @@ from typing import Protocol
 from swjoin.batch import I64, TupleBatch
 from swjoin.deliveries import Delivery, EpochIndex, GroupId, StateChunk
 from swjoin.operators.state_movement import Journey
-from swjoin.operators.window_join import Step, WindowMemory, Work
+from swjoin.operators.work import Step, WindowMemory, Work
 
 
 class Yielding(Protocol):

@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from swjoin.batch import I64, LEFT, RIGHT, RowLayout, TupleBatch, check_layout
+from swjoin.batch import I64, LEFT, RIGHT, U8, RowLayout, TupleBatch, check_layout
 from swjoin.deliveries import Delivery, EpochIndex, GroupId, QueryId, SlaveId, StateChunk
 from swjoin.errors import RunFailed
+from swjoin.state.arrays import FLAG_BITS, FLAGS
 
 if TYPE_CHECKING:
-    from swjoin.operators.window_join import WindowJoin, Work
+    from swjoin.operators.window_join import WindowJoin
+    from swjoin.operators.work import Work
 
 _TUPLE_BYTES = 24  # key, time, id
 
@@ -51,7 +53,7 @@ class Departure:
         self._chunk_bytes = chunk_bytes
         join.state.open_groups(np.array([journey.group], np.int64))
         self._times_us = join.times_us
-        self._dead_us = join.bounds.dead_below(self._times_us)
+        self._dead_us = join.unmatched.limits(join.bounds.dead_below(self._times_us))
         join.set_floor(journey.group, self._times_us)
         self._hidden = join.state.hide_group(journey.group)
         self._stream = LEFT
@@ -83,19 +85,23 @@ class Departure:
         room = max(1, self._chunk_bytes // (_TUPLE_BYTES + (0 if store is None else store.mean_bytes)))
         counts, (key, ts, ids, refs) = self._join.state.drain(self._hidden, stream, self._place, self._dead_us[stream], room)
         which = np.flatnonzero(counts)
+        flags = (refs >> FLAG_BITS).astype(np.uint8) if self._join.kind.marks[stream] else None
+        refs &= ~FLAGS
         rows = None if store is None else store.gather(refs)
         tuples = TupleBatch(key, ts, ids, np.zeros(len(key), np.int64), rows)
         if self._place[0] == len(self._hidden.minis):
             self._stream += 1
             self._place[:] = 0
-        return self._chunk(stream, False, which, counts[which], tuples)
+        return self._chunk(stream, False, which, counts[which], tuples, flags)
 
     def _pending_chunk(self) -> StateChunk:
         stream, tuples = self._pending.popleft()
         none = np.empty(0, np.int64)
         return self._chunk(stream, True, none, none, tuples)
 
-    def _chunk(self, stream: int, pending: bool, which: I64, counts: I64, tuples: TupleBatch) -> StateChunk:
+    def _chunk(
+        self, stream: int, pending: bool, which: I64, counts: I64, tuples: TupleBatch, flags: U8 | None = None
+    ) -> StateChunk:
         j = self.journey
         last = self._stream > RIGHT and not self._pending
         directory = self._hidden.directory if self._index == 0 else None
@@ -114,6 +120,7 @@ class Departure:
             counts,
             tuples,
             directory,
+            flags,
         )
 
 
@@ -151,6 +158,10 @@ class Arrival:
         store = self._join.payload[chunk.stream]
         if store is not None:
             check_layout([chunk.tuples], store.layout, f"partition-group {chunk.group}, chunk {chunk.index}")
+        if not chunk.pending and (chunk.flags is not None) != self._join.kind.marks[chunk.stream]:
+            raise RunFailed(
+                f"partition-group {chunk.group}: chunk {chunk.index} tells who has matched, or not, unlike this join"
+            )
         self._next += 1
         self.tuples += len(chunk.tuples)
         self.nbytes += chunk.nbytes
@@ -166,7 +177,8 @@ class Arrival:
             raise state.no_room(chunk.group, len(tuples))
         first_ref = join.store_payload(chunk.stream, tuples)
         join.limit_blocks()
-        state.append_runs(self._hidden, chunk.stream, chunk.minis, chunk.counts, tuples.key, tuples.ts, tuples.id, first_ref)
+        columns = (tuples.key, tuples.ts, tuples.id)
+        state.append_runs(self._hidden, chunk.stream, chunk.minis, chunk.counts, columns, chunk.flags, first_ref)
 
     def waiting_tuples(self, stream: int) -> int:
         """Pending tuples that have arrived and are not being joined yet."""

@@ -12,96 +12,40 @@ tuned.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
-from swjoin.batch import I64, LEFT, RIGHT, Pairs, PayloadRows, RowLayout, TupleBatch
+from swjoin.batch import BOTH, I64, LEFT, RIGHT, Pairs, PayloadRows, RowLayout, TupleBatch
 from swjoin.deliveries import BEGIN_OF_TIME_US, END_OF_TIME_US, Delivery, GroupId, GroupResults, Route, StateChunk
 from swjoin.errors import RunFailed
 from swjoin.operators.state_movement import Arrival, Departure, Journey
-from swjoin.oracle import Bounds
+from swjoin.operators.unmatched import Unmatched
+from swjoin.operators.work import Step, WindowMemory, Work
+from swjoin.oracle import JOIN_KINDS, Bounds, JoinKind
 from swjoin.state.arrays import (
     COUNTERS,
+    FIRST_MATCHES,
     FRESH,
+    MARK_LEFT,
+    MARK_RIGHT,
     NEVER_USED,
-    STAT_COMPARISONS,
-    STAT_DELAY_MAX,
-    STAT_DELAY_SUM,
-    STAT_PAIRS,
-    STAT_SIZE,
+    PAIRS,
     Inputs,
     new_candidates,
     new_fresh,
     new_hits,
     new_output,
 )
-from swjoin.state.histogram import HISTOGRAM_SIZE
-from swjoin.state.kernels import CUR_GROUP, CUR_SORTED, CURSOR_SIZE, DONE, FULL, NEED_BLOCKS, join_groups
+from swjoin.state.kernels import CUR_GROUP, CUR_SORTED, DONE, FULL, NEED_BLOCKS, join_groups
 from swjoin.state.partition_group import WindowState
 from swjoin.state.payload import PayloadStore
-
-
-@dataclass(frozen=True)
-class Step:
-    """What one step did. pairs: matches that left the result buffer, or None. done: the delivery is completely joined."""
-
-    pairs: Pairs | None
-    done: bool
-    tuples: int
-
-
-@dataclass
-class Work:
-    """The cursor over one delivery, and what it has yielded so far. Delays in microseconds.
-
-    comparisons_by_group: int64 (groups,). settles: the delivery is what a partition-group's supplier had not joined yet.
-    """
-
-    delivery: Delivery
-    inputs: Inputs
-    results: GroupResults
-    delay_histogram: I64 = field(default_factory=lambda: np.zeros(HISTOGRAM_SIZE, np.int64))
-    stats: I64 = field(default_factory=lambda: np.zeros(STAT_SIZE, np.int64))
-    cursor: I64 = field(default_factory=lambda: np.zeros(CURSOR_SIZE, np.int64))
-
-    comparisons_by_group: I64 = field(init=False)
-    settles: bool = False
-
-    def __post_init__(self) -> None:
-        self.comparisons_by_group = np.zeros(len(self.delivery.groups), np.int64)
-
-    @property
-    def pair_count(self) -> int:
-        return int(self.stats[STAT_PAIRS])
-
-    @property
-    def comparisons(self) -> int:
-        return int(self.stats[STAT_COMPARISONS])
-
-    @property
-    def delay_sum_us(self) -> int:
-        return int(self.stats[STAT_DELAY_SUM])
-
-    @property
-    def delay_max_us(self) -> int:
-        return int(self.stats[STAT_DELAY_MAX])
-
-
-@dataclass(frozen=True)
-class WindowMemory:
-    """What the windows of one slave took and take. peak_bytes: of all together, and of each part at its own moment."""
-
-    peak_bytes: int
-    peak_block_bytes: int
-    peak_payload_bytes: int
-    left_bytes: int
-    left_tuples: int
 
 
 class WindowJoin:
     """Joins the deliveries of one query; owns the window state of one slave's partition-groups.
 
+    kind: which rows come out.
     block_tuples: tuples per block. theta_tuples: fine tuning parameter in tuples of both streams, 0 turns it off.
     window_bytes: limit of the window state: blocks, payload and directories together. layouts: payload carried by each stream,
     or None. materialise: emit pairs; otherwise only count and digest. result_tuples: most pairs per step. name: of the slave,
@@ -119,19 +63,26 @@ class WindowJoin:
         right_layout: RowLayout | None,
         materialise: bool,
         result_tuples: int,
+        kind: JoinKind = JOIN_KINDS["inner"],
         name: str = "slave",
     ) -> None:
         self.bounds = bounds
+        self.kind = kind
         self.window_limit_bytes = window_bytes
         self.state = WindowState(block_tuples, theta_tuples, window_bytes, name)
         layouts = (left_layout, right_layout)
         self.payload = tuple(
             PayloadStore(layout, window_bytes) if materialise and layout is not None else None for layout in layouts
         )
-        self._output = new_output(max(1, result_tuples) if materialise else 0)
+        self._room = max(1, result_tuples) if materialise else 0
+        self._output = new_output(self._room)
         self._fresh = new_fresh(1024, 256)
         self._hits = new_hits()
-        self._candidates = new_candidates()
+        marks = (MARK_LEFT if kind.marks[LEFT] else 0) | (MARK_RIGHT if kind.marks[RIGHT] else 0)
+        self._mode = marks | (PAIRS if kind.pairs else 0) | (FIRST_MATCHES if kind.first else 0)
+        self._candidates = new_candidates(self._mode)
+        self.unmatched = Unmatched(kind, self.state)
+        self._sweeping = False
         self._expired_below = self._merged_below = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
         self._times_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
         self._open: Work | None = None
@@ -155,6 +106,8 @@ class WindowJoin:
             raise self._windows_full()
         refs = [self.store_payload(stream, batch) for stream, batch in enumerate((delivery.left, delivery.right))]
         self.limit_blocks()
+        self.unmatched.stored(LEFT, delivery.left)
+        self.unmatched.stored(RIGHT, delivery.right)
         routes = (delivery.left_route, delivery.right_route)
         left, right = delivery.left, delivery.right
         inputs = Inputs(
@@ -184,6 +137,40 @@ class WindowJoin:
         """
         assert work is self._open, "step on a delivery that is not open"
         self._output.used[0] = 0
+        if self._sweeping:
+            return self._sweep(work)
+        status, tuples = self._join(work, now_us, tuple_budget)
+        pairs = self._take_pairs(LEFT if self.kind.one_sided else BOTH)
+        if status == FULL:
+            return Step(pairs, False, tuples)
+        if status != DONE or int(work.cursor[CUR_GROUP]) < len(work.delivery.groups):
+            return Step(pairs, False, tuples)
+        if self.unmatched.wanted and not work.settles:
+            self._sweeping = True
+            self._times_us = (work.delivery.left_time_us, work.delivery.right_time_us)
+            self.unmatched.begin(self._dead_below(), work.delivery)
+            return Step(pairs, False, tuples)
+        self._close(work.delivery)
+        return Step(pairs, True, tuples)
+
+    def _sweep(self, work: Work) -> Step:
+        """A step of what follows joining: tuples whose window has passed come out if they have no match."""
+        rows = None
+        while rows is None and not self.unmatched.done:
+            stream, nulls = self.unmatched.step(self._output, self._room)
+            if nulls is None:
+                rows = self._take_pairs(stream)
+            elif self._room:
+                rows = Pairs.alone(stream, nulls, null_keys=True)
+        if not self.unmatched.done:
+            return Step(rows, False, 0)
+        self._sweeping = False
+        work.unmatched = self.unmatched.results()
+        self._close(work.delivery)
+        return Step(rows, True, 0)
+
+    def _join(self, work: Work, now_us: int, tuple_budget: int) -> tuple[int, int]:
+        """Status and tuples joined; if need be after expiry. RunFailed when the windows are full."""
         status, tuples = self._join_groups(work, now_us, tuple_budget)
         if status == NEED_BLOCKS:
             self._expire(now=True)
@@ -192,13 +179,7 @@ class WindowJoin:
             tuples += more
         if status == NEED_BLOCKS:
             raise self._windows_full()
-        pairs = self._take_pairs()
-        if status == FULL:
-            return Step(pairs, False, tuples)
-        done = status == DONE and int(work.cursor[CUR_GROUP]) == len(work.delivery.groups)
-        if done:
-            self._close(work.delivery)
-        return Step(pairs, done, tuples)
+        return status, tuples
 
     def _join_groups(self, work: Work, now_us: int, tuple_budget: int) -> tuple[int, int]:
         state = self.state
@@ -276,13 +257,15 @@ class WindowJoin:
         """Blocks may take what payload has left of the limit."""
         self.state.limit_blocks(sum(store.nbytes for store in self.payload if store is not None))
 
-    def _take_pairs(self) -> Pairs | None:
+    def _take_pairs(self, side: int) -> Pairs | None:
+        """What lies in the output. side: LEFT or RIGHT when these are tuples of that stream alone."""
         n = int(self._output.used[0])
         if n == 0:
             return None
         out = self._output
         rows: list[PayloadRows | None] = [
-            None if store is None else store.gather(out.ref[stream, :n]) for stream, store in enumerate(self.payload)
+            None if store is None or side == 1 - stream else store.gather(out.ref[stream, :n])
+            for stream, store in enumerate(self.payload)
         ]
         return Pairs(
             out.key[:n].copy(),
@@ -292,6 +275,7 @@ class WindowJoin:
             out.id[RIGHT, :n].copy(),
             rows[LEFT],
             rows[RIGHT],
+            side,
         )
 
     def _close(self, delivery: Delivery) -> None:
@@ -320,6 +304,7 @@ class WindowJoin:
         if not now and (advance <= 0 or 64 * advance < retention):
             return False
         self._expired_below = dead
+        dead = self.unmatched.limits(dead)
         dropped = self.state.expire(*dead)
         ended = min(self._times_us) >= END_OF_TIME_US  # nothing comes that merging could serve
         moved = max(d - b for d, b in zip(dead, self._merged_below, strict=True))
@@ -349,18 +334,38 @@ class WindowJoin:
         return self.bounds.dead_below((left_time, right_time))
 
     def restore(self, delivery: Delivery) -> None:
-        """Store tuples that had been joined before a crash; nothing is matched, and nothing expires. RunFailed when the windows
-        are full."""
-        stored = replace(
-            delivery,
-            left_time_us=BEGIN_OF_TIME_US,
-            right_time_us=BEGIN_OF_TIME_US,
-            left_route=Route.STORE,
-            right_route=Route.STORE,
-        )
-        work = self.open(stored)
-        while not self.step(work, 0, max(1, len(delivery.left) + len(delivery.right))).done:
+        """Store tuples that had been joined before a crash. Nothing comes out; if it matters who has matched, they are joined
+        once more. RunFailed when the windows are full."""
+        marks = self._mode & (MARK_LEFT | MARK_RIGHT)
+        nothing = TupleBatch.empty()
+        route = Route.BOTH if marks else Route.STORE
+        again = replace(delivery, left_time_us=BEGIN_OF_TIME_US, right_time_us=BEGIN_OF_TIME_US)
+        work = self.open(replace(again, left_route=route, right_route=route, null_keys=(nothing, nothing)))
+        self._candidates.mode[0] = marks
+        while self._join(work, 0, max(1, len(delivery.left) + len(delivery.right)))[0] != DONE:
             pass
+        self._candidates.mode[0] = self._mode
+        self._open = None
+        self.state.tune()
+
+    def restored_until(self, times_us: tuple[int, int]) -> None:
+        """All deliveries of a distribution epoch have been restored that promised these times; what was dead then had been
+        settled before the crash, and is dropped."""
+        self._times_us = times_us
+        if self.unmatched.wanted:
+            groups = max(1, len(self.state.directories.start))
+            dead = [np.full(groups, limit, np.int64) for limit in self._dead_below()]
+            self.unmatched.settled_before((dead[LEFT], dead[RIGHT]), self._output)
+        self._expire(now=False)
+
+    def restored(self, times_us: I64) -> None:
+        """All has been restored. times_us: int64 (groups, 2), until when each partition-group had been joined."""
+        if self.unmatched.wanted and len(times_us):
+            dead = [self.bounds.dead_below((int(left), int(right))) for left, right in times_us]
+            limits = np.array(dead, np.int64)
+            self.unmatched.settled_before((limits[:, LEFT].copy(), limits[:, RIGHT].copy()), self._output)
+        self._times_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
+        self._expired_below = self._merged_below = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
 
     # ------------------------------------------------------------ state movement
 
@@ -388,7 +393,8 @@ class WindowJoin:
 
     def set_floor(self, group: GroupId, times_us: tuple[int, int]) -> None:
         """Payload that a partition-group on its way may need, by its own times, stays until the floor is lifted."""
-        self._floors[group] = self.bounds.dead_below(times_us)
+        never = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)  # there may be older tuples that have not come out yet
+        self._floors[group] = never if self.unmatched.wanted else self.bounds.dead_below(times_us)
 
     def lift_floor(self, group: GroupId) -> None:
         self._floors.pop(group, None)
@@ -397,6 +403,7 @@ class WindowJoin:
         """Windows of these, older times have come: what has expired here already may have to expire once more."""
         left, right = self.bounds.dead_below(times_us)
         self._expired_below = (min(self._expired_below[0], left), min(self._expired_below[1], right))
+        self.unmatched.revealed()
 
     # ------------------------------------------------------------ measures and invariants
 

@@ -58,7 +58,7 @@ def load(role: str) -> None:
         from swjoin.sinks.plan import OutputPlan
 
         digest_pairs(np.empty(0, np.uint64), np.empty(0, np.uint64))
-        plan = OutputPlan.build(*open_job_sources(Job(config, None, False, None, None, "")), config.sink)
+        plan = OutputPlan.build(*open_job_sources(Job(config, None, False, None, None, "")), config)
         if role != "master":
             plan.decode(empty_pairs(plan.left.layout, plan.right.layout))
     if role in ("in-process", "master"):

@@ -327,7 +327,7 @@ def _sink_seconds(config: RunConfig, pairs: list[Pairs]) -> float:
     from swjoin.sinks.plan import OutputPlan
 
     left, right = (GeneratorSource(config.workload, 1, s, carry_payload=True) for s in range(len(STREAM_NAMES)))
-    plan = OutputPlan.build(left, right, config.sink)
+    plan = OutputPlan.build(left, right, config)
     with tempfile.TemporaryDirectory(prefix="swjoin-calibrate-") as folder:
         sink = open_sink("parquet", Path(folder) / "results", plan, directory=True)
         start = time.perf_counter()

@@ -24,11 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from swjoin.batch import STREAM_NAMES, PayloadRows, RowLayout, SourceBatch, TupleBatch
+from swjoin.batch import STREAM_NAMES, U64, PayloadRows, RowLayout, SourceBatch, TupleBatch
 from swjoin.config import RunConfig, to_plain
 from swjoin.errors import SwjoinError
 from swjoin.loading import config_from_plain
-from swjoin.oracle import brute_force, format_digest, pair_digest
+from swjoin.oracle import JOIN_KINDS, answer, brute_force, format_digest, pair_digest
 from swjoin.runtime.chaos_kills import KINDS, run_ordeal
 from swjoin.runtime.simulation_result import SimulationError, SimulationResult
 from swjoin.runtime.simulator import Simulation
@@ -106,6 +106,9 @@ class Scenario:
             for _ in range(int(random_crashes.integers(0, 4))):
                 step = int(random_crashes.geometric(1 / random_crashes.choice([20, 100, 400])))
                 crashes.append((step, int(random_crashes.integers(0, 7))))
+        random_kind = np.random.default_rng([seed, 6])
+        if "measure" not in plain and random_kind.random() < 0.5:
+            plain["join"]["how"] = str(random_kind.choice(list(JOIN_KINDS)))
         return Scenario(seed, config_from_plain(plain), slave_count, (rows[0], rows[1]), tuple(crashes))
 
     def good_tuples(self, side: int, aside: Collection[int] = ()) -> TupleBatch:
@@ -134,11 +137,29 @@ class Scenario:
     ) -> tuple[Counter[tuple[int, int]], str]:
         """The oracle's pairs (left id, right id) that are measured, or those of history, and their digest."""
         left, right = self.good_tuples(0, aside[0]), self.good_tuples(1, aside[1])
+        if self.config.query.how != "inner":  # never with history
+            nobody = np.empty(0, np.uint64)
+            ids = nobody, nobody
+            if not history:
+                ids = answer(left, right, self.config.query.bounds, self.config.query.how, self.null_keys)
+            return Counter(zip(ids[0].tolist(), ids[1].tolist(), strict=True)), format_digest(pair_digest(*ids))
         i, j = brute_force(left, right, self.config.query.bounds)
         wanted = (np.maximum(left.ts[i], right.ts[j]) < self.history_end_us()) == history
         i, j = i[wanted], j[wanted]
         pairs = Counter(zip(left.id[i].tolist(), right.id[j].tolist(), strict=True))
         return pairs, format_digest(pair_digest(left.id[i], right.id[j]))
+
+    @property
+    def null_keys(self) -> tuple[U64, U64]:
+        """Ids of the left and right rows with a null key that have a time."""
+        left, right = (
+            rows.id[
+                (np.zeros(len(rows), bool) if rows.key_valid is None else ~rows.key_valid)
+                & (np.ones(len(rows), bool) if rows.ts_valid is None or self.config.time.model == "arrival" else rows.ts_valid)
+            ]
+            for rows in self.rows
+        )
+        return left, right
 
 
 def _draw_adaptation(random: np.random.Generator, plain: dict[str, Any], slave_count: int, span: int) -> None:
@@ -267,6 +288,8 @@ def run_scenario(scenario: Scenario) -> SimulationResult:
         for pairs in result.pairs:
             found.update(zip(pairs.left_id.tolist(), pairs.right_id.tolist(), strict=True))
             for stream, (ids, rows) in enumerate(((pairs.left_id, pairs.left_rows), (pairs.right_id, pairs.right_rows))):
+                if pairs.side == 1 - stream:
+                    continue  # the side that is missing
                 if rows is None or not np.array_equal(rows.fixed, payload_bytes(ids, 1, stream, 8)):
                     raise SimulationError(f"{STREAM_NAMES[stream]}: a pair carries another tuple's payload")
         if found != expected:

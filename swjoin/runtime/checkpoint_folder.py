@@ -21,15 +21,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from swjoin.batch import TupleBatch, in_memory
+import numpy as np
+
+from swjoin.batch import I64, TupleBatch, in_memory
 from swjoin.errors import RunFailed, UserError
 from swjoin.messages import CheckpointCompleted, CompleteCheckpoint, PartSaved, Snapshot
 from swjoin.runtime.manifest_checks import check_manifest
-from swjoin.runtime.segments import Segment
+from swjoin.runtime.segments import Segment, living
 from swjoin.runtime.wire import pack_tuples, unpack_tuples
 from swjoin.storage import Background, Executor, Executors, read_records, sync_folder, write_records, write_whole
 
-FORMAT = 2
+FORMAT = 3
 _LOCK = ".lock"
 APPENDED = ("metrics.rows", "late.rows", "keys.bytes", "keys.lengths")  # grow all the time; a manifest says how far they count
 _KEPT = 2
@@ -54,6 +56,14 @@ class Manifest:
     def alive_us(self) -> tuple[int, int]:
         left, right = self.plain["alive_us"]
         return left, right
+
+    def joined_until_us(self, group_count: int) -> I64:
+        """Punctuations up to which each partition-group had been joined: int64 (groups, 2)."""
+        owner = np.array(self.plain["master"]["state"]["controller"]["owner"], np.int64)
+        times = np.array(self.plain["joined_until_us"], np.int64).reshape(-1, 2)[owner]
+        if len(times) != group_count:
+            raise RunFailed(f"{self.path}: corrupt checkpoint ({len(times)} partition-groups of {group_count})")
+        return times
 
     @property
     def joined(self) -> list[int]:
@@ -212,7 +222,8 @@ class CheckpointFolder:
         restored, last = self._restored, self._kept[-1] if self._kept else None
         joined = [sum(s["joined"][i] for s in slaves) + (0 if restored is None else restored.joined[i]) for i in (0, 1)]
         produced = sum(s["produced"] for s in slaves) + (0 if restored is None else restored.produced)
-        older = [] if last is None else [s.to_plain() for s in last.segments if s.alive(command.alive_us)]
+        kept = [] if last is None else living(last.segments, command.alive_us, whole=True)
+        older = [segment.to_plain() for segment in kept]
         plain: dict[str, Any] = {
             "format": FORMAT,
             **self._identity,
@@ -223,6 +234,7 @@ class CheckpointFolder:
             "alive_us": list(command.alive_us),
             "joined": joined,
             "produced": produced,
+            "joined_until_us": [command.parts[f"slave {number}"]["times_us"] for number in range(len(slaves))],
             "segments": [*older, *(s["segment"] for s in slaves if s["segment"] is not None)],
             "master": command.parts["master"],
             "collector": command.parts["collector"],

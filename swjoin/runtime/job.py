@@ -95,12 +95,12 @@ def open_job_sources(job: Job) -> tuple[Source, Source]:
 
         return (
             GeneratorSource(config.workload, config.seed, LEFT, carry_payload=carry),
-            GeneratorSource(config.workload, config.seed, RIGHT, carry_payload=carry),
+            GeneratorSource(config.workload, config.seed, RIGHT, carry_payload=carry and not config.query.kind.one_sided),
         )
     from swjoin.sources.files import open_sources
 
     time_is_ts = config.time.model == "event"
-    left, right, _ = open_sources(config.left, config.right, carry_payload=carry, time_is_ts=time_is_ts)
+    left, right, _ = open_sources(config.left, config.right, carry_payload=carry, time_is_ts=time_is_ts, how=config.query.how)
     return left, right
 
 

@@ -21,14 +21,14 @@ from swjoin.cluster.collector import Collector
 from swjoin.cluster.master import Master
 from swjoin.cluster.slave import Slave
 from swjoin.cluster.snapshots import restore
-from swjoin.config import digest, to_plain
+from swjoin.config import RunConfig, digest, to_plain
 from swjoin.deliveries import Delivery
 from swjoin.errors import RunFailed, UserError
 from swjoin.messages import PartSaved, SavePart, Snapshot
 from swjoin.runtime.checkpoint_folder import CheckpointFolder, Manifest, read_manifest
 from swjoin.runtime.job import METRICS_ROW_BYTES, Job, MetricsFile, sets_aside
 from swjoin.runtime.manifest_checks import check_master_state, restoring
-from swjoin.runtime.segments import SegmentLog, replay
+from swjoin.runtime.segments import SegmentLog, replay, replay_epochs
 from swjoin.sinks import Sink
 from swjoin.sinks.late import LATE_ROW_BYTES
 from swjoin.sources import Source
@@ -253,13 +253,15 @@ class SlaveKeeper:
         folder: Path,
         incarnation: int,
         slave: Slave,
-        sub_group_count: int,
+        config: RunConfig,
         done: Callable[[Any], None],
         executors: Executors = Background,
     ) -> None:
         self._folder = folder
         self._slave = slave
-        self._log = SegmentLog(folder, incarnation, slave.id, sub_group_count, done, executors)
+        self._marks = any(config.query.kind.marks)
+        sub_groups = config.cluster.sub_group_count
+        self._log = SegmentLog(folder, incarnation, slave.id, sub_groups, done, executors, promises=self._marks)
 
     def restore(self, manifest_name: str | None, owner: list[int], active: list[int]) -> None:
         """Rebuild the windows of the partition-groups that this slave owns. RunFailed, with its place, what is corrupt."""
@@ -268,8 +270,16 @@ class SlaveKeeper:
             return
         manifest = read_manifest(self._folder / manifest_name)
         mine = np.array(owner, np.int64) == self._slave.id
-        for delivery in replay(self._folder, manifest.segments, mine, manifest.alive_us):
-            self._slave.restore(delivery)
+        if not self._marks:
+            for delivery in replay(self._folder, manifest.segments, mine, manifest.alive_us):
+                self._slave.restore(delivery)
+            return
+        for times_us, deliveries in replay_epochs(self._folder, manifest.segments, mine, manifest.alive_us):
+            for delivery in deliveries:
+                self._slave.restore(delivery)
+            self._slave.restored_until(times_us)
+        with restoring(manifest.path):
+            self._slave.restored(manifest.joined_until_us(len(owner)))
 
     def received(self, delivery: Delivery, frame: Any = None) -> None:
         """Write a delivery to the log."""

@@ -359,8 +359,7 @@ class _LocalLoop:
         path, incarnation = shell.keeper.folder.path, shell.keeper.folder.incarnation
         try:
             for thread in self.slaves:
-                sub_groups = shell.master.config.cluster.sub_group_count
-                thread.keeper = SlaveKeeper(path, incarnation, thread.slave, sub_groups, self._inbox.put)
+                thread.keeper = SlaveKeeper(path, incarnation, thread.slave, shell.master.config, self._inbox.put)
                 thread.keeper.restore(name, owner, list(shell.master.controller.active))
         except BaseException:
             for thread in self.slaves:

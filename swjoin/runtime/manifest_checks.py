@@ -124,6 +124,7 @@ _MANIFEST = {
     "clock_us": _time,
     "alive_us": (_time, _time),
     "joined": (_count, _count),
+    "joined_until_us": [(_time, _time)],
     "segments": [_SEGMENT],
     "master": {
         "state": dict,

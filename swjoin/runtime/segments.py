@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class Segment:
         return Segment(**{**known, "newest_us": (left, right)})
 
     def alive(self, alive_us: tuple[int, int]) -> bool:
-        """Whether some tuple of it may still match something to come."""
+        """Whether some tuple of it may still be needed."""
         return self.newest_us[LEFT] >= alive_us[LEFT] or self.newest_us[RIGHT] >= alive_us[RIGHT]
 
 
@@ -63,7 +64,10 @@ class _Open:
 
 
 class SegmentLog:
-    """One slave's log. done: takes PartSaved when a segment is durable, or an exception; called in the log's thread."""
+    """One slave's log. done: takes PartSaved when a segment is durable, or an exception; called in the log's thread.
+
+    promises: also deliveries without tuples are wanted, for what they promise.
+    """
 
     def __init__(
         self,
@@ -73,8 +77,10 @@ class SegmentLog:
         sub_group_count: int,
         done: Callable[[Any], None],
         executors: Executors = Background,
+        *,
+        promises: bool = False,
     ) -> None:
-        self._folder, self._slave = folder, slave
+        self._folder, self._slave, self._promises = folder, slave, promises
         self._stem = f"segment-{incarnation:04d}-{slave:04d}"
         self._sub_group = sub_group_of(slave, sub_group_count)
         self._open: dict[int, _Open] = {}  # by generation
@@ -82,7 +88,7 @@ class SegmentLog:
 
     def append(self, delivery: Delivery, frame: U8 | None = None) -> None:
         """Write a delivery, which came as this frame, if as one. Waits while the disk is too far behind."""
-        if len(delivery.left) or len(delivery.right):
+        if len(delivery.left) or len(delivery.right) or self._promises:
             self._background.submit(lambda: self._write(delivery, pack_delivery(delivery) if frame is None else frame))
 
     def _write(self, delivery: Delivery, frame: U8) -> None:
@@ -117,17 +123,33 @@ class SegmentLog:
             segment.file.discard()
 
 
+def living(segments: Sequence[Segment], alive_us: tuple[int, int], *, whole: bool) -> list[Segment]:
+    """Segments that are needed. whole: all of a generation, or none."""
+    generations = {s.generation for s in segments if s.alive(alive_us)}
+    return [s for s in segments if (s.generation in generations if whole else s.alive(alive_us))]
+
+
 def replay(folder: Path, segments: Sequence[Segment], mine: Bool, alive_us: tuple[int, int]) -> Iterator[Delivery]:
     """What entered the windows of partition-groups with `mine[group]`, in the order in which it was delivered.
 
-    Only tuples that may still match something to come: a window may be long on one side only. RunFailed, with file and place,
-    when a segment is not what it was.
+    Only tuples that may still be needed: a window may be long on one side only. RunFailed, with file and place, when a segment
+    is not what it was.
     """
-    generations = sorted({s.generation for s in segments})
-    for generation in generations:
-        logs = [_deliveries(folder, s, len(mine)) for s in segments if s.generation == generation and s.alive(alive_us)]
-        for _, _, delivery in heapq.merge(*logs, key=lambda item: item[:2]):
-            yield from _share(delivery, mine, alive_us)
+    for _, deliveries in replay_epochs(folder, living(segments, alive_us, whole=False), mine, alive_us):
+        yield from deliveries
+
+
+def replay_epochs(
+    folder: Path, segments: Sequence[Segment], mine: Bool, alive_us: tuple[int, int]
+) -> Iterator[tuple[tuple[int, int], list[Delivery]]]:
+    """The same by distribution epochs: the least times that one of its deliveries promised, and what is `mine` of them."""
+    for generation in sorted({s.generation for s in segments}):
+        logs = [_deliveries(folder, s, len(mine)) for s in segments if s.generation == generation]
+        merged = heapq.merge(*logs, key=lambda item: item[:2])
+        for _, same in groupby(merged, key=lambda item: item[0]):
+            deliveries = [delivery for _, _, delivery in same]
+            times_us = min(d.left_time_us for d in deliveries), min(d.right_time_us for d in deliveries)
+            yield times_us, [share for delivery in deliveries for share in _share(delivery, mine, alive_us)]
 
 
 def _deliveries(folder: Path, segment: Segment, group_count: int) -> Iterator[tuple[int, int, Delivery]]:

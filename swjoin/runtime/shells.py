@@ -95,7 +95,7 @@ class MasterShell:
         """What result rows look like; made from both sources' schemas."""
         from swjoin.sinks.plan import OutputPlan
 
-        return OutputPlan.build(self.sources[LEFT], self.sources[RIGHT], self.job.config.sink)
+        return OutputPlan.build(self.sources[LEFT], self.sources[RIGHT], self.job.config)
 
     def start(self, clock: RunClock, slave_count: int, on_saved: Callable[[Any], None] | None = None) -> None:
         """Begin, or go on from the newest checkpoint.

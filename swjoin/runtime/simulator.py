@@ -156,9 +156,8 @@ class Simulation:
         owner = self.master.controller.map.owner.tolist()
         for slave in self.slaves:
             actor = FIRST_SLAVE + slave.id
-            sub_groups = config.cluster.sub_group_count
             folder, incarnation = master.folder.path, master.folder.incarnation
-            keeper = SlaveKeeper(folder, incarnation, slave, sub_groups, partial(self._saved, actor), self._disk(actor))
+            keeper = SlaveKeeper(folder, incarnation, slave, config, partial(self._saved, actor), self._disk(actor))
             keeper.restore(master.manifest_name, owner, list(self.master.controller.active))
             slave.validate()
             self._slave_keepers.append(keeper)

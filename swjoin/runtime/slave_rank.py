@@ -106,8 +106,7 @@ class SlaveRank(Rank):
         if self.job.checkpoints is not None:
             from swjoin.runtime.keepers import SlaveKeeper
 
-            sub_groups = config.cluster.sub_group_count
-            self._keeper = SlaveKeeper(Path(setup["folder"]), setup["incarnation"], slave, sub_groups, self.saved.append)
+            self._keeper = SlaveKeeper(Path(setup["folder"]), setup["incarnation"], slave, config, self.saved.append)
             self._keeper.restore(setup["manifest"], setup["owner"], setup["active"])
         clock = self.start_clock(channel, setup.get("clock_us"))
         self._join(channel, slave, clock)

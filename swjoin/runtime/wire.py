@@ -13,13 +13,13 @@ Frame: int64 header [magic, version, kind, integers, arrays, total bytes], the i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swjoin.batch import U8, Pairs, PayloadRows, TupleBatch
+from swjoin.batch import BOTH, LEFT, RIGHT, U8, Pairs, PayloadRows, TupleBatch
 from swjoin.deliveries import (
     Delivery,
     Directory,
@@ -39,7 +39,7 @@ from swjoin.messages import Report
 from swjoin.state.tuning import MAX_DEPTH
 
 MAGIC = 0x6E696F6A7773  # "swjoin"
-VERSION = 2
+VERSION = 3
 DELIVERY, RESULTS, STATE, REPORT, MOVE_END, TUPLES = 1, 2, 3, 4, 5, 6
 _HEADER = 6
 _ALIGN = 64
@@ -103,6 +103,11 @@ def _tuples_of(stream: str, *, arrivals: bool = True) -> tuple[_Column, ...]:
     return _Column(f"{stream}keys", _I), _Column(f"{stream}times", _I), _Column(f"{stream}ids", _U), arrival, *_rows_of(stream)
 
 
+def _absent(columns: tuple[_Column, ...]) -> tuple[_Column, ...]:
+    """The same columns, which may be absent."""
+    return tuple(replace(column, optional=True) for column in columns)
+
+
 def _optional(code: int, *names: str) -> tuple[_Column, ...]:
     return tuple(_Column(name, code, 1, True) for name in names)
 
@@ -127,6 +132,7 @@ _DELIVERY = _Layout(
         *(_Column("partition-groups", _I), _Column("left counts", _I), _Column("right counts", _I)),
         *(*_tuples_of("left "), *_tuples_of("right ")),
         *(_Column("moves out", _I, 2), _Column("moves in", _I, 2)),
+        *(*_absent(_tuples_of("left null-key ")), *_absent(_tuples_of("right null-key "))),
     ),
 )
 _STATE = _Layout(
@@ -136,14 +142,14 @@ _STATE = _Layout(
     (6, 9, 10),
     (
         *(_Column("mini-partition-groups", _I), _Column("counts", _I), *_tuples_of("", arrivals=False)),
-        *_optional(_I, "directory patterns", "directory depths"),
+        *(*_optional(_I, "directory patterns", "directory depths"), *_optional(_B, "flags")),
     ),
 )
 _RESULTS = _Layout(
     RESULTS,
     "a result chunk",
-    9,
-    (3, 4, 6, 8),
+    11,
+    (3, 4, 6, 8, 10),
     (
         *(*_optional(_I, "keys", "left times", "right times"), *_optional(_U, "left ids", "right ids")),
         *(*_rows_of("left "), *_rows_of("right "), *_optional(_I, "partition-groups", "counts"), *_optional(_U, "digests")),
@@ -235,6 +241,14 @@ class _Frame:
         key, ts, ids, arrival = self.arrays[first : first + 4]
         return TupleBatch(key, ts, ids, arrival if arrivals is None else arrivals, self.rows(first + 4, count))
 
+    def tuples_if_any(self, first: int) -> TupleBatch:
+        """A batch from seven columns, all of which may be absent: no tuples then."""
+        if self.arrays[first] is not None:
+            return self.tuples(first)
+        if any(array is not None for array in self.arrays[first : first + 7]):
+            raise self.refuse(f"{self._layout.columns[first].name} are missing, others are not")
+        return TupleBatch.empty()
+
     def ascending(self, column: int) -> None:
         """Indexes that no entry of comes twice."""
         found = self.arrays[column]
@@ -260,6 +274,8 @@ def pack_delivery(d: Delivery) -> U8:
     integers = [d.query, d.slave, d.epoch, d.left_time_us, d.right_time_us, int(d.last), int(d.left_route), int(d.right_route)]
     integers += [d.served, int(d.rests), d.generation, int(d.checkpoint)]
     columns = [d.groups, d.left_counts, d.right_counts, *_tuples_out(d.left), *_tuples_out(d.right), d.moves_out, d.moves_in]
+    for batch in d.null_keys:
+        columns += _tuples_out(batch) if len(batch) else [None] * 7
     return pack(DELIVERY, integers, columns)
 
 
@@ -277,7 +293,7 @@ def unpack_delivery(buffer: U8) -> Delivery:
     if not (1 <= i[6] <= 3 and 1 <= i[7] <= 3):
         raise frame.refuse(f"routes {i[6:8]}")
     labels = (QueryId(i[0]), SlaveId(i[1]), EpochIndex(i[2]), i[3], i[4])
-    ends = (bool(i[9]), i[10], bool(i[11]))
+    ends = (bool(i[9]), i[10], bool(i[11]), (frame.tuples_if_any(19), frame.tuples_if_any(26)))
     return Delivery(*labels, a[0], a[1], a[2], left, right, bool(i[5]), Route(i[6]), Route(i[7]), i[8], a[17], a[18], *ends)
 
 
@@ -286,7 +302,7 @@ def pack_state(c: StateChunk) -> U8:
     t, d = c.tuples, c.directory
     arrival = t.arrival_us if c.pending else None  # a window tuple's arrival means nothing any more
     directory: list[Array | None] = [None, None] if d is None else [d.patterns, d.depths]
-    columns = [c.minis, c.counts, t.key, t.ts, t.id, arrival, *_rows_out(t.rows), *directory]
+    columns = [c.minis, c.counts, t.key, t.ts, t.id, arrival, *_rows_out(t.rows), *directory, c.flags]
     return pack(STATE, [*integers, -1 if d is None else d.depth], columns)
 
 
@@ -309,8 +325,13 @@ def unpack_state(buffer: U8) -> StateChunk:
             raise frame.refuse(f"mini-partition-group {a[0][-1]} of {len(a[9])}")
     elif i[11] != -1:
         raise frame.refuse(f"a directory of depth {i[11]} that is not there")
+    flags = a[11]
+    if flags is not None and (pending or len(flags) != len(tuples) or flags.max(initial=0) > 3):
+        raise frame.refuse(
+            f"{len(flags)} flags of {len(tuples)} tuples, or others than 0 to 3, or of tuples that are not joined"
+        )
     labels = (QueryId(i[0]), i[1], GroupId(i[2]), SlaveId(i[3]), SlaveId(i[4]), i[5], bool(i[6]), (i[7], i[8]), i[9])
-    return StateChunk(*labels, pending, a[0], a[1], tuples, directory)
+    return StateChunk(*labels, pending, a[0], a[1], tuples, directory, flags)
 
 
 def _check_directory(frame: _Frame, directory: Directory) -> None:
@@ -373,8 +394,8 @@ def unpack_move_end(buffer: U8) -> MoveEnd:
 
 def pack_results(chunk: ResultChunk) -> U8:
     integers = [chunk.query, chunk.slave, chunk.epoch, int(chunk.final), int(chunk.last), chunk.served, int(chunk.history)]
-    integers += [chunk.generation, int(chunk.checkpoint)]
     p, r = chunk.pairs, chunk.results
+    integers += [chunk.generation, int(chunk.checkpoint), BOTH if p is None else p.side, int(p is not None and p.null_keys)]
     pairs: list[Array | None] = [None] * 11
     if p is not None:
         pairs = [p.key, p.left_ts, p.right_ts, p.left_id, p.right_id, *_rows_out(p.left_rows), *_rows_out(p.right_rows)]
@@ -390,7 +411,11 @@ def unpack_results(buffer: U8) -> ResultChunk:
     left_rows, right_rows = frame.rows(5, count), frame.rows(8, count)
     if a[0] is None and (left_rows is not None or right_rows is not None):
         raise frame.refuse("payload of no pairs")
-    pairs = None if a[0] is None else Pairs(a[0], a[1], a[2], a[3], a[4], left_rows, right_rows)
+    side, null_keys = i[9], bool(i[10])
+    rows_of_others = (side == RIGHT and left_rows is not None) or (side == LEFT and right_rows is not None)
+    if side not in (LEFT, RIGHT, BOTH) or rows_of_others or (side == BOTH and null_keys):
+        raise frame.refuse(f"rows of side {side} with payload of others, or pairs without keys")
+    pairs = None if a[0] is None else Pairs(a[0], a[1], a[2], a[3], a[4], left_rows, right_rows, side, null_keys)
     frame.same_length(11, 12, 13)
     results = None if a[11] is None else GroupResults(a[11], a[12], a[13])
     if results is not None and (results.groups.min(initial=0) < 0 or results.counts.min(initial=0) < 0):

@@ -5,7 +5,8 @@ Why: the collector may be another process than the master that read the schemas:
 Stays out: files (`sinks.files`).
 
 Columns: the key once, named as on the left, then every other column of both sides, prefixed `left_` / `right_` where names
-clash; with ids also left_id, right_id (uint64) and left_ts, right_ts (int64 microseconds).
+clash; with ids also left_id, right_id (uint64) and left_ts, right_ts (int64 microseconds). A side that is missing is null. Semi
+and anti joins have the left columns only.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swjoin.batch import I64, Pairs, PayloadRows
-from swjoin.config import SinkConfig
+from swjoin.batch import I64, LEFT, RIGHT, STREAM_NAMES, Pairs, PayloadRows
+from swjoin.config import RunConfig
 from swjoin.errors import UserError
+from swjoin.oracle import JOIN_KINDS, How
 from swjoin.sources.codec import RowCodec, StreamCodec
 
 if TYPE_CHECKING:
@@ -27,20 +29,19 @@ if TYPE_CHECKING:
 
     from swjoin.sources import Source
 
-_ID_COLUMNS = ("left_id", "right_id", "left_ts", "right_ts")
-
 
 @dataclass(frozen=True)
 class OutputPlan:
-    """left, right: codecs of both streams. ids: whether the four id and time columns come first."""
+    """left, right: codecs of both streams. ids: whether the id and time columns come first."""
 
     left: StreamCodec
     right: StreamCodec
     ids: bool
+    how: How = "inner"
 
     @staticmethod
-    def build(left: Source, right: Source, config: SinkConfig) -> OutputPlan:
-        return OutputPlan(left.codec, right.codec, config.ids)
+    def build(left: Source, right: Source, config: RunConfig) -> OutputPlan:
+        return OutputPlan(left.codec, right.codec, config.sink.ids, config.query.how)
 
     # ------------------------------------------------------------ columns
 
@@ -48,7 +49,7 @@ class OutputPlan:
         """(output name, type, side, origin, input name) of every column from the streams."""
         left_names = [name for name, _, _ in self.left.columns]
         right_names = [name for name, _, _ in self.right.columns if name not in self.right.key]
-        reserved = set(_ID_COLUMNS) if self.ids else set()
+        reserved = {name for name, _, _ in self._id_columns}
         taken: set[str] = set(reserved)
         out: list[tuple[str, Any, int, str, str]] = []
         keys = [c for c in self.left.columns if c[0] in self.left.key]
@@ -61,15 +62,40 @@ class OutputPlan:
             while label in taken:
                 label += "_"
             taken.add(label)
-            out.append((label, kind, side, origin, name))
+            out.append((label, self._key_type(name, kind) if is_key else kind, side, origin, name))
         return out
+
+    @property
+    def _id_columns(self) -> list[tuple[str, str, int]]:
+        """(name, field of `Pairs`, side)."""
+        sides = (LEFT,) if JOIN_KINDS[self.how].one_sided else (LEFT, RIGHT)
+        names = [(f"{STREAM_NAMES[side]}_{what}", side) for what in ("id", "ts") for side in sides]
+        return [(name, name, side) for name, side in names] if self.ids else []
+
+    def _key_type(self, name: str, kind: pa.DataType) -> pa.DataType:
+        """Type of a key column: the left one's; one that holds both sides' values where right tuples come out alone."""
+        import pyarrow as pa
+
+        types = {column: right for column, right, _ in self.right.columns}
+        other = types.get(self.right.key[self.left.key.index(name)], kind)
+        if not JOIN_KINDS[self.how].unmatched[RIGHT] or other == kind:
+            return kind
+        plain = [k.value_type if pa.types.is_dictionary(k) else k for k in (kind, other)]
+        if plain[0] == plain[1]:
+            return plain[0]
+        if pa.types.is_integer(plain[0]):
+            return pa.int64()
+        if pa.types.is_temporal(plain[0]):
+            return plain[0]
+        strings = pa.types.is_string(plain[0]) or pa.types.is_large_string(plain[0]) or pa.types.is_string_view(plain[0])
+        return pa.large_string() if strings else pa.large_binary()
 
     @property
     def schema(self) -> pa.Schema:
         import pyarrow as pa
 
-        ids = [("left_id", pa.uint64()), ("right_id", pa.uint64()), ("left_ts", pa.int64()), ("right_ts", pa.int64())]
-        return pa.schema([*(ids if self.ids else []), *((label, kind) for label, kind, _, _, _ in self._columns())])
+        ids = [(name, pa.int64() if name.endswith("ts") else pa.uint64()) for name, _, _ in self._id_columns]
+        return pa.schema([*ids, *((label, kind) for label, kind, _, _, _ in self._columns())])
 
     def check_text(self) -> None:
         """UserError when a column cannot be written as text."""
@@ -86,26 +112,33 @@ class OutputPlan:
 
         unpacked = [_unpack(self.left.rows, pairs.left_rows), _unpack(self.right.rows, pairs.right_rows)]
         times = (pairs.left_ts, pairs.right_ts)
+        schema, n = self.schema, len(pairs)
         arrays: list[pa.Array] = []
-        if self.ids:
-            arrays += [pa.array(a) for a in (pairs.left_id, pairs.right_id, pairs.left_ts, pairs.right_ts)]
+        for name, field, side in self._id_columns:
+            arrays.append(pa.nulls(n, schema.field(name).type) if pairs.side == 1 - side else pa.array(getattr(pairs, field)))
         for _, kind, side, origin, name in self._columns():
-            if origin == "row":
+            is_key = side == LEFT and name in self.left.key
+            if is_key and pairs.side == RIGHT:
+                side, name = RIGHT, self.right.key[self.left.key.index(name)]
+            if pairs.side == 1 - side or (origin == "key" and pairs.null_keys):
+                arrays.append(pa.nulls(n, kind))
+            elif origin == "row":
                 array = unpacked[side][name]
                 arrays.append(array if array.type == kind else _as_type(array, kind))
             else:
                 arrays.append(_rebuilt(pairs.key if origin == "key" else times[side], kind))
-        return pa.record_batch(arrays, schema=self.schema)
+        return pa.record_batch(arrays, schema=schema)
 
     # ------------------------------------------------------------ to another process
 
     def to_bytes(self) -> bytes:
-        return json.dumps({"ids": self.ids, "left": _codec_out(self.left), "right": _codec_out(self.right)}).encode()
+        plain = {"ids": self.ids, "how": self.how, "left": _codec_out(self.left), "right": _codec_out(self.right)}
+        return json.dumps(plain).encode()
 
     @staticmethod
     def from_bytes(data: bytes) -> OutputPlan:
         plain = json.loads(data)
-        return OutputPlan(_codec_in(plain["left"]), _codec_in(plain["right"]), plain["ids"])
+        return OutputPlan(_codec_in(plain["left"]), _codec_in(plain["right"]), plain["ids"], plain["how"])
 
 
 def _unpack(codec: RowCodec | None, rows: PayloadRows | None) -> dict[str, pa.Array]:

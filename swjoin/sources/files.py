@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swjoin.batch import I64, U64, Bool, RowLayout, SourceBatch
+from swjoin.batch import I64, LEFT, U64, Bool, RowLayout, SourceBatch
 from swjoin.config import StreamConfig
 from swjoin.errors import RunFailed, SwjoinError, UserError
+from swjoin.oracle import JOIN_KINDS, How
 from swjoin.sources.codec import RowCodec, StreamCodec
 from swjoin.sources.formats import file_format, list_files, read_batches, read_schema, refusing, row_count
 from swjoin.sources.keys import Dictionary, KeyEncoder
@@ -231,9 +232,9 @@ def _check_time(config: StreamConfig, kind: pa.DataType, side: str) -> None:
 
 
 def _stream_codec(
-    config: StreamConfig, schema: pa.Schema, side: int, *, carry: bool, native: bool, time_is_ts: bool
+    config: StreamConfig, schema: pa.Schema, *, carry: bool, native: bool, own_key: bool, time_is_ts: bool
 ) -> tuple[StreamCodec, list[str]]:
-    """Which columns are read, and how each comes back from a pair."""
+    """Which columns are read, and how each comes back from a pair. own_key: a row may come out without its partner's key."""
     import pyarrow as pa
 
     needed = [*config.key, config.time, *([config.id] if config.id else [])]
@@ -247,7 +248,7 @@ def _stream_codec(
         if name in config.key:
             if native:
                 columns.append((name, kind, "key"))
-            elif side == 0:
+            elif own_key:
                 columns.append((name, kind, "row"))
         elif name == config.time and lossless and time_is_ts:
             columns.append((name, kind, "ts"))
@@ -258,15 +259,17 @@ def _stream_codec(
 
 
 def open_sources(
-    left: StreamConfig, right: StreamConfig, *, carry_payload: bool, time_is_ts: bool = True
+    left: StreamConfig, right: StreamConfig, *, carry_payload: bool, time_is_ts: bool = True, how: How = "inner"
 ) -> tuple[FileSource, FileSource, KeyEncoder]:
     """Both streams of a join, checked before any row is read. UserError says which file and column is wrong.
 
-    carry_payload: read and pack all other columns too. time_is_ts: result times are the time columns (not arrival stamps).
+    carry_payload: read and pack all other columns too, as far as rows of this kind of join hold them.
+    time_is_ts: result times are the time columns (not arrival stamps).
     """
     import pyarrow.types as t
 
     opened = []
+    kind = JOIN_KINDS[how]
     for side, config in (("left", left), ("right", right)):
         files = list_files(Path(config.path or ""))
         schema = read_schema(files[0])
@@ -285,7 +288,12 @@ def open_sources(
     for index, (config, files, schema, _) in enumerate(opened):
         try:
             codec, columns = _stream_codec(
-                config, schema, index, carry=carry_payload, native=encoder.native, time_is_ts=time_is_ts
+                config,
+                schema,
+                carry=carry_payload and (index == LEFT or not kind.one_sided),
+                native=encoder.native,
+                own_key=index == LEFT or kind.unmatched[index],
+                time_is_ts=time_is_ts,
             )
         except SwjoinError as error:
             raise UserError(f"{('left', 'right')[index]} {config.path}: {error}") from None

@@ -27,6 +27,14 @@ U16 = NDArray[np.uint16]
 KEY, TS, ID, REF = 0, 1, 2, 3
 ROW = 4
 
+# beside a payload reference: the tuple has matched; nothing more of it comes out
+MATCHED, SETTLED = 1 << 62, 1 << 61
+FLAGS = MATCHED | SETTLED
+FLAG_BITS = 61  # from here on
+
+# what joining does with a match: pairs come out, or left tuples by their first match; left, right tuples are marked
+PAIRS, FIRST_MATCHES, MARK_LEFT, MARK_RIGHT = 1, 2, 4, 8
+
 # a block's header: the next newer block of the chain or -1, tuples in it, times of its oldest and newest tuple
 NEXT, FILL, FIRST_TS, LAST_TS = 0, 1, 2, 3
 HEADER = 4
@@ -92,6 +100,7 @@ class FreshTuples(NamedTuple):
     tags: U16  # (2 * base + LANES,)
     arrival: I64  # (2 * base,)
     mini_of: I32  # (2 * base,)
+    home: I64  # (2 * base,) index of its record in Pool.rows, once it is stored; -1 before
     touched: I32  # (minis,)
     begin: I64  # (2, minis + 1) first fresh tuple of each touched mini-partition
     base: I64  # (1,)
@@ -116,6 +125,7 @@ class Candidates(NamedTuple):
     right: NDArray[np.uint8]  # (3 * CANDIDATES,) whether verifying found a match
     found: I64  # (3,)
     done: I64  # (3,) of them verified
+    mode: I64  # (1,) what is done with a match
 
 
 class Inputs(NamedTuple):
@@ -206,6 +216,7 @@ def new_fresh(tuples: int, minis: int) -> FreshTuples:
         _aligned(2 * tuples + LANES, np.uint16),
         np.empty(2 * tuples, np.int64),
         np.empty(2 * tuples, np.int32),
+        np.empty(2 * tuples, np.int64),
         np.empty(minis, np.int32),
         np.empty((2, minis + 1), np.int64),
         np.array([tuples], np.int64),
@@ -214,13 +225,14 @@ def new_fresh(tuples: int, minis: int) -> FreshTuples:
     )
 
 
-def new_candidates() -> Candidates:
+def new_candidates(mode: int = PAIRS) -> Candidates:
     return Candidates(
         np.empty(3 * CANDIDATES, np.uint64),
         np.empty(3 * CANDIDATES, np.uint64),
         np.empty(3 * CANDIDATES, np.uint8),
         np.zeros(3, np.int64),
         np.zeros(3, np.int64),
+        np.array([mode], np.int64),
     )
 
 

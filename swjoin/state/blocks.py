@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from swjoin.batch import I64, U64
+from swjoin.batch import I64, U8, U64
 from swjoin.hashing import hash_key, tag_of
 from swjoin.state.arrays import (
     ALLOWED,
@@ -20,6 +20,7 @@ from swjoin.state.arrays import (
     FILL,
     FIRST,
     FIRST_TS,
+    FLAG_BITS,
     HEAD,
     HEADER,
     I32,
@@ -96,8 +97,8 @@ def append_row(rows, tags, header, free, control, shape, counters, counter, s, r
 
 
 @njit(cache=True, nogil=True)
-def append_columns(pool: Pool, minis: Minis, s: int, mini: int, key: I64, ts: I64, ids: U64, first_ref: int) -> None:
-    """Append n tuples from columns to a mini-partition; payload references count up from first_ref."""
+def append_columns(pool: Pool, minis: Minis, s: int, mini: int, key: I64, ts: I64, ids: U64, flags: U8, first_ref: int) -> None:
+    """Append n tuples from columns to a mini-partition; payload references count up from first_ref. flags: (n,) or empty."""
     counters, counter = minis.counters, mini * COUNTERS
     rows, header = pool.rows, pool.header
     for i in range(key.shape[0]):
@@ -111,6 +112,8 @@ def append_columns(pool: Pool, minis: Minis, s: int, mini: int, key: I64, ts: I6
         rows[to + TS] = ts[i]
         rows[to + ID] = ids[i]
         rows[to + REF] = first_ref + i
+        if flags.shape[0] > 0:
+            rows[to + REF] |= np.int64(flags[i]) << FLAG_BITS
         pool.tags[head * pool.shape[1] + fill] = tag_of(hash_key(key[i]))
         header[head * HEADER + LAST_TS] = ts[i]
         header[head * HEADER + FILL] = fill + 1
@@ -118,13 +121,25 @@ def append_columns(pool: Pool, minis: Minis, s: int, mini: int, key: I64, ts: I6
 
 
 @njit(cache=True, nogil=True)
-def append_runs(pool: Pool, minis: Minis, s: int, which: I64, counts: I64, key: I64, ts: I64, ids: U64, first_ref: int) -> None:
+def append_runs(
+    pool: Pool,
+    minis: Minis,
+    s: int,
+    which: I64,
+    counts: I64,
+    key: I64,
+    ts: I64,
+    ids: U64,
+    flags: U8,
+    first_ref: int,
+) -> None:
     """Append counts[i] tuples to mini-partition which[i], one run of the columns after the other. There must be room."""
     at = 0
     for i in range(which.shape[0]):
-        n = counts[i]
-        append_columns(pool, minis, s, which[i], key[at : at + n], ts[at : at + n], ids[at : at + n], first_ref + at)
-        at += n
+        to = at + counts[i]
+        marks = flags[at:to] if flags.shape[0] > 0 else flags
+        append_columns(pool, minis, s, which[i], key[at:to], ts[at:to], ids[at:to], marks, first_ref + at)
+        at = to
 
 
 @njit(cache=True, nogil=True)

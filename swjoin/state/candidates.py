@@ -1,7 +1,7 @@
 """From equal tags to matches, as kernels: hits become candidates, candidates are checked by key and time.
 
 What: `take_candidates` turns hits (a probe, a block, a mask of equal tags) into candidates and asks for their records; `verify`
-checks some hundreds of them, counts, digests, and writes the pairs if they are wanted.
+checks some hundreds of them, counts, digests, marks who has matched, and writes the pairs if they are wanted.
 Why: the records lie all over the memory. Asking for hundreds before reading one lets their cache misses overlap.
 Stays out: which tags are compared (`state.kernels`).
 """
@@ -14,11 +14,30 @@ from numpy.typing import NDArray
 
 from swjoin.batch import I64
 from swjoin.hashing import mix64_scalar
-from swjoin.state.arrays import CANDIDATES, ID, KEY, REF, ROW, STAT_PAIRS, TS, Candidates, FreshTuples, Hits, Output
+from swjoin.state.arrays import (
+    CANDIDATES,
+    FIRST_MATCHES,
+    FLAGS,
+    ID,
+    KEY,
+    MARK_LEFT,
+    MARK_RIGHT,
+    MATCHED,
+    PAIRS,
+    REF,
+    ROW,
+    STAT_PAIRS,
+    TS,
+    Candidates,
+    FreshTuples,
+    Hits,
+    Output,
+)
 from swjoin.state.histogram import record_delay
 from swjoin.state.simd import LANES, count_ones, prefetch, trailing_zeros
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MISSING = np.uint64(0xFFFFFFFFFFFFFFFF)  # id of a side that is not there
 _ONE = np.uint64(1)
 
 
@@ -56,6 +75,27 @@ def count_matches(
 
 
 @njit(cache=True, nogil=True)
+def mark_matches(
+    probe_rows: I64,
+    rows: I64,
+    probe_at: NDArray[np.uint64],
+    row_at: NDArray[np.uint64],
+    verdict: NDArray[np.uint8],
+    start: int,
+    stop: int,
+    mark_probe: bool,
+    mark_row: bool,
+) -> None:
+    """Both tuples of every match have matched, as far as that matters."""
+    for c in range(uint64(start), uint64(stop)):
+        if verdict[c]:
+            if mark_probe:
+                probe_rows[probe_at[c] + uint64(REF)] |= MATCHED
+            if mark_row:
+                rows[row_at[c] + uint64(REF)] |= MATCHED
+
+
+@njit(cache=True, nogil=True)
 def verify(
     kind: int,
     g: int,
@@ -81,11 +121,15 @@ def verify(
     low = lower if s == 0 else -upper  # stored - probe
     high = upper if s == 0 else -lower
     capacity = out.capacity[0]
+    mode = candidates.mode[0]
+    pairs, first = mode & PAIRS != 0, mode & FIRST_MATCHES != 0
+    mark_probe = mode & (MARK_LEFT if s == 0 else MARK_RIGHT) != 0
+    mark_row = mode & (MARK_RIGHT if s == 0 else MARK_LEFT) != 0
     matches = 0
     digest = uint64(0)
     same_arrival = fresh.arrivals[0] == fresh.arrivals[1]
     c = start
-    if capacity == 0:
+    if capacity == 0 and pairs:
         verdict = candidates.right
         matches, digest = count_matches(s, low, high, probe_rows, rows, probe_at, row_at, verdict, start, stop)
         if same_arrival:
@@ -101,6 +145,8 @@ def verify(
             alike += verdict[c]
             c += 1
         record_delay(now, last, alike, stats, histogram)
+        if mark_probe or mark_row:
+            mark_matches(probe_rows, rows, probe_at, row_at, verdict, start, stop, mark_probe, mark_row)
         c = stop
     else:
         out_key, out_ts, out_id, out_ref, used = out.key, out.ts, out.id, out.ref, out.used[0]
@@ -108,27 +154,33 @@ def verify(
             p, r = np.int64(probe_at[c]), np.int64(row_at[c])
             apart = rows[r + TS] - probe_rows[p + TS]
             if rows[r + KEY] == probe_rows[p + KEY] and apart >= low and apart <= high:
-                if used == capacity:
-                    break
-                out_key[used] = rows[r + KEY]
-                out_ts[s, used] = probe_rows[p + TS]
-                out_ts[1 - s, used] = rows[r + TS]
-                mine, theirs = uint64(probe_rows[p + ID]), uint64(rows[r + ID])
-                out_id[s, used] = mine
-                out_id[1 - s, used] = theirs
-                out_ref[s, used] = probe_rows[p + REF]
-                out_ref[1 - s, used] = rows[r + REF]
-                used += 1
-                if s == 0:
-                    digest += mix64_scalar(mine * _GOLDEN + mix64_scalar(theirs))
-                else:
-                    digest += mix64_scalar(theirs * _GOLDEN + mix64_scalar(mine))
-                matches += 1
-                if not same_arrival:
-                    came = arrival[p // ROW]
-                    if kind == 2:  # the later arrival of the two
-                        came = max(came, arrival[r // ROW])
-                    record_delay(now, came, 1, stats, histogram)
+                left_ref = probe_rows[p + REF] if s == 0 else rows[r + REF]
+                if pairs or (first and left_ref & MATCHED == 0):
+                    mine, theirs = uint64(probe_rows[p + ID]), uint64(rows[r + ID])
+                    left_id = mine if s == 0 else theirs
+                    right_id = _MISSING if first else theirs if s == 0 else mine
+                    if capacity > 0:
+                        if used == capacity:
+                            break
+                        out_key[used] = rows[r + KEY]
+                        out_ts[s, used] = probe_rows[p + TS]
+                        out_ts[1 - s, used] = rows[r + TS]
+                        out_id[0, used] = left_id
+                        out_id[1, used] = right_id
+                        out_ref[s, used] = probe_rows[p + REF] & ~FLAGS
+                        out_ref[1 - s, used] = rows[r + REF] & ~FLAGS
+                        used += 1
+                    digest += mix64_scalar(left_id * _GOLDEN + mix64_scalar(right_id))
+                    matches += 1
+                    if not same_arrival:
+                        came = arrival[p // ROW]
+                        if kind == 2:  # the later arrival of the two
+                            came = max(came, arrival[r // ROW])
+                        record_delay(now, came, 1, stats, histogram)
+                if mark_probe:
+                    probe_rows[p + REF] |= MATCHED
+                if mark_row:
+                    rows[r + REF] |= MATCHED
             c += 1
         out.used[0] = used
         if same_arrival and matches > 0:

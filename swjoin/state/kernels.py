@@ -27,7 +27,11 @@ from swjoin.state.arrays import (
     HEADER,
     HITS,
     LAST_TS,
+    MARK_LEFT,
+    MARK_RIGHT,
+    MATCHED,
     NEXT,
+    REF,
     ROW,
     STAT_COMPARISONS,
     TOGETHER,
@@ -138,6 +142,7 @@ def _join_group(
     size, stride = pool.shape[0], pool.shape[1]
     rows, tags, header, free, control = pool.rows, pool.tags, pool.header, pool.free, pool.control
     counters, guard, due = minis.counters, minis.guard, minis.due
+    home, mode = fresh.home, candidates.mode[0]
     fresh_rows, fresh_tags, begins, touched = fresh.rows, fresh.tags, fresh.begin, fresh.touched
     hit_mask, hit_place, hit_probe, hit_count = hits.mask, hits.place, hits.probe, hits.control[0]
     probe_left, probe_right, store_left, store_right = data.probe[0], data.probe[1], data.store[0], data.store[1]
@@ -239,6 +244,9 @@ def _join_group(
                 copy_items(rows, to, fresh_rows, source, n * ROW)
                 to = head * stride + fill
                 copy_items(tags, to, fresh_tags, i, n)
+                if mode & (MARK_LEFT | MARK_RIGHT) != 0:
+                    for j in range(n):
+                        home[i + j] = head * size + fill + j
                 i += n
                 header[head * HEADER + FILL] = fill + n
                 header[head * HEADER + LAST_TS] = fresh_rows[(i - 1) * ROW + TS]
@@ -258,6 +266,11 @@ def _join_group(
             kind, g, rows, fresh, candidates, lower, upper, now, out, counts, digests, stats, histogram
         ):
             return False
+    for s in range(2):  # matches are verified late, when both tuples may have been stored already
+        if mode & (MARK_LEFT if s == 0 else MARK_RIGHT) != 0 and (store_left if s == 0 else store_right):
+            for i in range(begins[s, 0], begins[s, touched_count]):
+                if fresh_rows[i * ROW + REF] & MATCHED != 0:
+                    rows[home[i] * ROW + REF] |= MATCHED
     return True
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swjoin.batch import I64, U64
+from swjoin.batch import I64, U8, U64
 from swjoin.deliveries import Directory, GroupId
 from swjoin.errors import RunFailed
 from swjoin.hashing import hash_key, tag_of
@@ -269,15 +269,23 @@ class WindowState:
         return self.hidden[group]
 
     def append_runs(
-        self, hidden: HiddenGroup, stream: int, which: I64, counts: I64, key: I64, ts: I64, ids: U64, first_ref: int
+        self,
+        hidden: HiddenGroup,
+        stream: int,
+        which: I64,
+        counts: I64,
+        columns: tuple[I64, I64, U64],
+        flags: U8 | None,
+        first_ref: int,
     ) -> None:
-        """Append runs of window tuples to mini-partition-groups `which` (indexes into the directory's lists).
+        """Append runs of window tuples (key, time, id) to mini-partition-groups `which` (indexes into the directory's lists).
 
         RunFailed when the windows are full.
         """
         if self.blocks_wanted(counts) > free_blocks(self.pool):
-            raise self.no_room(hidden.group, len(key))
-        append_runs(self.pool, self.minis, stream, hidden.minis[which], counts, key, ts, ids, first_ref)
+            raise self.no_room(hidden.group, len(columns[0]))
+        marks = np.empty(0, np.uint8) if flags is None else flags
+        append_runs(self.pool, self.minis, stream, hidden.minis[which], counts, *columns, marks, first_ref)
 
     def no_room(self, group: GroupId, tuples: int) -> RunFailed:
         return RunFailed(

@@ -1,0 +1,116 @@
+"""Tuples whose window has passed without a match, as a kernel.
+
+What: `sweep` finds them in the chains, writes, counts and digests them, and notes that they are settled.
+Why: rows of an outer or anti join are certain only then; every tuple comes out once, however often its chain is looked at.
+Stays out: when that is (`operators.unmatched`), who has matched (`state.candidates`), dropping blocks (`state.blocks`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, uint64
+from numpy.typing import NDArray
+
+from swjoin.batch import I64
+from swjoin.hashing import mix64_scalar
+from swjoin.state.arrays import (
+    COUNTERS,
+    FILL,
+    FIRST,
+    FIRST_TS,
+    FLAGS,
+    HEADER,
+    ID,
+    KEY,
+    LAST_TS,
+    NEVER_USED,
+    NEXT,
+    REF,
+    ROW,
+    SETTLED,
+    TS,
+    Minis,
+    Output,
+    Pool,
+)
+from swjoin.state.blocks import NONE
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MISSING = np.uint64(0xFFFFFFFFFFFFFFFF)
+
+
+@njit(cache=True, nogil=True)
+def _first_not_below(rows: I64, at: int, n: int, time_us: int) -> int:
+    """Place of the first of n records from `at` on whose time is not below this one."""
+    low = 0
+    while low < n:
+        middle = (low + n) >> 1
+        if rows[(at + middle) * ROW + TS] < time_us:
+            low = middle + 1
+        else:
+            n = middle
+    return int(low)
+
+
+@njit(cache=True, nogil=True)
+def sweep(
+    pool: Pool,
+    minis: Minis,
+    s: int,
+    from_us: int,
+    below_us: I64,
+    cursor: I64,
+    emit: bool,
+    out: Output,
+    counts: I64,
+    digests: NDArray[np.uint64],
+) -> bool:
+    """Settle the unmatched tuples of stream s with from_us <= ts < below_us[partition-group]. False when the output is full;
+    call again then.
+
+    cursor: (1,), 0 at first. emit: they come out; otherwise they have before. counts, digests: (groups,), of rows that come
+    out, added to. Those on their way to another slave are passed by.
+    """
+    rows, header, size = pool.rows, pool.header, pool.shape[0]
+    counters, group = minis.counters, minis.group
+    out_key, out_ts, out_id, out_ref = out.key, out.ts, out.id, out.ref
+    capacity, used = out.capacity[0], out.used[0]
+    missing = mix64_scalar(_MISSING) if s == 0 else _MISSING * _GOLDEN
+    for mini in range(cursor[0], minis.control[NEVER_USED]):
+        g = group[mini]
+        if g < 0:
+            continue
+        stop = below_us[g]
+        block = counters[mini * COUNTERS + FIRST + s]
+        while block != NONE and header[block * HEADER + FIRST_TS] < stop:
+            if header[block * HEADER + LAST_TS] >= from_us:
+                at, n = block * size, header[block * HEADER + FILL]
+                j = 0 if header[block * HEADER + FIRST_TS] >= from_us else _first_not_below(rows, at, n, from_us)
+                while j < n:
+                    row = (at + j) * ROW
+                    if rows[row + TS] >= stop:
+                        break
+                    if rows[row + REF] & FLAGS == 0:
+                        if emit:
+                            mine = uint64(rows[row + ID])
+                            if capacity > 0:
+                                if used == capacity:
+                                    cursor[0] = mini
+                                    out.used[0] = used
+                                    return False
+                                out_key[used] = rows[row + KEY]
+                                out_ts[s, used], out_ts[1 - s, used] = rows[row + TS], 0
+                                out_id[s, used], out_id[1 - s, used] = mine, _MISSING
+                                out_ref[s, used], out_ref[1 - s, used] = rows[row + REF], 0
+                                used += 1
+                            counts[g] += 1
+                            if s == 0:
+                                digests[g] += mix64_scalar(mine * _GOLDEN + missing)
+                            else:
+                                digests[g] += mix64_scalar(missing + mix64_scalar(mine))
+                        rows[row + REF] |= SETTLED
+                    j += 1
+            block = header[block * HEADER + NEXT]
+    cursor[0] = minis.control[NEVER_USED]
+    out.used[0] = used
+    return True
