@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from swjoin.batch import TupleBatch
-from swjoin.oracle import Bounds, brute_force, format_digest, pair_digest
+from swjoin.oracle import Bounds, How, answer, format_digest, pair_digest
 
 Rows = tuple[list[int | None], list[int | None]]  # keys, times
 
@@ -42,13 +42,17 @@ class Case:
         ts = np.array([rows[1][i] for i in keep], np.int64)
         return TupleBatch(key, ts, np.array(keep, np.uint64), ts)
 
-    def answer(self) -> tuple[int, str]:
+    def answer(self, how: How = "inner") -> tuple[int, str]:
         bound = self.settings.get("time", {}).get("max_out_of_order_us", 0)
         left, right = self.good(self.left, bound), self.good(self.right, bound)
         if len(left) * len(right) > 10**7:
             raise ValueError(f"{self.name}: too large for brute force")
-        i, j = brute_force(left, right, Bounds.of(*self.bounds, self.exclusive))
-        return len(i), format_digest(pair_digest(left.id[i], right.id[j]))
+        nulls = tuple(
+            np.array([i for i, (key, ts) in enumerate(zip(*rows, strict=True)) if key is None and ts is not None], np.uint64)
+            for rows in (self.left, self.right)
+        )
+        ids = answer(left, right, Bounds.of(*self.bounds, self.exclusive), how, (nulls[0], nulls[1]))
+        return len(ids[0]), format_digest(pair_digest(*ids))
 
     def write(self, folder: Path, **sections: Any) -> Path:
         """Parquet files and a configuration; sections override the case's settings."""

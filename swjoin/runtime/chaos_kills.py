@@ -19,7 +19,7 @@ import numpy as np
 
 from swjoin.batch import LEFT, RIGHT, TupleBatch
 from swjoin.loading import config_from_plain
-from swjoin.oracle import brute_force, format_digest, pair_digest
+from swjoin.oracle import JOIN_KINDS, answer, format_digest, pair_digest
 from swjoin.runtime.generated_answer import digest_of_files
 from swjoin.runtime.processes import LaunchedRun, kill
 from swjoin.runtime.simulation_result import SimulationError
@@ -82,6 +82,9 @@ class Ordeal:
             "sink": {"kind": str(random.choice(["parquet", "parquet", "count"]))},
         }
         at_s = float(random.uniform(0, 1.1 * duration_s))
+        random_kind = np.random.default_rng([seed, 7])  # of its own: all else stays as it was
+        if random_kind.random() < 0.5:
+            plain["join"]["how"] = str(random_kind.choice(list(JOIN_KINDS)))
         return Ordeal(seed, kind, plain, ranks, at_s, float(random.choice([0, 0.02, 0.5])), int(random.integers(3, 8)))
 
     def expected(self) -> tuple[int, str]:
@@ -92,8 +95,8 @@ class Ordeal:
             slots = [slot_tuples(config.workload, config.seed, stream, s) for s in range(slot_count(config.workload))]
             ts, key = (np.concatenate([slot[i] for slot in slots]) for i in (0, 1))
             streams.append(TupleBatch(key, ts, np.arange(len(ts), dtype=np.uint64), ts))
-        i, j = brute_force(streams[0], streams[1], config.query.bounds)
-        return len(i), format_digest(pair_digest(streams[0].id[i], streams[1].id[j]))
+        left, right = answer(streams[0], streams[1], config.query.bounds, config.query.how)
+        return len(left), format_digest(pair_digest(left, right))
 
 
 def _befall(ordeal: Ordeal, cluster: LaunchedRun) -> None:

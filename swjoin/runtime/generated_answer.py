@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from swjoin.batch import I64, LEFT, RIGHT
+from swjoin.batch import I64, LEFT, MISSING_ID, RIGHT
 from swjoin.config import WorkloadConfig
 from swjoin.errors import UserError
 from swjoin.oracle import Bounds, format_digest, pair_digest
@@ -85,7 +85,9 @@ def digest_of_files(folder: Path) -> tuple[int, str]:
     count = digest = 0
     for path in sorted(folder.glob("part-*")):
         with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(_ROWS, columns=["left_id", "right_id"]):
-                left, right = (batch.column(i).to_numpy().astype(np.uint64) for i in (0, 1))
+            names = [name for name in ("left_id", "right_id") if name in file.schema_arrow.names]
+            for batch in file.iter_batches(_ROWS, columns=names):
+                ids = [column.fill_null(int(MISSING_ID)).to_numpy().astype(np.uint64) for column in batch.columns]
+                left, right = ids if len(ids) == 2 else (ids[0], np.full(len(batch), MISSING_ID, np.uint64))
                 count, digest = count + len(left), digest + pair_digest(left, right)
     return count, format_digest(digest)

@@ -1,0 +1,182 @@
+"""Outer, semi and anti joins: every known case, random workloads against DuckDB row by row, restored and moved marks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from swjoin.batch import TupleBatch
+from swjoin.oracle import JOIN_KINDS, Bounds, How, answer, brute_force
+from tests.cases import CASES, Case, by_name, moving
+from tests.test_local import answer as found
+from tests.test_local import run
+
+OTHERS: list[How] = ["left", "right", "full", "semi", "anti"]
+
+
+def test_the_definition_by_hand() -> None:
+    def batch(keys: list[int], times: list[int]) -> TupleBatch:
+        ts = np.array(times, np.int64)
+        return TupleBatch(np.array(keys, np.int64), ts, np.arange(len(keys), dtype=np.uint64), ts)
+
+    left, right, none = batch([1, 2, 1], [0, 0, 50]), batch([1, 3, 1], [5, 0, 6]), 2**64 - 1
+    nulls = np.array([9], np.uint64), np.array([], np.uint64)
+    rows = {
+        how: sorted(zip(*(ids.tolist() for ids in answer(left, right, Bounds(-10, 10), how, nulls)), strict=True))
+        for how in JOIN_KINDS
+    }
+    pairs = [(0, 0), (0, 2)]
+    assert rows == {
+        "inner": pairs,
+        "left": [*pairs, (1, none), (2, none), (9, none)],
+        "right": [*pairs, (none, 1)],
+        "full": [*pairs, (1, none), (2, none), (9, none), (none, 1)],
+        "semi": [(0, none)],
+        "anti": [(1, none), (2, none), (9, none)],
+    }
+
+
+@pytest.mark.parametrize("how", OTHERS)
+@pytest.mark.parametrize("case", CASES, ids=by_name)
+def test_known_cases(case: Case, how: How, tmp_path: Path) -> None:
+    """On one slave or on four, standing still or while partition-groups and slaves come and go."""
+    number = CASES.index(case) + OTHERS.index(how)
+    sections: dict[str, Any] = moving(case) if number % 2 else {}
+    report = run(case.write(tmp_path, join={"how": how}, **sections), tmp_path, 4 if number % 2 else 1)
+    assert found(report) == case.answer(how)
+    assert report["ledger"]["balanced"]
+    assert pq.read_table(tmp_path / "run" / "results").num_rows == report["results"]["count"]
+
+
+def _table(random: np.random.Generator, n: int, span: int, side: int, strings: bool) -> pa.Table:
+    keys = random.integers(0, int(random.choice([1, 5, 40, 400])), n)
+    missing = random.random(n) < random.choice([0, 0.1])
+    key = pa.array([None if gone else f"k{k}" if strings else int(k) for k, gone in zip(keys, missing, strict=True)])
+    types = (pa.large_string(), pa.string()) if strings else (pa.int64(), pa.int32())
+    key = key.cast(types[side])
+    ts = np.sort(random.integers(0, span, n))
+    value = pa.array([None if random.random() < 0.1 else int(v) for v in random.integers(0, 1000, n)], pa.int16())
+    text = pa.array([None if random.random() < 0.1 else "x" * int(v) for v in random.integers(0, 9, n)], pa.string())
+    return pa.table({"key": key, "ts": pa.array(ts, pa.int64()), "value": value, f"text{side}": text})
+
+
+_SQL = {"inner": "INNER", "left": "LEFT", "right": "RIGHT", "full": "FULL", "semi": "SEMI", "anti": "ANTI"}
+
+
+def _by_duckdb(left: pa.Table, right: pa.Table, how: How, lower: int, upper: int) -> list[tuple[Any, ...]]:
+    left = left.append_column("id", pa.array(range(len(left)), pa.int64()))
+    right = right.append_column("id", pa.array(range(len(right)), pa.int64()))
+    mine = "l.id, l.ts, l.key, l.ts, l.value, l.text0"
+    both = "l.id, r.id, l.ts, r.ts, coalesce(l.key, r.key), l.ts, l.value, l.text0, r.ts, r.value, r.text1"
+    columns = mine if how in ("semi", "anti") else both
+    where = f"l.key = r.key AND r.ts - l.ts BETWEEN {lower} AND {upper}"
+    connection = duckdb.connect()
+    connection.register("lefts", left)
+    connection.register("rights", right)
+    return connection.execute(f"SELECT {columns} FROM lefts l {_SQL[how]} JOIN rights r ON {where}").fetchall()
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_random_workloads_row_by_row(block: int, tmp_path: Path) -> None:
+    """25 workloads each: any kind, bounds, skew, keys of any type, with nulls; one slave or three, moves on or off."""
+    for seed in range(25 * block, 25 * block + 25):
+        random = np.random.default_rng([seed, 77])
+        how: How = list(JOIN_KINDS)[seed % 6]
+        span = int(random.choice([100, 5_000]))
+        strings = bool(random.random() < 0.4)
+        left, right = (_table(random, int(random.choice([0, 1, 60, 300])), span, side, strings) for side in (0, 1))
+        w = max(1, span // int(random.choice([3, 20, 100])))
+        lower, upper = [(-w, w), (-w, 3 * w), (0, w), (w // 2, 2 * w), (-2 * w, -w // 2), (0, 0)][random.integers(6)]
+        exclusive = [name for name in ("lower", "upper") if random.random() < 0.2]
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        pq.write_table(left, folder / "left.parquet")
+        pq.write_table(right, folder / "right.parquet")
+        plain: dict[str, Any] = {
+            "join": {"lower_us": lower, "upper_us": upper, "exclusive": exclusive, "how": how},
+            "cluster": {"partition_count": 7, "distribution_epoch_us": int(random.choice([span // 30 + 1, span]))},
+            "module": {"block_bytes": 256, "theta_bytes": int(random.choice([0, 1024])), "window": "16MB"},
+            **{name: {"path": str(folder / f"{name}.parquet"), "time_unit": "us"} for name in ("left", "right")},
+        }
+        if random.random() < 0.5:
+            t_d = plain["cluster"]["distribution_epoch_us"]
+            plain["reorganization"] = {"policy": "random", "random_moves": 3, "epoch_us": t_d, "declustering": "adaptive"}
+        config = folder / "config.yaml"
+        config.write_text(json.dumps(plain))
+        report = run(config, folder, int(random.choice([1, 3])))
+        lower, upper = lower + ("lower" in exclusive), upper - ("upper" in exclusive)
+        expected = _by_duckdb(left, right, how, lower, upper)
+        assert report["results"]["count"] == len(expected), f"seed {seed}, {how}"
+        rows = pq.read_table(folder / "run" / "results").to_pylist()
+        order = lambda row: tuple((value is None, str(value)) for value in row)  # noqa: E731
+        assert sorted((tuple(row.values()) for row in rows), key=order) == sorted(expected, key=order), f"seed {seed}, {how}"
+
+
+def test_a_row_comes_out_as_soon_as_its_window_has_passed_although_the_other_stream_is_silent(tmp_path: Path) -> None:
+    """Kafka Streams held left rows back until the right stream spoke again; here a delivery's punctuations are enough."""
+    from swjoin.deliveries import Route
+    from swjoin.operators.window_join import WindowJoin
+    from tests.test_window_join import delivery, drive, stream
+
+    join = WindowJoin(
+        Bounds(-10, 10),
+        block_tuples=64,
+        theta_tuples=512,
+        window_bytes=1 << 20,
+        left_layout=None,
+        right_layout=None,
+        materialise=True,
+        result_tuples=100,
+        kind=JOIN_KINDS["left"],
+    )
+    lefts, empty = stream([1, 2, 3], [0, 5, 9], None), TupleBatch.empty()
+    both = (Route.BOTH, Route.BOTH)
+    came = []
+    for times in ((10, 0), (10, 10), (10, 11), (10, 16), (10, 16), (40, 40)):
+        pairs, _, _ = drive(join, delivery(0, empty if came else lefts, empty, times, 1, both))
+        came.append([int(i) for part in pairs for i in part.left_id])
+    assert came == [[], [], [0], [1], [], [2]]
+
+
+def test_a_tuple_whose_window_has_passed_when_it_arrives_comes_out_once() -> None:
+    """Spark dropped such rows with old state (SPARK-26154)."""
+    from swjoin.deliveries import Route
+    from swjoin.operators.window_join import WindowJoin
+    from tests.test_window_join import delivery, drive, stream
+
+    join = WindowJoin(
+        Bounds(-10, 10),
+        block_tuples=4,
+        theta_tuples=8,
+        window_bytes=1 << 20,
+        left_layout=None,
+        right_layout=None,
+        materialise=True,
+        result_tuples=2,
+        kind=JOIN_KINDS["full"],
+    )
+    empty, both = TupleBatch.empty(), (Route.BOTH, Route.BOTH)
+    drive(join, delivery(0, empty, stream([7] * 9, [1000] * 9, None), (0, 1000), 1, both))
+    pairs, count, _ = drive(join, delivery(1, stream([1] * 9, list(range(9)), None), empty, (9, 1000), 1, both))
+    assert count == 9
+    assert sorted(int(i) for part in pairs for i in part.left_id) == list(range(9))
+    pairs, count, _ = drive(join, delivery(2, empty, empty, (1011, 1011), 1, both))
+    assert [part.side for part in pairs] == [1] * len(pairs)
+    assert count == 9
+
+
+def test_brute_force_agrees_with_itself() -> None:
+    random = np.random.default_rng(3)
+    ts = np.sort(random.integers(0, 500, 200))
+    left = TupleBatch(random.integers(0, 9, 200), ts, np.arange(200, dtype=np.uint64), ts)
+    i, _ = brute_force(left, left, Bounds(1, 5))
+    semi, anti = (answer(left, left, Bounds(1, 5), how)[0] for how in ("semi", "anti"))
+    assert sorted(set(i.tolist())) == sorted(semi.tolist())
+    assert sorted([*semi.tolist(), *anti.tolist()]) == list(range(200))
