@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -18,6 +19,7 @@ from swjoin.config import WorkloadConfig
 from swjoin.deliveries import RunEvent
 from swjoin.errors import UserError
 from swjoin.loading import load_config
+from swjoin.oracle import How
 from swjoin.runtime.job import EventsFile, Job
 from swjoin.runtime.local import run_local
 from swjoin.spark.verify import verify
@@ -136,6 +138,25 @@ def test_verify_reads_the_input_its_own_way(case: Case, spark: Any, tmp_path: Pa
     result = verify(tmp_path / "run", None)
     assert result.equal, result.lines()
     assert (result.count, result.digest) == case.answer()
+
+
+@pytest.mark.parametrize("how", ["left", "right", "full", "semi", "anti"])
+def test_verify_knows_all_kinds(how: How, spark: Any, tmp_path: Path) -> None:
+    """With null keys and late rows: those leave out what matches nothing only if it is late and has a key."""
+    case = CHOSEN[["full", "semi", "anti", "left", "right"].index(how) % len(CHOSEN)]
+    run(case.write(tmp_path, join={"how": how}), tmp_path / "run")
+    result = verify(tmp_path / "run", None)
+    assert result.equal, result.lines()
+    assert (result.count, result.digest) == case.answer(how)
+    (file,) = (tmp_path / "run" / "results").glob("*.parquet")
+    table = pq.read_table(file)
+    alone = pc.is_null(table["right_id"]) if "right_id" in table.column_names else pa.array([True] * len(table))
+    at = pc.indices_nonzero(alone if how != "right" else pc.is_null(table["left_id"]))[0].as_py()
+    pq.write_table(pa.concat_tables([table.slice(0, at), table.slice(at + 1)]), file)
+    result = verify(tmp_path / "run", None)
+    assert not result.equal
+    assert "none" in "\n".join(result.lines())
+    assert (len(result.missing), len(result.surplus)) == (1, 0)
 
 
 @pytest.mark.parametrize("drift", ["0s", "300ms"])

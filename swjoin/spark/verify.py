@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,7 @@ from swjoin.batch import STREAM_NAMES
 from swjoin.config import RunConfig, StreamConfig
 from swjoin.errors import RunFailed, UserError
 from swjoin.loading import config_from_plain
-from swjoin.oracle import format_digest
+from swjoin.oracle import JOIN_KINDS, format_digest
 from swjoin.spark.session import open_session
 from swjoin.spark.workload import stream_frame
 
@@ -60,8 +62,12 @@ class VerifyResult:
         if self.equal:
             return [*out, "equal" + ("" if self.compared_pairs else " (count and digest; the run kept no pairs)")]
         for name, pairs in (("missing", self.missing), ("surplus", self.surplus)):
-            out += [f"{name}: left {left}, right {right}" for left, right in pairs]
+            out += [f"{name}: left {_shown(left)}, right {_shown(right)}" for left, right in pairs]
         return [*out, "DIFFERENT"]
+
+
+def _shown(number: int) -> str:
+    return "none" if number == -1 else str(number)
 
 
 # ---------------------------------------------------------------- reading, independently
@@ -162,10 +168,9 @@ def _stream(spark: SparkSession, config: RunConfig, side: int) -> DataFrame:
             rows = rows.withColumn("ts", f.max("ts").over(upto))
         else:
             high = f.max("ts").over(before)
-            rows = rows.withColumn("__high", high).where(
-                f.col("ts").isNotNull()
-                & (f.col("__high").isNull() | (f.col("ts") >= f.col("__high") - config.time.max_out_of_order_us))
-            )
+            no_key = reduce(or_, (f.col(f"k{i}").isNull() for i in range(len(keys))))  # matches nothing, whenever it comes
+            in_time = f.col("__high").isNull() | (f.col("ts") >= f.col("__high") - config.time.max_out_of_order_us)
+            rows = rows.withColumn("__high", high).where(f.col("ts").isNotNull() & (no_key | in_time))
     return rows.select("id", "ts", *(f"k{i}" for i in range(len(keys))))
 
 
@@ -204,6 +209,23 @@ def _joined(config: RunConfig, left: DataFrame, right: DataFrame, measured_from_
     return pairs.select("l", "r")
 
 
+def _rows(config: RunConfig, left: DataFrame, right: DataFrame, measured_from_us: int | None) -> DataFrame:
+    """All rows of the join: l, r (ids; -1 where a side is missing)."""
+    from pyspark.sql import functions as f
+
+    kind = JOIN_KINDS[config.query.how]
+    pairs = _joined(config, _with_keys(left), _with_keys(right), measured_from_us)
+    parts = [pairs] if kind.pairs else []
+    if kind.first:
+        parts.append(pairs.select("l").distinct().select("l", f.lit(-1).cast("long").alias("r")))
+    for side, (rows, name) in enumerate(((left, "l"), (right, "r"))):
+        if kind.unmatched[side]:
+            alone = rows.where(f.col("ts").isNotNull()).join(pairs.select(f.col(name).alias("id")), "id", "left_anti")
+            columns = {name: f.col("id")}
+            parts.append(alone.select(*(columns.get(n, f.lit(-1).cast("long")).alias(n) for n in ("l", "r"))))
+    return reduce(lambda one, two: one.unionByName(two), parts)
+
+
 def _mix(column: Any) -> Any:
     """mix64 on a long column; Spark's long arithmetic wraps around, as uint64 does."""
     from pyspark.sql import functions as f
@@ -233,7 +255,9 @@ def _result_pairs(spark: SparkSession, results: Path, kind: str) -> DataFrame:
     if not files:
         raise RunFailed(f"{results}: holds no result files")
     frame = spark.read.parquet(*files) if kind == "parquet" else spark.read.option("header", True).csv(files)
-    return frame.select(f.col("left_id").cast("long").alias("l"), f.col("right_id").cast("long").alias("r"))
+    ids = [f.col(name) if name in frame.columns else f.lit(None) for name in ("left_id", "right_id")]
+    left, right = (f.coalesce(column.cast("long"), f.lit(-1).cast("long")) for column in ids)
+    return frame.select(left.alias("l"), right.alias("r"))
 
 
 def load_run(run_dir: Path) -> dict[str, Any]:
@@ -269,7 +293,7 @@ def verify(run_dir: Path, master: str | None) -> VerifyResult:
                 _without_aside(spark, frame, run_dir, name) for frame, name in zip((left, right), STREAM_NAMES, strict=True)
             )
         measured_from = origin + config.measure.prefill_us if config.measure.prefill_us else None
-        pairs = _joined(config, _with_keys(left), _with_keys(right), measured_from)
+        pairs = _rows(config, left, right, measured_from)
         count, digest = _count_and_digest(pairs)
         claimed = report["results"]
         result = VerifyResult(count, format_digest(digest), claimed["count"], claimed["digest"], config.sink.kind != "count")
