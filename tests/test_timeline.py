@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from swjoin.cli.main import build_parser
@@ -88,6 +90,24 @@ def a_run(folder: Path, slaves: int = 3, **reorganization: Any) -> dict[str, Any
         "seed": 3,
     }
     return run_local(Job(config_from_plain(plain), None, True, folder, None, "test"), False, slaves)
+
+
+def test_events_outlive_a_process_that_is_killed(tmp_path: Path) -> None:
+    first = EventsFile(tmp_path)
+    for event in EVENTS[:3]:
+        first.add(event)
+    lines = tmp_path / "metrics" / ".events.jsonl"
+    with lines.open("a") as torn:
+        torn.write('{"time_us": 1, "epo')
+    second = EventsFile(tmp_path, resumes=True)  # the first is never closed
+    second.add(EVENTS[3])
+    second.close(resumable=True)
+    third = EventsFile(tmp_path, resumes=True)
+    third.add(EVENTS[4])
+    third.close()
+    found = pq.read_table(tmp_path / "metrics" / "events.parquet").to_pylist()
+    assert found == [dataclasses.asdict(event) for event in EVENTS[:5]]
+    assert not lines.exists()
 
 
 def test_every_kind_is_a_line(swjoin: Any, tmp_path: Path) -> None:

@@ -169,33 +169,48 @@ class MetricsFile:
 
 
 class EventsFile:
-    """DIR/metrics/events.parquet: one row per `RunEvent`, in the order in which they happened."""
+    """DIR/metrics/events.parquet: one row per `RunEvent`, in the order in which they happened.
+
+    Until the end they are lines of JSON in a hidden file beside it: nothing grows in memory, and what a process has noted
+    before it was killed is there when the run is resumed.
+    """
 
     def __init__(self, run_dir: Path, *, resumes: bool = False) -> None:
-        """resumes: those that are there come first (a process that was killed has left none)."""
+        """resumes: those that are there come first."""
         self.path = run_dir / "metrics" / "events.parquet"
-        self._events: list[RunEvent] = []
-        if resumes and self.path.exists():
-            import pyarrow.parquet as pq
-
-            self._events = [RunEvent(**row) for row in pq.read_table(self.path).to_pylist()]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._lines = self.path.with_name(".events.jsonl")
+        self._file = self._lines.open("a" if resumes else "w")
+        if resumes:
+            self._file.write("\n")  # the last line may be half of one
 
     def add(self, event: RunEvent) -> None:
-        self._events.append(event)
+        self._file.write(json.dumps(dataclasses.asdict(event)) + "\n")
+        self._file.flush()
 
-    def close(self) -> None:
-        """Write them; decisions are few, so they fit into memory."""
+    def close(self, *, resumable: bool = False) -> None:
+        """Write the table. resumable: more may follow."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        self._file.close()
+        rows = [row for line in self._lines.read_text().splitlines() if (row := _whole_event(line)) is not None]
         kinds = {"int": pa.int64(), "str": pa.string(), "float": pa.float64()}
-        names = dataclasses.fields(RunEvent)
-        schema = pa.schema([(f.name, kinds[str(f.type)]) for f in names])
-        columns = [pa.array([getattr(e, f.name) for e in self._events], schema.field(f.name).type) for f in names]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        schema = pa.schema([(f.name, kinds[str(f.type)]) for f in dataclasses.fields(RunEvent)])
         temporary = self.path.with_name(".events.parquet.tmp")
-        pq.write_table(pa.table(columns, schema=schema), temporary)
+        pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary)
         temporary.replace(self.path)
+        if not resumable:
+            self._lines.unlink()
+
+
+def _whole_event(line: str) -> dict[str, Any] | None:
+    """None for a line that a process was writing when it was killed."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def sets_aside(config: RunConfig) -> bool:

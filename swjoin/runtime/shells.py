@@ -84,7 +84,7 @@ class MasterShell:
         if self.keeper is not None:
             self.keeper.close()
         if self._events is not None:
-            self._events.close()
+            self._events.close(resumable=self.keeper is not None and (kind is not None or self.master.checkpoints.stopped))
         if self._late is not None:
             if kind is None and not self.master.checkpoints.stopped:
                 self._late.close()
