@@ -91,7 +91,7 @@ def mark_matches(
         if verdict[c]:
             if mark_probe:
                 probe_rows[probe_at[c] + uint64(REF)] |= MATCHED
-            if mark_row:
+            if mark_row and rows[row_at[c] + uint64(REF)] & MATCHED == 0:  # no line is written that need not be
                 rows[row_at[c] + uint64(REF)] |= MATCHED
 
 
@@ -179,7 +179,7 @@ def verify(
                         record_delay(now, came, 1, stats, histogram)
                 if mark_probe:
                     probe_rows[p + REF] |= MATCHED
-                if mark_row:
+                if mark_row and rows[r + REF] & MATCHED == 0:
                     rows[r + REF] |= MATCHED
             c += 1
         out.used[0] = used

@@ -34,22 +34,51 @@ from swjoin.state.arrays import (
     Pool,
 )
 from swjoin.state.blocks import NONE
+from swjoin.state.simd import prefetch
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MISSING = np.uint64(0xFFFFFFFFFFFFFFFF)
+_STAGE = 8  # mini-partition-groups between asking for one thing and for the next
+_LINES = 6  # of tuples, asked for in advance
 
 
 @njit(cache=True, nogil=True)
-def _first_not_below(rows: I64, at: int, n: int, time_us: int) -> int:
-    """Place of the first of n records from `at` on whose time is not below this one."""
-    low = 0
-    while low < n:
-        middle = (low + n) >> 1
-        if rows[(at + middle) * ROW + TS] < time_us:
-            low = middle + 1
-        else:
-            n = middle
-    return int(low)
+def _guess(header: I64, block: int, time_us: int) -> int:
+    """About where in a block tuples of this time lie: steady streams are the common case, and every wrong guess is a miss."""
+    first, last = header[block * HEADER + FIRST_TS], header[block * HEADER + LAST_TS]
+    if time_us <= first:
+        return 0
+    n = header[block * HEADER + FILL]
+    return n - 1 if time_us >= last else np.int64((time_us - first) / (last - first) * n)
+
+
+@njit(cache=True, nogil=True)
+def _first_not_below(rows: I64, at: int, n: int, guess: int, time_us: int) -> int:
+    """Place of the first of n records from `at` on whose time is not below this one; looked for from `guess` on."""
+    j = guess
+    while j > 0 and rows[(at + j - 1) * ROW + TS] >= time_us:
+        j -= 1
+    while j < n and rows[(at + j) * ROW + TS] < time_us:
+        j += 1
+    return int(j)
+
+
+@njit(cache=True, nogil=True)
+def _ask_ahead(mini: int, until: int, s: int, from_us: int, pool: Pool, minis: Minis) -> None:
+    """Ask for what the mini-partition-groups after this one will read: counters, then headers, then tuples."""
+    counters, header = minis.counters, pool.header
+    if mini + 3 * _STAGE < until:
+        prefetch(counters, (mini + 3 * _STAGE) * COUNTERS)
+    if mini + 2 * _STAGE < until:
+        block = counters[(mini + 2 * _STAGE) * COUNTERS + FIRST + s]
+        if block != NONE:
+            prefetch(header, block * HEADER)
+    if mini + _STAGE < until:
+        block = counters[(mini + _STAGE) * COUNTERS + FIRST + s]
+        if block != NONE:
+            row = (block * pool.shape[0] + _guess(header, block, from_us)) * ROW
+            for line in range(row - 8, row + 8 * _LINES, 8):
+                prefetch(pool.rows, line)
 
 
 @njit(cache=True, nogil=True)
@@ -76,7 +105,9 @@ def sweep(
     out_key, out_ts, out_id, out_ref = out.key, out.ts, out.id, out.ref
     capacity, used = out.capacity[0], out.used[0]
     missing = mix64_scalar(_MISSING) if s == 0 else _MISSING * _GOLDEN
-    for mini in range(cursor[0], minis.control[NEVER_USED]):
+    until = minis.control[NEVER_USED]
+    for mini in range(cursor[0], until):
+        _ask_ahead(mini, until, s, from_us, pool, minis)
         g = group[mini]
         if g < 0:
             continue
@@ -85,7 +116,7 @@ def sweep(
         while block != NONE and header[block * HEADER + FIRST_TS] < stop:
             if header[block * HEADER + LAST_TS] >= from_us:
                 at, n = block * size, header[block * HEADER + FILL]
-                j = 0 if header[block * HEADER + FIRST_TS] >= from_us else _first_not_below(rows, at, n, from_us)
+                j = _first_not_below(rows, at, n, _guess(header, block, from_us), from_us)
                 while j < n:
                     row = (at + j) * ROW
                     if rows[row + TS] >= stop:
@@ -111,6 +142,6 @@ def sweep(
                         rows[row + REF] |= SETTLED
                     j += 1
             block = header[block * HEADER + NEXT]
-    cursor[0] = minis.control[NEVER_USED]
+    cursor[0] = until
     out.used[0] = used
     return True
