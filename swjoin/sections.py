@@ -14,6 +14,7 @@ from typing import Literal
 from swjoin.errors import UserError
 from swjoin.oracle import JOIN_KINDS, Bounds, How, JoinKind
 from swjoin.units import MAX_SPAN_US
+from swjoin.where import parse_where
 
 
 def check(ok: bool, message: str) -> None:
@@ -28,6 +29,7 @@ class QueryConfig:
 
     how: `inner`; `left`, `right`, `full`: also the tuples of that side, or of both, that match nothing; `semi`, `anti`: the
     left tuples alone that match something, that match nothing. Tuples with a null key match nothing.
+    where: what must hold of a pair's columns besides (`where` says how it is written); None: nothing.
     """
 
     lower_us: int
@@ -35,6 +37,7 @@ class QueryConfig:
     exclusive: tuple[Literal["lower", "upper"], ...] = ()
     name: str = "join"
     how: How = "inner"
+    where: str | None = None
 
     def __post_init__(self) -> None:
         check(
@@ -42,6 +45,8 @@ class QueryConfig:
             f"join: lower ({self.lower_us} us) is above upper ({self.upper_us} us); swap them",
         )
         check(max(abs(self.lower_us), abs(self.upper_us)) < MAX_SPAN_US, "join: a bound is too large")
+        if self.where is not None:
+            parse_where(self.where)
 
     @property
     def bounds(self) -> Bounds:

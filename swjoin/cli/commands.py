@@ -38,11 +38,11 @@ def _query(args: argparse.Namespace) -> QueryConfig:
         window_us = parse_duration_us(args.within)
         if window_us < 0:
             raise UserError(f"--within {args.within}: a window cannot be negative")
-        return QueryConfig(-window_us, window_us, exclusive, how=args.how)  # type: ignore[arg-type]
+        return QueryConfig(-window_us, window_us, exclusive, how=args.how, where=args.where)  # type: ignore[arg-type]
     if args.lower is None or args.upper is None:
         raise UserError("the window is missing: give --within, or --lower and --upper")
     lower_us, upper_us = parse_duration_us(args.lower), parse_duration_us(args.upper)
-    return QueryConfig(lower_us, upper_us, exclusive, how=args.how)  # type: ignore[arg-type]
+    return QueryConfig(lower_us, upper_us, exclusive, how=args.how, where=args.where)  # type: ignore[arg-type]
 
 
 def _keys(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:

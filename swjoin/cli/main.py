@@ -68,6 +68,7 @@ def _add_join(p: argparse.ArgumentParser) -> None:
     p.add_argument("--upper", metavar="2h", help="highest right time - left time")
     p.add_argument("--exclusive", metavar="lower,upper", default="", help="bounds that do not count themselves")
     p.add_argument("--how", choices=list(JOIN_KINDS), default="inner", help="which rows come out (default inner)")
+    p.add_argument("--where", metavar="CONDITION", help="what else must hold of a pair: 'left_price < right_price'")
     p.add_argument("--left-id", metavar="COL", help="row id column on the left (default: position)")
     p.add_argument("--right-id", metavar="COL", help="row id column on the right")
     p.add_argument("--columns", metavar="COL", nargs="+", help="other columns to keep (default: all)")

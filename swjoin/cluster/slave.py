@@ -53,6 +53,7 @@ from swjoin.operators.join_module import JoinModule
 from swjoin.operators.window_join import WindowJoin
 from swjoin.operators.work import Step, Work
 from swjoin.state.histogram import histogram_quantile
+from swjoin.state.predicate import Program
 
 STEP_TUPLES = 16_384  # one WorkDue joins about this many tuples, some milliseconds of work
 LEAST_STEP_TUPLES = 256  # a slow node joins fewer, so that what it works on takes it no longer; but a step has its own cost
@@ -69,8 +70,10 @@ class Slave:
         config: RunConfig,
         layouts: tuple[RowLayout | None, RowLayout | None],
         join: JoinModule | None = None,
+        where: Program | None = None,
     ) -> None:
-        """join: another join module than the one that the configuration describes."""
+        """join: another join module than the one that the configuration describes. where: its predicate, for rows of these
+        layouts."""
         module, reorganization = config.module, config.reorganization
         pair_bytes = PAIR_BYTES + sum(layout.fixed_bytes for layout in layouts if layout is not None)
         self.id = slave
@@ -86,6 +89,7 @@ class Slave:
             materialise=config.sink.kind != "count",
             result_tuples=max(1, module.result_buffer_bytes // pair_bytes),
             kind=config.query.kind,
+            where=where,
             name=f"slave {slave}",
         )
         self.joined = [0, 0]

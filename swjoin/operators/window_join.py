@@ -40,12 +40,13 @@ from swjoin.state.arrays import (
 from swjoin.state.kernels import CUR_GROUP, CUR_SORTED, DONE, FULL, NEED_BLOCKS, join_groups
 from swjoin.state.partition_group import WindowState
 from swjoin.state.payload import PayloadStore
+from swjoin.state.predicate import Program, Residual, no_program, no_rows
 
 
 class WindowJoin:
     """Joins the deliveries of one query; owns the window state of one slave's partition-groups.
 
-    kind: which rows come out.
+    kind: which rows come out. where: what must hold of a pair besides.
     block_tuples: tuples per block. theta_tuples: fine tuning parameter in tuples of both streams, 0 turns it off.
     window_bytes: limit of the window state: blocks, payload and directories together. layouts: payload carried by each stream,
     or None. materialise: emit pairs; otherwise only count and digest. result_tuples: most pairs per step. name: of the slave,
@@ -64,6 +65,7 @@ class WindowJoin:
         materialise: bool,
         result_tuples: int,
         kind: JoinKind = JOIN_KINDS["inner"],
+        where: Program | None = None,
         name: str = "slave",
     ) -> None:
         self.bounds = bounds
@@ -72,8 +74,11 @@ class WindowJoin:
         self.state = WindowState(block_tuples, theta_tuples, window_bytes, name)
         layouts = (left_layout, right_layout)
         self.payload = tuple(
-            PayloadStore(layout, window_bytes) if materialise and layout is not None else None for layout in layouts
+            PayloadStore(layout, window_bytes) if layout is not None and (materialise or where is not None) else None
+            for layout in layouts
         )
+        self._where = where
+        self._residual = Residual(no_program(), no_rows(), no_rows())
         self._room = max(1, result_tuples) if materialise else 0
         self._output = new_output(self._room)
         self._fresh = new_fresh(1024, 256)
@@ -183,6 +188,8 @@ class WindowJoin:
 
     def _join_groups(self, work: Work, now_us: int, tuple_budget: int) -> tuple[int, int]:
         state = self.state
+        if self._where is not None:
+            self._residual = Residual(self._where, *(no_rows() if store is None else store.rows() for store in self.payload))
         status, tuples = join_groups(
             work.inputs,
             state.pool,
@@ -191,6 +198,7 @@ class WindowJoin:
             self._fresh,
             self._hits,
             self._candidates,
+            self._residual,
             work.cursor,
             self.bounds.lower_us,
             self.bounds.upper_us,
@@ -264,7 +272,7 @@ class WindowJoin:
             return None
         out = self._output
         rows: list[PayloadRows | None] = [
-            None if store is None or side == 1 - stream else store.gather(out.ref[stream, :n])
+            None if store is None or not self._room or side == 1 - stream else store.gather(out.ref[stream, :n])
             for stream, store in enumerate(self.payload)
         ]
         return Pairs(

@@ -23,12 +23,14 @@ from swjoin.config import RunConfig, to_plain
 from swjoin.deliveries import RunEvent
 from swjoin.loading import config_from_plain
 from swjoin.storage import AppendedFile
+from swjoin.where import parse_where
 
 if TYPE_CHECKING:
     from swjoin.runtime.spill import SpillFolder
     from swjoin.sinks import Sink
     from swjoin.sinks.plan import OutputPlan
     from swjoin.sources import Source
+    from swjoin.state.predicate import Program
 
 METRICS_ROW_BYTES = 8 * len(COLUMNS)
 
@@ -90,18 +92,28 @@ def open_job_sources(job: Job) -> tuple[Source, Source]:
     """Both streams of a job: files, or the generator. UserError when one cannot be opened."""
     config = job.config
     carry = config.sink.kind != "count" or config.sink.carry_payload
+    query = config.query
     if config.left.path is None:
         from swjoin.sources.generator import GeneratorSource
 
+        wanted = carry and not query.kind.one_sided, query.where is not None
         return (
-            GeneratorSource(config.workload, config.seed, LEFT, carry_payload=carry),
-            GeneratorSource(config.workload, config.seed, RIGHT, carry_payload=carry and not config.query.kind.one_sided),
+            GeneratorSource(config.workload, config.seed, LEFT, carry_payload=carry or wanted[1]),
+            GeneratorSource(config.workload, config.seed, RIGHT, carry_payload=any(wanted)),
         )
     from swjoin.sources.files import open_sources
 
     time_is_ts = config.time.model == "event"
-    left, right, _ = open_sources(config.left, config.right, carry_payload=carry, time_is_ts=time_is_ts, how=config.query.how)
+    left, right, _ = open_sources(config.left, config.right, carry_payload=carry, time_is_ts=time_is_ts, query=query)
     return left, right
+
+
+def compile_job_where(job: Job, sources: tuple[Source, Source]) -> Program | None:
+    """The predicate of a job, over rows as these sources pack them. UserError when its types do not fit."""
+    from swjoin.sources.predicate import compile_where
+
+    text = job.config.query.where
+    return None if text is None else compile_where(parse_where(text), sources[LEFT].codec, sources[RIGHT].codec)
 
 
 def open_job_sink(job: Job, plan: OutputPlan) -> Sink:

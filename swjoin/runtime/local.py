@@ -318,7 +318,7 @@ class _LocalLoop:
         self._collector = _CollectorThread(collector, self._inbox, self._stop)
         self.slaves = [
             _SlaveThread(
-                Slave(SlaveId(s), config, shell.layouts),
+                Slave(SlaveId(s), config, shell.layouts, where=shell.where),
                 Throttle(config.nodes, s),
                 self._collector,
                 clock,

@@ -82,6 +82,7 @@ class MasterRank(Rank):
 
     def set_up(self, channel: Channel) -> None:
         from swjoin.runtime.shells import MasterShell
+        from swjoin.state.predicate import program_out
 
         def open_shell() -> dict[str, Any]:
             slave_count = channel.size - FIRST_SLAVE
@@ -90,7 +91,8 @@ class MasterRank(Rank):
             shell = self._shell = MasterShell(self.job, self._progress)
             plan = base64.b64encode(shell.output_plan().to_bytes()).decode()
             layouts = [None if layout is None else [layout.fixed_bytes, layout.has_var] for layout in shell.layouts]
-            return {"plan": plan, "layouts": layouts}
+            where = None if shell.where is None else program_out(shell.where)
+            return {"plan": plan, "layouts": layouts, "where": where}
 
         agree(channel, MASTER, open_shell)
         agree(channel, COLLECTOR, None)

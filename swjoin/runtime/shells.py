@@ -43,7 +43,17 @@ from swjoin.messages import (
     WritePairs,
 )
 from swjoin.runtime.clock import ReadingProgress, RunClock
-from swjoin.runtime.job import EventsFile, Job, MetricsFile, late_target, open_job_sink, open_job_sources, open_spill, row_place
+from swjoin.runtime.job import (
+    EventsFile,
+    Job,
+    MetricsFile,
+    compile_job_where,
+    late_target,
+    open_job_sink,
+    open_job_sources,
+    open_spill,
+    row_place,
+)
 from swjoin.runtime.keepers import CollectorKeeper, MasterKeeper
 from swjoin.runtime.report import partial_report, publish
 from swjoin.runtime.silence import Silence
@@ -60,6 +70,7 @@ class MasterShell:
         self.job = job
         self.sources = open_job_sources(job)
         self.layouts: tuple[RowLayout | None, RowLayout | None] = (self.sources[0].layout, self.sources[1].layout)
+        self.where = compile_job_where(job, self.sources)
         self.outbox: deque[Delivery] = deque()
         self.publish: deque[PublishResults] = deque()
         self.wanted: int | None = None

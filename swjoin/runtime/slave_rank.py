@@ -68,6 +68,7 @@ from swjoin.runtime.wire import (
 if TYPE_CHECKING:
     from swjoin.cluster.slave import Slave
     from swjoin.runtime.keepers import SlaveKeeper
+    from swjoin.state.predicate import Program
 
 _EAGER_WAIT_US = 100  # a slave that has reported in its slot looks for its delivery so often
 
@@ -81,10 +82,16 @@ class SlaveRank(Rank):
     def __init__(self, job: Job, place: list[str]) -> None:
         super().__init__(job, place)
         self._layouts: tuple[RowLayout | None, RowLayout | None] = (None, None)
+        self._where: Program | None = None
         self._keeper: SlaveKeeper | None = None
 
     def set_up(self, channel: Channel) -> None:
-        self._layouts = _layouts(agree(channel, MASTER, None))
+        from swjoin.state.predicate import program_in
+
+        setup = agree(channel, MASTER, None)
+        self._layouts = _layouts(setup)
+        if setup["where"] is not None:
+            self._where = program_in(setup["where"])
         agree(channel, COLLECTOR, None)
         load_slave_kernels(self.job.config, self._layouts)
 
@@ -100,7 +107,7 @@ class SlaveRank(Rank):
         from swjoin.cluster.slave import Slave
 
         config = self.job.config.fitted_to(channel.size - FIRST_SLAVE)
-        slave = Slave(SlaveId(channel.rank - FIRST_SLAVE), config, self._layouts)
+        slave = Slave(SlaveId(channel.rank - FIRST_SLAVE), config, self._layouts, where=self._where)
         setup = agree(channel, MASTER, None)
         self.saved = deque()
         if self.job.checkpoints is not None:

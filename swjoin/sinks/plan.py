@@ -47,14 +47,15 @@ class OutputPlan:
 
     def _columns(self) -> list[tuple[str, Any, int, str, str]]:
         """(output name, type, side, origin, input name) of every column from the streams."""
-        left_names = [name for name, _, _ in self.left.columns]
-        right_names = [name for name, _, _ in self.right.columns if name not in self.right.key]
+        right_columns = [] if JOIN_KINDS[self.how].one_sided else self.right.shown
+        left_names = [name for name, _, _ in self.left.shown]
+        right_names = [name for name, _, _ in right_columns if name not in self.right.key]
         reserved = {name for name, _, _ in self._id_columns}
         taken: set[str] = set(reserved)
         out: list[tuple[str, Any, int, str, str]] = []
-        keys = [c for c in self.left.columns if c[0] in self.left.key]
-        others = [c for c in self.left.columns if c[0] not in self.left.key]
-        mine = [(c, 0) for c in [*keys, *others]] + [(c, 1) for c in self.right.columns if c[0] not in self.right.key]
+        keys = [c for c in self.left.shown if c[0] in self.left.key]
+        others = [c for c in self.left.shown if c[0] not in self.left.key]
+        mine = [(c, 0) for c in [*keys, *others]] + [(c, 1) for c in right_columns if c[0] not in self.right.key]
         for (name, kind, origin), side in mine:
             is_key = side == 0 and name in self.left.key
             clash = name in (right_names if side == 0 else left_names) or name in reserved
@@ -180,6 +181,7 @@ def _codec_out(codec: StreamCodec) -> dict[str, Any]:
         "schema": base64.b64encode(bytes(schema.serialize())).decode(),
         "origins": [origin for _, _, origin in codec.columns],
         "key": list(codec.key),
+        "hidden": list(codec.hidden),
         "rows": None if codec.rows is None else base64.b64encode(codec.rows.to_bytes()).decode(),
     }
 
@@ -190,4 +192,4 @@ def _codec_in(plain: dict[str, Any]) -> StreamCodec:
     schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(plain["schema"])))
     columns = tuple((f.name, f.type, origin) for f, origin in zip(schema, plain["origins"], strict=True))
     rows = None if plain["rows"] is None else RowCodec.from_bytes(base64.b64decode(plain["rows"]))
-    return StreamCodec(columns, tuple(plain["key"]), rows)
+    return StreamCodec(columns, tuple(plain["key"]), rows, tuple(plain["hidden"]))

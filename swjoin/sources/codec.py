@@ -80,6 +80,17 @@ def _width(kind: pa.DataType) -> int | None:
     return None
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a column lies in a packed row. offset, width: of its value, or of its length (4 bytes) when it is in the tail.
+    null_bit: set when it is null. before: offsets of the lengths of what comes before it in the tail."""
+
+    offset: int
+    width: int
+    null_bit: int
+    before: list[int]
+
+
 class RowCodec:
     """Packs and unpacks the columns of a schema. UserError names a column whose type cannot be carried."""
 
@@ -98,6 +109,12 @@ class RowCodec:
             at += width
         self._var = [i for i, f in enumerate(self.schema) if _is_var(f.type)]
         self.layout = RowLayout(at, bool(self._var))
+
+    def place_of(self, name: str) -> Place:
+        """Where a column lies."""
+        index = self.schema.names.index(name)
+        offset, width = self._slots[index]
+        return Place(offset, width, index, [self._slots[i][0] for i in self._var if i < index])
 
     # ------------------------------------------------------------ packing
 
@@ -211,12 +228,19 @@ class StreamCodec:
     """How one stream's columns come back from a pair.
 
     columns: (name, Arrow type, origin) in input order; origin "key" or "ts": rebuilt from the pair's key or time; "row":
-    unpacked. rows: codec of the packed columns, None when no payload is carried. key: names of the join columns.
+    unpacked. rows: codec of the packed columns, None when no payload is carried. key: names of the join columns. hidden:
+    columns that only a predicate wants.
     """
 
     columns: tuple[tuple[str, Any, str], ...]
     key: tuple[str, ...]
     rows: RowCodec | None
+    hidden: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> list[tuple[str, Any, str]]:
+        """Columns that a result may hold."""
+        return [column for column in self.columns if column[0] not in self.hidden]
 
     @property
     def layout(self) -> RowLayout | None:

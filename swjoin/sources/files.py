@@ -11,22 +11,24 @@ from __future__ import annotations
 
 import bisect
 import difflib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from swjoin.batch import I64, LEFT, U64, Bool, RowLayout, SourceBatch
-from swjoin.config import StreamConfig
+from swjoin.config import QueryConfig, StreamConfig
 from swjoin.errors import RunFailed, SwjoinError, UserError
-from swjoin.oracle import JOIN_KINDS, How
+from swjoin.oracle import JOIN_KINDS
 from swjoin.sources.codec import RowCodec, StreamCodec
 from swjoin.sources.formats import file_format, list_files, read_batches, read_schema, refusing, row_count
 from swjoin.sources.keys import Dictionary, KeyEncoder
+from swjoin.sources.predicate import resolve
 from swjoin.sources.read_ahead import ReadAhead
 from swjoin.sources.views import booleans_of, integers_of
 from swjoin.units import MAX_SPAN_US
+from swjoin.where import columns_of, parse_where
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -232,15 +234,27 @@ def _check_time(config: StreamConfig, kind: pa.DataType, side: str) -> None:
 
 
 def _stream_codec(
-    config: StreamConfig, schema: pa.Schema, *, carry: bool, native: bool, own_key: bool, time_is_ts: bool
+    config: StreamConfig,
+    schema: pa.Schema,
+    *,
+    carry: bool,
+    native: bool,
+    own_key: bool,
+    time_is_ts: bool,
+    judged: Collection[str],
 ) -> tuple[StreamCodec, list[str]]:
-    """Which columns are read, and how each comes back from a pair. own_key: a row may come out without its partner's key."""
+    """Which columns are read, and how each comes back from a pair.
+
+    own_key: a row may come out without its partner's key. judged: columns that a predicate needs.
+    """
     import pyarrow as pa
 
     needed = [*config.key, config.time, *([config.id] if config.id else [])]
-    if not carry:
+    if not carry and not judged:
         return StreamCodec((), config.key, None), list(dict.fromkeys(needed))
-    wanted = schema.names if config.columns is None else [n for n in schema.names if n in {*config.columns, *needed}]
+    chosen = schema.names if config.columns is None else [n for n in schema.names if n in {*config.columns, *needed}]
+    shown = chosen if carry else []
+    wanted = [name for name in schema.names if name in shown or name in judged]
     columns: list[tuple[str, Any, str]] = []
     for name in wanted:
         kind = schema.field(name).type
@@ -248,28 +262,41 @@ def _stream_codec(
         if name in config.key:
             if native:
                 columns.append((name, kind, "key"))
-            elif own_key:
+            elif own_key or name in judged:
                 columns.append((name, kind, "row"))
         elif name == config.time and lossless and time_is_ts:
             columns.append((name, kind, "ts"))
         else:
             columns.append((name, kind, "row"))
     rows = RowCodec(pa.schema([(name, kind) for name, kind, origin in columns if origin == "row"]))
-    return StreamCodec(tuple(columns), config.key, rows), list(dict.fromkeys([*needed, *wanted]))
+    hidden = tuple(name for name in wanted if name not in shown)
+    return StreamCodec(tuple(columns), config.key, rows, hidden), list(dict.fromkeys([*needed, *wanted]))
+
+
+def _judged(where: str | None, opened: Sequence[tuple[StreamConfig, Any, pa.Schema, Any]]) -> tuple[set[str], set[str]]:
+    """The columns of both sides that a predicate needs. UserError when there is no such column."""
+    found: tuple[set[str], set[str]] = (set(), set())
+    if where is not None:
+        (left, _, left_schema, _), (right, _, right_schema, _) = opened
+        for name in columns_of(parse_where(where)):
+            side, column = resolve(name, (left_schema.names, right_schema.names), (left.key, right.key))
+            found[side].add(column)
+    return found
 
 
 def open_sources(
-    left: StreamConfig, right: StreamConfig, *, carry_payload: bool, time_is_ts: bool = True, how: How = "inner"
+    left: StreamConfig, right: StreamConfig, *, carry_payload: bool, time_is_ts: bool = True, query: QueryConfig | None = None
 ) -> tuple[FileSource, FileSource, KeyEncoder]:
     """Both streams of a join, checked before any row is read. UserError says which file and column is wrong.
 
-    carry_payload: read and pack all other columns too, as far as rows of this kind of join hold them.
+    carry_payload: read and pack all other columns too, as far as rows of this kind of join hold them. query: an inner join
+    without a predicate if it is not given.
     time_is_ts: result times are the time columns (not arrival stamps).
     """
     import pyarrow.types as t
 
     opened = []
-    kind = JOIN_KINDS[how]
+    kind = JOIN_KINDS["inner"] if query is None else query.kind
     for side, config in (("left", left), ("right", right)):
         files = list_files(Path(config.path or ""))
         schema = read_schema(files[0])
@@ -283,6 +310,7 @@ def open_sources(
             twice = next(n for n in schema.names if schema.names.count(n) > 1)
             raise UserError(f"{side} {config.path}: column {twice} is there {schema.names.count(twice)} times; rename one")
         opened.append((config, files, schema, keys))
+    judged = _judged(None if query is None else query.where, opened)
     encoder = KeyEncoder(opened[0][3], opened[1][3])
     sources = []
     for index, (config, files, schema, _) in enumerate(opened):
@@ -294,6 +322,7 @@ def open_sources(
                 native=encoder.native,
                 own_key=index == LEFT or kind.unmatched[index],
                 time_is_ts=time_is_ts,
+                judged=judged[index],
             )
         except SwjoinError as error:
             raise UserError(f"{('left', 'right')[index]} {config.path}: {error}") from None

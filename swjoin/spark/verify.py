@@ -23,8 +23,10 @@ from swjoin.config import RunConfig, StreamConfig
 from swjoin.errors import RunFailed, UserError
 from swjoin.loading import config_from_plain
 from swjoin.oracle import JOIN_KINDS, format_digest
+from swjoin.sources.predicate import resolve
 from swjoin.spark.session import open_session
 from swjoin.spark.workload import stream_frame
+from swjoin.where import parse_where, to_sql
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -143,8 +145,9 @@ def _time_us(frame: DataFrame, config: StreamConfig) -> Any:
     return column.cast("long") * _UNITS[config.time_unit or "us"]
 
 
-def _stream(spark: SparkSession, config: RunConfig, side: int) -> DataFrame:
-    """Rows of one stream that are not late: id, ts, k0, k1, ... (the key columns, which may be null)."""
+def _stream(spark: SparkSession, config: RunConfig, side: int) -> tuple[DataFrame, list[str]]:
+    """Rows of one stream that are not late: id, ts, k0, k1, ... (the key columns, which may be null), and with a predicate all
+    columns again, c0_NAME on the left, c1_NAME on the right. And the names of all columns."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
@@ -153,14 +156,17 @@ def _stream(spark: SparkSession, config: RunConfig, side: int) -> DataFrame:
         frame, _ = stream_frame(
             spark, config.workload, config.seed, side, 4 * spark.sparkContext.defaultParallelism, payload=False
         )
-        return frame.select("id", "ts", f.col("key").alias("k0"))
+        mine = [f.col(name).alias(f"c{side}_{name}") for name in ("key", "ts")]
+        return frame.select("id", "ts", f.col("key").alias("k0"), *mine), ["key", "ts"]
     path = Path(stream.path)
     if not path.exists():
         raise UserError(f"{path}: no such file or directory; verify reads the run's input again")
     frame = _read(spark, path)
     ident = f.col("__id") if stream.id is None else f.col(f"`{stream.id}`").cast("long")
     keys = [f.col(f"`{name}`").alias(f"k{i}") for i, name in enumerate(stream.key)]
-    rows = frame.select(f.col("__id"), ident.alias("id"), _time_us(frame, stream).alias("ts"), *keys)
+    names = [name for name in frame.columns if name != "__id"]
+    mine = [] if config.query.where is None else [f.col(f"`{name}`").alias(f"c{side}_{name}") for name in names]
+    rows = frame.select(f.col("__id"), ident.alias("id"), _time_us(frame, stream).alias("ts"), *keys, *mine)
     if config.time.late != "error" or config.time.model == "arrival":
         before = Window.orderBy("__id").rowsBetween(Window.unboundedPreceding, -1)
         upto = Window.orderBy("__id").rowsBetween(Window.unboundedPreceding, Window.currentRow)
@@ -171,7 +177,8 @@ def _stream(spark: SparkSession, config: RunConfig, side: int) -> DataFrame:
             no_key = reduce(or_, (f.col(f"k{i}").isNull() for i in range(len(keys))))  # matches nothing, whenever it comes
             in_time = f.col("__high").isNull() | (f.col("ts") >= f.col("__high") - config.time.max_out_of_order_us)
             rows = rows.withColumn("__high", high).where(f.col("ts").isNotNull() & (no_key | in_time))
-    return rows.select("id", "ts", *(f"k{i}" for i in range(len(keys))))
+    kept = [f"k{i}" for i in range(len(keys))] + [f"`c{side}_{name}`" for name in names if mine]
+    return rows.select("id", "ts", *kept), names
 
 
 def _origin(*streams: DataFrame) -> int:
@@ -189,32 +196,56 @@ def _with_keys(rows: DataFrame) -> DataFrame:
 # ---------------------------------------------------------------- join and digest
 
 
-def _joined(config: RunConfig, left: DataFrame, right: DataFrame, measured_from_us: int | None) -> DataFrame:
+def _joined(
+    config: RunConfig, left: DataFrame, right: DataFrame, measured_from_us: int | None, condition: str | None
+) -> DataFrame:
     """All matching pairs: l, r (ids); only those whose later tuple is not before `measured_from_us`, if that is given."""
     from pyspark.sql import functions as f
 
     bounds = config.query.bounds
     width = max(1, bounds.upper_us - bounds.lower_us + 1)
     keys = [c for c in left.columns if c.startswith("k")]
+    mine, theirs = ([f"`{c}`" for c in frame.columns if c.startswith(("c0_", "c1_"))] for frame in (left, right))
     one = left.select(
-        f.col("id").alias("l"), f.col("ts").alias("lt"), *keys, f.expr(f"floor((ts + {bounds.lower_us}) / {width})").alias("b0")
+        f.col("id").alias("l"),
+        f.col("ts").alias("lt"),
+        *keys,
+        *mine,
+        f.expr(f"floor((ts + {bounds.lower_us}) / {width})").alias("b0"),
     )
     # [ts + lower, ts + upper] is `width` long, so it touches at most two buckets of that width.
     one = one.withColumn("bucket", f.explode(f.array("b0", f.col("b0") + 1))).drop("b0")
-    two = right.select(f.col("id").alias("r"), f.col("ts").alias("rt"), *keys, f.expr(f"floor(ts / {width})").alias("bucket"))
+    bucket = f.expr(f"floor(ts / {width})").alias("bucket")
+    two = right.select(f.col("id").alias("r"), f.col("ts").alias("rt"), *keys, *theirs, bucket)
     gap = f.col("rt") - f.col("lt")
     pairs = one.join(two, [*keys, "bucket"]).where(gap.between(bounds.lower_us, bounds.upper_us))
     if measured_from_us is not None:
         pairs = pairs.where(f.greatest("lt", "rt") >= measured_from_us)
+    if condition is not None:
+        pairs = pairs.where(condition)
     return pairs.select("l", "r")
 
 
-def _rows(config: RunConfig, left: DataFrame, right: DataFrame, measured_from_us: int | None) -> DataFrame:
+def _condition(config: RunConfig, names: list[list[str]]) -> str | None:
+    """The predicate in Spark's SQL."""
+    if config.query.where is None:
+        return None
+
+    def column(name: str) -> str:
+        side, found = resolve(name, (names[0], names[1]), (config.left.key, config.right.key))
+        return f"`c{side}_{found}`"
+
+    return to_sql(parse_where(config.query.where), column)
+
+
+def _rows(
+    config: RunConfig, left: DataFrame, right: DataFrame, measured_from_us: int | None, condition: str | None
+) -> DataFrame:
     """All rows of the join: l, r (ids; -1 where a side is missing)."""
     from pyspark.sql import functions as f
 
     kind = JOIN_KINDS[config.query.how]
-    pairs = _joined(config, _with_keys(left), _with_keys(right), measured_from_us)
+    pairs = _joined(config, _with_keys(left), _with_keys(right), measured_from_us, condition)
     parts = [pairs] if kind.pairs else []
     if kind.first:
         parts.append(pairs.select("l").distinct().select("l", f.lit(-1).cast("long").alias("r")))
@@ -283,7 +314,7 @@ def verify(run_dir: Path, master: str | None) -> VerifyResult:
             f"{run_dir}: what is late after an idle_timeout is known only from the run; use late: side to verify it"
         )
     with open_session(master, "swjoin verify") as spark:
-        left, right = (_stream(spark, config, side) for side in range(len(STREAM_NAMES)))
+        (left, left_names), (right, right_names) = (_stream(spark, config, side) for side in range(len(STREAM_NAMES)))
         origin = _origin(left, right) if config.time.model == "arrival" or config.measure.prefill_us else 0
         if config.time.model == "arrival":
             left, right = (_rebased(frame, origin) for frame in (left, right))
@@ -293,7 +324,7 @@ def verify(run_dir: Path, master: str | None) -> VerifyResult:
                 _without_aside(spark, frame, run_dir, name) for frame, name in zip((left, right), STREAM_NAMES, strict=True)
             )
         measured_from = origin + config.measure.prefill_us if config.measure.prefill_us else None
-        pairs = _rows(config, left, right, measured_from)
+        pairs = _rows(config, left, right, measured_from, _condition(config, [left_names, right_names]))
         count, digest = _count_and_digest(pairs)
         claimed = report["results"]
         result = VerifyResult(count, format_digest(digest), claimed["count"], claimed["digest"], config.sink.kind != "count")

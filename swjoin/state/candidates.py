@@ -34,6 +34,7 @@ from swjoin.state.arrays import (
     Output,
 )
 from swjoin.state.histogram import record_delay
+from swjoin.state.predicate import Residual, judge
 from swjoin.state.simd import LANES, count_ones, prefetch, trailing_zeros
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -102,6 +103,7 @@ def verify(
     stored_rows: I64,
     fresh: FreshTuples,
     candidates: Candidates,
+    residual: Residual,
     lower: int,
     upper: int,
     now: int,
@@ -129,9 +131,13 @@ def verify(
     digest = uint64(0)
     same_arrival = fresh.arrivals[0] == fresh.arrivals[1]
     c = start
-    if capacity == 0 and pairs:
-        verdict = candidates.right
-        matches, digest = count_matches(s, low, high, probe_rows, rows, probe_at, row_at, verdict, start, stop)
+    verdict = candidates.right
+    found, summed = count_matches(s, low, high, probe_rows, rows, probe_at, row_at, verdict, start, stop)
+    judged = residual.program.code.shape[0] > 0
+    if judged:
+        judge(residual.program, residual.left, residual.right, s, probe_rows, rows, probe_at, row_at, verdict, start, stop)
+    if capacity == 0 and pairs and not judged:
+        matches, digest = found, summed
         if same_arrival:
             record_delay(now, fresh.arrivals[0], matches, stats, histogram)
         last, alike = fresh.arrivals[0], 0  # runs of pairs whose later tuples came at once
@@ -151,9 +157,8 @@ def verify(
     else:
         out_key, out_ts, out_id, out_ref, used = out.key, out.ts, out.id, out.ref, out.used[0]
         while c < stop:
-            p, r = np.int64(probe_at[c]), np.int64(row_at[c])
-            apart = rows[r + TS] - probe_rows[p + TS]
-            if rows[r + KEY] == probe_rows[p + KEY] and apart >= low and apart <= high:
+            if verdict[c]:
+                p, r = np.int64(probe_at[c]), np.int64(row_at[c])
                 left_ref = probe_rows[p + REF] if s == 0 else rows[r + REF]
                 if pairs or (first and left_ref & MATCHED == 0):
                     mine, theirs = uint64(probe_rows[p + ID]), uint64(rows[r + ID])
@@ -203,6 +208,7 @@ def take_candidates(
     fresh: FreshTuples,
     hits: Hits,
     candidates: Candidates,
+    residual: Residual,
     lower: int,
     upper: int,
     now: int,
@@ -218,7 +224,7 @@ def take_candidates(
     for i in range(hits.control[1], hits.control[0]):
         mask, kind, at = masks[i], places[i] & 3, places[i] >> 2
         if found[kind] + LANES > CANDIDATES and not verify(
-            kind, g, rows, fresh, candidates, lower, upper, now, out, counts, digests, stats, histogram
+            kind, g, rows, fresh, candidates, residual, lower, upper, now, out, counts, digests, stats, histogram
         ):
             hits.control[1] = i
             return False

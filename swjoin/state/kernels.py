@@ -49,6 +49,7 @@ from swjoin.state.arrays import (
 from swjoin.state.blocks import NONE, free_blocks, take_block
 from swjoin.state.candidates import take_candidates, verify
 from swjoin.state.fresh import scatter_fresh, sort_fresh
+from swjoin.state.predicate import Residual
 from swjoin.state.simd import LANES, copy_items, match_mask, prefetch
 
 DONE, FULL, NEED_BLOCKS, BUDGET = 0, 1, 2, 3
@@ -122,6 +123,7 @@ def _join_group(
     fresh: FreshTuples,
     hits: Hits,
     candidates: Candidates,
+    residual: Residual,
     cursor: I64,
     lower: int,
     upper: int,
@@ -205,7 +207,20 @@ def _join_group(
                         if hit_count + strip_end - probe > HITS:
                             hits.control[0] = hit_count
                             if not take_candidates(
-                                g, rows, fresh, hits, candidates, lower, upper, now, out, counts, digests, stats, histogram
+                                g,
+                                rows,
+                                fresh,
+                                hits,
+                                candidates,
+                                residual,
+                                lower,
+                                upper,
+                                now,
+                                out,
+                                counts,
+                                digests,
+                                stats,
+                                histogram,
                             ):
                                 cursor[CUR_TOUCHED], cursor[CUR_PART], cursor[CUR_PLACE] = t, part, place
                                 cursor[CUR_CHUNK], cursor[CUR_PROBE] = chunk, probe
@@ -259,11 +274,13 @@ def _join_group(
     cursor[CUR_TOUCHED] = t
     stats[STAT_COMPARISONS] += comparisons
     hits.control[0] = hit_count
-    if not take_candidates(g, rows, fresh, hits, candidates, lower, upper, now, out, counts, digests, stats, histogram):
+    if not take_candidates(
+        g, rows, fresh, hits, candidates, residual, lower, upper, now, out, counts, digests, stats, histogram
+    ):
         return False
     for kind in range(3):
         if candidates.found[kind] > 0 and not verify(
-            kind, g, rows, fresh, candidates, lower, upper, now, out, counts, digests, stats, histogram
+            kind, g, rows, fresh, candidates, residual, lower, upper, now, out, counts, digests, stats, histogram
         ):
             return False
     for s in range(2):  # matches are verified late, when both tuples may have been stored already
@@ -283,6 +300,7 @@ def join_groups(
     fresh: FreshTuples,
     hits: Hits,
     candidates: Candidates,
+    residual: Residual,
     cursor: I64,
     lower: int,
     upper: int,
@@ -336,6 +354,7 @@ def join_groups(
             fresh,
             hits,
             candidates,
+            residual,
             cursor,
             lower,
             upper,

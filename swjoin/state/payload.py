@@ -18,6 +18,7 @@ from numba import njit
 
 from swjoin.batch import I64, U8, PayloadRows, RowLayout
 from swjoin.errors import RunFailed
+from swjoin.state.predicate import Rows, no_rows
 from swjoin.state.simd import copy_items, prefetch
 
 _PAGE_BITS = 12
@@ -91,6 +92,18 @@ class _Pages:
         return out
 
     @property
+    def bytes(self) -> U8:
+        return self._arena.reshape(-1)
+
+    @property
+    def slots(self) -> I64:
+        return self._slots
+
+    @property
+    def first_page(self) -> int:
+        return self._first_page
+
+    @property
     def in_use(self) -> int:
         return self._page_end - self._first_page
 
@@ -134,6 +147,18 @@ class _Tails:
         self._used = 0
         self.peak_bytes = 0
         self.tight = False  # grow by what is needed, and no more
+
+    @property
+    def offsets(self) -> I64:
+        return self._offsets
+
+    @property
+    def bytes(self) -> U8:
+        return self._bytes
+
+    @property
+    def base(self) -> int:
+        return self._base
 
     def live_bytes(self, live: int) -> int:
         """Bytes of the rows from reference `live` on, and of their offsets."""
@@ -279,6 +304,15 @@ class PayloadStore:
         if len(rows):
             self._epochs.append((self._pages.next_reference, newest_us))
         return first
+
+    def rows(self) -> Rows:
+        """Where they lie, for a predicate; until the next change."""
+        pages = self._pages
+        shape = np.array([pages.first_page, pages.width, 0], np.int64)
+        if self._tails is None:
+            return no_rows()._replace(arena=pages.bytes, slots=pages.slots, shape=shape)
+        shape[2] = self._tails.base
+        return Rows(pages.bytes, pages.slots, self._tails.offsets, self._tails.bytes, shape)
 
     def gather(self, references: I64) -> PayloadRows:
         """The rows of live references, in that order: int64 (n,) -> n rows."""

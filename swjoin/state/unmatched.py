@@ -49,7 +49,7 @@ def _guess(header: I64, block: int, time_us: int) -> int:
     if time_us <= first:
         return 0
     n = header[block * HEADER + FILL]
-    return n - 1 if time_us >= last else np.int64((time_us - first) / (last - first) * n)
+    return int(n - 1) if time_us >= last else int((time_us - first) / (last - first) * n)
 
 
 @njit(cache=True, nogil=True)
