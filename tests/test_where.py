@@ -223,7 +223,7 @@ def test_a_program_travels_as_plain_values() -> None:
 
 def test_overflow_is_null_and_not_a_wrong_number(tmp_path: Path) -> None:
     most = 2**63 - 1
-    left = pa.table({"k": [1] * 4, "t": [0] * 4, "v": pa.array([most, -most - 1, 3, most // 2])})
+    left = pa.table({"k": [1] * 4, "t": [0] * 4, "v": pa.array([most, -most - 1, 3, most // 4])})
     right = pa.table({"k": [1], "t": [0], "w": pa.array([2])})
     for name, table in (("left", left), ("right", right)):
         pq.write_table(table, tmp_path / f"{name}.parquet")

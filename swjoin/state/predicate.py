@@ -8,7 +8,7 @@ Stays out: text, names and types (`where`, `sources.predicate`).
 
 Values are 64-bit integers (truth values and times, too), 64-bit floats, or text (a place in bytes, compared byte by byte); each
 may be null. As in SQL: what is computed from null is null, `and`, `or`, `not` have three values, and only true holds. Integer
-results beyond 64 bits and divisions by zero are null.
+results beyond 64 bits (products from 9.2e18 on) and divisions by zero are null.
 """
 
 from __future__ import annotations
@@ -205,16 +205,15 @@ def judge(
                     known[top] = both
                     if not both:
                         continue
-                    if op == ADD:
-                        value[top] = one + two
+                    if op == ADD:  # without signs: the compiler takes for granted that signed results do not overflow
+                        value[top] = np.int64(uint64(one) + uint64(two))
                         known[top] = (one ^ value[top]) & (two ^ value[top]) >= 0
                     elif op == SUBTRACT:
-                        value[top] = one - two
+                        value[top] = np.int64(uint64(one) - uint64(two))
                         known[top] = (one ^ two) & (one ^ value[top]) >= 0
                     elif op == MULTIPLY:
-                        value[top] = one * two
-                        exact = abs(np.float64(one) * np.float64(two)) < 9.2e18
-                        known[top] = exact or (one != 0 and two != -1 and value[top] // one == two and value[top] % one == 0)
+                        value[top] = np.int64(uint64(one) * uint64(two))
+                        known[top] = abs(np.float64(one) * np.float64(two)) < 9.2e18  # a little less than 2^63
                     elif op == ADD_FLOAT:
                         real[top] += real[top + 1]
                     elif op == SUBTRACT_FLOAT:
