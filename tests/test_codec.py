@@ -142,3 +142,15 @@ def test_many_distinct_keys_and_the_limit() -> None:
     encoder.dictionary = Dictionary(limit_bytes=1 << 20)
     with pytest.raises(RunFailed, match="distinct keys"):
         codes(encoder, keys)
+
+
+def test_lengths_that_do_not_add_up_are_refused() -> None:
+    """They come with messages and checkpoints, and bytes are copied by them."""
+    codec = RowCodec(pa.schema([("a", pa.string()), ("n", pa.int32()), ("b", pa.binary())]))
+    batch = pa.record_batch({"a": ["xy", "z"], "n": pa.array([1, 2], pa.int32()), "b": pa.array([b"1", b"234"])})
+    rows = codec.encode(batch)
+    assert [array.to_pylist() for array in codec.decode(rows)] == [["xy", "z"], [1, 2], [b"1", b"234"]]
+    damaged = rows.fixed.copy()
+    damaged[1, codec.place_of("a").offset] = 255
+    with pytest.raises(RunFailed, match="corrupt payload: row 1 of 2 has a tail of 4 bytes, its lengths say 258"):
+        codec.decode(PayloadRows(damaged, rows.var_offsets, rows.var))

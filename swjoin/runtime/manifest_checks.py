@@ -53,9 +53,13 @@ def _maybe_time(value: Any) -> bool:
     return value is None or _time(value)
 
 
-def _maybe_boundary(value: Any) -> bool:
+def _boundary(value: Any) -> bool:
     """Of a distribution epoch: tuples' times lie below 2^61. At the end of time the next one would never come."""
-    return value is None or (_number(value) and BEGIN_OF_TIME_US <= value < 3 << 60)
+    return _number(value) and BEGIN_OF_TIME_US <= value < 3 << 60
+
+
+def _maybe_boundary(value: Any) -> bool:
+    return value is None or _boundary(value)
 
 
 def _log_name(value: Any) -> bool:
@@ -83,7 +87,8 @@ _STREAM = {
 _MASTER = {
     "master": {
         **dict.fromkeys(("generation", "completed", "epochs_closed"), _count),
-        **dict.fromkeys(("origin_us", "boundary_us"), _maybe_boundary),
+        "origin_us": _maybe_boundary,
+        "boundary_us": _boundary,
         "streams_ended_us": _maybe_time,
         "all_held": bool,
         "promised": (_time, _time),

@@ -17,7 +17,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from swjoin.batch import I64, U8, PayloadRows, RowLayout
-from swjoin.errors import UserError
+from swjoin.errors import RunFailed, UserError
 from swjoin.sources.views import booleans_of, integers_of
 
 if TYPE_CHECKING:
@@ -169,6 +169,7 @@ class RowCodec:
         import pyarrow as pa
 
         n = len(rows)
+        self._check_tails(rows)
         cursors = None if rows.var_offsets is None else rows.var_offsets[:-1].copy()
         arrays: list[pa.Array] = []
         for i, column in enumerate(self.schema):
@@ -194,6 +195,21 @@ class RowCodec:
                 data = _column_bytes(rows.fixed, offset, width)
                 arrays.append(pa.Array.from_buffers(column.type, n, [valid, pa.py_buffer(data)], nulls))
         return arrays
+
+    def _check_tails(self, rows: PayloadRows) -> None:
+        """RunFailed unless the lengths in the fixed parts add up to the tails: they are copied by these."""
+        if rows.var_offsets is None:
+            return
+        total = np.zeros(len(rows), np.int64)
+        for i in self._var:
+            total += _column_bytes(rows.fixed, self._slots[i][0], 4).view("<u4").astype(np.int64)
+        wrong = np.flatnonzero(total != np.diff(rows.var_offsets))
+        if len(wrong):
+            row = int(wrong[0])
+            size = int(rows.var_offsets[row + 1] - rows.var_offsets[row])
+            raise RunFailed(
+                f"corrupt payload: row {row} of {len(rows)} has a tail of {size} bytes, its lengths say {total[row]}"
+            )
 
     # ------------------------------------------------------------ to another process
 

@@ -157,7 +157,9 @@ def judge(
                     place = offsets_l[ref - shape_l[2]] if side == 0 else offsets_r[ref - shape_r[2]]
                     for k in range(size, size + code[at + 5]):
                         place += _integer(arena, base + tails[k], -4)
-                    value[top], length[top], source[top] = place, _integer(arena, base + offset, -4), side
+                    ends = offsets_l[ref - shape_l[2] + 1] if side == 0 else offsets_r[ref - shape_r[2] + 1]
+                    place = min(place, ends)  # whatever the lengths say, nothing beyond the row's tail is read
+                    value[top], length[top], source[top] = place, min(_integer(arena, base + offset, -4), ends - place), side
             elif op == KEY_OF:
                 top += 1
                 value[top], known[top] = probe_rows[p + KEY], True
