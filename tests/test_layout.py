@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Ground floor first; a room imports only from rooms before it. Rooms in one tuple share a floor.
 FLOORS: list[tuple[str, ...]] = [
     ("errors",),
-    ("batch", "units"),
+    ("batch", "units", "shipped"),
     ("oracle", "storage", "deliveries"),
     ("sections", "hashing"),
     ("config",),
