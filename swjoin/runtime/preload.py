@@ -26,7 +26,6 @@ from swjoin.messages import Delivered, StreamEnded, TuplesRead, WorkDue
 from swjoin.runtime.wire import pack_delivery, unpack_delivery
 from swjoin.state.payload import PAGE_ROWS
 
-
 _PATIENCE_S = 1.0
 
 
