@@ -29,12 +29,20 @@ def in_site(path: str) -> str:
     return path.removeprefix("docs/") if path.startswith("docs/") else PREFIX + path
 
 
+def target_of(link: str, path: str) -> str | None:
+    """The file that a link of the page at `path` in the repository leads to; of a directory its README, or its first page."""
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
+    if target.startswith(".."):
+        return None
+    if (ROOT / target).is_dir():
+        inside = sorted((ROOT / target).glob("*.md"), key=lambda page: (page.name != "README.md", page.name))
+        return inside[0].relative_to(ROOT).as_posix() if inside else None
+    return target if (ROOT / target).is_file() else None
+
+
 def targets(text: str, path: str) -> Iterator[str]:
     """What the page at `path` in the repository links to, as far as it exists."""
-    for link in LINK.findall(text):
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
-        if not target.startswith("..") and (ROOT / target).is_file():
-            yield target
+    yield from filter(None, (target_of(link, path) for link in LINK.findall(text)))
 
 
 def outside(pages: list[str]) -> set[str]:
@@ -54,8 +62,8 @@ def rewritten(text: str, src_uri: str) -> str:
     path = in_repository(src_uri)
 
     def relink(match: re.Match[str]) -> str:
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(path), match[1]))
-        if target.startswith("..") or not (ROOT / target).is_file():
+        target = target_of(match[1], path)
+        if target is None:
             return match[1]
         return posixpath.relpath(in_site(target), posixpath.dirname(src_uri))
 
@@ -63,11 +71,13 @@ def rewritten(text: str, src_uri: str) -> str:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    from mkdocs.structure.files import File
+    from mkdocs.structure.files import File, InclusionLevel
 
     pages = [in_repository(file.src_uri) for file in files.documentation_pages()]
     for path in sorted(outside(pages)):
-        files.append(File.generated(config, PREFIX + path, abs_src_path=str(ROOT / path)))
+        # the README says what the pages say; it may be linked to, and needs no entry of its own
+        level = InclusionLevel.NOT_IN_NAV if path == "README.md" else InclusionLevel.INCLUDED
+        files.append(File.generated(config, PREFIX + path, abs_src_path=str(ROOT / path), inclusion=level))
     return files
 
 
