@@ -232,7 +232,7 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
         if args.names:
             print("\n".join(dict.fromkeys(e.source.name for e in read_all(root / "experiments"))))
             return 0
-        if not (root / "docs").is_dir():
+        if root == ROOT and not (root / "docs").is_dir():  # a wheel
             raise UserError(f"{root}: the page is written from a checkout of the repository, with its docs and experiments")
         written = []
         if args.sweeps is not None:
