@@ -25,7 +25,8 @@ usage() {
 ./run.sh chaos --simulated N N random runs in the simulator, many with crashes, each pair checked
 ./run.sh soak [MINUTES]      one run of 30 minutes at 70 % of capacity, with moves, resizes and a kill every minute; a figure
 ./run.sh fuzz [N] [--target wire|checkpoint|yaml|parquet|csv|ipc] [--seed S]  N mutated inputs per target (default 1000)
-./run.sh clean               remove the environment, runs and caches
+./run.sh docs                the documents as a site to browse: site/index.html (MkDocs; a dead link is an error)
+./run.sh clean               remove the environment, runs, the site and caches
 ./run.sh help                this text
 EOF
 }
@@ -160,6 +161,18 @@ figures() {
   fi
 }
 
+# MkDocs is not in requirements.lock: only this word needs it.
+build_docs() {
+  local lock=docs/mkdocs/requirements.lock
+  if ! cmp -s "$lock" "$venv/.docs"; then
+    echo "run.sh: installing MkDocs" >&2
+    "$python" -m pip install --quiet --disable-pip-version-check -r "$lock" || fail "installing MkDocs failed" 1
+    cp "$lock" "$venv/.docs"
+  fi
+  NO_MKDOCS_2_WARNING=1 "$python" -m mkdocs build --quiet --strict -f docs/mkdocs/mkdocs.yml
+  echo "site/index.html; with search: python3 -m http.server --bind 127.0.0.1 --directory site"
+}
+
 cd "$root"
 word=${1:-main}
 [ $# -gt 0 ] && shift
@@ -177,7 +190,8 @@ case $word in
   chaos) need_environment; exec "$python" -m swjoin.runtime.chaos "$@" ;;
   soak) need_environment; exec "$python" -m swjoin.runtime.soak "$@" ;;
   fuzz) need_environment; exec "$python" -m tests.fuzzing "$@" ;;
-  clean) rm -rf .venv runs build dist ./*.egg-info .run.lock .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
+  docs) need_environment; build_docs ;;
+  clean) rm -rf .venv runs build dist site ./*.egg-info .run.lock .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
          find . -name __pycache__ -type d -prune -exec rm -rf {} + ;;
   help | -h | --help) usage ;;
   *) fail "unknown word $word; ./run.sh help lists them" ;;

@@ -14,10 +14,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from plots import stored
-from plots.style import bar_style, figure, legend, series_style
-from plots.style import save as save_figure
 from swjoin.errors import UserError
+
+from . import stored
+from .style import bar_style, figure, legend, series_style
+from .style import save as save_figure
 
 MOST_BARS = 60  # more moves than that are shown as bytes per second
 

@@ -15,8 +15,8 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
-from plots.saturation import GROWTH, falls, grows, saturation, stays
-from plots.sweep_tables import EPOCH, RATE, Curve, Table, Where, quantity, setting
+from .saturation import GROWTH, falls, grows, saturation, stays
+from .sweep_tables import EPOCH, RATE, Curve, Table, Where, quantity, setting
 
 HOLDS, SHAPE, FAILS, UNKNOWN = "holds", "holds in shape", "does not hold", "not measured"
 LITTLE = 1.5  # "very little variations": highest / lowest delay before saturation

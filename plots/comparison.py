@@ -14,9 +14,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from plots import stored
-from plots.style import figure, legend, series_style
-from plots.style import save as save_figure
+from . import stored
+from .style import figure, legend, series_style
+from .style import save as save_figure
 
 
 def plot(runs: Mapping[str, Path]) -> Figure:

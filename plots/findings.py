@@ -7,8 +7,9 @@ Stays out: drawing, verdicts on the paper's claims (`claims`).
 
 from __future__ import annotations
 
-from plots.sweep_tables import Row, Table, amount, bounded, metric_label, setting
 from swjoin.sweeps.metrics import AT_LEAST, BELOW
+
+from .sweep_tables import Row, Table, amount, bounded, metric_label, setting
 
 REFERENCE = "reference"  # the label of an axis to which its others are compared
 _SIDE = {BELOW: -1, "": 0, AT_LEAST: 1}  # of the shown value on which the true one lies

@@ -17,12 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from plots import claims, sweep_figures, sweep_tables
-from plots.experiments import needed_metrics, panels, read_all
-from plots.findings import findings
-from plots.sweep_tables import Table
 from swjoin.errors import SwjoinError, UserError
 from swjoin.sweeps.experiment import Experiment
+
+from . import claims, sweep_figures, sweep_tables
+from .experiments import needed_metrics, panels, read_all
+from .findings import findings
+from .sweep_tables import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_TABLE_BYTES = 60_000
@@ -231,6 +232,8 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
         if args.names:
             print("\n".join(dict.fromkeys(e.source.name for e in read_all(root / "experiments"))))
             return 0
+        if root == ROOT and not (root / "docs").is_dir():  # a wheel
+            raise UserError(f"{root}: the page is written from a checkout of the repository, with its docs and experiments")
         written = []
         if args.sweeps is not None:
             written += collect(args.sweeps, read_all(root / "experiments"), root / "docs" / "reproduction" / "tables")

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from plots import stored
-from plots.style import COLOURS, figure, legend
-from plots.style import save as save_figure
+from . import stored
+from .style import COLOURS, figure, legend
+from .style import save as save_figure
 
 
 def plot(run_dir: Path) -> Figure:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from plots.sweep_tables import RATE, Table, Where
+from .sweep_tables import RATE, Table, Where
 
 GROWTH = 0.02  # s per s: the delay of a system that cannot keep up grows without end
 KNEE = 3.0  # a mean delay of so many times the plateau is past it: by waiting alone (0.5 + busy / 2 epochs) it doubles

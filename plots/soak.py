@@ -20,9 +20,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from plots.style import COLOURS, caption, figure, legend, series_style
-from plots.style import save as save_figure
 from swjoin.errors import UserError
+
+from .style import COLOURS, caption, figure, legend, series_style
+from .style import save as save_figure
 
 _MIB = 2**20
 _FIRST_SLAVE = 2

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from matplotlib.figure import Figure
 
-from plots.style import COLOURS, figure, legend
+from .style import COLOURS, figure, legend
 
 
 def plot(measured: Mapping[int, float], formula: Mapping[int, float]) -> Figure:

@@ -20,12 +20,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
-from plots import experiments
-from plots.claims import OFF, ON
-from plots.style import COLOURS, MARKERS, caption, hollow, legend, series_style, star
-from plots.style import figure as new_figure
-from plots.style import save as save_figure
-from plots.sweep_tables import (
+from swjoin.errors import UserError
+from swjoin.sweeps.experiment import Experiment
+from swjoin.sweeps.metrics import AT_LEAST, BELOW
+
+from . import experiments
+from .claims import OFF, ON
+from .style import COLOURS, MARKERS, caption, hollow, legend, series_style, star
+from .style import figure as new_figure
+from .style import save as save_figure
+from .sweep_tables import (
     EPOCH,
     RATE,
     Curve,
@@ -40,9 +44,6 @@ from plots.sweep_tables import (
     setting,
     size,
 )
-from swjoin.errors import UserError
-from swjoin.sweeps.experiment import Experiment
-from swjoin.sweeps.metrics import AT_LEAST, BELOW
 
 WIDE, WIDEST = 8.0, 100.0  # a panel whose largest value is so many times its smallest gets a logarithmic axis:
 STEEP = ("delay_", "sustainable_")  # these, what overload multiplies, from WIDE on; all others from WIDEST on

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 
-from plots.style import COLOURS, figure
-from plots.style import save as save_figure
+from .style import COLOURS, figure
+from .style import save as save_figure
 
 
 def plot(pairs_file: Path) -> Figure:
@@ -25,7 +25,7 @@ def plot(pairs_file: Path) -> Figure:
     )
     hours = gap / np.timedelta64(1, "h")
     fig, (axis,) = figure(1, 4.0)
-    axis.hist(hours, bins=np.arange(0, 12.25, 0.25), color=COLOURS[0], edgecolor="white", linewidth=0.4)
+    axis.hist(hours, bins=np.arange(0, 12.25, 0.25).tolist(), color=COLOURS[0], edgecolor="white", linewidth=0.4)
     axis.set_xlabel("hours from arrival at the destination to the same aircraft's next departures from New York")
     axis.set_ylabel("pairs per quarter of an hour")
     axis.set_xlim(0, 12)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +18,9 @@ from numba import njit
 from numpy.typing import NDArray
 
 from swjoin.errors import RunFailed
+from swjoin.stale_kernels import forget_stale_kernels
+
+forget_stale_kernels(Path(__file__).parent)  # here, because every file with kernels imports this one before it calls them
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]

@@ -20,8 +20,8 @@ PACKAGE = ROOT / "swjoin"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # Ground floor first; a room imports only from rooms before it. Rooms in one tuple share a floor.
 FLOORS: list[tuple[str, ...]] = [
-    ("errors",),
-    ("batch", "units", "where"),
+    ("errors", "stale_kernels"),
+    ("batch", "units", "where", "shipped"),
     ("oracle", "storage", "deliveries"),
     ("sections", "hashing"),
     ("config",),

@@ -18,6 +18,7 @@ from swjoin.errors import UserError
 from swjoin.loading import config_from_plain, load_config
 from swjoin.runtime.job import Job, late_target
 from swjoin.runtime.preflight import launcher_size
+from swjoin.shipped import given_or_shipped, load_figures
 from swjoin.units import parse_duration_us, parse_size_bytes
 
 JOIN_THETA_BYTES = 32 << 10  # 512 tuples of both streams, near the optimum of benchmarks/join_module.py
@@ -173,7 +174,7 @@ def run_run(args: argparse.Namespace) -> int:
         return _start(resumed_job(Path(args.resume)), ranks, args.debug, args.threads)
     if args.config is None:
         raise UserError("the configuration is missing: swjoin run CONFIG.yaml, or --resume DIR")
-    config = load_config(Path(args.config), args.overrides)
+    config = load_config(given_or_shipped(args.config), args.overrides)
     out = Path(args.out or "runs/latest")
     target = None if config.sink.kind == "count" else out / "results"
     return _start(Job(config, target, True, out, None, _typed()), ranks, args.debug, args.threads)
@@ -256,16 +257,9 @@ def run_events(args: argparse.Namespace) -> int:
 
 
 def run_plot(args: argparse.Namespace) -> int:
-    root = Path(__file__).resolve().parents[2]  # figures live beside the package in a checkout
-    if (root / "plots").is_dir() and str(root) not in sys.path:
-        sys.path.append(str(root))
-    try:
-        from plots import adaptation, experiments, run_overview, sweep_figures, sweep_tables
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"plots need the repository and matplotlib ({error.name} is missing); start ./run.sh from a checkout"
-        ) from None
-    target = Path(args.target)
+    run_overview, adaptation = load_figures("run_overview"), load_figures("adaptation")
+    experiments, sweep_tables, sweep_figures = (load_figures(m) for m in ("experiments", "sweep_tables", "sweep_figures"))
+    target = given_or_shipped(args.target)
     if target.suffix in (".yaml", ".yml"):
         from swjoin.sweeps.store import sweep_directory
 

@@ -12,7 +12,6 @@ import dataclasses
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from swjoin.cli.commands import in_process_or_ranks
@@ -23,6 +22,7 @@ from swjoin.loading import load_config
 from swjoin.runtime.job import Job
 from swjoin.runtime.memory_plan import MemoryPlan, SlavePlan, plan_memory, to_plain
 from swjoin.runtime.memory_report import job_inflow, rank_bytes
+from swjoin.shipped import given_or_shipped
 from swjoin.sources.inflow import Inflow, UnforeseenError
 from swjoin.units import parse_size_bytes
 
@@ -151,7 +151,7 @@ def excess(plan: MemoryPlan) -> str:
 
 def run_plan(args: argparse.Namespace) -> int:
     ranks, slaves = in_process_or_ranks(args)
-    config = load_config(Path(args.config), args.overrides)
+    config = load_config(given_or_shipped(args.config), args.overrides)
     config.check_slaves(slaves)
     plan = plan_memory(config, slaves, _inflow(args, config))
     roles = _roles(ranks, slaves)

@@ -16,6 +16,7 @@ from typing import Any
 from swjoin.config import RunConfig
 from swjoin.errors import RunFailed, UserError
 from swjoin.loading import load_config
+from swjoin.shipped import given_or_shipped
 from swjoin.units import parse_duration_us
 
 
@@ -91,7 +92,7 @@ def run_simulate(args: argparse.Namespace) -> int:
     if args.host_cores < 0:
         raise UserError(f"--host-cores {args.host_cores}: must not be negative (0: a core for every rank)")
     costs = with_changes(load_costs(args.costs), args.changes)
-    config = load_config(Path(args.config), args.overrides)
+    config = load_config(given_or_shipped(args.config), args.overrides)
     if args.search:
         reports = []
         print(

@@ -26,15 +26,22 @@ from swjoin.messages import Delivered, StreamEnded, TuplesRead, WorkDue
 from swjoin.runtime.wire import pack_delivery, unpack_delivery
 from swjoin.state.payload import PAGE_ROWS
 
+_PATIENCE_S = 1.0
+
 
 class _Compiled(Listener):  # type: ignore[misc]
-    """Counts compilations; loading from the cache is none."""
+    """Counts compilations; loading from the cache is none. Whoever waits longer than a second is told what for."""
 
     def __init__(self) -> None:
         self.count = 0
+        self.start = time.monotonic()
+        self._told = False
 
     def on_start(self, event: Event) -> None:
         self.count += 1
+        if not self._told and time.monotonic() - self.start > _PATIENCE_S:
+            self._told = True
+            print("swjoin: compiling kernels for this machine, once after an installation", file=sys.stderr, flush=True)
 
     def on_end(self, event: Event) -> None:
         pass
@@ -44,11 +51,10 @@ class _Compiled(Listener):  # type: ignore[misc]
 def _compilations_told() -> Iterator[None]:
     """One line on standard error when kernels are compiled inside: it happens once after an installation or a change."""
     compiled = _Compiled()
-    start = time.monotonic()
     with install_listener("numba:compile", compiled):
         yield
     if compiled.count:
-        seconds = time.monotonic() - start
+        seconds = time.monotonic() - compiled.start
         print(
             f"swjoin: compiled {compiled.count} kernels in {seconds:.0f} s; later runs load them", file=sys.stderr, flush=True
         )

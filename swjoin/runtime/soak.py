@@ -36,6 +36,7 @@ from swjoin.runtime.processes import MARK, LaunchedRun, kill, left_of, mapped_of
 from swjoin.runtime.simulation_result import SimulationError
 from swjoin.runtime.soak_capacity import SHARE_OF_DISK, Shape, find_capacity, result_bytes
 from swjoin.runtime.soak_memory import Sample, Samples, growth
+from swjoin.shipped import load_figures
 from swjoin.units import parse_duration_us, parse_size_bytes
 
 ENDING = ("master", "collector", "stop", "everybody")
@@ -417,13 +418,11 @@ def run_soak(args: argparse.Namespace, tell: Callable[[str], None]) -> list[str]
 
 
 def draw(folder: Path, tell: Callable[[str], None]) -> None:
-    """The figure, also of a soak that failed, where there is a checkout with plots."""
+    """The figure, also of a soak that failed, where matplotlib is installed."""
     try:
-        from plots import soak as figure
-
-        for path in figure.save(folder):
+        for path in load_figures("soak").save(folder):
             tell(str(path))
-    except (ModuleNotFoundError, UserError) as error:
+    except UserError as error:
         tell(f"no figure: {error}")
 
 

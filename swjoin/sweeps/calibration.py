@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from swjoin.config import RunConfig, to_plain
-from swjoin.errors import RunFailed, UserError
+from swjoin.errors import RunFailed
 from swjoin.loading import apply_overrides, config_from_plain, load_plain
 from swjoin.runtime.report import write_json
+from swjoin.shipped import shipped_folder
 from swjoin.sweeps.presets import scaled
 from swjoin.sweeps.process import run_to_end
 from swjoin.sweeps.search import sustained
@@ -102,11 +103,8 @@ def _calibrate(folder: Path, time_scale: int, tell: Tell) -> dict[str, Any]:
 
 
 def calibration_config(speed: float, rate_per_s: float, time_scale: int) -> RunConfig:
-    """The paper's defaults at a rate (tuples/s and stream, in the paper's time), as executed. UserError without a checkout."""
-    base = Path(__file__).resolve().parents[2] / "mpi_configs" / "paper.yaml"
-    if not base.is_file():
-        raise UserError(f"{base}: calibration needs the repository; start ./run.sh from a checkout")
-    plain = load_plain(base)
+    """The paper's defaults at a rate (tuples/s and stream, in the paper's time), as executed."""
+    plain = load_plain(shipped_folder("mpi_configs") / "paper.yaml")
     prefill_s = int(config_from_plain(plain).query.bounds.retention_us // 1_000_000)
     settings = {
         "workload.rate": rate_per_s,

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 from swjoin.config import QueryConfig, RunConfig
 from swjoin.errors import UserError
 from swjoin.loading import apply_overrides, load_plain
+from swjoin.shipped import given_or_shipped
 from swjoin.sweeps.metrics import METRICS, SUSTAINABLE, is_metric
 from swjoin.sweeps.presets import PRESETS
 from swjoin.units import parse_duration_us, parse_size_bytes
@@ -334,7 +335,8 @@ def _own_runs(parser: _Parser, about: dict[str, Any], plain: dict[str, Any], pre
         parser.fail("base is missing: the configuration that the axes vary, such as mpi_configs/paper.yaml")
     name = Path(parser.text("base", plain["base"]))
     beside = parser.path.resolve().parent.parent / name
-    base = beside if os.path.exists(beside) else name  # unlike Path.exists, it has no opinion on names that are too long
+    # unlike Path.exists, os.path.exists has no opinion on names that are too long
+    base = beside if os.path.exists(beside) else given_or_shipped(name)
     products = parser.axes(plain.get("axes") or {})
     axes = [axis.name for axis in products[0]]
     try:

@@ -1,0 +1,124 @@
+"""Pages of the site that are written from the code: the commands' own help, and the sections of a configuration.
+
+What: `commands()`, `configuration()`: Markdown.
+Why: the help and the dataclasses are kept anyway, and are right; a copy by hand would not be.
+Stays out: links (`outside`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import inspect
+import re
+import typing
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from swjoin.cli.main import build_parser
+from swjoin.config import RunConfig
+
+DURATIONS = ((60_000_000, "min"), (1_000_000, "s"), (1000, "ms"), (1, "us"))
+SIZES = ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "KB"), (1, "B"))
+
+
+def commands() -> str:
+    """A section per command, as `swjoin COMMAND --help` prints it."""
+    found = next(a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    text = ["# Commands", "What `swjoin COMMAND --help` prints. `python -m swjoin` is the same as `swjoin`."]
+    text.append("Exit code 0: done and balanced; 1: the run failed; 2: the input was wrong.")
+    for name, parser in found.choices.items():
+        if not name.startswith("_"):
+            parser.formatter_class = functools.partial(argparse.HelpFormatter, width=110)
+            text += [f"## swjoin {name}", "```text\n" + parser.format_help().strip() + "\n```"]
+    return "\n\n".join(text) + "\n"
+
+
+def spelled(name: str) -> str:
+    for suffix in ("_us", "_bytes", "_per_s"):
+        name = name.removesuffix(suffix)
+    return name
+
+
+def shown(name: str, value: Any) -> str:
+    """A default as a file would spell it."""
+    for suffix, units in (("_us", DURATIONS), ("_bytes", SIZES)):
+        if name.endswith(suffix) and isinstance(value, int):
+            size, unit = next((u for u in units if value and value % u[0] == 0), (1, units[-1][1]))
+            return f"{value // size}{unit}"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(str, value))}]"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def kinds(kind: Any) -> str:
+    """The values that a key takes."""
+    if typing.get_origin(kind) is Literal:
+        return ", ".join(f"`{option}`" for option in typing.get_args(kind))
+    parts = [part for part in typing.get_args(kind) if part not in (type(None), ...)]
+    if typing.get_origin(kind) is tuple:
+        return f"list of {kinds(parts[0])}"
+    if parts:
+        return kinds(parts[0])
+    if dataclasses.is_dataclass(kind):
+        return "`{" + ", ".join(spelled(f.name) for f in dataclasses.fields(kind)) + "}`"
+    return {int: "whole number", float: "number", str: "text", bool: "`true`, `false`"}[kind]
+
+
+def default(field: Any) -> Any:
+    return field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+
+
+def said_of(kind: type) -> str:
+    """A section's docstring, without where the specification has it."""
+    return re.sub(r"\s*\(SPEC section [\w.]+\)", "", inspect.getdoc(kind) or "")
+
+
+def table(kind: type, keys: list[Any]) -> Iterator[str]:
+    hints = typing.get_type_hints(kind)
+    yield "| key | default | values |\n|---|---|---|"
+    for field in keys:
+        unit = next((u for s, u in (("_us", "duration"), ("_bytes", "size")) if field.name.endswith(s)), None)
+        value = default(field)
+        said = "required" if value is dataclasses.MISSING else f"`{shown(field.name, value)}`"
+        if dataclasses.is_dataclass(value):
+            said = "see below"
+        yield f"| `{spelled(field.name)}` | {said} | {unit or kinds(hints[field.name])} |"
+
+
+def configuration() -> str:
+    """A section per section, with its docstring and its keys."""
+    hints = typing.get_type_hints(RunConfig)
+    fields = {field.name: field for field in dataclasses.fields(RunConfig)}
+    sections = {name: hints[name] for name in fields if dataclasses.is_dataclass(hints[name])}
+    plain = [field for name, field in fields.items() if name not in sections and name != "queries"]
+    text = ["# Configuration"]
+    text.append(
+        "The keys of the YAML file of `swjoin run`, `plan` and `simulate`, from the code that checks them. Durations and sizes "
+        "are a number and a unit: `250ms`, `6h`, `1.5MB`. Texts below name keys with their unit (`epoch_us`); they may be "
+        "spelled so, too. `--set section.key=value` overrides one."
+    )
+    text += ["## Top level", "\n".join(table(RunConfig, plain))]
+    join = typing.get_args(hints["queries"])[0]
+    sections = {"join": join, "left and right": sections.pop("left"), **sections}
+    for name, kind in sections.items():
+        if name == "right":
+            continue
+        text += [f"## {name}", said_of(kind), "\n".join(table(kind, list(dataclasses.fields(kind))))]
+        for field in dataclasses.fields(kind):
+            inner = typing.get_type_hints(kind)[field.name]
+            if dataclasses.is_dataclass(inner) and isinstance(inner, type):
+                text += [f"### {name}.{field.name}", said_of(inner)]
+                text.append("\n".join(table(inner, list(dataclasses.fields(inner)))))
+    return "\n\n".join(text) + "\n"
+
+
+def on_files(files: Any, config: Any) -> Any:
+    from mkdocs.structure.files import File
+
+    for name, text in (("commands.md", commands()), ("configuration.md", configuration())):
+        files.append(File.generated(config, name, content=text))
+    return files
