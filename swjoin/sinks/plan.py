@@ -65,6 +65,11 @@ class OutputPlan:
         return out
 
     @property
+    def inputs(self) -> list[tuple[int, str]]:
+        """(side, input name) of every column from the streams, in output order."""
+        return [(side, name) for _, _, side, _, name in self._columns()]
+
+    @property
     def schema(self) -> pa.Schema:
         import pyarrow as pa
 

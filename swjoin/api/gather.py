@@ -1,0 +1,90 @@
+"""Columns of pairs out of the user's own tables, once the pairs are known.
+
+What: `Gathered`: pairs of row positions become blocks of output rows.
+Why: payload is touched once, for the rows that match; and Arrow takes columns of any type, also of those that cannot be packed.
+Stays out: which rows match (`api.embedded`), names and order of the columns (`sinks.plan`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from swjoin.batch import I64, U64, Pairs
+from swjoin.hashing import digest_pairs
+from swjoin.oracle import MISSING_ID
+from swjoin.sinks.plan import OutputPlan
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from swjoin.api.whole import Side
+
+BLOCK_PAIRS = 1 << 18
+
+
+class Gathered:
+    """Pairs of positions, as output rows. For one thread. digest: of the user's own ids, where there are such."""
+
+    def __init__(self, plan: OutputPlan, sides: tuple[Side, Side]) -> None:
+        self._sides = sides
+        self._schema = plan.schema
+        self._ids = plan.ids
+        self._renamed = any(side.ids is not None for side in sides)
+        self._columns = [(side, _one_array(sides[side].table.column(name))) for side, name in plan.inputs]
+        self._waiting: list[tuple[U64, U64, I64, I64]] = []
+        self._rows = 0
+        self._blocks: list[pa.Table] = []
+        self.digest = 0
+
+    def add(self, pairs: Pairs) -> None:
+        """Remember pairs; their columns are taken a block at a time."""
+        times = (pairs.left_ts, pairs.right_ts) if self._ids else (pairs.left_ts[:0], pairs.right_ts[:0])
+        self._waiting.append((pairs.left_id, pairs.right_id, *times))
+        self._rows += len(pairs)
+        if self._rows >= BLOCK_PAIRS:
+            self._flush()
+
+    def _flush(self) -> None:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if not self._waiting:
+            return
+        left, right, left_ts, right_ts = (
+            parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in zip(*self._waiting, strict=True)
+        )
+        self._waiting, self._rows = [], 0
+        arrays: list[Any] = []
+        if self._ids or self._renamed:
+            ids = [side.ids_of(positions) for side, positions in zip(self._sides, (left, right), strict=True)]
+            self.digest = (self.digest + digest_pairs(*ids)) % 2**64
+            arrays = [pa.array(values) for values in (*ids, left_ts, right_ts)] if self._ids else []
+        index = (_index(left), _index(right))
+        arrays += [pc.take(column, index[side], boundscheck=False) for side, column in self._columns]
+        self._blocks.append(pa.Table.from_arrays(arrays, schema=self._schema))
+
+    def finish(self) -> list[pa.Table]:
+        """All blocks."""
+        self._flush()
+        return self._blocks
+
+
+def _index(positions: U64) -> Any:
+    """Positions as Arrow indices; a missing side (SPEC section 1) is a null, which takes nulls."""
+    import pyarrow as pa
+
+    missing = positions == MISSING_ID
+    return pa.array(positions, mask=missing) if missing.any() else pa.array(positions)
+
+
+def _one_array(column: pa.ChunkedArray) -> Any:
+    """A column to take from: one array, for which chunks are joined once, unless there is too much for one."""
+    import pyarrow as pa
+
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    if pa.types.is_dictionary(column.type):
+        column = column.unify_dictionaries()
+    return column.combine_chunks() if column.num_chunks else pa.array([], column.type)
