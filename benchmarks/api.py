@@ -1,8 +1,8 @@
 """What the Python API adds to the join module: `swjoin.count` and `swjoin.join` on Arrow tables beside the module alone.
 
-What: the reference workload with its 48-byte payload as two Arrow tables. In turns: the join module fed with prepared deliveries
-(not touched beforehand, as the API's is not), `swjoin.count` and `swjoin.join` with one thread, all of each call. Medians, and the
-ratio turn by turn; every answer is checked. `--profile` says where the time of the calls goes.
+What: the reference workload with its 48-byte payload as two Arrow tables. In turns: the join module fed with prepared
+deliveries (memory not touched beforehand, as the API's is not), `swjoin.count` and `swjoin.join` with one thread, all of each
+call. Medians, and the ratio turn by turn; every answer is checked. `--profile` says where the time of the calls goes.
 Why: the API is to add at most 10 % to the join module, and payload is to be copied only once the pairs are known.
 Stays out: files (`whole.py`).
 

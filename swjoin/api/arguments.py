@@ -1,8 +1,8 @@
 """What a call of the API says, as a configuration; and complaints in Python's words.
 
 What: `Request` (the arguments that all joins share) and its `config`; `speaking_python`; `Proof`.
-Why: there is one place where `how`, bounds, keys and lateness become a `QueryConfig` and a `RunConfig`, so that a join means the
-same from Python as from the command line.
+Why: there is one place where `how`, bounds, keys and lateness become a `QueryConfig` and a `RunConfig`, so that a join means
+the same from Python as from the command line.
 Stays out: data (`api.inputs`), joining (`api.embedded`).
 """
 
@@ -76,10 +76,8 @@ def one_of(value: object, options: tuple[str, ...], name: str) -> None:
     """UserError, with the nearest option, unless it is one of them."""
     if value not in options:
         near = difflib.get_close_matches(str(value), options, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it is one of {', '.join(map(repr, options))}"
-        raise UserError(
-            f"{name}: {value!r} is not known; {hint} ({', '.join(options)})" if near else f"{name}: {value!r}: {hint}"
-        )
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise UserError(f"{name}: {value!r} is not one of {', '.join(map(repr, options))}{hint}")
 
 
 def names(value: object, argument: str) -> tuple[str, ...]:

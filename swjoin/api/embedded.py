@@ -1,8 +1,8 @@
 """The join of one query in this process, as a cluster does it: the master's intake and mini-buffers, a slave's join module.
 
 What: `Engine`: rows in (`read`), promises (`advance`, `end`), deliveries out (`deliver`), pairs (`joined`), and the ledger.
-Why: the API must not be a second implementation: judging, ordering, partitioning, joining, expiry and counting are the cluster's
-own objects; only who calls whom is written here.
+Why: the API must not be a second implementation: judging, ordering, partitioning, joining, expiry and counting are the
+cluster's own objects; only who calls whom is written here.
 Stays out: Arrow (`api.tables`, `api.streaming`), threads, files.
 """
 

@@ -77,14 +77,14 @@ def join(
 ) -> pa.Table:
     """All pairs of rows with equal keys and lower <= right time - left time <= upper, each exactly once, as an Arrow table.
 
-    left, right: Arrow tables, record batches or readers, pandas, polars, anything with `__arrow_c_stream__`, or paths of files or
-    directories (Parquet, CSV, Arrow IPC). They are held in memory; in any row order. on: the join columns of both sides, or
+    left, right: Arrow tables, record batches or readers, pandas, polars, anything with `__arrow_c_stream__`, or paths of files
+    or directories (Parquet, CSV, Arrow IPC). They are held in memory; in any row order. on: the join columns of both sides, or
     left_on and right_on. within="6h" means lower="-6h", upper="6h"; exclusive: bounds that do not count themselves. time_unit:
-    of integer time columns (s, ms, us, ns). columns: other columns to keep (default: all). ids: also left_id, right_id, left_ts,
-    right_ts (microseconds); ids are positions unless left_id, right_id name columns. max_out_of_order: rows that lie further
-    behind an earlier one are late (default: no row is, whatever the order); late: "error" or "drop", also for rows without a
-    time. memory: limit of the window state of a thread or rank, such as "4GB". threads: join modules in this process (default:
-    one per core but one, at most four). ranks: start so many MPI ranks on this machine instead, at least 3.
+    of integer time columns (s, ms, us, ns). columns: other columns to keep (default: all). ids: also left_id, right_id,
+    left_ts, right_ts (microseconds); ids are positions unless left_id, right_id name columns. max_out_of_order: rows that lie
+    further behind an earlier one are late (default: no row is, whatever the order); late: "error" or "drop", also for rows
+    without a time. memory: limit of the window state of a thread or rank, such as "4GB". threads: join modules in this process
+    (default: one per core but one, at most four). ranks: start so many MPI ranks on this machine instead, at least 3.
 
     Output columns: the key once, named as on the left, then every other column of both sides, prefixed left_ or right_ where
     names clash. The order of the rows is not specified. `swjoin.proof(table)` has count, digest and ledger.
@@ -149,8 +149,8 @@ def proof(table: pa.Table) -> Proof:
 def proof_from_plain(plain: dict[str, Any]) -> Proof:
     """Out of what the metadata of a table hold."""
     ledger = plain["ledger"]
-    counts = [StreamCounts(**ledger[name]) for name in ("left", "right")]
-    return Proof(plain["count"], plain["digest"], Ledger(*counts, ledger["produced"], ledger["collected"]))
+    left, right = StreamCounts(**ledger["left"]), StreamCounts(**ledger["right"])
+    return Proof(plain["count"], plain["digest"], Ledger(left, right, ledger["produced"], ledger["collected"]))
 
 
 def _perform(
@@ -161,7 +161,7 @@ def _perform(
         config = request.config(materialise=materialise, partitions=CLUSTER_PARTITIONS if ranks is not None else None)
         if request.late == "side":
             raise UserError("late: 'side' needs a place for late rows, which a table does not have; use swjoin.WindowJoin")
-        _check_workers(threads, ranks)
+        check_workers(threads, ranks)
         *sides, plan = open_sides(request, left, right, materialise=materialise)
         both = (sides[LEFT], sides[RIGHT])
         gathered = [Gathered(plan, both) for _ in range(threads or default_slave_count())] if materialise else None
@@ -181,7 +181,7 @@ def _sorts(request: Request) -> bool:
     return request.max_out_of_order is None
 
 
-def _check_workers(threads: int | None, ranks: int | None) -> None:
+def check_workers(threads: int | None, ranks: int | None) -> None:
     for value, name, least in ((threads, "threads", 1), (ranks, "ranks", 3)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
             why = "a cluster needs a master, a collector and one slave" if name == "ranks" else "one join module at least"
@@ -247,7 +247,7 @@ def _collect(joiner: Joiner, delivery: Delivery, gathered: Gathered) -> None:
 
 
 def _epochs(engine: Engine, config: RunConfig, sources: list[Iterator[SourceBatch]]) -> Iterator[list[Delivery]]:
-    """Read the stream that is behind; a distribution epoch ends when enough tuples wait, with the time that both have reached."""
+    """Read the stream that is behind; a distribution epoch ends when enough tuples wait, at the time that both have reached."""
     ended = [False, False]
     enough = config.cluster.epoch_tuples
     while not all(ended):

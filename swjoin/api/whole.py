@@ -92,13 +92,13 @@ def _concat(parts: list[SourceBatch]) -> SourceBatch:
             return None
         return np.concatenate([np.ones(len(p), np.bool_) if m is None else m for p, m in zip(parts, found, strict=True)])
 
-    columns = [np.concatenate([getattr(p, name) for p in parts]) for name in ("key", "ts", "id")]
-    return SourceBatch(*columns, masks("key_valid"), masks("ts_valid"))
+    key, ts, ids = (np.concatenate([getattr(p, name) for p in parts]) for name in ("key", "ts", "id"))
+    return SourceBatch(key, ts, ids, masks("key_valid"), masks("ts_valid"))
 
 
 def _take(batch: SourceBatch, index: I64) -> SourceBatch:
-    masks = [None if mask is None else mask[index] for mask in (batch.key_valid, batch.ts_valid)]
-    return SourceBatch(batch.key[index], batch.ts[index], batch.id[index], *masks)
+    key_valid, ts_valid = (None if mask is None else mask[index] for mask in (batch.key_valid, batch.ts_valid))
+    return SourceBatch(batch.key[index], batch.ts[index], batch.id[index], key_valid, ts_valid)
 
 
 def open_sides(request: Request, left: object, right: object, *, materialise: bool) -> tuple[Side, Side, OutputPlan]:

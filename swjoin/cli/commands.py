@@ -13,16 +13,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from swjoin.api.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS, JOIN_THETA_BYTES
 from swjoin.config import ClusterConfig, ModuleConfig, QueryConfig, RunConfig, SinkConfig, StreamConfig, TimeConfig
 from swjoin.errors import UserError
 from swjoin.loading import config_from_plain, load_config
 from swjoin.runtime.job import Job, late_target
 from swjoin.runtime.preflight import launcher_size
 from swjoin.units import parse_duration_us, parse_size_bytes
-
-JOIN_THETA_BYTES = 32 << 10  # 512 tuples of both streams, near the optimum of benchmarks/join_module.py
-JOIN_PARTITIONS, CLUSTER_PARTITIONS = 16, 60  # in-process; on MPI there must be many more than slaves
-
 
 # ---------------------------------------------------------------- join
 
@@ -255,15 +252,11 @@ def run_events(args: argparse.Namespace) -> int:
 
 
 def run_plot(args: argparse.Namespace) -> int:
-    root = Path(__file__).resolve().parents[2]  # figures live beside the package in a checkout
-    if (root / "plots").is_dir() and str(root) not in sys.path:
-        sys.path.append(str(root))
-    try:
-        from plots import adaptation, experiments, run_overview, sweep_figures, sweep_tables
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"plots need the repository and matplotlib ({error.name} is missing); start ./run.sh from a checkout"
-        ) from None
+    from swjoin.api.figures import figures_of
+
+    adaptation, experiments, run_overview, sweep_figures, sweep_tables = (
+        figures_of(n) for n in ("adaptation", "experiments", "run_overview", "sweep_figures", "sweep_tables")
+    )
     target = Path(args.target)
     if target.suffix in (".yaml", ".yml"):
         from swjoin.sweeps.store import sweep_directory

@@ -41,7 +41,7 @@ class Tuples:
     def of(self, batch: pa.RecordBatch, first: int) -> SourceBatch:
         """n rows, the first of them at this position. UserError when a time or an id cannot be used."""
         key, key_valid = self._keys.encode([batch.column(name) for name in self._config.key])
-        ts, ts_valid = self._times(batch.column(self._config.time), first)
+        ts, ts_valid = self.times(batch.column(self._config.time), first)
         rows = None if self._codec.rows is None else self._codec.rows.encode(batch)
         return SourceBatch(key, ts, self._ids(batch, first), key_valid, ts_valid, rows)
 
@@ -56,7 +56,7 @@ class Tuples:
             raise UserError(f"{self._place(first + row)}: id column {self._config.id} is null; every row needs an id")
         return integers_of(column.cast(pa.uint64() if column.type == pa.uint64() else pa.int64())).astype(np.uint64)
 
-    def _times(self, column: pa.Array, first: int) -> tuple[I64, Bool | None]:
+    def times(self, column: pa.Array, first: int) -> tuple[I64, Bool | None]:
         """Microseconds, and which rows have a time. UserError when a time is finer than microseconds or out of range."""
         import pyarrow as pa
 
