@@ -1,4 +1,4 @@
-"""The Python API against the definition, DuckDB and itself: tables in any order, streams in pieces of any size, every refusal."""
+"""The Python API against the definition, DuckDB and itself: tables in any order, streams in any pieces, every refusal."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -42,9 +43,9 @@ def random_table(seed: int, rows: int, keys: int = 20, span: int = 3000, *, null
     missing = random.random(rows) < null_share
     columns = {
         "key": pa.array(key, mask=missing),
-        "name": pa.array([f"n{k % 7}" for k in key.tolist()], mask=missing),
+        "name": pa.array([f"n{k % 7}" for k in key.tolist()], pa.string(), mask=missing),
         "ts": pa.array(random.integers(0, span, rows)),
-        "value": pa.array([f"v{i}" * (i % 4) if i % 5 else None for i in range(rows)]),
+        "value": pa.array([f"v{i}" * (i % 4) if i % 5 else None for i in range(rows)], pa.string()),
     }
     return pa.table(columns)
 
@@ -124,7 +125,7 @@ def test_columns_are_what_duckdb_says() -> None:
             "shared": pa.array([i % 3 == 0 if i % 4 else None for i in range(200)]),
             "kind": pa.array([f"kind{seed}{i % 3}" for i in range(200)]).dictionary_encode(),
             "many": pa.array([[i, seed] if i % 2 else None for i in range(200)], pa.list_(pa.int16())),
-            "money": pa.array([i * seed for i in range(200)]).cast(pa.decimal128(20, 2)),
+            "money": pa.array([i * seed for i in range(200)]).cast(pa.decimal128(25, 2)),
         }
         for name, column in more.items():
             table = table.append_column(name, column)
@@ -157,7 +158,7 @@ def test_unsorted_tables_just_work_and_keep_their_positions() -> None:
     rows = found.slice(0, 50).to_pylist()
     times = left.column("ts").to_pylist()
     assert all(times[r["left_id"]] == r["left_ts"] for r in rows)
-    with pytest.raises(swjoin.UserError, match=r"left, row id \d+: its time is .*declare max_out_of_order \d+us or more"):
+    with pytest.raises(swjoin.UserError, match=r"left, row id \d+: its time is .*declare max_out_of_order='\d+us' or more"):
         swjoin.join(left, right, **BASICS, within="500us", max_out_of_order="0us")
     dropped = swjoin.count(left, right, **BASICS, within="500us", max_out_of_order="0us", late="drop")
     assert dropped.ledger.left.late > 4000
@@ -189,7 +190,7 @@ def test_times_with_units_and_zones() -> None:
     assert len(found) == 9
     assert found.schema.field("right_at").type == pa.timestamp("ns", "Europe/Berlin")
     days = pa.table({"k": ["a", "a"], "at": pa.array([dt.date(2024, 3, 31), dt.date(2024, 4, 1)])})
-    assert swjoin.count(left, days, on="k", left_time="at", right_time="at", lower="-1h", upper="1d").count == 6
+    assert swjoin.count(left, days, on="k", left_time="at", right_time="at", lower="-1h", upper="1d").count == 7
     fine = pa.table({"k": ["a"], "at": pa.array([1], pa.timestamp("ns"))})
     with pytest.raises(
         swjoin.UserError, match=r"right, row 0 \(counting from 0\): time column at is finer than one microsecond"
@@ -217,7 +218,7 @@ def test_anything_with_arrows_interface() -> None:
         left.combine_chunks().to_batches()[0],
         Frame(left),
         frame,
-        duckdb.from_arrow(left).fetch_record_batch(),
+        duckdb.from_arrow(left).to_arrow_reader(),
     ]
     for other in others:
         assert swjoin.join(other, right, **BASICS, within="200us").to_pylist() == expected
@@ -234,7 +235,7 @@ def test_files_as_the_command_takes_them(tmp_path: Path, swjoin: Any) -> None:
     folder.mkdir()
     pq.write_table(left.slice(0, 200), folder / "a.parquet")
     pq.write_table(left.slice(200), folder / "b.parquet")
-    pa.csv.write_csv(right, tmp_path / "right.csv")
+    csv.write_csv(right, tmp_path / "right.csv")
     report = tmp_path / "report.json"
     arguments = ["--on", "key", "--left-time", "ts", "--right-time", "ts", "--time-unit", "us", "--within", "99us"]
     done = swjoin("join", folder, tmp_path / "right.csv", *arguments, "-o", "count", "--report", report)
@@ -255,7 +256,7 @@ def test_ids_and_columns_of_the_users_own() -> None:
             "ts": [5, 1, 3],
             "row": pa.array([90, 80, 70], pa.uint64()),
             "a": [1, 2, 3],
-            "b": "xyz"[:1] * 0 or ["x", "y", "z"],
+            "b": ["x", "y", "z"],
         }
     )
     right = pa.table({"key": [1, 1], "ts": [4, 9], "c": [True, False]})
@@ -370,11 +371,11 @@ def test_windows_expire_and_a_promise_expires_those_of_a_silent_stream() -> None
     assert max(peaks[30:]) <= 1.2 * max(peaks[10:30])
     assert join.ledger.left.joined == 60_000
     full = swjoin.WindowJoin(**BASICS, within="1h", memory="1MB", left_schema=schema, right_schema=schema)
+    ts = np.arange(20_000)
+    batch = pa.record_batch([pa.array(ts % 97), pa.array(ts), pa.array([b"x" * 100] * len(ts), pa.binary(100))], schema=schema)
+    results = full.push(left=batch)
     with pytest.raises(swjoin.RunFailed, match="windows"):
-        for step in range(60):
-            ts = np.arange(step * 10_000, (step + 1) * 10_000, 10)
-            columns = [pa.array(ts % 97), pa.array(ts), pa.array([b"x" * 100] * len(ts), pa.binary(100))]
-            list(full.push(left=pa.record_batch(columns, schema=schema)))
+        list(results)
     with pytest.raises(swjoin.RunFailed, match="has failed before"):
         full.close()
 
@@ -459,7 +460,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "on and left_on": ({"left_on": "key"}, "give on, or left_on and right_on, not both"),
     "key is no name": ({"on": 7}, "on: 7 is not a column name or a list of column names"),
     "time is no name": ({"left_time": 7}, "left_time: 7 is not a column name"),
-    "no time unit": ({"time_unit": None}, "left table: time column ts holds integers; say which unit with time_unit=s"),
+    "no time unit": (
+        {"time_unit": None},
+        "left table: time column ts holds integers; say which unit with time_unit='s' or 'ms' or 'us' or 'ns'",
+    ),
     "time unit": ({"time_unit": "m"}, "time_unit: 'm' is not one of 's', 'ms', 'us', 'ns'"),
     "late": ({"late": "ignore"}, "late: 'ignore' is not one of 'error', 'drop', 'side'"),
     "negative bound": ({"max_out_of_order": "-1s"}, "max_out_of_order: '-1s' must not be negative"),
@@ -489,7 +493,7 @@ def test_wrong_arguments_are_one_clear_exception(name: str) -> None:
         (LEFT, {"ranks": 2}, "ranks: 2: must be 3 or more"),
         (LEFT, {"ranks": 3, "threads": 1}, "threads: on MPI every slave is a rank"),
         (LEFT, {"late": "side"}, "late: 'side' needs a place"),
-        (table_of(([1], [None])), {}, "left, row id 0: no time; choose late=drop"),
+        (table_of(([1], [None])), {}, "left, row id 0: no time; choose late='drop'"),
         (pa.table({"key": ["1"], "ts": [1]}), {}, "join keys: left key is string, right key is int64"),
         (pa.table({"key": [1.5], "ts": [1]}), {}, "type double cannot be a join key"),
         (pa.table({"key": [1], "ts": [1.5]}), {}, "left table: time column ts is double"),
@@ -509,7 +513,7 @@ def test_a_stream_that_fails_says_so() -> None:
         raise OSError("the network is gone")
 
     broken = pa.RecordBatchReader.from_batches(LEFT.schema, batches())
-    with pytest.raises(swjoin.UserError, match="left: cannot be read as Arrow data: .*the network is gone"):
+    with pytest.raises(swjoin.UserError, match=r"left: cannot be read as Arrow data: .*the network is gone"):
         swjoin.join(broken, RIGHT, **BASICS, within="1s")
 
 
@@ -521,7 +525,7 @@ def test_misused_streams_are_one_clear_exception() -> None:
         _ = join.schema
     with pytest.raises(swjoin.UserError, match="left: a list is no table"):
         join.push(left=[1])  # type: ignore[arg-type]
-    with pytest.raises(swjoin.UserError, match="'a.parquet' is a path"):
+    with pytest.raises(swjoin.UserError, match=r"'a.parquet' is a path"):
         join.push(left="a.parquet")  # type: ignore[arg-type]
     list(join.push(left=LEFT, right=RIGHT))
     for other, text in (
@@ -539,28 +543,30 @@ def test_misused_streams_are_one_clear_exception() -> None:
     with pytest.raises(swjoin.UserError, match="left_schema: a list is no pyarrow"):
         swjoin.WindowJoin(**BASICS, within="1s", left_schema=[])  # type: ignore[arg-type]
     nested = pa.schema([("key", pa.int64()), ("ts", pa.int64()), ("v", pa.list_(pa.int64()))])
-    with pytest.raises(swjoin.UserError, match="column v: type list<.*cannot be carried; leave it out with columns"):
+    with pytest.raises(swjoin.UserError, match=r"column v: type list<.*cannot be carried; leave it out with columns"):
         swjoin.WindowJoin(**BASICS, within="1s", left_schema=nested, right_schema=nested)
 
 
-def test_a_block_that_forgets_its_pairs_is_told() -> None:
-    with (
-        pytest.raises(swjoin.UserError, match="ended before all pairs were taken"),
-        swjoin.WindowJoin(**BASICS, within="1s") as join,
-    ):
-        list(join.push(left=LEFT, right=RIGHT))
-    with (
-        pytest.raises(swjoin.UserError, match="ended before all pairs were taken"),
-        swjoin.WindowJoin(**BASICS, within="1s") as join,
-    ):
-        join.push(left=LEFT, right=RIGHT)
-        join.close()
+def _leave(how: str) -> None:
     with swjoin.WindowJoin(**BASICS, within="1s") as join:
-        join.push(left=LEFT, right=RIGHT)
-        join.cancel()
-    with pytest.raises(ValueError, match="mine"), swjoin.WindowJoin(**BASICS, within="1s") as join:
-        join.push(left=LEFT, right=RIGHT)
-        raise ValueError("mine")
+        results = join.push(left=LEFT, right=RIGHT)
+        if how == "open":
+            list(results)
+        elif how == "untaken":
+            join.close()
+        elif how == "cancelled":
+            join.cancel()
+        else:
+            raise ValueError("mine")
+
+
+def test_a_block_that_forgets_its_pairs_is_told() -> None:
+    for how in ("open", "untaken"):
+        with pytest.raises(swjoin.UserError, match="ended before all pairs were taken"):
+            _leave(how)
+    _leave("cancelled")
+    with pytest.raises(ValueError, match="mine"):
+        _leave("broken")
 
 
 def test_a_table_without_a_proof() -> None:
@@ -629,7 +635,7 @@ def test_wrong_runs_are_one_clear_exception(tmp_path: Path) -> None:
         swjoin.run({"joim": {}})
     with pytest.raises(swjoin.UserError, match="cannot be read"):
         swjoin.run(tmp_path / "no.yaml")
-    with pytest.raises(swjoin.UserError, match="is .* the directory of a run"):
+    with pytest.raises(swjoin.UserError, match=r"is .* the directory of a run"):
         swjoin.Run.open(tmp_path)
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(swjoin.UserError, match="not valid JSON"):

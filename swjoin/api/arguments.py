@@ -47,15 +47,17 @@ def speaking_python() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        text = re.sub(r"--([a-z][a-z-]*)( (?=[\w|]))?", _argument, str(error))
+        text = re.sub(r"--([a-z][a-z-]*)(?: ([\w|]+))?", _argument, str(error))
         if text != str(error):
             error.args = (text, *error.args[1:])
         raise
 
 
 def _argument(option: re.Match[str]) -> str:
-    has_value = option[2] is not None and option[1] in ("time-unit", "max-out-of-order", "late")
-    return option[1].replace("-", "_") + ("=" if has_value else option[2] or "")
+    name, value = option[1].replace("-", "_"), option[2]
+    if name in ("time_unit", "max_out_of_order", "late") and value:
+        return f"{name}={' or '.join(map(repr, value.split('|')))}"
+    return name if value is None else f"{name} {value}"
 
 
 def duration_us(value: object, name: str) -> int:
@@ -174,7 +176,10 @@ class Request:
             raise UserError(f"max_out_of_order: {bound!r} must not be negative")
         module: dict[str, Any] = {"theta_bytes": JOIN_THETA_BYTES}
         if self.memory is not None:
-            module["window_bytes"] = parse_size_bytes(self.memory)
+            try:
+                module["window_bytes"] = parse_size_bytes(self.memory)
+            except UserError as error:
+                raise UserError(f"memory: {error}") from None
         return RunConfig(
             queries=(self.query(),),
             left=self.stream(LEFT),

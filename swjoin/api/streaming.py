@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
+import numpy as np
+
 from swjoin.api.arguments import Bound, Columns, Duration, How, Late, Request, TimeUnit, speaking_python
 from swjoin.api.embedded import Engine, Joiner
 from swjoin.api.inputs import Streamable, to_batches
@@ -363,7 +365,7 @@ class _Stream:
         import pyarrow as pa
 
         try:
-            value = pa.array([to], self._kind)
+            value = pa.array([to]).cast(self._kind) if isinstance(to, (pa.Scalar, np.generic)) else pa.array([to], self._kind)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             raise UserError(f"advance: {to!r} is no value of {self._name}, which is {self._kind}") from None
         if value.null_count:
