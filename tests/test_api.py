@@ -213,7 +213,9 @@ def test_anything_with_arrows_interface() -> None:
     left, right = random_table(1, 100), random_table(2, 100)
     expected = swjoin.join(left, right, **BASICS, within="200us").to_pylist()
     frame = pd.DataFrame({n: left.column(n).to_pylist() for n in left.column_names}, index=range(7, 107))
+    relation = duckdb.from_arrow(left)
     others = [
+        relation,
         left.to_reader(),
         left.combine_chunks().to_batches()[0],
         Frame(left),

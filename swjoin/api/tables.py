@@ -40,6 +40,7 @@ from swjoin.errors import UserError
 from swjoin.oracle import format_digest
 from swjoin.runtime.local import SWITCH_S, default_slave_count
 from swjoin.runtime.memory import keep_freed_memory
+from swjoin.runtime.preload import compilations_told
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -217,7 +218,7 @@ def _join_here(
 
     works = [work(s) for s in range(threads)]
     waiting: deque[list[Future[None]]] = deque()
-    with _switching_quickly(), ExitStack() as stack:
+    with compilations_told(), _switching_quickly(), ExitStack() as stack:
         pools = [stack.enter_context(ThreadPoolExecutor(1, f"swjoin-{s}")) for s in range(threads)]
         try:
             for deliveries in _epochs(engine, config, [iter(side.rows(sort=sort)) for side in sides]):
