@@ -213,9 +213,8 @@ def test_anything_with_arrows_interface() -> None:
     left, right = random_table(1, 100), random_table(2, 100)
     expected = swjoin.join(left, right, **BASICS, within="200us").to_pylist()
     frame = pd.DataFrame({n: left.column(n).to_pylist() for n in left.column_names}, index=range(7, 107))
-    relation = duckdb.from_arrow(left)
     others = [
-        relation,
+        duckdb.from_arrow(left, connection=duckdb.connect()),
         left.to_reader(),
         left.combine_chunks().to_batches()[0],
         Frame(left),
@@ -227,6 +226,38 @@ def test_anything_with_arrows_interface() -> None:
     indexed = pd.DataFrame({"v": [1]}, index=pd.DatetimeIndex(["2024-01-01"], name="at"))
     assert to_table(indexed, "left").column_names == ["v", "at"]
     assert to_table(frame, "left").column_names == left.column_names
+
+
+def test_views_and_columns_of_no_type() -> None:
+    """polars' strings are views; what is empty in pandas has no type."""
+    views = pa.array(["short", None, "longer than twelve bytes"], pa.string_view())
+    left = pa.table({"key": pa.array(["a", "b", "b"], pa.string_view()), "ts": [1, 2, 3], "v": views})
+    left = pa.concat_tables([left.slice(1), left])
+    right = pa.table({"key": ["b"], "ts": [2], "w": pa.array([b"longer than twelve bytes"], pa.binary_view())})
+    found = swjoin.join(left, right, **BASICS, within="1us")
+    assert sorted(map(str, found.column("v").to_pylist())) == [
+        "None",
+        "None",
+        "longer than twelve bytes",
+        "longer than twelve bytes",
+    ]
+    assert (found.schema.field("v").type, found.schema.field("w").type) == (pa.string_view(), pa.binary_view())
+    found.validate(full=True)
+    assert stream(left, right, [2], within="1us", max_out_of_order="2us")[0] == 4
+    empty = pa.table({"key": pa.nulls(0), "ts": pa.nulls(0)})
+    assert swjoin.join(empty, right, **BASICS, within="1us").num_rows == 0
+    assert swjoin.count(left, pa.table({"key": pa.nulls(2), "ts": [1, 2]}), **BASICS, within="1us").ledger.right.null_key == 2
+    with pytest.raises(swjoin.UserError, match=r"column v: type list<item: string_view> cannot be carried; leave it out"):
+        swjoin.join(left, right.append_column("v", pa.array([[]], pa.list_(pa.string_view()))), **BASICS, within="1us")
+
+
+def test_windows_above_the_limit_fail() -> None:
+    many = pa.table({"key": np.arange(100_000), "ts": np.zeros(100_000, np.int64)})
+    for threads in (1, 2):
+        with pytest.raises(
+            swjoin.RunFailed, match=r"its windows .* would exceed memory .*; raise memory, or use a shorter window"
+        ):
+            swjoin.join(many, many, **BASICS, within="1us", memory="1MB", threads=threads)
 
 
 def test_files_as_the_command_takes_them(tmp_path: Path, swjoin: Any) -> None:
@@ -682,6 +713,26 @@ def test_importing_the_package_is_cheap() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+def test_type_checkers_see_the_signatures(tmp_path: Path) -> None:
+    code = tmp_path / "user.py"
+    code.write_text(
+        "import swjoin\n"
+        "run = swjoin.run({})\n"
+        "proof = swjoin.count('a.csv', 'b.csv', on='k', left_time='t', right_time='t', within='1s')\n"
+        "reveal_type(proof.count)\nreveal_type(run.digest)\n"
+        "swjoin.join('a.csv', 'b.csv', on='k', left_time='t', right_time='t', within='1s', how='outer')\n"
+        "swjoin.WindowJoin(within=5)\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", str(ROOT / "setup.cfg"), str(code)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, cwd=ROOT)
+    said = "\n".join(line.split(": ", 1)[1] for line in done.stdout.splitlines() if line.startswith(str(code)))
+    assert 'Revealed type is "int"' in said
+    assert 'Revealed type is "str"' in said
+    assert 'Argument "how" to "join" has incompatible type "Literal[\'outer\']"' in said or "how" in said
+    assert 'Missing named argument "left_time" for "WindowJoin"' in said
+    assert said.count("error: ") >= 4
 
 
 def test_all_names_are_there() -> None:

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 
 from swjoin.batch import LEFT, STREAM_NAMES, Ledger
 from swjoin.config import ClusterConfig, ModuleConfig, QueryConfig, RunConfig, SinkConfig, StreamConfig, TimeConfig
-from swjoin.errors import UserError
+from swjoin.errors import SwjoinError, UserError
 from swjoin.units import parse_duration_us, parse_size_bytes
 
 JOIN_THETA_BYTES = 32 << 10  # 512 tuples of both streams, near the optimum of benchmarks/join_module.py
@@ -43,11 +43,13 @@ class Proof:
 
 @contextmanager
 def speaking_python() -> Iterator[None]:
-    """Complaints that name options of the command line (`--time-unit s`) name arguments instead (`time_unit=s`)."""
+    """Complaints that name options of the command line (`--time-unit s`) or keys of a configuration name arguments instead."""
     try:
         yield
-    except UserError as error:
+    except SwjoinError as error:
         text = re.sub(r"--([a-z][a-z-]*)(?: ([\w|]+))?", _argument, str(error))
+        text = text.replace("use more slaves (swjoin plan tells how many), raise module.window", "raise memory")
+        text = text.replace("module.window", "memory")
         if text != str(error):
             error.args = (text, *error.args[1:])
         raise

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from swjoin.batch import I64, U64, Pairs
+from swjoin.errors import UserError
 from swjoin.hashing import digest_pairs
 from swjoin.oracle import MISSING_ID
 from swjoin.sinks.plan import OutputPlan
@@ -32,7 +33,7 @@ class Gathered:
         self._schema = plan.schema
         self._ids = plan.ids
         self._renamed = any(side.ids is not None for side in sides)
-        self._columns = [(side, _one_array(sides[side].table.column(name))) for side, name in plan.inputs]
+        self._columns = [(side, _to_take_from(sides[side].table.column(name), name)) for side, name in plan.inputs]
         self._waiting: list[tuple[U64, U64, I64, I64]] = []
         self._rows = 0
         self._blocks: list[pa.Table] = []
@@ -48,7 +49,6 @@ class Gathered:
 
     def _flush(self) -> None:
         import pyarrow as pa
-        import pyarrow.compute as pc
 
         if not self._waiting:
             return
@@ -62,7 +62,7 @@ class Gathered:
             self.digest = (self.digest + digest_pairs(*ids)) % 2**64
             arrays = [pa.array(values) for values in (*ids, left_ts, right_ts)] if self._ids else []
         index = (_index(left), _index(right))
-        arrays += [pc.take(column, index[side], boundscheck=False) for side, column in self._columns]
+        arrays += [_taken(column, index[side]) for side, column in self._columns]
         self._blocks.append(pa.Table.from_arrays(arrays, schema=self._schema))
 
     def finish(self) -> list[pa.Table]:
@@ -79,12 +79,40 @@ def _index(positions: U64) -> Any:
     return pa.array(positions, mask=missing) if missing.any() else pa.array(positions)
 
 
-def _one_array(column: pa.ChunkedArray) -> Any:
-    """A column to take from: one array, for which chunks are joined once, unless there is too much for one."""
+def _to_take_from(column: pa.ChunkedArray, name: str) -> Any:
+    """A column as one array, for which chunks are joined once, unless there is too much for one. UserError for types that Arrow
+    cannot take from."""
     import pyarrow as pa
 
     if column.num_chunks == 1:
-        return column.chunk(0)
-    if pa.types.is_dictionary(column.type):
-        column = column.unify_dictionaries()
-    return column.combine_chunks() if column.num_chunks else pa.array([], column.type)
+        values = column.chunk(0)
+    else:
+        if pa.types.is_dictionary(column.type):
+            column = column.unify_dictionaries()
+        values = column.combine_chunks() if column.num_chunks else pa.array([], column.type)
+    try:
+        _taken(values.slice(0, 0), pa.array([], pa.uint64()))
+    except pa.ArrowNotImplementedError:
+        raise UserError(f"column {name}: type {column.type} cannot be carried; leave it out with columns") from None
+    return values
+
+
+def _taken(values: Any, index: pa.Array) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type):
+        return _taken_views(values, index)
+    return pc.take(values, index, boundscheck=False)
+
+
+def _taken_views(values: Any, index: pa.Array) -> Any:
+    """Arrow has no take for views, although it is the easiest: 16 bytes each, and the text stays where it is."""
+    import pyarrow as pa
+
+    n = len(index)
+    places = index.fill_null(0).to_numpy()
+    views = np.frombuffer(values.buffers()[1] or b"", np.int64).reshape(-1, 2)[values.offset : values.offset + len(values)]
+    valid = values.is_valid().take(index).fill_null(False)
+    buffers = [valid.buffers()[1], pa.py_buffer(views[places]), *values.buffers()[2:]]
+    return pa.Array.from_buffers(values.type, n, buffers, valid.false_count)

@@ -15,7 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from swjoin.api.arguments import speaking_python
 from swjoin.batch import Ledger
 from swjoin.config import RunConfig
 from swjoin.errors import RunFailed, UserError
@@ -50,20 +49,19 @@ def run(
     from swjoin.runtime.job import Job
     from swjoin.runtime.local import run_local
 
-    with speaking_python():
-        check_workers(threads, ranks)
-        settings = _config(config)
-        kept = None
-        if out is None:
-            kept = tempfile.TemporaryDirectory(prefix="swjoin-run-", ignore_cleanup_errors=True)
-            out = kept.name
-        folder = Path(out)
-        target = None if settings.sink.kind == "count" else folder / "results"
-        job = Job(settings, target, True, folder, None, "swjoin.run")
-        if ranks is not None:
-            launch_quietly(job, ranks)
-        else:
-            run_local(job, progress, slave_count=threads)
+    check_workers(threads, ranks)
+    settings = _config(config)
+    kept = None
+    if out is None:
+        kept = tempfile.TemporaryDirectory(prefix="swjoin-run-", ignore_cleanup_errors=True)
+        out = kept.name
+    folder = Path(out)
+    target = None if settings.sink.kind == "count" else folder / "results"
+    job = Job(settings, target, True, folder, None, "swjoin.run")
+    if ranks is not None:
+        launch_quietly(job, ranks)
+    else:
+        run_local(job, progress, slave_count=threads)
     return Run(folder, _kept=kept)
 
 

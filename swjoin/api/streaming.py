@@ -84,7 +84,7 @@ class WindowJoin:
     # ------------------------------------------------------------ in
 
     def push(self, *, left: Streamable | None = None, right: Streamable | None = None) -> Iterator[pa.RecordBatch]:
-        """More rows of one side, or of both. Returns the pairs that have become certain.
+        """More rows of one side, or of both, the left ones first. Returns the pairs that have become certain.
 
         UserError when a batch is wrong (columns, types, times that go back too far, null times): none of its rows is taken.
         """
@@ -159,7 +159,8 @@ class WindowJoin:
     def _results(self) -> Iterator[pa.RecordBatch]:
         while self._opened is not None:
             try:
-                batch = self._opened.next()
+                with speaking_python():
+                    batch = self._opened.next()
             except RunFailed as error:
                 self._broken = error
                 raise
@@ -237,6 +238,7 @@ class WindowJoin:
             except UserError:
                 self._schemas[stream] = None
                 raise
+            self._take_early()
             return
         if schema is known or schema.equals(known):
             return
@@ -256,6 +258,11 @@ class WindowJoin:
             return
         with speaking_python():
             self._opened = _Opened(self._request, self._config, left, right)
+
+    def _take_early(self) -> None:
+        """What came before both schemas were known; what is wrong in it is refused, the rest is taken."""
+        if self._opened is None:
+            return
         early, self._early = self._early, []
         refused: UserError | None = None
         for stream, value in early:

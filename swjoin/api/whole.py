@@ -101,6 +101,23 @@ def _take(batch: SourceBatch, index: I64) -> SourceBatch:
     return SourceBatch(batch.key[index], batch.ts[index], batch.id[index], key_valid, ts_valid)
 
 
+def _typed(tables: list[pa.Table], configs: list[StreamConfig]) -> list[pa.Table]:
+    """Keys and times of no type at all (an empty data frame, a column of nulls) get the other side's type."""
+    import pyarrow as pa
+
+    out = list(tables)
+    for side in (LEFT, RIGHT):
+        own, other = configs[side], configs[1 - side]
+        for name, theirs in zip((*own.key, own.time), (*other.key, other.time), strict=False):
+            names = out[side].column_names
+            if names.count(name) != 1 or tables[1 - side].column_names.count(theirs) != 1:
+                continue
+            if pa.types.is_null(out[side].schema.field(name).type):
+                kind = tables[1 - side].schema.field(theirs).type
+                out[side] = out[side].set_column(names.index(name), name, out[side].column(name).cast(kind))
+    return out
+
+
 def open_sides(request: Request, left: object, right: object, *, materialise: bool) -> tuple[Side, Side, OutputPlan]:
     """Both inputs, read and checked, and what result rows look like."""
     wanted: set[str] | None = None
@@ -108,6 +125,7 @@ def open_sides(request: Request, left: object, right: object, *, materialise: bo
         configs = [request.stream(s) for s in (LEFT, RIGHT)]
         wanted = {n for c in configs for n in (*c.key, c.time, c.id, *((c.columns or ()) if materialise else ())) if n}
     tables = [to_table(value, name, wanted) for value, name in zip((left, right), STREAM_NAMES, strict=True)]
+    tables = _typed(tables, [request.stream(s) for s in (LEFT, RIGHT)])
     if materialise:
         request.check_columns(tables[LEFT].column_names, tables[RIGHT].column_names)
     one, two = (request.stream(s, tables[s].column_names) for s in (LEFT, RIGHT))
