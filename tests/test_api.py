@@ -730,9 +730,9 @@ def test_type_checkers_see_the_signatures(tmp_path: Path) -> None:
     said = "\n".join(line.split(": ", 1)[1] for line in done.stdout.splitlines() if line.startswith(str(code)))
     assert 'Revealed type is "int"' in said
     assert 'Revealed type is "str"' in said
-    assert 'Argument "how" to "join" has incompatible type "Literal[\'outer\']"' in said or "how" in said
+    assert 'Argument "how" to "join" has incompatible type' in said
     assert 'Missing named argument "left_time" for "WindowJoin"' in said
-    assert said.count("error: ") >= 4
+    assert 'Argument "within" to "WindowJoin" has incompatible type "int"' in said
 
 
 def test_all_names_are_there() -> None:
