@@ -725,10 +725,10 @@ def test_type_checkers_see_the_signatures(tmp_path: Path) -> None:
         "swjoin.join('a.csv', 'b.csv', on='k', left_time='t', right_time='t', within='1s', how='outer')\n"
         "swjoin.WindowJoin(within=5)\n"
     )
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", str(ROOT / "setup.cfg"), str(code)]
+    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "setup.cfg"), str(code)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, cwd=ROOT)
-    said = "\n".join(line.split(": ", 1)[1] for line in done.stdout.splitlines() if line.startswith(str(code)))
-    assert 'Revealed type is "int"' in said
+    said = "\n".join(line.split(": ", 1)[1] for line in done.stdout.splitlines() if "user.py:" in line)
+    assert 'Revealed type is "int"' in said, done.stdout + done.stderr
     assert 'Revealed type is "str"' in said
     assert 'Argument "how" to "join" has incompatible type' in said
     assert 'Missing named argument "left_time" for "WindowJoin"' in said
