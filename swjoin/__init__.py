@@ -1,3 +1,41 @@
-"""swjoin: exact sliding-window joins of two high-rate streams, from one process to an MPI cluster."""
+"""swjoin: exact sliding-window joins of two high-rate streams, from one process to an MPI cluster.
+
+`join`, `count` and `proof` for whole tables, `WindowJoin` for streams, `run` and `Run` for clusters as configured; see
+docs/api.md. Whatever they need is imported when they are first used.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from swjoin.errors import RunFailed, UserError
+
+if TYPE_CHECKING:
+    from swjoin.api.arguments import Proof
+    from swjoin.api.runs import Run, run
+    from swjoin.api.streaming import WindowJoin
+    from swjoin.api.tables import count, join, proof
 
 __version__ = "0.1.0"
+__all__ = ["Proof", "Run", "RunFailed", "UserError", "WindowJoin", "__version__", "count", "join", "proof", "run"]
+
+_HOMES = {
+    "Proof": "swjoin.api.arguments",
+    "Run": "swjoin.api.runs",
+    "WindowJoin": "swjoin.api.streaming",
+    "count": "swjoin.api.tables",
+    "join": "swjoin.api.tables",
+    "proof": "swjoin.api.tables",
+    "run": "swjoin.api.runs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'swjoin' has no attribute {name!r}")
+    import importlib
+
+    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

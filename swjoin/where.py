@@ -1,6 +1,6 @@
 """The residual predicate of a join as text: `left_price < right_price and not right.cancelled`.
 
-What: `parse_where(text) -> Node`, `columns_of`, `to_sql`.
+What: `parse_where(text) -> Node`, `columns_of`, `to_sql`, `to_text`.
 Why: a condition over both sides' columns belongs to the configuration, so it is text; it is parsed here, and never evaluated as
 Python.
 Stays out: which columns there are and their types (`sources.predicate`), evaluating (`state.predicate`).
@@ -173,6 +173,26 @@ def columns_of(node: Node) -> Iterator[str]:
         yield node.value
     for part in node.parts:
         yield from columns_of(part)
+
+
+def to_text(node: Node, name: Callable[[str], str]) -> str:
+    """The same condition, with its columns called otherwise. name: a column as it is to be written."""
+    parts = [to_text(part, name) for part in node.parts]
+    match node.kind:
+        case "column":
+            return name(node.value)
+        case "number" | "true" | "false" | "null":
+            return node.value or node.kind
+        case "text":
+            return "'" + node.value.replace("'", "''") + "'"
+        case "not":
+            return f"(not {parts[0]})"
+        case "is null":
+            return f"({parts[0]} is null)"
+        case "negative" | "abs":
+            return f"{'-' if node.kind == 'negative' else 'abs'}({parts[0]})"
+        case sign:
+            return f"({parts[0]} {sign} {parts[1]})"
 
 
 def to_sql(node: Node, name: Callable[[str], str]) -> str:

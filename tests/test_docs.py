@@ -73,6 +73,33 @@ def test_the_digest_example_prints_what_it_says(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out.strip() == said[1]
 
 
+@pytest.mark.mpi
+def test_the_examples_of_the_api_print_what_they_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In order, in one namespace, as a reader would type them; what a line prints stands behind it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for ranks
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "api.md").read_text(), re.DOTALL)
+    assert len(blocks) >= 7
+    namespace: dict[str, Any] = {}
+    for block in blocks:
+        exec(block, namespace)
+    said = re.findall(r"(?m)^ *print\(.*\)  # (.*)$", "".join(blocks))
+    assert capsys.readouterr().out.splitlines() == said
+
+
+def test_the_five_lines_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert code is not None
+    monkeypatch.chdir(tmp_path)
+    for name, column in (("trips", "started"), ("payments", "paid_at")):
+        (tmp_path / f"{name}.csv").write_text(f"user_id,{column}\n7,2024-01-01 00:00:00\n")
+    namespace: dict[str, Any] = {}
+    exec(code[1].replace(".parquet", ".csv"), namespace)
+    assert namespace["pairs"].num_rows == 1
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_and_paths_exist(path: Path) -> None:
     text = path.read_text()

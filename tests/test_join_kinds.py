@@ -70,13 +70,13 @@ def _table(random: np.random.Generator, n: int, span: int, side: int, strings: b
 _SQL = {"inner": "INNER", "left": "LEFT", "right": "RIGHT", "full": "FULL", "semi": "SEMI", "anti": "ANTI"}
 
 
-def _by_duckdb(left: pa.Table, right: pa.Table, how: How, lower: int, upper: int) -> list[tuple[Any, ...]]:
+def _by_duckdb(left: pa.Table, right: pa.Table, how: How, lower: int, upper: int, more: str = "true") -> list[tuple[Any, ...]]:
     left = left.append_column("id", pa.array(range(len(left)), pa.int64()))
     right = right.append_column("id", pa.array(range(len(right)), pa.int64()))
     mine = "l.id, l.ts, l.key, l.ts, l.value, l.text0"
     both = "l.id, r.id, l.ts, r.ts, coalesce(l.key, r.key), l.ts, l.value, l.text0, r.ts, r.value, r.text1"
     columns = mine if how in ("semi", "anti") else both
-    where = f"l.key = r.key AND r.ts - l.ts BETWEEN {lower} AND {upper}"
+    where = f"l.key = r.key AND r.ts - l.ts BETWEEN {lower} AND {upper} AND {more}"
     connection = duckdb.connect()
     connection.register("lefts", left)
     connection.register("rights", right)
@@ -180,3 +180,86 @@ def test_brute_force_agrees_with_itself() -> None:
     semi, anti = (answer(left, left, Bounds(1, 5), how)[0] for how in ("semi", "anti"))
     assert sorted(set(i.tolist())) == sorted(semi.tolist())
     assert sorted([*semi.tolist(), *anti.tolist()]) == list(range(200))
+
+
+# ---------------------------------------------------------------- from Python
+
+
+def _sorted(rows: Any) -> list[tuple[Any, ...]]:
+    return sorted((tuple(row) for row in rows), key=lambda row: tuple((value is None, str(value)) for value in row))
+
+
+def _api_case(seed: int) -> tuple[pa.Table, pa.Table, How, dict[str, Any], list[tuple[Any, ...]]]:
+    random = np.random.default_rng([seed, 78])
+    how: How = list(JOIN_KINDS)[seed % 6]
+    strings = bool(random.random() < 0.4)
+    left, right = (_table(random, int(random.choice([0, 1, 60, 200])), 2000, side, strings) for side in (0, 1))
+    where = random.random() < 0.5
+    arguments: dict[str, Any] = {"on": "key", "left_time": "ts", "right_time": "ts", "time_unit": "us", "ids": True, "how": how}
+    arguments |= {"lower": "-100us", "upper": "300us"}
+    if where:
+        arguments["where"] = "left_value <= right_value or text0 = text1"
+    more = "(l.value <= r.value or l.text0 = r.text1)" if where else "true"
+    return left, right, how, arguments, _sorted(_by_duckdb(left, right, how, -100, 300, more))
+
+
+@pytest.mark.parametrize("block", range(3))
+def test_tables_joined_from_python(block: int) -> None:
+    """In any row order, on one thread or two; and pushed batch by batch, in time order."""
+    import swjoin
+
+    for seed in range(20 * block, 20 * block + 20):
+        left, right, how, arguments, expected = _api_case(seed)
+        random = np.random.default_rng([seed, 79])
+        table = swjoin.join(left, right, threads=int(random.integers(1, 3)), **arguments)
+        assert _sorted(row.values() for row in table.to_pylist()) == expected, (seed, how)
+        found = swjoin.proof(table)
+        assert found.ledger.balanced
+        assert found.count == len(expected)
+        count = swjoin.count(left, right, **{k: v for k, v in arguments.items() if k != "ids"})
+        assert (count.count, count.digest) == (found.count, found.digest)
+        order = random.permutation(len(left))  # ids are positions, whatever the order
+        again = swjoin.join(left.take(order), right, **arguments)
+        assert again.num_rows == table.num_rows
+        rows = []
+        with swjoin.WindowJoin(**arguments, left_schema=left.schema, right_schema=right.schema) as pushed:
+            parts = [
+                (float(batch["ts"][0].as_py()), side, batch)
+                for side, whole in (("left", left), ("right", right))
+                for batch in whole.to_batches(max_chunksize=int(random.choice([1, 7, 50])))
+                if len(batch)
+            ]
+            for _, side, batch in sorted(parts, key=lambda part: part[0]):
+                for out in pushed.push(**{side: batch}):
+                    rows += out.to_pylist()
+            for out in pushed.close():
+                rows += out.to_pylist()
+            assert _sorted(row.values() for row in rows) == expected, (seed, how)
+            assert pushed.ledger.balanced
+            assert pushed.digest == found.digest
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("seed", [2, 3, 10, 11])
+def test_tables_joined_on_ranks(seed: int) -> None:
+    """With and without a predicate, strings and numbers as keys."""
+    import swjoin
+
+    left, right, how, arguments, expected = _api_case(seed)
+    table = swjoin.join(left, right, ranks=4, **arguments)
+    assert _sorted(row.values() for row in table.to_pylist()) == expected, how
+
+
+def test_a_row_is_certain_when_time_has_passed_its_window() -> None:
+    import swjoin
+
+    def batch(*times: int) -> pa.RecordBatch:
+        return pa.record_batch({"k": pa.array([1] * len(times)), "t": pa.array(times)})
+
+    with swjoin.WindowJoin(
+        on="k", left_time="t", right_time="t", time_unit="us", within="10us", how="anti", right_schema=batch().schema
+    ) as join:
+        assert [out.num_rows for out in join.push(left=batch(0, 5))] == []
+        assert [out["t"].to_pylist() for out in join.advance(11)] == [[0]]
+        assert [out.num_rows for out in join.push(right=batch(12))] == []
+        assert [out["t"].to_pylist() for out in join.close()] == []

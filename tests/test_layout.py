@@ -34,6 +34,7 @@ FLOORS: list[tuple[str, ...]] = [
     ("sources",),
     ("sinks",),
     ("runtime",),
+    ("api",),
     ("sweeps",),
     ("spark",),
     ("examples",),

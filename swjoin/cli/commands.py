@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from swjoin.api.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS, JOIN_THETA_BYTES
 from swjoin.config import ClusterConfig, ModuleConfig, QueryConfig, RunConfig, SinkConfig, StreamConfig, TimeConfig
 from swjoin.errors import UserError
 from swjoin.loading import config_from_plain, load_config
@@ -20,10 +21,6 @@ from swjoin.runtime.job import Job, late_target
 from swjoin.runtime.preflight import launcher_size
 from swjoin.shipped import given_or_shipped, load_figures
 from swjoin.units import parse_duration_us, parse_size_bytes
-
-JOIN_THETA_BYTES = 32 << 10  # 512 tuples of both streams, near the optimum of benchmarks/join_module.py
-JOIN_PARTITIONS, CLUSTER_PARTITIONS = 16, 60  # in-process; on MPI there must be many more than slaves
-
 
 # ---------------------------------------------------------------- join
 

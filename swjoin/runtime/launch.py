@@ -1,21 +1,24 @@
 """Starting MPI ranks from one command: `-n RANKS`.
 
-What: `launch(job, ranks)`, `mpirun_command`.
+What: `launch(job, ranks)`, `launch_told` (for Python, which wants to be told), `mpirun_command`.
 Why: nobody should need to know the launcher's flags to use four ranks; its noise must not bury our one line.
 Stays out: what a rank does (`runtime.mpi`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 from swjoin.runtime.job import Job
 from swjoin.runtime.preflight import find_mpirun
@@ -49,6 +52,11 @@ def mpirun_command(mpirun: Path, ranks: int, job_file: Path, debug: bool, *, sur
 
 def launch(job: Job, ranks: int, debug: bool) -> int:
     """Start the ranks, pass their output on, return their exit code. SIGINT and SIGTERM end them all."""
+    return launch_told(job, ranks, debug)[0]
+
+
+def launch_told(job: Job, ranks: int, debug: bool = False, *, quiet: bool = False) -> tuple[int, str]:
+    """The same; returns the exit code, and what went wrong. quiet: nothing is printed."""
     started = time.time()
     with tempfile.TemporaryDirectory(prefix="swjoin-") as folder:
         job_file = Path(folder) / "job.json"
@@ -60,12 +68,18 @@ def launch(job: Job, ranks: int, debug: bool) -> int:
         if not sys.stdout.isatty():  # mpirun gives rank 0 a pseudo-terminal all the same
             environment["SWJOIN_PLAIN"] = "1"
         process = subprocess.Popen(
-            command, env=environment, stderr=None if debug else subprocess.PIPE, text=True, start_new_session=True
+            command,
+            env=environment,
+            stdout=subprocess.DEVNULL if quiet else None,
+            stderr=None if debug else subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
-        code, failure = _watch(process, signal.SIGUSR1 if checkpointed else signal.SIGTERM)
+        with open(os.devnull, "w") if quiet else contextlib.nullcontext(sys.stderr) as told:
+            code, failure = _watch(process, signal.SIGUSR1 if checkpointed else signal.SIGTERM, told)
     if code and job.run_dir is not None and not _finished_since(job.run_dir / "run.json", started):
         write_json(job.run_dir / "run.json", partial_report(job, {"count": None, "digest": None}, failure))
-    return code
+    return code, failure
 
 
 def _finished_since(report: Path, started: float) -> bool:
@@ -73,8 +87,8 @@ def _finished_since(report: Path, started: float) -> bool:
     return report.exists() and report.stat().st_mtime >= started
 
 
-def _watch(process: subprocess.Popen[str], first_signal: signal.Signals) -> tuple[int, str]:
-    """Pass the ranks' lines on until the launcher ends; its exit code as ours, and what went wrong.
+def _watch(process: subprocess.Popen[str], first_signal: signal.Signals, told: TextIO) -> tuple[int, str]:
+    """Pass the ranks' lines on to `told` until the launcher ends; its exit code as ours, and what went wrong.
 
     first_signal: what to send when we are to stop; SIGUSR1 is passed on to ranks, which with checkpoints end by themselves. The
     second time it is SIGTERM.
@@ -85,7 +99,8 @@ def _watch(process: subprocess.Popen[str], first_signal: signal.Signals) -> tupl
         stopping.append(number)
         process.send_signal(first_signal if len(stopping) == 1 else signal.SIGTERM)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    here = threading.current_thread() is threading.main_thread()  # elsewhere signals do what they always do
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM) if here}
     said = ""
     unsaid: list[str] = []
     try:
@@ -94,8 +109,8 @@ def _watch(process: subprocess.Popen[str], first_signal: signal.Signals) -> tupl
                 if line.startswith("swjoin: ") and not line.endswith(_TERMINATED):
                     if not said:  # ranks that fail of the same cause, or because another failed, need not all say so
                         said = line.removeprefix("swjoin: ").strip()
-                        sys.stderr.write(line)
-                        sys.stderr.flush()
+                        told.write(line)
+                        told.flush()
                 else:
                     unsaid.append(line)
         code = process.wait()
@@ -107,7 +122,7 @@ def _watch(process: subprocess.Popen[str], first_signal: signal.Signals) -> tupl
         return 0, ""  # stopped with a checkpoint, or had come to its end
     if stopping:
         said = f"stopped by {signal.Signals(stopping[0]).name}"
-        print(f"swjoin: {said}", file=sys.stderr)
+        print(f"swjoin: {said}", file=told)
         return 128 + stopping[0], said
     if code and not said:
         text = " ".join(" ".join(unsaid).split())
@@ -116,7 +131,7 @@ def _watch(process: subprocess.Popen[str], first_signal: signal.Signals) -> tupl
             said = f"rank {killed[1]} on {killed[2]} was killed by signal {killed[3]}"
         else:
             said = f"mpirun ended with code {code}: {text[:400].strip(' -') or 'it said nothing'} (--debug shows all)"
-        print(f"swjoin: {said}", file=sys.stderr)
+        print(f"swjoin: {said}", file=told)
     return (code if code in (0, 2) else 1), said
 
 

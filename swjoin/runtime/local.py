@@ -61,7 +61,7 @@ from swjoin.runtime.throttle import Throttle
 _RESULT_CHUNKS = 4  # result chunks that may wait for the collector; then the slaves wait
 _MOST_SLAVES = 4
 _WAKE_S = 0.1  # how soon a waiting thread sees that the run has failed
-_SWITCH_S = 0.0005  # the interpreter's default of 5 ms would keep a finished kernel waiting for the GIL
+SWITCH_S = 0.0005  # the interpreter's default of 5 ms would keep a finished kernel waiting for the GIL
 
 
 def default_slave_count() -> int:
@@ -372,7 +372,7 @@ class _LocalLoop:
         """Play the master until every role has ended. Raises what any role raised."""
         threads: list[_RoleThread] = [self._collector, *self.slaves]
         interval = sys.getswitchinterval()
-        sys.setswitchinterval(_SWITCH_S)
+        sys.setswitchinterval(SWITCH_S)
         try:
             for thread in threads:
                 thread.start()

@@ -1,6 +1,6 @@
 """A rank calls its own kernels once before the run's clock starts.
 
-What: `load_master_kernels`, `load_slave_kernels`; both say so when a kernel had to be compiled first.
+What: `load_master_kernels`, `load_slave_kernels`; both say so when a kernel had to be compiled first (`compilations_told`).
 Why: loading compiled kernels from the cache takes most of a second, which must not become production delay of the first
 distribution epochs.
 Stays out: compiling them in the first place (`cli.warmup`), measuring.
@@ -48,7 +48,7 @@ class _Compiled(Listener):  # type: ignore[misc]
 
 
 @contextlib.contextmanager
-def _compilations_told() -> Iterator[None]:
+def compilations_told() -> Iterator[None]:
     """One line on standard error when kernels are compiled inside: it happens once after an installation or a change."""
     compiled = _Compiled()
     with install_listener("numba:compile", compiled):
@@ -80,7 +80,7 @@ def _alone(config: RunConfig) -> RunConfig:
     )
 
 
-@_compilations_told()
+@compilations_told()
 def load_master_kernels(config: RunConfig, layouts: tuple[RowLayout | None, RowLayout | None]) -> None:
     """Judge, order and partition two tuples."""
     relaxed = dataclasses.replace(_alone(config), time=TimeConfig("event", 1_000_000, "drop"), pace="asap")
@@ -92,7 +92,7 @@ def load_master_kernels(config: RunConfig, layouts: tuple[RowLayout | None, RowL
         master.handle(StreamEnded(stream), 0)
 
 
-@_compilations_told()
+@compilations_told()
 def load_slave_kernels(config: RunConfig, layouts: tuple[RowLayout | None, RowLayout | None]) -> None:
     """Join two pairs of tuples, with the payload layouts of the run."""
     pages = 2 * PAGE_ROWS * sum(layout.fixed_bytes for layout in layouts if layout is not None)

@@ -50,7 +50,7 @@ class OutputPlan:
         right_columns = [] if JOIN_KINDS[self.how].one_sided else self.right.shown
         left_names = [name for name, _, _ in self.left.shown]
         right_names = [name for name, _, _ in right_columns if name not in self.right.key]
-        reserved = {name for name, _, _ in self._id_columns}
+        reserved = {name for name, _, _ in self.id_columns}
         taken: set[str] = set(reserved)
         out: list[tuple[str, Any, int, str, str]] = []
         keys = [c for c in self.left.shown if c[0] in self.left.key]
@@ -67,7 +67,12 @@ class OutputPlan:
         return out
 
     @property
-    def _id_columns(self) -> list[tuple[str, str, int]]:
+    def inputs(self) -> list[tuple[int, str]]:
+        """(side, input name) of every column from the streams, in output order."""
+        return [(side, name) for _, _, side, _, name in self._columns()]
+
+    @property
+    def id_columns(self) -> list[tuple[str, str, int]]:
         """(name, field of `Pairs`, side)."""
         sides = (LEFT,) if JOIN_KINDS[self.how].one_sided else (LEFT, RIGHT)
         names = [(f"{STREAM_NAMES[side]}_{what}", side) for what in ("id", "ts") for side in sides]
@@ -95,7 +100,7 @@ class OutputPlan:
     def schema(self) -> pa.Schema:
         import pyarrow as pa
 
-        ids = [(name, pa.int64() if name.endswith("ts") else pa.uint64()) for name, _, _ in self._id_columns]
+        ids = [(name, pa.int64() if name.endswith("ts") else pa.uint64()) for name, _, _ in self.id_columns]
         return pa.schema([*ids, *((label, kind) for label, kind, _, _, _ in self._columns())])
 
     def check_text(self) -> None:
@@ -115,7 +120,7 @@ class OutputPlan:
         times = (pairs.left_ts, pairs.right_ts)
         schema, n = self.schema, len(pairs)
         arrays: list[pa.Array] = []
-        for name, field, side in self._id_columns:
+        for name, field, side in self.id_columns:
             arrays.append(pa.nulls(n, schema.field(name).type) if pairs.side == 1 - side else pa.array(getattr(pairs, field)))
         for _, kind, side, origin, name in self._columns():
             is_key = side == LEFT and name in self.left.key
@@ -125,9 +130,9 @@ class OutputPlan:
                 arrays.append(pa.nulls(n, kind))
             elif origin == "row":
                 array = unpacked[side][name]
-                arrays.append(array if array.type == kind else _as_type(array, kind))
+                arrays.append(array if array.type == kind else as_type(array, kind))
             else:
-                arrays.append(_rebuilt(pairs.key if origin == "key" else times[side], kind))
+                arrays.append(rebuilt(pairs.key if origin == "key" else times[side], kind))
         return pa.record_batch(arrays, schema=schema)
 
     # ------------------------------------------------------------ to another process
@@ -148,7 +153,7 @@ def _unpack(codec: RowCodec | None, rows: PayloadRows | None) -> dict[str, pa.Ar
     return dict(zip(codec.schema.names, codec.decode(rows), strict=True))
 
 
-def _as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """A cast; Arrow has none to dictionaries of anything but strings."""
     import pyarrow as pa
 
@@ -158,12 +163,20 @@ def _as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.DictionaryArray.from_arrays(encoded.indices.cast(kind.index_type), encoded.dictionary, ordered=kind.ordered)
 
 
-def _rebuilt(values: I64, kind: pa.DataType) -> pa.Array:
+def plain_of(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A cast to a type, or to that of its values when it is a dictionary."""
+    import pyarrow as pa
+
+    wanted = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return array if array.type == wanted else array.cast(wanted)
+
+
+def rebuilt(values: I64, kind: pa.DataType) -> pa.Array:
     """A key or time column from int64 values."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(kind):
-        return _as_type(_rebuilt(values, kind.value_type), kind)
+        return as_type(rebuilt(values, kind.value_type), kind)
     if pa.types.is_uint64(kind):
         return pa.array(values.view(np.uint64))
     if pa.types.is_boolean(kind):

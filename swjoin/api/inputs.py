@@ -1,0 +1,131 @@
+"""What users hand over, as Arrow.
+
+What: `to_table` (a whole input), `to_batches` (a piece of a stream).
+Why: Arrow tables, pandas, polars, DuckDB and whatever else has the Arrow C stream interface are the same thing here, without a
+dependency on any of them.
+Stays out: which columns there must be (`sources.columns`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+
+from swjoin.errors import UserError
+from swjoin.sources.formats import file_format, list_files, read_batches, read_schema, refusing
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FILE_BATCH_ROWS = 1 << 17
+
+
+@runtime_checkable
+class ArrowStream(Protocol):
+    """Tables, record-batch readers, data frames: whatever can be read as a stream of Arrow record batches."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
+
+
+@runtime_checkable
+class ArrowArray(Protocol):
+    """A single record batch."""
+
+    def __arrow_c_array__(self, requested_schema: object | None = None) -> tuple[object, object]: ...
+
+
+Streamable: TypeAlias = ArrowStream | ArrowArray
+Input: TypeAlias = ArrowStream | ArrowArray | str | os.PathLike[str]
+
+
+def to_table(value: object, side: str, wanted: Collection[str] | None = None) -> pa.Table:
+    """A whole input in memory, columns as they are. wanted: of files, read these only. UserError for what is no table, and for
+    files that cannot be read."""
+    import pyarrow as pa
+
+    if isinstance(value, (str, os.PathLike)):
+        return _from_files(Path(value), wanted)
+    if isinstance(value, pa.Table):
+        return _without_index(value)
+    return _without_index(pa.Table.from_batches(*_opened(value, side)))
+
+
+def _without_index(table: pa.Table) -> pa.Table:
+    """An unnamed index of pandas is nobody's column."""
+    if not (table.schema.metadata or {}).get(b"pandas"):
+        return table
+    return table.drop_columns([name for name in table.column_names if re.fullmatch(r"__index_level_\d+__", name)])
+
+
+def _from_files(path: Path, wanted: Collection[str] | None) -> pa.Table:
+    import pyarrow as pa
+
+    files = list_files(path)
+    schema = read_schema(files[0])
+    if wanted is not None:
+        schema = pa.schema([field for field in schema if field.name in wanted])
+    batches = []
+    for file in files:
+        own = schema if file is files[0] else read_schema(file)
+        for field in schema:
+            if own.names.count(field.name) != 1:
+                raise UserError(f"{file}: column {field.name} is missing or there twice, in {files[0].name} it is there once")
+            if own.field(field.name).type != field.type and file_format(file) != "CSV":
+                raise UserError(f"{file}: column {field.name} is {own.field(field.name).type}, before it was {field.type}")
+        batches += list(read_batches(file, schema, schema.names, FILE_BATCH_ROWS))
+    with refusing(path):
+        return pa.Table.from_batches(batches, schema)
+
+
+def to_batches(value: object, side: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """Schema and record batches of a piece of a stream; a table's are as large as they can be without a copy."""
+    import pyarrow as pa
+
+    if isinstance(value, pa.RecordBatch):
+        return value.schema, iter([value])
+    if isinstance(value, pa.Table):
+        whole = value if all(c.num_chunks == 1 for c in value.columns) else value.combine_chunks()
+        return value.schema, iter(whole.to_batches())
+    if isinstance(value, (str, os.PathLike)):
+        raise UserError(f"{side}: {str(value)[:100]!r} is a path; a stream takes batches, swjoin.join takes paths")
+    batches, schema = _opened(value, side)
+    return schema, batches
+
+
+def _opened(value: object, side: str) -> tuple[Iterator[pa.RecordBatch], pa.Schema]:
+    """Record batches and their schema, of anything that has Arrow's interface."""
+    import pyarrow as pa
+
+    if isinstance(value, pa.RecordBatch):
+        return iter([value]), value.schema
+    if isinstance(value, type) or not isinstance(value, (ArrowStream, ArrowArray)):
+        raise UserError(
+            f"{side}: a {type(value).__name__} is no table; give an Arrow table, record batch or reader, a data frame, "
+            "or anything else with __arrow_c_stream__"
+        )
+    try:
+        if isinstance(value, ArrowStream):
+            reader = pa.RecordBatchReader.from_stream(value)
+            return _told(iter(reader), side), reader.schema
+        batch = pa.record_batch(value)
+    except (pa.ArrowException, TypeError, ValueError, OSError) as error:
+        raise _unreadable(side, error) from None
+    return iter([batch]), batch.schema
+
+
+def _told(batches: Iterator[Any], side: str) -> Iterator[Any]:
+    """UserError for whatever goes wrong while they are read."""
+    import pyarrow as pa
+
+    try:
+        yield from batches
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(side, error) from None
+
+
+def _unreadable(side: str, error: Exception) -> UserError:
+    text = " ".join(str(error).split())[:1000]
+    return UserError(f"{side}: cannot be read as Arrow data: {text or type(error).__name__}")

@@ -1,0 +1,177 @@
+"""Runs of a whole cluster from Python: `swjoin.run` and `swjoin.Run`.
+
+What: `run(config)` starts what `swjoin run` starts; `Run` reads what a run has left, also of one that somebody else started.
+Why: results, metrics and events as Arrow tables, without knowing which file holds what.
+Stays out: what a run does (`runtime`), figures (`plots`), the page in a notebook (`api.display`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from swjoin.batch import Ledger
+from swjoin.config import RunConfig
+from swjoin.errors import RunFailed, UserError
+from swjoin.loading import config_from_plain, load_config
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.dataset as ds
+    from matplotlib.figure import Figure
+
+Config: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | RunConfig
+
+
+def run(
+    config: Config,
+    *,
+    ranks: int | None = None,
+    out: str | os.PathLike[str] | None = None,
+    threads: int | None = None,
+    progress: bool = False,
+) -> Run:
+    """Run a cluster as configured, to its end: a YAML file, a mapping with the same keys, or a `swjoin.config.RunConfig`.
+
+    ranks: on so many MPI ranks of this machine, at least 3; without, in this process, with `threads` slaves (default: one per
+    core but one, at most four). out: the run's directory, which must not hold results yet; without, a temporary one that lasts
+    as long as the Run. progress: a progress bar, in this process.
+
+    Raises UserError for a configuration or input that is wrong, RunFailed when the run fails or its ledger does not balance.
+    """
+    from swjoin.api.ranks import launch_quietly
+    from swjoin.api.tables import check_workers
+    from swjoin.runtime.job import Job
+    from swjoin.runtime.local import run_local
+
+    check_workers(threads, ranks)
+    settings = _config(config)
+    kept = None
+    if out is None:
+        kept = tempfile.TemporaryDirectory(prefix="swjoin-run-", ignore_cleanup_errors=True)
+        out = kept.name
+    folder = Path(out)
+    target = None if settings.sink.kind == "count" else folder / "results"
+    job = Job(settings, target, True, folder, None, "swjoin.run")
+    if ranks is not None:
+        launch_quietly(job, ranks)
+    else:
+        run_local(job, progress, slave_count=threads)
+    return Run(folder, _kept=kept)
+
+
+def _config(config: object) -> RunConfig:
+    if isinstance(config, RunConfig):
+        return config
+    if isinstance(config, Mapping):
+        return config_from_plain(dict(config))
+    if isinstance(config, (str, os.PathLike)):
+        return load_config(Path(config))
+    raise UserError(f"config: a {type(config).__name__} is no configuration; give a YAML file, a mapping or a RunConfig")
+
+
+class Run:
+    """What a run has left in its directory; read when it is asked for."""
+
+    def __init__(self, path: str | os.PathLike[str], *, _kept: object = None) -> None:
+        self.path = Path(path)
+        self._kept = _kept  # a temporary directory, gone with the Run
+
+    @staticmethod
+    def open(path: str | os.PathLike[str]) -> Run:
+        """The run in this directory. UserError when it holds no run.json."""
+        found = Run(path)
+        _ = found.report
+        return found
+
+    @cached_property
+    def report(self) -> dict[str, Any]:
+        """run.json: what was run, ledger, count, digest, throughput, production delay, memory (README.md, "Reading a run")."""
+        file = self.path / "run.json"
+        try:
+            report = json.loads(file.read_text())
+        except OSError as error:
+            raise UserError(f"{file}: cannot be read ({error.strerror}); is {self.path} the directory of a run?") from None
+        except ValueError as error:
+            raise UserError(f"{file}: not valid JSON ({error})") from None
+        if not isinstance(report, dict) or "results" not in report:
+            raise UserError(f"{file}: is no report of a run")
+        return report
+
+    @property
+    def complete(self) -> bool:
+        """False for a run that failed, or was stopped with a checkpoint."""
+        return bool(self.report["complete"])
+
+    @property
+    def count(self) -> int:
+        """Pairs."""
+        return int(self.report["results"]["count"] or 0)
+
+    @property
+    def digest(self) -> str:
+        """Of the pairs: 16 hex digits."""
+        return str(self.report["results"]["digest"])
+
+    @property
+    def ledger(self) -> Ledger:
+        """The account of all rows and pairs. RunFailed, saying why, for a run that failed."""
+        from swjoin.api.ranks import ledger_of
+
+        if "input" not in self.report:
+            raise RunFailed(f"{self.path}: {self.report.get('failure', 'the run has not been completed')}")
+        return ledger_of(self.report)
+
+    def results(self) -> ds.Dataset:
+        """The pairs, as an Arrow dataset over the result files: `.to_table()` reads them all. UserError when none were kept."""
+        import pyarrow.dataset as ds
+
+        folder = self.path / "results"
+        kind = self.report["config"]["sink"]["kind"]
+        files = sorted(str(f) for f in folder.glob(f"part-*.{kind}"))
+        if not files:
+            why = "the run kept count and digest only (sink.kind: count)" if kind == "count" else "there are no whole files"
+            raise UserError(f"{folder}: holds no pairs: {why}")
+        return ds.dataset(files, format=kind)
+
+    def metrics(self) -> pa.Table:
+        """One row per slave and distribution epoch (DIR/metrics/slaves.parquet)."""
+        return self._table("slaves.parquet")
+
+    def events(self) -> pa.Table:
+        """What was decided, and what became of it (DIR/metrics/events.parquet)."""
+        return self._table("events.parquet")
+
+    def _table(self, name: str) -> pa.Table:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        file = self.path / "metrics" / name
+        try:
+            return pq.read_table(file)
+        except (OSError, pa.ArrowException) as error:
+            text = " ".join(str(error).split())[:300]
+            raise UserError(f"{file}: cannot be read ({text}); was the run completed?") from None
+
+    def plot(self) -> Figure:
+        """Throughput, production delay and occupancy over time. UserError without a checkout and matplotlib."""
+        from swjoin.shipped import load_figures
+
+        figure: Figure = load_figures("run_overview").plot(self.path)
+        return figure
+
+    def __repr__(self) -> str:
+        try:
+            return f"<swjoin.Run {self.path}: {self.count:,} pairs, digest {self.digest}>"
+        except UserError:
+            return f"<swjoin.Run {self.path}: no report>"
+
+    def _repr_html_(self) -> str:
+        from swjoin.api.display import run_as_html
+
+        return run_as_html(self)

@@ -1,0 +1,283 @@
+"""Joins of whole tables: `swjoin.join`, `swjoin.count`, `swjoin.proof`.
+
+What: two inputs in, an Arrow table of pairs or their number and digest out; in this process, or on MPI ranks of this machine.
+Why: the common case takes one call. In this process the calling thread judges and partitions one distribution epoch while the
+join modules, a thread each, join the one before.
+Stays out: what the arguments mean (`api.arguments`), tuples and output columns (`api.whole`), streams (`api.streaming`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from swjoin.api.arguments import (
+    CLUSTER_PARTITIONS,
+    Bound,
+    Columns,
+    Duration,
+    Late,
+    Proof,
+    Request,
+    TimeUnit,
+    speaking_python,
+)
+from swjoin.api.embedded import Engine, Joiner
+from swjoin.api.gather import Gathered
+from swjoin.api.inputs import Input
+from swjoin.api.whole import Side, open_sides
+from swjoin.batch import LEFT, RIGHT, Ledger, SourceBatch, StreamCounts
+from swjoin.config import RunConfig
+from swjoin.deliveries import Delivery
+from swjoin.errors import UserError
+from swjoin.oracle import How, format_digest
+from swjoin.runtime.local import SWITCH_S, default_slave_count
+from swjoin.runtime.memory import keep_freed_memory
+from swjoin.runtime.preload import compilations_told
+from swjoin.sources.predicate import compile_where
+from swjoin.where import parse_where
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+METADATA = b"swjoin"
+_AHEAD = 2  # distribution epochs that are prepared before the one that is joined is done
+_RESULT_BYTES = 5 << 20
+
+
+def join(
+    left: Input,
+    right: Input,
+    *,
+    on: Columns | None = None,
+    left_time: str,
+    right_time: str,
+    within: Duration | None = None,
+    lower: Duration | None = None,
+    upper: Duration | None = None,
+    exclusive: Bound | Sequence[Bound] = (),
+    time_unit: TimeUnit | None = None,
+    how: How = "inner",
+    where: str | None = None,
+    left_on: Columns | None = None,
+    right_on: Columns | None = None,
+    left_id: str | None = None,
+    right_id: str | None = None,
+    columns: Columns | None = None,
+    max_out_of_order: Duration | None = None,
+    late: Late = "error",
+    ids: bool = False,
+    memory: str | None = None,
+    threads: int | None = None,
+    ranks: int | None = None,
+) -> pa.Table:
+    """All pairs of rows with equal keys and lower <= right time - left time <= upper, each exactly once, as an Arrow table.
+
+    how: "inner"; "left", "right", "full": also the rows of that side, or of both, that match nothing; "semi", "anti": the left
+    rows that match something, that match nothing. where: what else must hold of a pair, such as "left_price < right_price".
+
+    left, right: Arrow tables, record batches or readers, pandas, polars, anything with `__arrow_c_stream__`, or paths of files
+    or directories (Parquet, CSV, Arrow IPC). They are held in memory; in any row order. on: the join columns of both sides, or
+    left_on and right_on. within="6h" means lower="-6h", upper="6h"; exclusive: bounds that do not count themselves. time_unit:
+    of integer time columns (s, ms, us, ns). columns: other columns to keep (default: all). ids: also left_id, right_id,
+    left_ts, right_ts (microseconds); ids are positions unless left_id, right_id name columns. max_out_of_order: rows that lie
+    further behind an earlier one are late (default: no row is, whatever the order); late: "error" or "drop", also for rows
+    without a time. memory: limit of the window state of a thread or rank, such as "4GB". threads: join modules in this process
+    (default: one per core but one, at most four). ranks: start so many MPI ranks on this machine instead, at least 3.
+
+    Output columns: the key once, named as on the left, then every other column of both sides, prefixed left_ or right_ where
+    names clash. The order of the rows is not specified. `swjoin.proof(table)` has count, digest and ledger.
+
+    Raises UserError for input or arguments that are wrong, RunFailed when the join fails.
+    """
+    request = Request(
+        on, left_time, right_time, within, lower, upper, exclusive, time_unit, how, where, left_on, right_on,
+        left_id, right_id, columns, max_out_of_order, late, memory, ids,
+    )  # fmt: skip
+    table: pa.Table = _perform(request, left, right, threads, ranks, materialise=True)
+    return table
+
+
+def count(
+    left: Input,
+    right: Input,
+    *,
+    on: Columns | None = None,
+    left_time: str,
+    right_time: str,
+    within: Duration | None = None,
+    lower: Duration | None = None,
+    upper: Duration | None = None,
+    exclusive: Bound | Sequence[Bound] = (),
+    time_unit: TimeUnit | None = None,
+    how: How = "inner",
+    where: str | None = None,
+    left_on: Columns | None = None,
+    right_on: Columns | None = None,
+    left_id: str | None = None,
+    right_id: str | None = None,
+    max_out_of_order: Duration | None = None,
+    late: Late = "error",
+    memory: str | None = None,
+    threads: int | None = None,
+    ranks: int | None = None,
+) -> Proof:
+    """Number and digest of the pairs that `join` would return for these arguments, without making them; and the ledger.
+
+    Only keys, times and ids are looked at. Raises UserError for input or arguments that are wrong, RunFailed when it fails.
+    """
+    request = Request(
+        on, left_time, right_time, within, lower, upper, exclusive, time_unit, how, where, left_on, right_on,
+        left_id, right_id, None, max_out_of_order, late, memory, False,
+    )  # fmt: skip
+    found: Proof = _perform(request, left, right, threads, ranks, materialise=False)
+    return found
+
+
+def proof(table: pa.Table) -> Proof:
+    """Count, digest and ledger of a table that `join` returned (they are in its schema's metadata, which most changes keep).
+
+    UserError for a table without them.
+    """
+    stored = (table.schema.metadata or {}).get(METADATA)
+    if stored is None:
+        raise UserError("proof: the table carries none; take the one that swjoin.join returned")
+    return proof_from_plain(json.loads(stored))
+
+
+def proof_from_plain(plain: dict[str, Any]) -> Proof:
+    """Out of what the metadata of a table hold."""
+    ledger = plain["ledger"]
+    left, right = StreamCounts(**ledger["left"]), StreamCounts(**ledger["right"])
+    return Proof(plain["count"], plain["digest"], Ledger(left, right, ledger["produced"], ledger["collected"]))
+
+
+def _perform(
+    request: Request, left: object, right: object, threads: int | None, ranks: int | None, *, materialise: bool
+) -> Any:
+    """A table, or a Proof without one."""
+    with speaking_python():
+        config = request.config(materialise=materialise, partitions=CLUSTER_PARTITIONS if ranks is not None else None)
+        if request.late == "side":
+            raise UserError("late: 'side' needs a place for late rows, which a table does not have; use swjoin.WindowJoin")
+        check_workers(threads, ranks)
+        *sides, plan = open_sides(request, left, right, materialise=materialise)
+        both = (sides[LEFT], sides[RIGHT])
+        gathered = [Gathered(plan, both) for _ in range(threads or default_slave_count())] if materialise else None
+        if ranks is not None:
+            from swjoin.api.ranks import join_on_ranks
+
+            found = join_on_ranks(config, both, ranks, gathered[0] if gathered else None, sort=_sorts(request))
+        else:
+            found = _join_here(config, both, threads or default_slave_count(), gathered, sort=_sorts(request))
+    if gathered is None:
+        return found
+    return _as_table(plan.schema, gathered, found, both)
+
+
+def _sorts(request: Request) -> bool:
+    """Rows are taken in time order; with a declared bound they are judged in the order in which they are."""
+    return request.max_out_of_order is None
+
+
+def check_workers(threads: int | None, ranks: int | None) -> None:
+    for value, name, least in ((threads, "threads", 1), (ranks, "ranks", 3)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+            why = "a cluster needs a master, a collector and one slave" if name == "ranks" else "one join module at least"
+            raise UserError(f"{name}: {value!r}: must be {least} or more ({why})")
+    if threads is not None and ranks is not None:
+        raise UserError("threads: on MPI every slave is a rank of its own; give ranks alone")
+
+
+def _as_table(schema: pa.Schema, gathered: list[Gathered], found: Proof, sides: tuple[Side, Side]) -> pa.Table:
+    import pyarrow as pa
+
+    blocks = [block for part in gathered for block in part.finish()]
+    if any(side.ids is not None for side in sides):
+        found = dataclasses.replace(found, digest=format_digest(sum(part.digest for part in gathered)))
+    table = pa.concat_tables(blocks) if blocks else schema.empty_table()
+    return table.replace_schema_metadata({METADATA: json.dumps(dataclasses.asdict(found)).encode()})
+
+
+# ---------------------------------------------------------------- in this process
+
+
+def _join_here(
+    config: RunConfig, sides: tuple[Side, Side], threads: int, gathered: list[Gathered] | None, *, sort: bool
+) -> Proof:
+    keep_freed_memory()
+    codecs = sides[LEFT].codec, sides[RIGHT].codec
+    where = None if config.query.where is None else compile_where(parse_where(config.query.where), *codecs)
+    layouts = codecs[LEFT].layout, codecs[RIGHT].layout
+    engine = Engine(config, layouts, slaves=threads, result_bytes=_RESULT_BYTES, where=where)
+
+    def work(slave: int) -> Callable[[Delivery], None]:
+        joiner = engine.joiners[slave]
+        if gathered is None:
+            return joiner.count
+        return lambda delivery: _collect(joiner, delivery, gathered[slave])
+
+    works = [work(s) for s in range(threads)]
+    waiting: deque[list[Future[None]]] = deque()
+    with compilations_told(), _switching_quickly(), ExitStack() as stack:
+        pools = [stack.enter_context(ThreadPoolExecutor(1, f"swjoin-{s}")) for s in range(threads)]
+        try:
+            for deliveries in _epochs(engine, config, [iter(side.rows(sort=sort)) for side in sides]):
+                waiting.append([p.submit(w, d) for p, w, d in zip(pools, works, deliveries, strict=True)])
+                if len(waiting) > _AHEAD:
+                    _wait(waiting.popleft())
+            while waiting:
+                _wait(waiting.popleft())
+        finally:
+            for futures in waiting:
+                for future in futures:
+                    future.cancel()
+    if gathered is None:
+        for joiner in engine.joiners:
+            joiner.collected = joiner.produced
+    return Proof(engine.count, engine.digest, engine.check_ledger())
+
+
+def _wait(futures: list[Future[None]]) -> None:
+    for future in futures:
+        future.result()
+
+
+def _collect(joiner: Joiner, delivery: Delivery, gathered: Gathered) -> None:
+    for pairs in joiner.pairs_of(delivery):
+        gathered.add(pairs)
+
+
+def _epochs(engine: Engine, config: RunConfig, sources: list[Iterator[SourceBatch]]) -> Iterator[list[Delivery]]:
+    """Read the stream that is behind; a distribution epoch ends when enough tuples wait, at the time that both have reached."""
+    ended = [False, False]
+    enough = config.cluster.epoch_tuples
+    while not all(ended):
+        times = engine.times_us
+        stream = LEFT if not ended[LEFT] and (ended[RIGHT] or times[LEFT] <= times[RIGHT]) else RIGHT
+        batch = next(sources[stream], None)
+        if batch is None:
+            ended[stream] = True
+            engine.end(stream)
+        else:
+            engine.read(stream, batch)
+        if engine.waiting_tuples >= enough:
+            yield engine.deliver(min(engine.times_us))
+    yield engine.deliver()
+
+
+@contextmanager
+def _switching_quickly() -> Iterator[None]:
+    """The interpreter's default would keep a finished kernel waiting for the GIL."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)

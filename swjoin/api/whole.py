@@ -1,0 +1,146 @@
+"""Two whole inputs in memory as tuples of one join, in time order.
+
+What: `Side` (one input: its tuples, which name rows by position), `open_sides`.
+Why: when all of the input is at hand, no payload needs to travel: the engine joins keys and times, and the columns of the pairs
+are taken from the user's own tables at the end (`api.gather`).
+Stays out: joining (`api.embedded`), threads (`api.tables`), ranks (`api.ranks`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from swjoin.api.arguments import Request
+from swjoin.api.inputs import to_table
+from swjoin.batch import I64, LEFT, MISSING_ID, RIGHT, STREAM_NAMES, U64, PayloadRows, SourceBatch
+from swjoin.sinks.plan import OutputPlan
+from swjoin.sources.columns import StreamView, Tuples, describe_streams
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from swjoin.config import StreamConfig
+    from swjoin.sources.keys import KeyEncoder
+
+SLICE_ROWS = 65_536
+
+
+class Side:
+    """One input. table: all of it. ids: the user's row ids, uint64 (rows,), or None where tuples carry what they are to carry.
+
+    by_position: tuples carry the positions of their rows, whatever ids the user names.
+    """
+
+    def __init__(
+        self, stream: int, table: pa.Table, config: StreamConfig, view: StreamView, keys: KeyEncoder, *, by_position: bool
+    ) -> None:
+        self.stream, self.table, self.codec = stream, table, view.codec
+        tuples = Tuples(config, view.codec, keys, self._place)
+        judged = [] if view.codec.rows is None else view.codec.rows.schema.names
+        needed = list(dict.fromkeys([*config.key, config.time, *([config.id] if config.id else []), *judged]))
+        self._slices: list[SourceBatch] = []
+        ids: list[U64] = []
+        first = 0
+        for batch in table.select(needed).to_batches(max_chunksize=SLICE_ROWS):
+            part = tuples.of(batch, first)
+            if config.id is not None and by_position:
+                ids.append(part.id)
+                part = dataclasses.replace(part, id=np.arange(first, first + len(part), dtype=np.uint64))
+            self._slices.append(part)
+            first += len(part)
+        self.ids = np.concatenate([np.empty(0, np.uint64), *ids]) if config.id is not None and by_position else None
+
+    def _place(self, position: int) -> str:
+        return f"{STREAM_NAMES[self.stream]}, row {position} (counting from 0)"
+
+    @property
+    def in_order(self) -> bool:
+        """Every row has a time, and none is before the row before it."""
+        high: int | None = None
+        for part in self._slices:
+            if part.ts_valid is not None or (part.ts[1:] < part.ts[:-1]).any():
+                return False
+            if len(part):
+                if high is not None and int(part.ts[0]) < high:
+                    return False
+                high = int(part.ts[-1])
+        return True
+
+    def rows(self, *, sort: bool) -> Iterator[SourceBatch]:
+        """All rows, in slices. sort: in time order, equal times in the order of the table, rows without a time last."""
+        if not sort or self.in_order:
+            yield from self._slices
+            return
+        whole = _concat(self._slices)
+        known = whole.ts if whole.ts_valid is None else np.where(whole.ts_valid, whole.ts, np.iinfo(np.int64).max)
+        order = np.argsort(known, kind="stable")
+        for at in range(0, len(order), SLICE_ROWS):
+            yield _take(whole, order[at : at + SLICE_ROWS])
+
+    def ids_of(self, positions: U64) -> U64:
+        """What the user calls these rows."""
+        if self.ids is None:
+            return positions
+        missing = positions == MISSING_ID
+        if not missing.any():
+            return self.ids[positions]
+        return np.where(missing, MISSING_ID, np.append(self.ids, MISSING_ID)[np.where(missing, len(self.ids), positions)])
+
+
+def _concat(parts: list[SourceBatch]) -> SourceBatch:
+    def masks(name: str) -> Any:
+        found = [getattr(p, name) for p in parts]
+        if all(mask is None for mask in found):
+            return None
+        return np.concatenate([np.ones(len(p), np.bool_) if m is None else m for p, m in zip(parts, found, strict=True)])
+
+    key, ts, ids = (np.concatenate([getattr(p, name) for p in parts]) for name in ("key", "ts", "id"))
+    rows = [part.rows for part in parts if part.rows is not None]
+    return SourceBatch(
+        key, ts, ids, masks("key_valid"), masks("ts_valid"), PayloadRows.concat(rows, rows[0].layout) if rows else None
+    )
+
+
+def _take(batch: SourceBatch, index: I64) -> SourceBatch:
+    key_valid, ts_valid = (None if mask is None else mask[index] for mask in (batch.key_valid, batch.ts_valid))
+    rows = None if batch.rows is None else batch.rows.take(index)
+    return SourceBatch(batch.key[index], batch.ts[index], batch.id[index], key_valid, ts_valid, rows)
+
+
+def _typed(tables: list[pa.Table], configs: list[StreamConfig]) -> list[pa.Table]:
+    """Keys and times of no type at all (an empty data frame, a column of nulls) get the other side's type."""
+    import pyarrow as pa
+
+    out = list(tables)
+    for side in (LEFT, RIGHT):
+        own, other = configs[side], configs[1 - side]
+        for name, theirs in zip((*own.key, own.time), (*other.key, other.time), strict=False):
+            names = out[side].column_names
+            if names.count(name) != 1 or tables[1 - side].column_names.count(theirs) != 1:
+                continue
+            if pa.types.is_null(out[side].schema.field(name).type):
+                kind = tables[1 - side].schema.field(theirs).type
+                out[side] = out[side].set_column(names.index(name), name, out[side].column(name).cast(kind))
+    return out
+
+
+def open_sides(request: Request, left: object, right: object, *, materialise: bool) -> tuple[Side, Side, OutputPlan]:
+    """Both inputs, read and checked, and what result rows look like."""
+    query = request.query()
+    wanted: set[str] | None = None
+    if (request.columns is not None or not materialise) and query.where is None:
+        configs = [request.stream(s) for s in (LEFT, RIGHT)]
+        wanted = {n for c in configs for n in (*c.key, c.time, c.id, *((c.columns or ()) if materialise else ())) if n}
+    tables = [to_table(value, name, wanted) for value, name in zip((left, right), STREAM_NAMES, strict=True)]
+    tables = _typed(tables, [request.stream(s) for s in (LEFT, RIGHT)])
+    if materialise:
+        request.check_columns(tables[LEFT].column_names, tables[RIGHT].column_names)
+    one, two = (request.stream(s, tables[s].column_names) for s in (LEFT, RIGHT))
+    schemas = (one, tables[LEFT].schema), (two, tables[RIGHT].schema)
+    views, keys = describe_streams(*schemas, carry=materialise, packed=False, query=query)
+    sides = [Side(s, tables[s], c, views[s], keys, by_position=materialise) for s, c in ((LEFT, one), (RIGHT, two))]
+    return sides[LEFT], sides[RIGHT], OutputPlan(views[LEFT].codec, views[RIGHT].codec, request.ids, query.how)

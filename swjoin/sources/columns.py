@@ -1,0 +1,233 @@
+"""Columns of a stream as tuples: keys, times, ids and payload out of Arrow batches.
+
+What: `describe_streams` (which columns a join needs of both sides, and how each comes back from a pair), and `Tuples`, which
+makes a `SourceBatch` of an Arrow batch.
+Why: files and tables in memory mean the same by the same columns, and are refused for the same reasons.
+Stays out: where batches come from (`sources.files`, `api`), judging null keys and late rows (`cluster.intake`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from swjoin.batch import I64, LEFT, STREAM_NAMES, U64, Bool, SourceBatch
+from swjoin.config import QueryConfig, StreamConfig
+from swjoin.errors import SwjoinError, UserError
+from swjoin.oracle import JOIN_KINDS
+from swjoin.sources.codec import RowCodec, StreamCodec
+from swjoin.sources.keys import KeyEncoder
+from swjoin.sources.predicate import resolve
+from swjoin.sources.views import booleans_of, integers_of
+from swjoin.units import MAX_SPAN_US
+from swjoin.where import columns_of, parse_where
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_UNIT_US = {"s": 1_000_000, "ms": 1_000, "us": 1}
+
+
+class Tuples:
+    """Makes tuples of one stream's batches. place: where a row is, by its position, for error lines."""
+
+    def __init__(self, config: StreamConfig, codec: StreamCodec, keys: KeyEncoder, place: Callable[[int], str]) -> None:
+        self._config = config
+        self._codec = codec
+        self._keys = keys
+        self._place = place
+
+    def of(self, batch: pa.RecordBatch, first: int) -> SourceBatch:
+        """n rows, the first of them at this position. UserError when a time or an id cannot be used."""
+        key, key_valid = self._keys.encode([batch.column(name) for name in self._config.key])
+        ts, ts_valid = self.times(batch.column(self._config.time), first)
+        rows = None if self._codec.rows is None else self._codec.rows.encode(batch)
+        return SourceBatch(key, ts, self._ids(batch, first), key_valid, ts_valid, rows)
+
+    def _ids(self, batch: pa.RecordBatch, first: int) -> U64:
+        import pyarrow as pa
+
+        if self._config.id is None:
+            return np.arange(first, first + batch.num_rows, dtype=np.uint64)
+        column = batch.column(self._config.id)
+        if column.null_count:
+            row = int(np.flatnonzero(booleans_of(column.is_null()))[0])
+            raise UserError(f"{self._place(first + row)}: id column {self._config.id} is null; every row needs an id")
+        return integers_of(column.cast(pa.uint64() if column.type == pa.uint64() else pa.int64())).astype(np.uint64)
+
+    def times(self, column: pa.Array, first: int) -> tuple[I64, Bool | None]:
+        """Microseconds, and which rows have a time. UserError when a time is finer than microseconds or out of range."""
+        import pyarrow as pa
+
+        valid = booleans_of(column.is_valid()) if column.null_count else None
+        kind = column.type
+        if pa.types.is_timestamp(kind):
+            unit = kind.unit
+            column = column.cast(pa.int64())
+        elif pa.types.is_date32(kind):
+            column, unit = column.cast(pa.timestamp("s")).cast(pa.int64()), "s"
+        elif pa.types.is_date64(kind):
+            column, unit = column.cast(pa.int64()), "ms"
+        else:
+            unit = self._config.time_unit
+        if column.null_count:
+            column = column.fill_null(0)
+        values = integers_of(column)
+        if values.dtype == np.uint64 and len(values) and int(values.max()) > MAX_SPAN_US:
+            values = np.minimum(values, MAX_SPAN_US)
+        values = values.astype(np.int64, copy=False)
+        if unit == "ns":
+            self._refuse_first(
+                values % 1000 != 0, valid, first, "is finer than one microsecond; round the column to microseconds"
+            )
+            values = values // 1000
+        scale = _UNIT_US.get(str(unit), 1)
+        limit = MAX_SPAN_US // scale
+        if len(values) and (int(values.max()) >= limit or int(values.min()) <= -limit):
+            self._refuse_first((values >= limit) | (values <= -limit), valid, first, "is out of range; check --time-unit")
+        return (values if scale == 1 else values * scale), valid
+
+    def _refuse_first(self, wrong: Bool, valid: Bool | None, first: int, what: str) -> None:
+        wrong = wrong if valid is None else wrong & valid
+        if wrong.any():
+            raise UserError(f"{self._place(first + int(np.flatnonzero(wrong)[0]))}: time column {self._config.time} {what}")
+
+
+@dataclass(frozen=True)
+class StreamView:
+    """columns: what has to be read of a stream. codec: how its columns come back from a pair."""
+
+    codec: StreamCodec
+    columns: list[str]
+
+
+def _find(schema: pa.Schema, name: str, side: str, path: str, role: str) -> pa.DataType:
+    """Type of a column. UserError, with the nearest name, when it is missing or ambiguous."""
+    count = schema.names.count(name)
+    if count == 1:
+        return schema.field(name).type
+    if count > 1:
+        raise UserError(f"{side} {path}: column {name} is there {count} times; rename one")
+    name = name[:200]
+    near = difflib.get_close_matches(name, schema.names, 1, 0.5)
+    hint = f"did you mean {near[0]}?" if near else f"its columns are {', '.join(schema.names)[:1000]}"
+    raise UserError(f"{side} {path}: {role} column {name} is missing; {hint}")
+
+
+def _check_time(config: StreamConfig, kind: pa.DataType, side: str) -> None:
+    import pyarrow.types as t
+
+    if t.is_timestamp(kind) or t.is_date(kind):
+        return
+    where = f"{side} {config.path or 'table'}: time column {config.time}"
+    if not t.is_integer(kind):
+        raise UserError(f"{where} is {kind}; it must be a timestamp, a date or an integer")
+    if config.time_unit is None:
+        raise UserError(f"{where} holds integers; say which unit with --time-unit s|ms|us|ns")
+
+
+def _stream_view(
+    config: StreamConfig,
+    schema: pa.Schema,
+    *,
+    carry: bool,
+    packed: bool,
+    native: bool,
+    own_key: bool,
+    time_is_ts: bool,
+    judged: Collection[str],
+) -> StreamView:
+    """Which columns are read, and how each comes back from a pair.
+
+    own_key: a row may come out without its partner's key. judged: columns that a predicate needs.
+    """
+    import pyarrow as pa
+
+    needed = [*config.key, config.time, *([config.id] if config.id else [])]
+    if not carry and not judged:
+        return StreamView(StreamCodec((), config.key, None), list(dict.fromkeys(needed)))
+    chosen = schema.names if config.columns is None else [n for n in schema.names if n in {*config.columns, *needed}]
+    shown = chosen if carry else []
+    wanted = [name for name in schema.names if name in shown or name in judged]
+    columns: list[tuple[str, Any, str]] = []
+    for name in wanted:
+        kind = schema.field(name).type
+        lossless = (kind == pa.int64() and config.time_unit == "us") or (pa.types.is_timestamp(kind) and kind.unit == "us")
+        if name in config.key:
+            if native:
+                columns.append((name, kind, "key"))
+            elif own_key or name in judged:
+                columns.append((name, kind, "row"))
+        elif name == config.time and lossless and time_is_ts:
+            columns.append((name, kind, "ts"))
+        else:
+            columns.append((name, kind, "row"))
+    in_rows = [(name, kind) for name, kind, origin in columns if origin == "row" and (packed or name in judged)]
+    rows = RowCodec(pa.schema(in_rows)) if packed or judged else None
+    hidden = tuple(name for name in wanted if name not in shown)
+    return StreamView(StreamCodec(tuple(columns), config.key, rows, hidden), list(dict.fromkeys([*needed, *wanted])))
+
+
+def _judged(query: QueryConfig | None, *streams: tuple[StreamConfig, pa.Schema]) -> tuple[set[str], set[str]]:
+    """The columns of both sides that a predicate needs. UserError when there is no such column."""
+    found: tuple[set[str], set[str]] = (set(), set())
+    if query is not None and query.where is not None:
+        (left, left_schema), (right, right_schema) = streams
+        for name in columns_of(parse_where(query.where)):
+            side, column = resolve(name, (left_schema.names, right_schema.names), (left.key, right.key))
+            found[side].add(column)
+    return found
+
+
+def describe_streams(
+    left: tuple[StreamConfig, pa.Schema],
+    right: tuple[StreamConfig, pa.Schema],
+    *,
+    carry: bool,
+    packed: bool,
+    time_is_ts: bool = True,
+    query: QueryConfig | None = None,
+) -> tuple[tuple[StreamView, StreamView], KeyEncoder]:
+    """Both streams of a join, checked by their schemas. UserError says which side and column is wrong.
+
+    carry: all other columns too, as far as rows of this kind of join hold them, else keys, times and ids alone. packed: they
+    travel as payload rows, so their types must be such as can be packed; what a predicate needs does so in any case.
+    time_is_ts: result times are the time columns (not arrival stamps). query: None: an inner join without a predicate.
+    """
+    import pyarrow.types as t
+
+    keys = []
+    for side, (config, schema) in zip(STREAM_NAMES, (left, right), strict=True):
+        where = config.path or "table"
+        keys.append([(name, _find(schema, name, side, where, "key")) for name in config.key])
+        _check_time(config, _find(schema, config.time, side, where, "time"), side)
+        if config.id is not None and not t.is_integer(_find(schema, config.id, side, where, "id")):
+            raise UserError(f"{side} {where}: id column {config.id} must hold integers")
+        for name in config.columns or ():
+            _find(schema, name, side, where, "chosen")
+        if carry and len(set(schema.names)) < len(schema.names):
+            twice = next(n for n in schema.names if schema.names.count(n) > 1)
+            raise UserError(f"{side} {where}: column {twice} is there {schema.names.count(twice)} times; rename one")
+    encoder, judged = KeyEncoder(keys[0], keys[1]), _judged(query, left, right)
+    kind = JOIN_KINDS["inner"] if query is None else query.kind
+    views = []
+    for index, (config, schema) in enumerate((left, right)):
+        try:
+            view = _stream_view(
+                config,
+                schema,
+                carry=carry and (index == LEFT or not kind.one_sided),
+                packed=packed,
+                native=encoder.native,
+                own_key=index == LEFT or kind.unmatched[index],
+                time_is_ts=time_is_ts,
+                judged=judged[index],
+            )
+        except SwjoinError as error:
+            raise UserError(f"{STREAM_NAMES[index]} {config.path or 'table'}: {error}") from None
+        views.append(view)
+    return (views[0], views[1]), encoder
