@@ -37,6 +37,7 @@ from swjoin.runtime.chaos_kills import Ordeal, run_ordeal
 from swjoin.runtime.checkpoint_folder import CheckpointFolder, read_manifest
 from swjoin.runtime.job import Job
 from swjoin.runtime.keepers import MasterKeeper
+from swjoin.runtime.processes import LaunchedRun
 from swjoin.runtime.segments import Segment, SegmentLog, replay
 from swjoin.runtime.simulation_result import SimulationError
 from swjoin.runtime.virtual_storage import MemorySink
@@ -615,6 +616,34 @@ def test_sigterm_stops_a_process_which_another_resumes(tmp_path: Path) -> None:
 def test_ranks_that_die(kind: str, seed: int, tmp_path: Path) -> None:
     report = run_ordeal(seed, tmp_path, (kind,))
     assert report["ordeal"]["resumed"] == (kind in ("everybody", "stop", "master"))
+
+
+@pytest.mark.mpi
+def test_a_slave_that_stands_by_takes_the_place_of_one_that_dies(tmp_path: Path) -> None:
+    """In a full join, so that who has matched must be found again."""
+    plain = {
+        "join": {"within": "500ms", "how": "full"},
+        "pace": "realtime",
+        "workload": {"rate_per_s": 1000.0, "duration": "4s", "domain": 2000, "payload": "8B"},
+        "cluster": {"distribution_epoch": "100ms", "partition_count": 8},
+        "module": {"window": "64MB"},
+        "reorganization": {"active_slaves": 2},
+        "checkpoint": {"epochs": 5},
+    }
+    config, out = tmp_path / "config.yaml", tmp_path / "run"
+    config.write_text(json.dumps(plain))
+    cluster = LaunchedRun([str(config), "-n", "5", "--out", str(out)], tmp_path / "log")
+    cluster.wait_for_start(out, 5, 60)
+    time.sleep(2)
+    cluster.kill([3])  # slave 1, active; slave 2 stands by
+    assert cluster.end(60) == 0, cluster.said()
+    report = json.loads((out / "run.json").read_text())
+    assert (report["results"]["count"], report["results"]["digest"]) == Ordeal(1, "slave", plain, 0, 0, 0, 0).expected()
+    assert [r["slaves"] for r in report["checkpoints"]["recoveries"]] == [2]
+    metrics = pq.read_table(out / "metrics" / "slaves.parquet").to_pandas()
+    late = metrics[metrics["epoch"] > metrics["epoch"].max() - 10]
+    assert (late.groupby("slave")["left_tuples"].sum() > 0).all()
+    assert set(late["slave"]) == {0, 1}
 
 
 @pytest.mark.mpi

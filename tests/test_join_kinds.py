@@ -13,8 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from swjoin.batch import TupleBatch
+from swjoin.cluster.intake import StreamIntake
+from swjoin.config import QueryConfig
+from swjoin.deliveries import StateChunk
+from swjoin.operators.unmatched import Unmatched
+from swjoin.operators.window_join import WindowJoin
 from swjoin.oracle import JOIN_KINDS, Bounds, How, answer, brute_force
+from swjoin.runtime.chaos import Scenario
 from tests.cases import CASES, Case, by_name, moving
+from tests.planted import complaints
 from tests.test_local import answer as found
 from tests.test_local import run
 
@@ -122,7 +129,6 @@ def test_random_workloads_row_by_row(block: int, tmp_path: Path) -> None:
 def test_a_row_comes_out_as_soon_as_its_window_has_passed_although_the_other_stream_is_silent(tmp_path: Path) -> None:
     """Kafka Streams held left rows back until the right stream spoke again; here a delivery's punctuations are enough."""
     from swjoin.deliveries import Route
-    from swjoin.operators.window_join import WindowJoin
     from tests.test_window_join import delivery, drive, stream
 
     join = WindowJoin(
@@ -148,7 +154,6 @@ def test_a_row_comes_out_as_soon_as_its_window_has_passed_although_the_other_str
 def test_a_tuple_whose_window_has_passed_when_it_arrives_comes_out_once() -> None:
     """Spark dropped such rows with old state (SPARK-26154)."""
     from swjoin.deliveries import Route
-    from swjoin.operators.window_join import WindowJoin
     from tests.test_window_join import delivery, drive, stream
 
     join = WindowJoin(
@@ -254,7 +259,7 @@ def test_a_row_is_certain_when_time_has_passed_its_window() -> None:
     import swjoin
 
     def batch(*times: int) -> pa.RecordBatch:
-        return pa.record_batch({"k": pa.array([1] * len(times)), "t": pa.array(times)})
+        return pa.record_batch({"k": pa.array([1] * len(times), pa.int64()), "t": pa.array(times, pa.int64())})
 
     with swjoin.WindowJoin(
         on="k", left_time="t", right_time="t", time_unit="us", within="10us", how="anti", right_schema=batch().schema
@@ -263,3 +268,68 @@ def test_a_row_is_certain_when_time_has_passed_its_window() -> None:
         assert [out["t"].to_pylist() for out in join.advance(11)] == [[0]]
         assert [out.num_rows for out in join.push(right=batch(12))] == []
         assert [out["t"].to_pylist() for out in join.close()] == []
+
+
+# ---------------------------------------------------------------- planted bugs must be caught
+
+
+def _flags_stay_behind(patch: pytest.MonkeyPatch) -> None:
+    """A partition-group moves, and who of it has matched is forgotten."""
+    original = StateChunk.__init__
+
+    def forgetful(self: StateChunk, *args: Any, **more: Any) -> None:
+        original(self, *args, **more)
+        if self.flags is not None:
+            object.__setattr__(self, "flags", np.zeros_like(self.flags))
+
+    patch.setattr(StateChunk, "__init__", forgetful)
+
+
+def _not_joined_again(patch: pytest.MonkeyPatch) -> None:
+    """After a crash windows are stored, and nobody has matched."""
+    original = WindowJoin.restore
+
+    def forgetful(self: WindowJoin, delivery: Any) -> None:
+        mode, self._mode = self._mode, 0
+        original(self, delivery)
+        self._mode = mode
+        self._candidates.mode[0] = mode
+
+    patch.setattr(WindowJoin, "restore", forgetful)
+
+
+def _come_out_again(patch: pytest.MonkeyPatch) -> None:
+    """After a crash nobody knows until when rows had come out."""
+    patch.setattr(WindowJoin, "restored", lambda self, times_us: None)
+    patch.setattr(WindowJoin, "restored_until", lambda self, times_us: None)
+
+
+def _partners_are_dropped(patch: pytest.MonkeyPatch) -> None:
+    """The log keeps what is alive, and not what that may have matched."""
+    patch.setattr(QueryConfig, "needed_below", lambda self, times_us: self.bounds.dead_below(times_us))
+
+
+def _old_tuples_go_with_their_block(patch: pytest.MonkeyPatch) -> None:
+    """Blocks are dropped by time alone."""
+    patch.setattr(Unmatched, "limits", lambda self, dead_us: dead_us)
+
+
+def _null_keys_are_lost(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StreamIntake, "_keep_null_keys", lambda self, *args: None)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        _flags_stay_behind,
+        _not_joined_again,
+        _come_out_again,
+        _partners_are_dropped,
+        _old_tuples_go_with_their_block,
+        _null_keys_are_lost,
+    ],
+)
+def test_planted_bugs_are_caught(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    seeds = [seed for seed in range(600) if Scenario.draw(seed).config.query.how != "inner"]
+    assert complaints(seeds, 1) == 1
