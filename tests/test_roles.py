@@ -9,16 +9,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swjoin.batch import LEFT, RIGHT, SourceBatch
+from swjoin.batch import LEFT, RIGHT, SourceBatch, TupleBatch
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.intake import LateRowError, StreamIntake
 from swjoin.cluster.master import Master
 from swjoin.cluster.metrics import COLUMNS
+from swjoin.cluster.slave import MOST_DELIVERIES, Slave
 from swjoin.config import TimeConfig
 from swjoin.deliveries import END_OF_TIME_US, Delivery, EpochIndex, GroupResults, QueryId, ResultChunk, SlaveId
 from swjoin.errors import RunFailed
 from swjoin.loading import config_from_plain
-from swjoin.messages import ClockAdvanced, Deliver, ReadTuples, ResultsReceived, SlaveReported, StreamEnded, TuplesRead
+from swjoin.messages import (
+    ClockAdvanced,
+    Deliver,
+    Delivered,
+    ExchangeDue,
+    ReadTuples,
+    Report,
+    ResultsReceived,
+    SlaveReported,
+    StreamEnded,
+    TuplesRead,
+    WorkDue,
+)
 from swjoin.policy.epochs import boundary_after_us, next_exchange_us, slot_end_us, slot_offset_us, slots_ended, slots_to_skip
 from swjoin.policy.placement import round_robin
 from swjoin.state.histogram import HISTOGRAM_SIZE
@@ -287,3 +300,31 @@ def test_collector_misses_pairs_that_were_produced_but_did_not_arrive() -> None:
     collector = Collector(1, materialised=True)
     with pytest.raises(RunFailed, match=r"produced 2 pairs .* 0 with digest"):
         collector.handle(ResultsReceived(final(0, 0, 2)), 0)
+
+
+# ---------------------------------------------------------------- a slave that cannot even keep up with empty deliveries
+
+
+def test_empty_deliveries_do_not_pile_up_for_ever() -> None:
+    """Distribution epochs shorter than what an empty delivery takes: seeds 3713 and 4503 of the simulator never ended."""
+    plain = {
+        "join": {"within": "1s"},
+        "pace": "realtime",
+        "cluster": {"distribution_epoch": "2ms"},
+        "module": {"window": "1MB"},
+    }
+    slave = Slave(SlaveId(0), config_from_plain(plain), (None, None))
+    slave.start()
+    nothing, none = TupleBatch.empty(), np.empty(0, np.int64)
+    reports = 0
+    for epoch in range(3 * MOST_DELIVERIES):
+        if not any(isinstance(command, Report) for command in slave.handle(ExchangeDue(), 2000 * epoch)):
+            break
+        reports += 1
+        head = (QueryId(0), SlaveId(0), EpochIndex(epoch), epoch, epoch)
+        slave.handle(Delivered(Delivery(*head, none, none, none, nothing, nothing)), 2000 * epoch)
+    assert reports == MOST_DELIVERIES
+    told: list[object] = []
+    for _ in range(10):
+        told += slave.handle(WorkDue(), 10**6)
+    assert sum(isinstance(command, Report) for command in told) == 1, "the slot that has come is reported when there is room"

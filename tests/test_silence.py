@@ -215,7 +215,7 @@ def test_a_stop_is_heard_when_nobody_has_ever_spoken() -> None:
     commands = master.handle(SlaveReported(SlaveId(0), 0.0), 250)
     (saved,) = [c.snapshot for c in commands if isinstance(c, SavePart)]
     plain = json.loads(json.dumps(saved.plain))
-    check_master_state(Path("x"), plain, 0, 4)
+    check_master_state(Path("x"), plain, 0, 0, 4)
     other = Master(config, 1, (None, None))
     restore(other, plain, saved.tuples, 0)
     other.start()

@@ -94,9 +94,7 @@ def run_simulate(args: argparse.Namespace) -> int:
     costs = with_changes(load_costs(args.costs), args.changes)
     config = load_config(given_or_shipped(args.config), args.overrides)
     if config.query.how != "inner" or config.query.where is not None:
-        raise UserError(
-            f"{args.config}: inner joins by keys and times are foretold; leave join.how, join.where out"
-        )
+        raise UserError(f"{args.config}: inner joins by keys and times are foretold; leave join.how, join.where out")
     if args.search:
         reports = []
         print(

@@ -57,6 +57,7 @@ from swjoin.state.predicate import Program
 
 STEP_TUPLES = 16_384  # one WorkDue joins about this many tuples, some milliseconds of work
 LEAST_STEP_TUPLES = 256  # a slow node joins fewer, so that what it works on takes it no longer; but a step has its own cost
+MOST_DELIVERIES = 64  # in the stream buffer, most of them empty: with the next one everybody waits for this slave
 PAIR_BYTES = 40  # key, two times, two ids
 _TUPLE_NS, _COMPARISON_NS, _PAIR_NS = 30.0, 0.007, 8.0  # nominal work: only ratios matter, to compare partition-groups
 
@@ -258,14 +259,15 @@ class Slave:
 
         asap: when no delivery waits (overlapped: one may be joined meanwhile; synchronous: nor is any being joined; the same
         during history).
-        realtime: in every slot; a full stream buffer says so by its occupancy. A resting slave reports once and then waits.
+        realtime: in every slot; a full stream buffer says so by its occupancy. But empty deliveries must not come faster than
+        they are dealt with for ever. A resting slave reports once and then waits.
         """
         if self._last_delivered:
             return []
         if self._resting:
             ready = not self._awaiting and not self.has_work
         elif self._realtime:
-            ready = self._exchange_due
+            ready = self._exchange_due and len(self._buffer) < MOST_DELIVERIES
         else:
             overlapped = self._overlapped and not self.in_history
             ready = not self._awaiting and (not self._buffer if overlapped else not self._joins)

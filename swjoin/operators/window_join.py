@@ -143,7 +143,7 @@ class WindowJoin:
         assert work is self._open, "step on a delivery that is not open"
         self._output.used[0] = 0
         if self._sweeping:
-            return self._sweep(work)
+            return self._sweep(work, 0)
         status, tuples = self._join(work, now_us, tuple_budget)
         pairs = self._take_pairs(LEFT if self.kind.one_sided else BOTH)
         if status == FULL:
@@ -154,12 +154,13 @@ class WindowJoin:
             self._sweeping = True
             self._times_us = (work.delivery.left_time_us, work.delivery.right_time_us)
             self.unmatched.begin(self._dead_below(), work.delivery)
-            return Step(pairs, False, tuples)
+            return self._sweep(work, tuples) if pairs is None else Step(pairs, False, tuples)
         self._close(work.delivery)
         return Step(pairs, True, tuples)
 
-    def _sweep(self, work: Work) -> Step:
-        """A step of what follows joining: tuples whose window has passed come out if they have no match."""
+    def _sweep(self, work: Work, tuples: int) -> Step:
+        """What follows joining, all of it or as much as the output holds: tuples whose window has passed come out if they have
+        no match. tuples: joined in this step."""
         rows = None
         while rows is None and not self.unmatched.done:
             stream, nulls = self.unmatched.step(self._output, self._room)
@@ -168,11 +169,11 @@ class WindowJoin:
             elif self._room:
                 rows = Pairs.alone(stream, nulls, null_keys=True)
         if not self.unmatched.done:
-            return Step(rows, False, 0)
+            return Step(rows, False, tuples)
         self._sweeping = False
         work.unmatched = self.unmatched.results()
         self._close(work.delivery)
-        return Step(rows, True, 0)
+        return Step(rows, True, tuples)
 
     def _join(self, work: Work, now_us: int, tuple_budget: int) -> tuple[int, int]:
         """Status and tuples joined; if need be after expiry. RunFailed when the windows are full."""

@@ -135,7 +135,8 @@ class MasterKeeper:
                 source.seek(0)
             return
         snapshot = self.folder.read_master(manifest)
-        check_master_state(manifest.path, snapshot.plain, manifest.generation, master.config.cluster.partition_count)
+        groups = master.config.cluster.partition_count
+        check_master_state(manifest.path, snapshot.plain, manifest.generation, manifest.plain["epoch"], groups)
         with restoring(manifest.path):
             for stream, name in ((LEFT, "left"), (RIGHT, "right")):
                 for what, batches in snapshot.tuples.items():

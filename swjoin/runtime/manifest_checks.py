@@ -172,20 +172,24 @@ def check_manifest(path: Path, plain: dict[str, Any]) -> None:
     wrong = _wrong(_MANIFEST, plain, "")
     if wrong is None and len({len(part) for part in plain["collector"]["state"]["tally"]["histogram"]}) > 1:
         wrong = ".collector.state.tally.histogram"
+    if wrong is None and plain["collector"]["state"]["epoch"] != plain["epoch"]:
+        wrong = ".collector.state.epoch"  # it would wait for epochs that never come
     if wrong is None and len(plain["segments"]) != len({s["name"] for s in plain["segments"]}):
         wrong = ".segments (one comes twice)"
     if wrong is not None:
         raise RunFailed(f"{path}: corrupt checkpoint ({wrong[1:]} is not what it must be)")
 
 
-def check_master_state(path: Path, state: Any, generation: int, group_count: int) -> None:
-    """The master's own part. RunFailed, with file and key, when it is none, or of another run."""
+def check_master_state(path: Path, state: Any, generation: int, epoch: int, group_count: int) -> None:
+    """The master's own part. RunFailed, with file and key, when it is none, or of another run or checkpoint."""
     wrong = _wrong(_MASTER, state, "")
     if wrong is None:
         controller = state["controller"]
         slaves = controller["slaves"]
         members = [*controller["active"], *controller["emptying"], *controller["owner"]]
-        if state["master"]["generation"] != generation + 1:
+        if state["master"]["epoch"] != epoch:
+            wrong = ".master.epoch"
+        elif state["master"]["generation"] != generation + 1:
             wrong = ".master.generation"
         elif not controller["history"]:
             wrong = ".controller.history"
