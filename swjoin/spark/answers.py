@@ -9,7 +9,8 @@ Stays out: finding pairs.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-class Answer(NamedTuple):
+@dataclass(frozen=True)
+class Answer:
     """What identifies a result: the number of pairs, and the digest as reports show it, 16 hex digits."""
 
     count: int

@@ -4,13 +4,14 @@ What: `window_join(left, right, on=..., left_time=..., right_time=..., within=..
 Why: who has a Spark job needs no other cluster, and gets the same pairs faster than by Spark's own range join.
 Stays out: what executors do (`spark.parcels`, `spark.joining`), count and digest (`spark.answers`).
 
-Two passes of mapInArrow with one shuffle between them: rows are packed into parcels by the hash of their key, a Spark partition is
-a partition-group, its parcels are sorted by time and joined as they come. Executors need swjoin installed.
+Two passes of mapInArrow with one shuffle between them: rows are packed into parcels by the hash of their key, a Spark partition
+is a partition-group, its parcels are sorted by time and joined as they come. Executors need swjoin installed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from swjoin.batch import LEFT, RIGHT, STREAM_NAMES
@@ -26,7 +27,7 @@ from swjoin.units import parse_duration_us, parse_size_bytes
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import StructType
 
 TIME_UNITS = ("s", "ms", "us", "ns")
 PARTITIONS_PER_CORE = 2
@@ -46,6 +47,7 @@ def window_join(
     time_unit: str | None = None,
     how: str = "inner",
     where: str | None = None,
+    columns: Sequence[str] | None = None,
     partitions: int | None = None,
     left_on: str | Sequence[str] | None = None,
     right_on: str | Sequence[str] | None = None,
@@ -55,10 +57,12 @@ def window_join(
 
     on: the key columns, or left_on and right_on where they have different names. Times: timestamps, dates, or integers of
     `time_unit` (s, ms, us, ns). Durations: "250ms", "6h", or whole microseconds; both bounds are inclusive unless named in
-    `exclusive`. A null key or time matches nothing. partitions: Spark partitions of the join, by default twice the cores.
+    `exclusive`. A null key or time matches nothing. columns: of the result, when not all are wanted; others do not leave
+    the JVM. partitions: Spark partitions of the join, by default twice the cores.
     window_memory: most that the windows of one Spark partition may take, without the columns that are carried.
 
-    Columns: the key once, named as on the left, then every other column of both sides, prefixed left_ / right_ where names clash.
+    Columns: the key once, named as on the left, then every other column of both sides, prefixed left_ / right_ where names
+    clash.
     Lazy, as DataFrames are. UserError, before anything runs, for what is wrong in the call.
     """
     query = _query(within, lower, upper, exclusive, how, where)
@@ -67,21 +71,25 @@ def window_join(
     kinds = [_checked_types(frames[side], keys[side], times[side], time_unit, side) for side in (LEFT, RIGHT)]
     _check_times(kinds, times, time_unit)
     encoder = KeyEncoder(*([(name, kinds[side].field(name).type) for name in keys[side]] for side in (LEFT, RIGHT)))
-    names = _output_names(frames, kinds, keys)
+    output = _chosen(_output(frames, kinds, keys), columns)
     count = _partition_count(left, partitions)
     plans = tuple(
         StreamPlan(side, len(keys[side]), encoder.native, times[side], time_unit, count, query.bounds.retention_us)
         for side in (LEFT, RIGHT)
     )
-    others = [[name for name in frames[side].columns if name not in keys[side]] for side in (LEFT, RIGHT)]
-    inside = [[*keys[side], times[side], *(n for n in others[side] if n != times[side])] for side in (LEFT, RIGHT)]
-    wanted = ([*keys[LEFT], *others[LEFT]], others[RIGHT])
-    columns = tuple(tuple(inside[side].index(name) for name in wanted[side]) for side in (LEFT, RIGHT))
+    carried = [
+        [*keys[side], times[side], *(c.name for c in output if c.side == side and c.name not in (*keys[side], times[side]))]
+        for side in (LEFT, RIGHT)
+    ]
     plan = JoinPlan(
-        query.bounds, (plans[LEFT], plans[RIGHT]), (columns[LEFT], columns[RIGHT]), names, parse_size_bytes(window_memory)
+        query.bounds,
+        (plans[LEFT], plans[RIGHT]),
+        tuple((c.side, carried[c.side].index(c.name)) for c in output),
+        tuple(c.label for c in output),
+        parse_size_bytes(window_memory),
     )
-    parcels = [_packed(frames[side], inside[side], plans[side]) for side in (LEFT, RIGHT)]
-    return _joined(parcels[LEFT].union(parcels[RIGHT]), plan, _output_schema(frames, wanted, names))
+    parcels = [_packed(frames[side], carried[side], plans[side]) for side in (LEFT, RIGHT)]
+    return _joined(parcels[LEFT].union(parcels[RIGHT]), plan, _schema(frames, output))
 
 
 # ---------------------------------------------------------------- what is asked for
@@ -188,30 +196,50 @@ def _partition_count(frame: DataFrame, partitions: int | None) -> int:
 # ---------------------------------------------------------------- what comes out
 
 
-def _output_names(
+@dataclass(frozen=True)
+class _Output:
+    """A column of the result: its name there, and which side's column it is."""
+
+    label: str
+    side: int
+    name: str
+
+
+def _output(
     frames: tuple[DataFrame, DataFrame], kinds: Sequence[pa.Schema], keys: tuple[tuple[str, ...], tuple[str, ...]]
-) -> tuple[str, ...]:
-    """As a sink names them: key, left's others, right's others. UserError where Spark could not tell two of them apart."""
-    codecs = []
+) -> list[_Output]:
+    """All of them, named as sinks do. UserError where Spark could not tell two of them apart."""
+    codecs, columns = [], []
     for side in (LEFT, RIGHT):
-        order = [*keys[side], *(name for name in frames[side].columns if name not in keys[side])]
+        others = [name for name in frames[side].columns if name not in keys[side]]
+        order = [*keys[side], *others]
         codecs.append(StreamCodec(tuple((name, kinds[side].field(name).type, "row") for name in order), keys[side], None))
-    names = tuple(OutputPlan(codecs[LEFT], codecs[RIGHT], ids=False).schema.names)
+        columns += [(side, name) for name in (order if side == LEFT else others)]
+    labels = OutputPlan(codecs[LEFT], codecs[RIGHT], ids=False).schema.names
     if frames[LEFT].sparkSession.conf.get("spark.sql.caseSensitive") != "true":
-        lower = [name.lower() for name in names]
-        same = [name for name in names if lower.count(name.lower()) > 1]
+        lower = [label.lower() for label in labels]
+        same = [label for label in labels if lower.count(label.lower()) > 1]
         if same:
             raise UserError(f"columns {same[0]} and {same[1]} of the result differ in case only; rename one of them")
-    return names
+    return [_Output(label, side, name) for label, (side, name) in zip(labels, columns, strict=True)]
 
 
-def _output_schema(
-    frames: tuple[DataFrame, DataFrame], wanted: tuple[Sequence[str], Sequence[str]], names: tuple[str, ...]
-) -> StructType:
+def _chosen(output: list[_Output], columns: Sequence[str] | None) -> list[_Output]:
+    if columns is None:
+        return output
+    known = {column.label: column for column in output}
+    for name in columns:
+        if name not in known or list(columns).count(name) > 1:
+            raise UserError(f"columns: {name} is twice there or no column of the result, which has {', '.join(known)}")
+    if not columns:
+        raise UserError("columns: name at least one")
+    return [known[name] for name in columns]
+
+
+def _schema(frames: tuple[DataFrame, DataFrame], output: list[_Output]) -> StructType:
     from pyspark.sql.types import StructField, StructType
 
-    kinds: list[DataType] = [frames[side].schema[name].dataType for side in (LEFT, RIGHT) for name in wanted[side]]
-    return StructType([StructField(name, kind, True) for name, kind in zip(names, kinds, strict=True)])
+    return StructType([StructField(c.label, frames[c.side].schema[c.name].dataType, True) for c in output])
 
 
 # ---------------------------------------------------------------- Spark

@@ -41,13 +41,12 @@ GATHERED_ROWS = 1 << 17  # rows that are put beside the windows' rows at once
 class JoinPlan:
     """What an executor knows of the join.
 
-    streams, columns: left and right; columns of the parcels that the output has, in its order, all of the left before the right.
-    names: of the output's columns.
+    streams: left and right. columns: of the output, in its order: side, and index in that side's parcels. names: theirs.
     """
 
     bounds: Bounds
     streams: tuple[StreamPlan, StreamPlan]
-    columns: tuple[tuple[int, ...], tuple[int, ...]]
+    columns: tuple[tuple[int, int], ...]
     names: tuple[str, ...]
     window_bytes: int
 
@@ -62,9 +61,12 @@ class _Run:
 
 
 class _Stream:
-    """One stream: what waits to be delivered, and the rows beside the windows, numbered from `first` on."""
+    """One stream: what waits to be delivered, and the rows beside the windows, numbered from `first` on.
 
-    def __init__(self, columns: tuple[int, ...]) -> None:
+    columns: of its parcels, those that the output has; only these are kept.
+    """
+
+    def __init__(self, columns: list[int]) -> None:
         self.columns = columns
         self.runs: list[_Run] = []
         self.waiting = 0
@@ -115,14 +117,11 @@ class _Stream:
         self.ts = np.concatenate([self.ts, ts])
         return TupleBatch(key, ts, np.arange(number, number + len(ts), dtype=np.uint64), np.zeros(len(ts), np.int64))
 
-    def gather(self, numbers: U64) -> list[pa.Array]:
+    def places(self, numbers: U64) -> pa.Array:
+        """Where rows lie beside the windows, by their numbers."""
         import pyarrow as pa
-        import pyarrow.compute as pc
 
-        if self.rows is None or not self.columns:
-            return []
-        places = pa.array((numbers - np.uint64(self.first)).view(np.int64))
-        return [pc.take(self.rows.column(i), places, boundscheck=False) for i in range(len(self.columns))]
+        return pa.array((numbers - np.uint64(self.first)).view(np.int64))
 
 
 class Joiner:
@@ -130,7 +129,8 @@ class Joiner:
 
     def __init__(self, plan: JoinPlan) -> None:
         self.plan = plan
-        self.streams = (_Stream(plan.columns[LEFT]), _Stream(plan.columns[RIGHT]))
+        kept = [list(dict.fromkeys(index for side, index in plan.columns if side == s)) for s in (LEFT, RIGHT)]
+        self.streams = (_Stream(kept[LEFT]), _Stream(kept[RIGHT]))
         self.window_rows = 0
         self._encoder: KeyEncoder | None = None
         self._join = WindowJoin(
@@ -159,7 +159,7 @@ class Joiner:
             self._encoder = KeyEncoder(kinds, kinds)
         key, _ = self._encoder.encode(rows.columns[: plan.key_count])
         ts = times_us(rows.column(plan.key_count), plan)
-        self.streams[side].put(rows.select(list(self.streams[side].columns)), np.array(key), ts)
+        self.streams[side].put(rows.select(self.streams[side].columns), np.array(key), ts)
 
     def advance(self, time_us: int) -> Iterator[pa.RecordBatch]:
         """Every tuple from before `time_us` has come: join them, in time order."""
@@ -201,8 +201,15 @@ class Joiner:
 
     def _rows(self, pairs: Pairs) -> pa.RecordBatch:
         import pyarrow as pa
+        import pyarrow.compute as pc
 
-        columns = [*self.streams[LEFT].gather(pairs.left_id), *self.streams[RIGHT].gather(pairs.right_id)]
+        numbers = (pairs.left_id, pairs.right_id)
+        places = [stream.places(n) if stream.columns else None for stream, n in zip(self.streams, numbers, strict=True)]
+        columns = []
+        for side, index in self.plan.columns:
+            stream = self.streams[side]
+            assert stream.rows is not None
+            columns.append(pc.take(stream.rows.column(stream.columns.index(index)), places[side], boundscheck=False))
         return pa.RecordBatch.from_arrays(columns, names=list(self.plan.names))
 
 

@@ -5,8 +5,8 @@ Why: Spark's shuffle costs per row. A parcel is one row for thousands of tuples,
 their bytes.
 Stays out: joining (`spark.joining`), what is asked for and named (`spark.frames`).
 
-A parcel is an Arrow IPC stream of one batch, in time order. Columns: the key columns, the time, what else the result needs, and,
-when the key is not an integer-like column of its own, a hash of the key.
+A parcel is an Arrow IPC stream of one batch, in time order. Columns: the key columns, the time, what else the result needs,
+and, when the key is not an integer-like column of its own, a hash of the key.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PARCEL_SCHEMA = "side int, partition int, first long, rows binary"
-PACKED_ROWS = 1 << 18  # rows that are looked at together
+PACKED_ROWS = 1 << 16
 PACKED_BYTES = 64 << 20
 LEAST_ROWS = 1024  # no parcel is cut by time into smaller ones
 _UNIT_US = {"s": 1_000_000, "ms": 1_000, "us": 1}
@@ -138,7 +138,7 @@ def _route(whole: pa.RecordBatch, plan: StreamPlan) -> I64:
 
 
 def _cuts(ts: I64, start: int, stop: int, retention_us: int) -> Iterator[tuple[int, int]]:
-    """Rows start..stop of one partition-group, cut so that a parcel spans little more than the windows where it has the rows."""
+    """Rows start..stop of one partition-group, cut so that a parcel spans little more than the windows, if it has the rows."""
     span = int(ts[stop - 1]) - int(ts[start])
     pieces = min(span // max(1, retention_us), (stop - start) // LEAST_ROWS)
     if pieces <= 1:
