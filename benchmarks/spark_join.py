@@ -24,7 +24,7 @@ from workloads import WORKLOADS, expected, stream
 
 from swjoin.oracle import format_digest
 from swjoin.sources.bmodel import payload_bytes
-from swjoin.spark import window_join
+from swjoin.spark import parquet, window_join
 from swjoin.spark.answers import count_and_digest
 from swjoin.spark.session import open_session
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 FILES = 4  # of each stream
 OURS = "swjoin.spark.window_join"
+FILES_OURS = "swjoin.spark.window_join of parquet()"
 
 
 def write(folder: Path, name: str) -> tuple[tuple[int, str], int]:
@@ -60,9 +61,7 @@ def write(folder: Path, name: str) -> tuple[tuple[int, str], int]:
 Join = Callable[["DataFrame", "DataFrame", int, int | None], "DataFrame"]
 
 
-def ours(left: DataFrame, right: DataFrame, window_us: int, partitions: int | None) -> DataFrame:
-    # Spark's optimizer sees for itself that a count needs no more than the ids.
-    columns = None if "payload" in left.columns else ["left_id", "right_id"]
+def ours(left: Any, right: Any, window_us: int, partitions: int | None, columns: list[str] | None = None) -> DataFrame:
     more: dict[str, Any] = {"on": "key", "left_time": "ts", "right_time": "ts", "time_unit": "us", "columns": columns}
     return window_join(left, right, within=window_us, partitions=partitions, **more)
 
@@ -132,24 +131,32 @@ class Bench:
             self.frames = [frame.cache() for frame in self.frames]
             for frame in self.frames:
                 frame.count()
+        self.sources = {OURS: self.frames, FILES_OURS: [parquet(spark, str(folder / str(side))) for side in range(2)]}
 
-    def count(self, join: Join) -> tuple[int, str]:
-        one, two = (frame.select("id", "ts", "key") for frame in self.frames)
-        pairs = join(one, two, self.window_us, self.partitions).selectExpr("left_id AS l", "right_id AS r")
+    def count(self, name: str) -> tuple[int, str]:
+        """Spark's optimizer sees for itself that a count needs no more than the ids; ours is told."""
+        if name in SPARKS:
+            joined = SPARKS[name](*self.frames, self.window_us, self.partitions)
+        else:
+            joined = ours(*self.sources[name], self.window_us, self.partitions, ["left_id", "right_id"])
+        pairs = joined.selectExpr("left_id AS l", "right_id AS r")
         count, digest = count_and_digest(pairs)
         return count, format_digest(digest)
 
-    def rows(self, join: Join) -> None:
-        join(*self.frames, self.window_us, self.partitions).write.format("noop").mode("overwrite").save()
+    def rows(self, name: str) -> None:
+        sides = self.sources.get(name, self.frames)
+        joined = SPARKS.get(name, ours)(*sides, self.window_us, self.partitions)
+        joined.write.format("noop").mode("overwrite").save()
 
 
-def turns(bench: Bench, joins: dict[str, Join], repeat: int, answer: tuple[int, str]) -> dict[Any, list[tuple[float, float]]]:
+def turns(bench: Bench, repeat: int, answer: tuple[int, str]) -> dict[Any, list[tuple[float, float]]]:
     """(measure, join) -> (seconds, CPU seconds) of each turn."""
-    figures: dict[Any, list[tuple[float, float]]] = {(m, name): [] for m in ("count", "rows") for name in joins}
+    names = [OURS, FILES_OURS, *SPARKS]
+    figures: dict[Any, list[tuple[float, float]]] = {(m, name): [] for m in ("count", "rows") for name in names}
     for turn in range(repeat + 1):
         for (measure, name), values in figures.items():
             cpu, start = cpu_s(), time.perf_counter()
-            found = getattr(bench, measure)(joins[name])
+            found = getattr(bench, measure)(name)
             figure = time.perf_counter() - start, cpu_s() - cpu
             if found not in (None, answer):
                 raise SystemExit(f"{name}: wrong answer {found}, expected {answer}")
@@ -170,11 +177,12 @@ def table(figures: dict[Any, list[tuple[float, float]]], tuples: int) -> None:
         )
     for measure in ("count", "rows"):
         best = min(SPARKS, key=lambda name: statistics.median(v[0] for v in figures[measure, name]))
-        pairs = list(zip(figures[measure, OURS], figures[measure, best], strict=True))
-        for i, unit in enumerate(("wall", "CPU")):
-            ratios = sorted(theirs[i] / own[i] for own, theirs in pairs)
-            span = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
-            print(f"| {measure}: times as fast as {best}, {unit} | {statistics.median(ratios):.2f} | {span} | | |")
+        for name in (OURS, FILES_OURS):
+            pairs = list(zip(figures[measure, name], figures[measure, best], strict=True))
+            for i, unit in enumerate(("wall", "CPU")):
+                ratios = sorted(theirs[i] / own[i] for own, theirs in pairs)
+                span = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
+                print(f"| {measure}: {name}, times as fast as {best}, {unit} | {statistics.median(ratios):.2f} | {span} | | |")
 
 
 def main() -> None:
@@ -192,6 +200,7 @@ def main() -> None:
         settings = {
             "spark.driver.memory": "8g",
             "spark.local.dir": name,
+            "spark.python.daemon.module": "swjoin.spark.daemon",  # or a turn pays for workers that have ended meanwhile
             "spark.sql.shuffle.partitions": str(args.partitions or 2 * args.cores),
             **dict(setting.split("=", 1) for setting in args.set),
         }
@@ -201,7 +210,7 @@ def main() -> None:
             print(
                 f"{args.workload}: {tuples:,} tuples, {window}, {answer[0]:,} pairs, {args.cores} cores, Spark {spark.version}"
             )
-            figures = turns(bench, {OURS: ours, **SPARKS}, args.repeat, answer)
+            figures = turns(bench, args.repeat, answer)
     table(figures, tuples)
     print("every answer right")
 

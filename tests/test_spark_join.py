@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import datetime as dt
+from pathlib import Path
 from typing import Any
 
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from swjoin.batch import TupleBatch
 from swjoin.errors import UserError
 from swjoin.oracle import Bounds, brute_force, format_digest, pair_digest
-from swjoin.spark import digest, window_join
+from swjoin.spark import digest, parquet, window_join
 from swjoin.spark.joining import Joiner, JoinPlan, join_parcels
 from swjoin.spark.parcels import StreamPlan, pack, unpack
 from tests.cases import CASES, Case, Rows, by_name
@@ -277,3 +279,43 @@ def test_times_that_only_an_executor_sees(spark: Any) -> None:
     left = frame(spark, [1], [1 << 60])
     with pytest.raises(PythonException, match="time column ts is out of range; check time_unit"):
         window_join(left, right, within=1, partitions=1, **{**COMMON, "time_unit": "s"}).count()
+
+
+# ---------------------------------------------------------------- files, and the daemon
+
+
+def test_executors_read_the_files_themselves(spark: Any, tmp_path: Path) -> None:
+    one, two = by_name_of("null keys and null times").left, streams(2, 300)
+    for name, rows in (("left", one), ("right", two)):
+        (tmp_path / name).mkdir()
+        columns = {
+            "id": pa.array(range(len(rows[0]))),
+            "key": pa.array(rows[0], pa.int64()),
+            "ts": pa.array(rows[1], pa.int64()),
+        }
+        table = pa.table({**columns, "name": pa.array([f"n{key}" for key in rows[0]])})
+        pq.write_table(table.slice(0, 90), tmp_path / name / "a.parquet", row_group_size=40)
+        pq.write_table(table.slice(90), tmp_path / name / "b.parquet")
+    left, right = (parquet(spark, str(tmp_path / name)) for name in ("left", "right"))
+    assert len(left.row_groups) == 4
+    joined = window_join(left, right, within=100, partitions=2, **COMMON)
+    assert joined.columns == ["key", "left_id", "left_ts", "left_name", "right_id", "right_ts", "right_name"]
+    expected = answer(one, two, Bounds(-100, 100))
+    assert found(joined) == expected
+    assert joined.where("left_name != right_name OR left_name != concat('n', key)").count() == 0
+    assert found(window_join(left, right.frame, within=100, partitions=2, **{**COMMON, "on": "name"})) == expected
+    assert found(window_join(left, right.frame, within=100, **COMMON)) == expected
+    right.frame.withColumn("part", right.frame["id"] % 2).write.partitionBy("part").parquet(str(tmp_path / "parted"))
+    with pytest.raises(UserError, match="has no column part; give the DataFrame instead"):
+        parquet(spark, str(tmp_path / "parted"))
+
+
+def by_name_of(name: str) -> Case:
+    return next(case for case in CASES if case.name == name)
+
+
+def test_the_daemon_loads_what_workers_need(capfd: pytest.CaptureFixture[str]) -> None:
+    from swjoin.spark.daemon import load_kernels
+
+    load_kernels()
+    assert capfd.readouterr().out == ""  # Spark reads the daemon's port from there

@@ -1,8 +1,8 @@
-"""Spark around the engine (generate, verify, aggregate) and the engine inside Spark: `window_join`, `digest`."""
+"""Spark around the engine (generate, verify, aggregate) and the engine inside Spark: `window_join`, `parquet`, `digest`."""
 
 from typing import Any
 
-__all__ = ["digest", "window_join"]
+__all__ = ["digest", "parquet", "window_join"]
 
 
 def __getattr__(name: str) -> Any:
@@ -15,4 +15,8 @@ def __getattr__(name: str) -> Any:
         from swjoin.spark.answers import digest
 
         return digest
+    if name == "parquet":
+        from swjoin.spark.parquet_files import parquet
+
+        return parquet
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

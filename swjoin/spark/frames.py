@@ -22,6 +22,7 @@ from swjoin.sources.codec import StreamCodec
 from swjoin.sources.keys import KeyEncoder
 from swjoin.spark.joining import JoinPlan, join_parcels
 from swjoin.spark.parcels import PARCEL_SCHEMA, StreamPlan, pack
+from swjoin.spark.parquet_files import ParquetFiles, read_pieces
 from swjoin.units import parse_duration_us, parse_size_bytes
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ PARTITIONS_PER_CORE = 2
 
 
 def window_join(
-    left: DataFrame,
-    right: DataFrame,
+    left: DataFrame | ParquetFiles,
+    right: DataFrame | ParquetFiles,
     *,
     on: str | Sequence[str] | None = None,
     left_time: str,
@@ -61,18 +62,20 @@ def window_join(
     the JVM. partitions: Spark partitions of the join, by default twice the cores.
     window_memory: most that the windows of one Spark partition may take, without the columns that are carried.
 
+    left, right: DataFrames, or `parquet(spark, path)` where the rows are files as they are: twice as cheap to read.
     Columns: the key once, named as on the left, then every other column of both sides, prefixed left_ / right_ where names
     clash.
     Lazy, as DataFrames are. UserError, before anything runs, for what is wrong in the call.
     """
     query = _query(within, lower, upper, exclusive, how, where)
     keys = _keys(on, left_on, right_on)
-    frames, times = (left, right), (left_time, right_time)
+    sources, times = (left, right), (left_time, right_time)
+    frames = (_frame_of(left), _frame_of(right))
     kinds = [_checked_types(frames[side], keys[side], times[side], time_unit, side) for side in (LEFT, RIGHT)]
     _check_times(kinds, times, time_unit)
     encoder = KeyEncoder(*([(name, kinds[side].field(name).type) for name in keys[side]] for side in (LEFT, RIGHT)))
     output = _chosen(_output(frames, kinds, keys), columns)
-    count = _partition_count(left, partitions)
+    count = _partition_count(frames[LEFT], partitions)
     plans = tuple(
         StreamPlan(side, len(keys[side]), encoder.native, times[side], time_unit, count, query.bounds.retention_us)
         for side in (LEFT, RIGHT)
@@ -88,7 +91,7 @@ def window_join(
         tuple(c.label for c in output),
         parse_size_bytes(window_memory),
     )
-    parcels = [_packed(frames[side], carried[side], plans[side]) for side in (LEFT, RIGHT)]
+    parcels = [_packed(sources[side], carried[side], plans[side], kinds[side]) for side in (LEFT, RIGHT)]
     return _joined(parcels[LEFT].union(parcels[RIGHT]), plan, _schema(frames, output))
 
 
@@ -251,11 +254,18 @@ def _column(name: str) -> Column:
     return f.col("`" + name.replace("`", "``") + "`")
 
 
-def _packed(frame: DataFrame, inside: Sequence[str], plan: StreamPlan) -> DataFrame:
+def _frame_of(source: DataFrame | ParquetFiles) -> DataFrame:
+    return source.frame if isinstance(source, ParquetFiles) else source
+
+
+def _packed(source: DataFrame | ParquetFiles, inside: Sequence[str], plan: StreamPlan, kinds: pa.Schema) -> DataFrame:
     """A stream as parcels. Nothing but what the join and its result need leaves the JVM."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import IntegralType
 
+    if isinstance(source, ParquetFiles) and plan.native:
+        return _packed_files(source, inside, plan, kinds)
+    frame = _frame_of(source)  # other keys need Spark's hash
     keys = inside[: plan.key_count]
     for name in dict.fromkeys([*keys, plan.time]):
         frame = frame.where(_column(name).isNotNull())
@@ -268,6 +278,15 @@ def _packed(frame: DataFrame, inside: Sequence[str], plan: StreamPlan) -> DataFr
         return pack(batches, plan)
 
     return frame.select(*columns).mapInArrow(parcels, PARCEL_SCHEMA)
+
+
+def _packed_files(files: ParquetFiles, inside: Sequence[str], plan: StreamPlan, kinds: pa.Schema) -> DataFrame:
+    types = [kinds.field(name).type for name in inside]
+
+    def parcels(pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return pack(read_pieces(pieces, inside, types, plan.key_count + 1), plan)
+
+    return files.pieces().mapInArrow(parcels, PARCEL_SCHEMA)
 
 
 def _joined(parcels: DataFrame, plan: JoinPlan, schema: StructType) -> DataFrame:
