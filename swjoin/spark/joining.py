@@ -170,7 +170,9 @@ class Joiner:
         i = j = 0
         while True:
             size = self._delivery_rows
-            self._delivery_rows = min(2 * size, LARGEST_DELIVERY)
+            # No more than the windows hold: a delivery's own tuples are compared with each other before any has expired.
+            held = sum(self._join.window_tuples())
+            self._delivery_rows = min(2 * size, LARGEST_DELIVERY, max(FIRST_DELIVERY, held))
             stop = time_us
             if i + size < len(left):
                 stop = min(stop, int(left.ts[i + size]))
