@@ -1,0 +1,22 @@
+"""Spark around the engine (generate, verify, aggregate) and the engine inside Spark: `window_join`, `parquet`, `digest`."""
+
+from typing import Any
+
+__all__ = ["digest", "parquet", "window_join"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazily: commands that need neither should not load the kernels.
+    if name == "window_join":
+        from swjoin.spark.frames import window_join
+
+        return window_join
+    if name == "digest":
+        from swjoin.spark.answers import digest
+
+        return digest
+    if name == "parquet":
+        from swjoin.spark.parquet_files import parquet
+
+        return parquet
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

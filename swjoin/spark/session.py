@@ -1,6 +1,6 @@
 """A Spark session that works out of the box, local or on a cluster.
 
-What: `open_session(master, app)`, a context manager.
+What: `open_session(master, app, more)`, a context manager.
 Why: Java, Arrow, time zone and loopback settings belong in one place.
 Stays out: what is computed.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,8 +24,8 @@ _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
-def open_session(master: str | None, app: str) -> Iterator[SparkSession]:
-    """A session on `master` (default local[*]); stopped at the end unless it was running before.
+def open_session(master: str | None, app: str, more: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
+    """A session on `master` (default local[*]); stopped at the end unless it was running before. more: further settings.
 
     UserError without pyspark or Java 17; RunFailed, in one line, when Spark fails.
     """
@@ -60,7 +60,7 @@ def open_session(master: str | None, app: str) -> Iterator[SparkSession]:
             "spark.driver.memory": "4g",
             "spark.sql.shuffle.partitions": str(4 * (os.cpu_count() or 2)),
         }
-    for key, value in settings.items():
+    for key, value in (settings | dict(more or {})).items():
         builder = builder.config(key, value)
     try:
         session = builder.getOrCreate()

@@ -24,6 +24,7 @@ from swjoin.errors import RunFailed, UserError
 from swjoin.loading import config_from_plain
 from swjoin.oracle import JOIN_KINDS, format_digest
 from swjoin.sources.predicate import resolve
+from swjoin.spark.answers import count_and_digest
 from swjoin.spark.session import open_session
 from swjoin.spark.workload import stream_frame
 from swjoin.where import parse_where, to_sql
@@ -257,27 +258,6 @@ def _rows(
     return reduce(lambda one, two: one.unionByName(two), parts)
 
 
-def _mix(column: Any) -> Any:
-    """mix64 on a long column; Spark's long arithmetic wraps around, as uint64 does."""
-    from pyspark.sql import functions as f
-
-    for constant in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
-        column = column.bitwiseXOR(f.shiftrightunsigned(column, 33)) * f.lit(constant - (1 << 64)).cast("long")
-    return column.bitwiseXOR(f.shiftrightunsigned(column, 33))
-
-
-def _count_and_digest(pairs: DataFrame) -> tuple[int, int]:
-    from pyspark.sql import functions as f
-
-    golden = f.lit(0x9E3779B97F4A7C15 - (1 << 64)).cast("long")
-    row = (
-        pairs.select(_mix(f.col("l") * golden + _mix(f.col("r"))).alias("d"))
-        .agg(f.count("*").alias("n"), f.sum("d").alias("s"))
-        .collect()[0]
-    )
-    return int(row["n"]), int(row["s"] or 0) % (1 << 64)
-
-
 def _result_pairs(spark: SparkSession, results: Path, kind: str) -> DataFrame:
     from pyspark.sql import functions as f
 
@@ -325,12 +305,12 @@ def verify(run_dir: Path, master: str | None) -> VerifyResult:
             )
         measured_from = origin + config.measure.prefill_us if config.measure.prefill_us else None
         pairs = _rows(config, left, right, measured_from, _condition(config, [left_names, right_names]))
-        count, digest = _count_and_digest(pairs)
+        count, digest = count_and_digest(pairs)
         claimed = report["results"]
         result = VerifyResult(count, format_digest(digest), claimed["count"], claimed["digest"], config.sink.kind != "count")
         if result.compared_pairs and config.sink.ids:
             found = _result_pairs(spark, run_dir / "results", config.sink.kind)
-            file_count, file_digest = _count_and_digest(found)
+            file_count, file_digest = count_and_digest(found)
             result.file_count = file_count
             if (file_count, file_digest) != (count, digest):
                 order = ["l", "r"]

@@ -1,0 +1,297 @@
+"""The window join for DataFrames: Spark reads and shuffles, the engine's kernels join, inside of Spark's executors.
+
+What: `window_join(left, right, on=..., left_time=..., right_time=..., within=...) -> DataFrame`.
+Why: who has a Spark job needs no other cluster, and gets the same pairs faster than by Spark's own range join.
+Stays out: what executors do (`spark.parcels`, `spark.joining`), count and digest (`spark.answers`).
+
+Two passes of mapInArrow with one shuffle between them: rows are packed into parcels by the hash of their key, a Spark partition
+is a partition-group, its parcels are sorted by time and joined as they come. Executors need swjoin installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from swjoin.batch import LEFT, RIGHT, STREAM_NAMES
+from swjoin.config import QueryConfig
+from swjoin.errors import UserError
+from swjoin.sinks.plan import OutputPlan
+from swjoin.sources.codec import StreamCodec
+from swjoin.sources.keys import KeyEncoder
+from swjoin.spark.joining import JoinPlan, join_parcels
+from swjoin.spark.parcels import PARCEL_SCHEMA, StreamPlan, pack
+from swjoin.spark.parquet_files import ParquetFiles, read_pieces
+from swjoin.units import parse_duration_us, parse_size_bytes
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+TIME_UNITS = ("s", "ms", "us", "ns")
+PARTITIONS_PER_CORE = 2
+
+
+def window_join(
+    left: DataFrame | ParquetFiles,
+    right: DataFrame | ParquetFiles,
+    *,
+    on: str | Sequence[str] | None = None,
+    left_time: str,
+    right_time: str,
+    within: str | int | None = None,
+    lower: str | int | None = None,
+    upper: str | int | None = None,
+    exclusive: Sequence[str] = (),
+    time_unit: str | None = None,
+    how: str = "inner",
+    where: str | None = None,
+    columns: Sequence[str] | None = None,
+    partitions: int | None = None,
+    left_on: str | Sequence[str] | None = None,
+    right_on: str | Sequence[str] | None = None,
+    window_memory: str | int = "4GB",
+) -> DataFrame:
+    """Every pair of rows with equal keys and lower <= right time - left time <= upper; `within=W`: lower = -W, upper = W.
+
+    on: the key columns, or left_on and right_on where they have different names. Times: timestamps, dates, or integers of
+    `time_unit` (s, ms, us, ns). Durations: "250ms", "6h", or whole microseconds; both bounds are inclusive unless named in
+    `exclusive`. A null key or time matches nothing. columns: of the result, when not all are wanted; others do not leave
+    the JVM. partitions: Spark partitions of the join, by default twice the cores.
+    window_memory: most that the windows of one Spark partition may take, without the columns that are carried.
+
+    left, right: DataFrames, or `parquet(spark, path)` where the rows are files as they are: twice as cheap to read.
+    Columns: the key once, named as on the left, then every other column of both sides, prefixed left_ / right_ where names
+    clash.
+    Lazy, as DataFrames are. UserError, before anything runs, for what is wrong in the call.
+    """
+    query = _query(within, lower, upper, exclusive, how, where)
+    keys = _keys(on, left_on, right_on)
+    sources, times = (left, right), (left_time, right_time)
+    frames = (_frame_of(left), _frame_of(right))
+    kinds = [_checked_types(frames[side], keys[side], times[side], time_unit, side) for side in (LEFT, RIGHT)]
+    _check_times(kinds, times, time_unit)
+    encoder = KeyEncoder(*([(name, kinds[side].field(name).type) for name in keys[side]] for side in (LEFT, RIGHT)))
+    output = _chosen(_output(frames, kinds, keys), columns)
+    count = _partition_count(frames[LEFT], partitions)
+    plans = tuple(
+        StreamPlan(side, len(keys[side]), encoder.native, times[side], time_unit, count, query.bounds.retention_us)
+        for side in (LEFT, RIGHT)
+    )
+    carried = [
+        [*keys[side], times[side], *(c.name for c in output if c.side == side and c.name not in (*keys[side], times[side]))]
+        for side in (LEFT, RIGHT)
+    ]
+    plan = JoinPlan(
+        query.bounds,
+        (plans[LEFT], plans[RIGHT]),
+        tuple((c.side, carried[c.side].index(c.name)) for c in output),
+        tuple(c.label for c in output),
+        parse_size_bytes(window_memory),
+    )
+    parcels = [_packed(sources[side], carried[side], plans[side], kinds[side]) for side in (LEFT, RIGHT)]
+    return _joined(parcels[LEFT].union(parcels[RIGHT]), plan, _schema(frames, output))
+
+
+# ---------------------------------------------------------------- what is asked for
+
+
+def _query(
+    within: str | int | None,
+    lower: str | int | None,
+    upper: str | int | None,
+    exclusive: Sequence[str],
+    how: str,
+    where: str | None,
+) -> QueryConfig:
+    """The one place where the arguments become a query of the engine."""
+    if how != "inner":
+        raise UserError(f"how: {how!r} is not joined inside Spark yet; use how='inner'")
+    if where is not None:
+        raise UserError("where: is not evaluated inside Spark yet; filter the result: window_join(...).where(...)")
+    wrong = [name for name in ([exclusive] if isinstance(exclusive, str) else exclusive) if name not in ("lower", "upper")]
+    if wrong or isinstance(exclusive, str):
+        raise UserError(f"exclusive: a list of 'lower' and 'upper', not {exclusive!r}")
+    if within is not None:
+        if lower is not None or upper is not None:
+            raise UserError("give within, or lower and upper, not both")
+        window_us = parse_duration_us(within)
+        if window_us < 0:
+            raise UserError("within: a window cannot be negative")
+        bounds = -window_us, window_us
+    elif lower is None or upper is None:
+        raise UserError("give within, or both lower and upper")
+    else:
+        bounds = parse_duration_us(lower), parse_duration_us(upper)
+    return QueryConfig(*bounds, exclusive=tuple(exclusive))  # type: ignore[arg-type]
+
+
+def _keys(
+    on: str | Sequence[str] | None, left_on: str | Sequence[str] | None, right_on: str | Sequence[str] | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if (on is None) == (left_on is None and right_on is None) or (left_on is None) != (right_on is None):
+        raise UserError("give on, or both left_on and right_on")
+    sides = [(name,) if isinstance(name, str) else tuple(name or ()) for name in (on or left_on, on or right_on)]
+    if not sides[LEFT] or not sides[RIGHT]:
+        raise UserError("on: name at least one key column")
+    return sides[LEFT], sides[RIGHT]
+
+
+def _checked_types(frame: DataFrame, keys: tuple[str, ...], time: str, time_unit: str | None, side: int) -> pa.Schema:
+    """Arrow types of a side's columns. UserError for columns that are not there, twice there, or cannot be joined."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StringType
+
+    name = STREAM_NAMES[side]
+    for column in (*keys, time):
+        if column not in frame.columns:
+            raise UserError(f"{name}: no column {column}; the columns are {', '.join(frame.columns)}")
+    twice = sorted({column for column in frame.columns if frame.columns.count(column) > 1})
+    if twice:
+        raise UserError(f"{name}: column {twice[0]} occurs twice; rename one")
+    for column in keys:
+        kind = frame.schema[column].dataType
+        if isinstance(kind, StringType) and not kind.isUTF8BinaryCollation():
+            raise UserError(
+                f"{name}: key column {column} has collation {kind.collation}; keys are compared byte by byte (UTF8_BINARY)"
+            )
+    try:
+        return to_arrow_schema(frame.schema, timezone="UTC")
+    except PySparkException as error:
+        raise UserError(f"{name}: a column cannot go through Arrow: {' '.join(str(error).split())[:200]}") from None
+
+
+def _check_times(kinds: Sequence[pa.Schema], times: Sequence[str], time_unit: str | None) -> None:
+    import pyarrow.types as t
+
+    families = []
+    for side, (schema, name) in enumerate(zip(kinds, times, strict=True)):
+        kind = schema.field(name).type
+        where = f"{STREAM_NAMES[side]}: time column {name}"
+        if not (t.is_timestamp(kind) or t.is_date(kind) or t.is_integer(kind)):
+            raise UserError(f"{where} is {kind}; it must be a timestamp, a date or an integer")
+        if t.is_integer(kind) and time_unit not in TIME_UNITS:
+            raise UserError(f"{where} holds integers; say which unit with time_unit = s, ms, us or ns")
+        families.append("integers" if t.is_integer(kind) else str(kind))
+    if families[LEFT] != families[RIGHT]:
+        raise UserError(f"time columns: left is {families[LEFT]}, right is {families[RIGHT]}; cast one side so that both agree")
+    if families[LEFT] != "integers" and time_unit is not None:
+        raise UserError(f"time_unit: is for integers, the time columns are {families[LEFT]}; leave it out")
+
+
+def _partition_count(frame: DataFrame, partitions: int | None) -> int:
+    if partitions is not None:
+        if isinstance(partitions, bool) or not isinstance(partitions, int) or not 1 <= partitions <= 1 << 20:
+            raise UserError(f"partitions: {partitions!r} is not a number from 1 on")
+        return partitions
+    from pyspark.errors import PySparkException
+
+    spark = frame.sparkSession
+    try:
+        return PARTITIONS_PER_CORE * int(spark.sparkContext.defaultParallelism)
+    except PySparkException:  # Spark Connect does not know its cores
+        return int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
+
+
+# ---------------------------------------------------------------- what comes out
+
+
+@dataclass(frozen=True)
+class _Output:
+    """A column of the result: its name there, and which side's column it is."""
+
+    label: str
+    side: int
+    name: str
+
+
+def _output(
+    frames: tuple[DataFrame, DataFrame], kinds: Sequence[pa.Schema], keys: tuple[tuple[str, ...], tuple[str, ...]]
+) -> list[_Output]:
+    """All of them, named as sinks do. UserError where Spark could not tell two of them apart."""
+    codecs, columns = [], []
+    for side in (LEFT, RIGHT):
+        others = [name for name in frames[side].columns if name not in keys[side]]
+        order = [*keys[side], *others]
+        codecs.append(StreamCodec(tuple((name, kinds[side].field(name).type, "row") for name in order), keys[side], None))
+        columns += [(side, name) for name in (order if side == LEFT else others)]
+    labels = OutputPlan(codecs[LEFT], codecs[RIGHT], ids=False).schema.names
+    if frames[LEFT].sparkSession.conf.get("spark.sql.caseSensitive") != "true":
+        lower = [label.lower() for label in labels]
+        same = [label for label in labels if lower.count(label.lower()) > 1]
+        if same:
+            raise UserError(f"columns {same[0]} and {same[1]} of the result differ in case only; rename one of them")
+    return [_Output(label, side, name) for label, (side, name) in zip(labels, columns, strict=True)]
+
+
+def _chosen(output: list[_Output], columns: Sequence[str] | None) -> list[_Output]:
+    if columns is None:
+        return output
+    known = {column.label: column for column in output}
+    for name in columns:
+        if name not in known or list(columns).count(name) > 1:
+            raise UserError(f"columns: {name} is twice there or no column of the result, which has {', '.join(known)}")
+    if not columns:
+        raise UserError("columns: name at least one")
+    return [known[name] for name in columns]
+
+
+def _schema(frames: tuple[DataFrame, DataFrame], output: list[_Output]) -> StructType:
+    from pyspark.sql.types import StructField, StructType
+
+    return StructType([StructField(c.label, frames[c.side].schema[c.name].dataType, True) for c in output])
+
+
+# ---------------------------------------------------------------- Spark
+
+
+def _column(name: str) -> Column:
+    from pyspark.sql import functions as f
+
+    return f.col("`" + name.replace("`", "``") + "`")
+
+
+def _frame_of(source: DataFrame | ParquetFiles) -> DataFrame:
+    return source.frame if isinstance(source, ParquetFiles) else source
+
+
+def _packed(source: DataFrame | ParquetFiles, inside: Sequence[str], plan: StreamPlan, kinds: pa.Schema) -> DataFrame:
+    """A stream as parcels. Nothing but what the join and its result need leaves the JVM."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import IntegralType
+
+    if isinstance(source, ParquetFiles) and plan.native:
+        return _packed_files(source, inside, plan, kinds)
+    frame = _frame_of(source)  # other keys need Spark's hash
+    keys = inside[: plan.key_count]
+    for name in dict.fromkeys([*keys, plan.time]):
+        frame = frame.where(_column(name).isNotNull())
+    columns: list[Any] = [_column(name).alias(f"c{i}") for i, name in enumerate(inside)]
+    if not plan.native:
+        integers = {name for name in keys if isinstance(frame.schema[name].dataType, IntegralType)}
+        columns.append(f.xxhash64(*(_column(n).cast("long") if n in integers else _column(n) for n in keys)).alias("hash"))
+
+    def parcels(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return pack(batches, plan)
+
+    return frame.select(*columns).mapInArrow(parcels, PARCEL_SCHEMA)
+
+
+def _packed_files(files: ParquetFiles, inside: Sequence[str], plan: StreamPlan, kinds: pa.Schema) -> DataFrame:
+    types = [kinds.field(name).type for name in inside]
+
+    def parcels(pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return pack(read_pieces(pieces, inside, types, plan.key_count + 1), plan)
+
+    return files.pieces().mapInArrow(parcels, PARCEL_SCHEMA)
+
+
+def _joined(parcels: DataFrame, plan: JoinPlan, schema: StructType) -> DataFrame:
+    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return join_parcels(batches, plan)
+
+    count = plan.streams[LEFT].partition_count
+    return parcels.repartitionById(count, "partition").sortWithinPartitions("first").mapInArrow(rows, schema)
