@@ -62,7 +62,7 @@ def window_join(
     the JVM. partitions: Spark partitions of the join, by default twice the cores.
     window_memory: most that the windows of one Spark partition may take, without the columns that are carried.
 
-    left, right: DataFrames, or `parquet(spark, path)` where the rows are files as they are: twice as cheap to read.
+    left, right: DataFrames, or `parquet(spark, path)` where the rows are files as they are: cheaper to read.
     Columns: the key once, named as on the left, then every other column of both sides, prefixed left_ / right_ where names
     clash.
     Lazy, as DataFrames are. UserError, before anything runs, for what is wrong in the call.
