@@ -24,7 +24,8 @@ def load_kernels() -> None:
     column = np.arange(4096)
     rows = pa.record_batch([pa.array(column % 512), pa.array(column)], names=["key", "ts"])
     parcels = [parcel for plan in plans for parcel in pack(iter([rows]), plan)]
-    plan = JoinPlan(bounds, (plans[0], plans[1]), ((0, 0), (1, 1)), ("key", "ts"), 16 << 20)
+    types = (pa.int64(), pa.int64())
+    plan = JoinPlan(bounds, "inner", (plans[0], plans[1]), ((0, 0), (1, 1)), ("key", "ts"), types, 16 << 20)
     assert sum(batch.num_rows for batch in join_parcels(iter(parcels), plan)) == len(column)
 
 

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
 from swjoin.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.config import QueryConfig
 from swjoin.errors import UserError
+from swjoin.oracle import JOIN_KINDS, How
 from swjoin.sinks.plan import OutputPlan
 from swjoin.sources.codec import StreamCodec
 from swjoin.sources.keys import KeyEncoder
@@ -64,7 +67,7 @@ def window_join(
 
     left, right: DataFrames, or `parquet(spark, path)` where the rows are files as they are: cheaper to read.
     Columns: the key once, named as on the left, then every other column of both sides, prefixed left_ / right_ where names
-    clash.
+    clash. how: as in docs/semantics.md; a missing side is null, semi and anti joins have the left columns.
     Lazy, as DataFrames are. UserError, before anything runs, for what is wrong in the call.
     """
     query = _query(within, lower, upper, exclusive, how, where)
@@ -74,7 +77,8 @@ def window_join(
     kinds = [_checked_types(frames[side], keys[side], times[side], time_unit, side) for side in (LEFT, RIGHT)]
     _check_times(kinds, times, time_unit)
     encoder = KeyEncoder(*([(name, kinds[side].field(name).type) for name in keys[side]] for side in (LEFT, RIGHT)))
-    output = _chosen(_output(frames, kinds, keys), columns)
+    _check_keys(kinds, keys, query.how)
+    output = _chosen(_output(frames, kinds, keys, query.how), columns)
     count = _partition_count(frames[LEFT], partitions)
     plans = tuple(
         StreamPlan(side, len(keys[side]), encoder.native, times[side], time_unit, count, query.bounds.retention_us)
@@ -86,13 +90,20 @@ def window_join(
     ]
     plan = JoinPlan(
         query.bounds,
+        query.how,
         (plans[LEFT], plans[RIGHT]),
         tuple((c.side, carried[c.side].index(c.name)) for c in output),
         tuple(c.label for c in output),
+        tuple(kinds[c.side].field(c.name).type for c in output),
         parse_size_bytes(window_memory),
     )
     parcels = [_packed(sources[side], carried[side], plans[side], kinds[side]) for side in (LEFT, RIGHT)]
-    return _joined(parcels[LEFT].union(parcels[RIGHT]), plan, _schema(frames, output))
+    schema = _schema(frames, output)
+    rows = _joined(parcels[LEFT].union(parcels[RIGHT]), plan, schema)
+    for side in (LEFT, RIGHT):
+        if query.kind.unmatched[side]:
+            rows = rows.union(_without_key(frames[side], side, keys, times[side], output, schema))
+    return rows
 
 
 # ---------------------------------------------------------------- what is asked for
@@ -107,10 +118,10 @@ def _query(
     where: str | None,
 ) -> QueryConfig:
     """The one place where the arguments become a query of the engine."""
-    if how != "inner":
-        raise UserError(f"how: {how!r} is not joined inside Spark yet; use how='inner'")
+    if how not in JOIN_KINDS:
+        raise UserError(f"how: {how!r} is not one of {', '.join(JOIN_KINDS)}")
     if where is not None:
-        raise UserError("where: is not evaluated inside Spark yet; filter the result: window_join(...).where(...)")
+        raise UserError("where: is not evaluated inside Spark; filter the result of an inner join: window_join(...).where(...)")
     wrong = [name for name in ([exclusive] if isinstance(exclusive, str) else exclusive) if name not in ("lower", "upper")]
     if wrong or isinstance(exclusive, str):
         raise UserError(f"exclusive: a list of 'lower' and 'upper', not {exclusive!r}")
@@ -125,7 +136,7 @@ def _query(
         raise UserError("give within, or both lower and upper")
     else:
         bounds = parse_duration_us(lower), parse_duration_us(upper)
-    return QueryConfig(*bounds, exclusive=tuple(exclusive))  # type: ignore[arg-type]
+    return QueryConfig(*bounds, exclusive=tuple(exclusive), how=how)  # type: ignore[arg-type]
 
 
 def _keys(
@@ -162,6 +173,16 @@ def _checked_types(frame: DataFrame, keys: tuple[str, ...], time: str, time_unit
         return to_arrow_schema(frame.schema, timezone="UTC")
     except PySparkException as error:
         raise UserError(f"{name}: a column cannot go through Arrow: {' '.join(str(error).split())[:200]}") from None
+
+
+def _check_keys(kinds: Sequence[pa.Schema], keys: tuple[tuple[str, ...], tuple[str, ...]], how: How) -> None:
+    """A key column may hold either side's key where right rows come out alone."""
+    for left, right in zip(*keys, strict=False):
+        types = kinds[LEFT].field(left).type, kinds[RIGHT].field(right).type
+        if JOIN_KINDS[how].unmatched[RIGHT] and types[LEFT] != types[RIGHT]:
+            raise UserError(
+                f"key columns: left {left} is {types[LEFT]}, right {right} is {types[RIGHT]}; cast one for a {how} join"
+            )
 
 
 def _check_times(kinds: Sequence[pa.Schema], times: Sequence[str], time_unit: str | None) -> None:
@@ -209,7 +230,7 @@ class _Output:
 
 
 def _output(
-    frames: tuple[DataFrame, DataFrame], kinds: Sequence[pa.Schema], keys: tuple[tuple[str, ...], tuple[str, ...]]
+    frames: tuple[DataFrame, DataFrame], kinds: Sequence[pa.Schema], keys: tuple[tuple[str, ...], tuple[str, ...]], how: How
 ) -> list[_Output]:
     """All of them, named as sinks do. UserError where Spark could not tell two of them apart."""
     codecs, columns = [], []
@@ -217,8 +238,9 @@ def _output(
         others = [name for name in frames[side].columns if name not in keys[side]]
         order = [*keys[side], *others]
         codecs.append(StreamCodec(tuple((name, kinds[side].field(name).type, "row") for name in order), keys[side], None))
-        columns += [(side, name) for name in (order if side == LEFT else others)]
-    labels = OutputPlan(codecs[LEFT], codecs[RIGHT], ids=False).schema.names
+        if side == LEFT or not JOIN_KINDS[how].one_sided:
+            columns += [(side, name) for name in (order if side == LEFT else others)]
+    labels = OutputPlan(codecs[LEFT], codecs[RIGHT], ids=False, how=how).schema.names
     if frames[LEFT].sparkSession.conf.get("spark.sql.caseSensitive") != "true":
         lower = [label.lower() for label in labels]
         same = [label for label in labels if lower.count(label.lower()) > 1]
@@ -287,6 +309,30 @@ def _packed_files(files: ParquetFiles, inside: Sequence[str], plan: StreamPlan, 
         return pack(read_pieces(pieces, inside, types, plan.key_count + 1), plan)
 
     return files.pieces().mapInArrow(parcels, PARCEL_SCHEMA)
+
+
+def _without_key(
+    frame: DataFrame,
+    side: int,
+    keys: tuple[tuple[str, ...], tuple[str, ...]],
+    time: str,
+    output: list[_Output],
+    schema: StructType,
+) -> DataFrame:
+    """Rows of a side that can match nothing, because a key or their time is null, as rows of the result."""
+    from pyspark.sql import functions as f
+
+    columns = []
+    for column, field in zip(output, schema, strict=True):
+        if column.side == side:
+            value = _column(column.name)
+        elif column.name in keys[LEFT]:  # the key of the side that is there
+            value = _column(keys[side][keys[LEFT].index(column.name)])
+        else:
+            value = f.lit(None)
+        columns.append(value.cast(field.dataType).alias(column.label))
+    absent = reduce(or_, (_column(name).isNull() for name in (*keys[side], time)))
+    return frame.where(absent).select(*columns)
 
 
 def _joined(parcels: DataFrame, plan: JoinPlan, schema: StructType) -> DataFrame:

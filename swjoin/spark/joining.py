@@ -21,7 +21,7 @@ from swjoin.batch import I64, LEFT, RIGHT, U64, Pairs, TupleBatch
 from swjoin.deliveries import BEGIN_OF_TIME_US, END_OF_TIME_US, Delivery, EpochIndex, QueryId, SlaveId
 from swjoin.errors import RunFailed
 from swjoin.operators.window_join import WindowJoin
-from swjoin.oracle import Bounds
+from swjoin.oracle import JOIN_KINDS, Bounds, How
 from swjoin.sources.keys import KeyEncoder
 from swjoin.spark.parcels import StreamPlan, ascending, times_us, unpack
 
@@ -41,13 +41,16 @@ GATHERED_ROWS = 1 << 17  # rows that are put beside the windows' rows at once
 class JoinPlan:
     """What an executor knows of the join.
 
-    streams: left and right. columns: of the output, in its order: side, and index in that side's parcels. names: theirs.
+    how: which rows come out. streams: left and right. columns: of the output, in its order: side, and index in that side's
+    parcels. names, types: theirs.
     """
 
     bounds: Bounds
+    how: How
     streams: tuple[StreamPlan, StreamPlan]
     columns: tuple[tuple[int, int], ...]
     names: tuple[str, ...]
+    types: tuple[pa.DataType, ...]
     window_bytes: int
 
 
@@ -129,7 +132,10 @@ class Joiner:
 
     def __init__(self, plan: JoinPlan) -> None:
         self.plan = plan
-        kept = [list(dict.fromkeys(index for side, index in plan.columns if side == s)) for s in (LEFT, RIGHT)]
+        kind = JOIN_KINDS[plan.how]
+        own_keys = [(RIGHT, index) for index in range(plan.streams[RIGHT].key_count)] if kind.unmatched[RIGHT] else []
+        wanted = [*plan.columns, *own_keys]
+        kept = [list(dict.fromkeys(index for side, index in wanted if side == s)) for s in (LEFT, RIGHT)]
         self.streams = (_Stream(kept[LEFT]), _Stream(kept[RIGHT]))
         self.window_rows = 0
         self._encoder: KeyEncoder | None = None
@@ -142,6 +148,7 @@ class Joiner:
             right_layout=None,
             materialise=True,
             result_tuples=RESULT_TUPLES,
+            kind=kind,
             name="Spark partition",
         )
         self._time_us = BEGIN_OF_TIME_US
@@ -206,12 +213,21 @@ class Joiner:
         import pyarrow.compute as pc
 
         numbers = (pairs.left_id, pairs.right_id)
-        places = [stream.places(n) if stream.columns else None for stream, n in zip(self.streams, numbers, strict=True)]
+        places = [
+            stream.places(n) if stream.columns and pairs.side != 1 - side else None
+            for side, (stream, n) in enumerate(zip(self.streams, numbers, strict=True))
+        ]
         columns = []
-        for side, index in self.plan.columns:
+        for (side, index), kind in zip(self.plan.columns, self.plan.types, strict=True):
+            if side == LEFT and pairs.side == RIGHT and index < self.plan.streams[LEFT].key_count:
+                side = RIGHT  # a key is the same on both sides
+            if pairs.side == 1 - side:
+                columns.append(pa.nulls(len(pairs), kind))
+                continue
             stream = self.streams[side]
             assert stream.rows is not None
-            columns.append(pc.take(stream.rows.column(stream.columns.index(index)), places[side], boundscheck=False))
+            column = pc.take(stream.rows.column(stream.columns.index(index)), places[side], boundscheck=False)
+            columns.append(column if column.type == kind else column.cast(kind))
         return pa.RecordBatch.from_arrays(columns, names=list(self.plan.names))
 
 
