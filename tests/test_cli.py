@@ -276,6 +276,13 @@ def test_internal_errors_are_one_line_too(files: tuple[Path, Path], swjoin: Any,
     assert done.err == ["swjoin: internal error: ZeroDivisionError: planted (--debug shows where)"]
 
 
+def test_the_command_knows_all_kinds_of_joins() -> None:
+    from swjoin.cli.main import HOWS
+    from swjoin.oracle import JOIN_KINDS
+
+    assert list(JOIN_KINDS) == HOWS
+
+
 def test_help_is_quick_and_imports_nothing_heavy() -> None:
     code = (
         "import sys; from swjoin.cli.main import main\ntry: main(['join', '--help'])\nexcept SystemExit: pass\n"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from swjoin.batch import Pairs, PayloadRows, TupleBatch
+from swjoin.batch import LEFT, RIGHT, Pairs, PayloadRows, TupleBatch
 from swjoin.deliveries import Delivery, EpochIndex, GroupResults, QueryId, ResultChunk, Route, SlaveId
 from swjoin.errors import RunFailed
 from swjoin.runtime.wire import pack_delivery, pack_results, unpack_delivery, unpack_results
@@ -43,12 +45,20 @@ def same(a: object, b: object) -> bool:
         return np.array_equal(a, b) and a.dtype == b.dtype  # type: ignore[arg-type, attr-defined]
     if hasattr(a, "__dataclass_fields__"):
         return all(same(getattr(a, f), getattr(b, f)) for f in a.__dataclass_fields__)
+    if isinstance(a, tuple):
+        return isinstance(b, tuple) and len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
     return a == b
 
 
 def test_round_trip() -> None:
     assert same(unpack_delivery(pack_delivery(a_delivery())), a_delivery())
+    left = a_delivery().left
+    nulls = dataclasses.replace(a_delivery(), null_keys=(left, TupleBatch.empty()))
+    assert same(unpack_delivery(pack_delivery(nulls)), nulls)
     assert same(unpack_results(pack_results(a_chunk())), a_chunk())
+    for stream in (LEFT, RIGHT):
+        alone = dataclasses.replace(a_chunk(), pairs=Pairs.alone(stream, left, null_keys=bool(stream)))
+        assert same(unpack_results(pack_results(alone)), alone)
     empty = ResultChunk(QueryId(0), SlaveId(0), EpochIndex(0), False, False)
     assert same(unpack_results(pack_results(empty)), empty)
 

@@ -14,7 +14,6 @@ import sys
 import traceback
 
 from swjoin.errors import SwjoinError
-from swjoin.oracle import JOIN_KINDS
 
 
 class _Parser(argparse.ArgumentParser):
@@ -23,6 +22,9 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
         print(f"swjoin: {' '.join(message.split())} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(2)
+
+
+HOWS = ["inner", "left", "right", "full", "semi", "anti"]  # as in `oracle`, which is not to be imported here
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -67,7 +69,7 @@ def _add_join(p: argparse.ArgumentParser) -> None:
     p.add_argument("--lower", metavar="-1h", help="lowest right time - left time")
     p.add_argument("--upper", metavar="2h", help="highest right time - left time")
     p.add_argument("--exclusive", metavar="lower,upper", default="", help="bounds that do not count themselves")
-    p.add_argument("--how", choices=list(JOIN_KINDS), default="inner", help="which rows come out (default inner)")
+    p.add_argument("--how", choices=HOWS, default="inner", help="which rows come out (default inner)")
     p.add_argument("--where", metavar="CONDITION", help="what else must hold of a pair: 'left_price < right_price'")
     p.add_argument("--left-id", metavar="COL", help="row id column on the left (default: position)")
     p.add_argument("--right-id", metavar="COL", help="row id column on the right")
