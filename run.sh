@@ -25,6 +25,7 @@ usage() {
 ./run.sh chaos N             N runs on real MPI ranks that are killed, stopped and resumed, each digest checked
 ./run.sh chaos --simulated N N random runs in the simulator, many with crashes, each pair checked
 ./run.sh soak [MINUTES]      one run of 30 minutes at 70 % of capacity, with moves, resizes and a kill every minute; a figure
+./run.sh long                what `test` leaves out: the rest of large test matrices, a wheel in a fresh environment
 ./run.sh fuzz [N] [--target wire|checkpoint|yaml|parquet|csv|ipc] [--seed S]  N mutated inputs per target (default 1000)
 ./run.sh docs                the documents as a site to browse: site/index.html (MkDocs; a dead link is an error)
 ./run.sh clean               remove the environment, runs, the site and caches
@@ -134,7 +135,7 @@ run_tests() {
   say "mypy"; "$venv/bin/mypy"
   say "pytest"
   if [ $# -gt 0 ]; then "$python" -m pytest "$@"; return; fi
-  "$python" -m pytest -n 2 --dist loadfile -m "not quiet"
+  "$python" -m pytest -n 2 --dist loadfile -m "not quiet and not long and not newcomer"
   say "pytest: tests that measure, with nothing beside them"
   "$python" -m pytest -m quiet
 }
@@ -180,6 +181,7 @@ word=${1:-main}
 case $word in
   main) need_environment; need_java; main_job ;;
   test) need_environment; need_java; run_tests "$@" ;;
+  long) need_environment; need_java; exec "$python" -m pytest -n 2 -m "long or newcomer" "$@" ;;
   swjoin) need_environment; cd "$called_from"; exec "$venv/bin/swjoin" "$@" ;;
   flights) need_environment; flights ;;
   bench)

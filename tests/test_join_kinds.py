@@ -20,7 +20,7 @@ from swjoin.operators.unmatched import Unmatched
 from swjoin.operators.window_join import WindowJoin
 from swjoin.oracle import JOIN_KINDS, Bounds, How, answer, brute_force
 from swjoin.runtime.chaos import Scenario
-from tests.cases import CASES, Case, by_name, moving
+from tests.cases import CASES, Case, moving
 from tests.planted import complaints
 from tests.test_local import answer as found
 from tests.test_local import run
@@ -50,8 +50,18 @@ def test_the_definition_by_hand() -> None:
     }
 
 
-@pytest.mark.parametrize("how", OTHERS)
-@pytest.mark.parametrize("case", CASES, ids=by_name)
+def _matrix() -> list[Any]:
+    """Every case with every kind; a third of them in every run of the suite."""
+    both = [(case, how) for case in CASES for how in OTHERS]
+    marks = [() if i % 3 == 0 else (pytest.mark.long,) for i in range(len(both))]
+    return [pytest.param(*pair, marks=m, id=f"{pair[0].name}, {pair[1]}") for pair, m in zip(both, marks, strict=True)]
+
+
+def _blocks(count: int, often: int) -> list[Any]:
+    return [pytest.param(block, marks=() if block < often else (pytest.mark.long,)) for block in range(count)]
+
+
+@pytest.mark.parametrize(("case", "how"), _matrix())
 def test_known_cases(case: Case, how: How, tmp_path: Path) -> None:
     """On one slave or on four, standing still or while partition-groups and slaves come and go."""
     number = CASES.index(case) + OTHERS.index(how)
@@ -90,7 +100,7 @@ def _by_duckdb(left: pa.Table, right: pa.Table, how: How, lower: int, upper: int
     return connection.execute(f"SELECT {columns} FROM lefts l {_SQL[how]} JOIN rights r ON {where}").fetchall()
 
 
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize("block", _blocks(8, 3))
 def test_random_workloads_row_by_row(block: int, tmp_path: Path) -> None:
     """25 workloads each: any kind, bounds, skew, keys of any type, with nulls; one slave or three, moves on or off."""
     for seed in range(25 * block, 25 * block + 25):
@@ -208,7 +218,7 @@ def _api_case(seed: int) -> tuple[pa.Table, pa.Table, How, dict[str, Any], list[
     return left, right, how, arguments, _sorted(_by_duckdb(left, right, how, -100, 300, more))
 
 
-@pytest.mark.parametrize("block", range(3))
+@pytest.mark.parametrize("block", _blocks(3, 1))
 def test_tables_joined_from_python(block: int) -> None:
     """In any row order, on one thread or two; and pushed batch by batch, in time order."""
     import swjoin

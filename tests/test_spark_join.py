@@ -56,7 +56,9 @@ def streams(seed: int, n: int = 400, keys: int = 20, span: int = 3000) -> Rows:
 # ---------------------------------------------------------------- the answer
 
 
-@pytest.mark.parametrize("case", CASES, ids=by_name)
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=pytest.mark.long if i % 3 else ()) for i, c in enumerate(CASES)], ids=by_name
+)
 def test_cases(case: Case, spark: Any) -> None:
     left, right = (frame(spark, *rows) for rows in (case.left, case.right))
     lower, upper = case.bounds

@@ -40,6 +40,7 @@ def test_every_block_is_of_a_known_kind() -> None:
 
 @pytest.mark.spark
 @pytest.mark.mpi
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_every_command_prints_what_the_tutorial_says(
     spark: Any, swjoin: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
