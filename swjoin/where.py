@@ -25,7 +25,7 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _WORDS = {"and", "or", "not", "is", "null", "true", "false", "abs"}
-_MOST_CHARACTERS, _DEEPEST = 10_000, 50
+_MOST_CHARACTERS, _DEEPEST, _LONGEST = 10_000, 50, 50  # nested, and terms in a row: both are Python's own stack
 COMPARISONS = ("=", "!=", "<", "<=", ">", ">=")
 
 
@@ -81,21 +81,33 @@ class _Parser:
         return node
 
     def _chain(self, part: Callable[[], Node], *signs: str) -> Node:
-        node = part()
+        node, links = part(), 0
         while (sign := self._take(*signs)) is not None:
-            node = Node(sign, parts=(node, part()))
+            node, links = Node(sign, parts=(node, part())), links + 1
+            if links > _LONGEST:
+                raise self._error(f"more than {_LONGEST} of {' and '.join(signs)} in a row", self._peek()[2])
         return node
+
+    def _conditions(self, part: Callable[[], Node], sign: str) -> Node:
+        """Any number of conditions in a row, as a tree that is no deeper than it must be."""
+        nodes = [part()]
+        while self._take(sign):
+            nodes.append(part())
+        while len(nodes) > 1:
+            pairs = [Node(sign, parts=(one, two)) for one, two in zip(nodes[::2], nodes[1::2], strict=False)]
+            nodes = pairs + nodes[2 * len(pairs) :]
+        return nodes[0]
 
     def _or(self) -> Node:
         self._depth += 1
         if self._depth > _DEEPEST:
             raise self._error("too deeply nested", self._peek()[2])
-        node = self._chain(self._and, "or")
+        node = self._conditions(self._and, "or")
         self._depth -= 1
         return node
 
     def _and(self) -> Node:
-        return self._chain(self._not, "and")
+        return self._conditions(self._not, "and")
 
     def _not(self) -> Node:
         count = 0

@@ -343,3 +343,56 @@ def test_planted_bugs_are_caught(plant: Any, monkeypatch: pytest.MonkeyPatch) ->
     plant(monkeypatch)
     seeds = [seed for seed in range(600) if Scenario.draw(seed).config.query.how != "inner"]
     assert complaints(seeds, 1) == 1
+
+
+# ---------------------------------------------------------------- what a second reading found
+
+
+def test_streams_of_null_keys_alone_do_not_stop_the_run(tmp_path: Path) -> None:
+    """They fill the mini-buffers, and nothing else could empty these."""
+    n = 2000
+    table = pa.table(
+        {"key": pa.nulls(n, pa.int64()), "ts": pa.array(range(n), pa.int64()), "value": pa.array(range(n), pa.int64())}
+    )
+    for side in ("left", "right"):
+        pq.write_table(table, tmp_path / f"{side}.parquet", row_group_size=100)
+    plain: dict[str, Any] = {
+        "join": {"within": "10us", "how": "full"},
+        "cluster": {"distribution_epoch": "5us", "mini_buffer": "1KB"},
+        "module": {"window": "16MB"},
+        **{name: {"path": str(tmp_path / f"{name}.parquet"), "time_unit": "us"} for name in ("left", "right")},
+    }
+    (tmp_path / "config.yaml").write_text(json.dumps(plain))
+    report = run(tmp_path / "config.yaml", tmp_path)
+    assert report["results"]["count"] == 2 * n
+    assert report["null_key"] == {"left": n, "right": n}
+    rows = pq.read_table(tmp_path / "run" / "results").to_pylist()
+    assert sorted(row["left_value"] for row in rows if row["left_id"] is not None) == list(range(n))
+    assert {row["key"] for row in rows} == {None}
+
+
+def test_arrival_times_of_null_keys_are_on_the_runs_axis(tmp_path: Path) -> None:
+    ts = pa.array([10**9, None, 10**9 + 50_000], pa.int64())
+    pq.write_table(pa.table({"key": pa.array([None, 1, None], pa.int64()), "ts": ts}), tmp_path / "left.parquet")
+    pq.write_table(pa.table({"key": pa.array([5], pa.int64()), "ts": pa.array([10**9 + 1000])}), tmp_path / "right.parquet")
+    plain: dict[str, Any] = {
+        "join": {"within": "10us", "how": "left"},
+        "pace": "realtime",
+        "time": {"model": "arrival"},
+        "cluster": {"distribution_epoch": "20ms"},
+        "module": {"window": "16MB"},
+        **{name: {"path": str(tmp_path / f"{name}.parquet"), "time_unit": "us"} for name in ("left", "right")},
+    }
+    (tmp_path / "config.yaml").write_text(json.dumps(plain))
+    run(tmp_path / "config.yaml", tmp_path)
+    rows = pq.read_table(tmp_path / "run" / "results").to_pylist()
+    assert sorted((row["left_id"], row["left_ts"]) for row in rows) == [(0, 0), (1, 0), (2, 50_000)]
+
+
+def test_an_empty_side_with_views() -> None:
+    import swjoin
+
+    left = pa.table({"k": pa.array([1, 2]), "t": pa.array([0, 0])})
+    right = pa.table({"k": pa.array([], pa.int64()), "t": pa.array([], pa.int64()), "s": pa.array([], pa.string_view())})
+    table = swjoin.join(left, right, on="k", left_time="t", right_time="t", time_unit="us", within="1us", how="full")
+    assert table["s"].to_pylist() == [None, None]

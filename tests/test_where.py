@@ -245,3 +245,26 @@ def test_overflow_is_null_and_not_a_wrong_number(tmp_path: Path) -> None:
         found = sorted(pq.read_table(folder / "run" / "results")["left_id"].to_pylist())
         expected = sorted({*ids, 1}) if where.startswith("v + w") else ids
         assert found == expected, where
+
+
+def test_long_conditions_take_no_longer_and_no_deeper() -> None:
+    from swjoin.sources.codec import RowCodec, StreamCodec
+
+    codec = StreamCodec((("a", pa.int32(), "row"),), ("k",), RowCodec(pa.schema([("a", pa.int32())])))
+    many = " or ".join(f"left_a = {i}" for i in range(400))
+    assert len(compile_where(parse_where(many), codec, codec).code) > 400
+    compile_where(parse_where("+".join(["left_a"] * 50) + " > 0"), codec, codec)
+    with pytest.raises(UserError, match="more than 50 of"):
+        parse_where("+".join(["left_a"] * 60) + " > 0")
+
+
+def test_categories_without_a_sign_have_none(tmp_path: Path) -> None:
+    for name in ("left", "right"):
+        values = pa.array([200, 100], pa.uint8()).dictionary_encode()
+        pq.write_table(pa.table({"key": [1, 1], "ts": [0, 0], "v": values}), tmp_path / f"{name}.parquet")
+    plain: dict[str, Any] = {"join": {"within": "1us", "where": "left_v > right_v"}}
+    plain |= {name: {"path": str(tmp_path / f"{name}.parquet"), "time_unit": "us"} for name in ("left", "right")}
+    (tmp_path / "c.yaml").write_text(json.dumps(plain))
+    run(tmp_path / "c.yaml", tmp_path)
+    rows = pq.read_table(tmp_path / "run" / "results").to_pylist()
+    assert [(row["left_v"], row["right_v"]) for row in rows] == [(200, 100)]

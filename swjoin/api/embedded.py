@@ -15,7 +15,7 @@ import numpy as np
 
 from swjoin.batch import I64, LEFT, RIGHT, Ledger, Pairs, RowLayout, SourceBatch, StreamCounts
 from swjoin.cluster.buffers import MiniBuffers, Order
-from swjoin.cluster.intake import LateRowError, StreamIntake
+from swjoin.cluster.intake import LateRowError, StreamIntake, take_null_keys
 from swjoin.cluster.slave import PAIR_BYTES
 from swjoin.config import RunConfig
 from swjoin.deliveries import BEGIN_OF_TIME_US, END_OF_TIME_US, Delivery, EpochIndex, QueryId, SlaveId, no_moves
@@ -187,7 +187,7 @@ class Engine:
                 moves,
                 last=last,
                 rests=False,
-                null_keys=(self.streams[LEFT].take_null_keys(), self.streams[RIGHT].take_null_keys()),
+                null_keys=take_null_keys(self.streams),
             )
             for order, part in zip(orders, drained, strict=True)
         ]

@@ -131,6 +131,8 @@ def _taken_views(values: Any, index: pa.Array) -> Any:
     import pyarrow as pa
 
     n = len(index)
+    if len(values) == 0:
+        return pa.nulls(n, values.type)
     places = index.fill_null(0).to_numpy()
     views = np.frombuffer(values.buffers()[1] or b"", np.int64).reshape(-1, 2)[values.offset : values.offset + len(values)]
     valid = values.is_valid().take(index).fill_null(False)

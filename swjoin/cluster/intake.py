@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -153,10 +154,16 @@ class StreamIntake:
             rows = None if batch.rows is None else batch.rows.take(index)
             self._null_keys.append(TupleBatch(nothing, ts[index], batch.id[index], nothing, rows))
 
-    def take_null_keys(self) -> TupleBatch:
-        """Hand over the rows with a null key that have to come out again; they need not wait for anything."""
+    def take_null_keys(self, rebase_us: int = 0) -> TupleBatch:
+        """Hand over the rows with a null key that have to come out again; they need not wait for anything.
+
+        rebase_us: where the time axis begins, with arrival times.
+        """
         out, self._null_keys = self._null_keys, []
-        return TupleBatch.concat(out) if out else TupleBatch.empty()
+        if not out:
+            return TupleBatch.empty()
+        batch = TupleBatch.concat(out)
+        return batch if self.time.model == "event" else replace(batch, ts=np.maximum(batch.ts - rebase_us, 0))
 
     @property
     def null_key_bytes(self) -> int:
@@ -323,3 +330,9 @@ class StreamIntake:
             assert (np.diff(batch.ts) >= 0).all(), f"{STREAM_NAMES[self.stream]}: released tuples out of time order"
         counts = self.counts
         assert counts.null_key + counts.late <= counts.tuples, f"{STREAM_NAMES[self.stream]}: more rows refused than read"
+
+
+def take_null_keys(streams: tuple[StreamIntake, StreamIntake], rebase_us: int = 0) -> tuple[TupleBatch, TupleBatch]:
+    """Of both streams, see `StreamIntake.take_null_keys`."""
+    left, right = streams
+    return left.take_null_keys(rebase_us), right.take_null_keys(rebase_us)

@@ -25,7 +25,7 @@ from swjoin.cluster.buffers import MiniBuffers, Order
 from swjoin.cluster.checkpoints import Checkpoints
 from swjoin.cluster.controller import Controller, Move
 from swjoin.cluster.history import History
-from swjoin.cluster.intake import StreamIntake
+from swjoin.cluster.intake import StreamIntake, take_null_keys
 from swjoin.cluster.overload import Overload
 from swjoin.cluster.parking import make_room
 from swjoin.cluster.pending import Store
@@ -349,7 +349,7 @@ class Master:
                     (moves_out, moves_in),
                     last=self._last,
                     rests=slave in self._resting,
-                    null_keys=(self.streams[LEFT].take_null_keys(), self.streams[RIGHT].take_null_keys()),
+                    null_keys=take_null_keys(self.streams, rebase_us or 0),
                 )
             )
         for move, count in [x for x in self._released if x[0].consumer in slaves and x[0].consumer not in behind]:

@@ -55,15 +55,13 @@ class Slots:
     def ripe(self, origin_us: int | None, *, mid_epoch: bool) -> int | None:
         """As `end`, by the tuples alone."""
         if all(s.exhausted or s.idle for s in self._streams) and not self.exhausted:  # who knows when there is more
-            return END_OF_TIME_US if self._buffers.tuples or mid_epoch else None
+            return END_OF_TIME_US if self._buffers.tuples or mid_epoch or self._null_keys_wait else None
         if self._by_count:
             enough = self._buffers.tuples >= self.size.tuples
             return END_OF_TIME_US if self.exhausted or enough or self.full() else None
         first_us = self._buffers.first_ts_us
         if origin_us is None or (first_us is None and not mid_epoch):
-            if not self.exhausted:
-                self.check_room()
-            return END_OF_TIME_US if self.exhausted else None
+            return END_OF_TIME_US if self.exhausted or self.full() else None
         boundary = self.boundary_us + self._step_us  # not before the last one, which was promised
         if first_us is not None:
             boundary = max(boundary, boundary_after_us(first_us, origin_us, self._step_us))

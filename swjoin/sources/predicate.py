@@ -71,6 +71,7 @@ class _Compiler:
         self.text = b""
         self.tails: list[int] = []
         self._depth = self._deepest = 0
+        self._types: dict[int, str] = {}
 
     def _emit(self, what: int, *fields: int, grows: int = 0) -> None:
         self.code += [what, *fields, *[0] * (p.WIDTH - 1 - len(fields))]
@@ -139,11 +140,9 @@ class _Compiler:
         return "float"
 
     def _column(self, name: str) -> str:
-        codecs = self._codecs
-        side, column = resolve(name, (self._names[LEFT], self._names[RIGHT]), (codecs[LEFT].key, codecs[RIGHT].key))
-        codec = codecs[side]
-        kind, origin = next((kind, origin) for found, kind, origin in codec.columns if found == column)
-        said = _type_of(name, kind)
+        side, column, said = self._find(name)
+        codec = self._codecs[side]
+        origin = next(origin for found, _, origin in codec.columns if found == column)
         if origin == "key":
             self._emit(p.KEY_OF, grows=1)
         elif origin == "ts":
@@ -156,7 +155,7 @@ class _Compiler:
                 self.tails += place.before
             else:
                 what = p.FLOAT if said == "float" else p.INT
-                signed = said != "bool" and not str(kind).startswith("uint")
+                signed = said != "bool" and not str(codec.rows.schema.field(column).type).startswith("uint")
                 self._emit(what, side, place.offset, place.width if signed else -place.width, place.null_bit, grows=1)
         return said
 
@@ -183,8 +182,32 @@ class _Compiler:
         return kinds[0]
 
     def _type(self, node: Node) -> str:
-        """The type of a value, without its instructions."""
-        return _Compiler(self._codecs).value(node)
+        """The type of a value, without its instructions; whether it is right is seen when they are made."""
+        if id(node) not in self._types:
+            self._types[id(node)] = self._found_type(node)
+        return self._types[id(node)]
+
+    def _found_type(self, node: Node) -> str:
+        match node.kind:
+            case "column":
+                return self._find(node.value)[2]
+            case "number":
+                return "int" if node.value.isdigit() else "float"
+            case "text" | "null":
+                return node.kind
+            case "/":
+                return "float"
+            case "+" | "-" | "*" | "negative" | "abs":
+                return "float" if "float" in {self._type(part) for part in node.parts} else "int"
+            case _:
+                return "bool"
+
+    def _find(self, name: str) -> tuple[int, str, str]:
+        """Side, column and type that a name means."""
+        codecs = self._codecs
+        side, column = resolve(name, (self._names[LEFT], self._names[RIGHT]), (codecs[LEFT].key, codecs[RIGHT].key))
+        kind = next(kind for found, kind, _ in codecs[side].columns if found == column)
+        return side, column, _type_of(name, kind)
 
     def _arithmetic(self, node: Node) -> str:
         kind = self._pair(node, real=node.kind == "/")

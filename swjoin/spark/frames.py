@@ -326,7 +326,7 @@ def _without_key(
     for column, field in zip(output, schema, strict=True):
         if column.side == side:
             value = _column(column.name)
-        elif column.name in keys[LEFT]:  # the key of the side that is there
+        elif column.side == LEFT and column.name in keys[LEFT]:  # the key of the side that is there
             value = _column(keys[side][keys[LEFT].index(column.name)])
         else:
             value = f.lit(None)
