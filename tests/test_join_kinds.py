@@ -139,19 +139,9 @@ def test_random_workloads_row_by_row(block: int, tmp_path: Path) -> None:
 def test_a_row_comes_out_as_soon_as_its_window_has_passed_although_the_other_stream_is_silent(tmp_path: Path) -> None:
     """Kafka Streams held left rows back until the right stream spoke again; here a delivery's punctuations are enough."""
     from swjoin.deliveries import Route
-    from tests.test_window_join import delivery, drive, stream
+    from tests.test_window_join import delivery, drive, make, stream
 
-    join = WindowJoin(
-        Bounds(-10, 10),
-        block_tuples=64,
-        theta_tuples=512,
-        window_bytes=1 << 20,
-        left_layout=None,
-        right_layout=None,
-        materialise=True,
-        result_tuples=100,
-        kind=JOIN_KINDS["left"],
-    )
+    join = make(Bounds(-10, 10), block_tuples=64, theta_tuples=512, kind=JOIN_KINDS["left"])
     lefts, empty = stream([1, 2, 3], [0, 5, 9], None), TupleBatch.empty()
     both = (Route.BOTH, Route.BOTH)
     came = []
@@ -164,19 +154,9 @@ def test_a_row_comes_out_as_soon_as_its_window_has_passed_although_the_other_str
 def test_a_tuple_whose_window_has_passed_when_it_arrives_comes_out_once() -> None:
     """Spark dropped such rows with old state (SPARK-26154)."""
     from swjoin.deliveries import Route
-    from tests.test_window_join import delivery, drive, stream
+    from tests.test_window_join import delivery, drive, make, stream
 
-    join = WindowJoin(
-        Bounds(-10, 10),
-        block_tuples=4,
-        theta_tuples=8,
-        window_bytes=1 << 20,
-        left_layout=None,
-        right_layout=None,
-        materialise=True,
-        result_tuples=2,
-        kind=JOIN_KINDS["full"],
-    )
+    join = make(Bounds(-10, 10), result_tuples=2, kind=JOIN_KINDS["full"])
     empty, both = TupleBatch.empty(), (Route.BOTH, Route.BOTH)
     drive(join, delivery(0, empty, stream([7] * 9, [1000] * 9, None), (0, 1000), 1, both))
     pairs, count, _ = drive(join, delivery(1, stream([1] * 9, list(range(9)), None), empty, (9, 1000), 1, both))
