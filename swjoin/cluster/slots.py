@@ -61,7 +61,9 @@ class Slots:
             return END_OF_TIME_US if self.exhausted or enough or self.full() else None
         first_us = self._buffers.first_ts_us
         if origin_us is None or (first_us is None and not mid_epoch):
-            return END_OF_TIME_US if self.exhausted or self.full() else None
+            if self.exhausted:
+                return END_OF_TIME_US
+            return END_OF_TIME_US if self.full() and self._buffers.tuples == 0 else None  # only null keys fill them
         boundary = self.boundary_us + self._step_us  # not before the last one, which was promised
         if first_us is not None:
             boundary = max(boundary, boundary_after_us(first_us, origin_us, self._step_us))
