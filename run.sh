@@ -16,6 +16,8 @@ usage() {
 ./run.sh flights             the flights example: New York departures of 2013, joined in-process and on 4 ranks
 ./run.sh bench               speed: join module, commands, links, memory, start-up, kernels; a table per target, answers checked
 ./run.sh bench peers         the same streams joined by Flink, Spark, Bytewax, Pathway, DuckDB, Polars and a C++ program
+./run.sh bench kinds         what outer, semi and anti joins cost beside the inner one
+./run.sh bench spark [WORKLOAD]  the join inside Spark against Spark's own
 ./run.sh bench api           what the Python API adds to the join module, and to taking the rows of the pairs
 ./run.sh bench adaptation    the pause of a move, a slowed slave, a changing rate, sub-groups, on real ranks
 ./run.sh bench safety        the cost of checkpoints and of fault tolerance, recovery over the size of the windows
@@ -187,6 +189,10 @@ case $word in
   bench)
     need_environment
     if [ "${1:-}" = peers ]; then shift; need_java; exec "$python" benchmarks/peers/run.py "$@"; fi
+    case ${1:-} in
+      kinds) shift; cd benchmarks; exec "$python" join_kinds.py "$@" ;;
+      spark) shift; need_java; exec "$python" benchmarks/spark_join.py "$@" ;;
+    esac
     case ${1:-} in adaptation | api | safety | simulation) part=$1; shift; exec "$python" "benchmarks/$part.py" "$@" ;; esac
     exec "$python" benchmarks/run.py "$@" ;;
   figures) need_environment; figures "$@" ;;

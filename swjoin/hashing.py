@@ -15,7 +15,7 @@ from swjoin.batch import U64
 
 _C1 = np.uint64(0xFF51AFD7ED558CCD)
 _C2 = np.uint64(0xC4CEB9FE1A85EC53)
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _S33 = np.uint64(33)
 _S32 = np.uint64(32)
 _S16 = np.uint64(16)
@@ -55,7 +55,7 @@ def tag_of(hashed):  # type: ignore[no-untyped-def]
 def _digest(left_id: U64, right_id: U64) -> np.uint64:
     total = np.uint64(0)
     for i in range(left_id.shape[0]):
-        total += mix64_scalar(left_id[i] * _GOLDEN + mix64_scalar(right_id[i]))
+        total += mix64_scalar(left_id[i] * GOLDEN + mix64_scalar(right_id[i]))
     return total
 
 

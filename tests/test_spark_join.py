@@ -99,6 +99,17 @@ def test_other_kinds_row_by_row(how: str, spark: Any) -> None:
     assert sorted(map(str, (tuple(row) for row in joined.collect()))) == sorted(map(str, expected))
 
 
+def test_a_left_key_stays_out_of_right_columns_of_the_same_name(spark: Any) -> None:
+    """Of a row that comes out alone because it has no time."""
+    left = spark.createDataFrame(pa.table({"k": pa.array([7]), "ts": pa.array([None], pa.int64())}))
+    right = spark.createDataFrame(pa.table({"k2": pa.array([7]), "k": pa.array([5]), "ts": pa.array([1])}))
+    joined = window_join(
+        left, right, left_on="k", right_on="k2", left_time="ts", right_time="ts", time_unit="us", within=5, how="left"
+    )
+    assert [tuple(row) for row in joined.collect()] == [(7, None, None, None)]
+    assert joined.columns == ["k", "left_ts", "right_k", "right_ts"]
+
+
 @pytest.mark.parametrize("partitions", [1, 3, 8, None])
 def test_the_number_of_partitions_changes_nothing(partitions: int | None, spark: Any) -> None:
     one, two = streams(1), streams(2)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -163,7 +162,7 @@ class StreamIntake:
         if not out:
             return TupleBatch.empty()
         batch = TupleBatch.concat(out)
-        return batch if self.time.model == "event" else replace(batch, ts=np.maximum(batch.ts - rebase_us, 0))
+        return batch if self.time.model == "event" else dataclasses.replace(batch, ts=np.maximum(batch.ts - rebase_us, 0))
 
     @property
     def null_key_bytes(self) -> int:

@@ -61,9 +61,8 @@ class Slots:
             return END_OF_TIME_US if self.exhausted or enough or self.full() else None
         first_us = self._buffers.first_ts_us
         if origin_us is None or (first_us is None and not mid_epoch):
-            if self.exhausted:
-                return END_OF_TIME_US
-            return END_OF_TIME_US if self.full() and self._buffers.tuples == 0 else None  # only null keys fill them
+            null_keys_fill = not self.exhausted and self.full() and self._buffers.tuples == 0
+            return END_OF_TIME_US if self.exhausted or null_keys_fill else None
         boundary = self.boundary_us + self._step_us  # not before the last one, which was promised
         if first_us is not None:
             boundary = max(boundary, boundary_after_us(first_us, origin_us, self._step_us))

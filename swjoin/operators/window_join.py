@@ -37,7 +37,7 @@ from swjoin.state.arrays import (
     new_hits,
     new_output,
 )
-from swjoin.state.kernels import CUR_GROUP, CUR_SORTED, DONE, FULL, NEED_BLOCKS, join_groups
+from swjoin.state.kernels import CUR_GROUP, CUR_SORTED, DONE, NEED_BLOCKS, join_groups
 from swjoin.state.partition_group import WindowState
 from swjoin.state.payload import PayloadStore
 from swjoin.state.predicate import Program, Residual, no_program, no_rows
@@ -146,8 +146,6 @@ class WindowJoin:
             return self._sweep(work, 0)
         status, tuples = self._join(work, now_us, tuple_budget)
         pairs = self._take_pairs(LEFT if self.kind.one_sided else BOTH)
-        if status == FULL:
-            return Step(pairs, False, tuples)
         if status != DONE or int(work.cursor[CUR_GROUP]) < len(work.delivery.groups):
             return Step(pairs, False, tuples)
         if self.unmatched.wanted and not work.settles:

@@ -12,8 +12,8 @@ import numpy as np
 from numba import njit, uint64
 from numpy.typing import NDArray
 
-from swjoin.batch import I64
-from swjoin.hashing import mix64_scalar
+from swjoin.batch import I64, MISSING_ID
+from swjoin.hashing import GOLDEN, mix64_scalar
 from swjoin.state.arrays import (
     CANDIDATES,
     FIRST_MATCHES,
@@ -37,8 +37,6 @@ from swjoin.state.histogram import record_delay
 from swjoin.state.predicate import Residual, judge
 from swjoin.state.simd import LANES, count_ones, prefetch, trailing_zeros
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MISSING = np.uint64(0xFFFFFFFFFFFFFFFF)  # id of a side that is not there
 _ONE = np.uint64(1)
 
 
@@ -68,7 +66,7 @@ def count_matches(
         mine, theirs = uint64(probe_rows[p + uint64(ID)]), uint64(rows[r + uint64(ID)])
         left_id = mine if s == 0 else theirs
         right_id = theirs if s == 0 else mine
-        mixed = mix64_scalar(left_id * _GOLDEN + mix64_scalar(right_id))
+        mixed = mix64_scalar(left_id * GOLDEN + mix64_scalar(right_id))
         digest += mixed if right else uint64(0)
         matches += 1 if right else 0
         verdict[c] = right
@@ -163,7 +161,7 @@ def verify(
                 if pairs or (first and left_ref & MATCHED == 0):
                     mine, theirs = uint64(probe_rows[p + ID]), uint64(rows[r + ID])
                     left_id = mine if s == 0 else theirs
-                    right_id = _MISSING if first else theirs if s == 0 else mine
+                    right_id = MISSING_ID if first else theirs if s == 0 else mine
                     if capacity > 0:
                         if used == capacity:
                             break
@@ -175,7 +173,7 @@ def verify(
                         out_ref[s, used] = probe_rows[p + REF] & ~FLAGS
                         out_ref[1 - s, used] = rows[r + REF] & ~FLAGS
                         used += 1
-                    digest += mix64_scalar(left_id * _GOLDEN + mix64_scalar(right_id))
+                    digest += mix64_scalar(left_id * GOLDEN + mix64_scalar(right_id))
                     matches += 1
                     if not same_arrival:
                         came = arrival[p // ROW]

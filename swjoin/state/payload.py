@@ -18,11 +18,10 @@ from numba import njit
 
 from swjoin.batch import I64, U8, PayloadRows, RowLayout
 from swjoin.errors import RunFailed
-from swjoin.state.predicate import Rows, no_rows
+from swjoin.state.predicate import PAGE_BITS, Rows, no_rows
 from swjoin.state.simd import copy_items, prefetch
 
-_PAGE_BITS = 12
-PAGE_ROWS = 1 << _PAGE_BITS
+PAGE_ROWS = 1 << PAGE_BITS
 _SLACK, _SLACK_BYTES = 4, 1 << 14  # buffers of tails may be so many times as large as what they hold, and so much more
 _AHEAD = 16  # rows between asking for one and copying it
 
@@ -34,11 +33,11 @@ def _gather_rows(arena: U8, slots: I64, first_page: int, references: I64, width:
     for i in range(n):
         if i + _AHEAD < n:
             r = references[i + _AHEAD]
-            ahead = (slots[(r >> _PAGE_BITS) - first_page] * PAGE_ROWS + (r & (PAGE_ROWS - 1))) * width
+            ahead = (slots[(r >> PAGE_BITS) - first_page] * PAGE_ROWS + (r & (PAGE_ROWS - 1))) * width
             prefetch(arena, ahead)
             prefetch(arena, ahead + width - 1)
         r = references[i]
-        source = (slots[(r >> _PAGE_BITS) - first_page] * PAGE_ROWS + (r & (PAGE_ROWS - 1))) * width
+        source = (slots[(r >> PAGE_BITS) - first_page] * PAGE_ROWS + (r & (PAGE_ROWS - 1))) * width
         copy_items(out, i * width, arena, source, width)
 
 
@@ -118,12 +117,12 @@ class _Pages:
 
     def clear(self) -> None:
         """No row is needed any more, so that no page is in use; the next row begins a new one."""
-        self.next_reference = self._page_end << _PAGE_BITS
+        self.next_reference = self._page_end << PAGE_BITS
         self.free_below(self.next_reference)
 
     def free_below(self, reference: int) -> None:
         """Rows below this reference are needed no more; pages that hold only such rows are used again."""
-        dead = min(reference >> _PAGE_BITS, self._page_end) - self._first_page
+        dead = min(reference >> PAGE_BITS, self._page_end) - self._first_page
         if dead > 0:
             self._free += self._slots[:dead].tolist()
             self._slots[: len(self._slots) - dead] = self._slots[dead:].copy()
@@ -133,7 +132,7 @@ class _Pages:
         used = self._slots[: self._page_end - self._first_page].tolist()
         pages = sorted(used + self._free)
         assert pages == list(range(self._never_used)), f"payload: pages {pages} of {self._never_used}, one lost or twice"
-        assert self.next_reference <= self._page_end << _PAGE_BITS, "payload: rows beyond the last page"
+        assert self.next_reference <= self._page_end << PAGE_BITS, "payload: rows beyond the last page"
 
 
 class _Tails:

@@ -20,7 +20,7 @@ from numba import njit, uint64
 from numpy.typing import NDArray
 
 from swjoin.batch import I64, U8
-from swjoin.state.arrays import KEY, REF, TS
+from swjoin.state.arrays import FLAGS, KEY, REF, TS
 
 # instructions: what, side, offset of the value, its bytes or first entry in `tails`, null bit or -1, entries in `tails`
 WIDTH = 6
@@ -30,8 +30,7 @@ NEGATE_FLOAT, ABS_FLOAT, AND, OR, NOT, IS_NULL = range(19, 25)
 EQUAL, LESS, LESS_EQUAL = 25, 26, 27  # of integers; of floats 3 more, of text 6 more
 DEEPEST = 64  # values on the stack
 
-_REFERENCE = (1 << 61) - 1  # the low bits of a record's REF
-_PAGE_BITS = 12  # as in `state.payload`
+PAGE_BITS = 12  # of a payload reference: the row within its page
 
 
 class Program(NamedTuple):
@@ -127,13 +126,13 @@ def judge(
     value, length, source = np.zeros(DEEPEST, np.int64), np.zeros(DEEPEST, np.int64), np.zeros(DEEPEST, np.int64)
     real, known = np.zeros(DEEPEST, np.float64), np.zeros(DEEPEST, np.bool_)
     count = code.shape[0] // WIDTH
-    row_bits = (1 << _PAGE_BITS) - 1
+    row_bits = (1 << PAGE_BITS) - 1
     for c in range(start, stop):
         if not verdict[c]:
             continue
         p, r = np.int64(probe_at[c]), np.int64(row_at[c])
-        ref_l = (probe_rows[p + REF] if s == 0 else rows[r + REF]) & _REFERENCE
-        ref_r = (rows[r + REF] if s == 0 else probe_rows[p + REF]) & _REFERENCE
+        ref_l = (probe_rows[p + REF] if s == 0 else rows[r + REF]) & ~FLAGS
+        ref_r = (rows[r + REF] if s == 0 else probe_rows[p + REF]) & ~FLAGS
         top = -1
         for i in range(count):
             at = i * WIDTH
@@ -144,7 +143,7 @@ def judge(
                     slot, first, width, ref, arena = slots_l, shape_l[0], shape_l[1], ref_l, arenas_l
                 else:
                     slot, first, width, ref, arena = slots_r, shape_r[0], shape_r[1], ref_r, arenas_r
-                base = (slot[(ref >> _PAGE_BITS) - first] << _PAGE_BITS | (ref & row_bits)) * width
+                base = (slot[(ref >> PAGE_BITS) - first] << PAGE_BITS | (ref & row_bits)) * width
                 known[top] = bit < 0 or (arena[base + (bit >> 3)] >> np.uint8(bit & 7)) & 1 == 0
                 if not known[top]:
                     continue

@@ -11,8 +11,8 @@ import numpy as np
 from numba import njit, uint64
 from numpy.typing import NDArray
 
-from swjoin.batch import I64
-from swjoin.hashing import mix64_scalar
+from swjoin.batch import I64, MISSING_ID
+from swjoin.hashing import GOLDEN, mix64_scalar
 from swjoin.state.arrays import (
     COUNTERS,
     FILL,
@@ -36,8 +36,6 @@ from swjoin.state.arrays import (
 from swjoin.state.blocks import NONE
 from swjoin.state.simd import prefetch
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MISSING = np.uint64(0xFFFFFFFFFFFFFFFF)
 _STAGE = 8  # mini-partition-groups between asking for one thing and for the next
 _LINES = 6  # of tuples, asked for in advance
 
@@ -104,7 +102,7 @@ def sweep(
     counters, group = minis.counters, minis.group
     out_key, out_ts, out_id, out_ref = out.key, out.ts, out.id, out.ref
     capacity, used = out.capacity[0], out.used[0]
-    missing = mix64_scalar(_MISSING) if s == 0 else _MISSING * _GOLDEN
+    missing = mix64_scalar(MISSING_ID) if s == 0 else MISSING_ID * GOLDEN
     until = minis.control[NEVER_USED]
     for mini in range(cursor[0], until):
         _ask_ahead(mini, until, s, from_us, pool, minis)
@@ -131,12 +129,12 @@ def sweep(
                                     return False
                                 out_key[used] = rows[row + KEY]
                                 out_ts[s, used], out_ts[1 - s, used] = rows[row + TS], 0
-                                out_id[s, used], out_id[1 - s, used] = mine, _MISSING
+                                out_id[s, used], out_id[1 - s, used] = mine, MISSING_ID
                                 out_ref[s, used], out_ref[1 - s, used] = rows[row + REF], 0
                                 used += 1
                             counts[g] += 1
                             if s == 0:
-                                digests[g] += mix64_scalar(mine * _GOLDEN + missing)
+                                digests[g] += mix64_scalar(mine * GOLDEN + missing)
                             else:
                                 digests[g] += mix64_scalar(missing + mix64_scalar(mine))
                         rows[row + REF] |= SETTLED
