@@ -231,7 +231,7 @@ class Pairs:
     """n joined pairs: the common key, both times (microseconds), both ids, and both payloads when the sink wants rows.
 
     side: LEFT or RIGHT when these are tuples of that stream alone: the other id is 2^64 - 1, its time means nothing, it has no
-    payload. null_keys: then also their keys mean nothing.
+    payload. null_keys: then also their keys mean nothing. Of pairs of ids alone, keys and times are empty arrays.
     """
 
     key: I64
@@ -245,7 +245,7 @@ class Pairs:
     null_keys: bool = False
 
     def __len__(self) -> int:
-        return int(self.key.shape[0])
+        return int(self.left_id.shape[0])
 
     @staticmethod
     def alone(stream: int, tuples: TupleBatch, *, null_keys: bool = False) -> Pairs:

@@ -111,6 +111,7 @@ class RunConfig:
             f"({t_d} us)",
         )
         check(self.time.max_out_of_order_us == 0, "measure: prefill needs streams in time order (time.max_out_of_order 0)")
+        check(self.query.last is None, "measure: count windows cannot be measured after a prefill; leave it out")
         check(self.query.how == "inner", f"measure: a {self.query.how} join cannot be measured after a prefill; leave it out")
         check(not self.checkpoint.enabled, "measure: a run with prefill cannot be checkpointed; leave checkpoint out")
 

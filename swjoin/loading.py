@@ -90,6 +90,12 @@ def _build(kind: type, data: Any, where: str) -> Any:
         if window_us < 0:
             raise UserError(f"{where}.within: a window cannot be negative")
         values["lower_us"], values["upper_us"] = -window_us, window_us
+    if kind is QueryConfig and data.get("last") is not None:
+        data = {"lower_us": 0, "upper_us": 0, **data}
+        if values or "lower" in data or "upper" in data:
+            raise UserError(f"{where}: give last, or bounds of time, not both")
+        if isinstance(data["last"], int) and not isinstance(data["last"], bool):
+            data["last"] = [data["last"], data["last"]]
     if kind is RunConfig and isinstance(data.get("on_overload"), str):
         data = {**data, "on_overload": {"policy": data["on_overload"]}}
     if kind is RunConfig and "join" in data:

@@ -12,22 +12,42 @@ from typing import Final, Literal
 
 import numpy as np
 
-from swjoin.batch import I64, LEFT, MISSING_ID, RIGHT, U64, TupleBatch
+from swjoin.batch import I64, LEFT, MISSING_ID, RIGHT, U64, Bool, TupleBatch
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """A pair (l, r) of equal keys matches when lower_us <= r.ts - l.ts <= upper_us, both inclusive (microseconds)."""
+    """A pair (l, r) of equal keys matches when lower_us <= r.ts - l.ts <= upper_us, both inclusive (microseconds).
+
+    counted: places count instead of times. A tuple's place is its number in its stream, from 1 on; of the other stream so many
+    come before it, which is what a tuple of that stream must not be above, and not so far below (`Bounds.last`).
+    """
 
     lower_us: int
     upper_us: int
+    counted: bool = False
 
     @staticmethod
     def of(lower_us: int, upper_us: int, exclusive: tuple[str, ...] = ()) -> Bounds:
         """Inclusive bounds from declared ones: times are whole microseconds, so an exclusive bound moves by one."""
         return Bounds(lower_us + ("lower" in exclusive), upper_us - ("upper" in exclusive))
+
+    @staticmethod
+    def last(left: int, right: int) -> Bounds:
+        """Each right tuple meets the last `left` left tuples before it, each left tuple the last `right` right ones."""
+        return Bounds(1 - right, left - 1, True)
+
+    @property
+    def reaches(self) -> tuple[int, int, int, int]:
+        """For a left tuple, the lowest and the highest distance of a right one that it can match; the same the other way round.
+
+        With windows of time that is of times; with count windows of the other's place from what comes before this one.
+        """
+        if self.counted:
+            return self.lower_us, 0, -self.upper_us, 0
+        return self.lower_us, self.upper_us, -self.upper_us, -self.lower_us
 
     @property
     def empty(self) -> bool:
@@ -40,7 +60,7 @@ class Bounds:
 
     def dead_below(self, times_us: tuple[int, int]) -> tuple[int, int]:
         """Left tuples below right time - upper, right tuples below left time + lower match nothing that comes after these
-        times."""
+        times. With count windows a time is how many tuples of the other stream have come before whatever comes."""
         left_time, right_time = times_us
         return right_time - self.upper_us, left_time + self.lower_us
 
@@ -108,13 +128,38 @@ def format_digest(digest: int) -> str:
     return f"{digest & 0xFFFFFFFFFFFFFFFF:016x}"
 
 
+def places(left: I64, right: I64) -> tuple[I64, I64]:
+    """Where tuples of these times stand in the order of both streams: time, left before right, row. Two int64 arrays."""
+    streams = np.repeat([LEFT, RIGHT], [len(left), len(right)])
+    order = np.lexsort((np.arange(len(streams)), streams, np.concatenate([left, right])))
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    return place[: len(left)], place[len(left) :]
+
+
+def in_last(left: I64, right: I64, bounds: Bounds, i: int) -> Bool:
+    """Which right tuples, of all of them, are in count windows together with the i-th left one. left, right: `places`.
+
+    Of two tuples the earlier must be among the last so many of its stream before the later one.
+    """
+    last_left, last_right = bounds.upper_us + 1, 1 - bounds.lower_us
+    lefts, rights = np.sort(left), np.sort(right)
+    before = right < left[i]
+    among_rights = before & (np.searchsorted(rights, right) >= before.sum() - last_right)
+    among_lefts = ~before & (np.searchsorted(lefts, left[i]) >= np.searchsorted(lefts, right) - last_left)
+    found: Bool = among_rights | among_lefts
+    return found
+
+
 def brute_force(left: TupleBatch, right: TupleBatch, bounds: Bounds) -> tuple[I64, I64]:
     """Indexes (left, right) of all matching pairs by comparing every pair; O(n * m) time, O(m) memory per left tuple."""
     lefts: list[I64] = []
     rights: list[I64] = []
+    order = places(left.ts, right.ts)
     for i in range(len(left)):
         gap = right.ts - left.ts[i]
-        hit = np.flatnonzero((right.key == left.key[i]) & (gap >= bounds.lower_us) & (gap <= bounds.upper_us))
+        near = in_last(*order, bounds, i) if bounds.counted else (gap >= bounds.lower_us) & (gap <= bounds.upper_us)
+        hit = np.flatnonzero((right.key == left.key[i]) & near)
         lefts.append(np.full(len(hit), i, np.int64))
         rights.append(hit.astype(np.int64))
     if not lefts:
@@ -123,19 +168,28 @@ def brute_force(left: TupleBatch, right: TupleBatch, bounds: Bounds) -> tuple[I6
 
 
 def answer(
-    left: TupleBatch, right: TupleBatch, bounds: Bounds, how: How, null_keys: tuple[U64, U64] | None = None
+    left: TupleBatch,
+    right: TupleBatch,
+    bounds: Bounds,
+    how: How,
+    null_keys: tuple[U64, U64] | None = None,
+    shed: tuple[U64, U64] | None = None,
 ) -> tuple[U64, U64]:
     """Ids (left, right) of the rows of a join; MISSING_ID where a side is missing. Both in an arbitrary order.
 
-    null_keys: ids of the tuples beside these whose key is null.
+    null_keys: ids of the tuples beside these whose key is null. shed: of those of these that were not joined; in count windows
+    they have their places.
     """
     kind = JOIN_KINDS[how]
     i, j = brute_force(left, right, bounds)
+    gone = (np.empty(0, np.uint64),) * 2 if shed is None else shed
+    joined = ~np.isin(left.id[i], gone[LEFT]) & ~np.isin(right.id[j], gone[RIGHT])
+    i, j = i[joined], j[joined]
     lefts, rights = ([left.id[i]], [right.id[j]]) if kind.pairs else ([], [])
     matched = np.isin(np.arange(len(left)), i), np.isin(np.arange(len(right)), j)
     for stream, ids in ((LEFT, left.id), (RIGHT, right.id)):
         alone = [ids[matched[stream]]] if kind.first and stream == LEFT else []
-        alone += [ids[~matched[stream]]] if kind.unmatched[stream] else []
+        alone += [ids[~matched[stream] & ~np.isin(ids, gone[stream])]] if kind.unmatched[stream] else []
         alone += [null_keys[stream]] if kind.unmatched[stream] and null_keys is not None else []
         for found in alone:
             missing = np.full(len(found), MISSING_ID, np.uint64)

@@ -30,6 +30,8 @@ class QueryConfig:
     how: `inner`; `left`, `right`, `full`: also the tuples of that side, or of both, that match nothing; `semi`, `anti`: the
     left tuples alone that match something, that match nothing. Tuples with a null key match nothing.
     where: what must hold of a pair's columns besides (`where` says how it is written); None: nothing.
+    last: count windows instead of those bounds: each tuple meets the last so many tuples of the other stream before it; of the
+    left, of the right stream.
     """
 
     lower_us: int
@@ -38,6 +40,7 @@ class QueryConfig:
     name: str = "join"
     how: How = "inner"
     where: str | None = None
+    last: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         check(
@@ -47,9 +50,17 @@ class QueryConfig:
         check(max(abs(self.lower_us), abs(self.upper_us)) < MAX_SPAN_US, "join: a bound is too large")
         if self.where is not None:
             parse_where(self.where)
+        if self.last is not None:
+            check(len(self.last) == 2, "join: last takes one number, or two: of left tuples, of right tuples")
+            check(min(self.last) >= 1, f"join: last ({min(self.last)}) must be 1 or more")
+            check(max(self.last) < MAX_SPAN_US, "join: last is too large")
+            timeless = self.lower_us == self.upper_us == 0 and not self.exclusive
+            check(timeless, "join: give last, or bounds of time, not both")
 
     @property
     def bounds(self) -> Bounds:
+        if self.last is not None:
+            return Bounds.last(*self.last)
         return Bounds.of(self.lower_us, self.upper_us, self.exclusive)
 
     @property
@@ -57,7 +68,9 @@ class QueryConfig:
         return JOIN_KINDS[self.how]
 
     def needed_below(self, times_us: tuple[int, int]) -> tuple[int, int]:
-        """Left and right tuples below these times are needed no more after a crash, when `times_us` have been promised."""
+        """Left and right tuples below these times are needed no more after a crash, when `times_us` have been promised.
+
+        Of windows of time; `cluster.common_order` knows it of count windows."""
         alive_us = self.bounds.dead_below(times_us)
         # Who of those alive has matched must be found again, with partners that are not.
         return self.bounds.partners_below(alive_us) if any(self.kind.marks) else alive_us

@@ -22,7 +22,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 FLOORS: list[tuple[str, ...]] = [
     ("errors", "stale_kernels"),
     ("batch", "units", "where", "shipped"),
-    ("oracle", "storage", "deliveries"),
+    ("oracle", "storage", "deliveries", "places"),
     ("sections", "hashing"),
     ("config",),
     ("loading",),

@@ -159,6 +159,29 @@ def test_verify_knows_all_kinds(how: How, spark: Any, tmp_path: Path) -> None:
     assert (len(result.missing), len(result.surplus)) == (1, 0)
 
 
+@pytest.mark.parametrize(("how", "last"), [("inner", [1, 1]), ("full", [20, 6]), ("semi", [300, 2])])
+def test_verify_knows_count_windows(how: How, last: list[int], spark: Any, tmp_path: Path) -> None:
+    """With null keys, late rows and equal times, which take no place or are in an order of their own."""
+    case = CHOSEN[last[1] % 2]
+    run(case.write(tmp_path, join={"how": how, "last": last, "lower_us": 0, "upper_us": 0, "exclusive": []}), tmp_path / "run")
+    result = verify(tmp_path / "run", None)
+    assert result.equal, result.lines()
+    assert result.count > 10
+
+
+def test_verify_of_count_windows_leaves_places_to_what_was_shed(swjoin: Any, tmp_path: Path) -> None:
+    from tests.test_overload import config
+
+    path = config(tmp_path, policy="shed")
+    plain = json.loads(path.read_text())
+    path.write_text(json.dumps({**plain, "join": {"last": [5000, 700]}}))
+    assert swjoin("run", path, "--threads", 1, "--out", tmp_path / "run").code == 0
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["shed"]["left"] > 100
+    result = verify(tmp_path / "run", None)
+    assert result.equal, result.lines()
+    assert result.count > 100
+
+
 @pytest.mark.parametrize("drift", ["0s", "300ms"])
 def test_verify_of_generator_runs_and_count_sinks(drift: str, spark: Any, tmp_path: Path) -> None:
     config = {

@@ -27,6 +27,7 @@ JOIN_PARTITIONS, CLUSTER_PARTITIONS = 16, 60  # in-process; on MPI there must be
 
 Duration: TypeAlias = str | timedelta
 Columns: TypeAlias = str | Sequence[str]
+Last: TypeAlias = int | tuple[int, int]
 Late: TypeAlias = Literal["error", "drop", "side"]
 TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
 Bound: TypeAlias = Literal["lower", "upper"]
@@ -92,6 +93,14 @@ def names(value: object, argument: str) -> tuple[str, ...]:
     return tuple(items)
 
 
+def counts(last: object) -> tuple[int, int]:
+    """Of the left and of the right stream. UserError unless these are one whole number or two."""
+    both = last if isinstance(last, (tuple, list)) else (last, last)
+    if len(both) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) for n in both):
+        raise UserError(f"last: {last!r} is neither a number of tuples nor two: of the left and of the right stream")
+    return both[0], both[1]
+
+
 @dataclass(frozen=True)
 class Request:
     """The arguments of `swjoin.join`, checked as far as they can be without data."""
@@ -115,6 +124,7 @@ class Request:
     late: Late
     memory: str | None
     ids: bool
+    last: Last | None = None
 
     def query(self) -> QueryConfig:
         """Bounds and kind of the join: the one place where they reach the engine."""
@@ -124,6 +134,10 @@ class Request:
         exclusive = names(self.exclusive, "exclusive")
         for name in exclusive:
             one_of(name, get_args(Bound), "exclusive")
+        if self.last is not None:
+            if exclusive or not (self.within is self.lower is self.upper is None):
+                raise UserError("give last, or bounds of time, not both")
+            return QueryConfig(0, 0, how=self.how, where=self.where, last=counts(self.last))
         if self.within is not None:
             if self.lower is not None or self.upper is not None:
                 raise UserError("give within, or lower and upper, not both")
@@ -132,7 +146,7 @@ class Request:
                 raise UserError(f"within: {self.within!r}: a window cannot be negative")
             lower_us, upper_us = -window_us, window_us
         elif self.lower is None or self.upper is None:
-            raise UserError("the window is missing: give within, or lower and upper")
+            raise UserError("the window is missing: give within, or lower and upper, or last")
         else:
             lower_us, upper_us = duration_us(self.lower, "lower"), duration_us(self.upper, "upper")
         return QueryConfig(lower_us, upper_us, cast("tuple[Bound, ...]", exclusive), how=self.how, where=self.where)

@@ -14,8 +14,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from swjoin.batch import I64, LEFT, RIGHT, Ledger, Pairs, RowLayout, SourceBatch, StreamCounts
-from swjoin.cluster.buffers import MiniBuffers, Order
-from swjoin.cluster.intake import LateRowError, StreamIntake, take_null_keys
+from swjoin.cluster.buffers import Order
+from swjoin.cluster.common_order import CommonOrder, released
+from swjoin.cluster.door import door_of
+from swjoin.cluster.intake import LateRowError, take_null_keys
 from swjoin.cluster.slave import PAIR_BYTES
 from swjoin.config import RunConfig
 from swjoin.deliveries import BEGIN_OF_TIME_US, END_OF_TIME_US, Delivery, EpochIndex, QueryId, SlaveId, no_moves
@@ -24,6 +26,7 @@ from swjoin.hashing import digest_pairs
 from swjoin.operators.window_join import WindowJoin
 from swjoin.operators.work import Work
 from swjoin.oracle import format_digest
+from swjoin.places import travelling
 from swjoin.policy.placement import round_robin
 from swjoin.routing.hash_partition import GroupMap, HashPartition
 from swjoin.state.predicate import Program
@@ -81,7 +84,7 @@ class Engine:
     """Two streams, `slaves` join modules. Not thread-safe, but every `Joiner` may have a thread of its own.
 
     layouts: payload of each stream, or None. result_bytes: most bytes of pairs at once. where: the query's predicate, for rows
-    of these layouts.
+    of these layouts. ids_alone: of pairs, only ids come out.
     """
 
     def __init__(
@@ -92,11 +95,13 @@ class Engine:
         slaves: int = 1,
         result_bytes: int | None = None,
         where: Program | None = None,
+        ids_alone: bool = False,
     ) -> None:
         module = config.module
+        carried = travelling(layouts, counted=config.query.bounds.counted)
         pair_bytes = PAIR_BYTES + sum(layout.fixed_bytes for layout in layouts if layout is not None)
-        keeps = config.query.kind.unmatched
-        self.streams = (StreamIntake(LEFT, config.time, keeps[LEFT]), StreamIntake(RIGHT, config.time, keeps[RIGHT]))
+        door = door_of(config, layouts)
+        self.streams = door.streams
         self.joiners = [
             Joiner(
                 WindowJoin(
@@ -104,9 +109,10 @@ class Engine:
                     block_tuples=module.block_tuples,
                     theta_tuples=module.theta_tuples,
                     window_bytes=module.window_bytes,
-                    left_layout=layouts[LEFT],
-                    right_layout=layouts[RIGHT],
+                    left_layout=carried[LEFT],
+                    right_layout=carried[RIGHT],
                     materialise=config.sink.kind != "count",
+                    ids_alone=ids_alone,
                     result_tuples=max(1, (result_bytes or module.result_buffer_bytes) // pair_bytes),
                     kind=config.query.kind,
                     where=where,
@@ -116,7 +122,8 @@ class Engine:
             for slave in range(slaves)
         ]
         router = HashPartition(GroupMap(round_robin(config.cluster.partition_count, slaves)), slaves)
-        self._buffers = MiniBuffers(layouts, router)
+        self._buffers = door.buffers(router)
+        self._order = CommonOrder.of(config.query)
         self._epoch = 0
         self._promised = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
 
@@ -151,8 +158,8 @@ class Engine:
         self._take(stream)
 
     def _take(self, stream: int) -> None:
-        for batch in self.streams[stream].take_released():
-            self._buffers.append(stream, batch)
+        for of, batch in released([self.streams[stream]], self._order, self.streams):
+            self._buffers.append(of, batch)
 
     @property
     def times_us(self) -> tuple[int, int]:
@@ -173,9 +180,11 @@ class Engine:
     def deliver(self, below_us: int = END_OF_TIME_US) -> list[Delivery]:
         """The next distribution epoch, one delivery per join module: all tuples that wait and are below this time."""
         left, right = (min(below_us, time_us) for time_us in self.times_us)
-        self._promised = (left, right)
+        self._promised = promised = (left, right)
         slaves = len(self.joiners)
         last = min(left, right) >= END_OF_TIME_US
+        if self._order is not None and not last:
+            promised = self._order.passed(below_us)
         moves = (no_moves(), no_moves())
         orders = [Order(QueryId(0), SlaveId(s), EpochIndex(self._epoch), slaves, 0, False) for s in range(slaves)]
         self._epoch += 1
@@ -183,11 +192,11 @@ class Engine:
         return [
             part.delivery(
                 order,
-                self._promised,
+                promised,
                 moves,
                 last=last,
                 rests=False,
-                null_keys=take_null_keys(self.streams),
+                null_keys=take_null_keys(self.streams, counted=self._order is not None),
             )
             for order, part in zip(orders, drained, strict=True)
         ]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
 
-from swjoin.api.arguments import Bound, Columns, Duration, Late, Request, TimeUnit, speaking_python
+from swjoin.api.arguments import Bound, Columns, Duration, Last, Late, Request, TimeUnit, speaking_python
 from swjoin.api.embedded import Engine, Joiner
 from swjoin.api.inputs import Streamable, to_batches
 from swjoin.batch import LEFT, RIGHT, STREAM_NAMES, Ledger, Pairs, SourceBatch
@@ -53,6 +53,7 @@ class WindowJoin:
         within: Duration | None = None,
         lower: Duration | None = None,
         upper: Duration | None = None,
+        last: Last | None = None,
         exclusive: Bound | Sequence[Bound] = (),
         time_unit: TimeUnit | None = None,
         how: How = "inner",
@@ -71,7 +72,7 @@ class WindowJoin:
     ) -> None:
         self._request = Request(
             on, left_time, right_time, within, lower, upper, exclusive, time_unit, how, where, left_on, right_on,
-            left_id, right_id, columns, max_out_of_order, late, memory, ids,
+            left_id, right_id, columns, max_out_of_order, late, memory, ids, last,
         )  # fmt: skip
         with speaking_python():
             self._config = self._request.config()
@@ -317,7 +318,8 @@ class _Opened:
         views, keys = describe_streams((sides[LEFT], left), (sides[RIGHT], right), carry=True, packed=True, query=query)
         codecs = (views[LEFT].codec, views[RIGHT].codec)
         self.plan = OutputPlan(*codecs, request.ids, query.how)
-        where = None if query.where is None else compile_where(parse_where(query.where), *codecs)
+        counted = query.bounds.counted
+        where = None if query.where is None else compile_where(parse_where(query.where), *codecs, counted=counted)
         self.engine = Engine(config, (codecs[LEFT].layout, codecs[RIGHT].layout), where=where)
         tuples = [Tuples(sides[s], views[s].codec, keys, self._place) for s in (LEFT, RIGHT)]
         self._streams = [_Stream(s, sides[s].time, (left, right)[s], tuples[s], views[s]) for s in (LEFT, RIGHT)]

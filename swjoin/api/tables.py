@@ -22,6 +22,7 @@ from swjoin.api.arguments import (
     Bound,
     Columns,
     Duration,
+    Last,
     Late,
     Proof,
     Request,
@@ -61,6 +62,7 @@ def join(
     within: Duration | None = None,
     lower: Duration | None = None,
     upper: Duration | None = None,
+    last: Last | None = None,
     exclusive: Bound | Sequence[Bound] = (),
     time_unit: TimeUnit | None = None,
     how: How = "inner",
@@ -79,6 +81,8 @@ def join(
 ) -> pa.Table:
     """All pairs of rows with equal keys and lower <= right time - left time <= upper, each exactly once, as an Arrow table.
 
+    last: count windows instead: every row meets the last so many rows of the other side before it, in the order of time (equal
+    times: left first, then the order of rows); last=(100, 50): the last 100 left rows, the last 50 right rows.
     how: "inner"; "left", "right", "full": also the rows of that side, or of both, that match nothing; "semi", "anti": the left
     rows that match something, that match nothing. where: what else must hold of a pair, such as "left_price < right_price".
 
@@ -98,7 +102,7 @@ def join(
     """
     request = Request(
         on, left_time, right_time, within, lower, upper, exclusive, time_unit, how, where, left_on, right_on,
-        left_id, right_id, columns, max_out_of_order, late, memory, ids,
+        left_id, right_id, columns, max_out_of_order, late, memory, ids, last,
     )  # fmt: skip
     table: pa.Table = _perform(request, left, right, threads, ranks, materialise=True)
     return table
@@ -114,6 +118,7 @@ def count(
     within: Duration | None = None,
     lower: Duration | None = None,
     upper: Duration | None = None,
+    last: Last | None = None,
     exclusive: Bound | Sequence[Bound] = (),
     time_unit: TimeUnit | None = None,
     how: How = "inner",
@@ -134,7 +139,7 @@ def count(
     """
     request = Request(
         on, left_time, right_time, within, lower, upper, exclusive, time_unit, how, where, left_on, right_on,
-        left_id, right_id, None, max_out_of_order, late, memory, False,
+        left_id, right_id, None, max_out_of_order, late, memory, False, last,
     )  # fmt: skip
     found: Proof = _perform(request, left, right, threads, ranks, materialise=False)
     return found
@@ -213,9 +218,11 @@ def _join_here(
 ) -> Proof:
     keep_freed_memory()
     codecs = sides[LEFT].codec, sides[RIGHT].codec
-    where = None if config.query.where is None else compile_where(parse_where(config.query.where), *codecs)
+    query = config.query
+    counted = query.bounds.counted
+    where = None if query.where is None else compile_where(parse_where(query.where), *codecs, counted=counted)
     layouts = codecs[LEFT].layout, codecs[RIGHT].layout
-    engine = Engine(config, layouts, slaves=threads, result_bytes=_RESULT_BYTES, where=where)
+    engine = Engine(config, layouts, slaves=threads, result_bytes=_RESULT_BYTES, where=where, ids_alone=not config.sink.ids)
 
     def work(slave: int) -> Callable[[Delivery], None]:
         joiner = engine.joiners[slave]

@@ -30,17 +30,31 @@ def _query(args: argparse.Namespace) -> QueryConfig:
     for name in exclusive:
         if name not in ("lower", "upper"):
             raise UserError(f"--exclusive {args.exclusive}: write lower, upper, or lower,upper")
+    rest: dict[str, Any] = {"how": args.how, "where": args.where}
+    if args.last is not None:
+        if exclusive or not (args.within is args.lower is args.upper is None):
+            raise UserError("give --last, or bounds of time, not both")
+        return QueryConfig(0, 0, last=_last(args.last), **rest)
     if args.within is not None:
         if args.lower is not None or args.upper is not None:
             raise UserError("give --within, or --lower and --upper, not both")
         window_us = parse_duration_us(args.within)
         if window_us < 0:
             raise UserError(f"--within {args.within}: a window cannot be negative")
-        return QueryConfig(-window_us, window_us, exclusive, how=args.how, where=args.where)  # type: ignore[arg-type]
+        return QueryConfig(-window_us, window_us, exclusive, **rest)  # type: ignore[arg-type]
     if args.lower is None or args.upper is None:
-        raise UserError("the window is missing: give --within, or --lower and --upper")
+        raise UserError("the window is missing: give --within, or --lower and --upper, or --last")
     lower_us, upper_us = parse_duration_us(args.lower), parse_duration_us(args.upper)
-    return QueryConfig(lower_us, upper_us, exclusive, how=args.how, where=args.where)  # type: ignore[arg-type]
+    return QueryConfig(lower_us, upper_us, exclusive, **rest)  # type: ignore[arg-type]
+
+
+def _last(text: str) -> tuple[int, int]:
+    try:
+        counts = [int(part) for part in text.split(",")]
+        left, right = counts * 2 if len(counts) == 1 else counts
+    except ValueError:
+        raise UserError(f"--last {text}: write a number of tuples, or two: of the left and of the right stream") from None
+    return left, right
 
 
 def _keys(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:

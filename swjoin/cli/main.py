@@ -69,6 +69,9 @@ def _add_join(p: argparse.ArgumentParser) -> None:
     p.add_argument("--lower", metavar="-1h", help="lowest right time - left time")
     p.add_argument("--upper", metavar="2h", help="highest right time - left time")
     p.add_argument("--exclusive", metavar="lower,upper", default="", help="bounds that do not count themselves")
+    p.add_argument(
+        "--last", metavar="N", help="count windows instead: the last N tuples of the other stream; or N_LEFT,N_RIGHT"
+    )
     p.add_argument("--how", choices=HOWS, default="inner", help="which rows come out (default inner)")
     p.add_argument("--where", metavar="CONDITION", help="what else must hold of a pair: 'left_price < right_price'")
     p.add_argument("--left-id", metavar="COL", help="row id column on the left (default: position)")

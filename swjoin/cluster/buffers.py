@@ -19,6 +19,7 @@ import numpy as np
 from swjoin.batch import I64, LEFT, RIGHT, RowLayout, StoredBatch, TupleBatch
 from swjoin.cluster.pending import Pending, Store, StoreFullError
 from swjoin.deliveries import Delivery, EpochIndex, GroupId, QueryId, Route, SlaveId
+from swjoin.places import delivered, travelling
 from swjoin.policy.epochs import sub_group_of
 from swjoin.routing.hash_partition import HashPartition, arrange
 
@@ -85,10 +86,17 @@ class MiniBuffers:
     """Pending tuples of both streams, by sub-group; and by partition-group, of those that are held back."""
 
     def __init__(
-        self, layouts: tuple[RowLayout | None, RowLayout | None], router: HashPartition, sub_group_count: int = 1
+        self,
+        layouts: tuple[RowLayout | None, RowLayout | None],
+        router: HashPartition,
+        sub_group_count: int = 1,
+        *,
+        counted: bool = False,
     ) -> None:
+        """counted: tuples have places (`places`), and leave with them for times."""
+        self._counted = counted
         self.store: Store | None = None  # where tuples can lie instead of here (`cluster.overload`)
-        self._layouts = layouts
+        self._layouts = travelling(layouts, counted=counted)
         self._sub_group_count = sub_group_count
         self._shelves = [self._new_shelf() for _ in range(sub_group_count)]
         self._held: dict[GroupId, tuple[Pending, Pending]] = {}
@@ -285,7 +293,7 @@ class MiniBuffers:
             if rebase_us is not None:
                 arrival = np.maximum(batch.arrival_us - rebase_us, 0)
                 batch = TupleBatch(batch.key, arrival if rebase_ts else batch.ts, batch.id, arrival, batch.rows)
-            parts.append(self.router.partition(batch))
+            parts.append(self.router.partition(delivered(batch) if self._counted else batch))
         left, right = parts
         out = []
         for slave in slaves:

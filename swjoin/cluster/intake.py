@@ -20,6 +20,7 @@ from swjoin.batch import I64, STREAM_NAMES, U8, Bool, SourceBatch, StreamCounts,
 from swjoin.config import TimeConfig
 from swjoin.deliveries import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.errors import UserError
+from swjoin.places import unplaced
 
 GOOD, NULL_KEY, NULL_TIME, LATE = 0, 1, 2, 3
 _EMPTY_MASK = np.empty(0, np.bool_)
@@ -280,11 +281,31 @@ class StreamIntake:
         out, self._released = self._released, []
         return out
 
+    def take_certain(self, time_us: int, *, equal: bool) -> TupleBatch:
+        """As `take_released`, but only what is before this time, or with `equal` not after it."""
+        self._release()
+        taken: list[TupleBatch] = []
+        while self._released:
+            head = self._released[0]
+            n = int(np.searchsorted(head.ts, time_us, side="right" if equal else "left"))
+            if n:
+                taken.append(head.slice(0, n))
+            if n < len(head):
+                self._released[0] = head.slice(n, len(head))
+                break
+            self._released.pop(0)
+        return TupleBatch.concat(taken) if taken else TupleBatch.empty()
+
     @property
     def waiting_bytes(self) -> int:
         """Bytes read but not yet handed over."""
         queues = (self._arriving, self._held, self._released, self._null_keys)
         return sum(b.nbytes for queue in queues for b in queue)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that have arrived and wait for older rows."""
+        return sum(b.nbytes for b in self._held)
 
     @property
     def arrived_bytes(self) -> int:
@@ -331,7 +352,9 @@ class StreamIntake:
         assert counts.null_key + counts.late <= counts.tuples, f"{STREAM_NAMES[self.stream]}: more rows refused than read"
 
 
-def take_null_keys(streams: tuple[StreamIntake, StreamIntake], rebase_us: int = 0) -> tuple[TupleBatch, TupleBatch]:
-    """Of both streams, see `StreamIntake.take_null_keys`."""
-    left, right = streams
-    return left.take_null_keys(rebase_us), right.take_null_keys(rebase_us)
+def take_null_keys(
+    streams: tuple[StreamIntake, StreamIntake], rebase_us: int = 0, *, counted: bool = False
+) -> tuple[TupleBatch, TupleBatch]:
+    """Of both streams, see `StreamIntake.take_null_keys`. counted: in the layout of tuples with places."""
+    left, right = (stream.take_null_keys(rebase_us) for stream in streams)
+    return (unplaced(left), unplaced(right)) if counted else (left, right)

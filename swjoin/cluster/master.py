@@ -16,16 +16,16 @@ History (`measure.prefill`) comes before the first epoch of realtime pace, as fa
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from swjoin.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout
-from swjoin.cluster.buffers import MiniBuffers, Order
+from swjoin.cluster.buffers import Order
 from swjoin.cluster.checkpoints import Checkpoints
+from swjoin.cluster.common_order import CommonOrder, released
 from swjoin.cluster.controller import Controller, Move
+from swjoin.cluster.door import Door, door_of
 from swjoin.cluster.history import History
-from swjoin.cluster.intake import StreamIntake, take_null_keys
+from swjoin.cluster.intake import take_null_keys
 from swjoin.cluster.overload import Overload
 from swjoin.cluster.parking import make_room
 from swjoin.cluster.pending import Store
@@ -56,15 +56,6 @@ from swjoin.messages import (
     TuplesRead,
 )
 from swjoin.policy.epochs import slot_end_us, slots_ended, slots_to_skip, sub_group_of
-from swjoin.routing.hash_partition import HashPartition
-
-
-@dataclass(frozen=True)
-class Door:
-    """What stands in for intake and mini-buffers where no tuples are materialised (the planner)."""
-
-    streams: tuple[StreamIntake, StreamIntake]
-    buffers: Callable[[HashPartition], MiniBuffers]
 
 
 class Master:
@@ -86,12 +77,9 @@ class Master:
         self.config = config
         self.slave_count = slave_count
         self.controller = Controller(config, slave_count)
-        if door is None:
-            keeps = config.query.kind.unmatched
-            self.streams = (StreamIntake(LEFT, config.time, keeps[LEFT]), StreamIntake(RIGHT, config.time, keeps[RIGHT]))
-            self.buffers = MiniBuffers(layouts, self.controller.router, config.cluster.sub_group_count)
-        else:
-            self.streams, self.buffers = door.streams, door.buffers(self.controller.router)
+        door = door or door_of(config, layouts)
+        self.streams, self.buffers = door.streams, door.buffers(self.controller.router)
+        self.order = CommonOrder.of(config.query)
         self.epoch = EpochIndex(-1)
         self.finished = False
         self.peak_buffer_bytes = 0
@@ -219,9 +207,8 @@ class Master:
         else:
             return
         both = self._realtime or any(s.idle for s in self.streams)  # the other one's time may have come further, too
-        for intake in self.streams if both else [self.streams[stream]]:
-            for batch in intake.take_released():
-                self.buffers.append(intake.stream, batch)
+        for of, batch in released(self.streams if both else [self.streams[stream]], self.order, self.streams):
+            self.buffers.append(of, batch)
         self.peak_buffer_bytes = max(self.peak_buffer_bytes, self.slots.waiting_bytes)
 
     # ------------------------------------------------------------ history
@@ -283,14 +270,13 @@ class Master:
             self._drain(END_OF_TIME_US, (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US), now_us, 0)
             return True
         axis_us = origin + slot_end_us(due - 1, self._epoch_us, self._sub_groups)
-        times = []
-        self.overload.advance(axis_us)
+        self.overload.advance(axis_us if self.order is None else self.order.total)
         for intake in self.streams:
             intake.arrive_until(axis_us)
-            for batch in intake.take_released():
-                self.buffers.append(intake.stream, batch)
-                self.overload.arrived(intake.stream, batch)
-            times.append(intake.watermark_us)
+        for stream, batch in released(self.streams, self.order, self.streams):
+            self.buffers.append(stream, batch)
+            self.overload.arrived(stream, batch)
+        times = [intake.watermark_us for intake in self.streams]
         self.peak_buffer_bytes = max(self.peak_buffer_bytes, self.slots.waiting_bytes)
         if self.slots.exhausted and self.streams_ended_us is None:
             self.streams_ended_us = now_us
@@ -317,7 +303,7 @@ class Master:
         capacity = self.config.module.stream_buffer_bytes
         if self.slots.exhausted and self.buffers.stored_bytes:  # nothing new comes: what lies on disk may come in larger pieces
             capacity = max(capacity, self.config.cluster.mini_buffer_bytes // (4 * self.slave_count))
-        return make_room(self.buffers, self.controller, slaves, occupancies, self._promised, capacity, rebase_us)
+        return make_room(self.buffers, self.controller, slaves, occupancies, self._promised, capacity, rebase_us, self.order)
 
     def _drain(self, below_us: int, times_us: tuple[int, int], now_us: int, rebase_us: int | None) -> None:
         """Close a slot: deliveries to the active slaves of the next sub-group, with their orders."""
@@ -328,7 +314,11 @@ class Master:
             self.controller.parked_bytes = self.buffers.parked_bytes()
             self._begin_epoch(below_us, now_us)
         if self._everything:
-            below_us, times_us = END_OF_TIME_US, (END_OF_TIME_US, END_OF_TIME_US)
+            below_us = END_OF_TIME_US
+        if self.order is not None:
+            times_us = self.order.passed(below_us)
+        if self._everything:
+            times_us = (END_OF_TIME_US, END_OF_TIME_US)
         slaves = [s for s in self._served if sub_group_of(s, self._sub_groups) == self._sub_group]
         behind = self._make_room(slaves, rebase_us if rebase_us is not None and self.config.time.model == "arrival" else 0)
         drained = self.buffers.drain(
@@ -349,7 +339,7 @@ class Master:
                     (moves_out, moves_in),
                     last=self._last,
                     rests=slave in self._resting,
-                    null_keys=take_null_keys(self.streams, rebase_us or 0),
+                    null_keys=take_null_keys(self.streams, rebase_us or 0, counted=self.order is not None),
                 )
             )
         for move, count in [x for x in self._released if x[0].consumer in slaves and x[0].consumer not in behind]:
@@ -365,7 +355,7 @@ class Master:
 
     def _cut(self) -> None:
         """All deliveries before a checkpoint have been made: the master's part of it is what it has kept."""
-        alive_us = self.config.query.needed_below(self._least_promised())
+        alive_us = (self.order or self.config.query).needed_below(self._least_promised())
         generation = self.checkpoints.cut(alive_us)
         self._checkpoint = False
         self._saves.append(SavePart(generation, snapshot(self)))
@@ -374,7 +364,8 @@ class Master:
         """The next distribution epoch: whom it serves, and whether it is the last."""
         self.epoch = EpochIndex(self.epoch + 1)
         if (self._epoch_us == 0 or self._history.running) and self.buffers.tuples:
-            self.slots.size.closed(self.buffers.last_ts_us, self.buffers.tuples)
+            newest = self.buffers.last_ts_us if self.order is None else self.order.total
+            self.slots.size.closed(newest, self.buffers.tuples)
         exhausted = self.slots.exhausted
         past = not self._history.running
         everything = past and exhausted and self.buffers.last_ts_us < below_us and not self.controller.moves
@@ -408,6 +399,7 @@ class Master:
             "streams_ended_us": self.streams_ended_us,
             "epoch_size": self.slots.size.plain_state(),
             "peaks": [self.peak_buffer_bytes, self.peak_pending_tuples],
+            "order": None if self.order is None else self.order.plain_state(),
         }
 
     def restore_state(self, plain: dict[str, Any], now_us: int) -> None:
@@ -424,6 +416,8 @@ class Master:
         self.streams_ended_us = plain["streams_ended_us"]
         self.slots.size.restore(plain["epoch_size"])
         self.peak_buffer_bytes, self.peak_pending_tuples = plain["peaks"]
+        if self.order is not None:
+            self.order.restore(plain["order"], self.buffers)
 
     # ------------------------------------------------------------ after the run
 

@@ -67,7 +67,7 @@ class MatchEstimates:
     """Both streams. lost_pairs: the estimate so far."""
 
     def __init__(self, bounds: Bounds) -> None:
-        span_us = max(0, bounds.upper_us - bounds.lower_us + 1)
+        span_us = max(0, bounds.upper_us - bounds.lower_us + 1)  # with count windows tuples of both streams stand for time
         self._fades_us = max(span_us, _SHORTEST_US)
         self._share = span_us / self._fades_us
         self._arrived = (_Sketch(), _Sketch())

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from swjoin.batch import LEFT, RIGHT
 from swjoin.cluster.buffers import MiniBuffers
+from swjoin.cluster.common_order import CommonOrder
 from swjoin.cluster.controller import Controller
 from swjoin.deliveries import BEGIN_OF_TIME_US, SlaveId
 
@@ -26,11 +27,12 @@ def make_room(
     promised: Mapping[SlaveId, Times],
     limit_bytes: int,
     rebase_us: int,
+    order: CommonOrder | None = None,
 ) -> dict[SlaveId, Times]:
     """Park the tuples of full slaves, and let those of others go, about `limit_bytes` each.
 
     A partition-group that is ordered to leave gets all of its tuples along. Returns what may be promised to slaves for which
-    tuples stay here; `rebase_us` is subtracted from times of the streams' axis.
+    tuples stay here; `rebase_us` is subtracted from times of the streams' axis. order: promises are places, not times.
     """
     full = {s for s in slaves if occupancies.get(s, 0.0) >= 1}
     for slave in full:  # first: what is let go below must not be put away again
@@ -41,8 +43,8 @@ def make_room(
         if slave in full:
             behind[slave] = promised.get(slave, _NOTHING)
         elif below_us is not None:
-            left, right = promised[slave][LEFT], promised[slave][RIGHT]
-            behind[slave] = (max(left, below_us - rebase_us), max(right, below_us - rebase_us))
+            below = (below_us - rebase_us,) * 2 if order is None else order.promised_below(below_us)
+            behind[slave] = (max(promised[slave][LEFT], below[LEFT]), max(promised[slave][RIGHT], below[RIGHT]))
         for group in controller.groups_ordered_out(slave):
             buffers.unpark_group(slave, group)
     return behind

@@ -31,6 +31,7 @@ class Reading:
         self._realtime = config.pace == "realtime"
         self._epoch_us = config.cluster.distribution_epoch_us
         self._limit_bytes = config.cluster.mini_buffer_bytes
+        self._counted = config.query.bounds.counted
 
     @property
     def origin_us(self) -> int | None:
@@ -58,8 +59,9 @@ class Reading:
             full = self._slots.waiting_bytes >= self._limit_bytes and delivering
             return None if full else self._history.stream_to_read(origin)
         open_streams = [s for s in self._streams if not s.ended and not s.idle]
-        # Until the axis has its start nothing can be delivered: then a stream without a time is read even past the limit.
-        if not open_streams or (self._overload.full and origin is not None):
+        # Until the axis has its start nothing can be delivered: then a stream without a time is read even past the limit. With
+        # count windows so is the stream behind, for which the other's tuples wait.
+        if not open_streams or (self._overload.full and origin is not None and (delivering or not self._counted)):
             return None
         behind = min(open_streams, key=lambda s: s.high_us)
         if self._realtime:

@@ -52,6 +52,7 @@ from swjoin.messages import (
 from swjoin.operators.join_module import JoinModule
 from swjoin.operators.window_join import WindowJoin
 from swjoin.operators.work import Step, Work
+from swjoin.places import passed_of, travelling
 from swjoin.state.histogram import histogram_quantile
 from swjoin.state.predicate import Program
 
@@ -76,10 +77,12 @@ class Slave:
         """join: another join module than the one that the configuration describes. where: its predicate, for rows of these
         layouts."""
         module, reorganization = config.module, config.reorganization
+        layouts = travelling(layouts, counted=config.query.bounds.counted)
         pair_bytes = PAIR_BYTES + sum(layout.fixed_bytes for layout in layouts if layout is not None)
         self.id = slave
         self._layouts = layouts
         self.finished = False
+        self._counted = config.query.bounds.counted
         self.join: JoinModule = join or WindowJoin(
             config.query.bounds,
             block_tuples=module.block_tuples,
@@ -248,7 +251,8 @@ class Slave:
     def _check_promise(self, delivery: Delivery) -> None:
         """Windows have expired by what the deliveries before promised: an older tuple now would lose pairs silently."""
         for stream, batch in ((LEFT, delivery.left), (RIGHT, delivery.right)):
-            oldest_us = int(batch.ts.min()) if len(batch) else END_OF_TIME_US
+            times = passed_of(batch) if self._counted else batch.ts
+            oldest_us = int(times.min()) if len(batch) else END_OF_TIME_US
             if oldest_us < self._promised_us[stream]:
                 where = f"slave {self.id}, epoch {delivery.epoch}: a {STREAM_NAMES[stream]} tuple"
                 raise RunFailed(f"{where} of time {oldest_us} us came after the promise of {self._promised_us[stream]} us")

@@ -30,9 +30,11 @@ class Slots:
         checkpoints: Checkpoints,
     ) -> None:
         self.boundary_us = BEGIN_OF_TIME_US
-        self.size = EpochSize(config.cluster.epoch_tuples, config.query.bounds.retention_us)
+        last = config.query.last
+        self.size = EpochSize(config.cluster.epoch_tuples, sum(last) if last else config.query.bounds.retention_us)
         self._streams, self._buffers, self._controller, self._checkpoints = streams, buffers, controller, checkpoints
         self._limit_bytes = config.cluster.mini_buffer_bytes
+        self._counted = config.query.bounds.counted
         self._out_of_order_us = config.time.max_out_of_order_us
         self._by_count = config.cluster.distribution_epoch_us == 0
         self._step_us = config.cluster.distribution_epoch_us // config.cluster.sub_group_count
@@ -87,6 +89,11 @@ class Slots:
         """Bytes of tuples at the master: read, held for order, or in mini-buffers."""
         return self._buffers.nbytes + sum(s.waiting_bytes for s in self._streams)
 
+    @property
+    def _stuck_bytes(self) -> int:
+        """Of these, what only rows yet to come can set free; in count windows not what waits for the other stream."""
+        return sum(s.held_bytes for s in self._streams) if self._counted else self.waiting_bytes
+
     def full(self) -> bool:
         self.check_room()
         return self.waiting_bytes >= self._limit_bytes and (self._buffers.tuples > 0 or self._null_keys_wait)
@@ -97,9 +104,9 @@ class Slots:
 
     def check_room(self) -> None:
         """Full buffers that no delivery can empty would stop the run for ever: RunFailed."""
-        if self.waiting_bytes < self._limit_bytes or self._buffers.tuples or self._controller.moves or self._null_keys_wait:
+        if self._stuck_bytes < self._limit_bytes or self._buffers.tuples or self._controller.moves or self._null_keys_wait:
             return
         raise RunFailed(
-            f"master: {self.waiting_bytes} bytes wait for rows that may still come within max_out_of_order "
+            f"master: {self._stuck_bytes} bytes wait for rows that may still come within max_out_of_order "
             f"({self._out_of_order_us} us); raise cluster.mini_buffer or declare a smaller bound"
         )

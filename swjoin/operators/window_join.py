@@ -21,12 +21,15 @@ from swjoin.deliveries import BEGIN_OF_TIME_US, END_OF_TIME_US, Delivery, GroupI
 from swjoin.errors import RunFailed
 from swjoin.operators.state_movement import Arrival, Departure, Journey
 from swjoin.operators.unmatched import Unmatched
-from swjoin.operators.work import Step, WindowMemory, Work
+from swjoin.operators.work import Step, WindowMemory, Work, offsets
 from swjoin.oracle import JOIN_KINDS, Bounds, JoinKind
+from swjoin.places import passed_of, with_times
 from swjoin.state.arrays import (
+    COUNTED,
     COUNTERS,
     FIRST_MATCHES,
     FRESH,
+    IDS_ALONE,
     MARK_LEFT,
     MARK_RIGHT,
     NEVER_USED,
@@ -42,15 +45,18 @@ from swjoin.state.partition_group import WindowState
 from swjoin.state.payload import PayloadStore
 from swjoin.state.predicate import Program, Residual, no_program, no_rows
 
+_NO_PLACES = np.empty(0, np.int64)
+
 
 class WindowJoin:
     """Joins the deliveries of one query; owns the window state of one slave's partition-groups.
 
-    kind: which rows come out. where: what must hold of a pair besides.
+    bounds: with count windows, layouts include places (`places`), and punctuations are places. kind: which rows come out.
+    where: what must hold of a pair besides.
     block_tuples: tuples per block. theta_tuples: fine tuning parameter in tuples of both streams, 0 turns it off.
     window_bytes: limit of the window state: blocks, payload and directories together. layouts: payload carried by each stream,
-    or None. materialise: emit pairs; otherwise only count and digest. result_tuples: most pairs per step. name: of the slave,
-    for error lines.
+    or None. materialise: emit pairs; otherwise only count and digest. ids_alone: of pairs, only their ids. result_tuples: most
+    pairs per step. name: of the slave, for error lines.
     """
 
     def __init__(
@@ -63,6 +69,7 @@ class WindowJoin:
         left_layout: RowLayout | None,
         right_layout: RowLayout | None,
         materialise: bool,
+        ids_alone: bool = False,
         result_tuples: int,
         kind: JoinKind = JOIN_KINDS["inner"],
         where: Program | None = None,
@@ -84,12 +91,12 @@ class WindowJoin:
         self._fresh = new_fresh(1024, 256)
         self._hits = new_hits()
         marks = (MARK_LEFT if kind.marks[LEFT] else 0) | (MARK_RIGHT if kind.marks[RIGHT] else 0)
+        marks |= (COUNTED if bounds.counted else 0) | (IDS_ALONE if ids_alone else 0)
         self._mode = marks | (PAIRS if kind.pairs else 0) | (FIRST_MATCHES if kind.first else 0)
         self._candidates = new_candidates(self._mode)
         self.unmatched = Unmatched(kind, self.state)
         self._sweeping = False
-        self._expired_below = self._merged_below = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
-        self._times_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
+        self._expired_below = self._merged_below = self._times_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
         self._open: Work | None = None
         self._settling: tuple[int, int] | None = None  # times of a supplier's tuples that are being joined here
         self._floors: dict[GroupId, tuple[int, int]] = {}
@@ -117,14 +124,15 @@ class WindowJoin:
         left, right = delivery.left, delivery.right
         inputs = Inputs(
             (left.key, right.key),
-            (left.ts, right.ts),
+            (passed_of(left), passed_of(right)) if self.bounds.counted else (left.ts, right.ts),
             (left.id, right.id),
             (left.arrival_us, right.arrival_us),
             (refs[LEFT], refs[RIGHT]),
             delivery.groups,
-            (_offsets(delivery.left_counts), _offsets(delivery.right_counts)),
+            (offsets(delivery.left_counts), offsets(delivery.right_counts)),
             (bool(routes[LEFT] & Route.STORE), bool(routes[RIGHT] & Route.STORE)),
             (bool(routes[LEFT] & Route.PROBE), bool(routes[RIGHT] & Route.PROBE)),
+            (left.ts, right.ts) if self.bounds.counted else (_NO_PLACES, _NO_PLACES),
         )
         largest = int(max(delivery.left_counts.max(initial=0), delivery.right_counts.max(initial=0)))
         minis, room = len(self.state.minis.group), int(self._fresh.base[0])
@@ -166,6 +174,7 @@ class WindowJoin:
                 rows = self._take_pairs(stream)
             elif self._room:
                 rows = Pairs.alone(stream, nulls, null_keys=True)
+                rows = with_times(rows) if self.bounds.counted else rows
         if not self.unmatched.done:
             return Step(rows, False, tuples)
         self._sweeping = False
@@ -199,8 +208,7 @@ class WindowJoin:
             self._candidates,
             self._residual,
             work.cursor,
-            self.bounds.lower_us,
-            self.bounds.upper_us,
+            self.bounds.reaches,
             now_us,
             state.theta_tuples,
             tuple_budget,
@@ -270,20 +278,23 @@ class WindowJoin:
         if n == 0:
             return None
         out = self._output
+        ids = out.id[LEFT, :n].copy(), out.id[RIGHT, :n].copy()
+        if self._mode & IDS_ALONE:
+            return Pairs(out.key[:0], out.key[:0], out.key[:0], *ids, side=side)
         rows: list[PayloadRows | None] = [
             None if store is None or not self._room or side == 1 - stream else store.gather(out.ref[stream, :n])
             for stream, store in enumerate(self.payload)
         ]
-        return Pairs(
+        pairs = Pairs(
             out.key[:n].copy(),
             out.ts[LEFT, :n].copy(),
             out.ts[RIGHT, :n].copy(),
-            out.id[LEFT, :n].copy(),
-            out.id[RIGHT, :n].copy(),
+            *ids,
             rows[LEFT],
             rows[RIGHT],
             side,
         )
+        return with_times(pairs) if self.bounds.counted else pairs
 
     def _close(self, delivery: Delivery) -> None:
         """The delivery's punctuations: expire what can match nothing any more, then tune."""
@@ -348,7 +359,7 @@ class WindowJoin:
         route = Route.BOTH if marks else Route.STORE
         again = replace(delivery, left_time_us=BEGIN_OF_TIME_US, right_time_us=BEGIN_OF_TIME_US)
         work = self.open(replace(again, left_route=route, right_route=route, null_keys=(nothing, nothing)))
-        self._candidates.mode[0] = marks
+        self._candidates.mode[0] = self._mode & (MARK_LEFT | MARK_RIGHT | COUNTED)
         while self._join(work, 0, max(1, len(delivery.left) + len(delivery.right)))[0] != DONE:
             pass
         self._candidates.mode[0] = self._mode
@@ -371,8 +382,7 @@ class WindowJoin:
             dead = [self.bounds.dead_below((int(left), int(right))) for left, right in times_us]
             limits = np.array(dead, np.int64)
             self.unmatched.settled_before((limits[:, LEFT].copy(), limits[:, RIGHT].copy()), self._output)
-        self._times_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
-        self._expired_below = self._merged_below = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
+        self._expired_below = self._merged_below = self._times_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
 
     # ------------------------------------------------------------ state movement
 
@@ -448,9 +458,3 @@ class WindowJoin:
                 store.validate()
         counters = self.state.minis.counters.reshape(-1, COUNTERS)[: int(self.state.minis.control[NEVER_USED])]
         assert not counters[:, FRESH : FRESH + 2].any(), "fresh tuples left uncounted"
-
-
-def _offsets(counts: I64) -> I64:
-    out = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=out[1:])
-    return out

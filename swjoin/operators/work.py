@@ -1,6 +1,6 @@
 """One delivery while it is joined, and what its steps yield.
 
-What: `Work`, the cursor over a delivery and its counts; `Step`, the outcome of one bounded piece; `WindowMemory`.
+What: `Work`, the cursor over a delivery and its counts; `Step`, the outcome of one bounded piece; `WindowMemory`; `offsets`.
 Why: the slave, the join module and the planner's join module speak of the same things.
 Stays out: joining (`operators.window_join`).
 """
@@ -81,3 +81,10 @@ class WindowMemory:
     peak_payload_bytes: int
     left_bytes: int
     left_tuples: int
+
+
+def offsets(counts: I64) -> I64:
+    """Where each partition-group's tuples start, and the last one's end: int64 (groups + 1,)."""
+    out = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=out[1:])
+    return out

@@ -31,7 +31,7 @@ class EpochSize:
         return max(self._least, self._window_tuples // _WINDOW_SHARE)
 
     def closed(self, newest_us: int, tuples: int) -> None:
-        """An epoch was closed; its newest tuple has this time."""
+        """An epoch was closed; its newest tuple has this time (or with count windows this place of both streams')."""
         self._recent.append((newest_us, tuples))
         self._window_tuples += tuples
         while self._recent[0][0] < newest_us - self._retention_us:

@@ -109,6 +109,10 @@ class Scenario:
         random_kind = np.random.default_rng([seed, 6])
         if "measure" not in plain and random_kind.random() < 0.5:
             plain["join"]["how"] = str(random_kind.choice(list(JOIN_KINDS)))
+        random_last = np.random.default_rng([seed, 7])
+        if "measure" not in plain and random_last.random() < 0.25:
+            last = random_last.choice([1, 2, 5, 20, 100, 1000], 2).tolist()
+            plain["join"] = {"last": last, "how": plain["join"].get("how", "inner")}
         return Scenario(seed, config_from_plain(plain), slave_count, (rows[0], rows[1]), tuple(crashes))
 
     def good_tuples(self, side: int, aside: Collection[int] = ()) -> TupleBatch:
@@ -133,15 +137,23 @@ class Scenario:
         return min((int(t.min()) for t in times if len(t)), default=0) + self.config.measure.prefill_us
 
     def expected(
-        self, aside: tuple[Collection[int], Collection[int]] = ((), ()), *, history: bool = False
+        self,
+        aside: tuple[Collection[int], Collection[int]] = ((), ()),
+        shed: tuple[Collection[int], Collection[int]] = ((), ()),
+        *,
+        history: bool = False,
     ) -> tuple[Counter[tuple[int, int]], str]:
-        """The oracle's pairs (left id, right id) that are measured, or those of history, and their digest."""
+        """The oracle's pairs (left id, right id) that are measured, or those of history, and their digest. shed: of those set
+        aside."""
         left, right = self.good_tuples(0, aside[0]), self.good_tuples(1, aside[1])
-        if self.config.query.how != "inner":  # never with history
+        query = self.config.query
+        if query.how != "inner" or query.last is not None:  # never with history
             nobody = np.empty(0, np.uint64)
             ids = nobody, nobody
             if not history:
-                ids = answer(left, right, self.config.query.bounds, self.config.query.how, self.null_keys)
+                left, right = (self.good_tuples(side, set(aside[side]) - set(shed[side])) for side in range(2))
+                gone = tuple(np.array(sorted(ids), np.uint64) for ids in shed)
+                ids = answer(left, right, query.bounds, query.how, self.null_keys, (gone[0], gone[1]))
             return Counter(zip(ids[0].tolist(), ids[1].tolist(), strict=True)), format_digest(pair_digest(*ids))
         i, j = brute_force(left, right, self.config.query.bounds)
         wanted = (np.maximum(left.ts[i], right.ts[j]) < self.history_end_us()) == history
@@ -241,6 +253,15 @@ def _pieces(random: np.random.Generator, rows: SourceBatch, stream: int, payload
     return out
 
 
+def ids_shed(result: SimulationResult) -> tuple[set[int], set[int]]:
+    """Ids of the left and right tuples that a run has shed."""
+    left, right = (
+        {int(i) for side, rows, reason in result.aside if side == stream and reason == "shed" for i in rows.id}
+        for stream in range(2)
+    )
+    return left, right
+
+
 def ids_aside(result: SimulationResult) -> tuple[set[int], set[int]]:
     """Ids of the left and right rows that a run has set aside. SimulationError when it has not counted them so."""
     found: list[set[int]] = []
@@ -273,7 +294,7 @@ def run_scenario(scenario: Scenario) -> SimulationResult:
         simulation = Simulation(scenario.config, sources, scenario.slave_count, seed, (layout, layout), place, scenario.crashes)
         result = simulation.run()
     aside = ids_aside(result)
-    expected, digest = scenario.expected(aside)
+    expected, digest = scenario.expected(aside, ids_shed(result))
     if (result.count, result.digest) != (expected.total(), digest):
         raise SimulationError(
             f"{result.count} pairs with digest {result.digest}, the oracle has {expected.total()} with {digest}"

@@ -112,8 +112,11 @@ def compile_job_where(job: Job, sources: tuple[Source, Source]) -> Program | Non
     """The predicate of a job, over rows as these sources pack them. UserError when its types do not fit."""
     from swjoin.sources.predicate import compile_where
 
-    text = job.config.query.where
-    return None if text is None else compile_where(parse_where(text), sources[LEFT].codec, sources[RIGHT].codec)
+    query = job.config.query
+    if query.where is None:
+        return None
+    codecs = sources[LEFT].codec, sources[RIGHT].codec
+    return compile_where(parse_where(query.where), *codecs, counted=query.bounds.counted)
 
 
 def open_job_sink(job: Job, plan: OutputPlan) -> Sink:

@@ -25,6 +25,7 @@ from swjoin.config import RunConfig, digest, to_plain
 from swjoin.deliveries import Delivery
 from swjoin.errors import RunFailed, UserError
 from swjoin.messages import PartSaved, SavePart, Snapshot
+from swjoin.places import stamped_layout
 from swjoin.runtime.checkpoint_folder import CheckpointFolder, Manifest, read_manifest
 from swjoin.runtime.job import METRICS_ROW_BYTES, Job, MetricsFile, sets_aside
 from swjoin.runtime.manifest_checks import check_master_state, restoring
@@ -141,7 +142,10 @@ class MasterKeeper:
             for stream, name in ((LEFT, "left"), (RIGHT, "right")):
                 for what, batches in snapshot.tuples.items():
                     if what.startswith(name):
-                        check_layout([in_memory(batch) for batch in batches], self._sources[stream].layout, what)
+                        layout = self._sources[stream].layout
+                        if what.endswith("buffered") and master.order is not None:
+                            layout = stamped_layout(layout)
+                        check_layout([in_memory(batch) for batch in batches], layout, what)
             restore(master, snapshot.plain, snapshot.tuples, now_us)
         dictionary = self._dictionary
         if dictionary is not None and self._keys is not None and len(dictionary) == 0:  # else: of this process, and larger

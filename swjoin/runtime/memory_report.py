@@ -46,8 +46,10 @@ def memory_report(
 
 def job_inflow(job: Job, *, with_rates: bool = True) -> Inflow:
     """What will come in. with_rates: from files' metadata. UserError when it cannot be known, or files cannot be read."""
-    from swjoin.sources.inflow import file_inflow, workload_inflow
+    from swjoin.sources.inflow import UnforeseenError, file_inflow, workload_inflow
 
+    if job.config.query.last is not None:
+        raise UnforeseenError("plan: count windows are not foreseen; they hold as many tuples of each stream as join.last says")
     if job.config.left.path is None:
         return workload_inflow(job.config)
     return file_inflow(job.config, with_rates=with_rates, open_sources=lambda: open_job_sources(job))

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from swjoin.batch import LEFT, RIGHT, RowLayout
 from swjoin.cluster.collector import Collector
-from swjoin.cluster.master import Door, Master
+from swjoin.cluster.door import Door
+from swjoin.cluster.master import Master
 from swjoin.cluster.slave import Slave
 from swjoin.config import RunConfig
 from swjoin.deliveries import RunEvent, SlaveId
@@ -91,6 +92,8 @@ def plan(
     """
     if config.left.path is not None:
         raise UserError("simulate draws its tuples from the workload section; leave out left.path and right.path")
+    if config.query.last is not None:
+        raise UserError("simulate knows windows of time only; join.last gives count windows")
     if config.measure.prefill_us:
         raise UserError("simulate plays no history; leave out measure.prefill (--set measure.prefill=0)")
     if config.checkpoint.enabled:

@@ -23,6 +23,7 @@ from swjoin.cluster.slave import Slave
 from swjoin.config import MeasureConfig, NodesConfig, OverloadConfig, ReorganizationConfig, RunConfig, TimeConfig
 from swjoin.deliveries import END_OF_TIME_US, Delivery, EpochIndex, QueryId, SlaveId
 from swjoin.messages import Delivered, StreamEnded, TuplesRead, WorkDue
+from swjoin.places import travelling
 from swjoin.runtime.wire import pack_delivery, unpack_delivery
 from swjoin.state.payload import PAGE_ROWS
 
@@ -99,7 +100,7 @@ def load_slave_kernels(config: RunConfig, layouts: tuple[RowLayout | None, RowLa
     module = dataclasses.replace(config.module, window_bytes=(1 << 20) + pages)
     slave = Slave(SlaveId(0), dataclasses.replace(_alone(config), module=module), layouts)
     batches = []
-    for layout in layouts:
+    for layout in travelling(layouts, counted=config.query.bounds.counted):
         two = np.zeros(2, np.int64)
         batches.append(TupleBatch(two, two, two.astype(np.uint64), two, _two_rows(layout)))
     one, counts = np.zeros(1, np.int64), np.full(1, 2, np.int64)

@@ -18,6 +18,7 @@ import numpy as np
 
 from swjoin.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.errors import UserError
+from swjoin.places import TIME_OFFSET
 from swjoin.sources.codec import StreamCodec
 from swjoin.state import predicate as p
 from swjoin.where import COMPARISONS, Node
@@ -63,8 +64,9 @@ def resolve(
 
 
 class _Compiler:
-    def __init__(self, codecs: tuple[StreamCodec, StreamCodec]) -> None:
+    def __init__(self, codecs: tuple[StreamCodec, StreamCodec], *, counted: bool) -> None:
         self._codecs = codecs
+        self._counted = counted
         self._names = tuple([name for name, _, _ in codec.columns] for codec in codecs)
         self.code: list[int] = []
         self.floats: list[float] = []
@@ -145,6 +147,9 @@ class _Compiler:
         origin = next(origin for found, _, origin in codec.columns if found == column)
         if origin == "key":
             self._emit(p.KEY_OF, grows=1)
+        elif origin == "ts" and self._counted:
+            payload_bytes = 0 if codec.layout is None else codec.layout.fixed_bytes
+            self._emit(p.INT, side, payload_bytes + TIME_OFFSET, 8, -1, grows=1)
         elif origin == "ts":
             self._emit(p.TIME_OF, side, grows=1)
         else:
@@ -257,6 +262,6 @@ def _type_of(name: str, kind: pa.DataType) -> str:
     raise UserError(f"where: column {name} is {kind}, which cannot be used there")
 
 
-def compile_where(node: Node, left: StreamCodec, right: StreamCodec) -> p.Program:
-    """UserError for a column that is missing, or types that do not fit."""
-    return _Compiler((left, right)).whole(node)
+def compile_where(node: Node, left: StreamCodec, right: StreamCodec, *, counted: bool = False) -> p.Program:
+    """UserError for a column that is missing, or types that do not fit. counted: rows carry places (`places`)."""
+    return _Compiler((left, right), counted=counted).whole(node)

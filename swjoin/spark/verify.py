@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from functools import reduce
-from operator import or_
+from operator import and_, or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,8 +147,9 @@ def _time_us(frame: DataFrame, config: StreamConfig) -> Any:
 
 
 def _stream(spark: SparkSession, config: RunConfig, side: int) -> tuple[DataFrame, list[str]]:
-    """Rows of one stream that are not late: id, ts, k0, k1, ... (the key columns, which may be null), and with a predicate all
-    columns again, c0_NAME on the left, c1_NAME on the right. And the names of all columns."""
+    """Rows of one stream that are not late: id, ts, k0, k1, ... (the key columns, which may be null), with a predicate all
+    columns again, c0_NAME on the left, c1_NAME on the right, and with count windows row, the position. And the names of all
+    columns."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
@@ -158,7 +159,8 @@ def _stream(spark: SparkSession, config: RunConfig, side: int) -> tuple[DataFram
             spark, config.workload, config.seed, side, 4 * spark.sparkContext.defaultParallelism, payload=False
         )
         mine = [f.col(name).alias(f"c{side}_{name}") for name in ("key", "ts")]
-        return frame.select("id", "ts", f.col("key").alias("k0"), *mine), ["key", "ts"]
+        place = [] if config.query.last is None else [f.col("id").alias("row")]
+        return frame.select("id", "ts", f.col("key").alias("k0"), *mine, *place), ["key", "ts"]
     path = Path(stream.path)
     if not path.exists():
         raise UserError(f"{path}: no such file or directory; verify reads the run's input again")
@@ -179,7 +181,8 @@ def _stream(spark: SparkSession, config: RunConfig, side: int) -> tuple[DataFram
             in_time = f.col("__high").isNull() | (f.col("ts") >= f.col("__high") - config.time.max_out_of_order_us)
             rows = rows.withColumn("__high", high).where(f.col("ts").isNotNull() & (no_key | in_time))
     kept = [f"k{i}" for i in range(len(keys))] + [f"`c{side}_{name}`" for name in names if mine]
-    return rows.select("id", "ts", *kept), names
+    place = [] if config.query.last is None else [f.col("__id").alias("row")]
+    return rows.select("id", "ts", *kept, *place), names
 
 
 def _origin(*streams: DataFrame) -> int:
@@ -204,27 +207,54 @@ def _joined(
     from pyspark.sql import functions as f
 
     bounds = config.query.bounds
-    width = max(1, bounds.upper_us - bounds.lower_us + 1)
     keys = [c for c in left.columns if c.startswith("k")]
-    mine, theirs = ([f"`{c}`" for c in frame.columns if c.startswith(("c0_", "c1_"))] for frame in (left, right))
-    one = left.select(
-        f.col("id").alias("l"),
-        f.col("ts").alias("lt"),
-        *keys,
-        *mine,
-        f.expr(f"floor((ts + {bounds.lower_us}) / {width})").alias("b0"),
+    one, two = (
+        frame.withColumnRenamed("id", name).withColumnRenamed("ts", f"{name}t") for frame, name in ((left, "l"), (right, "r"))
     )
-    # [ts + lower, ts + upper] is `width` long, so it touches at most two buckets of that width.
-    one = one.withColumn("bucket", f.explode(f.array("b0", f.col("b0") + 1))).drop("b0")
-    bucket = f.expr(f"floor(ts / {width})").alias("bucket")
-    two = right.select(f.col("id").alias("r"), f.col("ts").alias("rt"), *keys, *theirs, bucket)
-    gap = f.col("rt") - f.col("lt")
-    pairs = one.join(two, [*keys, "bucket"]).where(gap.between(bounds.lower_us, bounds.upper_us))
+    if config.query.last is None:
+        pairs = _near(one, "lt", two, "rt", bounds.lower_us, bounds.upper_us, keys)
+    else:  # of every pair one tuple comes first, and must be among the last of its stream before the other
+        last_left, last_right = config.query.last
+        left_first = _near(two, "r_passed", one, "l_place", 1 - last_left, 0, keys)
+        pairs = left_first.unionByName(_near(one, "l_passed", two, "r_place", 1 - last_right, 0, keys))
     if measured_from_us is not None:
         pairs = pairs.where(f.greatest("lt", "rt") >= measured_from_us)
     if condition is not None:
         pairs = pairs.where(condition)
     return pairs.select("l", "r")
+
+
+def _near(one: DataFrame, mine: str, two: DataFrame, theirs: str, lower: int, upper: int, keys: list[str]) -> DataFrame:
+    """Rows of equal keys with lower <= theirs - mine <= upper."""
+    from pyspark.sql import functions as f
+
+    width = max(1, upper - lower + 1)
+    # [mine + lower, mine + upper] is `width` long, so it touches at most two buckets of that width.
+    first = f.expr(f"floor(({mine} + {lower}) / {width})")
+    probes = one.withColumn("b0", first).withColumn("bucket", f.explode(f.array("b0", f.col("b0") + 1))).drop("b0")
+    stored = two.withColumn("bucket", f.expr(f"floor({theirs} / {width})"))
+    gap = f.col(theirs) - f.col(mine)
+    return probes.join(stored, [*keys, "bucket"]).where(gap.between(lower, upper))
+
+
+def _placed(left: DataFrame, right: DataFrame) -> list[DataFrame]:
+    """Both streams with the places of their tuples in the common order: l_place, l_passed; r_place, r_passed."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    parts = []
+    for side, frame in enumerate((left, right)):
+        keyed = reduce(and_, (f.col(c).isNotNull() for c in frame.columns if c.startswith("k")))
+        counts = [f.when(keyed, 1).otherwise(0) if s == side else f.lit(0) for s in (0, 1)]
+        parts.append(frame.select("ts", f.lit(side).alias("side"), "row", counts[0].alias("l"), counts[1].alias("r")))
+    order = Window.orderBy("ts", "side", "row").rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    both = parts[0].unionByName(parts[1]).select("side", "row", *(f.sum(n).over(order).alias(n) for n in ("l", "r")))
+    out = []
+    for side, (frame, mine, other) in enumerate(((left, "l", "r"), (right, "r", "l"))):
+        places = both.where(f.col("side") == side)
+        columns = f.col(mine).alias(f"{mine}_place"), f.col(other).alias(f"{mine}_passed")
+        out.append(frame.join(places.select("row", *columns), "row").drop("row"))
+    return out
 
 
 def _condition(config: RunConfig, names: list[list[str]]) -> str | None:
@@ -299,6 +329,12 @@ def verify(run_dir: Path, master: str | None) -> VerifyResult:
         if config.time.model == "arrival":
             left, right = (_rebased(frame, origin) for frame in (left, right))
             origin = 0
+        if config.query.last is not None:  # shed tuples have their places, late ones have none
+            if config.time.idle_timeout_us:
+                left, right = (
+                    _without_aside(spark, x, run_dir, n, late=True) for x, n in zip((left, right), STREAM_NAMES, strict=True)
+                )
+            left, right = _placed(left, right)
         if any(report["shed"].values()) or config.time.idle_timeout_us:
             left, right = (
                 _without_aside(spark, frame, run_dir, name) for frame, name in zip((left, right), STREAM_NAMES, strict=True)
@@ -319,14 +355,16 @@ def verify(run_dir: Path, master: str | None) -> VerifyResult:
     return result
 
 
-def _without_aside(spark: SparkSession, rows: DataFrame, run_dir: Path, name: str) -> DataFrame:
-    """The rows of a stream but those that the run says it has left out. UserError without its list of them."""
+def _without_aside(spark: SparkSession, rows: DataFrame, run_dir: Path, name: str, *, late: bool = False) -> DataFrame:
+    """The rows of a stream but those that the run says it has left out (late: for being late). UserError without its list."""
     from pyspark.sql import functions as f
 
     path = run_dir / "late.parquet"
     if not path.is_file():
         raise UserError(f"{path}: is missing; it lists the tuples that the run has left out")
     listed = spark.read.parquet(str(path.resolve())).where(f.col("stream") == name)
+    if late:
+        listed = listed.where(f.col("reason") != "shed")
     return rows.join(listed.select(f.col("row_id").cast("long").alias("id")), "id", "left_anti").select(*rows.columns)
 
 

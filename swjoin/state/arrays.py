@@ -21,6 +21,7 @@ from swjoin.batch import I64, U64
 from swjoin.state.simd import LANES
 
 I32 = NDArray[np.int32]
+Reaches = tuple[int, int, int, int]  # `oracle.Bounds.reaches`
 U16 = NDArray[np.uint16]
 
 # a tuple's record: key, time, id (the bits of a uint64), payload reference
@@ -34,6 +35,8 @@ FLAG_BITS = 61  # from here on
 
 # what joining does with a match: pairs come out, or left tuples by their first match; left, right tuples are marked
 PAIRS, FIRST_MATCHES, MARK_LEFT, MARK_RIGHT = 1, 2, 4, 8
+IDS_ALONE = 32  # of pairs, ids come out, and nothing else
+COUNTED = 16  # count windows: TS of a stored tuple is its place; of a fresh one, how many of the other stream come before it
 
 # a block's header: the next newer block of the chain or -1, tuples in it, times of its oldest and newest tuple
 NEXT, FILL, FIRST_TS, LAST_TS = 0, 1, 2, 3
@@ -104,6 +107,7 @@ class FreshTuples(NamedTuple):
     touched: I32  # (minis,)
     begin: I64  # (2, minis + 1) first fresh tuple of each touched mini-partition
     base: I64  # (1,)
+    place: I64  # (2 * base,) with count windows, its own place
     arrivals: I64  # (2,) earliest and latest arrival of the partition-group's fresh tuples
     walk: I64  # (2 * TOGETHER,) the blocks at which walking ahead along several chains has arrived
 
@@ -140,6 +144,7 @@ class Inputs(NamedTuple):
     offsets: tuple[I64, I64]  # (groups + 1,)
     store: tuple[bool, bool]
     probe: tuple[bool, bool]
+    place: tuple[I64, I64]  # with count windows, where ts is how many of the other stream come before; else empty
 
 
 class Output(NamedTuple):
@@ -220,6 +225,7 @@ def new_fresh(tuples: int, minis: int) -> FreshTuples:
         np.empty(minis, np.int32),
         np.empty((2, minis + 1), np.int64),
         np.array([tuples], np.int64),
+        np.empty(2 * tuples, np.int64),
         np.zeros(2, np.int64),
         np.zeros(2 * TOGETHER, np.int64),
     )
@@ -241,6 +247,7 @@ def new_hits() -> Hits:
 
 
 def new_output(capacity: int) -> Output:
+    """Memory becomes resident as it is used."""
     return Output(
         np.empty(capacity, np.int64),
         np.empty((2, capacity), np.int64),

@@ -16,9 +16,11 @@ from swjoin.batch import I64, MISSING_ID
 from swjoin.hashing import GOLDEN, mix64_scalar
 from swjoin.state.arrays import (
     CANDIDATES,
+    COUNTED,
     FIRST_MATCHES,
     FLAGS,
     ID,
+    IDS_ALONE,
     KEY,
     MARK_LEFT,
     MARK_RIGHT,
@@ -32,6 +34,7 @@ from swjoin.state.arrays import (
     FreshTuples,
     Hits,
     Output,
+    Reaches,
 )
 from swjoin.state.histogram import record_delay
 from swjoin.state.predicate import Residual, judge
@@ -74,6 +77,53 @@ def count_matches(
 
 
 @njit(cache=True, nogil=True)
+def count_in_last(
+    reaches: Reaches,
+    fresh: FreshTuples,
+    probe_at: NDArray[np.uint64],
+    row_at: NDArray[np.uint64],
+    verdict: NDArray[np.uint8],
+    start: int,
+    stop: int,
+) -> tuple[int, np.uint64]:
+    """As `count_matches`, of fresh left with fresh right tuples in count windows: either may be the later one."""
+    matches = 0
+    digest = uint64(0)
+    rows, place = fresh.rows, fresh.place
+    for c in range(start, stop):
+        p, r = np.int64(probe_at[c]), np.int64(row_at[c])
+        left = place[r // ROW] - rows[p + TS]
+        right = place[p // ROW] - rows[r + TS]
+        near = (reaches[0] <= left <= reaches[1]) or (reaches[2] <= right <= reaches[3])
+        verdict[c] = rows[r + KEY] == rows[p + KEY] and near
+        if verdict[c]:
+            digest += mix64_scalar(uint64(rows[p + ID]) * GOLDEN + mix64_scalar(uint64(rows[r + ID])))
+            matches += 1
+    return matches, digest
+
+
+@njit(cache=True, nogil=True)
+def write_ids(
+    s: int,
+    probe_rows: I64,
+    rows: I64,
+    probe_at: NDArray[np.uint64],
+    row_at: NDArray[np.uint64],
+    verdict: NDArray[np.uint8],
+    start: int,
+    stop: int,
+    out: Output,
+) -> None:
+    """Ids of the matches, without branches; there must be room for all candidates."""
+    mine, theirs, used = out.id[s], out.id[1 - s], uint64(out.used[0])
+    for c in range(uint64(start), uint64(stop)):
+        mine[used] = uint64(probe_rows[probe_at[c] + uint64(ID)])
+        theirs[used] = uint64(rows[row_at[c] + uint64(ID)])
+        used += uint64(verdict[c])
+    out.used[0] = used
+
+
+@njit(cache=True, nogil=True)
 def mark_matches(
     probe_rows: I64,
     rows: I64,
@@ -102,8 +152,7 @@ def verify(
     fresh: FreshTuples,
     candidates: Candidates,
     residual: Residual,
-    lower: int,
-    upper: int,
+    reaches: Reaches,
     now: int,
     out: Output,
     counts: I64,
@@ -118,8 +167,7 @@ def verify(
     start = kind * CANDIDATES + candidates.done[kind]
     stop = kind * CANDIDATES + candidates.found[kind]
     s = 1 if kind == 1 else 0
-    low = lower if s == 0 else -upper  # stored - probe
-    high = upper if s == 0 else -lower
+    low, high = reaches[2 * s], reaches[2 * s + 1]  # stored - probe
     capacity = out.capacity[0]
     mode = candidates.mode[0]
     pairs, first = mode & PAIRS != 0, mode & FIRST_MATCHES != 0
@@ -130,11 +178,17 @@ def verify(
     same_arrival = fresh.arrivals[0] == fresh.arrivals[1]
     c = start
     verdict = candidates.right
-    found, summed = count_matches(s, low, high, probe_rows, rows, probe_at, row_at, verdict, start, stop)
+    if kind == 2 and mode & COUNTED != 0:
+        found, summed = count_in_last(reaches, fresh, probe_at, row_at, verdict, start, stop)
+    else:
+        found, summed = count_matches(s, low, high, probe_rows, rows, probe_at, row_at, verdict, start, stop)
     judged = residual.program.code.shape[0] > 0
     if judged:
         judge(residual.program, residual.left, residual.right, s, probe_rows, rows, probe_at, row_at, verdict, start, stop)
-    if capacity == 0 and pairs and not judged:
+    ids_fit = mode & IDS_ALONE != 0 and stop - start <= capacity - out.used[0]
+    if (capacity == 0 or ids_fit) and pairs and not judged:
+        if capacity > 0:
+            write_ids(s, probe_rows, rows, probe_at, row_at, verdict, start, stop, out)
         matches, digest = found, summed
         if same_arrival:
             record_delay(now, fresh.arrivals[0], matches, stats, histogram)
@@ -207,8 +261,7 @@ def take_candidates(
     hits: Hits,
     candidates: Candidates,
     residual: Residual,
-    lower: int,
-    upper: int,
+    reaches: Reaches,
     now: int,
     out: Output,
     counts: I64,
@@ -222,7 +275,7 @@ def take_candidates(
     for i in range(hits.control[1], hits.control[0]):
         mask, kind, at = masks[i], places[i] & 3, places[i] >> 2
         if found[kind] + LANES > CANDIDATES and not verify(
-            kind, g, rows, fresh, candidates, residual, lower, upper, now, out, counts, digests, stats, histogram
+            kind, g, rows, fresh, candidates, residual, reaches, now, out, counts, digests, stats, histogram
         ):
             hits.control[1] = i
             return False

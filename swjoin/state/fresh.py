@@ -59,6 +59,7 @@ def scatter_fresh(s: int, start: int, stop: int, data: Inputs, minis: Minis, fre
     key, ts, ids, arrival, first_ref = data.key[s], data.ts[s], data.id[s], data.arrival[s], data.ref[s]
     counters, mini_of, touched, begin = minis.counters, fresh.mini_of, fresh.touched, fresh.begin
     rows, tags, arrival_to = fresh.rows, fresh.tags, fresh.arrival
+    place, counted = data.place[s], data.place[s].shape[0] > 0
     offset = s * fresh.base[0]
     position = offset
     for t in range(touched_count):
@@ -79,5 +80,7 @@ def scatter_fresh(s: int, start: int, stop: int, data: Inputs, minis: Minis, fre
         rows[j * ROW + REF] = first_ref + i
         tags[j] = tag_of(hash_key(k))
         arrival_to[j] = arrival[i]
+        if counted:
+            fresh.place[j] = place[i]
     for t in range(touched_count):
         counters[np.int64(touched[t]) * COUNTERS + FRESH + s] = 0

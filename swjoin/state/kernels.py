@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from swjoin.batch import I64
 from swjoin.state.arrays import (
+    COUNTED,
     COUNTERS,
     DUE,
     FILL,
@@ -45,6 +46,7 @@ from swjoin.state.arrays import (
     Minis,
     Output,
     Pool,
+    Reaches,
 )
 from swjoin.state.blocks import NONE, free_blocks, take_block
 from swjoin.state.candidates import take_candidates, verify
@@ -60,6 +62,7 @@ CURSOR_SIZE = 8
 
 _ONE = np.uint64(1)
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
+_EVER = 1 << 62
 _FARTHEST = 32  # blocks of a chain that are asked for in advance; in longer ones there are hits to wait for anyway
 
 # ---------------------------------------------------------------- joining
@@ -125,8 +128,7 @@ def _join_group(
     candidates: Candidates,
     residual: Residual,
     cursor: I64,
-    lower: int,
-    upper: int,
+    reaches: Reaches,
     now: int,
     theta: int,
     out: Output,
@@ -145,6 +147,7 @@ def _join_group(
     rows, tags, header, free, control = pool.rows, pool.tags, pool.header, pool.free, pool.control
     counters, guard, due = minis.counters, minis.guard, minis.due
     home, mode = fresh.home, candidates.mode[0]
+    counted = mode & COUNTED != 0
     fresh_rows, fresh_tags, begins, touched = fresh.rows, fresh.tags, fresh.begin, fresh.touched
     hit_mask, hit_place, hit_probe, hit_count = hits.mask, hits.place, hits.probe, hits.control[0]
     probe_left, probe_right, store_left, store_right = data.probe[0], data.probe[1], data.store[0], data.store[1]
@@ -166,8 +169,7 @@ def _join_group(
             if not wanted or begin == end:
                 part += 1
                 continue
-            reach_low = lower if s == 0 else -upper  # lower <= stored right - probe <= upper
-            reach_high = upper if s == 0 else -lower
+            reach_low, reach_high = reaches[2 * s], reaches[2 * s + 1]
             place = cursor[CUR_PLACE]
             stop = begins[1, t + 1]
             if place == NONE:
@@ -182,6 +184,8 @@ def _join_group(
                     at, at_tag, fill = place, place, min(np.int64(LANES), stop - place)
                     following = place + fill if place + fill < stop else NONE
                     first_ts, last_ts = fresh_rows[place * ROW + TS], fresh_rows[(place + fill - 1) * ROW + TS]
+                    if counted:  # two tests, by either one's window: the check of the candidates makes them
+                        first_ts, last_ts = -_EVER, _EVER
                 else:
                     at, at_tag, fill = place * size, place * stride, header[place * HEADER + FILL]
                     following = header[place * HEADER + NEXT]
@@ -213,8 +217,7 @@ def _join_group(
                                 hits,
                                 candidates,
                                 residual,
-                                lower,
-                                upper,
+                                reaches,
                                 now,
                                 out,
                                 counts,
@@ -252,11 +255,14 @@ def _join_group(
             while i < end:
                 if head == NONE or header[head * HEADER + FILL] == size:
                     head = take_block(header, free, control, counters, counter, s)
-                    header[head * HEADER + FIRST_TS] = fresh_rows[i * ROW + TS]
+                    header[head * HEADER + FIRST_TS] = fresh.place[i] if counted else fresh_rows[i * ROW + TS]
                 fill = header[head * HEADER + FILL]
                 n = min(end - i, size - fill)
                 to, source = (head * size + fill) * ROW, i * ROW
                 copy_items(rows, to, fresh_rows, source, n * ROW)
+                if counted:
+                    for j in range(n):
+                        rows[to + j * ROW + TS] = fresh.place[i + j]
                 to = head * stride + fill
                 copy_items(tags, to, fresh_tags, i, n)
                 if mode & (MARK_LEFT | MARK_RIGHT) != 0:
@@ -264,7 +270,7 @@ def _join_group(
                         home[i + j] = head * size + fill + j
                 i += n
                 header[head * HEADER + FILL] = fill + n
-                header[head * HEADER + LAST_TS] = fresh_rows[(i - 1) * ROW + TS]
+                header[head * HEADER + LAST_TS] = fresh.place[i - 1] if counted else fresh_rows[(i - 1) * ROW + TS]
         stored = counters[counter + TUPLES] + counters[counter + TUPLES + 1]
         if theta > 0 and stored > 2 * theta and stored >= guard[touched[t]]:
             due[minis.control[DUE]] = touched[t]
@@ -274,13 +280,11 @@ def _join_group(
     cursor[CUR_TOUCHED] = t
     stats[STAT_COMPARISONS] += comparisons
     hits.control[0] = hit_count
-    if not take_candidates(
-        g, rows, fresh, hits, candidates, residual, lower, upper, now, out, counts, digests, stats, histogram
-    ):
+    if not take_candidates(g, rows, fresh, hits, candidates, residual, reaches, now, out, counts, digests, stats, histogram):
         return False
     for kind in range(3):
         if candidates.found[kind] > 0 and not verify(
-            kind, g, rows, fresh, candidates, residual, lower, upper, now, out, counts, digests, stats, histogram
+            kind, g, rows, fresh, candidates, residual, reaches, now, out, counts, digests, stats, histogram
         ):
             return False
     for s in range(2):  # matches are verified late, when both tuples may have been stored already
@@ -302,8 +306,7 @@ def join_groups(
     candidates: Candidates,
     residual: Residual,
     cursor: I64,
-    lower: int,
-    upper: int,
+    reaches: Reaches,
     now: int,
     theta: int,
     budget: int,
@@ -356,8 +359,7 @@ def join_groups(
             candidates,
             residual,
             cursor,
-            lower,
-            upper,
+            reaches,
             now,
             theta,
             out,
