@@ -58,6 +58,7 @@ class Delivery:
     null_keys: left and right tuples whose key is null, which only come out again (outer and anti joins), in no partition-group.
     rests: the slave has no partition-groups left and is inactive after this delivery, until the next one comes.
     generation: how many checkpoints come before this distribution epoch. checkpoint: one ends with it, and everybody is served.
+    needed_us: left and right tuples below these times are needed by no checkpoint to come.
     """
 
     query: QueryId
@@ -80,6 +81,7 @@ class Delivery:
     generation: int = 0
     checkpoint: bool = False
     null_keys: tuple[TupleBatch, TupleBatch] = (_NOTHING, _NOTHING)
+    needed_us: tuple[int, int] = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
 
     @property
     def nbytes(self) -> int:

@@ -24,21 +24,22 @@ import pytest
 from swjoin.batch import PayloadRows, TupleBatch
 from swjoin.cluster.checkpoints import Checkpoints
 from swjoin.cluster.collector import Collector, Tally
+from swjoin.cluster.master import Master
 from swjoin.cluster.slave import Slave
-from swjoin.config import CheckpointConfig
+from swjoin.config import CheckpointConfig, QueryConfig
 from swjoin.deliveries import Delivery, EpochIndex, QueryId, SlaveId
 from swjoin.errors import RunFailed, UserError
 from swjoin.loading import config_from_plain, load_config
 from swjoin.messages import CheckpointCompleted, CompleteCheckpoint, PartSaved, PublishResults
 from swjoin.oracle import Bounds
-from swjoin.runtime import local
+from swjoin.runtime import local, segments
 from swjoin.runtime.chaos import Scenario, run_simulated
 from swjoin.runtime.chaos_kills import Ordeal, run_ordeal
 from swjoin.runtime.checkpoint_folder import CheckpointFolder, read_manifest
 from swjoin.runtime.job import Job
 from swjoin.runtime.keepers import MasterKeeper
 from swjoin.runtime.processes import LaunchedRun
-from swjoin.runtime.segments import Segment, SegmentLog, replay
+from swjoin.runtime.segments import Segment, SegmentLog, replay, replay_epochs
 from swjoin.runtime.simulation_result import SimulationError
 from swjoin.runtime.virtual_storage import MemorySink
 from swjoin.sources.keys import Dictionary
@@ -85,6 +86,50 @@ def test_segments_dropped_too_early_are_caught(monkeypatch: pytest.MonkeyPatch) 
     assert _caught(3) == 3
 
 
+@pytest.mark.parametrize("held_bytes", [0, 300, 3_000])
+def test_crashes_with_a_log_that_holds_back_less(held_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the simulator everything fits; here deliveries are written before a checkpoint asks for them."""
+    monkeypatch.setattr(segments, "HELD_BYTES", held_bytes)
+    assert _caught(1, 25) == 0
+
+
+def test_deliveries_forgotten_too_early_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what has been promised, instead of by what is needed then."""
+    monkeypatch.setattr(Master, "_needed_us", property(lambda self: self._least_promised() if self._promised else (0, 0)))
+    assert _caught(3) == 3
+
+
+def test_only_what_is_alive_is_written(tmp_path: Path) -> None:
+    """With windows that are short beside the interval, a segment holds its newest deliveries; what others promised stays."""
+
+    def delivery(epoch: int) -> Delivery:
+        ts = np.arange(10 * epoch, 10 * epoch + 10)
+        batch = TupleBatch(ts, ts, ts.astype(np.uint64), ts)
+        group, counts, none = np.zeros(1, np.int64), np.full(1, 10, np.int64), TupleBatch.empty()
+        times = 10 * epoch + 10, 10 * epoch + 10
+        needed = 10 * epoch - 25, 10 * epoch - 25
+        left = Delivery(QueryId(0), SlaveId(0), EpochIndex(epoch), *times, group, counts, 0 * counts, batch, none)
+        return dataclasses.replace(left, needed_us=needed)
+
+    for promises in (False, True):
+        done: list[PartSaved] = []
+        folder = tmp_path / str(promises)
+        folder.mkdir()
+        log = SegmentLog(folder, 0, 0, 1, done.append, promises=promises)
+        for epoch in range(20):
+            log.append(delivery(epoch))
+        log.seal(0, {})
+        log.close()
+        segment = Segment.from_plain(done[0].content["segment"])
+        assert (segment.tuples, segment.newest_us[0]) == (40, 199)
+        assert segment.count == (20 if promises else 4)
+        found = list(replay_epochs(folder, [segment], np.ones(1, bool), (165, 165)))
+        assert [times for times, _ in found] == [(10 * e + 10, 10 * e + 10) for e in (range(20) if promises else range(16, 20))]
+        assert [d.left.ts.tolist() for _, deliveries in found for d in deliveries] == [
+            [t for t in range(10 * e, 10 * e + 10) if t >= 165] for e in range(16, 20)
+        ]
+
+
 def test_results_after_the_checkpoint_that_stay_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def restore(self: MemorySink, names: list[str]) -> None:
         self.publish([*names, *self._sealed])
@@ -111,7 +156,7 @@ def test_sources_that_go_on_reading_are_caught(monkeypatch: pytest.MonkeyPatch) 
 def test_a_cut_through_moves_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Moves go on being decided while slaves may not have joined what was delivered before the cut: 1 of 800 runs saw it."""
     drawn = Scenario.draw(2918)
-    query = dataclasses.replace(drawn.config.query, how="inner")
+    query = QueryConfig(-5_000, 15_000, ("lower", "upper"))
     config = dataclasses.replace(drawn.config, queries=(query,))
     scenario = dataclasses.replace(drawn, config=config, crashes=((160, 3), (320, 2)))
     monkeypatch.setattr(Scenario, "draw", staticmethod(lambda seed: scenario))

@@ -18,7 +18,7 @@ import numpy as np
 
 from swjoin.batch import I64, LEFT, RIGHT, RowLayout, StoredBatch, TupleBatch
 from swjoin.cluster.pending import Pending, Store, StoreFullError
-from swjoin.deliveries import Delivery, EpochIndex, GroupId, QueryId, Route, SlaveId
+from swjoin.deliveries import BEGIN_OF_TIME_US, Delivery, EpochIndex, GroupId, QueryId, Route, SlaveId
 from swjoin.places import delivered, travelling
 from swjoin.policy.epochs import sub_group_of
 from swjoin.routing.hash_partition import HashPartition, arrange
@@ -36,6 +36,7 @@ class Order:
     served: int
     generation: int
     checkpoint: bool
+    needed_us: tuple[int, int] = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class Drained:
             order.generation,
             order.checkpoint,
             null_keys,
+            order.needed_us,
         )
 
 

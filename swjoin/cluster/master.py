@@ -324,6 +324,7 @@ class Master:
         drained = self.buffers.drain(
             below_us, self._sub_group, slaves, rebase_us=rebase_us, rebase_ts=self.config.time.model == "arrival"
         )
+        epoch = self.epoch, len(self._served), self.checkpoints.generation, self._checkpoint, self._needed_us
         for slave, tuples in zip(slaves, drained, strict=True):
             moves_out, moves_in = self.controller.orders(slave)
             left_us, right_us = self.controller.limit_times(slave, times_us)
@@ -334,7 +335,7 @@ class Master:
                 self.buffers.hold(self.controller.hold(number, times_us, now_us).group)
             self._serving.append(
                 tuples.delivery(
-                    Order(self._query, slave, self.epoch, len(self._served), self.checkpoints.generation, self._checkpoint),
+                    Order(self._query, slave, *epoch),
                     (left_us, right_us),
                     (moves_out, moves_in),
                     last=self._last,
@@ -353,10 +354,16 @@ class Master:
         left, right = (min(promise[stream] for promise in self._promised.values()) for stream in (LEFT, RIGHT))
         return left, right
 
+    @property
+    def _needed_us(self) -> tuple[int, int]:
+        """Tuples below these times are needed no more after a crash."""
+        if len(self._promised) < self.slave_count:
+            return BEGIN_OF_TIME_US, BEGIN_OF_TIME_US
+        return (self.order or self.config.query).needed_below(self._least_promised())
+
     def _cut(self) -> None:
         """All deliveries before a checkpoint have been made: the master's part of it is what it has kept."""
-        alive_us = (self.order or self.config.query).needed_below(self._least_promised())
-        generation = self.checkpoints.cut(alive_us)
+        generation = self.checkpoints.cut(self._needed_us)
         self._checkpoint = False
         self._saves.append(SavePart(generation, snapshot(self)))
 

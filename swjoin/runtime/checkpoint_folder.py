@@ -31,7 +31,7 @@ from swjoin.runtime.segments import Segment, living
 from swjoin.runtime.wire import pack_tuples, unpack_tuples
 from swjoin.storage import Background, Executor, Executors, read_records, sync_folder, write_records, write_whole
 
-FORMAT = 3
+FORMAT = 4
 _LOCK = ".lock"
 APPENDED = ("metrics.rows", "late.rows", "keys.bytes", "keys.lengths")  # grow all the time; a manifest says how far they count
 _KEPT = 2

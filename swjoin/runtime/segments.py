@@ -1,16 +1,18 @@
 """A slave's part of a checkpoint: the log of what entered its windows.
 
-What: `SegmentLog` writes every delivery to the segment of its generation, in a thread, and seals the segment when a checkpoint
+What: `SegmentLog` writes deliveries to the segment of their generation, in a thread, and seals the segment when a checkpoint
 wants it; `replay` reads segments back, in the order of delivery, partition-group by partition-group.
 Why: window state is a function of the tuples that were delivered. Writing those once, as the frames in which they came, is
-incremental by nature, costs the join nothing, and can be restored on any number of slaves; what has expired is dropped by
-whole segments.
+incremental by nature, and can be restored on any number of slaves; what has expired is dropped by whole segments. A delivery is
+held back in memory for as long as there is room, and is never written if it has expired by then: where windows are short
+beside the interval, most of the log is.
 Stays out: which segments a checkpoint needs (`runtime.checkpoint_folder`), joining (`operators.window_join`).
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import groupby
@@ -26,6 +28,8 @@ from swjoin.messages import PartSaved
 from swjoin.policy.epochs import sub_group_of
 from swjoin.runtime.wire import pack_delivery, unpack_delivery
 from swjoin.storage import Background, Executors, RecordFile, read_records, sync_folder
+
+HELD_BYTES = 128 << 20  # of deliveries to one slave, in memory
 
 
 @dataclass(frozen=True)
@@ -55,12 +59,57 @@ class Segment:
 
 
 class _Open:
-    """A segment being written."""
+    """A segment being written. held: deliveries that are not in its file yet."""
 
     def __init__(self, path: Path) -> None:
-        self.file = RecordFile(path)
+        self.path = path
+        self.file: RecordFile | None = None
         self.tuples = 0
         self.newest_us = [BEGIN_OF_TIME_US, BEGIN_OF_TIME_US]
+        self.held: deque[tuple[Delivery, U8 | None]] = deque()
+        self.held_bytes = 0
+
+    def hold(self, delivery: Delivery, frame: U8 | None) -> None:
+        self.held.append((delivery, frame))
+        self.held_bytes += delivery.nbytes
+
+    def let_go(self, needed_us: tuple[int, int], most_bytes: int, *, promises: bool) -> None:
+        """Forget the oldest deliveries as long as they are needed no more, and write more of them until so much is held.
+
+        promises: what they promise is kept in any case.
+        """
+        while self.held:
+            delivery, frame = self.held[0]
+            newest_us = _newest(delivery.left), _newest(delivery.right)
+            needed = newest_us[LEFT] >= needed_us[LEFT] or newest_us[RIGHT] >= needed_us[RIGHT]
+            if needed and self.held_bytes <= most_bytes:
+                return
+            self.held.popleft()
+            self.held_bytes -= delivery.nbytes
+            if needed:
+                self._write(pack_delivery(delivery) if frame is None else frame)
+                self.tuples += len(delivery.left) + len(delivery.right)
+                for stream in (LEFT, RIGHT):
+                    self.newest_us[stream] = max(self.newest_us[stream], newest_us[stream])
+            elif promises:
+                self._write(pack_delivery(_promise(delivery)))
+
+    def _write(self, frame: U8) -> None:
+        if self.file is None:
+            self.file = RecordFile(self.path)
+        self.file.append(frame)
+
+
+def _newest(batch: TupleBatch) -> int:
+    return int(batch.ts.max(initial=BEGIN_OF_TIME_US))
+
+
+def _promise(delivery: Delivery) -> Delivery:
+    """What is left of a delivery without tuples."""
+    nothing, none = TupleBatch.empty(), np.empty(0, np.int64)
+    return replace(
+        delivery, groups=none, left_counts=none, right_counts=none, left=nothing, right=nothing, null_keys=(nothing, nothing)
+    )
 
 
 class SegmentLog:
@@ -84,22 +133,21 @@ class SegmentLog:
         self._stem = f"segment-{incarnation:04d}-{slave:04d}"
         self._sub_group = sub_group_of(slave, sub_group_count)
         self._open: dict[int, _Open] = {}  # by generation
+        self._needed_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
         self._background = executors(f"log of slave {slave}", done)
 
     def append(self, delivery: Delivery, frame: U8 | None = None) -> None:
-        """Write a delivery, which came as this frame, if as one. Waits while the disk is too far behind."""
+        """Keep a delivery, which came as this frame, if as one. Waits while the disk is too far behind."""
         if len(delivery.left) or len(delivery.right) or self._promises:
-            self._background.submit(lambda: self._write(delivery, pack_delivery(delivery) if frame is None else frame))
+            self._background.submit(lambda: self._append(delivery, frame))
 
-    def _write(self, delivery: Delivery, frame: U8) -> None:
+    def _append(self, delivery: Delivery, frame: U8 | None) -> None:
         segment = self._open.get(delivery.generation)
         if segment is None:
             segment = self._open[delivery.generation] = _Open(self._folder / f"{self._stem}-{delivery.generation:06d}.log")
-        segment.file.append(frame)
-        for stream, batch in ((LEFT, delivery.left), (RIGHT, delivery.right)):
-            if len(batch):
-                segment.tuples += len(batch)
-                segment.newest_us[stream] = max(segment.newest_us[stream], int(batch.ts.max()))
+        segment.hold(delivery, frame)
+        self._needed_us = delivery.needed_us
+        segment.let_go(self._needed_us, HELD_BYTES, promises=self._promises)
 
     def seal(self, generation: int, content: dict[str, Any]) -> None:
         """Everything of this generation has been appended; PartSaved with `content` once it is durable."""
@@ -108,6 +156,8 @@ class SegmentLog:
     def _seal(self, generation: int, content: dict[str, Any]) -> PartSaved:
         segment, sealed = self._open.pop(generation, None), None
         if segment is not None:
+            segment.let_go(self._needed_us, -1, promises=self._promises)
+        if segment is not None and segment.file is not None:
             file = segment.file
             file.close()
             sync_folder(self._folder)
@@ -120,7 +170,8 @@ class SegmentLog:
         """End the thread; unsealed segments belong to no checkpoint."""
         self._background.end()
         for segment in self._open.values():
-            segment.file.discard()
+            if segment.file is not None:
+                segment.file.discard()
 
 
 def living(segments: Sequence[Segment], alive_us: tuple[int, int], *, whole: bool) -> list[Segment]:

@@ -39,7 +39,7 @@ from swjoin.messages import Report
 from swjoin.state.tuning import MAX_DEPTH
 
 MAGIC = 0x6E696F6A7773  # "swjoin"
-VERSION = 3
+VERSION = 4
 DELIVERY, RESULTS, STATE, REPORT, MOVE_END, TUPLES = 1, 2, 3, 4, 5, 6
 _HEADER = 6
 _ALIGN = 64
@@ -126,7 +126,7 @@ class _Layout:
 _DELIVERY = _Layout(
     DELIVERY,
     "a delivery",
-    12,
+    14,
     (5, 9, 11),
     (
         *(_Column("partition-groups", _I), _Column("left counts", _I), _Column("right counts", _I)),
@@ -272,7 +272,7 @@ def _tuples_out(batch: TupleBatch) -> list[Array | None]:
 
 def pack_delivery(d: Delivery) -> U8:
     integers = [d.query, d.slave, d.epoch, d.left_time_us, d.right_time_us, int(d.last), int(d.left_route), int(d.right_route)]
-    integers += [d.served, int(d.rests), d.generation, int(d.checkpoint)]
+    integers += [d.served, int(d.rests), d.generation, int(d.checkpoint), *d.needed_us]
     columns = [d.groups, d.left_counts, d.right_counts, *_tuples_out(d.left), *_tuples_out(d.right), d.moves_out, d.moves_in]
     for batch in d.null_keys:
         columns += _tuples_out(batch) if len(batch) else [None] * 7
@@ -293,7 +293,7 @@ def unpack_delivery(buffer: U8) -> Delivery:
     if not (1 <= i[6] <= 3 and 1 <= i[7] <= 3):
         raise frame.refuse(f"routes {i[6:8]}")
     labels = (QueryId(i[0]), SlaveId(i[1]), EpochIndex(i[2]), i[3], i[4])
-    ends = (bool(i[9]), i[10], bool(i[11]), (frame.tuples_if_any(19), frame.tuples_if_any(26)))
+    ends = (bool(i[9]), i[10], bool(i[11]), (frame.tuples_if_any(19), frame.tuples_if_any(26)), (i[12], i[13]))
     return Delivery(*labels, a[0], a[1], a[2], left, right, bool(i[5]), Route(i[6]), Route(i[7]), i[8], a[17], a[18], *ends)
 
 
