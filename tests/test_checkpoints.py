@@ -130,6 +130,40 @@ def test_only_what_is_alive_is_written(tmp_path: Path) -> None:
         ]
 
 
+def test_what_comes_before_the_segment_is_sealed_does_not_tell_what_it_needs(tmp_path: Path) -> None:
+    """A slave that lags has deliveries of the next generation before it has joined the last one before the cut."""
+
+    def delivery(epoch: int, generation: int, needed: int) -> Delivery:
+        ts = np.arange(10 * epoch, 10 * epoch + 10)
+        batch, none, group = TupleBatch(ts, ts, ts.astype(np.uint64), ts), TupleBatch.empty(), np.zeros(1, np.int64)
+        times, counts = (10 * epoch + 10, 10 * epoch + 10), np.full(1, 10, np.int64)
+        left = Delivery(QueryId(0), SlaveId(0), EpochIndex(epoch), *times, group, counts, 0 * counts, batch, none)
+        return dataclasses.replace(left, generation=generation, needed_us=(needed, needed))
+
+    done: list[PartSaved] = []
+    log = SegmentLog(tmp_path, 0, 0, 1, done.append)
+    for part in ((0, 0, -30), (1, 0, -20), (2, 1, 15), (3, 1, 30)):
+        log.append(delivery(*part))
+    log.seal(0, {})
+    log.seal(1, {})
+    log.close()
+    assert [p.content["segment"]["tuples"] for p in done] == [20, 10]
+
+
+def test_what_is_held_back_is_limited_over_all_generations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ts = np.arange(1000)
+    batch, counts = TupleBatch(ts, ts, ts.astype(np.uint64), ts), np.full(1, 1000, np.int64)
+    one = Delivery(QueryId(0), SlaveId(0), EpochIndex(0), 0, 0, np.zeros(1, np.int64), counts, 0 * counts, batch, batch)
+    one = dataclasses.replace(one, right=TupleBatch.empty())
+    monkeypatch.setattr(segments, "HELD_BYTES", 5 * one.nbytes)
+    log = SegmentLog(tmp_path, 0, 0, 1, lambda part: None)
+    for generation in (0, 0, 0, 0, 1, 1, 1):
+        log.append(dataclasses.replace(one, generation=generation))
+    log.close()
+    assert sum(s.held_bytes for s in log._open.values()) <= 5 * one.nbytes
+    assert [s.tuples for s in log._open.values()] == [3000, 0]  # of each a little more than its tuples is held
+
+
 def test_results_after_the_checkpoint_that_stay_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def restore(self: MemorySink, names: list[str]) -> None:
         self.publish([*names, *self._sealed])

@@ -244,6 +244,41 @@ def test_words_behind_the_payload_stay_with_their_tuples() -> None:
     assert sent.rows.var.tolist() == [8, 7, 6, 9]
 
 
+def test_tuples_of_one_time_keep_their_order_across_a_crash() -> None:
+    """What waits is put back part by part; a later part must not come before an earlier one of the same time."""
+    from swjoin.cluster.buffers import MiniBuffers
+    from swjoin.policy.placement import round_robin
+    from swjoin.routing.hash_partition import GroupMap, HashPartition
+
+    def part(first: int, times: list[int]) -> TupleBatch:
+        ts, places = np.array(times), np.arange(first, first + len(times))
+        batch = TupleBatch(np.zeros(len(times), np.int64), ts, places.astype(np.uint64), ts)
+        return placed(batch, places, np.zeros(len(times), np.int64))
+
+    buffers = MiniBuffers((None, None), HashPartition(GroupMap(round_robin(4, 2)), 2), counted=True)
+    buffers.put_back(0, [part(1, [5, 7, 7]), part(4, [7, 7, 7]), part(7, [7, 8])])
+    (drained,) = [d for d in buffers.drain(100, 0, range(2)) if len(d.left)]
+    assert drained.left.ts.tolist() == list(range(1, 9))
+
+
+def test_the_order_goes_on_where_it_was() -> None:
+    """What has been promised, and what is needed, of slots before a crash; not all of them are remembered."""
+    order = CommonOrder(QueryConfig(0, 0, last=(5, 5), how="full"))
+    for end in range(1, 3000):
+        order.placed = order._passed = [2 * end, end]
+        order._last_us = 10 * end - 1
+        order._note_end(10 * end)
+    again = CommonOrder(QueryConfig(0, 0, last=(5, 5), how="full"))
+    plain = json.loads(json.dumps(order.plain_state()))
+    assert len(plain["ends"][0]) < 1100
+    again.restore(plain, None)  # type: ignore[arg-type]
+    assert again.promised_below(29_990) == order.promised_below(29_990) == (2999, 5998)
+    for time_us in (5, 300, 15_000, 25_001):
+        early, exact = again.promised_below(time_us), order.promised_below(time_us)
+        assert exact[0] - 10 <= early[0] <= exact[0]
+    assert again.needed_below((2000, 4000))[0] > 3900
+
+
 # ---------------------------------------------------------------- through crashes, moves, overload, in virtual time
 
 
@@ -354,6 +389,25 @@ def test_pairs_come_as_soon_as_they_are_certain_and_windows_stay_as_long_as_they
     assert rows(join.advance(to=10**5)) == []  # no time passes that matters: windows end when tuples come
     assert rows(join.push(left=_table([(3, 10**6)]), right=_table([(9, 10**6 + 1)]))) == [(0, None)]  # pushed out by two others
     assert rows(join.close()) == [(1, None), (0, None)]
+
+
+def _push_thousands(join: swjoin.WindowJoin) -> None:
+    for i in range(100):
+        list(join.push(left=_table([(k, 1000 * i + k) for k in range(1000)])))
+
+
+def test_a_side_that_never_speaks_is_told_before_memory_is_full() -> None:
+    schema = _table([]).schema
+    join = swjoin.WindowJoin(last=2, left_schema=schema, right_schema=schema, memory="1MB", **COMMON)
+    with pytest.raises(swjoin.RunFailed, match=r"wait at one side for the other.*promise with advance\(\)"):
+        _push_thousands(join)
+    assert repr(join).startswith("<swjoin.WindowJoin last 2, 2,")
+    other = swjoin.WindowJoin(last=2, left_schema=schema, right_schema=schema, memory="1MB", **COMMON)
+    for i in range(100):
+        list(other.push(left=_table([(k, 1000 * i + k) for k in range(1000)])))
+        list(other.advance(to=1000 * i + 1000, side="right"))
+    assert list(other.close()) == []
+    assert other.ledger.balanced
 
 
 BAD = {

@@ -100,6 +100,7 @@ class Engine:
         module = config.module
         carried = travelling(layouts, counted=config.query.bounds.counted)
         pair_bytes = PAIR_BYTES + sum(layout.fixed_bytes for layout in layouts if layout is not None)
+        self._limit_bytes = module.window_bytes
         door = door_of(config, layouts)
         self.streams = door.streams
         self.joiners = [
@@ -143,6 +144,12 @@ class Engine:
             raise
         intake.arrive_all()
         self._take(stream)
+        waiting = sum(s.waiting_bytes for s in self.streams)
+        if self._order is not None and waiting > self._limit_bytes:
+            raise RunFailed(
+                f"{waiting} bytes wait at one side for the other, by which their places are told; push that one, or promise "
+                "with advance() what does not come"
+            )
         return aside
 
     def advance(self, stream: int, time_us: int) -> None:

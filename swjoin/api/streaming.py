@@ -217,7 +217,9 @@ class WindowJoin:
     def __repr__(self) -> str:
         bounds = self._config.query.bounds
         state = "closed" if self._closed else "open"
-        return f"<swjoin.WindowJoin {bounds.lower_us}us..{bounds.upper_us}us, {state}, {self.count:,} pairs>"
+        last = self._config.query.last
+        window = f"last {last[0]}, {last[1]}" if last else f"{bounds.lower_us}us..{bounds.upper_us}us"
+        return f"<swjoin.WindowJoin {window}, {state}, {self.count:,} pairs>"
 
     # ------------------------------------------------------------ schemas
 

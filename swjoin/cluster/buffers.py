@@ -226,7 +226,7 @@ class MiniBuffers:
         """Into buffers that are empty: what `pending` gave, shelf by shelf. With a store, only a piece stays in memory."""
         queue = Pending(self._layouts[stream])
         for batch in batches:
-            queue.merge([batch], self.store)
+            queue.merge([batch], self.store, behind=True)
             if self.store is not None and queue.bytes > _PUT_BACK_BYTES:
                 with suppress(StoreFullError):
                     queue.store(queue.bytes, self.store)

@@ -27,6 +27,7 @@ from swjoin.deliveries import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.places import placed, places_of
 
 _MOST_ENDS = 1 << 14
+_ENDS_KEPT = 1 << 9  # across a crash
 
 
 class CommonOrder:
@@ -67,11 +68,13 @@ class CommonOrder:
 
     def passed(self, below_us: int) -> tuple[int, int]:
         """A slot ends there. Punctuations, left and right: every later tuple comes after so many of the other stream."""
+        if self._ends[0] and below_us < self._ends[0][-1]:  # another sub-group's slot has ended later: everything went
+            return self.promised_below(below_us)
         if below_us >= END_OF_TIME_US:
             self._passed = list(self.placed)
             for queue in self._waiting:
                 queue.clear()
-            below_us = self._last_us + 1
+            below_us = max([self._last_us + 1, *self._ends[0][-1:]])
         for stream, queue in enumerate(self._waiting):
             while queue:
                 times, places = queue[0]
@@ -117,11 +120,15 @@ class CommonOrder:
 
     def plain_state(self) -> dict[str, Any]:
         """Ready for JSON; the rest follows from the tuples that wait."""
-        return {"placed": list(self.placed), "passed": list(self._passed), "last_us": self._last_us}
+        step = max(1, len(self._ends[0]) // _ENDS_KEPT)
+        ends = [known[:-1:step] + known[-1:] for known in self._ends]
+        return {"placed": list(self.placed), "passed": list(self._passed), "last_us": self._last_us, "ends": ends}
 
     def restore(self, plain: dict[str, Any], buffers: MiniBuffers) -> None:
         """buffers: with all that waited."""
         self.placed, self._passed, self._last_us = list(plain["placed"]), list(plain["passed"]), plain["last_us"]
+        below, lefts, rights = (list(known) for known in plain["ends"])
+        self._ends = below, lefts, rights
         for stream in (LEFT, RIGHT):
             if self._passed[stream] == self.placed[stream]:
                 continue

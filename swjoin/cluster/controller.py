@@ -318,6 +318,10 @@ class Controller:
         self._log_move(now_us, "held", move)
         return move
 
+    def owners(self) -> set[SlaveId]:
+        """Slaves that have partition-groups, or get some."""
+        return {SlaveId(s) for s in np.unique(self.map.owner).tolist()} | {m.consumer for m in self.moves.values()}
+
     def limit_times(self, slave: SlaveId, times_us: tuple[int, int]) -> tuple[int, int]:
         """What may be promised to a slave: a partition-group on its way to it still has tuples of the time it was held at."""
         held = [m.times_us for m in self.moves.values() if m.consumer == slave and m.times_us is not None]

@@ -356,10 +356,10 @@ class Master:
 
     @property
     def _needed_us(self) -> tuple[int, int]:
-        """Tuples below these times are needed no more after a crash."""
-        if len(self._promised) < self.slave_count:
-            return BEGIN_OF_TIME_US, BEGIN_OF_TIME_US
-        return (self.order or self.config.query).needed_below(self._least_promised())
+        """Tuples below these times are needed no more after a crash. Slaves that have no partition-groups need none."""
+        promises = [self._promised.get(s, (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)) for s in self.controller.owners()]
+        left, right = (min(promise[stream] for promise in promises) for stream in (LEFT, RIGHT))
+        return (self.order or self.config.query).needed_below((left, right))
 
     def _cut(self) -> None:
         """All deliveries before a checkpoint have been made: the master's part of it is what it has kept."""

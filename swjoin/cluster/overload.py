@@ -47,6 +47,7 @@ class Overload:
         self._streams, self._buffers, self._slots = streams, buffers, slots
         self._controller, self._store = controller, store
         self._limit_bytes = config.cluster.mini_buffer_bytes
+        self._counted = config.query.bounds.counted
         self._random = np.random.default_rng([config.seed, 0x5ED])
         self._sheds = self.config.policy == "shed"
         self.estimates = MatchEstimates(config.query.bounds) if self._sheds else None
@@ -76,7 +77,8 @@ class Overload:
 
     @property
     def _arrived_bytes(self) -> int:
-        return self._buffers.nbytes + sum(s.arrived_bytes for s in self._streams)
+        """With count windows not what waits for its place: that can be neither shed nor spilled."""
+        return self._buffers.nbytes + (0 if self._counted else sum(s.arrived_bytes for s in self._streams))
 
     def relieve(self, now_us: int) -> list[SetAside]:
         """Make room in full buffers, if need be and as far as can be; returns what to write down."""

@@ -48,23 +48,24 @@ class Pending:
         else:
             self.stored_bytes += part.nbytes
 
-    def merge(self, batches: Sequence[TupleBatch], store: Store | None = None) -> None:
+    def merge(self, batches: Sequence[TupleBatch], store: Store | None = None, *, behind: bool = False) -> None:
         """Put tuples among those that wait already, by time. store: what lay elsewhere lies there again afterwards.
 
-        One part after the other, and only those among which tuples belong: the whole may be larger than the memory.
+        What was held back has waited longer, so it is first among equals; with `behind` it is last. One part after the other,
+        and only those among which tuples belong: the whole may be larger than the memory.
         """
         if not batches:
             return
         new = _in_order(TupleBatch.concat(batches))
         for part in self._take_parts():
-            # What was held back has waited longer: first among equals.
-            n = int(np.searchsorted(new.ts, _last(part), side="right"))
-            if n and int(new.ts[n - 1]) <= _first(part):
+            n = int(np.searchsorted(new.ts, _last(part), side="left" if behind else "right"))
+            if n and int(new.ts[n - 1]) < _first(part) + (not behind):
                 self.append(_copied(new, 0, n))
                 self._put(part)
             elif n:
                 stored = not isinstance(part, TupleBatch)
-                self.append(_in_order(TupleBatch.concat([new.slice(0, n), in_memory(part)])), store if stored else None)
+                pieces = [new.slice(0, n), in_memory(part)]
+                self.append(_in_order(TupleBatch.concat(pieces[::-1] if behind else pieces)), store if stored else None)
             else:
                 self._put(part)
             new = new.slice(n, len(new))

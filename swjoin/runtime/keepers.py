@@ -287,7 +287,7 @@ class SlaveKeeper:
             self._slave.restored(manifest.joined_until_us(len(owner)))
 
     def received(self, delivery: Delivery, frame: Any = None) -> None:
-        """Write a delivery to the log."""
+        """Hand a delivery to the log."""
         self._log.append(delivery, frame)
 
     def save(self, command: SavePart) -> None:

@@ -11,6 +11,7 @@ keys that a shape does not name may hold anything.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -75,6 +76,19 @@ def _maybe_estimates(value: Any) -> bool:
     return value is None or (isinstance(value, dict) and _amount(value.get("lost_pairs")))
 
 
+def _maybe_order(value: Any) -> bool:
+    """Places: at most as many have passed as have been given, and they grow with the ends of slots."""
+    shape = {"placed": (_count, _count), "passed": (_count, _count), "last_us": _time, "ends": ([_time], [_count], [_count])}
+    if value is None:
+        return True
+    if _wrong(shape, value, "") is not None:
+        return False
+    ends = value["ends"]
+    rising = all(a <= b for known in ends for a, b in itertools.pairwise(known))
+    fewer = all(a <= b for a, b in zip(value["passed"], value["placed"], strict=True))
+    return rising and fewer and len({len(known) for known in ends}) == 1
+
+
 _MARK = (_count, _count)  # length and checksum
 _STREAM = {
     "counts": {name: _count for name in ("tuples", "joined", "null_key", "late", "shed")},
@@ -95,6 +109,7 @@ _MASTER = {
         "epoch": _number,
         "epoch_size": [(_time, _count)],
         "peaks": (_count, _count),
+        "order": _maybe_order,
     },
     "controller": {
         **dict.fromkeys(("slaves", "next_number"), _count),

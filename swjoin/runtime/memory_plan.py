@@ -24,6 +24,7 @@ from swjoin.batch import I64, LEFT, RIGHT
 from swjoin.config import RunConfig
 from swjoin.operators.counts import F64, TUPLE_BYTES
 from swjoin.policy.placement import round_robin
+from swjoin.runtime.segments import HELD_BYTES
 from swjoin.sinks.files import GROUP_ROWS
 from swjoin.sources.inflow import Cells, Inflow, carries_payload
 from swjoin.state.arrays import MINI_BYTES, SLOT_BYTES, block_bytes
@@ -50,7 +51,7 @@ class SlavePlan:
     payload_bytes: float
     directory_bytes: float
     buffer_bytes: float
-    other_bytes: float  # scratch, results on their way
+    other_bytes: float  # scratch, results on their way, what the log of checkpoints holds back
 
     @property
     def window_bytes(self) -> float:
@@ -280,6 +281,16 @@ def _slave_buffers(config: RunConfig, inflow: Inflow, spans: _Spans, share: floa
     return 2 * delivery if both else delivery
 
 
+def _held_back(config: RunConfig, inflow: Inflow, spans: _Spans, share: float) -> float:
+    """What the log of checkpoints keeps in memory: deliveries that are alive; in realtime pace, of one interval."""
+    if not config.checkpoint.enabled:
+        return 0.0
+    length_us = max(spans.hold_us) + spans.epoch_us
+    if config.pace == "realtime" and config.checkpoint.interval_us:
+        length_us = min(length_us, float(config.checkpoint.interval_us))
+    return min(float(HELD_BYTES), _epoch_bytes(inflow, length_us) * share)
+
+
 def _collector(config: RunConfig, inflow: Inflow) -> float:
     """A chunk of results as it came, decoded and being written; and a row group of Parquet, twice while it is encoded."""
     if config.sink.kind == "count":
@@ -317,7 +328,8 @@ def plan_memory(config: RunConfig, slave_count: int, inflow: Inflow) -> MemoryPl
         share = tuples / max(1.0, float(windows[0].tuples.sum()))
         buffers = _slave_buffers(config, inflow, spans, share)
         scratch = 2 * _FRESH_BYTES * buffers / TUPLE_BYTES / max(1, config.cluster.partition_count // active)
-        slaves.append(SlavePlan(i, tuples, blocks, payload, directory, buffers, scratch + 2 * results))
+        other = scratch + 2 * results + _held_back(config, inflow, spans, share)
+        slaves.append(SlavePlan(i, tuples, blocks, payload, directory, buffers, other))
     return MemoryPlan(
         config.module.window_bytes,
         tuple(slaves),

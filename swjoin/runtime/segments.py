@@ -58,41 +58,48 @@ class Segment:
         return self.newest_us[LEFT] >= alive_us[LEFT] or self.newest_us[RIGHT] >= alive_us[RIGHT]
 
 
+@dataclass(frozen=True)
+class _Held:
+    """A delivery that is in no file yet. promise: what is left of it without tuples, where that is wanted."""
+
+    frame: U8
+    tuples: int
+    newest_us: tuple[int, int]
+    promise: Delivery | None
+
+
 class _Open:
-    """A segment being written. held: deliveries that are not in its file yet."""
+    """A segment being written. needed_us: what no checkpoint from this generation's on needs, as far as is known."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.file: RecordFile | None = None
         self.tuples = 0
         self.newest_us = [BEGIN_OF_TIME_US, BEGIN_OF_TIME_US]
-        self.held: deque[tuple[Delivery, U8 | None]] = deque()
+        self.needed_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
         self.held_bytes = 0
+        self._held: deque[_Held] = deque()
 
-    def hold(self, delivery: Delivery, frame: U8 | None) -> None:
-        self.held.append((delivery, frame))
-        self.held_bytes += delivery.nbytes
+    def hold(self, held: _Held) -> None:
+        self._held.append(held)
+        self.held_bytes += held.frame.nbytes
 
-    def let_go(self, needed_us: tuple[int, int], most_bytes: int, *, promises: bool) -> None:
-        """Forget the oldest deliveries as long as they are needed no more, and write more of them until so much is held.
-
-        promises: what they promise is kept in any case.
-        """
-        while self.held:
-            delivery, frame = self.held[0]
-            newest_us = _newest(delivery.left), _newest(delivery.right)
-            needed = newest_us[LEFT] >= needed_us[LEFT] or newest_us[RIGHT] >= needed_us[RIGHT]
+    def let_go(self, most_bytes: int) -> None:
+        """Forget the oldest deliveries as long as they are needed no more, and write more of them until so much is held."""
+        while self._held:
+            held = self._held[0]
+            needed = any(newest >= limit for newest, limit in zip(held.newest_us, self.needed_us, strict=True))
             if needed and self.held_bytes <= most_bytes:
                 return
-            self.held.popleft()
-            self.held_bytes -= delivery.nbytes
+            self._held.popleft()
+            self.held_bytes -= held.frame.nbytes
             if needed:
-                self._write(pack_delivery(delivery) if frame is None else frame)
-                self.tuples += len(delivery.left) + len(delivery.right)
+                self._write(held.frame)
+                self.tuples += held.tuples
                 for stream in (LEFT, RIGHT):
-                    self.newest_us[stream] = max(self.newest_us[stream], newest_us[stream])
-            elif promises:
-                self._write(pack_delivery(_promise(delivery)))
+                    self.newest_us[stream] = max(self.newest_us[stream], held.newest_us[stream])
+            elif held.promise is not None:
+                self._write(pack_delivery(held.promise))
 
     def _write(self, frame: U8) -> None:
         if self.file is None:
@@ -133,7 +140,6 @@ class SegmentLog:
         self._stem = f"segment-{incarnation:04d}-{slave:04d}"
         self._sub_group = sub_group_of(slave, sub_group_count)
         self._open: dict[int, _Open] = {}  # by generation
-        self._needed_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
         self._background = executors(f"log of slave {slave}", done)
 
     def append(self, delivery: Delivery, frame: U8 | None = None) -> None:
@@ -145,9 +151,16 @@ class SegmentLog:
         segment = self._open.get(delivery.generation)
         if segment is None:
             segment = self._open[delivery.generation] = _Open(self._folder / f"{self._stem}-{delivery.generation:06d}.log")
-        segment.hold(delivery, frame)
-        self._needed_us = delivery.needed_us
-        segment.let_go(self._needed_us, HELD_BYTES, promises=self._promises)
+        # Without a frame the tuples are a part of what all slaves got; as a frame they keep nothing else in memory.
+        whole = pack_delivery(delivery) if frame is None else frame
+        newest_us = _newest(delivery.left), _newest(delivery.right)
+        promise = _promise(delivery) if self._promises else None
+        segment.hold(_Held(whole, len(delivery.left) + len(delivery.right), newest_us, promise))
+        segment.needed_us = delivery.needed_us  # its own: the next generation needs less
+        room = HELD_BYTES
+        for held in sorted(self._open, reverse=True):
+            self._open[held].let_go(room)
+            room = max(0, room - self._open[held].held_bytes)
 
     def seal(self, generation: int, content: dict[str, Any]) -> None:
         """Everything of this generation has been appended; PartSaved with `content` once it is durable."""
@@ -156,7 +169,7 @@ class SegmentLog:
     def _seal(self, generation: int, content: dict[str, Any]) -> PartSaved:
         segment, sealed = self._open.pop(generation, None), None
         if segment is not None:
-            segment.let_go(self._needed_us, -1, promises=self._promises)
+            segment.let_go(-1)
         if segment is not None and segment.file is not None:
             file = segment.file
             file.close()
