@@ -25,6 +25,8 @@ from swjoin.runtime.preflight import find_mpirun
 from swjoin.runtime.report import partial_report, write_json
 
 _GRACE_S = 10.0
+_FAILED_TO_START = "listener thread failed to start"  # of mpirun's own server, before any rank: once in thousands of starts
+_AGAIN = -1
 _TERMINATED = "stopped by SIGTERM\n"  # a rank that the launcher stopped because another one died
 
 
@@ -67,16 +69,19 @@ def launch_told(job: Job, ranks: int, debug: bool = False, *, quiet: bool = Fals
         environment = dict(os.environ)
         if not sys.stdout.isatty():  # mpirun gives rank 0 a pseudo-terminal all the same
             environment["SWJOIN_PLAIN"] = "1"
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdout=subprocess.DEVNULL if quiet else None,
-            stderr=None if debug else subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
         with open(os.devnull, "w") if quiet else contextlib.nullcontext(sys.stderr) as told:
-            code, failure = _watch(process, signal.SIGUSR1 if checkpointed else signal.SIGTERM, told)
+            for again in (True, False):
+                process = subprocess.Popen(
+                    command,
+                    env=environment,
+                    stdout=subprocess.DEVNULL if quiet else None,
+                    stderr=None if debug else subprocess.PIPE,
+                    text=True,
+                    start_new_session=True,
+                )
+                code, failure = _watch(process, signal.SIGUSR1 if checkpointed else signal.SIGTERM, told, again=again)
+                if code != _AGAIN:
+                    break
     if code and job.run_dir is not None and not _finished_since(job.run_dir / "run.json", started):
         write_json(job.run_dir / "run.json", partial_report(job, {"count": None, "digest": None}, failure))
     return code, failure
@@ -87,8 +92,10 @@ def _finished_since(report: Path, started: float) -> bool:
     return report.exists() and report.stat().st_mtime >= started
 
 
-def _watch(process: subprocess.Popen[str], first_signal: signal.Signals, told: TextIO) -> tuple[int, str]:
+def _watch(process: subprocess.Popen[str], first_signal: signal.Signals, told: TextIO, *, again: bool) -> tuple[int, str]:
     """Pass the ranks' lines on to `told` until the launcher ends; its exit code as ours, and what went wrong.
+
+    again: _AGAIN, and nothing is told, if mpirun itself has failed to start, of a cause that passes.
 
     first_signal: what to send when we are to stop; SIGUSR1 is passed on to ranks, which with checkpoints end by themselves. The
     second time it is SIGTERM.
@@ -126,6 +133,8 @@ def _watch(process: subprocess.Popen[str], first_signal: signal.Signals, told: T
         return 128 + stopping[0], said
     if code and not said:
         text = " ".join(" ".join(unsaid).split())
+        if again and _FAILED_TO_START in text:
+            return _AGAIN, ""
         killed = re.search(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)", text)
         if killed is not None:
             said = f"rank {killed[1]} on {killed[2]} was killed by signal {killed[3]}"
