@@ -128,26 +128,29 @@ def format_digest(digest: int) -> str:
     return f"{digest & 0xFFFFFFFFFFFFFFFF:016x}"
 
 
-def places(left: I64, right: I64) -> tuple[I64, I64]:
-    """Where tuples of these times stand in the order of both streams: time, left before right, row. Two int64 arrays."""
+def places(left: I64, right: I64) -> tuple[I64, I64, I64, I64]:
+    """Tuples of these times in the order of both streams (time, left before right, row): of left tuples their number and how
+    many right ones come before, of right tuples their number and how many left ones come before. int64, from 0 on."""
     streams = np.repeat([LEFT, RIGHT], [len(left), len(right)])
     order = np.lexsort((np.arange(len(streams)), streams, np.concatenate([left, right])))
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    return place[: len(left)], place[len(left) :]
+    before = [np.empty(len(order), np.int64) for _ in (LEFT, RIGHT)]
+    for stream in (LEFT, RIGHT):
+        before[stream][order] = np.cumsum(streams[order] == stream) - (streams[order] == stream)
+    n = len(left)
+    return before[LEFT][:n], before[RIGHT][:n], before[RIGHT][n:], before[LEFT][n:]
 
 
-def in_last(left: I64, right: I64, bounds: Bounds, i: int) -> Bool:
-    """Which right tuples, of all of them, are in count windows together with the i-th left one. left, right: `places`.
+def in_last(order: tuple[I64, I64, I64, I64], bounds: Bounds, i: int) -> Bool:
+    """Which right tuples, of all of them, are in count windows together with the i-th left one. order: `places`.
 
     Of two tuples the earlier must be among the last so many of its stream before the later one.
     """
+    left_number, rights_before, right_number, lefts_before = order
     last_left, last_right = bounds.upper_us + 1, 1 - bounds.lower_us
-    lefts, rights = np.sort(left), np.sort(right)
-    before = right < left[i]
-    among_rights = before & (np.searchsorted(rights, right) >= before.sum() - last_right)
-    among_lefts = ~before & (np.searchsorted(lefts, left[i]) >= np.searchsorted(lefts, right) - last_left)
-    found: Bool = among_rights | among_lefts
+    mine, passed = left_number[i], rights_before[i]
+    right_first = (right_number < passed) & (right_number >= passed - last_right)
+    left_first = (mine < lefts_before) & (mine >= lefts_before - last_left)
+    found: Bool = right_first | left_first
     return found
 
 
@@ -158,7 +161,7 @@ def brute_force(left: TupleBatch, right: TupleBatch, bounds: Bounds) -> tuple[I6
     order = places(left.ts, right.ts)
     for i in range(len(left)):
         gap = right.ts - left.ts[i]
-        near = in_last(*order, bounds, i) if bounds.counted else (gap >= bounds.lower_us) & (gap <= bounds.upper_us)
+        near = in_last(order, bounds, i) if bounds.counted else (gap >= bounds.lower_us) & (gap <= bounds.upper_us)
         hit = np.flatnonzero((right.key == left.key[i]) & near)
         lefts.append(np.full(len(hit), i, np.int64))
         rights.append(hit.astype(np.int64))

@@ -22,6 +22,17 @@ class Outcome:
         self.code, self.out, self.err = code, out, [line for line in err.splitlines() if line]
 
 
+FREE = ("test_mpi.py", "test_join_kinds.py", "test_simulator.py", "test_planted_bugs.py")  # their tests share nothing
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file's tests run in one process, so that they share its fixtures; those of long files that have none may be divided."""
+    for item in items:
+        if item.path.name not in FREE:
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
 @pytest.fixture
 def swjoin(capfd: pytest.CaptureFixture[str]) -> Any:
     """Run a swjoin command in this process."""

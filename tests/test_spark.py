@@ -140,7 +140,9 @@ def test_verify_reads_the_input_its_own_way(case: Case, spark: Any, tmp_path: Pa
     assert (result.count, result.digest) == case.answer()
 
 
-@pytest.mark.parametrize("how", ["left", "right", "full", "semi", "anti"])
+@pytest.mark.parametrize(
+    "how", ["full", "semi", *(pytest.param(how, marks=pytest.mark.long) for how in ("left", "right", "anti"))]
+)
 def test_verify_knows_all_kinds(how: How, spark: Any, tmp_path: Path) -> None:
     """With null keys and late rows: those leave out what matches nothing only if it is late and has a key."""
     case = CHOSEN[["full", "semi", "anti", "left", "right"].index(how) % len(CHOSEN)]
@@ -159,7 +161,14 @@ def test_verify_knows_all_kinds(how: How, spark: Any, tmp_path: Path) -> None:
     assert (len(result.missing), len(result.surplus)) == (1, 0)
 
 
-@pytest.mark.parametrize(("how", "last"), [("inner", [1, 1]), ("full", [20, 6]), ("semi", [300, 2])])
+@pytest.mark.parametrize(
+    ("how", "last"),
+    [
+        ("full", [20, 6]),
+        pytest.param("inner", [1, 1], marks=pytest.mark.long),
+        pytest.param("semi", [300, 2], marks=pytest.mark.long),
+    ],
+)
 def test_verify_knows_count_windows(how: How, last: list[int], spark: Any, tmp_path: Path) -> None:
     """With null keys, late rows and equal times, which take no place or are in an order of their own."""
     case = CHOSEN[last[1] % 2]
@@ -169,6 +178,7 @@ def test_verify_knows_count_windows(how: How, last: list[int], spark: Any, tmp_p
     assert result.count > 10
 
 
+@pytest.mark.long
 def test_verify_of_count_windows_leaves_places_to_what_was_shed(swjoin: Any, tmp_path: Path) -> None:
     from tests.test_overload import config
 

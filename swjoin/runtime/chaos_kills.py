@@ -85,6 +85,10 @@ class Ordeal:
         random_kind = np.random.default_rng([seed, 7])  # of its own: all else stays as it was
         if random_kind.random() < 0.5:
             plain["join"]["how"] = str(random_kind.choice(list(JOIN_KINDS)))
+        random_last = np.random.default_rng([seed, 8])
+        if random_last.random() < 0.25:
+            del plain["join"]["within"]
+            plain["join"]["last"] = random_last.choice([20, 300, 3000], 2).tolist()
         return Ordeal(seed, kind, plain, ranks, at_s, float(random.choice([0, 0.02, 0.5])), int(random.integers(3, 8)))
 
     def expected(self) -> tuple[int, str]:
