@@ -139,7 +139,7 @@ run_tests() {
   if [ $# -gt 0 ]; then "$python" -m pytest "$@"; return; fi
   "$python" -m pytest -n 2 --dist loadgroup -m "not quiet and not long and not newcomer"
   say "pytest: tests that measure, with nothing beside them"
-  "$python" -m pytest -m quiet
+  "$python" -m pytest -m "quiet and not long"
 }
 
 # Sweeps go on where they were interrupted. Points that fail are recorded and do not stop the others.

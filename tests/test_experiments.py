@@ -59,6 +59,10 @@ LOCAL = {name for name in OWNERS if name.startswith(("sustainable", "full"))} | 
 }
 
 
+# Of each kind one in every run of the suite: a sweep over rates on ranks, in one process, a search, the simulator's.
+OFTEN = {"adaptive", "fig06", "fig11", "fig13", "fig14", "main", "sustainable_theta", "full_speed", "thousand"}
+
+
 def settings(name: str) -> list[str]:
     """What makes an experiment tiny; its axes stay as they are."""
     own = [*SMALLER.get(name, _TINY), *([] if name in WINDOWS else ["join.within=2s", "workload.domain=1000"])]
@@ -72,10 +76,12 @@ def settings(name: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory, spark: Any) -> dict[str, Path]:
-    """A sweep of two points for every experiment that has runs of its own, all aggregated in one call."""
+def swept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, spark: Any) -> dict[str, Path]:
+    """A sweep of two points for every experiment asked for that has runs of its own, all aggregated in one call."""
     folder = tmp_path_factory.mktemp("sweeps")
-    found = {name: folder / name for name in OWNERS}
+    asked = {item.callspec.params["name"] for item in request.session.items if "swept" in getattr(item, "fixturenames", ())}
+    sources = {load_experiment(EXPERIMENTS[name]).source.name for name in asked}
+    found = {name: folder / name for name in OWNERS if name in sources}
 
     def sweep(name: str) -> int:
         points = "1" if load_experiment(OWNERS[name]).search is not None else "2"  # of a search each has up to two runs
@@ -92,7 +98,9 @@ def swept(tmp_path_factory: pytest.TempPathFactory, spark: Any) -> dict[str, Pat
 @pytest.mark.spark
 @pytest.mark.mpi
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize(
+    "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.long) for name in EXPERIMENTS]
+)
 def test_an_experiment_is_swept_aggregated_and_plotted(name: str, swept: dict[str, Path], tmp_path: Path) -> None:
     experiment = load_experiment(EXPERIMENTS[name])
     directory = swept[experiment.source.name]
