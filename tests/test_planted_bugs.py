@@ -46,6 +46,7 @@ def _caught(enough: int, count: int = 60) -> int:
     return complaints(_moving_seeds(count), enough)
 
 
+@pytest.mark.long
 def test_without_a_bug_nothing_is_caught() -> None:
     assert _caught(1) == 0
 

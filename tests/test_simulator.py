@@ -18,7 +18,7 @@ from swjoin.runtime.chaos import Scenario, main
 from swjoin.runtime.simulator import Simulation
 from tests.planted import complaints
 
-SEEDS = 240
+SEEDS = 200
 
 
 def test_random_runs_are_right() -> None:

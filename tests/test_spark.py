@@ -38,7 +38,9 @@ def run(config: Path, folder: Path, slaves: int = 2) -> dict[str, Any]:
     return run_local(Job(load_config(config), folder / "results", True, folder, None, "test"), False, slaves)
 
 
-@pytest.mark.parametrize(("partitions", "drift_us"), [(1, 0), (3, 0), (8, 0), (3, 300_000)])
+@pytest.mark.parametrize(
+    ("partitions", "drift_us"), [(1, 0), (3, 300_000), *(pytest.param(n, 0, marks=pytest.mark.long) for n in (3, 8))]
+)
 def test_generate_writes_the_same_rows(partitions: int, drift_us: int, spark: Any, tmp_path: Path) -> None:
     workload = dataclasses.replace(WORKLOAD, drift_us=drift_us)
     counts = generate(workload, 4, tmp_path / "out", None, partitions)
