@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from swjoin.batch import LEFT, RIGHT, Pairs, PayloadRows, TupleBatch
+from swjoin.batch import BOTH, LEFT, RIGHT, Pairs, PayloadRows, TupleBatch
 from swjoin.deliveries import Delivery, EpochIndex, GroupResults, QueryId, ResultChunk, Route, SlaveId
 from swjoin.errors import RunFailed
-from swjoin.runtime.wire import pack_delivery, pack_results, unpack_delivery, unpack_results
+from swjoin.runtime.wire import RESULTS, pack, pack_delivery, pack_results, unpack_delivery, unpack_results
 
 
 def tuples(n: int, payload: bool) -> TupleBatch:
@@ -61,6 +61,13 @@ def test_round_trip() -> None:
         assert same(unpack_results(pack_results(alone)), alone)
     empty = ResultChunk(QueryId(0), SlaveId(0), EpochIndex(0), False, False)
     assert same(unpack_results(pack_results(empty)), empty)
+
+
+def test_a_chunk_without_rows_is_of_no_side() -> None:
+    nothing: list[None] = [None] * 16
+    unpack_results(pack(RESULTS, [0, 0, 0, 0, 0, 1, 0, 0, 0, BOTH, 0], nothing))
+    with pytest.raises(RunFailed, match="rows of side 1: none"):
+        unpack_results(pack(RESULTS, [0, 0, 0, 0, 0, 1, 0, 0, 0, RIGHT, 0], nothing))
 
 
 @pytest.mark.parametrize("kind", ["delivery", "results"])

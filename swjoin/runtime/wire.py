@@ -413,8 +413,9 @@ def unpack_results(buffer: U8) -> ResultChunk:
         raise frame.refuse("payload of no pairs")
     side, null_keys = i[9], bool(i[10])
     rows_of_others = (side == RIGHT and left_rows is not None) or (side == LEFT and right_rows is not None)
-    if side not in (LEFT, RIGHT, BOTH) or rows_of_others or (side == BOTH and null_keys):
-        raise frame.refuse(f"rows of side {side} with payload of others, or pairs without keys")
+    of_nothing = a[0] is None and side != BOTH
+    if side not in (LEFT, RIGHT, BOTH) or rows_of_others or of_nothing or (side == BOTH and null_keys):
+        raise frame.refuse(f"rows of side {side}: none, or with payload of others, or pairs without keys")
     pairs = None if a[0] is None else Pairs(a[0], a[1], a[2], a[3], a[4], left_rows, right_rows, side, null_keys)
     frame.same_length(11, 12, 13)
     results = None if a[11] is None else GroupResults(a[11], a[12], a[13])
