@@ -27,7 +27,7 @@ usage() {
 ./run.sh chaos N             N runs on real MPI ranks that are killed, stopped and resumed, each digest checked
 ./run.sh chaos --simulated N N random runs in the simulator, many with crashes, each pair checked
 ./run.sh soak [MINUTES]      one run of 30 minutes at 70 % of capacity, with moves, resizes and a kill every minute; a figure
-./run.sh long                what `test` leaves out: the rest of large test matrices, a wheel in a fresh environment
+./run.sh long                what `test` leaves out: the rest of large test matrices and of the experiments, a wheel in a fresh environment
 ./run.sh fuzz [N] [--target wire|checkpoint|yaml|parquet|csv|ipc] [--seed S]  N mutated inputs per target (default 1000)
 ./run.sh docs                the documents as a site to browse: site/index.html (MkDocs; a dead link is an error)
 ./run.sh clean               remove the environment, runs, the site and caches

@@ -22,8 +22,7 @@ from swjoin.errors import RunFailed, UserError
 from swjoin.oracle import How
 from swjoin.sinks.plan import OutputPlan
 from swjoin.sources.columns import Tuples, describe_streams
-from swjoin.sources.predicate import compile_where
-from swjoin.where import parse_where
+from swjoin.sources.predicate import compile_query
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -320,8 +319,7 @@ class _Opened:
         views, keys = describe_streams((sides[LEFT], left), (sides[RIGHT], right), carry=True, packed=True, query=query)
         codecs = (views[LEFT].codec, views[RIGHT].codec)
         self.plan = OutputPlan(*codecs, request.ids, query.how)
-        counted = query.bounds.counted
-        where = None if query.where is None else compile_where(parse_where(query.where), *codecs, counted=counted)
+        where = compile_query(query, *codecs)
         self.engine = Engine(config, (codecs[LEFT].layout, codecs[RIGHT].layout), where=where)
         tuples = [Tuples(sides[s], views[s].codec, keys, self._place) for s in (LEFT, RIGHT)]
         self._streams = [_Stream(s, sides[s].time, (left, right)[s], tuples[s], views[s]) for s in (LEFT, RIGHT)]

@@ -41,8 +41,7 @@ from swjoin.oracle import How, format_digest
 from swjoin.runtime.local import SWITCH_S, default_slave_count
 from swjoin.runtime.memory import keep_freed_memory
 from swjoin.runtime.preload import compilations_told
-from swjoin.sources.predicate import compile_where
-from swjoin.where import parse_where
+from swjoin.sources.predicate import compile_query
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -218,9 +217,7 @@ def _join_here(
 ) -> Proof:
     keep_freed_memory()
     codecs = sides[LEFT].codec, sides[RIGHT].codec
-    query = config.query
-    counted = query.bounds.counted
-    where = None if query.where is None else compile_where(parse_where(query.where), *codecs, counted=counted)
+    where = compile_query(config.query, *codecs)
     layouts = codecs[LEFT].layout, codecs[RIGHT].layout
     engine = Engine(config, layouts, slaves=threads, result_bytes=_RESULT_BYTES, where=where, ids_alone=not config.sink.ids)
 

@@ -23,7 +23,6 @@ from swjoin.config import RunConfig, to_plain
 from swjoin.deliveries import RunEvent
 from swjoin.loading import config_from_plain
 from swjoin.storage import AppendedFile
-from swjoin.where import parse_where
 
 if TYPE_CHECKING:
     from swjoin.runtime.spill import SpillFolder
@@ -110,13 +109,9 @@ def open_job_sources(job: Job) -> tuple[Source, Source]:
 
 def compile_job_where(job: Job, sources: tuple[Source, Source]) -> Program | None:
     """The predicate of a job, over rows as these sources pack them. UserError when its types do not fit."""
-    from swjoin.sources.predicate import compile_where
+    from swjoin.sources.predicate import compile_query
 
-    query = job.config.query
-    if query.where is None:
-        return None
-    codecs = sources[LEFT].codec, sources[RIGHT].codec
-    return compile_where(parse_where(query.where), *codecs, counted=query.bounds.counted)
+    return compile_query(job.config.query, sources[LEFT].codec, sources[RIGHT].codec)
 
 
 def open_job_sink(job: Job, plan: OutputPlan) -> Sink:

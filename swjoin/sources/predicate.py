@@ -1,6 +1,6 @@
 """A predicate's text becomes a program over packed rows: names are looked up, types are checked.
 
-What: `resolve`, which side and column a name means; `compile_where(node, left, right) -> Program`.
+What: `resolve`, which side and column a name means; `compile_where(node, left, right) -> Program`; `compile_query`.
 Why: only here both are known, what the columns are called and how their rows are packed.
 Stays out: the text (`where`), evaluating (`state.predicate`).
 
@@ -19,9 +19,10 @@ import numpy as np
 from swjoin.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.errors import UserError
 from swjoin.places import TIME_OFFSET
+from swjoin.sections import QueryConfig
 from swjoin.sources.codec import StreamCodec
 from swjoin.state import predicate as p
-from swjoin.where import COMPARISONS, Node
+from swjoin.where import COMPARISONS, Node, parse_where
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -265,3 +266,10 @@ def _type_of(name: str, kind: pa.DataType) -> str:
 def compile_where(node: Node, left: StreamCodec, right: StreamCodec, *, counted: bool = False) -> p.Program:
     """UserError for a column that is missing, or types that do not fit. counted: rows carry places (`places`)."""
     return _Compiler((left, right), counted=counted).whole(node)
+
+
+def compile_query(query: QueryConfig, left: StreamCodec, right: StreamCodec) -> p.Program | None:
+    """A query's predicate, over rows as these codecs pack them; None without one. UserError when its types do not fit."""
+    if query.where is None:
+        return None
+    return compile_where(parse_where(query.where), left, right, counted=query.bounds.counted)
