@@ -3,8 +3,8 @@
 What: `KafkaSource`.
 Why: a checkpoint says of every partition which message comes next after the rows that have been handed over, so that a recovery
 reads exactly the others. The broker keeps no offsets for us.
-Stays out: the thread that consumes (`sources.kafka_reader`), what a message means (`sources.message_rows`), the client's settings
-(`sources.kafka_client`), results (`sinks.kafka`).
+Stays out: the thread that consumes (`sources.kafka_reader`), what a message means (`sources.message_rows`), settings of the
+client (`sources.kafka_client`), results (`sinks.kafka`).
 """
 
 from __future__ import annotations
@@ -158,9 +158,8 @@ class KafkaSource(MergedSource):
                 low, high = marks_of(client, topic, there[lane])
                 if not low <= offset <= high:
                     gone = f"it begins at {low} now" if offset < low else f"it ends at {high} now; is it another topic?"
-                    raise RunFailed(
-                        f"{self.where}: topic {topic}, partition {int(lane)}: message {offset}, which comes next, is gone: {gone}"
-                    )
+                    here = f"{self.where}: topic {topic}, partition {int(lane)}"
+                    raise RunFailed(f"{here}: message {offset}, which comes next, is gone: {gone}")
         except kafka.KafkaException as error:
             raise RunFailed(f"{self.where}: topic {topic}: {one_line(error.args[0].str())}") from None
         except UserError as error:

@@ -199,13 +199,11 @@ class PartitionReader:
         found: list[Message] = []
         ends: list[tuple[int, int]] = []
         for message in messages:
-            error, partition, offset = message.error(), message.partition(), message.offset()
+            error, partition, offset = message.error(), message.partition() or 0, message.offset() or 0
             if error is None:
-                assert partition is not None and offset is not None, "a message is from somewhere"
                 if offset >= self._wanted[partition]:
                     found.append(message)
             elif error.code() == codes._PARTITION_EOF:
-                assert partition is not None and offset is not None, "an end is somewhere"
                 ends.append((partition, offset))
             else:
                 self._judge(error, partition)

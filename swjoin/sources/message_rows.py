@@ -38,8 +38,8 @@ class Decoded:
 
 
 class MessageDecoder:
-    """schema: of the columns wanted. check: raises SwjoinError for a batch that cannot be used. id: the column of row ids, which
-    must not be null. UserError when the schema cannot be had in this format."""
+    """schema: of the columns wanted. check: raises SwjoinError for a batch that cannot be used. id: the column of row ids.
+    UserError when the schema cannot be had in this format."""
 
     def __init__(
         self,
