@@ -114,6 +114,10 @@ class RunConfig:
     def _check_live(self) -> None:
         check(self.left.live == self.right.live, "left and right: both are live (flight, kafka, watch), or neither")
         check(self.sink.kind != "flight" or self.serve.listen is not None, "sink: kind flight needs serve.listen")
+        served = self.serve.listen is None or self.sink.kind != "csv"
+        check(
+            served, "serve: results are served from memory and from Parquet files; choose sink kind parquet or flight, not csv"
+        )
         flight = self.left.flight is not None or self.right.flight is not None
         check(not flight or self.serve.listen is not None, "flight: needs serve.listen, where producers find the run")
         if not self.live:

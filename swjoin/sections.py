@@ -17,7 +17,6 @@ from swjoin.oracle import JOIN_KINDS, Bounds, How, JoinKind
 from swjoin.units import MAX_SPAN_US
 from swjoin.where import parse_where
 
-
 LIVE_SOURCES = ("flight", "kafka", "watch")
 
 
@@ -512,7 +511,10 @@ class ServeConfig:
         check((self.certificate is None) == (self.private_key is None), "serve: give certificate and private_key, or neither")
         if self.listen is not None and not self.loopback:
             safe = self.certificate is not None and self.token_file is not None
-            check(safe, f"serve: {self.address[0]} is not the loopback: give certificate, private_key and token_file, or listen there")
+            check(
+                safe,
+                f"serve: {self.address[0]} is not the loopback: give certificate, private_key and token_file, or listen there",
+            )
 
     @property
     def address(self) -> tuple[str, int]:

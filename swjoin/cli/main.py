@@ -35,6 +35,9 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     _add_join(commands.add_parser("join", help="join two files or directories (Parquet, CSV, Arrow IPC)"))
     _add_run(commands.add_parser("run", help="run a cluster as configured in a YAML file"))
+    _add_serve(commands.add_parser("serve", help="join live streams, and give the results to whoever asks, over Arrow Flight"))
+    _add_push(commands.add_parser("push", help="push a file's rows into a live run"))
+    _add_tail(commands.add_parser("tail", help="follow the results of a live run"))
     _add_generate(commands.add_parser("generate", help="write two b-model streams as Parquet, by Spark"))
     verify = commands.add_parser("verify", help="recompute the result of a run with Spark and compare")
     verify.add_argument("dir", metavar="DIR", help="directory of a run")
@@ -114,6 +117,43 @@ def _add_run(p: argparse.ArgumentParser) -> None:
     p.add_argument("-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks (default: in-process)")
     _add_threads(p)
     p.add_argument("--out", metavar="DIR", help="directory of the run (default: runs/latest)")
+
+
+def _add_serve(p: argparse.ArgumentParser) -> None:
+    _add_run(p)
+    p.description = "Run a cluster over live streams; producers push and consumers take over Arrow Flight (docs/live.md)."
+    p.add_argument("--listen", metavar="HOST:PORT", help="of the endpoint (default: as configured, or 127.0.0.1:8815)")
+
+
+def _add_client(p: argparse.ArgumentParser) -> None:
+    p.add_argument("address", metavar="ADDRESS", help="of the run: grpc://HOST:PORT, or grpc+tls://HOST:PORT")
+    p.add_argument("--token-file", metavar="FILE", help="what the run wants to see")
+    p.add_argument("--root-certificate", metavar="FILE", help="that signed the run's certificate (PEM)")
+    p.add_argument("--retry", metavar="30s", default="0s", help="how long to try again when nobody answers (default: not)")
+
+
+def _add_push(p: argparse.ArgumentParser) -> None:
+    p.description = "Push rows into a live run, in their order; after a loss of the connection go on where they were accepted."
+    _add_client(p)
+    p.add_argument("stream", choices=["left", "right"])
+    p.add_argument("file", metavar="FILE", help="Parquet, CSV, Arrow IPC, a directory of them, or - (Arrow IPC stream)")
+    p.add_argument("--producer", metavar="NAME", help="under which to go on later (default: the file's name)")
+    p.add_argument("--rate", metavar="R", type=float, help="rows per second (default: as fast as they are taken)")
+    p.add_argument("--batch", metavar="ROWS", type=int, default=16_384, help="rows of a message")
+    p.add_argument("--keep-open", action="store_true", help="more rows of this producer will follow later")
+
+
+def _add_tail(p: argparse.ArgumentParser) -> None:
+    p.description = (
+        "Print results as they come, or keep final ones in files; a tail that is started again goes on in its folder."
+    )
+    _add_client(p)
+    p.add_argument("what", choices=["results", "late", "metrics"], nargs="?", default="results")
+    p.add_argument("--from", dest="start", choices=["start", "now"], default="now", help="where to begin (default now)")
+    p.add_argument("--final", action="store_true", help="only what no crash can take back: after each checkpoint")
+    p.add_argument("--format", choices=["json", "csv"], help="of lines (default json)")
+    p.add_argument("--count", metavar="N", type=int, help="end after so many rows")
+    p.add_argument("-o", dest="out", metavar="FOLDER", help="a Parquet file for every checkpoint, each row exactly once")
 
 
 def _add_generate(p: argparse.ArgumentParser) -> None:

@@ -84,8 +84,9 @@ def run_local(job: Job, progress: bool, slave_count: int | None = None) -> dict[
         load_master_kernels(job.config, shell.layouts)
         load_slave_kernels(job.config, shell.layouts)
         clock = RunClock()
-        with CollectorShell(job, shell.output_plan(), clock) as collector, stop_signals(job) as stop_wanted:
+        with _collector_of(job, shell, clock) as collector, stop_signals(job) as stop_wanted:
             loop = _LocalLoop(job, shell, collector, clock, slave_count, stop_wanted)
+            shell.open_door()
             process: dict[str, Any] = {"rank": 0, "host": platform.node(), "role": "in-process", "start_rss_bytes": rss_bytes()}
             loop.run()
             ended_s = time.monotonic()
@@ -119,6 +120,10 @@ def run_local(job: Job, progress: bool, slave_count: int | None = None) -> dict[
     publish(job, report)
     shell.forget_checkpoints()
     return report
+
+
+def _collector_of(job: Job, shell: MasterShell, clock: RunClock) -> CollectorShell:
+    return CollectorShell(job, shell.output_plan(), clock, None if shell.door is None else shell.door.endpoint)
 
 
 _ToMaster: TypeAlias = "queue.SimpleQueue[MasterEvent | BaseException | None]"

@@ -55,10 +55,14 @@ from swjoin.runtime.job import (
     row_place,
 )
 from swjoin.runtime.keepers import CollectorKeeper, MasterKeeper
+from swjoin.runtime.offered import OfferedResults, open_door
 from swjoin.runtime.report import partial_report, publish
 from swjoin.runtime.silence import Silence
+from swjoin.sources import is_live
 
 if TYPE_CHECKING:
+    from swjoin.live.door import LiveDoor
+    from swjoin.live.endpoint import Endpoint
     from swjoin.sinks.late import LateSink
     from swjoin.sinks.plan import OutputPlan
 
@@ -73,7 +77,8 @@ class MasterShell:
         self.where = compile_job_where(job, self.sources)
         self.outbox: deque[Delivery] = deque()
         self.publish: deque[PublishResults] = deque()
-        self.wanted: int | None = None
+        self.door: LiveDoor | None = open_door(job, self.sources)
+        self.wanted: tuple[int, int | None] | None = None  # a stream, and one that may be read instead
         self._silence = Silence(job.config.time.idle_timeout_us)
         self.clock_starts_us: int | None = None
         self.keeper = None if job.checkpoints is None else MasterKeeper(job, self.sources)
@@ -90,6 +95,8 @@ class MasterShell:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._progress.close()
+        if self.door is not None:
+            self.door.close()
         for source in self.sources:
             source.close()
         if self.keeper is not None:
@@ -101,6 +108,11 @@ class MasterShell:
                 self._late.close()
             else:
                 self._late.abort()
+
+    def open_door(self) -> None:
+        """Everything is there that clients may ask for."""
+        if self.door is not None:
+            self.door.open()
 
     def output_plan(self) -> OutputPlan:
         """What result rows look like; made from both sources' schemas."""
@@ -143,13 +155,15 @@ class MasterShell:
 
     def read(self) -> None:
         """Read the batch that the master wants, or give it up for now when the source has been silent for too long."""
-        stream = self.wanted
-        assert stream is not None
+        assert self.wanted is not None
+        stream, instead = self.wanted
         if self._silence.any_idle:
             self.listen()
         silent = self._silence.of(stream, self.sources[stream])
         if silent is not None and not silent:
-            return
+            if instead is None or not self.sources[instead].ready(0.0):
+                return
+            stream, silent = instead, None
         self.wanted = None
         if silent:
             self.handle(StreamIdle(stream))
@@ -177,6 +191,9 @@ class MasterShell:
     def forget_checkpoints(self) -> None:
         """The run is complete and its report is written: there is nothing to go on from."""
         if self.keeper is not None and not self.master.checkpoints.stopped:
+            for source in self.sources:
+                if is_live(source):
+                    source.done()
             self.keeper.folder.remove()
 
     def note_recovery(self, text: str, tuples: int, duration_us: int) -> None:
@@ -197,22 +214,27 @@ class MasterShell:
     def _perform(self, commands: list[MasterCommand]) -> None:
         for command in commands:
             match command:
-                case ReadTuples(stream):
-                    self.wanted = stream
+                case ReadTuples(stream, instead):
+                    self.wanted = stream, instead
                 case Deliver(delivery):
                     self.outbox.append(delivery)
                 case BeginMeasuring(clock_us):
                     self.clock_starts_us = clock_us
                 case Log(event) if self._events is not None:
                     self._events.add(event)
-                case SetAside(stream, batch, reason) if self._late is not None:
-                    self._late.write(stream, batch, reason)
+                case SetAside(stream, batch, reason):
+                    if self._late is not None:
+                        self._late.write(stream, batch, reason)
+                    if self.door is not None:
+                        self.door.aside(stream, batch, reason)
                 case SavePart(generation, snapshot) if self.keeper is not None:
                     self.keeper.save(generation, snapshot)
                 case CompleteCheckpoint() if self.keeper is not None:
                     self.keeper.folder.complete(command)
                 case PublishResults():
                     self.publish.append(command)
+                    if self.keeper is not None:
+                        self.keeper.forget()
                 case _:
                     pass
 
@@ -224,12 +246,16 @@ class CollectorShell:
     prefix.
     """
 
-    def __init__(self, job: Job, plan: OutputPlan, clock: RunClock) -> None:
+    def __init__(self, job: Job, plan: OutputPlan, clock: RunClock, endpoint: Endpoint | None = None) -> None:
+        """endpoint: of a run in one process, where results are offered; otherwise the collector opens its own."""
         self.clock = clock
         self.job = job
         self.stopped = False
         self.collector = Collector(0, materialised=False)  # until `start`
         self._sink = open_job_sink(job, plan)
+        self.offered = None if job.config.serve.listen is None else OfferedResults(job, plan, self._sink, endpoint)
+        if self.offered is not None and self.offered.sink is not None:
+            self._sink = self.offered.sink
         if job.config.sink.kind != "count":  # load what the first results need before the run's clock starts
             plan.decode(empty_pairs(plan.left.layout, plan.right.layout))
             digest_pairs(np.empty(0, np.uint64), np.empty(0, np.uint64))
@@ -247,6 +273,13 @@ class CollectorShell:
         self._leave(error)
 
     def _leave(self, error: BaseException | None) -> None:
+        try:
+            self._close(error)
+        finally:
+            if self.offered is not None:
+                self.offered.close()
+
+    def _close(self, error: BaseException | None) -> None:
         whole = error is None and not self.stopped
         if whole:
             if self.keeper is not None:
@@ -277,6 +310,8 @@ class CollectorShell:
         rows = self.collector.take_metrics()
         if self._metrics is not None:
             self._metrics.add(rows)
+        if self.offered is not None:
+            self.offered.metrics.add(rows)
         for command in commands:
             match command:
                 case WritePairs(pairs, generation):

@@ -39,12 +39,12 @@ class Sink(Protocol):
         """The name that a sealed file will get."""
         ...
 
-    def publish(self, names: Sequence[str]) -> None:
-        """Sealed files get these, their names."""
+    def publish(self, names: Sequence[str], generation: int) -> None:
+        """Sealed files of this generation get these, their names."""
         ...
 
-    def restore(self, names: Sequence[str]) -> None:
-        """After a crash: these files, and no others, are the results so far."""
+    def restore(self, names: Sequence[str], generation: int) -> None:
+        """At the start, and after a crash: these files, and no others, are the results before this generation."""
         ...
 
     def close(self) -> None: ...
@@ -53,7 +53,7 @@ class Sink(Protocol):
 
 
 class CountSink:
-    """Wants no pairs: count and digest are in the report."""
+    """Wants no pairs: count and digest are in the report, or consumers take the rows (`live.served`)."""
 
     def write(self, pairs: Pairs, generation: int = 0) -> None:
         raise AssertionError("a count sink was sent pairs")
@@ -67,10 +67,10 @@ class CountSink:
     def name_of(self, file: Path) -> str:
         return file.name
 
-    def publish(self, names: Sequence[str]) -> None:
+    def publish(self, names: Sequence[str], generation: int) -> None:
         """Nothing to show."""
 
-    def restore(self, names: Sequence[str]) -> None:
+    def restore(self, names: Sequence[str], generation: int) -> None:
         """Nothing to restore."""
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ def open_sink(
 
     staged: files appear with checkpoints. resumes: `target` holds what came before a crash; `restore` follows.
     """
-    if kind == "count":
+    if kind in ("count", "flight"):
         return CountSink()
     from swjoin.sinks.files import FileSink
 

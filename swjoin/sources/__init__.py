@@ -66,12 +66,16 @@ class LiveSource(Source, Protocol):
         ...
 
     def go_on(self, row: int, position: dict[str, Any]) -> None:
-        """The next row to be read is the one after this position, at which so many rows had been read. RunFailed if it cannot be
-        had any more."""
+        """The next row to be read is the one after this position, at which so many rows had been read. RunFailed if it cannot
+        be had any more."""
         ...
 
     def forget(self, row: int) -> None:
         """A checkpoint is durable: no row before this one will be read again."""
+        ...
+
+    def done(self) -> None:
+        """The run is complete: nothing of it will be read again."""
         ...
 
     def status(self) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Live streams: what all of them share.
 
-What: `parse_schema`, the columns of a stream as its configuration tells them; `MergedSource`, a source whose rows come through a
-`Merge`; `open_live_sources`, both streams of a configuration.
+What: `parse_schema`, the columns of a stream as its configuration tells them; `MergedSource`, a source whose rows come
+through a `Merge`; `open_live_sources`, both streams of a configuration.
 Why: a stream that comes from outside is checked before anything runs, and read without ever holding up the master.
 Stays out: where the rows come from (`sources.flight`, `sources.kafka`, `sources.watch`).
 """
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from swjoin.batch import STREAM_NAMES, I64, Bool, RowLayout, SourceBatch
+from swjoin.batch import I64, STREAM_NAMES, Bool, RowLayout, SourceBatch
 from swjoin.config import RunConfig, StreamConfig
 from swjoin.errors import UserError
 from swjoin.sources.codec import StreamCodec
@@ -35,7 +35,7 @@ def parse_schema(text: str, where: str) -> pa.Schema:
     """`name: type, ...` with Arrow's names of types. UserError, which begins with `where`, says what is no column."""
     import pyarrow as pa
 
-    fields = []
+    fields: list[pa.Field] = []
     for part in re.split(r",(?![^\[]*\])", text):
         name, separator, kind = (piece.strip() for piece in part.partition(":"))
         if not (name and separator and kind):
@@ -78,7 +78,9 @@ class MergedSource:
 
     rows_total: int | None = None
 
-    def __init__(self, stream: int, config: StreamConfig, schema: pa.Schema, view: StreamView, keys: KeyEncoder, merge: Merge) -> None:
+    def __init__(
+        self, stream: int, config: StreamConfig, schema: pa.Schema, view: StreamView, keys: KeyEncoder, merge: Merge
+    ) -> None:
         import pyarrow as pa
 
         self.stream = stream
@@ -155,6 +157,9 @@ class MergedSource:
     def forget(self, row: int) -> None:
         """Nothing is kept."""
 
+    def done(self) -> None:
+        """Nothing is kept."""
+
     def status(self) -> dict[str, float]:
         return {"producers": float(self.merge.lanes), "waiting_rows": float(self.merge.waiting_rows)}
 
@@ -222,4 +227,3 @@ def _open(
     from swjoin.sources.watch import WatchSource
 
     return WatchSource(stream, side, schema, view, keys)
-

@@ -6,9 +6,9 @@ Why: each producer sends in time order, up to the declared bound, but producers 
 is late if and only if it was late among its own producer's rows, whoever was faster.
 Stays out: where rows come from (`sources.flight`, `sources.kafka`), judging lateness (`cluster.intake`).
 
-A row's place is the running maximum of its lane's times, ties by the lane's name: the order of the merged stream is a function of
-what the lanes hold, not of when it came. A row waits until no other lane can bring one with an earlier place. A lane that has
-been silent for the timeout is waited for no longer; what it brings afterwards may be late.
+A row's place is the running maximum of its lane's times, ties by the lane's name: the order of the merged stream is a
+function of what the lanes hold, not of when it came. A row waits until no other lane can bring one with an earlier place. A
+lane that has been silent for the timeout is waited for no longer; what it brings afterwards may be late.
 """
 
 from __future__ import annotations
@@ -116,11 +116,20 @@ class Merge:
             return 0 if lane is None else lane.taken
 
     def push(
-        self, name: str, batch: pa.RecordBatch, times: I64, valid: Bool | None, *, given_up: Callable[[], bool] = lambda: False
+        self,
+        name: str,
+        batch: pa.RecordBatch,
+        times: I64,
+        valid: Bool | None,
+        *,
+        row: int | None = None,
+        given_up: Callable[[], bool] = lambda: False,
     ) -> None:
         """More rows of a lane; waits while it has too many. times: (n,) microseconds. valid: (n,), which rows have a time.
 
-        given_up: asked while waiting. MergeClosedError when nobody takes rows any more, or given_up says so.
+        row: number of the first one among the lane's rows; those that are there already are left out. given_up: asked while
+        waiting. UserError when rows are missing before it. MergeClosedError when nobody takes rows any more, or given_up says
+        so.
         """
         times = times if valid is None else np.where(valid, times, BEGIN_OF_TIME_US)
         with self._changed:
@@ -131,6 +140,11 @@ class Merge:
                 self._changed.wait(_WAKE_S)
             if self._closed:
                 raise MergeClosedError
+            known = 0 if row is None else lane.received - row
+            if known < 0:
+                raise UserError(f"row {row} comes after {lane.received} rows; {-known} rows are missing")
+            if known:
+                batch, times = batch.slice(min(known, len(times))), times[known:]
             places = np.maximum(np.maximum.accumulate(times), max(lane.high_us, self._emitted_us))
             if len(places):
                 lane.pieces.append(_Piece(batch, places))
@@ -208,6 +222,13 @@ class Merge:
             done = all(lane.ended and not lane.waiting for lane in self._lanes.values())
             return done and (self._finished or 0 < self._expected <= len(self._lanes))
 
+    @property
+    def ends(self) -> tuple[bool, frozenset[str]]:
+        """Whether the stream is said to have ended, and the lanes that have, with nothing left of them."""
+        with self._changed:
+            done = (name for name, lane in self._lanes.items() if lane.ended and not lane.waiting and not lane.passing)
+            return self._finished, frozenset(done)
+
     def take(self, most: int) -> pa.RecordBatch | None:
         """The next merged rows, at most so many; None when none can be handed over yet."""
         with self._changed:
@@ -284,21 +305,25 @@ class Merge:
     # ------------------------------------------------------------ across a crash
 
     def position(self) -> dict[str, Any]:
-        """What has been taken of every lane: rows, and their highest time; ready for JSON."""
+        """What has been taken of every lane: rows, their highest time, and whether that was all; ready for JSON."""
         with self._changed:
-            lanes = {name: [lane.taken, lane.taken_high_us] for name, lane in self._lanes.items() if not lane.passing}
-            return {"lanes": lanes, "emitted_us": self._emitted_us}
+            lanes = {
+                name: [lane.taken, lane.taken_high_us, lane.ended and not lane.waiting]
+                for name, lane in self._lanes.items()
+                if not lane.passing
+            }
+            return {"lanes": lanes, "emitted_us": self._emitted_us, "finished": self._finished}
 
     def restore(self, position: dict[str, Any]) -> None:
         """In a new process: lanes are there, and their rows up to this position have been taken. Producers come back."""
         with self._changed:
             assert not any(lane.received for lane in self._lanes.values()), "a merge that has rows cannot be restored"
             now_s = time.monotonic()
-            for name, (taken, high_us) in position["lanes"].items():
+            for name, (taken, high_us, ended) in position["lanes"].items():
                 self._lanes[name] = _Lane(
-                    received=taken, taken=taken, high_us=high_us, taken_high_us=high_us, spoke_s=now_s
+                    received=taken, taken=taken, high_us=high_us, taken_high_us=high_us, spoke_s=now_s, ended=ended
                 )
-            self._emitted_us = position["emitted_us"]
+            self._emitted_us, self._finished = position["emitted_us"], position["finished"]
             self._changed.notify_all()
 
     @property
