@@ -17,6 +17,8 @@ from typing import Any, Literal
 from swjoin.sections import (
     CheckpointConfig,
     ClusterConfig,
+    KafkaConfig,
+    KafkaSinkConfig,
     MeasureConfig,
     ModuleConfig,
     NodesConfig,
@@ -36,6 +38,8 @@ from swjoin.sections import (
 __all__ = [
     "CheckpointConfig",
     "ClusterConfig",
+    "KafkaConfig",
+    "KafkaSinkConfig",
     "MeasureConfig",
     "ModuleConfig",
     "NodesConfig",

@@ -51,8 +51,9 @@ class KafkaSource(MergedSource):
             raise UserError(f"{self.where}: {error}") from None
         offsets, ends = self._look_at_topic()
         self._beginning: dict[str, Any] = {
-            "lanes": {lane_of(p): [0, BEGIN_OF_TIME_US] for p in offsets},
+            "lanes": {lane_of(p): [0, BEGIN_OF_TIME_US, False] for p in offsets},
             "emitted_us": BEGIN_OF_TIME_US,
+            "finished": False,
             "offsets": {lane_of(p): [offset, 0] for p, offset in offsets.items()},
             "ends": {lane_of(p): end for p, end in ends.items()} if self.kafka.until_end else None,
             "unusable": 0,
@@ -111,7 +112,7 @@ class KafkaSource(MergedSource):
         batch = super().next_batch()
         if batch is not None:
             merged = self.merge.position()
-            for lane, (rows, _) in merged["lanes"].items():
+            for lane, (rows, *_) in merged["lanes"].items():
                 self._unusable += self._trails[lane].follow(rows)
             self._after = {
                 **merged,
@@ -170,7 +171,7 @@ class KafkaSource(MergedSource):
     def _restart(self, row: int, position: dict[str, Any]) -> None:
         self._stop()
         self.merge = self._make_merge()
-        self.merge.restore({name: position[name] for name in ("lanes", "emitted_us")})
+        self.merge.restore(position)
         self.rows, self._next = row, None
         self._position = self._after = position
 
