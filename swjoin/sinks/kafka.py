@@ -98,7 +98,7 @@ class _Kept:
 
         self.path = path
         with writing(path):
-            self._writer: Any = pa.ipc.new_file(str(path), schema)
+            self._writer: Any = pa.ipc.new_stream(str(path), schema)
 
     def write(self, rows: pa.RecordBatch) -> None:
         with writing(self.path):
@@ -138,7 +138,7 @@ class KafkaSink:
     def _open(self) -> Producer:
         kafka = client_library()
         ours = {"delivery.report.only.error": True, "on_delivery": self._delivered, "error_cb": self._trouble}
-        defaults = {"enable.idempotence": True, "linger.ms": 5, "message.timeout.ms": 60_000}
+        defaults: dict[str, Any] = {"enable.idempotence": True, "linger.ms": 5, "message.timeout.ms": 60_000}
         defaults |= {"queue.buffering.max.kbytes": 32_768, "compression.type": "lz4"}
         settings = client_settings("sink kafka", self._config.servers, self._config.properties, ours, defaults)
         try:
@@ -174,7 +174,7 @@ class KafkaSink:
         kafka = client_library()
         messages = json_messages(rows, self._keys) if self._config.format == "json" else arrow_messages(rows)
         for key, value, number in messages:
-            headers = [("position", f"{generation}.{first + number}".encode())]
+            headers: list[tuple[str, str | bytes | None]] = [("position", f"{generation}.{first + number}".encode())]
             while True:
                 try:
                     self._producer.produce(self._config.topic, value, key, headers=headers)
@@ -262,9 +262,8 @@ class KafkaSink:
             if number < done:
                 continue
             try:
-                with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
-                    for index in range(reader.num_record_batches):
-                        rows = reader.get_batch(index)
+                with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
+                    for rows in reader:
                         self._send(rows, number, first)
                         first += rows.num_rows
             except (OSError, pa.ArrowException) as error:
