@@ -83,11 +83,16 @@ def arrow_messages(rows: pa.RecordBatch) -> Iterator[Message]:
 
     per_row = max(1, rows.nbytes // max(1, rows.num_rows))
     step = max(1, min(_ARROW_ROWS, _ARROW_BYTES // per_row))
-    for start in range(0, rows.num_rows, step):
+    left = [(start, min(step, rows.num_rows - start)) for start in range(0, rows.num_rows, step)][::-1]
+    while left:
+        start, count = left.pop()
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema) as writer:
-            writer.write_batch(rows.slice(start, step))
-        yield None, sink.getvalue().to_pybytes(), start
+            writer.write_batch(rows.slice(start, count))
+        if sink.tell() > _ARROW_BYTES * 3 // 2 and count > 1:  # these rows are longer than others
+            left += [(start + count // 2, count - count // 2), (start, count // 2)]
+        else:
+            yield None, sink.getvalue().to_pybytes(), start
 
 
 class _Kept:
