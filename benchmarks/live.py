@@ -1,7 +1,7 @@
 """Live sessions measured: with deaths, at rising rates, at short distribution epochs.
 
-What: `session`, a minute in real time with a producer, a consumer and a slave killed; `sweep`, the highest rate that is joined as
-it comes; `delay`, production delay over the distribution epoch at a low rate, with a figure. Every answer is compared with
+What: `session`, a minute in real time with a producer, a consumer and a slave killed; `sweep`, the highest rate that is joined
+as it comes; `delay`, production delay over the distribution epoch at a low rate, with a figure. Every answer is compared with
 DuckDB's: in the run's report, at a consumer of final rows, and at one that takes rows as they come.
 Why: what a live run promises has to be seen from outside, at its clients.
 Stays out: playing a session (`swjoin.runtime.live_session`).
@@ -53,7 +53,7 @@ def _ms(seconds: float) -> str:
 def bench_session(base: Session, repeats: int, folder: Path) -> None:
     say(f"\n## A live session: {2 * base.rate_per_s:,.0f} tuples/s, {base.duration_us // 1_000_000} s, {base.ranks} ranks\n")
     say(
-        "| pairs | digest | recoveries seen by the live consumer | p99 production delay outside recovery (ms) | largest | two epochs |"
+        "| pairs | digest | recoveries seen by a consumer | p99 production delay outside recovery (ms) | largest | two epochs |"
     )
     say("|---|---|---|---|---|---|")
     for _ in range(repeats):
