@@ -14,6 +14,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from swjoin.ends import ServeConfig, SinkConfig, StreamConfig
 from swjoin.sections import (
     CheckpointConfig,
     ClusterConfig,
@@ -26,10 +27,7 @@ from swjoin.sections import (
     QueryConfig,
     ReorganizationConfig,
     ScheduleConfig,
-    ServeConfig,
-    SinkConfig,
     SpeedChange,
-    StreamConfig,
     TimeConfig,
     WorkloadConfig,
     check,

@@ -12,6 +12,7 @@ import os
 import select
 import sys
 import traceback
+from typing import NoReturn
 
 from swjoin.errors import SwjoinError
 
@@ -273,6 +274,20 @@ def main(argv: list[str] | None = None) -> int:
             os.dup2(nowhere, stream.fileno())  # what is still in Python's buffers goes there
         os.close(nowhere)
         return 141
+
+
+def entry() -> NoReturn:
+    """The command as a process. One whose endpoint has a client that does not let go would wait for it at the end."""
+    code = main()
+    endpoint = sys.modules.get("swjoin.live.endpoint")
+    if endpoint is not None and endpoint.any_stuck():
+        mpi = sys.modules.get("mpi4py.MPI")
+        if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+            mpi.Finalize()  # or the launcher would take this rank for a dead one
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    raise SystemExit(code)
 
 
 def _nobody_reads() -> bool:

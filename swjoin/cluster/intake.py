@@ -208,7 +208,7 @@ class StreamIntake:
         """realtime pace: rows arrive whose place on the time axis is below `time_us`."""
         while self._arriving:
             head = self._arriving[0]
-            n = int(np.searchsorted(head.arrival_us, time_us, side="left"))
+            n = len(head) if self.live else int(np.searchsorted(head.arrival_us, time_us, side="left"))
             if n:
                 self._order(head.slice(0, n))
             if n < len(head):

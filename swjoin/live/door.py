@@ -24,11 +24,11 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from swjoin.batch import STREAM_NAMES, SourceBatch
+from swjoin.config import ServeConfig
 from swjoin.errors import RunFailed, UserError
 from swjoin.live.endpoint import Endpoint, Given, Metadata, read_pem, read_token
 from swjoin.live.row_log import RowLog
 from swjoin.live.served import serve_log
-from swjoin.sections import ServeConfig
 from swjoin.sources.flight import FlightSource
 from swjoin.sources.live import check_schema
 from swjoin.sources.merge import MergeClosedError

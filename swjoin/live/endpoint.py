@@ -21,8 +21,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from swjoin.config import ServeConfig
 from swjoin.errors import SwjoinError, UserError
-from swjoin.sections import ServeConfig
 
 _SHORTEST_TOKEN = 16
 _FILES = 8192  # that may be open, where the system allows it: every idle connection is one

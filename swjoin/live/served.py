@@ -27,8 +27,8 @@ from swjoin.sinks.plan import OutputPlan
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from swjoin.config import ServeConfig
     from swjoin.live.endpoint import Endpoint, Given, Metadata
-    from swjoin.sections import ServeConfig
 
 _PART = re.compile(r"part-(\d+)-\d+\.parquet")
 _METRICS_BYTES = 4 << 20
