@@ -185,8 +185,8 @@ def test_with_checkpoints_rows_appear_when_they_are_final(cluster: MockCluster, 
     sink.write_rows(rows_of(10, 5), 1)
     sink.write_rows(rows_of(15, 5), 1)
     names = [sink.name_of(path) for path in sink.seal(0)]
-    sink.sync(sorted(tmp_path.glob(".rows-000000*")))
-    assert names == ["rows-000000.arrow"]
+    sink.sync(sorted(tmp_path.glob(".part-000000*")))
+    assert names == ["part-000000.arrow"]
     assert cluster.messages(topic) == []
     sink.publish(names, 0)
     assert ids_of(cluster.messages(topic)) == list(range(10))
@@ -250,8 +250,8 @@ def test_what_no_checkpoint_holds_is_dropped(cluster: MockCluster, topic: str, t
 
 def test_results_that_a_checkpoint_holds_must_be_there(cluster: MockCluster, topic: str, tmp_path: Path) -> None:
     sink = sink_of(cluster, topic, tmp_path, staged=True, resumes=True)
-    with pytest.raises(RunFailed, match=r"rows-000000\.arrow: results that a checkpoint holds cannot be read"):
-        sink.restore(["rows-000000.arrow"], 1)
+    with pytest.raises(RunFailed, match=r"part-000000\.arrow: results that a checkpoint holds cannot be read"):
+        sink.restore(["part-000000.arrow"], 1)
     with pytest.raises(RunFailed, match="which is no file of this sink"):
         sink.restore(["part-000000-00000.parquet"], 1)
     (tmp_path / ".sent.json").write_text("{")

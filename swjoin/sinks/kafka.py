@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _POLL_S = 0.1
 _JSON_ROWS = 8192  # made into messages at a time
 _ARROW_ROWS, _ARROW_BYTES = 16_384, 512 << 10  # of one message; a broker takes 1 MB unless told otherwise
-_FILE = re.compile(r"rows-(\d{6})\.arrow")
+_FILE = re.compile(r"part-(\d{6})\.arrow")
 Message = tuple[str | None, bytes, int]  # key, value, number of its first row
 
 
@@ -161,7 +161,7 @@ class KafkaSink:
         if not resumes:
             if self._note.exists():
                 raise UserError(f"{self._folder}: holds what another run has sent; choose another --out or remove it")
-            for path in self._folder.glob(".rows-*.arrow"):  # of a run that ended before its first checkpoint
+            for path in self._folder.glob(".part-*.arrow"):  # of a run that ended before its first checkpoint
                 path.unlink()
 
     # ------------------------------------------------------------ to the broker
@@ -220,7 +220,7 @@ class KafkaSink:
 
     @staticmethod
     def _name(generation: int) -> str:
-        return f"rows-{generation:06d}.arrow"
+        return f"part-{generation:06d}.arrow"
 
     def _hidden(self, name: str) -> Path:
         return self._folder / f".{name}"
@@ -284,7 +284,7 @@ class KafkaSink:
         self._kept.clear()
         if generation:
             self.publish(names, generation - 1)
-        for path in self._folder.glob(".rows-*.arrow"):
+        for path in self._folder.glob(".part-*.arrow"):
             path.unlink()
 
     # ------------------------------------------------------------ the end
