@@ -20,6 +20,7 @@ from swjoin.sections import (
     MeasureConfig,
     ModuleConfig,
     NodesConfig,
+    ObserveConfig,
     OverloadConfig,
     QueryConfig,
     ReorganizationConfig,
@@ -38,6 +39,7 @@ __all__ = [
     "MeasureConfig",
     "ModuleConfig",
     "NodesConfig",
+    "ObserveConfig",
     "OverloadConfig",
     "QueryConfig",
     "ReorganizationConfig",
@@ -71,6 +73,7 @@ class RunConfig:
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     on_overload: OverloadConfig = field(default_factory=OverloadConfig)
+    observe: ObserveConfig = field(default_factory=ObserveConfig)
     sink: SinkConfig = field(default_factory=SinkConfig)
 
     def __post_init__(self) -> None:
@@ -154,6 +157,7 @@ def to_plain(value: Any) -> Any:
 
 
 def digest(config: RunConfig) -> str:
-    """Identity of a configuration: 16 hex digits of SHA-256 over its canonical JSON."""
-    text = json.dumps(to_plain(config), sort_keys=True, separators=(",", ":"))
+    """Identity of a configuration: 16 hex digits of SHA-256 over its canonical JSON. Who looks on does not change a run."""
+    plain = {name: value for name, value in to_plain(config).items() if name != "observe"}
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

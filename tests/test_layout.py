@@ -33,6 +33,7 @@ FLOORS: list[tuple[str, ...]] = [
     ("cluster",),
     ("sources",),
     ("sinks",),
+    ("observe",),
     ("runtime",),
     ("api",),
     ("sweeps",),

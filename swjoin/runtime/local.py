@@ -173,6 +173,7 @@ class _CollectorThread(_RoleThread):
         while not self._shell.collector.finished and not self._shell.stopped:
             if self._stop_event.is_set():
                 raise _StoppedError
+            self._shell.observe()
             while not self.published.empty():
                 command = self.published.get()
                 self._shell.show(command.generation, stop=command.stop)
@@ -180,6 +181,7 @@ class _CollectorThread(_RoleThread):
                 self._shell.receive(self.chunks.get(timeout=_WAKE_S))
             except queue.Empty:
                 continue
+        self._shell.observe(last=True)
 
 
 class _SlaveThread(_RoleThread):
@@ -316,6 +318,8 @@ class _LocalLoop:
         self._stop = threading.Event()
         self._inbox: _ToMaster = queue.SimpleQueue()
         self._collector = _CollectorThread(collector, self._inbox, self._stop)
+        if shell.watcher is not None:
+            collector.tell = shell.watcher.board.take_collector
         self.slaves = [
             _SlaveThread(
                 Slave(SlaveId(s), config, shell.layouts, where=shell.where),
@@ -387,6 +391,7 @@ class _LocalLoop:
 
     def _step(self) -> None:
         """Take what the other roles say, deliver, and read one batch or wait."""
+        self.shell.observe()
         if self._realtime and not self._in_history:
             self._tick()
         while self.shell.outbox:
@@ -427,7 +432,7 @@ class _LocalLoop:
     def _patience_s(self) -> float:
         """How long the master may wait for the other roles: to its next boundary, at most a second."""
         if not self._realtime or self._in_history:
-            return 1.0
+            return 1.0 if self.shell.watcher is None else self.shell.watcher.patience_s
         due_us = min(self._boundary_us, *self._exchange_at_us)
         return max(0.0, min(due_us - self.clock.now_us(), 20_000)) / 1e6
 
