@@ -48,7 +48,10 @@ def test_what_is_locked_fits_what_is_asked_for() -> None:
 
     pinned = (line.split("==") for line in (ROOT / "requirements.lock").read_text().split())
     locked = {canonicalize_name(name): version for name, version in pinned}
-    wanted = [*lines("options", "install_requires"), *(r for e in ("spark", "plots", "flights", "dashboard", "dev") for r in extras()[e])]
+    wanted = [
+        *lines("options", "install_requires"),
+        *(r for e in ("spark", "plots", "flights", "dashboard", "dev") for r in extras()[e]),
+    ]
     for text in wanted:
         requirement = Requirement(text)
         assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), text

@@ -120,7 +120,12 @@ def _add_run(p: argparse.ArgumentParser) -> None:
 
 def add_dashboard(p: argparse.ArgumentParser) -> None:
     p.add_argument(
-        "--dashboard", metavar="PORT", type=int, nargs="?", const=0, help="serve a page on 127.0.0.1 to look on (default: a free port)"
+        "--dashboard",
+        metavar="PORT",
+        type=int,
+        nargs="?",
+        const=0,
+        help="serve a page on 127.0.0.1 to look on (default: a free port)",
     )
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from swjoin.batch import STREAM_NAMES, I64
+from swjoin.batch import I64, STREAM_NAMES
 from swjoin.deliveries import RunEvent
 
 EVENTS = 100  # of the newest
@@ -27,9 +27,10 @@ _MOST_LINES = 16  # slaves whose occupancy the history keeps
 
 
 class _Rates:
-    """Growth per second of named counts over the last RATE_SPAN_S."""
+    """Growth per second of named counts over the last `span_s`."""
 
-    def __init__(self) -> None:
+    def __init__(self, span_s: float) -> None:
+        self._span_s = span_s
         self._samples: deque[tuple[float, dict[str, float]]] = deque()
 
     def add(self, at_s: float, counts: dict[str, float]) -> None:
@@ -37,7 +38,7 @@ class _Rates:
         if any(counts[name] < last.get(name, 0) for name in counts):
             self._samples.clear()  # a recovery: counts went back
         self._samples.append((at_s, counts))
-        while len(self._samples) > 2 and self._samples[1][0] <= at_s - RATE_SPAN_S:
+        while len(self._samples) > 2 and self._samples[1][0] <= at_s - self._span_s:
             self._samples.popleft()
 
     def of(self, name: str) -> float:
@@ -52,7 +53,7 @@ class Board:
     """One run's. All methods may be called from any thread. wall_s: a clock that only goes forward."""
 
     def __init__(self, about: dict[str, Any], wall_s: Callable[[], float] = time.monotonic) -> None:
-        """about: what does not change, ready for JSON."""
+        """about: what does not change, ready for JSON; rates reach back two of its `distribution_epoch_s`, at least 2 s."""
         self._lock = threading.Lock()
         self._wall_s = wall_s
         self._about = {**about, "id": f"{time.time():.6f}"}
@@ -68,7 +69,8 @@ class Board:
         self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS)
         self._event_count = 0
         self._recoveries = 0
-        self._master_rates, self._collector_rates = _Rates(), _Rates()
+        self._rate_span_s = max(RATE_SPAN_S, 2 * float(about.get("distribution_epoch_s", 0)))
+        self._master_rates, self._collector_rates = _Rates(self._rate_span_s), _Rates(self._rate_span_s)
         self._history: deque[dict[str, Any]] = deque(maxlen=HISTORY_STEPS)
 
     # ------------------------------------------------------------ writing
@@ -82,7 +84,7 @@ class Board:
         """The roles have been made, perhaps anew: what was known of others does not hold for these."""
         with self._lock:
             self._phase = phase
-            self._master_rates, self._collector_rates = _Rates(), _Rates()
+            self._master_rates, self._collector_rates = _Rates(self._rate_span_s), _Rates(self._rate_span_s)
             self._collector = {}
 
     def take_master(self, view: dict[str, Any], owner: I64) -> None:
@@ -93,7 +95,7 @@ class Board:
             if owner is not self._owner:
                 self._owner = owner
                 self._map_version += 1
-            self._master_rates.add(now_s, {name: view["streams"][name]["tuples"] for name in STREAM_NAMES})
+            self._master_rates.add(now_s, {name: view["streams"][name]["ledger"]["delivered"] for name in STREAM_NAMES})
             if not self._history or now_s - self._began_s - self._history[-1]["t_s"] >= HISTORY_STEP_S:
                 self._history.append(self._moment(now_s))
 
@@ -164,6 +166,7 @@ class Board:
             }
 
     def _stream(self, name: str) -> dict[str, Any] | None:
+        """tuples_per_s: delivered to the slaves; reading goes ahead in large pieces."""
         stream = self._master.get("streams", {}).get(name)
         return None if stream is None else {**stream, "tuples_per_s": self._master_rates.of(name)}
 

@@ -9,7 +9,7 @@ Counters go back after a recovery, to where the checkpoint was; for Prometheus t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _metrics(snapshot: dict[str, Any]) -> Iterator[Metric]:
         if value is not None:
             yield CounterMetricFamily(name, text, value=float(value))
 
-    def labelled(kind: Any, name: str, text: str, label: str, values: list[tuple[str, float | None]]) -> Iterator[Metric]:
+    def labelled(kind: Any, name: str, text: str, label: str, values: Sequence[tuple[str, float | None]]) -> Iterator[Metric]:
         family = kind(name, text, labels=[label])
         for of, value in values:
             if value is not None:
@@ -101,7 +101,9 @@ def _metrics(snapshot: dict[str, Any]) -> Iterator[Metric]:
 
     results = snapshot["results"] or {}
     yield from counter("swjoin_results", "Pairs that the collector has received.", results.get("pairs"))
-    yield from gauge("swjoin_committed_epoch", "Last distribution epoch that all slaves have joined.", results.get("committed_epoch"))
+    yield from gauge(
+        "swjoin_committed_epoch", "Last distribution epoch that all slaves have joined.", results.get("committed_epoch")
+    )
     yield from _delays(snapshot["delay_s"] or {})
     for key, (name, text) in _SLAVE_GAUGES.items():
         rows = [(str(s["slave"]), s[key]) for s in snapshot["slaves"]]
@@ -114,7 +116,9 @@ def _metrics(snapshot: dict[str, Any]) -> Iterator[Metric]:
     checkpoints = snapshot["checkpoints"] or {}
     yield from counter("swjoin_checkpoints", "Checkpoints that are durable.", checkpoints.get("completed"))
     yield from gauge("swjoin_checkpoint_age_seconds", "Time since the last checkpoint began.", checkpoints.get("age_s"))
-    yield from gauge("swjoin_checkpoint_duration_seconds", "From its cut until the last one was durable.", checkpoints.get("last_s"))
+    yield from gauge(
+        "swjoin_checkpoint_duration_seconds", "From its cut until the last one was durable.", checkpoints.get("last_s")
+    )
     yield from gauge("swjoin_checkpoint_bytes", "Bytes of the last checkpoint.", checkpoints.get("bytes"))
 
     family = GaugeMetricFamily("swjoin_source", "What a source tells of itself.", labels=["stream", "name"])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swjoin.batch import STREAM_NAMES, I64, SourceBatch
+from swjoin.batch import I64, STREAM_NAMES, SourceBatch
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.master import Master
 from swjoin.cluster.metrics import COLUMNS

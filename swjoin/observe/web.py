@@ -132,5 +132,7 @@ def _listen(port: int) -> socket.socket:
         listener.listen(64)
     except OSError as error:
         listener.close()
-        raise UserError(f"--dashboard {port}: {HOST}:{port} cannot be used ({error.strerror}); choose another port, or 0") from None
+        raise UserError(
+            f"--dashboard {port}: {HOST}:{port} cannot be used ({error.strerror}); choose another port, or 0"
+        ) from None
     return listener
