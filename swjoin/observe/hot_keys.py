@@ -20,7 +20,7 @@ import numpy as np
 from swjoin.batch import I64, Bool
 from swjoin.errors import UserError
 
-ROWS_PER_S = 8192
+ROWS_PER_S = 16384
 SPAN_S = 30.0
 _LG_CAPACITY = 12  # 3,072 keys in each sketch
 _DEVIATIONS = 2.0  # of the sample's error
@@ -48,6 +48,7 @@ class HotKeys:
         self._chosen_later: int | None = None  # row of the open stratum that is chosen, counted from here
         self._second_s = self._began_s = -math.inf
         self._rows = self._sampled = 0  # in this second
+        self._enough = rows_per_s  # sampled rows at which the stride doubles
         self._waiting: list[tuple[I64, int]] = []  # chosen keys, and what each of them weighs
         self._spans = [self._empty(), self._empty()]  # the one being filled comes first
 
@@ -74,14 +75,18 @@ class HotKeys:
             self._waiting.append((chosen, self._stride))
 
     def _keep_pace(self, count: int, now_s: float) -> None:
-        """Choose the stride by the rate of the last second; within a second it only grows."""
+        """Choose the stride by the rate of the last second; within a second it only grows, by every further half of what is
+        meant for a second."""
         elapsed = now_s - self._second_s
         if elapsed >= 1.0:
             rate = 0.0 if math.isinf(elapsed) else self._rows / elapsed
             stride = math.ceil(rate / self._rows_per_s)
-            self._second_s, self._rows, self._sampled = now_s, 0, 0
+            self._second_s, self._rows, self._sampled, self._enough = now_s, 0, 0, self._rows_per_s
+        elif self._sampled >= self._enough:  # the rate has grown
+            stride = 2 * self._stride
+            self._enough = self._sampled + self._rows_per_s // 2
         else:
-            stride = self._stride * (2 if self._sampled >= self._rows_per_s else 1)
+            stride = self._stride
         self._rows += count
         stride = max(1, stride, math.ceil(count / self._rows_per_s))
         if stride != self._stride:  # the open stratum ends here
