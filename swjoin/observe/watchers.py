@@ -63,7 +63,7 @@ class MasterWatcher:
     """Fills a board from the master's own thread.
 
     begin: once the master is made, also after a recovery. Then it is told what passes: `read`, `took`, `performed`, `happened`;
-    `look` is for every round of the master's loop. close: at the end.
+    `look` is for every round of the master's loop; `end` and `close` when it is over.
     """
 
     def __init__(self, config: RunConfig, board: Board) -> None:
@@ -85,6 +85,7 @@ class MasterWatcher:
         self._reported: dict[int, float] = {}
         self._cost_ns = np.zeros(0)  # of a report, by partition-group
         self._in_history = config.measure.prefill_us > 0
+        self._ended = False
         self._moved_bytes = 0
         self._held_us: deque[int] = deque(maxlen=_HELD)
 
@@ -247,9 +248,17 @@ class MasterWatcher:
         told = {"waiting_tuples": waiting, "time_us": time_us, "idle": intake.idle, "ended": intake.ended, "ledger": ledger}
         return {**fields, **told}
 
-    def close(self, phase: str) -> None:
-        """The run is over; who looks on may see how it ended. phase: ended, stopped or failed."""
-        self.board.enter(phase)
+    def end(self, clock_us: int, sources: tuple[Source, Source]) -> None:
+        """The run is over, and went well. It can still be looked at."""
+        self.look(clock_us, sources)
+        self._ended = True
+        stopped = self._master is not None and self._master.checkpoints.stopped
+        self.board.enter("stopped" if stopped else "ended")
+
+    def close(self) -> None:
+        """The end of it, after `end` or a failure; who looks on gets a moment to see how it ended."""
+        if not self._ended:
+            self.board.enter("failed")
         if self.server is not None:
             self.server.close()
         if self.address_file is not None:

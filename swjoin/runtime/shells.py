@@ -95,8 +95,9 @@ class MasterShell:
         self._progress.close()
         if self.watcher is not None:
             if kind is None:
-                self.watcher.look(self.clock.now_us(), self.sources)
-            self.watcher.close("failed" if kind else "stopped" if self.master.checkpoints.stopped else "ended")
+                self.watcher.end(self.clock.now_us(), self.sources)
+            else:
+                self.watcher.close()
         for source in self.sources:
             source.close()
         if self.keeper is not None:
@@ -195,7 +196,9 @@ class MasterShell:
             raise RunFailed(f"{STREAM_NAMES[stream]}: {rows} rows were read of {expected}; the input changed while it was read")
 
     def forget_checkpoints(self) -> None:
-        """The run is complete and its report is written: there is nothing to go on from."""
+        """The run is complete and its report is written: there is nothing to go on from, and nothing more to look at."""
+        if self.watcher is not None:
+            self.watcher.close()
         if self.keeper is not None and not self.master.checkpoints.stopped:
             self.keeper.folder.remove()
 
