@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import pty
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -87,30 +90,30 @@ def test_hot_keys_of_a_fast_stream_are_within_their_bounds() -> None:
 
 @pytest.mark.parametrize("batch", [1, 7, 1000, 65_536])
 def test_keys_with_a_period_cannot_hide(batch: int) -> None:
-    keys = np.tile(np.arange(10, dtype=np.int64), 40_000)[: 400_000 if batch > 7 else 30_000]
+    keys = np.tile(np.arange(8, dtype=np.int64), 50_000)[: 400_000 if batch > 7 else 30_000]
     hot = HotKeys(10, rows_per_s=2000)
     top = hot.top(fill(hot, keys, 100_000, batch))
-    assert top["one_in"] == 50 or batch != 1000, "a multiple of the period"
-    assert top["one_in"] > 10
-    assert len(top["keys"]) == 10
+    assert top["one_in"] > 1
+    assert top["one_in"] % 8 == 0 or batch != 1000, "a multiple of the period"
+    assert len(top["keys"]) == 8
     assert abs(top["rows"] / len(keys) - 1) < 0.1
-    assert all(abs(k["share_ratio"] - 0.1) < 0.05 for k in top["keys"])
+    assert all(abs(k["share_ratio"] - 0.125) < 0.05 for k in top["keys"])
 
 
 @pytest.mark.parametrize("rate", [20_000, 1_000_000, 20_000_000])
 def test_few_rows_are_looked_at(rate: int) -> None:
     hot, keys, sampled = HotKeys(3), np.zeros(65_536, np.int64), 0
-    for at in range(0, 2 * rate, len(keys)):
+    for at in range(0, 4 * rate, len(keys)):
         hot.read(keys, None, at / rate)
         sampled += sum(len(chosen) for chosen, _ in hot._waiting)
         hot._waiting.clear()
-    assert 0 < sampled < 2 * 6 * ROWS_PER_S
+    assert 0 < sampled < 4 * 4 * ROWS_PER_S
     later = 0
-    for at in range(2 * rate, 3 * rate, len(keys)):
+    for at in range(4 * rate, 8 * rate, len(keys)):
         hot.read(keys, None, at / rate)
         later += sum(len(chosen) for chosen, _ in hot._waiting)
         hot._waiting.clear()
-    assert later < 2.5 * max(ROWS_PER_S, len(keys) if rate < len(keys) else 0), "once the rate is known"
+    assert later < 4 * 1.6 * ROWS_PER_S, "once the rate is known"
 
 
 def test_null_keys_are_none_and_old_keys_are_forgotten() -> None:
@@ -604,6 +607,28 @@ def test_top_shows_a_run_to_its_end() -> None:
     text = console.export_text()
     assert "swjoin ended" in text
     assert "[red]·[2Jbad" in text, "a key from the data is shown as it is, without markup and control characters"
+
+
+def test_q_leaves_top() -> None:
+    clock = Clock()
+    board = a_board(clock)
+    board.take_master(master_view(5), OWNER)
+    server = web.Server(board.snapshot, 0)
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([sys.executable, "-m", "swjoin", "top", str(server.port)], stdin=theirs, stdout=theirs, cwd=ROOT)
+    try:
+        shown, deadline = b"", time.monotonic() + 30
+        while b"running" not in shown:
+            assert time.monotonic() < deadline, shown
+            if select.select([ours], [], [], 0.1)[0]:
+                shown += os.read(ours, 65_536)
+        os.write(ours, b"q")
+        reader = threading.Thread(target=lambda: list(iter(lambda: os.read(ours, 65_536), b"")), daemon=True)
+        reader.start()  # what it still writes must not stop it
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        server.close()
 
 
 def key(text: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from swjoin.errors import UserError
 
 ROWS_PER_S = 16384
 SPAN_S = 30.0
+_PACE_S = 4.0  # over which that holds; sources are read in large pieces
 _LG_CAPACITY = 12  # 3,072 keys in each sketch
 _DEVIATIONS = 2.0  # of the sample's error
 
@@ -41,14 +42,15 @@ class HotKeys:
 
     def __init__(self, k: int, *, rows_per_s: int = ROWS_PER_S, span_s: float = SPAN_S, seed: int = 1) -> None:
         self._library = load_sketches()
-        self._k, self._rows_per_s, self._span_s = k, rows_per_s, span_s
+        self._k, self._span_s = k, span_s
+        self._most = int(rows_per_s * _PACE_S)  # rows in _PACE_S
         self._random = np.random.default_rng(seed)
         self._stride = 1
         self._next = 0  # rows from here to the next stratum
         self._chosen_later: int | None = None  # row of the open stratum that is chosen, counted from here
-        self._second_s = self._began_s = -math.inf
-        self._rows = self._sampled = 0  # in this second
-        self._enough = rows_per_s  # sampled rows at which the stride doubles
+        self._paced_s = self._began_s = -math.inf
+        self._rows = self._sampled = 0  # since then
+        self._enough = self._most  # sampled rows at which the stride doubles
         self._waiting: list[tuple[I64, int]] = []  # chosen keys, and what each of them weighs
         self._spans = [self._empty(), self._empty()]  # the one being filled comes first
 
@@ -75,20 +77,20 @@ class HotKeys:
             self._waiting.append((chosen, self._stride))
 
     def _keep_pace(self, count: int, now_s: float) -> None:
-        """Choose the stride by the rate of the last second; within a second it only grows, by every further half of what is
-        meant for a second."""
-        elapsed = now_s - self._second_s
-        if elapsed >= 1.0:
+        """Choose the stride by the rate of the last _PACE_S; meanwhile it only grows, with every further quarter of what is meant
+        for that time."""
+        elapsed = now_s - self._paced_s
+        if elapsed >= _PACE_S:
             rate = 0.0 if math.isinf(elapsed) else self._rows / elapsed
-            stride = math.ceil(rate / self._rows_per_s)
-            self._second_s, self._rows, self._sampled, self._enough = now_s, 0, 0, self._rows_per_s
+            stride = math.ceil(rate * _PACE_S / self._most)
+            self._paced_s, self._rows, self._sampled, self._enough = now_s, 0, 0, self._most
         elif self._sampled >= self._enough:  # the rate has grown
             stride = 2 * self._stride
-            self._enough = self._sampled + self._rows_per_s // 2
+            self._enough = self._sampled + self._most // 4
         else:
             stride = self._stride
         self._rows += count
-        stride = max(1, stride, math.ceil(count / self._rows_per_s))
+        stride = max(1, stride, math.ceil(count / self._most))
         if stride != self._stride:  # the open stratum ends here
             self._stride, self._next, self._chosen_later = stride, 0, None
 
