@@ -8,9 +8,12 @@ Stays out: what the collector decides (`cluster.collector`), its files (`runtime
 from __future__ import annotations
 
 import base64
+import json
 import signal
 from collections import deque
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from swjoin.errors import RunFailed
 from swjoin.runtime.channel import Channel
@@ -24,6 +27,7 @@ from swjoin.runtime.rank import (
     MASTER,
     PUBLISH,
     RESULTS,
+    STATUS,
     SUMMARY,
     VERDICT,
     Rank,
@@ -73,8 +77,10 @@ class CollectorRank(Rank):
         self.saved = deque()
         shell.start(channel.size - FIRST_SLAVE, setup["manifest"], self.saved.append)
         shell.clock = self.start_clock(channel, setup.get("clock_us"))
+        shell.tell = lambda view: channel.send_later(np.frombuffer(json.dumps(view).encode(), np.uint8), MASTER, STATUS)
         while not shell.collector.finished and not shell.stopped:
             self._collect_one(channel, shell)
+        shell.observe(last=True)
         me = identity(COLLECTOR, "collector", self.meter, self.start_rss_bytes)
         channel.send_json({"summary": shell.summary(), "rank": me}, MASTER, SUMMARY)
         while not channel.probe(MASTER, VERDICT):
@@ -88,6 +94,7 @@ class CollectorRank(Rank):
 
     def _collect_one(self, channel: Channel, shell: CollectorShell) -> None:
         channel.check()
+        shell.observe()
         if self.saved:
             self.tell_saved(channel)
         if channel.probe(channel.any, RESULTS):
