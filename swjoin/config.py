@@ -18,6 +18,8 @@ from swjoin.ends import ServeConfig, SinkConfig, StreamConfig
 from swjoin.sections import (
     CheckpointConfig,
     ClusterConfig,
+    KafkaConfig,
+    KafkaSinkConfig,
     MeasureConfig,
     ModuleConfig,
     NodesConfig,
@@ -35,6 +37,8 @@ from swjoin.sections import (
 __all__ = [
     "CheckpointConfig",
     "ClusterConfig",
+    "KafkaConfig",
+    "KafkaSinkConfig",
     "MeasureConfig",
     "ModuleConfig",
     "NodesConfig",

@@ -125,8 +125,8 @@ def open_job_sink(job: Job, plan: OutputPlan) -> Sink:
     from swjoin.sinks import open_sink
 
     staged = job.checkpoints is not None
-    kind, target = job.config.sink.kind, job.target or Path()
-    return open_sink(kind, target, plan, directory=job.directory, staged=staged, resumes=job.resumes)
+    sink, target = job.config.sink, job.target or Path()
+    return open_sink(sink.kind, target, plan, directory=job.directory, staged=staged, resumes=job.resumes, kafka=sink.kafka)
 
 
 class MetricsFile:

@@ -1,4 +1,4 @@
-"""Where results go: Parquet or CSV files, or nowhere but into count and digest.
+"""Where results go: Parquet or CSV files, a Kafka topic, or nowhere but into count and digest.
 
 What: the `Sink` protocol and `open_sink`.
 Why: the collector hands over pairs and commits; what a file looks like, and that it never looks whole before it is, is decided
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from swjoin.batch import Pairs
 
 if TYPE_CHECKING:
+    from swjoin.config import KafkaSinkConfig
     from swjoin.sinks.plan import OutputPlan
 
 
@@ -81,7 +82,14 @@ class CountSink:
 
 
 def open_sink(
-    kind: str, target: Path, plan: OutputPlan, *, directory: bool, staged: bool = False, resumes: bool = False
+    kind: str,
+    target: Path,
+    plan: OutputPlan,
+    *,
+    directory: bool,
+    staged: bool = False,
+    resumes: bool = False,
+    kafka: KafkaSinkConfig | None = None,
 ) -> Sink:
     """The sink of a run, checked before any work: UserError when `target` cannot be written.
 
@@ -89,6 +97,10 @@ def open_sink(
     """
     if kind in ("count", "flight"):
         return CountSink()
+    if kafka is not None:
+        from swjoin.sinks.kafka import KafkaSink
+
+        return KafkaSink(kafka, plan, target, staged=staged, resumes=resumes)
     from swjoin.sinks.files import FileSink
 
     if kind == "csv":

@@ -154,6 +154,13 @@ class Merge:
             lane.spoke_s = time.monotonic()
             self._changed.notify_all()
 
+    def has_room(self, name: str, nbytes: int) -> bool:
+        """Whether a push of so many bytes would not have to wait; for who must not wait for one lane, because it fills others,
+        too."""
+        with self._changed:
+            lane = self._lanes[name]
+            return self._closed or not lane.nbytes or lane.nbytes + nbytes <= self._lane_bytes
+
     def carry(self, name: str, time_us: int) -> None:
         """A producer promises that its rows from now on are not before this time."""
         with self._changed:
