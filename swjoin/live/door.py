@@ -25,7 +25,7 @@ import pyarrow.flight as flight
 
 from swjoin.batch import STREAM_NAMES, SourceBatch
 from swjoin.errors import RunFailed, UserError
-from swjoin.live.endpoint import Endpoint, Given, Metadata, read_pem, read_token
+from swjoin.live.endpoint import Endpoint, Given, Metadata, check_length, read_pem, read_token
 from swjoin.live.row_log import RowLog
 from swjoin.live.served import serve_log
 from swjoin.sections import ServeConfig
@@ -231,6 +231,7 @@ def parse_metadata(data: Any) -> Metadata:
     """What comes with a batch: nothing, or a JSON object. UserError otherwise."""
     if data is None or data.size == 0:
         return {}
+    check_length(data.size)
     try:
         plain = json.loads(data.to_pybytes())
     except (ValueError, RecursionError) as error:

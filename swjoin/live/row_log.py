@@ -50,7 +50,7 @@ class Place:
         try:
             rows = {int(g): int(n) for g, n in plain["rows"].items()}
             place = Place(int(plain["era"]), int(plain["below"]), rows)
-        except (TypeError, KeyError, ValueError, AttributeError):
+        except (TypeError, KeyError, ValueError, AttributeError, OverflowError):
             raise UserError("from: not a place; take one that came with a batch, 'start' or 'now'") from None
         if min([place.era, place.below, *rows, *rows.values()]) < 0:
             raise UserError("from: not a place; it holds negative numbers")
