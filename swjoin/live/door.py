@@ -32,6 +32,7 @@ from swjoin.sections import ServeConfig
 from swjoin.sources.flight import FlightSource
 from swjoin.sources.live import check_schema
 from swjoin.sources.merge import MergeClosedError
+from swjoin.units import MAX_SPAN_US
 
 _LATE_BYTES = 4 << 20
 _ACK_S = 0.1
@@ -152,7 +153,10 @@ class LiveDoor:
             if chunk.data is not None and chunk.data.num_rows:
                 self._take(source, session, context, chunk.data, said.get("row"))
             if "until_us" in said:
-                source.merge.carry(session.name, whole(said, "until_us"))
+                until_us = whole(said, "until_us")
+                if abs(until_us) >= MAX_SPAN_US:
+                    raise UserError(f"malformed: until_us {until_us} is out of range; it is in microseconds")
+                source.merge.carry(session.name, until_us)
             if said.get("end") is True and not ended:
                 ended = True
                 source.merge.end(session.name)
@@ -170,6 +174,8 @@ class LiveDoor:
         batch = source.chosen(batch)
         if row is not None:
             row = whole({"row": row}, "row")
+            if row < 0:
+                raise UserError(f"malformed: row {row}; rows are counted from 0")
 
         def given_up() -> bool:
             return session.replaced or self._closed or context.is_cancelled()
