@@ -37,6 +37,7 @@ from swjoin.units import MAX_SPAN_US
 _LATE_BYTES = 4 << 20
 _ACK_S = 0.1
 _LONGEST_NAME = 200
+_SMALL_BYTES = 1 << 10  # of a message, besides its rows
 LATE_SCHEMA = pa.schema([("stream", pa.string()), ("row_id", pa.uint64()), ("ts", pa.int64()), ("reason", pa.string())])
 
 
@@ -165,13 +166,11 @@ class LiveDoor:
                 _tell(acks, {"received": source.merge.received(session.name), "accepted": self._accepted(source, session.name)})
 
     def _take(self, source: FlightSource, session: _Session, context: Any, batch: pa.RecordBatch, row: Any) -> None:
-        limit = self._config.message_bytes
-        if batch.nbytes > limit:
-            raise UserError(
-                f"a batch of {batch.nbytes} bytes; this run takes {limit} at most (serve.message): send smaller ones"
-            )
-        batch.validate(full=True)
+        limit, nbytes = self._config.message_bytes, held_bytes(batch)
+        if nbytes > limit:
+            raise UserError(f"a batch of {nbytes} bytes; this run takes {limit} at most (serve.message): send smaller ones")
         batch = source.chosen(batch)
+        batch.validate(full=True)  # before anything looks into it, be it to count its bytes
         if row is not None:
             row = whole({"row": row}, "row")
             if row < 0:
@@ -181,6 +180,11 @@ class LiveDoor:
             return session.replaced or self._closed or context.is_cancelled()
 
         times, valid = source.times_of(batch)
+        if row is not None:  # rows that are there already must not keep the memory of the others
+            known = min(max(0, source.merge.received(session.name) - row), batch.num_rows)
+            batch, row, times, valid = batch.slice(known), row + known, times[known:], None if valid is None else valid[known:]
+        if nbytes > 2 * batch.nbytes + _SMALL_BYTES:
+            batch = batch.take(pa.array(range(batch.num_rows), pa.int64()))
         try:
             source.merge.push(session.name, batch, times, valid, row=row, given_up=given_up)
         except MergeClosedError:
@@ -245,6 +249,18 @@ def parse_metadata(data: Any) -> Metadata:
     if not isinstance(plain, dict):
         raise UserError("malformed: what comes with a batch is no JSON object")
     return plain
+
+
+def held_bytes(batch: pa.RecordBatch) -> int:
+    """What a batch keeps in memory: all of the messages that its columns are parts of. Looks at no value."""
+    roots: dict[int, int] = {}
+    for column in batch.columns:
+        for buffer in column.buffers():
+            if buffer is not None:
+                while buffer.parent is not None:
+                    buffer = buffer.parent
+                roots[buffer.address] = max(buffer.size, roots.get(buffer.address, 0))
+    return sum(roots.values())
 
 
 def whole(said: Metadata, key: str) -> int:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _WAKE_S = 0.1  # how soon somebody who waits sees that the merge has been closed
 MOST_LANES = 1024  # each is remembered for as long as the stream goes on
 MOST_FULL_LANES = 64  # rows that those who have gone left behind are kept, so the memory needs a bound over all lanes
+_MOST_PIECES = 4096  # of a lane: batches of few rows take far more memory than their rows
 _LEAST_ROWS = 4096  # that are taken before they have lingered
 
 
@@ -146,7 +147,7 @@ class Merge:
         times = times if valid is None else np.where(valid, times, BEGIN_OF_TIME_US)
         with self._changed:
             lane = self._lane(name)
-            while lane.nbytes and lane.nbytes + batch.nbytes > self._lane_bytes:
+            while len(lane.pieces) >= _MOST_PIECES or (lane.nbytes and lane.nbytes + batch.nbytes > self._lane_bytes):
                 if self._closed or given_up():
                     raise MergeClosedError
                 self._changed.wait(_WAKE_S)
