@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +36,7 @@ from swjoin.sources.merge import MergeClosedError
 from swjoin.units import MAX_SPAN_US
 
 _LATE_BYTES = 4 << 20
+_PREFIX = re.compile(r"^Flight (error: |returned [\w ]+ error, with message: )")
 _ACK_S = 0.1
 _LONGEST_NAME = 200
 _SMALL_BYTES = 1 << 10  # of a message, besides its rows
@@ -316,7 +318,7 @@ def plain_text(error: BaseException) -> str:
     text = " ".join(str(error).split())
     for noise in (". Detail:", ". gRPC client debug context", " gRPC client debug context"):
         text = text.partition(noise)[0]
-    return text.removeprefix("Flight error: ")
+    return _PREFIX.sub("", text)
 
 
 __all__ = ["LATE_SCHEMA", "LiveDoor", "client_tls", "plain_text"]
