@@ -12,6 +12,7 @@ import hmac
 import json
 import resource
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -63,6 +64,15 @@ def read_pem(path: str, key: str) -> bytes:
     if b"-----BEGIN" not in data:
         raise UserError(f"serve.{key} {path}: is no PEM file")
     return data
+
+
+def _check_pair(certificate: str, private_key: str) -> None:
+    """UserError when this is no certificate, or not with its key; gRPC would only say that it has not started."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, private_key, password="")
+    except (ssl.SSLError, OSError, ValueError) as error:
+        why = (getattr(error, "reason", None) or str(error)).lower().replace("_", " ")
+        raise UserError(f"serve.certificate {certificate}: does not go with serve.private_key {private_key} ({why})") from None
 
 
 class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
@@ -145,6 +155,7 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
         certificates = None
         if config.certificate is not None and config.private_key is not None:
             certificates = [(read_pem(config.certificate, "certificate"), read_pem(config.private_key, "private_key"))]
+            _check_pair(config.certificate, config.private_key)
         middleware = {} if config.token_file is None else {"token": _TokenCheck(read_token(config.token_file))}
         more_files()
         shown = f"[{host}]" if ":" in host else host
