@@ -14,12 +14,10 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from swjoin.ends import ServeConfig, SinkConfig, StreamConfig
+from swjoin.ends import KafkaConfig, KafkaSinkConfig, ServeConfig, SinkConfig, StreamConfig
 from swjoin.sections import (
     CheckpointConfig,
     ClusterConfig,
-    KafkaConfig,
-    KafkaSinkConfig,
     MeasureConfig,
     ModuleConfig,
     NodesConfig,
