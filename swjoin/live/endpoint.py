@@ -144,12 +144,14 @@ def _bind_error(config: ServeConfig, error: BaseException) -> UserError:
 class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
     """A Flight server. UserError when it cannot listen, or its certificate or token cannot be used.
 
-    port: instead of the configuration's. gets, puts, acts: handlers, by name; set them before clients come.
+    port: of a rank beside the master, instead of the configuration's. gets, puts, acts: handlers, by name; set them before clients come.
     """
 
     def __init__(self, config: ServeConfig, port: int | None = None) -> None:
         host, told = config.address
         wanted = told if port is None else port
+        if port is not None and not config.loopback:
+            host = "0.0.0.0"  # a rank on another host has not got the configured address
         tls = config.certificate is not None
         self._check_free(config, host, wanted)
         certificates = None

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import base64
 import json
+import platform
 import signal
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swjoin.errors import RunFailed
+from swjoin.errors import RunFailed, UserError
 from swjoin.runtime.channel import Channel
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.job import Job
@@ -62,6 +63,12 @@ class CollectorRank(Rank):
 
         def open_sink() -> dict[str, Any]:
             plan = OutputPlan.from_bytes(base64.b64decode(setup["plan"]))
+            serve, host = self.job.config.serve, platform.node()
+            if serve.listen is not None and serve.loopback and host != setup["host"]:
+                raise UserError(
+                    f"serve.listen {serve.listen}: the collector is on {host}, the master on {setup['host']}; listen where they "
+                    f"reach each other, with certificate, private_key and token_file, or give both ranks the same host"
+                )
             shell = self._shell = CollectorShell(self.job, plan, RunClock())
             return {"results": None if shell.offered is None else shell.offered.location}
 

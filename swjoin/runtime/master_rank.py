@@ -8,6 +8,7 @@ Stays out: what the master decides (`cluster.master`), its sources and files (`r
 from __future__ import annotations
 
 import base64
+import platform
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -93,7 +94,7 @@ class MasterRank(Rank):
             plan = base64.b64encode(shell.output_plan().to_bytes()).decode()
             layouts = [None if layout is None else [layout.fixed_bytes, layout.has_var] for layout in shell.layouts]
             where = None if shell.where is None else program_out(shell.where)
-            return {"plan": plan, "layouts": layouts, "where": where}
+            return {"plan": plan, "layouts": layouts, "where": where, "host": platform.node()}
 
         agree(channel, MASTER, open_shell)
         results = agree(channel, COLLECTOR, None)["results"]
