@@ -88,6 +88,16 @@ need_java() {
   fail "Spark needs Java 17 or newer; install openjdk-17-jre-headless or set JAVA_HOME"
 }
 
+# The tests of the dashboard open its page; where there is no browser they are skipped.
+want_browser() {
+  if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then return; fi
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "run.sh: installing Chromium" >&2
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium chromium-driver; } \
+      >/dev/null 2>&1 || echo "run.sh: installing chromium failed; the tests of the dashboard are skipped" >&2
+  fi
+}
+
 say() { printf '\n== %s\n' "$*"; }
 
 main_job() {
@@ -183,7 +193,7 @@ word=${1:-main}
 [ $# -gt 0 ] && shift
 case $word in
   main) need_environment; need_java; main_job ;;
-  test) need_environment; need_java; run_tests "$@" ;;
+  test) need_environment; need_java; want_browser; run_tests "$@" ;;
   long) need_environment; need_java; exec "$python" -m pytest -n 2 -m "long or newcomer" "$@" ;;
   swjoin) need_environment; cd "$called_from"; exec "$venv/bin/swjoin" "$@" ;;
   flights) need_environment; flights ;;

@@ -21,6 +21,7 @@ from swjoin.sections import (
     MeasureConfig,
     ModuleConfig,
     NodesConfig,
+    ObserveConfig,
     OverloadConfig,
     QueryConfig,
     ReorganizationConfig,
@@ -39,6 +40,7 @@ __all__ = [
     "MeasureConfig",
     "ModuleConfig",
     "NodesConfig",
+    "ObserveConfig",
     "OverloadConfig",
     "QueryConfig",
     "ReorganizationConfig",
@@ -73,6 +75,7 @@ class RunConfig:
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     on_overload: OverloadConfig = field(default_factory=OverloadConfig)
+    observe: ObserveConfig = field(default_factory=ObserveConfig)
     sink: SinkConfig = field(default_factory=SinkConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
 
@@ -110,6 +113,11 @@ class RunConfig:
     def live(self) -> bool:
         """Both streams come from outside, as they come."""
         return self.left.live
+
+    @property
+    def observed(self) -> bool:
+        """An account of the run is kept while it goes on: for a page, or for clients that ask for the status."""
+        return self.observe.enabled or self.serve.listen is not None
 
     def _check_live(self) -> None:
         check(self.left.live == self.right.live, "left and right: both are live (flight, kafka, watch), or neither")
@@ -178,6 +186,7 @@ def to_plain(value: Any) -> Any:
 
 
 def digest(config: RunConfig) -> str:
-    """Identity of a configuration: 16 hex digits of SHA-256 over its canonical JSON."""
-    text = json.dumps(to_plain(config), sort_keys=True, separators=(",", ":"))
+    """Identity of a configuration: 16 hex digits of SHA-256 over its canonical JSON. Who looks on does not change a run."""
+    plain = {name: value for name, value in to_plain(config).items() if name != "observe"}
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -64,6 +64,16 @@ class QueryConfig:
         return Bounds.of(self.lower_us, self.upper_us, self.exclusive)
 
     @property
+    def told(self) -> str:
+        """What is joined, for people."""
+        kind = "" if self.how == "inner" else f"{self.how} join, "
+        where = "" if self.where is None else f", where {self.where}"
+        if self.last is not None:
+            return f"{kind}last {self.last[0]:,} left, {self.last[1]:,} right tuples{where}"
+        low, high = ("<" if side in self.exclusive else "<=" for side in ("lower", "upper"))
+        return f"{kind}{self.lower_us / 1e6:g} s {low} right - left {high} {self.upper_us / 1e6:g} s{where}"
+
+    @property
     def kind(self) -> JoinKind:
         return JOIN_KINDS[self.how]
 
@@ -369,3 +379,27 @@ class OverloadConfig:
 
     def __post_init__(self) -> None:
         check(self.disk_bytes >= 1 << 20, "on_overload: disk must be at least 1MB")
+
+
+@dataclass(frozen=True)
+class ObserveConfig:
+    """Looking at a run while it runs. Off unless a port is given; then nothing is done for it.
+
+    port: of the page, /status.json and /metrics on 127.0.0.1; 0: a free one, which is printed. interval_us: how often the roles
+    are looked at. hot_keys: so many of the most frequent keys of each stream, from a sample; 0: none. board: keep the account
+    also without a port, for whoever asks in another way.
+    """
+
+    port: int | None = None
+    interval_us: int = 250_000
+    hot_keys: int = 10
+    board: bool = False
+
+    def __post_init__(self) -> None:
+        check(self.port is None or 0 <= self.port <= 65535, "observe: port must be 0 to 65535 (0: a free one)")
+        check(self.interval_us >= 10_000, "observe: interval must be at least 10ms")
+        check(0 <= self.hot_keys <= 1000, "observe: hot_keys must be 0 to 1000 (0: none)")
+
+    @property
+    def enabled(self) -> bool:
+        return self.port is not None or self.board

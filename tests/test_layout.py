@@ -35,6 +35,7 @@ FLOORS: list[tuple[str, ...]] = [
     ("sources",),
     ("sinks",),
     ("live",),
+    ("observe",),
     ("runtime",),
     ("api",),
     ("sweeps",),

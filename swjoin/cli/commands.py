@@ -1,6 +1,6 @@
 """One function per command: arguments -> configuration -> job -> runtime -> summary.
 
-What: `run_join`, `run_run`, `run_generate`, `run_verify`, `run_aggregate`, `run_events`, `run_plot`,
+What: `run_join`, `run_run`, `run_generate`, `run_verify`, `run_aggregate`, `run_events`, `run_top`, `run_plot`,
 `run_sweep`, `run_simulate`, `run_calibrate`, `run_plan`, and the hidden `run_rank` that mpirun starts.
 Why: commands differ only in what they build; every runtime takes the same `Job`.
 Stays out: parsing (`cli.main`), launching (`runtime.launch`).
@@ -9,6 +9,7 @@ Stays out: parsing (`cli.main`), launching (`runtime.launch`).
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -188,9 +189,12 @@ def start_run(args: argparse.Namespace, config: RunConfig | None) -> int:
     if args.resume is not None:
         if args.config is not None or args.overrides or args.out is not None:
             raise UserError("--resume: the run goes on as it was configured, in its own directory; leave everything else out")
-        return _start(resumed_job(Path(args.resume)), ranks, args.debug, args.threads)
+        job = resumed_job(Path(args.resume))
+        job = dataclasses.replace(job, config=observed(job.config, args.dashboard))
+        return _start(job, ranks, args.debug, args.threads)
     if config is None:
         raise UserError(f"the configuration is missing: swjoin {args.command} CONFIG.yaml, or --resume DIR")
+    config = observed(config, args.dashboard)
     out = Path(args.out or "runs/latest")
     target = None if config.sink.kind == "count" else out / "results"
     return _start(Job(config, target, True, out, None, _typed()), ranks, args.debug, args.threads)
@@ -212,6 +216,19 @@ def run_tail(args: argparse.Namespace) -> int:
     from swjoin.cli import live
 
     return live.run_tail(args)
+
+
+def observed(config: RunConfig, port: int | None) -> RunConfig:
+    """The same run with a page to look on at this port of 127.0.0.1 (0: a free one); None: as configured."""
+    if port is None:
+        return config
+    return dataclasses.replace(config, observe=dataclasses.replace(config.observe, port=port))
+
+
+def run_top(args: argparse.Namespace) -> int:
+    from swjoin.cli import watching
+
+    return watching.run_top(args)
 
 
 def resumed_job(folder: Path) -> Job:

@@ -45,6 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     aggregate = commands.add_parser("aggregate", help="turn the metrics of runs and sweeps into tables, by Spark")
     aggregate.add_argument("dirs", metavar="DIR", nargs="+", help="directory of a run or of a sweep")
     _add_events(commands.add_parser("events", help="tell what a run decided: moves, occupancies, active slaves"))
+    _add_top(commands.add_parser("top", help="look at a running join in the terminal"))
     _add_plot(commands.add_parser("plot", help="draw the figures of a run, or the figure of an experiment"))
     for spark in (verify, aggregate):
         spark.add_argument("--spark-master", metavar="URL", help="Spark master (default: local[*])")
@@ -118,6 +119,31 @@ def _add_run(p: argparse.ArgumentParser) -> None:
     p.add_argument("-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks (default: in-process)")
     _add_threads(p)
     p.add_argument("--out", metavar="DIR", help="directory of the run (default: runs/latest)")
+    add_dashboard(p)
+
+
+def add_dashboard(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "--dashboard",
+        metavar="PORT",
+        type=int,
+        nargs="?",
+        const=0,
+        help="serve a page on 127.0.0.1 to look on (default: a free port)",
+    )
+
+
+def _add_top(p: argparse.ArgumentParser) -> None:
+    p.description = "Look at a run that was started with --dashboard: rates, delay, slaves, hot keys, events. q ends it."
+    p.add_argument(
+        "address",
+        metavar="ADDRESS|PORT|DIR",
+        nargs="?",
+        default="runs/latest",
+        help="of the page, the run's directory, or grpc://...",
+    )
+    p.add_argument("--once", action="store_true", help="print how things stand, and end")
+    _add_secrets(p)
 
 
 def _add_serve(p: argparse.ArgumentParser) -> None:
@@ -126,10 +152,14 @@ def _add_serve(p: argparse.ArgumentParser) -> None:
     p.add_argument("--listen", metavar="HOST:PORT", help="of the endpoint (default: as configured, or 127.0.0.1:8815)")
 
 
+def _add_secrets(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--token-file", metavar="FILE", help="what the live run wants to see")
+    p.add_argument("--root-certificate", metavar="FILE", help="that signed the live run's certificate (PEM)")
+
+
 def _add_client(p: argparse.ArgumentParser) -> None:
     p.add_argument("address", metavar="ADDRESS", help="of the run: grpc://HOST:PORT, or grpc+tls://HOST:PORT")
-    p.add_argument("--token-file", metavar="FILE", help="what the run wants to see")
-    p.add_argument("--root-certificate", metavar="FILE", help="that signed the run's certificate (PEM)")
+    _add_secrets(p)
     p.add_argument("--retry", metavar="30s", default="0s", help="how long to try again when nobody answers (default: not)")
 
 

@@ -86,7 +86,7 @@ def timeline(events: Sequence[RunEvent]) -> list[Line]:
             text = "occupancy: " + ", ".join(_occupancy(e) for e in members)
             lines.append(Line(key[1], key[2], "occupancy", text))
         else:
-            lines += [Line(e.time_us, e.epoch, e.kind, _words(e, digits)) for e in members]
+            lines += [Line(e.time_us, e.epoch, e.kind, words(e, digits)) for e in members]
     return lines
 
 
@@ -95,7 +95,7 @@ def _occupancy(event: RunEvent) -> str:
     return f"slave {event.slave} {event.amount:.2f} {event.text}{joining}"
 
 
-def _words(event: RunEvent, digits: int) -> str:
+def words(event: RunEvent, digits: int = 0) -> str:
     """What happened, in plain words."""
     e, number = event, int(event.amount)
     active = f"{number} active slave{'' if number == 1 else 's'}"

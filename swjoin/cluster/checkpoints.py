@@ -45,6 +45,11 @@ class Checkpoints:
         return self._parts is not None
 
     @property
+    def began_us(self) -> int:
+        """When the last one began, or the one that was restored; on the run's clock."""
+        return self._began_us
+
+    @property
     def being_joined(self) -> bool:
         """Some slave may not have joined yet what was delivered before the cut."""
         return self._parts is not None and any(p.startswith("slave") for p in self._parts_wanted - self._parts.keys())

@@ -318,6 +318,11 @@ class Controller:
         self._log_move(now_us, "held", move)
         return move
 
+    @property
+    def emptying(self) -> frozenset[SlaveId]:
+        """Active slaves that yield everything and are to rest then."""
+        return frozenset(self._emptying)
+
     def owners(self) -> set[SlaveId]:
         """Slaves that have partition-groups, or get some."""
         return {SlaveId(s) for s in np.unique(self.map.owner).tolist()} | {m.consumer for m in self.moves.values()}

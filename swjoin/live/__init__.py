@@ -4,3 +4,7 @@ What: the room of `swjoin serve`, `push` and `tail`.
 Why: streams that arrive now come over a network, and whoever wants the results wants them as they are produced.
 Stays out: reading what was pushed (`sources.flight`), joining, what a dashboard shows (`observe`).
 """
+
+import os
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # whatever a client does wrong, gRPC would log it besides our one line

@@ -33,6 +33,10 @@ class ServerGoneError(RunFailed):
 def _said(error: BaseException) -> UserError | RunFailed:
     """What the other side complains of."""
     text = plain_text(error) or type(error).__name__
+    if "handshake failed" in text:
+        return UserError(f"{text}; does the run speak TLS (grpc+tls://, else grpc://), and is this its root certificate?")
+    if "failed to connect" in text and "Socket closed" in text:  # a run that has just died says the same
+        return ServerGoneError(f"{text}; if the run speaks TLS, write grpc+tls://")
     if isinstance(error, flight.FlightUnavailableError | flight.FlightCancelledError | flight.FlightTimedOutError):
         return ServerGoneError(text)
     if isinstance(error, flight.FlightUnauthenticatedError | flight.FlightUnauthorizedError):
@@ -190,6 +194,8 @@ class Client:
             options["tls_root_certs"] = _read(root_certificate, "root certificate")
         if token_file is not None:
             token = _read(token_file, "token file").decode(errors="replace").strip()
+        if token is not None and not (token.isascii() and token.isprintable() and token):
+            raise UserError("token: one line of printable ASCII characters is one")
         headers = [] if token is None else [(b"authorization", b"Bearer " + token.encode())]
         self.address = address
         self._options = flight.FlightCallOptions(headers=headers)
@@ -202,7 +208,7 @@ class Client:
     def schema(self, name: str) -> pa.Schema:
         """Columns of left, right, results, late or metrics."""
         try:
-            return self._client.get_schema(flight.FlightDescriptor.for_path(name), self._options).schema
+            return self._client.get_flight_info(flight.FlightDescriptor.for_path(name), self._options).schema
         except (pa.ArrowException, flight.FlightError) as error:
             raise _said(error) from None
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,16 +27,19 @@ import pyarrow.flight as flight
 from swjoin.batch import STREAM_NAMES, SourceBatch
 from swjoin.config import ServeConfig
 from swjoin.errors import RunFailed, UserError
-from swjoin.live.endpoint import Endpoint, Given, Metadata, read_pem, read_token
+from swjoin.live.endpoint import Endpoint, Given, Metadata, check_length, read_pem, read_token
 from swjoin.live.row_log import RowLog
 from swjoin.live.served import serve_log
 from swjoin.sources.flight import FlightSource
 from swjoin.sources.live import check_schema
 from swjoin.sources.merge import MergeClosedError
+from swjoin.units import MAX_SPAN_US
 
 _LATE_BYTES = 4 << 20
+_PREFIX = re.compile(r"^Flight (error: |returned [\w ]+ error, with message: )")
 _ACK_S = 0.1
 _LONGEST_NAME = 200
+_SMALL_BYTES = 1 << 10  # of a message, besides its rows
 LATE_SCHEMA = pa.schema([("stream", pa.string()), ("row_id", pa.uint64()), ("ts", pa.int64()), ("reason", pa.string())])
 
 
@@ -152,7 +156,10 @@ class LiveDoor:
             if chunk.data is not None and chunk.data.num_rows:
                 self._take(source, session, context, chunk.data, said.get("row"))
             if "until_us" in said:
-                source.merge.carry(session.name, whole(said, "until_us"))
+                until_us = whole(said, "until_us")
+                if abs(until_us) >= MAX_SPAN_US:
+                    raise UserError(f"malformed: until_us {until_us} is out of range; it is in microseconds")
+                source.merge.carry(session.name, until_us)
             if said.get("end") is True and not ended:
                 ended = True
                 source.merge.end(session.name)
@@ -161,20 +168,25 @@ class LiveDoor:
                 _tell(acks, {"received": source.merge.received(session.name), "accepted": self._accepted(source, session.name)})
 
     def _take(self, source: FlightSource, session: _Session, context: Any, batch: pa.RecordBatch, row: Any) -> None:
-        limit = self._config.message_bytes
-        if batch.nbytes > limit:
-            raise UserError(
-                f"a batch of {batch.nbytes} bytes; this run takes {limit} at most (serve.message): send smaller ones"
-            )
-        batch.validate(full=True)
+        limit, nbytes = self._config.message_bytes, held_bytes(batch)
+        if nbytes > limit:
+            raise UserError(f"a batch of {nbytes} bytes; this run takes {limit} at most (serve.message): send smaller ones")
         batch = source.chosen(batch)
+        batch.validate(full=True)  # before anything looks into it, be it to count its bytes
         if row is not None:
             row = whole({"row": row}, "row")
+            if row < 0:
+                raise UserError(f"malformed: row {row}; rows are counted from 0")
 
         def given_up() -> bool:
             return session.replaced or self._closed or context.is_cancelled()
 
         times, valid = source.times_of(batch)
+        if row is not None:  # rows that are there already must not keep the memory of the others
+            known = min(max(0, source.merge.received(session.name) - row), batch.num_rows)
+            batch, row, times, valid = batch.slice(known), row + known, times[known:], None if valid is None else valid[known:]
+        if nbytes > 2 * batch.nbytes + _SMALL_BYTES:
+            batch = batch.take(pa.array(range(batch.num_rows), pa.int64()))
         try:
             source.merge.push(session.name, batch, times, valid, row=row, given_up=given_up)
         except MergeClosedError:
@@ -231,6 +243,7 @@ def parse_metadata(data: Any) -> Metadata:
     """What comes with a batch: nothing, or a JSON object. UserError otherwise."""
     if data is None or data.size == 0:
         return {}
+    check_length(data.size)
     try:
         plain = json.loads(data.to_pybytes())
     except (ValueError, RecursionError) as error:
@@ -238,6 +251,18 @@ def parse_metadata(data: Any) -> Metadata:
     if not isinstance(plain, dict):
         raise UserError("malformed: what comes with a batch is no JSON object")
     return plain
+
+
+def held_bytes(batch: pa.RecordBatch) -> int:
+    """What a batch keeps in memory: all of the messages that its columns are parts of. Looks at no value."""
+    roots: dict[int, int] = {}
+    for column in batch.columns:
+        for buffer in column.buffers():
+            if buffer is not None:
+                while buffer.parent is not None:
+                    buffer = buffer.parent
+                roots[buffer.address] = max(buffer.size, roots.get(buffer.address, 0))
+    return sum(roots.values())
 
 
 def whole(said: Metadata, key: str) -> int:
@@ -293,7 +318,7 @@ def plain_text(error: BaseException) -> str:
     text = " ".join(str(error).split())
     for noise in (". Detail:", ". gRPC client debug context", " gRPC client debug context"):
         text = text.partition(noise)[0]
-    return text.removeprefix("Flight error: ")
+    return _PREFIX.sub("", text)
 
 
 __all__ = ["LATE_SCHEMA", "LiveDoor", "client_tls", "plain_text"]

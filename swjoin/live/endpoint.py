@@ -12,6 +12,7 @@ import hmac
 import json
 import resource
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +29,8 @@ _SHORTEST_TOKEN = 16
 _FILES = 8192  # that may be open, where the system allows it: every idle connection is one
 _SHUTDOWN_S = 2.0
 _STARTING_S = 120.0  # kernels may have to be compiled
+_LONGEST_LINE = 500
+LONGEST_REQUEST = 1 << 20  # bytes of a ticket, a command, an action, or what comes with a batch
 
 Metadata = dict[str, Any]
 Given = tuple[pa.Schema, Iterator[tuple[pa.RecordBatch, Metadata]]]
@@ -63,6 +66,15 @@ def read_pem(path: str, key: str) -> bytes:
     return data
 
 
+def _check_pair(certificate: str, private_key: str) -> None:
+    """UserError when this is no certificate, or not with its key; gRPC would only say that it has not started."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, private_key, password="")
+    except (ssl.SSLError, OSError, ValueError) as error:
+        why = (getattr(error, "reason", None) or str(error)).lower().replace("_", " ")
+        raise UserError(f"serve.certificate {certificate}: does not go with serve.private_key {private_key} ({why})") from None
+
+
 class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     """Every call must bring the token."""
 
@@ -88,15 +100,33 @@ def as_flight_errors() -> Iterator[None]:
     except flight.FlightError:
         raise
     except SwjoinError as error:
-        raise flight.FlightServerError(" ".join(str(error).split())) from None
+        raise flight.FlightServerError(one_line(error)) from None
+    except MemoryError as error:
+        raise flight.FlightServerError(f"no memory for this: {one_line(error)}") from None
     except (pa.ArrowException, ValueError, TypeError, KeyError) as error:
-        raise flight.FlightServerError(f"malformed: {' '.join(str(error).split())[:500]}") from None
+        raise flight.FlightServerError(f"malformed: {one_line(error)}") from None
+    except Exception as error:  # Flight would send the traceback
+        arrow = isinstance(error, OSError) and error.errno is None  # an Arrow message that cannot be read
+        what = "malformed" if arrow else f"internal error, {type(error).__name__}"
+        raise flight.FlightServerError(f"{what}: {one_line(error)}") from None
+
+
+def one_line(error: BaseException) -> str:
+    """A message that any terminal can show, and gRPC can carry: a header of more than 8 KB breaks the call."""
+    text = " ".join(str(error)[: 4 * _LONGEST_LINE].split())
+    text = "".join(c if c.isprintable() else "?" for c in text)
+    return text if len(text) <= _LONGEST_LINE else f"{text[:_LONGEST_LINE]}..."
+
+
+def check_length(nbytes: int) -> None:
+    """UserError when a request is longer than any that is meant."""
+    if nbytes > LONGEST_REQUEST:
+        raise UserError(f"a request of {nbytes} bytes; {LONGEST_REQUEST} are the most")
 
 
 def parse_request(data: bytes, word_key: str) -> Metadata:
     """A JSON object, or a bare word, which stands for {word_key: word}. UserError otherwise."""
-    if len(data) > 1 << 20:
-        raise UserError(f"a request of {len(data)} bytes; 1 MB is the most")
+    check_length(len(data))
     try:
         text = data.decode()
         plain = json.loads(text) if text.lstrip().startswith("{") else {word_key: text.strip()}
@@ -114,17 +144,20 @@ def _bind_error(config: ServeConfig, error: BaseException) -> UserError:
 class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
     """A Flight server. UserError when it cannot listen, or its certificate or token cannot be used.
 
-    port: instead of the configuration's. gets, puts, acts: handlers, by name; set them before clients come.
+    port: of a rank beside the master, instead of the configuration's. gets, puts, acts: handlers, by name; set them before clients come.
     """
 
     def __init__(self, config: ServeConfig, port: int | None = None) -> None:
         host, told = config.address
         wanted = told if port is None else port
+        if port is not None and not config.loopback:
+            host = "0.0.0.0"  # a rank on another host has not got the configured address
         tls = config.certificate is not None
         self._check_free(config, host, wanted)
         certificates = None
         if config.certificate is not None and config.private_key is not None:
             certificates = [(read_pem(config.certificate, "certificate"), read_pem(config.private_key, "private_key"))]
+            _check_pair(config.certificate, config.private_key)
         middleware = {} if config.token_file is None else {"token": _TokenCheck(read_token(config.token_file))}
         more_files()
         shown = f"[{host}]" if ":" in host else host
@@ -206,6 +239,7 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
             handler = self.acts.get(action.type)
             if handler is None:
                 raise UserError(f"there is no action {str(action.type)[:100]!r}; {_known(self.acts)}")
+            check_length(0 if action.body is None else action.body.size)
             body = b"{}" if action.body is None or action.body.size == 0 else action.body.to_pybytes()
             try:
                 request = json.loads(body)
@@ -214,6 +248,9 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
             if not isinstance(request, dict):
                 raise UserError("malformed request: no JSON object")
             return [flight.Result(json.dumps(handler(request)).encode())]
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        raise flight.FlightServerError("nothing is exchanged here: push rows (DoPut), take results (DoGet)")
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
         return [(name, (handler.__doc__ or "").split("\n")[0]) for name, handler in sorted(self.acts.items())]

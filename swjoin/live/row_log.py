@@ -50,7 +50,7 @@ class Place:
         try:
             rows = {int(g): int(n) for g, n in plain["rows"].items()}
             place = Place(int(plain["era"]), int(plain["below"]), rows)
-        except (TypeError, KeyError, ValueError, AttributeError):
+        except (TypeError, KeyError, ValueError, AttributeError, OverflowError):
             raise UserError("from: not a place; take one that came with a batch, 'start' or 'now'") from None
         if min([place.era, place.below, *rows, *rows.values()]) < 0:
             raise UserError("from: not a place; it holds negative numbers")
@@ -212,7 +212,7 @@ class RowLog:
             if place is None:
                 later = {} if final else {g: n for g, n in self._totals.items() if g >= self.published}
                 place = Place(self.era, self.published, later)
-            elif place.era > self.era:
+            elif self._unknown(place):
                 raise UserError("from: a place in another run's results")
             elif not self._in_files and not self._lossy and place.below < self._oldest:
                 raise UserError(_GONE)
@@ -220,6 +220,13 @@ class RowLog:
             reader.at = self._first
             self._readers.add(reader)
             return reader
+
+    def _unknown(self, place: Place) -> bool:
+        """No consumer of this log can have come so far. Places of earlier eras are judged by what became void since."""
+        if place.era != self.era:
+            return place.era > self.era
+        ahead = any(n > self._totals.get(g, n) for g, n in place.rows.items())
+        return place.below > self.published or ahead or max(place.rows, default=0) > max(self.published, *self._totals, 0)
 
     @property
     def readers(self) -> int:

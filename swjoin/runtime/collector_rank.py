@@ -8,11 +8,15 @@ Stays out: what the collector decides (`cluster.collector`), its files (`runtime
 from __future__ import annotations
 
 import base64
+import json
+import platform
 import signal
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from swjoin.errors import RunFailed
+import numpy as np
+
+from swjoin.errors import RunFailed, UserError
 from swjoin.runtime.channel import Channel
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.job import Job
@@ -24,6 +28,7 @@ from swjoin.runtime.rank import (
     MASTER,
     PUBLISH,
     RESULTS,
+    STATUS,
     SUMMARY,
     VERDICT,
     Rank,
@@ -58,6 +63,12 @@ class CollectorRank(Rank):
 
         def open_sink() -> dict[str, Any]:
             plan = OutputPlan.from_bytes(base64.b64decode(setup["plan"]))
+            serve, host = self.job.config.serve, platform.node()
+            if serve.listen is not None and serve.loopback and host != setup["host"]:
+                raise UserError(
+                    f"serve.listen {serve.listen}: the collector is on {host}, the master on {setup['host']}; listen where they "
+                    f"reach each other, with certificate, private_key and token_file, or give both ranks the same host"
+                )
             shell = self._shell = CollectorShell(self.job, plan, RunClock())
             return {"results": None if shell.offered is None else shell.offered.location}
 
@@ -73,8 +84,10 @@ class CollectorRank(Rank):
         self.saved = deque()
         shell.start(channel.size - FIRST_SLAVE, setup["manifest"], self.saved.append)
         shell.clock = self.start_clock(channel, setup.get("clock_us"))
+        shell.tell = lambda view: channel.send_later(np.frombuffer(json.dumps(view).encode(), np.uint8), MASTER, STATUS)
         while not shell.collector.finished and not shell.stopped:
             self._collect_one(channel, shell)
+        shell.observe(last=True)
         me = identity(COLLECTOR, "collector", self.meter, self.start_rss_bytes)
         channel.send_json({"summary": shell.summary(), "rank": me}, MASTER, SUMMARY)
         while not channel.probe(MASTER, VERDICT):
@@ -88,6 +101,7 @@ class CollectorRank(Rank):
 
     def _collect_one(self, channel: Channel, shell: CollectorShell) -> None:
         channel.check()
+        shell.observe()
         if self.saved:
             self.tell_saved(channel)
         if channel.probe(channel.any, RESULTS):

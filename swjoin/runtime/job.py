@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import platform
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from swjoin.loading import config_from_plain
 from swjoin.storage import AppendedFile
 
 if TYPE_CHECKING:
+    from swjoin.observe.watchers import MasterWatcher
     from swjoin.runtime.spill import SpillFolder
     from swjoin.sinks import Sink
     from swjoin.sinks.plan import OutputPlan
@@ -241,6 +243,35 @@ def open_spill(job: Job) -> SpillFolder | None:
         return None
     folder = Path(overload.directory) if overload.directory else job.run_dir or Path(tempfile.gettempdir())
     return SpillFolder(folder, overload.disk_bytes)
+
+
+def open_job_watcher(job: Job) -> MasterWatcher | None:
+    """Where the run can be looked at, if it can; the address is printed, and lies in the run's directory until the end.
+
+    UserError when the port is taken, or a library is missing.
+    """
+    from swjoin import __version__
+    from swjoin.observe.watchers import open_watcher
+    from swjoin.runtime.preflight import launcher_size
+
+    config = job.config
+    if not config.observed:
+        return None
+    return open_watcher(
+        config,
+        {
+            "command": job.command,
+            "version": __version__,
+            "pace": config.pace,
+            "runtime": "mpi" if launcher_size() > 1 else "in-process",
+            "join": config.query.told,
+            "host": platform.node(),
+            "distribution_epoch_s": config.cluster.distribution_epoch_us / 1e6,
+            "policy": config.reorganization.policy,
+            "sink": config.sink.kind,
+        },
+        job.run_dir,
+    )
 
 
 def late_target(job: Job) -> Path | None:

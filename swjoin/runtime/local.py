@@ -84,7 +84,7 @@ def run_local(job: Job, progress: bool, slave_count: int | None = None) -> dict[
         load_master_kernels(job.config, shell.layouts)
         load_slave_kernels(job.config, shell.layouts)
         clock = RunClock()
-        with _collector_of(job, shell, clock) as collector, stop_signals(job) as stop_wanted:
+        with shell.collector_beside(clock) as collector, stop_signals(job) as stop_wanted:
             loop = _LocalLoop(job, shell, collector, clock, slave_count, stop_wanted)
             shell.open_door()
             process: dict[str, Any] = {"rank": 0, "host": platform.node(), "role": "in-process", "start_rss_bytes": rss_bytes()}
@@ -120,10 +120,6 @@ def run_local(job: Job, progress: bool, slave_count: int | None = None) -> dict[
     publish(job, report)
     shell.forget_checkpoints()
     return report
-
-
-def _collector_of(job: Job, shell: MasterShell, clock: RunClock) -> CollectorShell:
-    return CollectorShell(job, shell.output_plan(), clock, None if shell.door is None else shell.door.endpoint)
 
 
 _ToMaster: TypeAlias = "queue.SimpleQueue[MasterEvent | BaseException | None]"
@@ -178,6 +174,7 @@ class _CollectorThread(_RoleThread):
         while not self._shell.collector.finished and not self._shell.stopped:
             if self._stop_event.is_set():
                 raise _StoppedError
+            self._shell.observe()
             while not self.published.empty():
                 command = self.published.get()
                 self._shell.show(command.generation, stop=command.stop)
@@ -185,6 +182,7 @@ class _CollectorThread(_RoleThread):
                 self._shell.receive(self.chunks.get(timeout=_WAKE_S))
             except queue.Empty:
                 continue
+        self._shell.observe(last=True)
 
 
 class _SlaveThread(_RoleThread):
@@ -392,6 +390,7 @@ class _LocalLoop:
 
     def _step(self) -> None:
         """Take what the other roles say, deliver, and read one batch or wait."""
+        self.shell.observe()
         if self._realtime and not self._in_history:
             self._tick()
         while self.shell.outbox:
@@ -432,7 +431,7 @@ class _LocalLoop:
     def _patience_s(self) -> float:
         """How long the master may wait for the other roles: to its next boundary, at most a second."""
         if not self._realtime or self._in_history:
-            return 1.0
+            return 1.0 if self.shell.watcher is None else self.shell.watcher.patience_s
         due_us = min(self._boundary_us, *self._exchange_at_us)
         return max(0.0, min(due_us - self.clock.now_us(), 20_000)) / 1e6
 

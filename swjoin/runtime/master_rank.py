@@ -8,6 +8,7 @@ Stays out: what the master decides (`cluster.master`), its sources and files (`r
 from __future__ import annotations
 
 import base64
+import platform
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ from swjoin.runtime.rank import (
     PUBLISH,
     REPORT,
     SAVED,
+    STATUS,
     SUMMARY,
     VERDICT,
     Rank,
@@ -92,7 +94,7 @@ class MasterRank(Rank):
             plan = base64.b64encode(shell.output_plan().to_bytes()).decode()
             layouts = [None if layout is None else [layout.fixed_bytes, layout.has_var] for layout in shell.layouts]
             where = None if shell.where is None else program_out(shell.where)
-            return {"plan": plan, "layouts": layouts, "where": where}
+            return {"plan": plan, "layouts": layouts, "where": where, "host": platform.node()}
 
         agree(channel, MASTER, open_shell)
         results = agree(channel, COLLECTOR, None)["results"]
@@ -106,6 +108,8 @@ class MasterRank(Rank):
         """A rank has died; `play` follows, on a new channel."""
         if self._failed_s is None:
             self._failed_s = time.monotonic()
+            if self._shell is not None and self._shell.watcher is not None:
+                self._shell.watcher.board.enter("recovering")
             self._delivered_then = 0 if self._shell is None else _delivered(self._shell.master)
 
     def play(self, channel: Channel) -> dict[str, Any]:
@@ -114,7 +118,7 @@ class MasterRank(Rank):
         manifest = self._start(channel, shell)
         self._serve(channel, shell)
         me = identity(MASTER, "master", self.meter, self.start_rss_bytes)
-        parts = self._gather(channel)
+        parts = self._gather(channel, shell)
         channel.slaves_are_done()
         stopped = shell.master.checkpoints.stopped
         report = build_report(
@@ -144,12 +148,13 @@ class MasterRank(Rank):
         return report
 
     @staticmethod
-    def _gather(channel: Channel) -> dict[int, dict[str, Any]]:
+    def _gather(channel: Channel, shell: MasterShell) -> dict[int, dict[str, Any]]:
         """Every other rank's summary. What of a checkpoint becomes durable now matters no more, but its sender must get rid of
         it."""
         parts: dict[int, dict[str, Any]] = {}
         while len(parts) < channel.size - 1:
             channel.check()
+            MasterRank._observe(channel, shell)
             if channel.probe(channel.any, SUMMARY):
                 rank = channel.source
                 parts[rank] = parse(channel.receive())
@@ -157,6 +162,7 @@ class MasterRank(Rank):
                 channel.sleep()
         while MasterRank._drop(channel):
             pass
+        MasterRank._take_status(channel, shell)
         return dict(sorted(parts.items()))
 
     @staticmethod
@@ -167,6 +173,17 @@ class MasterRank(Rank):
                 channel.receive()
                 return True
         return False
+
+    @staticmethod
+    def _observe(channel: Channel, shell: MasterShell) -> None:
+        """Now and then: who looks on sees how things stand here and at the collector."""
+        if shell.observe():
+            MasterRank._take_status(channel, shell)
+
+    @staticmethod
+    def _take_status(channel: Channel, shell: MasterShell) -> None:
+        while shell.watcher is not None and channel.probe(COLLECTOR, STATUS):
+            shell.watcher.board.take_collector(parse(channel.receive()))
 
     def finish(self, report: dict[str, Any]) -> None:
         """Everything is written and closed."""
@@ -239,6 +256,7 @@ class MasterRank(Rank):
         while shell.outbox or not shell.master.finished:
             self.place[0] = f"{self.where}, epoch {shell.master.epoch}"
             channel.check()
+            self._observe(channel, shell)
             if shell.outbox:
                 delivery = shell.outbox.popleft()
                 channel.send(pack_delivery(delivery), FIRST_SLAVE + delivery.slave, DELIVERY)

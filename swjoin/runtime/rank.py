@@ -29,7 +29,7 @@ from swjoin.runtime.report import peak_rss_bytes
 
 MASTER, COLLECTOR, FIRST_SLAVE = 0, 1, 2
 REPORT, DELIVERY, RESULTS, SUMMARY, VERDICT, FAILURE, WANT, STATE, MOVE_END, BEGIN = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
-SAVED, PUBLISH, BYE = 11, 12, 13
+SAVED, PUBLISH, BYE, STATUS = 11, 12, 13, 14
 NOTHING = np.empty(0, np.uint8)
 
 

@@ -42,6 +42,7 @@ from swjoin.messages import (
     TuplesRead,
     WritePairs,
 )
+from swjoin.observe.watchers import CollectorWatcher
 from swjoin.runtime.clock import ReadingProgress, RunClock
 from swjoin.runtime.job import (
     EventsFile,
@@ -51,6 +52,7 @@ from swjoin.runtime.job import (
     late_target,
     open_job_sink,
     open_job_sources,
+    open_job_watcher,
     open_spill,
     row_place,
 )
@@ -87,6 +89,9 @@ class MasterShell:
         self._spill = open_spill(job)
         self._events: EventsFile | None = None
         self._progress = ReadingProgress(progress, [s.rows_total for s in self.sources])
+        self.watcher = open_job_watcher(job)
+        if self.door is not None and self.watcher is not None:
+            self.door.status = self.watcher.board.snapshot
         self.master: Master
         self.clock: RunClock
 
@@ -95,6 +100,11 @@ class MasterShell:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._progress.close()
+        if self.watcher is not None:
+            if kind is None:
+                self.watcher.end(self.clock.now_us(), self.sources)
+            else:
+                self.watcher.close()
         if self.door is not None:
             self.door.close()
         for source in self.sources:
@@ -108,6 +118,13 @@ class MasterShell:
                 self._late.close()
             else:
                 self._late.abort()
+
+    def collector_beside(self, clock: RunClock) -> CollectorShell:
+        """The collector in the same process."""
+        shell = CollectorShell(self.job, self.output_plan(), clock, None if self.door is None else self.door.endpoint)
+        if self.watcher is not None:
+            shell.tell = self.watcher.board.take_collector
+        return shell
 
     def open_door(self) -> None:
         """Everything is there that clients may ask for."""
@@ -144,9 +161,13 @@ class MasterShell:
         if keeper is not None:
             keeper.restore(self.master, manifest, clock.now_us())
             self._progress.restart(sum(s.counts.tuples for s in self.master.streams))
+        if self.watcher is not None:
+            self.watcher.begin(self.master)
         self._perform(self.master.start(clock.now_us()))
 
     def handle(self, event: MasterEvent) -> None:
+        if self.watcher is not None:
+            self.watcher.took(event)
         try:
             commands = self.master.handle(event, self.clock.now_us())
         except LateRowError as error:
@@ -174,7 +195,16 @@ class MasterShell:
             self.handle(StreamEnded(stream))
         else:
             self._progress.advance(len(batch))
+            if self.watcher is not None:
+                self.watcher.read(stream, batch)
             self.handle(TuplesRead(stream, batch))
+
+    def observe(self) -> bool:
+        """In every round of the master's loop: let whoever looks on see how things stand. True when it was time for that."""
+        if self.watcher is None or not self.watcher.due():
+            return False
+        self.watcher.look(self.clock.now_us(), self.sources)
+        return True
 
     def listen(self) -> bool:
         """Take note of idle streams that have something to say again. False when there are no idle streams."""
@@ -189,7 +219,9 @@ class MasterShell:
             raise RunFailed(f"{STREAM_NAMES[stream]}: {rows} rows were read of {expected}; the input changed while it was read")
 
     def forget_checkpoints(self) -> None:
-        """The run is complete and its report is written: there is nothing to go on from."""
+        """The run is complete and its report is written: there is nothing to go on from, and nothing more to look at."""
+        if self.watcher is not None:
+            self.watcher.close()
         if self.keeper is not None and not self.master.checkpoints.stopped:
             for source in self.sources:
                 if is_live(source):
@@ -210,9 +242,13 @@ class MasterShell:
         )
         if self._events is not None:
             self._events.add(event)
+        if self.watcher is not None:
+            self.watcher.happened(event)
 
     def _perform(self, commands: list[MasterCommand]) -> None:
         for command in commands:
+            if self.watcher is not None:
+                self.watcher.performed(command)
             match command:
                 case ReadTuples(stream, instead):
                     self.wanted = stream, instead
@@ -260,6 +296,8 @@ class CollectorShell:
             plan.decode(empty_pairs(plan.left.layout, plan.right.layout))
             digest_pairs(np.empty(0, np.uint64), np.empty(0, np.uint64))
         self.keeper = None if job.checkpoints is None else CollectorKeeper(job, self._sink)
+        self._watcher = CollectorWatcher(job.config) if job.config.observed else None
+        self.tell: Callable[[dict[str, Any]], None] = lambda view: None  # the runtime's
         self._metrics: MetricsFile | None = None
 
     def __enter__(self) -> Self:
@@ -299,6 +337,8 @@ class CollectorShell:
         """Begin, or go on from this checkpoint. on_saved: takes PartSaved, to be sent to the master."""
         self.stopped = False
         self.collector = Collector(slave_count, materialised=self.job.config.sink.kind != "count")
+        if self._watcher is not None:
+            self._watcher.begin()
         if self.keeper is not None:
             assert on_saved is not None, "a run with checkpoints has to hear what is durable"
             self._metrics = self.keeper.begin(self.collector, manifest_name, on_saved)
@@ -308,6 +348,8 @@ class CollectorShell:
     def receive(self, chunk: ResultChunk) -> None:
         commands = self.collector.handle(ResultsReceived(chunk), self.clock.now_us())
         rows = self.collector.take_metrics()
+        if self._watcher is not None:
+            self._watcher.took(rows)
         if self._metrics is not None:
             self._metrics.add(rows)
         if self.offered is not None:
@@ -320,6 +362,11 @@ class CollectorShell:
                     self.keeper.save(generation, snapshot)
                 case _:
                     pass
+
+    def observe(self, *, last: bool = False) -> None:
+        """In every round of the collector's loop: `tell` now and then what the master is to put on its board (`observe`)."""
+        if self._watcher is not None and (last or self._watcher.due()):
+            self.tell(self._watcher.view(self.collector))
 
     def show(self, generation: int, *, stop: bool) -> None:
         """The checkpoint that ends this generation is complete; with `stop`, so is the run for now."""

@@ -92,8 +92,10 @@ def _rehash(table: I64, arena: U8, arena_offsets: I64, count: int) -> None:
 class Dictionary:
     """Byte strings -> codes 0, 1, 2, ... in order of first appearance. RunFailed above `limit_bytes`."""
 
-    def __init__(self, limit_bytes: int = 4 << 30) -> None:
+    def __init__(self, limit_bytes: int = 4 << 30, kinds: Sequence[str] = (BYTES,)) -> None:
+        """kinds: of the key's columns."""
         self.limit_bytes = limit_bytes
+        self.kinds = tuple(kinds)
         self._table = np.zeros(1 << 12, np.int64)
         self._arena = np.empty(1 << 16, np.uint8)
         self._offsets = np.zeros(1 << 11, np.int64)
@@ -118,6 +120,22 @@ class Dictionary:
         """Lengths and bytes of the codes from `first` on; views that do not change."""
         offsets = self._offsets[first : len(self) + 1]
         return np.diff(offsets), self._arena[offsets[0] : offsets[-1]]
+
+    def text(self, code: int) -> str:
+        """The key of a code as people read it; columns are separated by commas."""
+        data = self._arena[self._offsets[code] : self._offsets[code + 1]].tobytes()
+        if len(self.kinds) == 1:
+            return data.decode(errors="replace")
+        parts, at = [], 0
+        for kind in self.kinds:
+            number = int.from_bytes(data[at : at + 8], "little", signed=True)  # a value, or how many bytes follow
+            at += 8
+            if kind == BYTES:
+                parts.append(data[at : at + number].decode(errors="replace"))
+                at += number
+            else:
+                parts.append(str(number))
+        return ", ".join(parts)
 
     def restore(self, lengths: I64, data: U8) -> None:
         """The codes 0, 1, ... again, into a dictionary that is empty."""
@@ -201,7 +219,7 @@ class KeyEncoder:
                 )
         self._kinds = [_kind(name, kind) for name, kind in left]
         self.native = self._kinds == [INTEGER]
-        self.dictionary = Dictionary()
+        self.dictionary = Dictionary(kinds=self._kinds)
 
     def encode(self, columns: list[pa.Array]) -> tuple[I64, Bool | None]:
         """int64 keys of n rows, and which are valid (None: all); a null in any column makes the key null."""

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _WAKE_S = 0.1  # how soon somebody who waits sees that the merge has been closed
+MOST_LANES = 1024  # each is remembered for as long as the stream goes on
+MOST_FULL_LANES = 64  # rows that those who have gone left behind are kept, so the memory needs a bound over all lanes
+_MOST_PIECES = 4096  # of a lane: batches of few rows take far more memory than their rows
 _LEAST_ROWS = 4096  # that are taken before they have lingered
 
 
@@ -93,7 +96,7 @@ class Merge:
             if lane is None:
                 self._check_room()
                 lane = self._lanes[name] = _Lane(passing=passing)
-            lane.ended, lane.spoke_s = False, time.monotonic()
+            lane.ended, lane.spoke_s = self._finished, time.monotonic()
             self._changed.notify_all()
             return lane.received
 
@@ -102,6 +105,16 @@ class Merge:
             raise UserError("the stream has ended; no producer can join it any more")
         if self._expected and len(self._lanes) >= self._expected:
             raise UserError(f"the stream has its {self._expected} producers already; go on under one of their names")
+        if len(self._lanes) >= MOST_LANES:
+            raise UserError(f"the stream has {MOST_LANES} producers already; go on under one of their names")
+        if sum(lane.nbytes for lane in self._lanes.values()) >= MOST_FULL_LANES * self._lane_bytes:
+            raise UserError(f"the rows of {len(self._lanes)} producers wait already; try again later")
+
+    def _lane(self, name: str) -> _Lane:
+        lane = self._lanes.get(name)
+        if lane is None:  # one that passed, and the stream has been ended by somebody else
+            raise UserError("the stream has ended for this producer; its rows from now on are not joined")
+        return lane
 
     def received(self, name: str) -> int:
         """Rows of this lane so far."""
@@ -133,8 +146,8 @@ class Merge:
         """
         times = times if valid is None else np.where(valid, times, BEGIN_OF_TIME_US)
         with self._changed:
-            lane = self._lanes[name]
-            while lane.nbytes and lane.nbytes + batch.nbytes > self._lane_bytes:
+            lane = self._lane(name)
+            while len(lane.pieces) >= _MOST_PIECES or (lane.nbytes and lane.nbytes + batch.nbytes > self._lane_bytes):
                 if self._closed or given_up():
                     raise MergeClosedError
                 self._changed.wait(_WAKE_S)
@@ -143,6 +156,8 @@ class Merge:
             known = 0 if row is None else lane.received - row
             if known < 0:
                 raise UserError(f"row {row} comes after {lane.received} rows; {-known} rows are missing")
+            if lane.ended and known < len(times):
+                raise UserError("the stream has ended for this producer; its rows from now on are not joined")
             if known:
                 batch, times = batch.slice(min(known, len(times))), times[known:]
             places = np.maximum(np.maximum.accumulate(times), max(lane.high_us, self._emitted_us))
@@ -164,22 +179,26 @@ class Merge:
     def carry(self, name: str, time_us: int) -> None:
         """A producer promises that its rows from now on are not before this time."""
         with self._changed:
-            lane = self._lanes[name]
+            lane = self._lane(name)
             lane.high_us, lane.spoke_s = max(lane.high_us, time_us), time.monotonic()
             self._changed.notify_all()
 
     def end(self, name: str) -> None:
         """A producer has no more rows."""
         with self._changed:
-            self._lanes[name].ended = True
+            self._lane(name).ended = True
             self._drop_passed()
             self._changed.notify_all()
 
     def leave(self, name: str) -> None:
-        """A producer has gone, and may come back; one that cannot has ended."""
+        """A producer has gone, and may come back; one that cannot has ended. One that has brought nothing is forgotten: nobody
+        waits for a name that was only tried."""
         with self._changed:
             lane = self._lanes.get(name)
-            if lane is not None and lane.passing:
+            if lane is not None and not lane.received and not lane.ended:
+                del self._lanes[name]
+                self._changed.notify_all()
+            elif lane is not None and lane.passing:
                 lane.ended = True
                 self._drop_passed()
                 self._changed.notify_all()
