@@ -66,8 +66,8 @@ class CollectorRank(Rank):
             serve, host = self.job.config.serve, platform.node()
             if serve.listen is not None and serve.loopback and host != setup["host"]:
                 raise UserError(
-                    f"serve.listen {serve.listen}: the collector is on {host}, the master on {setup['host']}; listen where they "
-                    f"reach each other, with certificate, private_key and token_file, or give both ranks the same host"
+                    f"serve.listen {serve.listen}: the collector is on {host}, the master on {setup['host']}; listen where "
+                    f"they reach each other, with certificate, private_key and token_file, or give both the same host"
                 )
             shell = self._shell = CollectorShell(self.job, plan, RunClock())
             return {"results": None if shell.offered is None else shell.offered.location}
