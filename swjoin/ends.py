@@ -34,7 +34,8 @@ class FlightConfig:
 class KafkaConfig:
     """A Kafka topic. servers: bootstrap servers, host:port,... format: `json`, an object per message with a field per column;
     `arrow`, an Arrow IPC stream per message. start: where a stream begins without a checkpoint. until_end: it ends at the
-    offsets that were the topic's last when the run began. properties: of librdkafka, name=value.
+    offsets that were the topic's last when the run began. properties: of librdkafka, name=value; a value @FILE stands for what
+    is in that file.
     """
 
     servers: str

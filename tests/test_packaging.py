@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import configparser
 import re
 from pathlib import Path
@@ -55,18 +54,6 @@ def test_what_is_locked_fits_what_is_asked_for() -> None:
     for text in wanted:
         requirement = Requirement(text)
         assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), text
-
-
-def test_extras_that_nothing_uses_yet_are_told() -> None:
-    """When live sources come, the comment in setup.cfg must go."""
-    used = set()
-    for path in (ROOT / "swjoin").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-                used |= {name.split(".")[0] for name in names}
-    unused = not used & {"confluent_kafka"}
-    assert unused == ("Nothing imports this one yet" in (ROOT / "setup.cfg").read_text())
 
 
 def test_the_version_is_said_once_and_has_a_place_in_the_changelog() -> None:
