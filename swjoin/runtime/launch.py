@@ -23,6 +23,7 @@ from typing import TextIO
 from swjoin.runtime.job import Job
 from swjoin.runtime.preflight import find_mpirun
 from swjoin.runtime.report import partial_report, write_json
+from swjoin.runtime.stopping import STOP_SIGNALS
 
 _GRACE_S = 10.0
 _FAILED_TO_START = "listener thread failed to start"  # of mpirun's own server, before any rank: once in thousands of starts
@@ -53,7 +54,7 @@ def mpirun_command(mpirun: Path, ranks: int, job_file: Path, debug: bool, *, sur
 
 
 def launch(job: Job, ranks: int, debug: bool) -> int:
-    """Start the ranks, pass their output on, return their exit code. SIGINT and SIGTERM end them all."""
+    """Start the ranks, pass their output on, return their exit code. SIGINT, SIGTERM and SIGUSR1 end them all."""
     return launch_told(job, ranks, debug)[0]
 
 
@@ -107,7 +108,7 @@ def _watch(process: subprocess.Popen[str], first_signal: signal.Signals, told: T
         process.send_signal(first_signal if len(stopping) == 1 else signal.SIGTERM)
 
     here = threading.current_thread() is threading.main_thread()  # elsewhere signals do what they always do
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM) if here}
+    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS if here}
     said = ""
     unsaid: list[str] = []
     try:
