@@ -9,6 +9,7 @@ Stays out: parsing (`cli.main`), launching (`runtime.launch`).
 from __future__ import annotations
 
 import argparse
+import platform
 import sys
 from pathlib import Path
 from typing import Any
@@ -143,12 +144,12 @@ def _typed() -> str:
     return " ".join(["swjoin", *sys.argv[1:]])
 
 
-def _start(job: Job, ranks: int | None, debug: bool, threads: int | None) -> int:
+def _start(job: Job, ranks: int | None, debug: bool, threads: int | None, hostfile: Path | None = None) -> int:
     """Run a job in-process, on MPI ranks that we launch, or as one of the ranks that somebody launched."""
     from swjoin.runtime import launch, preflight
 
     if ranks is not None:
-        return launch.launch(job, ranks, debug)
+        return launch.launch(job, ranks, debug, hostfile)
     if preflight.launcher_size() > 1:
         preflight.check_world()
         return _play_rank(job, debug)
@@ -171,24 +172,46 @@ def run_rank(args: argparse.Namespace) -> int:
     from swjoin.runtime import preflight
 
     preflight.check_world()
-    return _play_rank(Job.from_json(Path(args.job).read_text()), args.debug)
+    try:
+        text = Path(args.job).read_text()
+    except OSError as error:
+        where = Path(args.job).parent
+        raise UserError(f"{where} on {platform.node()}: the job cannot be read ({error.strerror}); all hosts must share --out") from None
+    return _play_rank(Job.from_json(text), args.debug)
 
 
 # ---------------------------------------------------------------- run
 
 
+def hostfile(args: argparse.Namespace) -> Path | None:
+    """The file of --hostfile. UserError when it cannot be used."""
+    if args.hostfile is None:
+        return None
+    path = Path(args.hostfile)
+    if args.ranks is None:
+        raise UserError("--hostfile: say how many ranks to start on these hosts with -n")
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise UserError(f"--hostfile {path}: cannot be read ({reason})") from None
+    if not any(line.split("#")[0].strip() for line in lines):
+        raise UserError(f"--hostfile {path}: names no host; write lines such as: node01 slots=4")
+    return path.absolute()
+
+
 def run_run(args: argparse.Namespace) -> int:
-    ranks = _ranks(args)
+    ranks, hosts = _ranks(args), hostfile(args)
     if args.resume is not None:
         if args.config is not None or args.overrides or args.out is not None:
             raise UserError("--resume: the run goes on as it was configured, in its own directory; leave everything else out")
-        return _start(resumed_job(Path(args.resume)), ranks, args.debug, args.threads)
+        return _start(resumed_job(Path(args.resume)), ranks, args.debug, args.threads, hosts)
     if args.config is None:
         raise UserError("the configuration is missing: swjoin run CONFIG.yaml, or --resume DIR")
     config = load_config(given_or_shipped(args.config), args.overrides)
     out = Path(args.out or "runs/latest")
     target = None if config.sink.kind == "count" else out / "results"
-    return _start(Job(config, target, True, out, None, _typed()), ranks, args.debug, args.threads)
+    return _start(Job(config, target, True, out, None, _typed()), ranks, args.debug, args.threads, hosts)
 
 
 def resumed_job(folder: Path) -> Job:

@@ -112,6 +112,7 @@ def _add_run(p: argparse.ArgumentParser) -> None:
     p.add_argument("--resume", metavar="DIR", help="go on from the last checkpoint of a run, on as many ranks as you like")
     p.add_argument("--set", dest="overrides", metavar="path.to.key=value", action="append", default=[])
     p.add_argument("-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks (default: in-process)")
+    p.add_argument("--hostfile", metavar="F", help="with -n: ranks on these hosts (HOST slots=N per line); all share --out")
     _add_threads(p)
     p.add_argument("--out", metavar="DIR", help="directory of the run (default: runs/latest)")
 

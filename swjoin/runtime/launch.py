@@ -16,10 +16,12 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
+from swjoin.errors import UserError
 from swjoin.runtime.job import Job
 from swjoin.runtime.preflight import find_mpirun
 from swjoin.runtime.report import partial_report, write_json
@@ -31,42 +33,79 @@ _AGAIN = -1
 _TERMINATED = "stopped by SIGTERM\n"  # a rank that the launcher stopped because another one died
 
 
-def mpirun_options(mpirun: Path, ranks: int) -> list[str]:
-    """mpirun and its options, for `ranks` ranks on this machine (loopback and shared memory only)."""
+def several_hosts(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether mpirun would by itself use more than this host: it runs inside an allocation of several."""
+    return environment.get("SLURM_JOB_NUM_NODES", "1") != "1"
+
+
+def mpirun_options(mpirun: Path, ranks: int, hostfile: Path | None = None) -> list[str]:
+    """mpirun and its options, for `ranks` ranks: on this machine, over loopback and shared memory only, or on several hosts.
+
+    hostfile: names of hosts and their slots; MPI then chooses the transports, and its own settings (OMPI_MCA_...) steer it.
+    """
     command = [str(mpirun), "-n", str(ranks)]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-run-as-root")
+    if hostfile is not None or several_hosts():
+        if hostfile is not None:
+            command += ["--hostfile", str(hostfile)]
+        if "SWJOIN_PLAIN" in os.environ:
+            command += ["-x", "SWJOIN_PLAIN"]
+        return [*command, "--bind-to", "none"]
     if ranks > (os.cpu_count() or 1):
         command.append("--oversubscribe")
     return [*command, "--bind-to", "none", "--mca", "btl", "self,sm", "--mca", "pml", "ob1"]
 
 
-def mpirun_command(mpirun: Path, ranks: int, job_file: Path, debug: bool, *, survives: bool = False) -> list[str]:
-    """The command line that starts `ranks` ranks of a job on this machine.
+def mpirun_command(
+    mpirun: Path, ranks: int, job_file: Path, debug: bool, *, survives: bool = False, hostfile: Path | None = None
+) -> list[str]:
+    """The command line that starts `ranks` ranks of a job.
 
     survives: a rank that dies does not end the others (User Level Failure Mitigation, which Open MPI 5 has).
     """
-    options = mpirun_options(mpirun, ranks)
+    options = mpirun_options(mpirun, ranks, hostfile)
     if survives:
         options += ["--with-ft", "ulfm"]
     command = [*options, sys.executable, "-m", "swjoin", "_rank", str(job_file)]
     return [*command, "--debug"] if debug else command
 
 
-def launch(job: Job, ranks: int, debug: bool) -> int:
+@contextlib.contextmanager
+def _job_file(job: Job, hostfile: Path | None) -> Iterator[Path]:
+    """Where ranks find the job: in a temporary folder, or, when other hosts must read it, in the run's own directory."""
+    if job.run_dir is None or not (hostfile is not None or several_hosts()):
+        with tempfile.TemporaryDirectory(prefix="swjoin-") as folder:
+            path = Path(folder) / "job.json"
+            path.write_text(job.to_json())
+            yield path
+        return
+    path = job.run_dir.absolute() / f".job-{os.getpid()}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(job.to_json())
+    except OSError as error:
+        raise UserError(f"{path.parent}: cannot be written ({error.strerror}); all hosts must share it") from None
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def launch(job: Job, ranks: int, debug: bool, hostfile: Path | None = None) -> int:
     """Start the ranks, pass their output on, return their exit code. SIGINT, SIGTERM and SIGUSR1 end them all."""
-    return launch_told(job, ranks, debug)[0]
+    return launch_told(job, ranks, debug, hostfile=hostfile)[0]
 
 
-def launch_told(job: Job, ranks: int, debug: bool = False, *, quiet: bool = False) -> tuple[int, str]:
+def launch_told(
+    job: Job, ranks: int, debug: bool = False, *, quiet: bool = False, hostfile: Path | None = None
+) -> tuple[int, str]:
     """The same; returns the exit code, and what went wrong. quiet: nothing is printed."""
     started = time.time()
-    with tempfile.TemporaryDirectory(prefix="swjoin-") as folder:
-        job_file = Path(folder) / "job.json"
-        job_file.write_text(job.to_json())
+    with _job_file(job, hostfile) as job_file:
         checkpointed = job.checkpoints is not None
         survives = checkpointed and job.config.checkpoint.recover
-        command = mpirun_command(find_mpirun(), ranks, job_file, debug, survives=survives)
+        command = mpirun_command(find_mpirun(), ranks, job_file, debug, survives=survives, hostfile=hostfile)
         environment = dict(os.environ)
         if not sys.stdout.isatty():  # mpirun gives rank 0 a pseudo-terminal all the same
             environment["SWJOIN_PLAIN"] = "1"
