@@ -197,7 +197,7 @@ def _same(out: Path, expected: dict[str, Any]) -> None:
 def test_a_job_goes_on_in_its_next_allocation(
     launcher: str, slurm: Slurm, config: Path, expected: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The allocation is announced to end, the run makes a checkpoint, the job is queued again and resumes, to the right answer."""
+    """The end is announced, the run makes a checkpoint, the job is queued again and resumes, to the right answer."""
     number = slurm.submit(config, tmp_path / "run", launcher)
     ended = slurm.end(number, 240)
     log = slurm.log(number)
@@ -236,3 +236,12 @@ def test_a_launcher_that_nobody_knows_is_refused(slurm: Slurm, config: Path, tmp
     ended = slurm.end(number, 60)
     assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "2:0")
     assert slurm.log(number) == "slurm.sh: SWJOIN_LAUNCHER is srun or mpirun, not prun\n"
+
+
+@pytest.mark.parametrize(("plugin", "code"), [("pmix", 0), ("none", 1)])
+def test_doctor_as_tasks_of_srun(plugin: str, code: int, slurm: Slurm) -> None:
+    done = slurm.command("srun", f"--mpi={plugin}", "--ntasks=3", sys.executable, "-m", "swjoin", "doctor", seconds=120)
+    ranks = [line for line in done.stdout.splitlines() if line.split()[1] == "ranks"]
+    assert (len(ranks), done.returncode) == (1, code), done.stdout + done.stderr
+    assert ranks[0].startswith("FAIL" if code else "OK")
+    assert code == 0 or "srun --mpi=pmix" in ranks[0]

@@ -1,7 +1,7 @@
 """One function per command: arguments -> configuration -> job -> runtime -> summary.
 
 What: `run_join`, `run_run`, `run_generate`, `run_verify`, `run_aggregate`, `run_events`, `run_plot`,
-`run_sweep`, `run_simulate`, `run_calibrate`, `run_plan`, and the hidden `run_rank` that mpirun starts.
+`run_sweep`, `run_simulate`, `run_calibrate`, `run_plan`, `run_doctor`, and the hidden `run_rank` that mpirun starts.
 Why: commands differ only in what they build; every runtime takes the same `Job`.
 Stays out: parsing (`cli.main`), launching (`runtime.launch`).
 """
@@ -176,7 +176,9 @@ def run_rank(args: argparse.Namespace) -> int:
         text = Path(args.job).read_text()
     except OSError as error:
         where = Path(args.job).parent
-        raise UserError(f"{where} on {platform.node()}: the job cannot be read ({error.strerror}); all hosts must share --out") from None
+        raise UserError(
+            f"{where} on {platform.node()}: the job cannot be read ({error.strerror}); all hosts must share --out"
+        ) from None
     return _play_rank(Job.from_json(text), args.debug)
 
 
@@ -340,3 +342,12 @@ def run_calibrate(args: argparse.Namespace) -> int:
     from swjoin.cli import simulation
 
     return simulation.run_calibrate(args)
+
+
+# ---------------------------------------------------------------- the machine
+
+
+def run_doctor(args: argparse.Namespace) -> int:
+    from swjoin.cli import doctor
+
+    return doctor.run_doctor(args)
