@@ -8,6 +8,8 @@ Stays out: what a rank does (`runtime.mpi`).
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
 import os
 import re
 import signal
@@ -16,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
@@ -28,6 +30,8 @@ from swjoin.runtime.report import partial_report, write_json
 from swjoin.runtime.stopping import STOP_SIGNALS
 
 _GRACE_S = 10.0
+_LEFT_BEHIND_S = 15.0  # how long mpirun may take to end when the run is over, on several hosts
+_LAST_WORDS_S = 2.0
 _FAILED_TO_START = "listener thread failed to start"  # of mpirun's own server, before any rank: once in thousands of starts
 _AGAIN = -1
 _TERMINATED = "stopped by SIGTERM\n"  # a rank that the launcher stopped because another one died
@@ -106,6 +110,9 @@ def launch_told(
         checkpointed = job.checkpoints is not None
         survives = checkpointed and job.config.checkpoint.recover
         command = mpirun_command(find_mpirun(), ranks, job_file, debug, survives=survives, hostfile=hostfile)
+        finished = None
+        if job.run_dir is not None and (hostfile is not None or several_hosts()):
+            finished = functools.partial(_ended_well, job.run_dir / "run.json", started)
         environment = dict(os.environ)
         if not sys.stdout.isatty():  # mpirun gives rank 0 a pseudo-terminal all the same
             environment["SWJOIN_PLAIN"] = "1"
@@ -119,7 +126,8 @@ def launch_told(
                     text=True,
                     start_new_session=True,
                 )
-                code, failure = _watch(process, signal.SIGUSR1 if checkpointed else signal.SIGTERM, told, again=again)
+                first_signal = signal.SIGUSR1 if checkpointed else signal.SIGTERM
+                code, failure = _watch(process, first_signal, told, again=again, finished=finished)
                 if code != _AGAIN:
                     break
     if code and job.run_dir is not None and not _finished_since(job.run_dir / "run.json", started):
@@ -132,7 +140,39 @@ def _finished_since(report: Path, started: float) -> bool:
     return report.exists() and report.stat().st_mtime >= started
 
 
-def _watch(process: subprocess.Popen[str], first_signal: signal.Signals, told: TextIO, *, again: bool) -> tuple[int, str]:
+def _ended_well(report: Path, started: float) -> bool:
+    """Whether this run has come to its end, or was stopped with a checkpoint."""
+    if not _finished_since(report, started):
+        return False
+    try:
+        plain = json.loads(report.read_text())
+    except (OSError, ValueError):  # it is just being written
+        return False
+    return bool(plain.get("complete") or plain.get("resumable"))
+
+
+def _wait(process: subprocess.Popen[str], finished: Callable[[], bool] | None) -> int:
+    """The launcher's exit code. finished: whether the run is over; a launcher that has lost a host may wait for it for ever."""
+    since: float | None = None
+    while True:
+        try:
+            return process.wait(None if finished is None else 0.2)
+        except subprocess.TimeoutExpired:
+            if since is None and finished is not None and finished():
+                since = time.monotonic()
+            if since is not None and time.monotonic() - since > _LEFT_BEHIND_S:
+                _end(process)
+                return 0
+
+
+def _watch(
+    process: subprocess.Popen[str],
+    first_signal: signal.Signals,
+    told: TextIO,
+    *,
+    again: bool,
+    finished: Callable[[], bool] | None = None,
+) -> tuple[int, str]:
     """Pass the ranks' lines on to `told` until the launcher ends; its exit code as ours, and what went wrong.
 
     again: _AGAIN, and nothing is told, if mpirun itself has failed to start, of a cause that passes.
@@ -148,23 +188,34 @@ def _watch(process: subprocess.Popen[str], first_signal: signal.Signals, told: T
 
     here = threading.current_thread() is threading.main_thread()  # elsewhere signals do what they always do
     before = {number: signal.signal(number, stop) for number in STOP_SIGNALS if here}
-    said = ""
+    heard: list[str] = []  # the first complaint of a rank
     unsaid: list[str] = []
+
+    def read(lines: TextIO) -> None:
+        for line in lines:
+            if line.startswith("swjoin: ") and not line.endswith(_TERMINATED):
+                if not heard:  # ranks that fail of the same cause, or because another failed, need not all say so
+                    heard.append(line.removeprefix("swjoin: ").strip())
+                    told.write(line)
+                    told.flush()
+            else:
+                unsaid.append(line)
+
+    reader = None
+    if process.stderr is not None:
+        reader = threading.Thread(target=read, args=(process.stderr,), daemon=True)
+        reader.start()
     try:
-        if process.stderr is not None:
-            for line in process.stderr:
-                if line.startswith("swjoin: ") and not line.endswith(_TERMINATED):
-                    if not said:  # ranks that fail of the same cause, or because another failed, need not all say so
-                        said = line.removeprefix("swjoin: ").strip()
-                        told.write(line)
-                        told.flush()
-                else:
-                    unsaid.append(line)
-        code = process.wait()
+        code = _wait(process, finished)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         _end(process)
+        if reader is not None and process.stderr is not None:
+            reader.join(_LAST_WORDS_S)  # what the launcher left on other hosts may hold the pipe open
+            if not reader.is_alive():
+                process.stderr.close()
+    said = heard[0] if heard else ""
     if stopping and code == 0 and first_signal == signal.SIGUSR1:
         return 0, ""  # stopped with a checkpoint, or had come to its end
     if stopping:
@@ -193,5 +244,4 @@ def _end(process: subprocess.Popen[str]) -> None:
             time.sleep(0.05)
         if process.poll() is None:
             process.kill()
-    if process.stderr is not None:
-        process.stderr.close()
+            process.wait()
