@@ -7,7 +7,6 @@ Needs root; skipped, with the reason, where there are no network namespaces.
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -138,7 +137,7 @@ def test_a_slow_network(make: Callable[..., Hosts], tmp_path: Path) -> None:
     report = _report(out)
     _same(config, report, tmp_path)
     tuples = 2 * 20_000 * 3
-    assert report["seconds"]["total"] > 0.8 * tuples * 32 * 8 / 20e6, "payloads alone, to slaves on other hosts"
+    assert report["wall_s"] > 0.8 * tuples * 32 * 8 / 20e6, "payloads alone, to slaves on other hosts"
 
 
 def test_doctor_sees_hosts_and_their_network(make: Callable[..., Hosts], tmp_path: Path) -> None:
@@ -166,7 +165,7 @@ def test_a_directory_that_is_not_shared(make: Callable[..., Hosts], tmp_path: Pa
     assert f"FAIL  shared directory  {own} is another one on host1; mend: use a file system that all hosts share" in said
     code, said, err = hosts.run(_line(_config(tmp_path, PLAIN), hosts, 5, own / "run"), ROOT, 100)
     assert code == 2, said + err
-    assert "the job cannot be read (No such file or directory); all hosts must share --out" in err
+    assert "no job to read (No such file or directory); all hosts must share --out" in err
     assert len(err.splitlines()) == 1
 
 
@@ -186,10 +185,10 @@ def test_all_processes_of_a_host_die(make: Callable[..., Hosts], tmp_path: Path)
     hosts, out = make(), tmp_path / "run"
     config = _config(tmp_path, SAFE)
     code = _after_a_checkpoint(hosts, out, lambda: hosts.kill(2), 60)
-    if code == 0:
-        _same(config, _report(out), tmp_path)
-        return
-    assert code == 1, (tmp_path / "err").read_text()
+    told = (tmp_path / "err").read_text()
+    assert code == 1, told
+    assert told == f"swjoin: mpirun ended before the run did: a host was lost; go on with: swjoin run --resume {out} -n 6\n"
+    assert not _report(out)["complete"]
     resumed: list[object] = [sys.executable, "-m", "swjoin", "run", "--resume", out, "-n", 4, "--hostfile", hosts.hostfile]
     hosts.hostfile.write_text("".join(f"{ADDRESS}.{i + 1} slots=2\n" for i in range(2)))
     code, said, err = hosts.run(resumed, ROOT, 100)
@@ -213,6 +212,7 @@ def test_a_host_is_cut_off_and_the_detector_is_on(make: Callable[..., Hosts], tm
     _same(config, report, tmp_path)
 
 
+@pytest.mark.timeout(300)
 def test_a_host_is_cut_off_and_nobody_detects_it(make: Callable[..., Hosts], tmp_path: Path) -> None:
     """Without the detector nothing tells a silent host from a slow one: the run waits, and is resumed after it was killed."""
     hosts, out = make(), tmp_path / "run"
@@ -220,9 +220,6 @@ def test_a_host_is_cut_off_and_nobody_detects_it(make: Callable[..., Hosts], tmp
     code = _after_a_checkpoint(hosts, out, lambda: hosts.cut(2), 40)
     assert code is None, "it waits longer than its 15 s and the detector's time together"
     assert not (out / "run.json").exists()
-    for left in out.glob(".job-*"):
-        left.unlink()
-    shutil.rmtree(tmp_path / "again", ignore_errors=True)
     hosts.hostfile.write_text("".join(f"{ADDRESS}.{i + 1} slots=2\n" for i in range(2)))
     resumed: list[object] = [sys.executable, "-m", "swjoin", "run", "--resume", out, "-n", 4, "--hostfile", hosts.hostfile]
     code, said, err = hosts.run(resumed, ROOT, 100)

@@ -24,6 +24,7 @@ from tests.cases import CASES
 from tests.conftest import ROOT
 from tests.test_packaging import extras
 
+DONE = "echo '{\"complete\": true}' >$(dirname $job)/run.json"
 DEFINITION = ROOT / "mpi_configs" / "swjoin.def"
 
 
@@ -77,14 +78,14 @@ def _fake_mpirun(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_job_lies_where_all_hosts_see_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _fake_mpirun(tmp_path, f"echo $job >{tmp_path}/told; cp $job {tmp_path}/copy", monkeypatch)
+    _fake_mpirun(tmp_path, f"echo $job >{tmp_path}/told; cp $job {tmp_path}/copy; {DONE}", monkeypatch)
     job = _job(tmp_path)
     assert launch.launch_told(job, 4, quiet=True, hostfile=tmp_path / "hosts") == (0, "")
     told = Path((tmp_path / "told").read_text().strip())
     assert told.parent == tmp_path / "run"
     assert (tmp_path / "copy").read_text() == job.to_json()
     assert not told.exists()
-    (tmp_path / "run").rmdir()
+    shutil.rmtree(tmp_path / "run")
     (tmp_path / "run").write_text("a file")
     with pytest.raises(UserError, match=r"run: cannot be written \(File exists\); all hosts must share it"):
         launch.launch_told(job, 4, quiet=True, hostfile=tmp_path / "hosts")
@@ -124,6 +125,22 @@ def test_usr1_is_passed_on_as_batch_systems_send_it(tmp_path: Path, monkeypatch:
         assert launch.launch_told(_job(tmp_path, **sections), 4, quiet=True)[0] == code
         sender.join()
         assert heard.read_text().strip() == expected
+
+
+@pytest.mark.parametrize(
+    ("sections", "text"), [({}, "start it again"), ({"checkpoint": {"interval": "1s"}}, "go on with: swjoin run --resume")]
+)
+def test_an_mpirun_that_ends_well_without_a_run_has_failed(
+    sections: dict[str, Any], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Open MPI 5.0.11 returns 0 when a host's daemon has died."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text('{"complete": true}')  # of an earlier run
+    _fake_mpirun(tmp_path, "exit 0", monkeypatch)
+    code, failure = launch.launch_told(_job(tmp_path, **sections), 4, quiet=True, hostfile=tmp_path / "hosts")
+    assert code == 1
+    assert f"a host was lost; {text}" in failure
+    assert '"complete": false' in (tmp_path / "run" / "run.json").read_text()
 
 
 # ---------------------------------------------------------------- files of mpi_configs

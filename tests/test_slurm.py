@@ -199,7 +199,11 @@ def test_a_job_goes_on_in_its_next_allocation(
 ) -> None:
     """The end is announced, the run makes a checkpoint, the job is queued again and resumes, to the right answer."""
     number = slurm.submit(config, tmp_path / "run", launcher)
+    if launcher == "mpirun":  # once more, earlier: an operator who wants the place
+        _wait("a checkpoint", lambda: any(tmp_path.glob("run/checkpoints/checkpoint-*.json")), 60)
+        assert slurm.command("scancel", "--batch", "--signal=USR1", number).returncode == 0
     ended = slurm.end(number, 240)
+    print(f"{launcher}: started {int(ended['Restarts']) + 1} times")
     log = slurm.log(number)
     assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), log
     assert int(ended["Restarts"]) == log.count("slurm.sh: stopped with a checkpoint; queued again") >= 1, log
@@ -216,6 +220,8 @@ def test_a_cancelled_job_is_not_queued_again_and_can_be_resumed(
     assert slurm.command("scancel", number).returncode == 0
     ended = slurm.end(number, 60)
     assert (ended["JobState"], ended["Restarts"]) == ("CANCELLED", "0"), slurm.log(number)
+    _wait("the last checkpoint's report", lambda: (out / "run.json").exists(), 30)
+    assert json.loads((out / "run.json").read_text())["resumable"]
     _wait("the ranks' end", lambda: "COMPLETING" not in slurm.command("squeue", "--noheader", "--format=%T").stdout, 60)
     done = slurm.command(sys.executable, "-m", "swjoin", "run", "--resume", out, "--threads", 2, seconds=120)
     assert done.returncode == 0, done.stderr

@@ -175,10 +175,9 @@ def run_rank(args: argparse.Namespace) -> int:
     try:
         text = Path(args.job).read_text()
     except OSError as error:
-        where = Path(args.job).parent
-        raise UserError(
-            f"{where} on {platform.node()}: the job cannot be read ({error.strerror}); all hosts must share --out"
-        ) from None
+        preflight.end_all_ranks(
+            f"{Path(args.job).parent} on {platform.node()}: no job to read ({error.strerror}); all hosts must share --out"
+        )
     return _play_rank(Job.from_json(text), args.debug)
 
 

@@ -105,14 +105,15 @@ def launch_told(
     job: Job, ranks: int, debug: bool = False, *, quiet: bool = False, hostfile: Path | None = None
 ) -> tuple[int, str]:
     """The same; returns the exit code, and what went wrong. quiet: nothing is printed."""
-    started = time.time()
+    report = None if job.run_dir is None else job.run_dir / "run.json"
+    before = None if report is None else _stamp(report)
     with _job_file(job, hostfile) as job_file:
         checkpointed = job.checkpoints is not None
         survives = checkpointed and job.config.checkpoint.recover
         command = mpirun_command(find_mpirun(), ranks, job_file, debug, survives=survives, hostfile=hostfile)
         finished = None
-        if job.run_dir is not None and (hostfile is not None or several_hosts()):
-            finished = functools.partial(_ended_well, job.run_dir / "run.json", started)
+        if report is not None and (hostfile is not None or several_hosts()):
+            finished = functools.partial(_ended_well, report, before)
         environment = dict(os.environ)
         if not sys.stdout.isatty():  # mpirun gives rank 0 a pseudo-terminal all the same
             environment["SWJOIN_PLAIN"] = "1"
@@ -130,19 +131,31 @@ def launch_told(
                 code, failure = _watch(process, first_signal, told, again=again, finished=finished)
                 if code != _AGAIN:
                     break
-    if code and job.run_dir is not None and not _finished_since(job.run_dir / "run.json", started):
-        write_json(job.run_dir / "run.json", partial_report(job, {"count": None, "digest": None}, failure))
+            if code == 0 and finished is not None and not finished():  # seen when all processes of a host had died
+                code, failure = 1, f"mpirun ended before the run did: a host was lost; {_go_on(job, ranks)}"
+                print(f"swjoin: {failure}", file=told)
+    if code and report is not None and _stamp(report) in (None, before):
+        write_json(report, partial_report(job, {"count": None, "digest": None}, failure))
     return code, failure
 
 
-def _finished_since(report: Path, started: float) -> bool:
-    """Whether a rank has written this run's report."""
-    return report.exists() and report.stat().st_mtime >= started
+def _go_on(job: Job, ranks: int) -> str:
+    """What to do when not a rank, but all of them were lost."""
+    return "start it again" if job.checkpoints is None else f"go on with: {job.resume_command} -n {ranks}"
 
 
-def _ended_well(report: Path, started: float) -> bool:
-    """Whether this run has come to its end, or was stopped with a checkpoint."""
-    if not _finished_since(report, started):
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """What changes when the file is written anew; None when there is none. Clocks of file servers need not fit ours."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _ended_well(report: Path, before: tuple[int, int, int] | None) -> bool:
+    """Whether this run has come to its end, or was stopped with a checkpoint. before: the report's stamp when it started."""
+    if _stamp(report) in (None, before):
         return False
     try:
         plain = json.loads(report.read_text())

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
 from swjoin.errors import UserError
 
@@ -51,6 +52,15 @@ def check_world(environment: Mapping[str, str] = os.environ) -> None:
     if complaint is not None:
         first = launcher_index(environment) == 0 and MPI.COMM_WORLD.rank == 0
         raise UserError(complaint if first else "")
+
+
+def end_all_ranks(text: str) -> NoReturn:
+    """Say what the user gave wrongly, and end every rank: those on other hosts may not have noticed, and would wait for us."""
+    from mpi4py import MPI
+
+    print(f"swjoin: {text}", file=sys.stderr, flush=True)
+    MPI.COMM_WORLD.Abort(UserError.exit_code)
+    raise UserError("")  # Abort does not return
 
 
 def world_complaint(expected: int, size: int) -> str | None:
