@@ -71,13 +71,13 @@ def run_limited(line: list[str], limit_s: float) -> Ended:
         out, err = process.communicate(timeout=limit_s)
         return Ended(process.returncode, out, err)
     except subprocess.TimeoutExpired:
+        out = err = ""
         for number in (signal.SIGTERM, signal.SIGKILL):  # mpirun takes its ranks along when it is asked to end
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 out, err = process.communicate(timeout=5)
-                return Ended(None, out, err)
-        return Ended(None, "", "")
+        return Ended(None, out, err)
 
 
 def _one_line(text: str, most: int = 200) -> str:
@@ -409,6 +409,9 @@ def judge_death(done: Ended) -> Check:
     """Whether a rank that killed itself was noticed by the others."""
     told = [json.loads(text) for text in _told(done) if text.startswith("{")]
     mend = "runs with checkpoints end when a rank dies, and are resumed; Open MPI 5 with fault tolerance would go on"
+    if not told and done.code != 0:  # a library without it refuses the option, or ends all ranks with the one that died
+        said = "it took too long" if done.code is None else _one_line(done.err, 120) or f"mpirun ended with {done.code}"
+        return Check("fault tolerance", "WARN", f"no survivor told of a death: {said}", mend)
     death = told[0]["death"] if told else None
     if death is None:
         return Check("fault tolerance", "WARN", "the MPI library does not survive a rank's death", mend)
