@@ -1,7 +1,7 @@
 """One function per command: arguments -> configuration -> job -> runtime -> summary.
 
-What: `run_join`, `run_run`, `run_generate`, `run_verify`, `run_aggregate`, `run_events`, `run_top`, `run_plot`,
-`run_sweep`, `run_simulate`, `run_calibrate`, `run_plan`, and the hidden `run_rank` that mpirun starts.
+What: a `run_...` for every command, and the hidden `run_rank` that mpirun starts; those that have a module of their own are
+passed on to it.
 Why: commands differ only in what they build; every runtime takes the same `Job`.
 Stays out: parsing (`cli.main`), launching (`runtime.launch`).
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import platform
 import sys
 from pathlib import Path
 from typing import Any
@@ -144,12 +145,12 @@ def _typed() -> str:
     return " ".join(["swjoin", *sys.argv[1:]])
 
 
-def _start(job: Job, ranks: int | None, debug: bool, threads: int | None) -> int:
+def _start(job: Job, ranks: int | None, debug: bool, threads: int | None, hostfile: Path | None = None) -> int:
     """Run a job in-process, on MPI ranks that we launch, or as one of the ranks that somebody launched."""
     from swjoin.runtime import launch, preflight
 
     if ranks is not None:
-        return launch.launch(job, ranks, debug)
+        return launch.launch(job, ranks, debug, hostfile)
     if preflight.launcher_size() > 1:
         preflight.check_world()
         return _play_rank(job, debug)
@@ -172,10 +173,33 @@ def run_rank(args: argparse.Namespace) -> int:
     from swjoin.runtime import preflight
 
     preflight.check_world()
-    return _play_rank(Job.from_json(Path(args.job).read_text()), args.debug)
+    try:
+        text = Path(args.job).read_text()
+    except OSError as error:
+        preflight.end_all_ranks(
+            f"{Path(args.job).parent} on {platform.node()}: no job to read ({error.strerror}); all hosts must share --out"
+        )
+    return _play_rank(Job.from_json(text), args.debug)
 
 
 # ---------------------------------------------------------------- run
+
+
+def hostfile(args: argparse.Namespace) -> Path | None:
+    """The file of --hostfile. UserError when it cannot be used."""
+    if args.hostfile is None:
+        return None
+    path = Path(args.hostfile)
+    if args.ranks is None:
+        raise UserError("--hostfile: say how many ranks to start on these hosts with -n")
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise UserError(f"--hostfile {path}: cannot be read ({reason})") from None
+    if not any(line.split("#")[0].strip() for line in lines):
+        raise UserError(f"--hostfile {path}: names no host; write lines such as: node01 slots=4")
+    return path.absolute()
 
 
 def run_run(args: argparse.Namespace) -> int:
@@ -185,19 +209,19 @@ def run_run(args: argparse.Namespace) -> int:
 
 def start_run(args: argparse.Namespace, config: RunConfig | None) -> int:
     """`run` and `serve`. config: None: the run is resumed, or there is none."""
-    ranks = _ranks(args)
+    ranks, hosts = _ranks(args), hostfile(args)
     if args.resume is not None:
         if args.config is not None or args.overrides or args.out is not None:
             raise UserError("--resume: the run goes on as it was configured, in its own directory; leave everything else out")
         job = resumed_job(Path(args.resume))
         job = dataclasses.replace(job, config=observed(job.config, args.dashboard))
-        return _start(job, ranks, args.debug, args.threads)
+        return _start(job, ranks, args.debug, args.threads, hosts)
     if config is None:
         raise UserError(f"the configuration is missing: swjoin {args.command} CONFIG.yaml, or --resume DIR")
     config = observed(config, args.dashboard)
     out = Path(args.out or "runs/latest")
     target = None if config.sink.kind == "count" else out / "results"
-    return _start(Job(config, target, True, out, None, _typed()), ranks, args.debug, args.threads)
+    return _start(Job(config, target, True, out, None, _typed()), ranks, args.debug, args.threads, hosts)
 
 
 def run_serve(args: argparse.Namespace) -> int:
@@ -357,3 +381,12 @@ def run_calibrate(args: argparse.Namespace) -> int:
     from swjoin.cli import simulation
 
     return simulation.run_calibrate(args)
+
+
+# ---------------------------------------------------------------- the machine
+
+
+def run_doctor(args: argparse.Namespace) -> int:
+    from swjoin.cli import doctor
+
+    return doctor.run_doctor(args)

@@ -53,6 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_simulate(commands.add_parser("simulate", help="foretell a run of many slaves in virtual time, by a cost model"))
     _add_plan(commands.add_parser("plan", help="foretell the memory of a run, rank by rank"))
     _add_calibrate(commands.add_parser("calibrate", help="measure this machine's costs for simulate"))
+    _add_doctor(commands.add_parser("doctor", help="check this machine or these hosts, and say how to mend what is wrong"))
     rank = commands.add_parser("_rank")
     rank.add_argument("job", metavar="JOB.json")
     for command in commands.choices.values():
@@ -117,6 +118,7 @@ def _add_run(p: argparse.ArgumentParser) -> None:
     p.add_argument("--resume", metavar="DIR", help="go on from the last checkpoint of a run, on as many ranks as you like")
     p.add_argument("--set", dest="overrides", metavar="path.to.key=value", action="append", default=[])
     p.add_argument("-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks (default: in-process)")
+    p.add_argument("--hostfile", metavar="F", help="with -n: ranks on these hosts (HOST slots=N per line); all share --out")
     _add_threads(p)
     p.add_argument("--out", metavar="DIR", help="directory of the run (default: runs/latest)")
     add_dashboard(p)
@@ -269,6 +271,18 @@ def _add_calibrate(p: argparse.ArgumentParser) -> None:
     p.description = "Measure what things cost on this machine, with the real roles; takes about a minute on a quiet machine."
     p.add_argument("-o", dest="out", metavar="COSTS.yaml", help="write them there, for simulate --costs")
     p.add_argument("--quick", action="store_true", help="smaller and less exact")
+
+
+def _add_doctor(p: argparse.ArgumentParser) -> None:
+    p.description = (
+        "Check software, MPI, links, clocks and directories, with real ranks; also: mpirun -n RANKS python -m swjoin doctor. "
+        "Exit code 1: something fails."
+    )
+    p.add_argument("-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks to try (default: 3)")
+    p.add_argument("--hostfile", metavar="F", help="with -n: ranks on these hosts (HOST slots=N per line)")
+    p.add_argument("--dir", metavar="D", help="a directory that all ranks must share, such as that of the checkpoints")
+    p.add_argument("--limit", metavar="S", type=float, default=60.0, help="seconds that the ranks may take (default: 60)")
+    p.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def _add_events(p: argparse.ArgumentParser) -> None:
