@@ -1,7 +1,7 @@
 """One function per command: arguments -> configuration -> job -> runtime -> summary.
 
 What: `run_join`, `run_run`, `run_generate`, `run_verify`, `run_aggregate`, `run_events`, `run_plot`,
-`run_sweep`, `run_simulate`, `run_calibrate`, `run_plan`, and the hidden `run_rank` that mpirun starts.
+`run_sweep`, `run_simulate`, `run_calibrate`, `run_plan`, `run_explain`, `run_report`, and the hidden `run_rank` that mpirun starts.
 Why: commands differ only in what they build; every runtime takes the same `Job`.
 Stays out: parsing (`cli.main`), launching (`runtime.launch`).
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from swjoin.api.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS, JOIN_THETA_BYTES
+from swjoin.cli.given import given_ranks, one_or_two
 from swjoin.config import ClusterConfig, ModuleConfig, QueryConfig, RunConfig, SinkConfig, StreamConfig, TimeConfig
 from swjoin.errors import UserError
 from swjoin.loading import config_from_plain, load_config
@@ -34,7 +35,8 @@ def _query(args: argparse.Namespace) -> QueryConfig:
     if args.last is not None:
         if exclusive or not (args.within is args.lower is args.upper is None):
             raise UserError("give --last, or bounds of time, not both")
-        return QueryConfig(0, 0, last=_last(args.last), **rest)
+        refusal = f"--last {args.last}: write a number of tuples, or two: of the left and of the right stream"
+        return QueryConfig(0, 0, last=one_or_two(args.last, int, refusal), **rest)
     if args.within is not None:
         if args.lower is not None or args.upper is not None:
             raise UserError("give --within, or --lower and --upper, not both")
@@ -46,15 +48,6 @@ def _query(args: argparse.Namespace) -> QueryConfig:
         raise UserError("the window is missing: give --within, or --lower and --upper, or --last")
     lower_us, upper_us = parse_duration_us(args.lower), parse_duration_us(args.upper)
     return QueryConfig(lower_us, upper_us, exclusive, **rest)  # type: ignore[arg-type]
-
-
-def _last(text: str) -> tuple[int, int]:
-    try:
-        counts = [int(part) for part in text.split(",")]
-        left, right = counts * 2 if len(counts) == 1 else counts
-    except ValueError:
-        raise UserError(f"--last {text}: write a number of tuples, or two: of the left and of the right stream") from None
-    return left, right
 
 
 def _keys(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -106,29 +99,9 @@ def join_config(args: argparse.Namespace) -> RunConfig:
     )
 
 
-def _ranks(args: argparse.Namespace) -> int | None:
-    ranks: int | None = args.ranks
-    if ranks is not None and ranks < 3:
-        raise UserError(f"-n {ranks}: a cluster needs at least 3 ranks: master, collector and one slave")
-    if args.threads is not None:
-        if args.threads < 1:
-            raise UserError(f"--threads {args.threads}: at least one slave is needed")
-        if ranks is not None or launcher_size() > 1:
-            raise UserError("--threads: on MPI every slave is a rank of its own; leave it out")
-    return ranks
-
-
-def in_process_or_ranks(args: argparse.Namespace) -> tuple[int | None, int]:
-    """MPI ranks, or None in one process; and how many slaves that gives."""
-    from swjoin.runtime.local import default_slave_count
-
-    ranks = _ranks(args)
-    return ranks, ranks - 2 if ranks is not None else args.threads or default_slave_count()
-
-
 def run_join(args: argparse.Namespace) -> int:
     config = join_config(args)
-    ranks = _ranks(args)
+    ranks = given_ranks(args)
     target = None if args.out == "count" else Path(args.out)
     report = None if args.report is None else Path(args.report)
     if report is not None and not report.parent.is_dir():
@@ -178,7 +151,7 @@ def run_rank(args: argparse.Namespace) -> int:
 
 
 def run_run(args: argparse.Namespace) -> int:
-    ranks = _ranks(args)
+    ranks = given_ranks(args)
     if args.resume is not None:
         if args.config is not None or args.overrides or args.out is not None:
             raise UserError("--resume: the run goes on as it was configured, in its own directory; leave everything else out")
@@ -317,3 +290,16 @@ def run_calibrate(args: argparse.Namespace) -> int:
     from swjoin.cli import simulation
 
     return simulation.run_calibrate(args)
+
+
+def run_explain(args: argparse.Namespace) -> int:
+    from swjoin.cli import explaining
+
+    return explaining.run_explain(args)
+
+
+def run_report(args: argparse.Namespace) -> int:
+    report = load_figures("report")
+    path = report.save(Path(args.dir), None if args.out is None else Path(args.out))
+    print(path)
+    return 0

@@ -51,7 +51,8 @@ class UncoveredError(Exception):
 @dataclass(frozen=True)
 class Outcome:
     """A run foretold at `rate_per_s` and stream. why: it is (not) sustained. delay_s: mean, p50, p99, max; None without pairs.
-    resource, utilisation: what is busiest, and the share of its time. pairs_per_s: of the run."""
+    resource, utilisation: what is busiest, and the share of its time; slaves_busy: of the busiest slave's. pairs_per_s: of the
+    run."""
 
     rate_per_s: float
     sustained: bool
@@ -59,6 +60,7 @@ class Outcome:
     delay_s: dict[str, float] | None
     resource: str
     utilisation: float
+    slaves_busy: float
     pairs_per_s: float
 
 
@@ -198,7 +200,7 @@ class Model:
             )
             report = forecast(told, "swjoin plan")
         except RunFailed as error:
-            return Outcome(rate_per_s, False, str(error), None, "module.window", 1.0, 0.0)
+            return Outcome(rate_per_s, False, str(error), None, "module.window", 1.0, 0.0, 0.0)
         rows = np.stack(told.metrics) if told.metrics else np.zeros((0, len(COLUMNS)))
         columns: dict[str, Any] = {name: rows[:, i] for i, name in enumerate(COLUMNS)}
         kept, why = sustained(columns, report) if len(rows) else (False, "nothing was joined")
@@ -212,6 +214,7 @@ class Model:
             None if delay["mean"] is None else {name: float(delay[name]) for name in ("mean", "p50", "p99", "max")},
             str(first["resource"]),
             float(first["utilisation"]),
+            float(report["utilisation"]["slaves"]["max"]),
             report["results"]["count"] / seconds,
         )
 
@@ -259,7 +262,8 @@ def saturation(model: Model, slaves: int, known: Outcome, tell: Callable[[Outcom
             high = probed
     if low is None:
         return Saturation(0.0, high.rate_per_s if high else None, high.resource if high else "")
-    return Saturation(low.rate_per_s, high.rate_per_s if high else None, low.resource if high is None or high.resource != "module.window" else high.resource)
+    resource = high.resource if high is not None and high.resource == "module.window" else low.resource
+    return Saturation(low.rate_per_s, high.rate_per_s if high else None, resource)
 
 
 def _next(low: Outcome | None, high: Outcome | None) -> float:
@@ -277,53 +281,47 @@ def _next(low: Outcome | None, high: Outcome | None) -> float:
 # ---------------------------------------------------------------- slaves for a target
 
 
-def least_slaves(
-    model: Model, rate_per_s: float, delay_s: float | None, most: int, fits: Callable[[int], bool] = lambda n: True
-) -> Target:
+def least_slaves(model: Model, rate_per_s: float, delay_s: float | None, most: int) -> Target:
     """The least number of slaves up to `most` that sustains this rate per stream with at most this 99th percentile of the
-    production delay (None: any). fits: whether so many hold the windows.
+    production delay (None: any).
 
     One, two, three, ... up to 8 are tried, then numbers that double, and between the last two by bisection. It ends early where
     something else than slaves is the limit, and more of them do not help."""
+    tried: dict[int, Outcome] = {}
 
-    def holds(count: int) -> tuple[bool, Outcome]:
-        outcome = model.play(count, rate_per_s)
-        quick = delay_s is None or outcome.delay_s is None or outcome.delay_s["p99"] <= delay_s
-        return outcome.sustained and quick and fits(count), outcome
+    def holds(count: int) -> bool:
+        outcome = tried[count] = model.play(count, rate_per_s)
+        return outcome.sustained and not _too_late(outcome, delay_s)
 
     counts = [*range(1, min(most, 8) + 1)]
     while counts[-1] < most:
         counts.append(min(2 * counts[-1], most))
-    failed, last = 0, None
+    below = 0
     for count in counts:
-        good, outcome = holds(count)
-        last = outcome
-        if good:
-            below, found, best = failed, count, outcome
+        if holds(count):
+            found = count
             while found - below > 1:
                 middle = (below + found) // 2
-                good, outcome = holds(middle)
-                if good:
-                    found, best = middle, outcome
-                else:
-                    below = middle
-            return Target(found, found, "", best)
-        failed = count
-        if not outcome.sustained and outcome.resource not in ("slaves", "module.window") and outcome.utilisation > 0.9:
-            return Target(None, count, f"the {outcome.resource} is the limit, which more slaves do not relieve", outcome)
-        if outcome.sustained and delay_s is not None and outcome.utilisation < 0.3 and fits(count) and count >= 2:
+                below, found = (below, middle) if holds(middle) else (middle, found)
+            return Target(found, found, "", tried[found])
+        below, outcome = count, tried[count]
+        if not outcome.sustained and outcome.resource not in ("slaves", "module.window") and outcome.slaves_busy < 0.7:
+            why = f"the {outcome.resource} is the limit, which more slaves do not relieve"
+            return Target(None, count, why, outcome)
+        if _too_late(outcome, delay_s) and outcome.sustained and outcome.slaves_busy < 0.3 and count > 1:
             break
-    assert last is not None
-    return Target(None, failed, _in_the_way(model, last, delay_s), last)
+    return Target(None, below, _in_the_way(model, tried[below], delay_s), tried[below])
+
+
+def _too_late(outcome: Outcome, delay_s: float | None) -> bool:
+    return delay_s is not None and outcome.delay_s is not None and outcome.delay_s["p99"] > delay_s
 
 
 def _in_the_way(model: Model, last: Outcome, delay_s: float | None) -> str:
-    if last.sustained and last.delay_s is not None and delay_s is not None and last.delay_s["p99"] > delay_s:
-        t_d = model.config.cluster.distribution_epoch_us / 1e6
+    if last.sustained and last.delay_s is not None:
+        t_d_ms = model.config.cluster.distribution_epoch_us / 1e3
         return (
-            f"99 % of the pairs come within {last.delay_s['p99'] * 1e3:,.0f} ms, most of which is waiting for a distribution "
-            f"epoch ({t_d * 1e3:,.0f} ms); shorten it (--set cluster.distribution_epoch=...)"
+            f"99 % of the pairs come within {last.delay_s['p99'] * 1e3:,.0f} ms, and most of that is waiting for the next of the "
+            f"distribution epochs of {t_d_ms:,.0f} ms; shorten them (--set cluster.distribution_epoch=...)"
         )
-    if last.sustained:
-        return "the windows do not fit module.window"
-    return f"{last.why}; the busiest is: {last.resource}"
+    return f"{last.why} ({last.resource} first)"
