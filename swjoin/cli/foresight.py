@@ -95,9 +95,7 @@ class Foretelling:
             out.notes.append(f"delay and saturation are not foretold: {error}")
         return out
 
-    def _network(
-        self, out: Foretold, config: RunConfig, slaves: int, inflow: Inflow, rates: tuple[float, float]
-    ) -> None:
+    def _network(self, out: Foretold, config: RunConfig, slaves: int, inflow: Inflow, rates: tuple[float, float]) -> None:
         found = pairs_per_s(config, rates, equal_keys(config, inflow))
         network = plan_network(config, slaves, inflow, rates, found)
         out.plain |= {"rate_per_s": {"left": rates[LEFT], "right": rates[RIGHT]}, "network": network.to_plain()}
@@ -139,7 +137,9 @@ class Foretelling:
             }
             out.rows.append(("target", _target_text(target, self.target_rate_per_s, self.target_delay_s)))
         shared = "a core for every rank" if self.host_cores == 0 else f"{self.host_cores} cores for all ranks"
-        out.rows.append(("assumed", f"costs {self.costs.name} (swjoin calibrate measures this machine's), {shared}, realtime pace"))
+        out.rows.append(
+            ("assumed", f"costs {self.costs.name} (swjoin calibrate measures this machine's), {shared}, realtime pace")
+        )
 
 
 def _this_machine() -> int:

@@ -46,7 +46,9 @@ def build_parser() -> argparse.ArgumentParser:
         spark.add_argument("--spark-master", metavar="URL", help="Spark master (default: local[*])")
     _add_sweep(commands.add_parser("sweep", help="run an experiment: all points of its axes, or a search at each"))
     _add_simulate(commands.add_parser("simulate", help="foretell a run of many slaves in virtual time, by a cost model"))
-    _add_plan(commands.add_parser("plan", help="foretell a run: memory of each rank, network, delay, saturation; ranks for a rate"))
+    _add_plan(
+        commands.add_parser("plan", help="foretell a run: memory of each rank, network, delay, saturation; ranks for a rate")
+    )
     _add_explain(commands.add_parser("explain", help="say in words and a diagram what a configuration will do"))
     _add_report(commands.add_parser("report", help="one HTML file about a run: verdict, figures, tables"))
     _add_calibrate(commands.add_parser("calibrate", help="measure this machine's costs for simulate"))

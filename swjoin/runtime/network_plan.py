@@ -63,12 +63,12 @@ def plan_network(
     sizes = (TUPLE_BYTES + payload[LEFT], TUPLE_BYTES + payload[RIGHT])
     cells = inflow.keys.cells(groups, 0, 0.0, max(1.0, float(config.query.bounds.retention_us)))
     owner = round_robin(groups, active)
-    bytes_of_group = cells.left.sum(1) * rates_per_s[LEFT] * sizes[LEFT] + cells.right.sum(1) * rates_per_s[RIGHT] * sizes[RIGHT]
+    bytes_of_group = (
+        cells.left.sum(1) * rates_per_s[LEFT] * sizes[LEFT] + cells.right.sum(1) * rates_per_s[RIGHT] * sizes[RIGHT]
+    )
     owned = np.bincount(owner, minlength=active)
     epochs_per_s = 1e6 / max(1.0, epoch_length_us(config, inflow))
     each = np.bincount(owner, bytes_of_group, active) + epochs_per_s * (_MESSAGE_BYTES + _GROUP_BYTES * owned)
     pair = 0.0 if config.sink.kind == "count" else _PAIR_BYTES + sum(payload)
     results = pair * pairs_per_s + epochs_per_s * (active * _CHUNK_BYTES + _GROUP_BYTES * groups)
-    return NetworkPlan(
-        tuple(each.tolist()), epochs_per_s * active * _MESSAGE_BYTES, results, sizes, pair, pairs_per_s
-    )
+    return NetworkPlan(tuple(each.tolist()), epochs_per_s * active * _MESSAGE_BYTES, results, sizes, pair, pairs_per_s)

@@ -87,7 +87,9 @@ class Target:
 def rates_of(config: RunConfig, inflow: Inflow) -> tuple[float, float]:
     """Mean tuples per second of either stream, over the time in which they come."""
     if config.left.path is None:
-        middle = (float(inflow.arrived[s][-1]) / max(1e-6, (inflow.times_us[-1] - inflow.times_us[0]) / 1e6) for s in (LEFT, RIGHT))
+        middle = (
+            float(inflow.arrived[s][-1]) / max(1e-6, (inflow.times_us[-1] - inflow.times_us[0]) / 1e6) for s in (LEFT, RIGHT)
+        )
     else:
         middle = (_rate(inflow, s) for s in (LEFT, RIGHT))
     left, right = middle
@@ -222,7 +224,9 @@ class Model:
 def _differences(config: RunConfig, left: float, right: float) -> tuple[str, ...]:
     notes = []
     if config.query.how != "inner" or config.query.where is not None:
-        what = " and ".join(n for n, on in (("join.how", config.query.how != "inner"), ("join.where", config.query.where)) if on)
+        what = " and ".join(
+            n for n, on in (("join.how", config.query.how != "inner"), ("join.where", config.query.where)) if on
+        )
         notes.append(f"the cost model knows inner joins by keys and times: what {what} costs and leaves out is not in it")
     if config.checkpoint.enabled:
         notes.append("checkpoints are not in the cost model")
