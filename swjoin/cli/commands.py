@@ -1,7 +1,8 @@
 """One function per command: arguments -> configuration -> job -> runtime -> summary.
 
 What: `run_join`, `run_run`, `run_generate`, `run_verify`, `run_aggregate`, `run_events`, `run_plot`,
-`run_sweep`, `run_simulate`, `run_calibrate`, `run_plan`, `run_explain`, `run_report`, and the hidden `run_rank` that mpirun starts.
+`run_sweep`, `run_simulate`, `run_calibrate`, `run_plan`, `run_explain`, `run_report`, and the hidden `run_rank` that
+mpirun starts.
 Why: commands differ only in what they build; every runtime takes the same `Job`.
 Stays out: parsing (`cli.main`), launching (`runtime.launch`).
 """
@@ -9,6 +10,7 @@ Stays out: parsing (`cli.main`), launching (`runtime.launch`).
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -217,9 +219,11 @@ def run_generate(args: argparse.Namespace) -> int:
 
 
 def run_verify(args: argparse.Namespace) -> int:
+    from swjoin.runtime.report import write_json
     from swjoin.spark.verify import verify
 
     result = verify(Path(args.dir), args.spark_master)
+    write_json(Path(args.dir) / "verified.json", {"equal": result.equal, **dataclasses.asdict(result)})
     for line in result.lines():
         print(line)
     return 0 if result.equal else 1
@@ -299,7 +303,6 @@ def run_explain(args: argparse.Namespace) -> int:
 
 
 def run_report(args: argparse.Namespace) -> int:
-    report = load_figures("report")
-    path = report.save(Path(args.dir), None if args.out is None else Path(args.out))
-    print(path)
-    return 0
+    from swjoin.cli import reporting
+
+    return reporting.run_report(args)
