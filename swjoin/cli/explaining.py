@@ -108,13 +108,14 @@ def _source(config: RunConfig, name: str) -> tuple[str, str]:
     drift = f", other keys are hot every {_span(workload.drift_us)}" if workload.drift_us else ""
     return (
         f"generator, {workload.rate_per_s:,.12g}/s",
-        f"made by the master: {workload.rate_per_s:,.12g} tuples/s for {_span(workload.duration_us)}{schedule}, keys of a b-model "
-        f"(b = {workload.bias:g}) below {workload.domain:,}{drift}, {workload.payload_bytes} bytes of payload; seed {config.seed}",
+        f"made by the master: {workload.rate_per_s:,.12g} tuples/s for {_span(workload.duration_us)}{schedule}, keys of a "
+        f"b-model (b = {workload.bias:g}) below {workload.domain:,}{drift}, {workload.payload_bytes} bytes of payload; "
+        f"seed {config.seed}",
     )
 
 
 def _inputs(s: Setting) -> list[str]:
-    out = []
+    out: list[str] = []
     for name in STREAM_NAMES:
         stream = getattr(s.config, name)
         told = _source(s.config, name)[1]
@@ -137,7 +138,8 @@ def _inputs(s: Setting) -> list[str]:
 def _query(s: Setting) -> list[str]:
     query = s.config.query
     if query.last is not None:
-        rule = f"each left tuple meets the last {query.last[1]:,} right ones before it, each right tuple the last {query.last[0]:,} left ones"
+        left, right = query.last
+        rule = f"each left tuple meets the last {right:,} right ones before it, each right tuple the last {left:,} left ones"
     elif query.lower_us == -query.upper_us and not query.exclusive:
         rule = f"equal keys, and times at most {_span(query.upper_us)} apart"
     else:
@@ -179,8 +181,8 @@ def _routing(s: Setting) -> list[str]:
     owned = np.bincount(round_robin(groups, s.active), minlength=s.active)
     share = f"{owned.min()} to {owned.max()}" if owned.min() != owned.max() else f"{owned.max()}"
     out = [
-        f"The key's hash says which of {_plural(groups, 'partition-group')} a tuple belongs to; tuples of equal keys meet at one "
-        f"slave. {_plural(s.active, 'slave')} with {share} of them each"
+        f"The key's hash says which of {_plural(groups, 'partition-group')} a tuple belongs to; tuples of equal keys meet at "
+        f"one slave. {_plural(s.active, 'slave')} with {share} of them each"
         + (f"; {s.slaves - s.active} more stand by." if s.active < s.slaves else ".")
     ]
     if cluster.sub_group_count > 1:
@@ -188,7 +190,8 @@ def _routing(s: Setting) -> list[str]:
         out.append(f"Slaves form {cluster.sub_group_count} sub-groups, each served in a slot of its own, {slot} long.")
     module = s.config.module
     out.append(
-        f"Within a slave, partition-groups above {size_text(2 * module.theta_bytes)} are split by more bits of the hash (fine tuning)."
+        f"Within a slave, partition-groups above {size_text(2 * module.theta_bytes)} are split by more bits of the hash "
+        "(fine tuning)."
         if module.theta_bytes
         else "Partition-groups are not fine-tuned: each tuple is compared with the whole opposite window of its group."
     )
@@ -217,8 +220,8 @@ def _epochs(s: Setting) -> list[str]:
 def _memory(s: Setting) -> list[str]:
     cluster, module = s.config.cluster, s.config.module
     return [
-        f"Windows and payload of a slave: at most {size_text(module.window_bytes)}, or the run ends and says so. Its stream buffer: "
-        f"{size_text(module.stream_buffer_bytes)}. The master's mini-buffers: {size_text(cluster.mini_buffer_bytes)}.",
+        f"Windows and payload of a slave: at most {size_text(module.window_bytes)}, or the run ends and says so. Its stream "
+        f"buffer: {size_text(module.stream_buffer_bytes)}. The master's mini-buffers: {size_text(cluster.mini_buffer_bytes)}.",
         "State is given back when windows have passed. swjoin plan foretells the bytes of each rank.",
     ]
 
@@ -251,10 +254,10 @@ def _overload(s: Setting) -> list[str]:
     return [
         {
             "block": "When the mini-buffers are full the source waits: nothing is lost, and the production delay grows.",
-            "shed": f"When the mini-buffers are full tuples are dropped ({overload.victims}): counted, written to late.parquet, and "
-            "the recall is estimated.",
-            "spill": f"When the mini-buffers are full tuples go to disk, {size_text(overload.disk_bytes)} at most, and come back when "
-            "their slave has room.",
+            "shed": f"When the mini-buffers are full tuples are dropped ({overload.victims}): counted, written to "
+            "late.parquet, and the recall is estimated.",
+            "spill": f"When the mini-buffers are full tuples go to disk, {size_text(overload.disk_bytes)} at most, and come "
+            "back when their slave has room.",
         }[overload.policy]
     ]
 
@@ -278,8 +281,8 @@ def _adaptation(s: Setting) -> list[str]:
     if settings.policy == "none":
         return ["Partition-groups stay where they start; the number of active slaves does not change."]
     what = {
-        "paper": f"a partition-group moves from each slave whose stream buffer is above {settings.supplier_threshold:g} full to one "
-        f"below {settings.consumer_threshold:g}",
+        "paper": f"a partition-group moves from each slave whose stream buffer is above {settings.supplier_threshold:g} full "
+        f"to one below {settings.consumer_threshold:g}",
         "balanced": "as many partition-groups move as even out the measured work",
         "random": "partition-groups move at random, to test with",
     }[settings.policy]
@@ -301,8 +304,8 @@ def _results(s: Setting) -> list[str]:
         else:
             out.append(f"Columns: the key, then all others of both sides; {s.unknown}.")
     out.append(
-        "Each pair exactly once, whatever the ranks, epochs and moves; the ledger accounts for every tuple, and a run whose ledger "
-        "does not balance fails."
+        "Each pair exactly once, whatever the ranks, epochs and moves; the ledger accounts for every tuple, and a run whose "
+        "ledger does not balance fails."
     )
     return out
 

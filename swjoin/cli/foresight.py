@@ -124,7 +124,7 @@ class Foretelling:
                 "busiest": {"resource": outcome.resource, "utilisation": outcome.utilisation},
                 "saturation": dataclasses.asdict(found),
             }
-            out.rows += _delay_rows(outcome) + [("saturation", _saturation_text(found))]
+            out.rows += [*_delay_rows(outcome), ("saturation", _saturation_text(found))]
         if self.target_rate_per_s is not None:
             target = least_slaves(model, self.target_rate_per_s, self.target_delay_s, self.most)
             out.plain["target"] = {

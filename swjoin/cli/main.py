@@ -185,8 +185,8 @@ def _add_simulate(p: argparse.ArgumentParser) -> None:
 
 def _add_plan(p: argparse.ArgumentParser) -> None:
     p.description = (
-        "Foretell the bytes that each rank of a run will take, what goes over the network, the production delay and the highest "
-        "rate that is sustained (docs/planning.md). Exit code 1: the windows do not fit."
+        "Foretell the bytes that each rank of a run will take, what goes over the network, the production delay and the "
+        "highest rate that is sustained (docs/planning.md). Exit code 1: the windows do not fit."
     )
     p.add_argument("config", metavar="CONFIG.yaml")
     p.add_argument("-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks (default: in-process)")

@@ -21,24 +21,32 @@ _STYLE = """
 body { margin: 0; background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, "Segoe UI", Roboto, sans-serif; }
 main { max-width: 1080px; margin: 0 auto; padding: 28px 20px 60px; }
 h1 { font-size: 22px; margin: 0 0 2px; } h2 { font-size: 17px; margin: 0 0 12px; }
-.soft { color: var(--soft); } code, pre, .digest { font-family: ui-monospace, "DejaVu Sans Mono", Menlo, monospace; font-size: 13px; }
-section, .verdict { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 18px 20px; margin: 16px 0; }
+.soft { color: var(--soft); } code, pre, .digest { font-family: ui-monospace, "DejaVu Sans Mono", Menlo, monospace;
+  font-size: 13px; }
+section, .verdict { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 18px 20px;
+  margin: 16px 0; }
 .verdict { border-left: 6px solid var(--soft); } .verdict b { font-size: 18px; } .verdict p { margin: 4px 0 0; }
 .good { border-left-color: var(--good); } .good b { color: var(--good); } .bad { border-left-color: var(--bad); }
 .bad b { color: var(--bad); } .warn { border-left-color: var(--warn); } .warn b { color: var(--warn); }
 .tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(190px, 1fr)); gap: 12px; margin: 16px 0; }
 .tile { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 12px 14px; }
-.tile .value { font-size: 20px; font-weight: 600; overflow-wrap: anywhere; } .tile .label { color: var(--soft); font-size: 13px; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+.tile .value { font-size: 20px; font-weight: 600; overflow-wrap: anywhere; } .tile .label { color: var(--soft);
+  font-size: 13px; }
+.scroll { overflow-x: auto; } table { margin: 6px 0 14px; border-collapse: collapse; width: 100%;
+  font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: 5px 10px; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th { color: var(--soft); font-weight: 500; font-size: 13px; } th:first-child, td:first-child, .text td, .text th { text-align: left; }
+th { color: var(--soft); font-weight: 500; font-size: 13px; }
+  th:first-child, td:first-child, .text td, .text th { text-align: left; }
 .text td:last-child { white-space: normal; }
 img { width: 100%; height: auto; background: #ffffff; border-radius: 6px; }
-pre { overflow-x: auto; background: var(--paper); border: 1px solid var(--line); border-radius: 6px; padding: 12px; margin: 8px 0; }
-.bar { position: relative; display: inline-block; width: 180px; height: 12px; background: var(--line); border-radius: 3px; vertical-align: middle; }
+pre { overflow-x: auto; background: var(--paper); border: 1px solid var(--line); border-radius: 6px; padding: 12px;
+  margin: 8px 0; }
+.bar { position: relative; display: inline-block; width: 180px; height: 12px; background: var(--line);
+  border-radius: 3px; vertical-align: middle; }
 .bar span { position: absolute; left: 0; top: 0; bottom: 0; background: var(--main); border-radius: 3px; }
 .bar i { position: absolute; top: -3px; bottom: -3px; width: 2px; background: var(--ink); }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: 4px 18px; margin: 0; } dt { color: var(--soft); } dd { margin: 0; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: 4px 18px; margin: 0; } dt { color: var(--soft); }
+  dd { margin: 0; }
 summary { cursor: pointer; color: var(--soft); }
 """
 

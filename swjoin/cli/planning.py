@@ -2,7 +2,8 @@
 
 What: `run_plan` and its table of memory.
 Why: a script can ask, by the exit code, whether the windows fit, and how many slaves they need.
-Stays out: parsing (`cli.main`), planning (`runtime.memory_plan`), all but memory (`cli.foresight`), what a process takes at its start (`runtime.baseline`).
+Stays out: parsing (`cli.main`), planning (`runtime.memory_plan`), all but memory (`cli.foresight`), what a process takes at
+its start (`runtime.baseline`).
 """
 
 from __future__ import annotations

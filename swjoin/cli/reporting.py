@@ -1,8 +1,8 @@
 """The command `report`: one HTML file about a run, for who was not there.
 
 What: `run_report`, `build(run_dir) -> Page`.
-Why: the verdict first (did the ledger balance, which answer, was it verified), then everything that explains it, in one file that
-can be kept and sent.
+Why: the verdict first (did the ledger balance, which answer, was it verified), then everything that explains it, in one file
+that can be kept and sent.
 Stays out: how a page looks (`cli.page`), figures (`plots`), the timeline's words (`cli.timeline`).
 
 A run may be complete, stopped, failed or simulated; of one that failed run.json has less, and the page says what is missing.
@@ -163,12 +163,21 @@ def _timeline(page: Page, run_dir: Path) -> None:
 # ---------------------------------------------------------------- what happened
 
 
+def _amount(name: str, value: Any) -> str:
+    """A number of run.json with its unit."""
+    if name.endswith("_s"):
+        return f"{value:,.3g} s"
+    return size_text(value) if name.endswith("bytes") else f"{value:,}"
+
+
 def _safety(page: Page, report: dict[str, Any]) -> None:
     found = report.get("checkpoints")
     if not found:
         return
     rows: list[tuple[str, object]] = [
-        (name.replace("_", " "), value) for name, value in found.items() if not isinstance(value, (list, dict)) and value is not None
+        (name.removesuffix("_s").replace("_", " "), _amount(name, value))
+        for name, value in found.items()
+        if not isinstance(value, (list, dict)) and value is not None
     ]
     parts = [listing(rows)]
     if found.get("recoveries"):
@@ -191,7 +200,9 @@ def _overload(page: Page, report: dict[str, Any]) -> None:
             ("recall, estimated", f"{found.get('recall_estimate') or 0:.1%}"),
         ]
     if found.get("spilled_tuples"):
-        rows.append(("spilled", f"{found['spilled_tuples']:,} tuples, at most {size_text(found['peak_spilled_bytes'])} at once"))
+        rows.append(
+            ("spilled", f"{found['spilled_tuples']:,} tuples, at most {size_text(found['peak_spilled_bytes'])} at once")
+        )
     page.section("Overload", listing(rows))
 
 
@@ -217,8 +228,12 @@ def _memory(page: Page, report: dict[str, Any]) -> None:
     ]
     parts = [table(["rank", "at start", "foretold", "taken", "taken, and a mark where it was foretold"], rows)]
     windows = [
-        [f"slave {s['slave']}", *(size(s["window"][k]) for k in ("predicted", "peak", "limit"))]
-        + [size(s["buffer"].get("predicted")), size(s["buffer"]["peak"]), f"{s['left']['window_tuples']:,}"]
+        [
+            f"slave {s['slave']}",
+            *(size(s["window"][k]) for k in ("predicted", "peak", "limit")),
+            *(size(s["buffer"][k]) for k in ("predicted", "peak")),
+            f"{s['left']['window_tuples']:,}",
+        ]
         for s in memory["slaves"]
     ]
     heads = ["windows", "foretold", "taken", "limit", "stream buffer, foretold", "taken", "tuples left at the end"]
@@ -289,12 +304,17 @@ def build(run_dir: Path) -> Page:
     """The page about a run. UserError when the directory holds none."""
     report = read(run_dir)
     page = Page(f"swjoin: {run_dir.name}")
-    page.add(Html(f"<h1>{escape(run_dir.name)}</h1>"), paragraph(Html(f"<code>{escape(report.get('command', ''))}</code>"), soft=True))
+    page.add(
+        Html(f"<h1>{escape(run_dir.name)}</h1>"),
+        paragraph(Html(f"<code>{escape(report.get('command', ''))}</code>"), soft=True),
+    )
     _verdict(page, report, run_dir)
     page.add(_tiles(report))
     page.section("Ledger", *_ledger(report))
     overview = _figure("run_overview", run_dir, "throughput, production delay and occupancy over time")
-    adapted = _figure("adaptation", run_dir, "occupancy, active slaves, moves and delay over time") if report.get("moves") else None
+    adapted = (
+        _figure("adaptation", run_dir, "occupancy, active slaves, moves and delay over time") if report.get("moves") else None
+    )
     page.section("Over time", *(f for f in (overview, adapted) if f is not None))
     _timeline(page, run_dir)
     _safety(page, report)
@@ -303,7 +323,9 @@ def build(run_dir: Path) -> Page:
     _ranks(page, report, run_dir)
     _configuration(page, report)
     versions = listing(report.get("versions", {}).items())
-    page.section("Versions", versions, paragraph(f"configuration {report.get('config_digest', '-')}, seed {report.get('seed', '-')}"))
+    page.section(
+        "Versions", versions, paragraph(f"configuration {report.get('config_digest', '-')}, seed {report.get('seed', '-')}")
+    )
     return page
 
 

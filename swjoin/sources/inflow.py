@@ -247,7 +247,8 @@ class SampledKeys:
 
     def groups(self, partition_count: int) -> I64:
         """The partition-group of every key."""
-        return _groups_of(self.keys, partition_count)
+        found: I64 = _groups_of(self.keys, partition_count)
+        return found
 
     def cells(self, partition_count: int, depth: int, begin_us: float, end_us: float) -> Cells:
         size = 1 << depth

@@ -1,12 +1,14 @@
 """What a number of slaves sustains, by the cost model: production delay at a rate, the saturation rate, slaves for a target.
 
-What: `Model` (a configuration made steady, with costs and cores), `Outcome` of playing it at a rate, `saturation`, `least_slaves`.
+What: `Model` (a configuration made steady, with costs and cores), `Outcome` of playing it at a rate, `saturation`,
+`least_slaves`.
 Why: before a run is submitted one asks how far it can go, and how many ranks a promise needs. The criterion is the one that
 judges real runs (`sweeps.search.sustained`), so that a forecast and a measurement mean the same.
 Stays out: what things cost (`runtime.costs`), playing (`runtime.planner`), memory (`runtime.memory_plan`), printing (`cli`).
 
-How it is played: realtime pace, windows filled beforehand (history), then EPOCHS distribution epochs in steady state. Partition-
-groups stay where they start and nodes keep the speed they start with. Rates are per stream; where two streams differ, the mean.
+How it is played: realtime pace, windows filled beforehand (history), then EPOCHS distribution epochs in steady state.
+Partition-groups stay where they start and nodes keep the speed they start with. Rates are per stream;
+where two streams differ, the mean.
 """
 
 from __future__ import annotations
@@ -66,8 +68,8 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Saturation:
-    """rate_per_s: the highest rate per stream that is sustained; 0: none that was tried. above_per_s: the lowest that is not, if
-    one was found. resource: what saturates there."""
+    """rate_per_s: the highest rate per stream that is sustained; 0: none that was tried. above_per_s: the lowest that is not,
+    if one was found. resource: what saturates there."""
 
     rate_per_s: float
     above_per_s: float | None
@@ -128,8 +130,8 @@ def pairs_per_s(config: RunConfig, rates_per_s: tuple[float, float], equal: floa
 
 @dataclass(frozen=True)
 class Model:
-    """A configuration as it is played. notes: in what it differs from the one that was given. pair_factor: rates of streams that
-    differ, product over squared mean."""
+    """A configuration as it is played. notes: in what it differs from the one that was given. pair_factor: rates of streams
+    that differ, product over squared mean."""
 
     config: RunConfig
     costs: CostModel
@@ -325,7 +327,7 @@ def _in_the_way(model: Model, last: Outcome, delay_s: float | None) -> str:
     if last.sustained and last.delay_s is not None:
         t_d_ms = model.config.cluster.distribution_epoch_us / 1e3
         return (
-            f"99 % of the pairs come within {last.delay_s['p99'] * 1e3:,.0f} ms, and most of that is waiting for the next of the "
-            f"distribution epochs of {t_d_ms:,.0f} ms; shorten them (--set cluster.distribution_epoch=...)"
+            f"99 % of the pairs come within {last.delay_s['p99'] * 1e3:,.0f} ms, and most of that is waiting for the next of "
+            f"the distribution epochs of {t_d_ms:,.0f} ms; shorten them (--set cluster.distribution_epoch=...)"
         )
     return f"{last.why} ({last.resource} first)"
