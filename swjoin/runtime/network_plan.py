@@ -23,6 +23,7 @@ _MESSAGE_BYTES = 1024  # header of any message
 _GROUP_BYTES = 24  # of a partition-group that a delivery or a chunk of results names
 _CHUNK_BYTES = 9_000  # a chunk of results without pairs: mostly the histogram of delays
 _PAIR_BYTES = 40
+_PLACE_BYTES = 16  # with count windows a tuple travels with its places
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ def plan_network(
     payload = [f + t for f, t in zip(inflow.fixed_bytes, inflow.tail_bytes, strict=True)]
     if config.query.kind.one_sided and config.query.where is None:
         payload[RIGHT] = 0.0  # of which nothing is to come out
-    sizes = (TUPLE_BYTES + payload[LEFT], TUPLE_BYTES + payload[RIGHT])
+    head = TUPLE_BYTES + (0 if config.query.last is None else _PLACE_BYTES)
+    sizes = (head + payload[LEFT], head + payload[RIGHT])
     cells = inflow.keys.cells(groups, 0, 0.0, max(1.0, float(config.query.bounds.retention_us)))
     owner = round_robin(groups, active)
     bytes_of_group = (
