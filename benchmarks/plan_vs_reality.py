@@ -58,10 +58,10 @@ def _case(slaves: int, mpi: bool, window_s: float, epoch_s: float, **sections: A
 CASES: dict[str, tuple[int, bool, dict[str, Any]]] = {
     "1 thread, W 2 s": _case(1, False, 2, 0.25),
     "2 threads, W 1 s, 48 B": _case(2, False, 1, 0.25, sink={"carry_payload": True}),
-    "1 slow rank, W 4 s, uniform keys": _case(1, True, 4, 0.5, workload={"bias": 0.5}, nodes={"node_speed": 0.05}),
+    "1 slow rank, W 4 s, uniform keys": _case(1, True, 4, 0.5, workload={"bias": 0.5}, nodes={"node_speed": 0.1}),
     "2 slow ranks, W 2 s, skewed keys": _case(2, True, 2, 0.25, workload={"bias": 0.8}, nodes={"node_speed": 0.1}),
     "3 slow ranks, W 3 s, 200 B": _case(
-        3, True, 3, 0.3, workload={"payload": "200B"}, sink={"carry_payload": True}, nodes={"node_speed": 0.03}
+        3, True, 3, 0.3, workload={"payload": "200B"}, sink={"carry_payload": True}, nodes={"node_speed": 0.05}
     ),
     "2 slow ranks, semi-join, no fine tuning": _case(
         2, True, 2, 0.2, join={"how": "semi"}, module={"theta": 0}, nodes={"node_speed": 0.1, "speed": [1, 0.5]}

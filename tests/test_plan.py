@@ -86,7 +86,7 @@ def test_history_of_a_forecast_is_that_of_a_run(tmp_path: Path) -> None:
 
 
 def test_saturation_grows_with_slaves_until_the_master_is_the_limit() -> None:
-    asked = model(with_changes(SLOW, ["source_tuple_ns=10000", "source_byte_ns=0"]))
+    asked = model(with_changes(SLOW, ["master_byte_ns=300"]))
     rates = []
     for slaves in (1, 2, 6):
         found = saturation(asked, slaves, asked.play(slaves, 5_000))
@@ -94,7 +94,7 @@ def test_saturation_grows_with_slaves_until_the_master_is_the_limit() -> None:
     assert all(b > a / PRECISION for a, b in itertools.pairwise(rates))
     assert rates[1] > 1.7 * rates[0]
     assert rates[0] == pytest.approx(25_000 / 2, rel=0.15), "a slave takes 40 us for a tuple of either stream"
-    assert rates[-1] < 1e9 / 10_000 / 2 < 6 * rates[0]
+    assert rates[-1] < 1e9 / (300 * 32) / 2 < 6 * rates[0]
     assert found.resource == "master CPU"
 
 

@@ -304,7 +304,7 @@ class SlaveActor(Actor):
         ns += c.slave_visit_ns * did.visits + c.slave_delivery_ns * did.deliveries + c.slave_growth_ns * did.growth
         ns += c.slave_result_byte_ns * self._pair_bytes * did.pairs
         ns += c.extract_byte_ns * did.extracted_bytes + c.install_byte_ns * did.installed_bytes
-        return ns / 1000
+        return ns * (c.slave_realtime_ratio if self.world.realtime and not self._in_history else 1.0) / 1000
 
     def _speed(self) -> float:
         """Slow nodes are not imitated during history."""
