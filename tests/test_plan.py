@@ -17,6 +17,7 @@ from swjoin.cli.foresight import Foretelling
 from swjoin.cluster.metrics import COLUMNS
 from swjoin.config import RunConfig
 from swjoin.loading import config_from_plain
+from swjoin.runtime import paced
 from swjoin.runtime.costs import PRESETS, CostModel, with_changes
 from swjoin.runtime.forecast import forecast
 from swjoin.runtime.job import Job, open_job_sources
@@ -321,3 +322,28 @@ def test_what_is_refused(words: list[str], text: str, config_file: Path, swjoin:
     assert done.code == 2
     assert len(done.err) == 1
     assert text in done.err[0]
+
+
+# ---------------------------------------------------------------- work in realtime pace
+
+
+def test_work_in_realtime_pace_costs_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ratio is what a real run takes over what is foretold; it slows real time down, and nothing else."""
+    foretold: list[float] = []
+    take = paced._work_us
+
+    def noted(rows: dict[str, Any]) -> float:
+        foretold.append(take(rows))
+        return foretold[-1]
+
+    monkeypatch.setattr(paced, "_work_us", noted)
+    monkeypatch.setattr(paced, "_measured", lambda config: 2.5 * foretold[-1])
+    assert paced.realtime_ratio(with_changes(PRESETS["modern"], ["slave_realtime_ratio=4"]), 1) == pytest.approx(2.5)
+    monkeypatch.setattr(paced, "_measured", lambda config: 1e9)
+    assert paced.realtime_ratio(PRESETS["modern"], 1) == paced.MOST
+    assert paced.realtime_ratio(SLOW, 1) == 1
+    slower = with_changes(SLOW, ["slave_realtime_ratio=2"])
+    rates = [saturation(asked := model(costs), 1, asked.play(1, 5_000)).rate_per_s for costs in (SLOW, slower)]
+    assert rates[0] == pytest.approx(2 * rates[1], rel=0.1)
+    ends = [plan(config(), 2, costs).end_us for costs in (SLOW, slower)]
+    assert ends[0] == ends[1], "asap pace is not concerned"

@@ -384,7 +384,7 @@ def calibrate(quick: bool, tell: Callable[[str], None]) -> tuple[CostModel, list
         shared_capacity=min(1.0, links["shared"]),
     )
     tell("realtime pace")
-    costs = dataclasses.replace(costs, slave_realtime_ratio=realtime_ratio(costs))
+    costs = dataclasses.replace(costs, slave_realtime_ratio=realtime_ratio(costs, 1 if quick else 3))
     return costs, [*lines, *master_lines]
 
 

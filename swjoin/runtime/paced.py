@@ -65,13 +65,16 @@ def _measured(config: RunConfig) -> float:
     return _work_us({name: table[name].to_numpy() for name in table.column_names})
 
 
-def realtime_ratio(costs: CostModel) -> float:
-    """Median of two workloads, three times each; within LEAST and MOST. costs: their own ratio does not count."""
+def realtime_ratio(costs: CostModel, repeats: int = 3) -> float:
+    """Median of two workloads, so many times each; within LEAST and MOST. costs: their own ratio does not
+    count."""
     plain = dataclasses.replace(costs, slave_realtime_ratio=1.0)
     ratios = []
     for bias in (0.7, 0.5):
         config = _config(bias)
         told = np.stack(plan(config, 1, plain, host_cores=os.cpu_count() or 1).metrics).T
         expected = _work_us(dict(zip(COLUMNS, told, strict=True)))
-        ratios += [_measured(config) / expected for _ in range(3)]
+        if expected <= 0:
+            return 1.0  # a machine too slow for these rates: nothing would be joined in time
+        ratios += [_measured(config) / expected for _ in range(repeats)]
     return min(MOST, max(LEAST, statistics.median(ratios)))
