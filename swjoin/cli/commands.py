@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from swjoin.api.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS, JOIN_THETA_BYTES
+from swjoin.cli.given import given_ranks, one_or_two
 from swjoin.config import ClusterConfig, ModuleConfig, QueryConfig, RunConfig, SinkConfig, StreamConfig, TimeConfig
 from swjoin.errors import UserError
 from swjoin.loading import config_from_plain, load_config
@@ -36,7 +37,8 @@ def _query(args: argparse.Namespace) -> QueryConfig:
     if args.last is not None:
         if exclusive or not (args.within is args.lower is args.upper is None):
             raise UserError("give --last, or bounds of time, not both")
-        return QueryConfig(0, 0, last=_last(args.last), **rest)
+        refusal = f"--last {args.last}: write a number of tuples, or two: of the left and of the right stream"
+        return QueryConfig(0, 0, last=one_or_two(args.last, int, refusal), **rest)
     if args.within is not None:
         if args.lower is not None or args.upper is not None:
             raise UserError("give --within, or --lower and --upper, not both")
@@ -48,15 +50,6 @@ def _query(args: argparse.Namespace) -> QueryConfig:
         raise UserError("the window is missing: give --within, or --lower and --upper, or --last")
     lower_us, upper_us = parse_duration_us(args.lower), parse_duration_us(args.upper)
     return QueryConfig(lower_us, upper_us, exclusive, **rest)  # type: ignore[arg-type]
-
-
-def _last(text: str) -> tuple[int, int]:
-    try:
-        counts = [int(part) for part in text.split(",")]
-        left, right = counts * 2 if len(counts) == 1 else counts
-    except ValueError:
-        raise UserError(f"--last {text}: write a number of tuples, or two: of the left and of the right stream") from None
-    return left, right
 
 
 def _keys(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -108,29 +101,9 @@ def join_config(args: argparse.Namespace) -> RunConfig:
     )
 
 
-def _ranks(args: argparse.Namespace) -> int | None:
-    ranks: int | None = args.ranks
-    if ranks is not None and ranks < 3:
-        raise UserError(f"-n {ranks}: a cluster needs at least 3 ranks: master, collector and one slave")
-    if args.threads is not None:
-        if args.threads < 1:
-            raise UserError(f"--threads {args.threads}: at least one slave is needed")
-        if ranks is not None or launcher_size() > 1:
-            raise UserError("--threads: on MPI every slave is a rank of its own; leave it out")
-    return ranks
-
-
-def in_process_or_ranks(args: argparse.Namespace) -> tuple[int | None, int]:
-    """MPI ranks, or None in one process; and how many slaves that gives."""
-    from swjoin.runtime.local import default_slave_count
-
-    ranks = _ranks(args)
-    return ranks, ranks - 2 if ranks is not None else args.threads or default_slave_count()
-
-
 def run_join(args: argparse.Namespace) -> int:
     config = join_config(args)
-    ranks = _ranks(args)
+    ranks = given_ranks(args)
     target = None if args.out == "count" else Path(args.out)
     report = None if args.report is None else Path(args.report)
     if report is not None and not report.parent.is_dir():
@@ -209,7 +182,7 @@ def run_run(args: argparse.Namespace) -> int:
 
 def start_run(args: argparse.Namespace, config: RunConfig | None) -> int:
     """`run` and `serve`. config: None: the run is resumed, or there is none."""
-    ranks, hosts = _ranks(args), hostfile(args)
+    ranks, hosts = given_ranks(args), hostfile(args)
     if args.resume is not None:
         if args.config is not None or args.overrides or args.out is not None:
             raise UserError("--resume: the run goes on as it was configured, in its own directory; leave everything else out")
@@ -308,9 +281,11 @@ def run_generate(args: argparse.Namespace) -> int:
 
 
 def run_verify(args: argparse.Namespace) -> int:
+    from swjoin.runtime.report import write_json
     from swjoin.spark.verify import verify
 
     result = verify(Path(args.dir), args.spark_master)
+    write_json(Path(args.dir) / "verified.json", {"equal": result.equal, **dataclasses.asdict(result)})
     for line in result.lines():
         print(line)
     return 0 if result.equal else 1
@@ -390,3 +365,15 @@ def run_doctor(args: argparse.Namespace) -> int:
     from swjoin.cli import doctor
 
     return doctor.run_doctor(args)
+
+
+def run_explain(args: argparse.Namespace) -> int:
+    from swjoin.cli import explaining
+
+    return explaining.run_explain(args)
+
+
+def run_report(args: argparse.Namespace) -> int:
+    from swjoin.cli import reporting
+
+    return reporting.run_report(args)
