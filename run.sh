@@ -23,6 +23,7 @@ usage() {
 ./run.sh bench live [session|sweep|delay]  a live session with deaths; the rate it sustains; delay over the distribution epoch
 ./run.sh bench safety        the cost of checkpoints and of fault tolerance, recovery over the size of the windows
 ./run.sh bench simulation    predicted against measured throughput and delay
+./run.sh bench plan          saturation and memory by swjoin plan against real runs
 ./run.sh figures             redraw every figure of docs/reproduction.md from the committed tables, and write that page
 ./run.sh figures --measure [NAME...]  run the sweeps first (all of experiments/, or the named ones; preset quick), then the page
 ./run.sh chaos N             N runs on real MPI ranks that are killed, stopped and resumed, each digest checked
@@ -204,6 +205,7 @@ case $word in
       kinds) shift; cd benchmarks; exec "$python" join_kinds.py "$@" ;;
       spark) shift; need_java; exec "$python" benchmarks/spark_join.py "$@" ;;
     esac
+    if [ "${1:-}" = plan ]; then shift; exec "$python" benchmarks/plan_vs_reality.py "$@"; fi
     case ${1:-} in adaptation | api | live | safety | simulation) part=$1; shift; exec "$python" "benchmarks/$part.py" "$@" ;; esac
     exec "$python" benchmarks/run.py "$@" ;;
   figures) need_environment; figures "$@" ;;

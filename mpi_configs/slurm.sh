@@ -3,18 +3,53 @@
 #SBATCH --ntasks=10
 #SBATCH --cpus-per-task=1
 #SBATCH --time=01:00:00
-#SBATCH --signal=USR1@120
+#SBATCH --signal=B:USR1@120
 #SBATCH --requeue
 #SBATCH --open-mode=append
 # sbatch mpi_configs/slurm.sh CONFIG.yaml OUT
-# The environment's mpi4py must use the same MPI library as srun's plug-in; if not, the first line of output says so and exits with 2.
-# With checkpoints in CONFIG.yaml the run stops when the allocation is about to end, and goes on when the job is started again.
+# Two minutes before the end of the allocation Slurm sends this script USR1. It passes it on to the ranks, which make a checkpoint
+# and end; then the job is queued again, and goes on from there. Without checkpoints in CONFIG.yaml it just reaches its limit.
+#   SWJOIN_LAUNCHER  srun (default; a rank that dies ends the run) or mpirun (Open MPI 5: the others go on without it)
+#   SWJOIN_MPI       srun's plug-in for the MPI library (default pmix; `srun --mpi=list` shows what there is)
+#   SWJOIN_PYTHON    the environment's python (default: the one on PATH)
 set -euo pipefail
 config=${1:?CONFIG.yaml}
 out=${2:?output directory}
-if compgen -G "$out/checkpoints/checkpoint-*.json" >/dev/null; then
-  srun --mpi=pmix python -m swjoin run --resume "$out"
-else
-  srun --mpi=pmix python -m swjoin run "$config" --out "$out"
+python=${SWJOIN_PYTHON:-python}
+
+says() { grep -q "\"$1\": true" "$out/run.json" 2>/dev/null; }
+
+# Slurm may start a job again whose end it has not seen.
+if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && says complete; then exit 0; fi
+
+run=(-m swjoin run "$config" --out "$out")
+if compgen -G "$out/checkpoints/checkpoint-*.json" >/dev/null; then run=(-m swjoin run --resume "$out"); fi
+case ${SWJOIN_LAUNCHER:-srun} in
+  srun) command=(srun --mpi="${SWJOIN_MPI:-pmix}" "$python" "${run[@]}") ;;
+  mpirun) command=("$python" "${run[@]}" -n "$SLURM_NTASKS") ;;
+  *) echo "slurm.sh: SWJOIN_LAUNCHER is srun or mpirun, not $SWJOIN_LAUNCHER" >&2; exit 2 ;;
+esac
+
+ending=no
+interrupted=no
+pid=
+stop() {
+  ending=yes
+  interrupted=yes
+  if [ -n "$pid" ]; then kill -USR1 "$pid" 2>/dev/null || true; fi
+}
+trap stop USR1
+"${command[@]}" &
+pid=$!
+while :; do  # a signal ends `wait`, not the run
+  interrupted=no
+  code=0
+  wait "$pid" || code=$?
+  if [ $interrupted = no ]; then break; fi
+done
+
+if [ "$code" = 0 ] && [ "$ending" = yes ] && says resumable; then
+  echo "slurm.sh: stopped with a checkpoint; queued again"
+  scontrol requeue "$SLURM_JOB_ID"
 fi
-if grep -q '"resumable": true' "$out/run.json"; then scontrol requeue "$SLURM_JOB_ID"; fi
+exit "$code"

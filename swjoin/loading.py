@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from swjoin.config import QueryConfig, RunConfig, WorkloadConfig
+from swjoin.ends import LIVE_SOURCES
 from swjoin.errors import UserError
 from swjoin.units import parse_duration_us, parse_size_bytes
 
+LISTEN = "127.0.0.1:8815"
 _MOST_BYTES = 1 << 18  # of a file; reading more would take PyYAML seconds
 _MOST_VALUES = 20_000  # once all aliases are unfolded
 _DEEPEST = 20
@@ -234,9 +236,26 @@ def load_plain(path: Path) -> dict[str, Any]:
     return plain
 
 
-def load_config(path: Path, overrides: list[str] | None = None) -> RunConfig:
-    """The configuration in a YAML file with --set overrides applied. UserError names file and key."""
-    data = apply_overrides(load_plain(path), overrides or [])
+def _with_live_defaults(data: dict[str, Any], served: bool) -> dict[str, Any]:
+    """What live streams have, unless the file says otherwise: an endpoint on the loopback where producers push, or `served`; real
+    time; and late rows set aside instead of ending the run."""
+    sides = [side for side in (data.get("left"), data.get("right")) if isinstance(side, dict)]
+    live = any(side.get(source) is not None for side in sides for source in LIVE_SOURCES)
+    pushed = any(side.get("flight") is not None for side in sides)
+    wanted = [("serve", "listen", LISTEN)] if served or pushed else []
+    if live:
+        data = {"pace": "realtime", **data}
+        wanted.append(("time", "late", "side"))
+    for section, key, value in wanted:
+        given = {} if data.get(section) is None else data[section]
+        if isinstance(given, dict) and not (section == "time" and given.get("model") == "arrival"):
+            data = {**data, section: {key: value, **given}}
+    return data
+
+
+def load_config(path: Path, overrides: list[str] | None = None, *, served: bool = False) -> RunConfig:
+    """The configuration in a YAML file with --set overrides applied. UserError names file and key. served: with an endpoint."""
+    data = _with_live_defaults(apply_overrides(load_plain(path), overrides or []), served)
     try:
         return config_from_plain(data)
     except UserError as error:

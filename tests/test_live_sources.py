@@ -66,6 +66,7 @@ class Streams:
 def config_of(sides: list[dict[str, Any]], sink: dict[str, Any], **sections: Any) -> dict[str, Any]:
     plain: dict[str, Any] = {
         "join": {"within": f"{WITHIN_US}us"},
+        "pace": "asap",
         "time": {"late": "side", "max_out_of_order": f"{DISORDER_US}us"},
         "cluster": {"distribution_epoch": "0us", "epoch_tuples": 200, "partition_count": 8},
         "module": {"window": "64MB"},

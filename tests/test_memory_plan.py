@@ -406,7 +406,7 @@ def test_plan_prints_a_line_for_every_rank(config_file: Path, swjoin: Any) -> No
     assert "the process" in done.out
     many = swjoin("plan", config_file, "-n", "30")
     assert "(heaviest)" in many.out
-    assert len(many.out.splitlines()) < 10
+    assert len(many.out.splitlines()) < 18
 
 
 @pytest.mark.usefixtures("known_start")
@@ -427,7 +427,9 @@ def test_plan_as_json(config_file: Path, swjoin: Any) -> None:
     found = json.loads(swjoin("plan", config_file, "-n", "4", "--json").out)
     config = config_from_plain(json.loads(config_file.read_text()))
     expected = to_plain(plan_memory(config, 2, workload_inflow(config)))
+    found["notes"], noted = found["notes"][: len(expected["notes"])], found["notes"]
     assert {name: found[name] for name in expected} == json.loads(json.dumps(expected))
+    assert any("streams' time" in note for note in noted)
     assert found["ranks"]["2"]["bytes"] > found["slaves"][0]["window_bytes"] + (100 << 20)
     assert [r["role"] for r in found["ranks"].values()] == ["master", "collector", "slave 0", "slave 1"]
 

@@ -328,6 +328,12 @@ def test_a_full_lane_holds_its_producer_and_nobody_else() -> None:
     assert merge.has_room("b", 9 * one.nbytes), "a batch that is larger than the lane may come when it is empty"
     with pytest.raises(MergeClosedError):
         merge.push("a", one, np.arange(16, 24), None, given_up=lambda: True)
+    many = Merge(lane_bytes=PLENTY, linger_s=0)
+    many.open("a")
+    for row in range(merge_module._MOST_PIECES):
+        assert many.has_room("a", 1)
+        push(many, "a", [row], row)
+    assert not many.has_room("a", 1), "batches of a row each: it is their number that counts"
     done = threading.Event()
 
     def third() -> None:

@@ -1,7 +1,7 @@
 """One function per command: arguments -> configuration -> job -> runtime -> summary.
 
-What: `run_join`, `run_run`, `run_generate`, `run_verify`, `run_aggregate`, `run_events`, `run_top`, `run_plot`,
-`run_sweep`, `run_simulate`, `run_calibrate`, `run_plan`, and the hidden `run_rank` that mpirun starts.
+What: a `run_...` for every command, and the hidden `run_rank` that mpirun starts; those that have a module of their own are
+passed on to it.
 Why: commands differ only in what they build; every runtime takes the same `Job`.
 Stays out: parsing (`cli.main`), launching (`runtime.launch`).
 """
@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import platform
 import sys
 from pathlib import Path
 from typing import Any
 
 from swjoin.api.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS, JOIN_THETA_BYTES
+from swjoin.cli.given import given_ranks, one_or_two
 from swjoin.config import ClusterConfig, ModuleConfig, QueryConfig, RunConfig, SinkConfig, StreamConfig, TimeConfig
 from swjoin.errors import UserError
 from swjoin.loading import config_from_plain, load_config
@@ -35,7 +37,8 @@ def _query(args: argparse.Namespace) -> QueryConfig:
     if args.last is not None:
         if exclusive or not (args.within is args.lower is args.upper is None):
             raise UserError("give --last, or bounds of time, not both")
-        return QueryConfig(0, 0, last=_last(args.last), **rest)
+        refusal = f"--last {args.last}: write a number of tuples, or two: of the left and of the right stream"
+        return QueryConfig(0, 0, last=one_or_two(args.last, int, refusal), **rest)
     if args.within is not None:
         if args.lower is not None or args.upper is not None:
             raise UserError("give --within, or --lower and --upper, not both")
@@ -47,15 +50,6 @@ def _query(args: argparse.Namespace) -> QueryConfig:
         raise UserError("the window is missing: give --within, or --lower and --upper, or --last")
     lower_us, upper_us = parse_duration_us(args.lower), parse_duration_us(args.upper)
     return QueryConfig(lower_us, upper_us, exclusive, **rest)  # type: ignore[arg-type]
-
-
-def _last(text: str) -> tuple[int, int]:
-    try:
-        counts = [int(part) for part in text.split(",")]
-        left, right = counts * 2 if len(counts) == 1 else counts
-    except ValueError:
-        raise UserError(f"--last {text}: write a number of tuples, or two: of the left and of the right stream") from None
-    return left, right
 
 
 def _keys(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -107,29 +101,9 @@ def join_config(args: argparse.Namespace) -> RunConfig:
     )
 
 
-def _ranks(args: argparse.Namespace) -> int | None:
-    ranks: int | None = args.ranks
-    if ranks is not None and ranks < 3:
-        raise UserError(f"-n {ranks}: a cluster needs at least 3 ranks: master, collector and one slave")
-    if args.threads is not None:
-        if args.threads < 1:
-            raise UserError(f"--threads {args.threads}: at least one slave is needed")
-        if ranks is not None or launcher_size() > 1:
-            raise UserError("--threads: on MPI every slave is a rank of its own; leave it out")
-    return ranks
-
-
-def in_process_or_ranks(args: argparse.Namespace) -> tuple[int | None, int]:
-    """MPI ranks, or None in one process; and how many slaves that gives."""
-    from swjoin.runtime.local import default_slave_count
-
-    ranks = _ranks(args)
-    return ranks, ranks - 2 if ranks is not None else args.threads or default_slave_count()
-
-
 def run_join(args: argparse.Namespace) -> int:
     config = join_config(args)
-    ranks = _ranks(args)
+    ranks = given_ranks(args)
     target = None if args.out == "count" else Path(args.out)
     report = None if args.report is None else Path(args.report)
     if report is not None and not report.parent.is_dir():
@@ -144,12 +118,12 @@ def _typed() -> str:
     return " ".join(["swjoin", *sys.argv[1:]])
 
 
-def _start(job: Job, ranks: int | None, debug: bool, threads: int | None) -> int:
+def _start(job: Job, ranks: int | None, debug: bool, threads: int | None, hostfile: Path | None = None) -> int:
     """Run a job in-process, on MPI ranks that we launch, or as one of the ranks that somebody launched."""
     from swjoin.runtime import launch, preflight
 
     if ranks is not None:
-        return launch.launch(job, ranks, debug)
+        return launch.launch(job, ranks, debug, hostfile)
     if preflight.launcher_size() > 1:
         preflight.check_world()
         return _play_rank(job, debug)
@@ -172,10 +146,33 @@ def run_rank(args: argparse.Namespace) -> int:
     from swjoin.runtime import preflight
 
     preflight.check_world()
-    return _play_rank(Job.from_json(Path(args.job).read_text()), args.debug)
+    try:
+        text = Path(args.job).read_text()
+    except OSError as error:
+        preflight.end_all_ranks(
+            f"{Path(args.job).parent} on {platform.node()}: no job to read ({error.strerror}); all hosts must share --out"
+        )
+    return _play_rank(Job.from_json(text), args.debug)
 
 
 # ---------------------------------------------------------------- run
+
+
+def hostfile(args: argparse.Namespace) -> Path | None:
+    """The file of --hostfile. UserError when it cannot be used."""
+    if args.hostfile is None:
+        return None
+    path = Path(args.hostfile)
+    if args.ranks is None:
+        raise UserError("--hostfile: say how many ranks to start on these hosts with -n")
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise UserError(f"--hostfile {path}: cannot be read ({reason})") from None
+    if not any(line.split("#")[0].strip() for line in lines):
+        raise UserError(f"--hostfile {path}: names no host; write lines such as: node01 slots=4")
+    return path.absolute()
 
 
 def run_run(args: argparse.Namespace) -> int:
@@ -185,19 +182,19 @@ def run_run(args: argparse.Namespace) -> int:
 
 def start_run(args: argparse.Namespace, config: RunConfig | None) -> int:
     """`run` and `serve`. config: None: the run is resumed, or there is none."""
-    ranks = _ranks(args)
+    ranks, hosts = given_ranks(args), hostfile(args)
     if args.resume is not None:
         if args.config is not None or args.overrides or args.out is not None:
             raise UserError("--resume: the run goes on as it was configured, in its own directory; leave everything else out")
         job = resumed_job(Path(args.resume))
         job = dataclasses.replace(job, config=observed(job.config, args.dashboard))
-        return _start(job, ranks, args.debug, args.threads)
+        return _start(job, ranks, args.debug, args.threads, hosts)
     if config is None:
         raise UserError(f"the configuration is missing: swjoin {args.command} CONFIG.yaml, or --resume DIR")
     config = observed(config, args.dashboard)
     out = Path(args.out or "runs/latest")
     target = None if config.sink.kind == "count" else out / "results"
-    return _start(Job(config, target, True, out, None, _typed()), ranks, args.debug, args.threads)
+    return _start(Job(config, target, True, out, None, _typed()), ranks, args.debug, args.threads, hosts)
 
 
 def run_serve(args: argparse.Namespace) -> int:
@@ -284,9 +281,11 @@ def run_generate(args: argparse.Namespace) -> int:
 
 
 def run_verify(args: argparse.Namespace) -> int:
+    from swjoin.runtime.report import write_json
     from swjoin.spark.verify import verify
 
     result = verify(Path(args.dir), args.spark_master)
+    write_json(Path(args.dir) / "verified.json", {"equal": result.equal, **dataclasses.asdict(result)})
     for line in result.lines():
         print(line)
     return 0 if result.equal else 1
@@ -357,3 +356,24 @@ def run_calibrate(args: argparse.Namespace) -> int:
     from swjoin.cli import simulation
 
     return simulation.run_calibrate(args)
+
+
+# ---------------------------------------------------------------- the machine
+
+
+def run_doctor(args: argparse.Namespace) -> int:
+    from swjoin.cli import doctor
+
+    return doctor.run_doctor(args)
+
+
+def run_explain(args: argparse.Namespace) -> int:
+    from swjoin.cli import explaining
+
+    return explaining.run_explain(args)
+
+
+def run_report(args: argparse.Namespace) -> int:
+    from swjoin.cli import reporting
+
+    return reporting.run_report(args)

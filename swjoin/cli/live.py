@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from swjoin.config import RunConfig
 from swjoin.errors import UserError
-from swjoin.loading import apply_overrides, config_from_plain, load_plain
+from swjoin.loading import load_config
 from swjoin.shipped import given_or_shipped
 from swjoin.units import parse_duration_us
 
@@ -26,33 +25,16 @@ if TYPE_CHECKING:
 
     from swjoin.live.client import Client, Event
 
-LISTEN = "127.0.0.1:8815"
 _AGAIN_S = 0.5
-
-
-def serve_config(path: Path, overrides: list[str], listen: str | None) -> RunConfig:
-    """A configuration that is served: on the loopback, in real time, late rows set aside, unless it says otherwise."""
-    plain = load_plain(path)
-    if "path" in (plain.get("left") or {}):
-        raise UserError(f"{path}: reads files; swjoin run joins them, serve is for live streams (flight, kafka, watch)")
-    for section, key, value in (("serve", "listen", LISTEN), ("time", "late", "side")):
-        if plain.get(section) is None:
-            plain[section] = {}
-        inside = plain[section]
-        if isinstance(inside, dict) and not (section == "time" and inside.get("model") == "arrival"):
-            inside.setdefault(key, value)
-    plain.setdefault("pace", "realtime")
-    plain = apply_overrides(plain, [*overrides, *([] if listen is None else [f"serve.listen={json.dumps(listen)}"])])
-    try:
-        return config_from_plain(plain)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
 
 
 def run_serve(args: argparse.Namespace) -> int:
     from swjoin.cli.commands import start_run
 
-    config = None if args.resume is not None else serve_config(given_or_shipped(args.config or ""), args.overrides, args.listen)
+    config = None
+    if args.resume is None and args.config is not None:
+        listen = [] if args.listen is None else [f"serve.listen={json.dumps(args.listen)}"]
+        config = load_config(given_or_shipped(args.config), [*args.overrides, *listen], served=True)
     return start_run(args, config)
 
 

@@ -51,8 +51,13 @@ def build_parser() -> argparse.ArgumentParser:
         spark.add_argument("--spark-master", metavar="URL", help="Spark master (default: local[*])")
     _add_sweep(commands.add_parser("sweep", help="run an experiment: all points of its axes, or a search at each"))
     _add_simulate(commands.add_parser("simulate", help="foretell a run of many slaves in virtual time, by a cost model"))
-    _add_plan(commands.add_parser("plan", help="foretell the memory of a run, rank by rank"))
+    _add_plan(
+        commands.add_parser("plan", help="foretell a run: memory of each rank, network, delay, saturation; ranks for a rate")
+    )
+    _add_explain(commands.add_parser("explain", help="say in words and a diagram what a configuration will do"))
+    _add_report(commands.add_parser("report", help="one HTML file about a run: verdict, figures, tables"))
     _add_calibrate(commands.add_parser("calibrate", help="measure this machine's costs for simulate"))
+    _add_doctor(commands.add_parser("doctor", help="check this machine or these hosts, and say how to mend what is wrong"))
     rank = commands.add_parser("_rank")
     rank.add_argument("job", metavar="JOB.json")
     for command in commands.choices.values():
@@ -117,6 +122,7 @@ def _add_run(p: argparse.ArgumentParser) -> None:
     p.add_argument("--resume", metavar="DIR", help="go on from the last checkpoint of a run, on as many ranks as you like")
     p.add_argument("--set", dest="overrides", metavar="path.to.key=value", action="append", default=[])
     p.add_argument("-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks (default: in-process)")
+    p.add_argument("--hostfile", metavar="F", help="with -n: ranks on these hosts (HOST slots=N per line); all share --out")
     _add_threads(p)
     p.add_argument("--out", metavar="DIR", help="directory of the run (default: runs/latest)")
     add_dashboard(p)
@@ -252,7 +258,8 @@ def _add_simulate(p: argparse.ArgumentParser) -> None:
 
 def _add_plan(p: argparse.ArgumentParser) -> None:
     p.description = (
-        "Foretell the bytes that each rank of a run will take (docs/memory.md). Exit code 1: the windows do not fit."
+        "Foretell the bytes that each rank of a run will take, what goes over the network, the production delay and the "
+        "highest rate that is sustained (docs/planning.md). Exit code 1: the windows do not fit."
     )
     p.add_argument("config", metavar="CONFIG.yaml")
     p.add_argument("-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks (default: in-process)")
@@ -262,13 +269,47 @@ def _add_plan(p: argparse.ArgumentParser) -> None:
         "--rate", metavar="R|L,R", help="tuples per second of each stream of files, where their metadata do not tell"
     )
     p.add_argument("--row", metavar="48B", help="payload of a row of files (default: by the schema and the first rows)")
+    p.add_argument("--costs", metavar="NAME|FILE", default="modern", help="modern, modern-10g, paper, or a file of calibrate")
+    p.add_argument(
+        "--host-cores", metavar="N", type=int, help="all ranks share so many cores (default: this machine's; 0: each has one)"
+    )
+    p.add_argument("--target-rate", metavar="R", type=float, help="how many slaves sustain so many tuples/s of each stream")
+    p.add_argument("--target-delay", metavar="500ms", help="and bring 99 %% of the pairs within this delay")
+    p.add_argument("--most-slaves", metavar="N", type=int, default=64, help="but no more slaves than this (default 64)")
     p.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def _add_explain(p: argparse.ArgumentParser) -> None:
+    p.description = "What goes where: sources, time, keys, epochs, memory, overload, crashes, results. Reads no data."
+    p.add_argument("config", metavar="CONFIG.yaml")
+    p.add_argument("-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks (default: in-process)")
+    _add_threads(p)
+    p.add_argument("--set", dest="overrides", metavar="path.to.key=value", action="append", default=[])
+    p.add_argument("--json", action="store_true", help="print JSON instead of words")
+
+
+def _add_report(p: argparse.ArgumentParser) -> None:
+    p.description = "Verdict, rates, delays, timeline, memory, ranks and configuration of a run as one file for a browser."
+    p.add_argument("dir", metavar="DIR", help="directory of a run: complete, stopped or failed")
+    p.add_argument("-o", dest="out", metavar="FILE.html", help="where it goes (default: DIR/report.html)")
 
 
 def _add_calibrate(p: argparse.ArgumentParser) -> None:
     p.description = "Measure what things cost on this machine, with the real roles; takes about a minute on a quiet machine."
     p.add_argument("-o", dest="out", metavar="COSTS.yaml", help="write them there, for simulate --costs")
     p.add_argument("--quick", action="store_true", help="smaller and less exact")
+
+
+def _add_doctor(p: argparse.ArgumentParser) -> None:
+    p.description = (
+        "Check software, MPI, links, clocks and directories, with real ranks; also: mpirun -n RANKS python -m swjoin doctor. "
+        "Exit code 1: something fails."
+    )
+    p.add_argument("-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks to try (default: 3)")
+    p.add_argument("--hostfile", metavar="F", help="with -n: ranks on these hosts (HOST slots=N per line)")
+    p.add_argument("--dir", metavar="D", help="a directory that all ranks must share, such as that of the checkpoints")
+    p.add_argument("--limit", metavar="S", type=float, default=60.0, help="seconds that the ranks may take (default: 60)")
+    p.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def _add_events(p: argparse.ArgumentParser) -> None:

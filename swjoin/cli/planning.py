@@ -1,8 +1,9 @@
-"""The command `plan`: the memory that a run will take, rank by rank, before it is submitted.
+"""The command `plan`: memory rank by rank, network, delay and saturation of a run, before it is submitted.
 
-What: `run_plan` and its table.
+What: `run_plan` and its table of memory.
 Why: a script can ask, by the exit code, whether the windows fit, and how many slaves they need.
-Stays out: parsing (`cli.main`), planning (`runtime.memory_plan`), what a process takes at its start (`runtime.baseline`).
+Stays out: parsing (`cli.main`), planning (`runtime.memory_plan`), all but memory (`cli.foresight`), what a process takes at
+its start (`runtime.baseline`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from swjoin.cli.commands import in_process_or_ranks
+from swjoin.cli.foresight import Foretelling
+from swjoin.cli.given import in_process_or_ranks, one_or_two
 from swjoin.cli.summary import size_text
 from swjoin.config import RunConfig
 from swjoin.errors import RunFailed, UserError
@@ -30,14 +32,11 @@ _MOST_LINES = 8  # slaves that are all shown
 
 
 def _rates(text: str) -> tuple[float, float]:
-    try:
-        rates = [float(part) for part in text.split(",")]
-        left, right = rates * 2 if len(rates) == 1 else rates
-    except ValueError:
-        raise UserError(f"--rate {text}: write tuples per second of each stream, such as 5000 or 5000,200") from None
-    if min(left, right) <= 0:
+    refusal = f"--rate {text}: write tuples per second of each stream, such as 5000 or 5000,200"
+    rates = one_or_two(text, float, refusal)
+    if min(rates) <= 0:
         raise UserError(f"--rate {text}: must be positive")
-    return left, right
+    return rates
 
 
 def _inflow(args: argparse.Namespace, config: RunConfig) -> Inflow:
@@ -153,13 +152,19 @@ def run_plan(args: argparse.Namespace) -> int:
     ranks, slaves = in_process_or_ranks(args)
     config = load_config(given_or_shipped(args.config), args.overrides)
     config.check_slaves(slaves)
-    plan = plan_memory(config, slaves, _inflow(args, config))
+    foretell = Foretelling.of(args)
+    inflow = _inflow(args, config)
+    plan = plan_memory(config, slaves, inflow)
     roles = _roles(ranks, slaves)
     starts = _start_bytes(roles)
-    if args.json:
-        print(json.dumps(plan_json(plan, roles, starts), indent=2))
-    else:
+    if not args.json:
         print("\n".join(plan_lines(plan, roles, starts)), flush=True)
+    told = foretell(config, slaves, inflow)
+    if args.json:
+        plain = plan_json(plan, roles, starts)
+        print(json.dumps({**plain, **told.plain, "notes": [*plain["notes"], *told.notes]}, indent=2))
+    else:
+        print("\n".join(told.lines()))
     sys.stdout.flush()
     if not plan.fits:
         raise RunFailed(excess(plan))

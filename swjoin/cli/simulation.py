@@ -93,6 +93,8 @@ def run_simulate(args: argparse.Namespace) -> int:
         raise UserError(f"--host-cores {args.host_cores}: must not be negative (0: a core for every rank)")
     costs = with_changes(load_costs(args.costs), args.changes)
     config = load_config(given_or_shipped(args.config), args.overrides)
+    if config.measure.prefill_us:
+        raise UserError("simulate plays no history; leave out measure.prefill (--set measure.prefill=0)")
     if config.query.how != "inner" or config.query.where is not None:
         raise UserError(f"{args.config}: inner joins by keys and times are foretold; leave join.how, join.where out")
     if args.search:

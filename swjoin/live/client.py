@@ -23,6 +23,7 @@ from swjoin.live.door import plain_text
 from swjoin.live.row_log import Place
 
 BATCH_ROWS = 16_384
+_REACH_S = 3.0  # how long the collector's own endpoint may take to answer
 Start = Literal["start", "now"] | Place
 
 
@@ -200,6 +201,8 @@ class Client:
         self.address = address
         self._options = flight.FlightCallOptions(headers=headers)
         self._headers = headers
+        self._tls = options
+        self._holders: dict[str, Any] = {}
         try:
             self._client = flight.FlightClient(address, **options)
         except (pa.ArrowException, OSError) as error:
@@ -270,10 +273,30 @@ class Client:
         told = start.to_plain() if isinstance(start, Place) else start
         ticket = flight.Ticket(json.dumps({"take": what, "from": told, "final": final}).encode())
         try:
-            reader = self._client.do_get(ticket, self._options)
+            reader = self._holder_of(what).do_get(ticket, self._options)
         except (pa.ArrowException, flight.FlightError) as error:
             raise _said(error) from None
         return Taking(reader, start if isinstance(start, Place) else Place())
+
+    def _holder_of(self, what: str) -> Any:
+        """A client of whoever holds the rows: the collector, where it can be reached, spares the master the way through it."""
+        if what in self._holders:
+            return self._holders[what]
+        info = self._client.get_flight_info(flight.FlightDescriptor.for_path(what), self._options)
+        places = [location.uri.decode() for endpoint in info.endpoints for location in endpoint.locations]
+        holder = self._client
+        if places and places[0] != self.address:
+            other = flight.FlightClient(places[0], **self._tls)
+            try:
+                other.get_flight_info(
+                    flight.FlightDescriptor.for_path(what),
+                    flight.FlightCallOptions(timeout=_REACH_S, headers=self._headers),
+                )
+                holder = other
+            except (pa.ArrowException, flight.FlightError):
+                other.close()  # behind a tunnel, or under a name that the certificate has not got
+        self._holders[what] = holder
+        return holder
 
     # ------------------------------------------------------------ asked
 
@@ -291,7 +314,8 @@ class Client:
         return answer
 
     def close(self) -> None:
-        self._client.close()
+        for client in {id(c): c for c in (*self._holders.values(), self._client)}.values():
+            client.close()
 
     def __enter__(self) -> Self:
         return self

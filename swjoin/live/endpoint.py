@@ -144,8 +144,7 @@ def _bind_error(config: ServeConfig, error: BaseException) -> UserError:
 class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
     """A Flight server. UserError when it cannot listen, or its certificate or token cannot be used.
 
-    port: of a rank beside the master, instead of the configured one. gets, puts, acts: handlers, by name; set them before clients
-    come.
+    port: of a rank beside the master, instead of the configured one. gets, puts, acts: handlers, by name, set before `open`.
     """
 
     def __init__(self, config: ServeConfig, port: int | None = None) -> None:

@@ -21,6 +21,7 @@ from swjoin.cluster.slave import STEP_TUPLES, Slave
 from swjoin.deliveries import Delivery, ResultChunk, RunEvent, SlaveId
 from swjoin.messages import (
     AcknowledgeMove,
+    BeginMeasuring,
     ClockAdvanced,
     Deliver,
     Delivered,
@@ -28,6 +29,7 @@ from swjoin.messages import (
     Log,
     MasterCommand,
     MasterEvent,
+    MeasuringBegan,
     MoveEnded,
     ReadTuples,
     Report,
@@ -63,6 +65,7 @@ class MasterActor(Actor):
         self.slaves: list[SlaveActor] = []
         self.events: list[RunEvent] = []
         self.first_read_us: float | None = None
+        self.measured_from_us: float | None = None  # virtual time at which history had been joined
         self._sources = sources
         self._outbox: deque[Delivery] = deque()
         self._inbox: deque[MasterEvent] = deque()
@@ -73,9 +76,14 @@ class MasterActor(Actor):
 
     def start(self) -> None:
         self._perform(self.master.start())
-        if self.world.realtime:
+        if self.world.realtime and not self.world.config.measure.prefill_us:
             self._tick()
         self.loop()
+
+    @property
+    def _slotted(self) -> bool:
+        """Slots follow the clock; not during history."""
+        return self.world.realtime and (self.measured_from_us is not None or not self.world.config.measure.prefill_us)
 
     def _tick(self) -> None:
         """Look up at every boundary."""
@@ -87,7 +95,7 @@ class MasterActor(Actor):
                 self.loop()
             self._tick()
 
-        self.world.time.at(float(next_exchange_us(self.world.now_us, self._slot_us)), due)
+        self.world.at_clock(float(next_exchange_us(self.world.now_us, self._slot_us)), due)
 
     def hear(self, event: MasterEvent) -> None:
         self._inbox.append(event)
@@ -101,7 +109,7 @@ class MasterActor(Actor):
             self.work(work_us, partial(self._deliver, delivery))
         elif self._inbox:
             self._handle(self._inbox.popleft(), costs.message_ns / 1000)
-        elif self.world.realtime and now >= self._boundary_us and not self.master.finished:
+        elif self._slotted and now >= self._boundary_us and not self.master.finished:
             self._boundary_us = next_exchange_us(now, self._slot_us)
             self._handle(ClockAdvanced(), 0.0)
         elif self._wanted is not None:
@@ -151,8 +159,22 @@ class MasterActor(Actor):
                     self._outbox.append(delivery)
                 case Log(event):
                     self.events.append(event)
+                case BeginMeasuring(clock_us):
+                    self._begin_measuring(clock_us)
                 case _:
                     pass
+
+    def _begin_measuring(self, clock_us: int) -> None:
+        """History has been joined: the run's clock shows stream time from now on."""
+        world = self.world
+        world.ahead_us = clock_us - world.time.now_us
+        self._boundary_us = next_exchange_us(clock_us, self._slot_us)
+        self.measured_from_us = world.time.now_us
+        self.usage.clear()
+        world.cores.busy_us = 0.0
+        self._tick()
+        for slave in self.slaves:
+            world.time.after(world.transfer_us(_HEADER_BYTES), slave.begin_measuring)
 
 
 class CollectorActor(Actor):
@@ -196,12 +218,22 @@ class SlaveActor(Actor):
         self._told = Usage()
         self._told_at_us = 0.0
         self._sent_until_us: dict[SlaveId, float] = {}
+        self._in_history = world.config.measure.prefill_us > 0
         join.span_us = self._span_us
 
     def start(self) -> None:
         self._perform(self.slave.start(), self.loop)
-        if self.world.realtime:
+        if self.world.realtime and not self.world.config.measure.prefill_us:
             self._exchange()
+
+    def begin_measuring(self) -> None:
+        """Slots follow the clock from now on."""
+        self._in_history = False
+        self.usage.clear()
+        self._told = Usage()
+        self._told_at_us, self._process_us = self.world.time.now_us, 0.0
+        self.receive(MeasuringBegan())
+        self._exchange()
 
     def _exchange(self) -> None:
         cluster = self.world.config.cluster
@@ -213,7 +245,7 @@ class SlaveActor(Actor):
                 self.receive(ExchangeDue())
                 self._exchange()
 
-        self.world.time.at(float(next_exchange_us(self.world.now_us, t_d, offset_us)), due)
+        self.world.at_clock(float(next_exchange_us(self.world.now_us, t_d, offset_us)), due)
 
     def receive(self, event: SlaveEvent) -> None:
         """A message: handled between two pieces of work, at once for the role."""
@@ -272,10 +304,11 @@ class SlaveActor(Actor):
         ns += c.slave_visit_ns * did.visits + c.slave_delivery_ns * did.deliveries + c.slave_growth_ns * did.growth
         ns += c.slave_result_byte_ns * self._pair_bytes * did.pairs
         ns += c.extract_byte_ns * did.extracted_bytes + c.install_byte_ns * did.installed_bytes
-        return ns / 1000
+        return ns * (c.slave_realtime_ratio if self.world.realtime and not self._in_history else 1.0) / 1000
 
     def _speed(self) -> float:
-        return self.world.config.nodes.speed_of(self.slave.id, self.world.now_us)
+        """Slow nodes are not imitated during history."""
+        return 1.0 if self._in_history else self.world.config.nodes.speed_of(self.slave.id, self.world.now_us)
 
     def _span_us(self, did: Meter) -> float:
         """How long pairs of a step keep coming: to the start of its last real piece, whose clock they are stamped with."""

@@ -50,6 +50,7 @@ from swjoin.operators.window_join import WindowJoin
 from swjoin.runtime.costs import PRESETS, CostModel
 from swjoin.runtime.launch import mpirun_options
 from swjoin.runtime.memory import keep_freed_memory
+from swjoin.runtime.paced import realtime_ratio
 from swjoin.runtime.preflight import find_mpirun
 from swjoin.runtime.wire import pack_delivery, pack_results, pack_state, unpack_delivery, unpack_results, unpack_state
 from swjoin.sources.generator import GeneratorSource
@@ -382,6 +383,8 @@ def calibrate(quick: bool, tell: Callable[[str], None]) -> tuple[CostModel, list
         look_ns=links["look_s"] * 1e9,
         shared_capacity=min(1.0, links["shared"]),
     )
+    tell("realtime pace")
+    costs = dataclasses.replace(costs, slave_realtime_ratio=realtime_ratio(costs, 1 if quick else 3))
     return costs, [*lines, *master_lines]
 
 

@@ -29,8 +29,9 @@ class CostModel:
     sends or handles. Link: latency and bandwidth of one node's connection; messages above eager_bytes wait for their receiver.
     Collector: per chunk, per byte of materialised pairs. poll_longest_us: a waiting rank looks for messages at growing
     intervals up to this (0: it is woken); each sleep between takes sleep_extra_us longer than asked for, and each look look_ns
-    of CPU time. shared_capacity: how many cores' worth of work the cores of a host do together, over their number, when all are
-    busy (hyperthreads: below 1).
+    of CPU time. slave_realtime_ratio: what a slave's work takes in realtime pace, in pieces and with cold caches, over what it
+    takes in one go. shared_capacity: how many cores' worth of work the cores of a host do together, over their number, when
+    all are busy (hyperthreads: below 1).
     """
 
     name: str
@@ -57,14 +58,15 @@ class CostModel:
     sleep_extra_us: float
     look_ns: float
     shared_capacity: float
+    slave_realtime_ratio: float = 1.0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name != "name" and value < 0:
                 raise UserError(f"costs: {field.name} is {value:g}; it must not be negative")
-        if self.link_bytes_per_s == 0 or self.shared_capacity == 0:
-            raise UserError("costs: link_bytes_per_s and shared_capacity must be positive")
+        if 0 in (self.link_bytes_per_s, self.shared_capacity, self.slave_realtime_ratio):
+            raise UserError("costs: link_bytes_per_s, shared_capacity and slave_realtime_ratio must be positive")
 
 
 _MODERN = CostModel(

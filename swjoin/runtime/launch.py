@@ -8,6 +8,8 @@ Stays out: what a rank does (`runtime.mpi`).
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
 import os
 import re
 import signal
@@ -16,56 +18,102 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
+from swjoin.errors import UserError
 from swjoin.runtime.job import Job
 from swjoin.runtime.preflight import find_mpirun
 from swjoin.runtime.report import partial_report, write_json
+from swjoin.runtime.stopping import STOP_SIGNALS
 
 _GRACE_S = 10.0
+_LEFT_BEHIND_S = 15.0  # how long mpirun may take to end when the run is over, on several hosts
+_LAST_WORDS_S = 2.0
 _FAILED_TO_START = "listener thread failed to start"  # of mpirun's own server, before any rank: once in thousands of starts
 _AGAIN = -1
 _TERMINATED = "stopped by SIGTERM\n"  # a rank that the launcher stopped because another one died
 
 
-def mpirun_options(mpirun: Path, ranks: int) -> list[str]:
-    """mpirun and its options, for `ranks` ranks on this machine (loopback and shared memory only)."""
+def several_hosts(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether mpirun would by itself use more than this host: it runs inside an allocation of several."""
+    return environment.get("SLURM_JOB_NUM_NODES", "1") != "1"
+
+
+def mpirun_options(mpirun: Path, ranks: int, hostfile: Path | None = None) -> list[str]:
+    """mpirun and its options, for `ranks` ranks: on this machine, over loopback and shared memory only, or on several hosts.
+
+    hostfile: names of hosts and their slots; MPI then chooses the transports, and its own settings (OMPI_MCA_...) steer it.
+    """
     command = [str(mpirun), "-n", str(ranks)]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-run-as-root")
+    if hostfile is not None or several_hosts():
+        if hostfile is not None:
+            command += ["--hostfile", str(hostfile)]
+        if "SWJOIN_PLAIN" in os.environ:
+            command += ["-x", "SWJOIN_PLAIN"]
+        return [*command, "--bind-to", "none"]
     if ranks > (os.cpu_count() or 1):
         command.append("--oversubscribe")
     return [*command, "--bind-to", "none", "--mca", "btl", "self,sm", "--mca", "pml", "ob1"]
 
 
-def mpirun_command(mpirun: Path, ranks: int, job_file: Path, debug: bool, *, survives: bool = False) -> list[str]:
-    """The command line that starts `ranks` ranks of a job on this machine.
+def mpirun_command(
+    mpirun: Path, ranks: int, job_file: Path, debug: bool, *, survives: bool = False, hostfile: Path | None = None
+) -> list[str]:
+    """The command line that starts `ranks` ranks of a job.
 
     survives: a rank that dies does not end the others (User Level Failure Mitigation, which Open MPI 5 has).
     """
-    options = mpirun_options(mpirun, ranks)
+    options = mpirun_options(mpirun, ranks, hostfile)
     if survives:
         options += ["--with-ft", "ulfm"]
     command = [*options, sys.executable, "-m", "swjoin", "_rank", str(job_file)]
     return [*command, "--debug"] if debug else command
 
 
-def launch(job: Job, ranks: int, debug: bool) -> int:
-    """Start the ranks, pass their output on, return their exit code. SIGINT and SIGTERM end them all."""
-    return launch_told(job, ranks, debug)[0]
+@contextlib.contextmanager
+def _job_file(job: Job, hostfile: Path | None) -> Iterator[Path]:
+    """Where ranks find the job: in a temporary folder, or, when other hosts must read it, in the run's own directory."""
+    if job.run_dir is None or not (hostfile is not None or several_hosts()):
+        with tempfile.TemporaryDirectory(prefix="swjoin-") as folder:
+            path = Path(folder) / "job.json"
+            path.write_text(job.to_json())
+            yield path
+        return
+    path = job.run_dir.absolute() / f".job-{os.getpid()}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(job.to_json())
+    except OSError as error:
+        raise UserError(f"{path.parent}: cannot be written ({error.strerror}); all hosts must share it") from None
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
 
 
-def launch_told(job: Job, ranks: int, debug: bool = False, *, quiet: bool = False) -> tuple[int, str]:
+def launch(job: Job, ranks: int, debug: bool, hostfile: Path | None = None) -> int:
+    """Start the ranks, pass their output on, return their exit code. SIGINT, SIGTERM and SIGUSR1 end them all."""
+    return launch_told(job, ranks, debug, hostfile=hostfile)[0]
+
+
+def launch_told(
+    job: Job, ranks: int, debug: bool = False, *, quiet: bool = False, hostfile: Path | None = None
+) -> tuple[int, str]:
     """The same; returns the exit code, and what went wrong. quiet: nothing is printed."""
-    started = time.time()
-    with tempfile.TemporaryDirectory(prefix="swjoin-") as folder:
-        job_file = Path(folder) / "job.json"
-        job_file.write_text(job.to_json())
+    report = None if job.run_dir is None else job.run_dir / "run.json"
+    before = None if report is None else _stamp(report)
+    with _job_file(job, hostfile) as job_file:
         checkpointed = job.checkpoints is not None
         survives = checkpointed and job.config.checkpoint.recover
-        command = mpirun_command(find_mpirun(), ranks, job_file, debug, survives=survives)
+        command = mpirun_command(find_mpirun(), ranks, job_file, debug, survives=survives, hostfile=hostfile)
+        finished = None
+        if report is not None and (hostfile is not None or several_hosts()):
+            finished = functools.partial(_ended_well, report, before)
         environment = dict(os.environ)
         if not sys.stdout.isatty():  # mpirun gives rank 0 a pseudo-terminal all the same
             environment["SWJOIN_PLAIN"] = "1"
@@ -79,20 +127,65 @@ def launch_told(job: Job, ranks: int, debug: bool = False, *, quiet: bool = Fals
                     text=True,
                     start_new_session=True,
                 )
-                code, failure = _watch(process, signal.SIGUSR1 if checkpointed else signal.SIGTERM, told, again=again)
+                first_signal = signal.SIGUSR1 if checkpointed else signal.SIGTERM
+                code, failure = _watch(process, first_signal, told, again=again, finished=finished)
                 if code != _AGAIN:
                     break
-    if code and job.run_dir is not None and not _finished_since(job.run_dir / "run.json", started):
-        write_json(job.run_dir / "run.json", partial_report(job, {"count": None, "digest": None}, failure))
+            if code == 0 and finished is not None and not finished():  # seen when all processes of a host had died
+                code, failure = 1, f"mpirun ended before the run did: a host was lost; {_go_on(job, ranks)}"
+                print(f"swjoin: {failure}", file=told)
+    if code and report is not None and _stamp(report) in (None, before):
+        write_json(report, partial_report(job, {"count": None, "digest": None}, failure))
     return code, failure
 
 
-def _finished_since(report: Path, started: float) -> bool:
-    """Whether a rank has written this run's report."""
-    return report.exists() and report.stat().st_mtime >= started
+def _go_on(job: Job, ranks: int) -> str:
+    """What to do when not a rank, but all of them were lost."""
+    return "start it again" if job.checkpoints is None else f"go on with: {job.resume_command} -n {ranks}"
 
 
-def _watch(process: subprocess.Popen[str], first_signal: signal.Signals, told: TextIO, *, again: bool) -> tuple[int, str]:
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """What changes when the file is written anew; None when there is none. Clocks of file servers need not fit ours."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _ended_well(report: Path, before: tuple[int, int, int] | None) -> bool:
+    """Whether this run has come to its end, or was stopped with a checkpoint. before: the report's stamp when it started."""
+    if _stamp(report) in (None, before):
+        return False
+    try:
+        plain = json.loads(report.read_text())
+    except (OSError, ValueError):  # it is just being written
+        return False
+    return bool(plain.get("complete") or plain.get("resumable"))
+
+
+def _wait(process: subprocess.Popen[str], finished: Callable[[], bool] | None) -> int:
+    """The launcher's exit code. finished: whether the run is over; a launcher that has lost a host may wait for it for ever."""
+    since: float | None = None
+    while True:
+        try:
+            return process.wait(None if finished is None else 0.2)
+        except subprocess.TimeoutExpired:
+            if since is None and finished is not None and finished():
+                since = time.monotonic()
+            if since is not None and time.monotonic() - since > _LEFT_BEHIND_S:
+                _end(process)
+                return 0
+
+
+def _watch(
+    process: subprocess.Popen[str],
+    first_signal: signal.Signals,
+    told: TextIO,
+    *,
+    again: bool,
+    finished: Callable[[], bool] | None = None,
+) -> tuple[int, str]:
     """Pass the ranks' lines on to `told` until the launcher ends; its exit code as ours, and what went wrong.
 
     again: _AGAIN, and nothing is told, if mpirun itself has failed to start, of a cause that passes.
@@ -107,24 +200,35 @@ def _watch(process: subprocess.Popen[str], first_signal: signal.Signals, told: T
         process.send_signal(first_signal if len(stopping) == 1 else signal.SIGTERM)
 
     here = threading.current_thread() is threading.main_thread()  # elsewhere signals do what they always do
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM) if here}
-    said = ""
+    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS if here}
+    heard: list[str] = []  # the first complaint of a rank
     unsaid: list[str] = []
+
+    def read(lines: TextIO) -> None:
+        for line in lines:
+            if line.startswith("swjoin: ") and not line.endswith(_TERMINATED):
+                if not heard:  # ranks that fail of the same cause, or because another failed, need not all say so
+                    heard.append(line.removeprefix("swjoin: ").strip())
+                    told.write(line)
+                    told.flush()
+            else:
+                unsaid.append(line)
+
+    reader = None
+    if process.stderr is not None:
+        reader = threading.Thread(target=read, args=(process.stderr,), daemon=True)
+        reader.start()
     try:
-        if process.stderr is not None:
-            for line in process.stderr:
-                if line.startswith("swjoin: ") and not line.endswith(_TERMINATED):
-                    if not said:  # ranks that fail of the same cause, or because another failed, need not all say so
-                        said = line.removeprefix("swjoin: ").strip()
-                        told.write(line)
-                        told.flush()
-                else:
-                    unsaid.append(line)
-        code = process.wait()
+        code = _wait(process, finished)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         _end(process)
+        if reader is not None and process.stderr is not None:
+            reader.join(_LAST_WORDS_S)  # what the launcher left on other hosts may hold the pipe open
+            if not reader.is_alive():
+                process.stderr.close()
+    said = heard[0] if heard else ""
     if stopping and code == 0 and first_signal == signal.SIGUSR1:
         return 0, ""  # stopped with a checkpoint, or had come to its end
     if stopping:
@@ -153,5 +257,4 @@ def _end(process: subprocess.Popen[str]) -> None:
             time.sleep(0.05)
         if process.poll() is None:
             process.kill()
-    if process.stderr is not None:
-        process.stderr.close()
+            process.wait()

@@ -111,7 +111,7 @@ class _Spans:
     payload_us: tuple[float, float]
 
 
-def _epoch_us(config: RunConfig, inflow: Inflow) -> float:
+def epoch_length_us(config: RunConfig, inflow: Inflow) -> float:
     """Length of a distribution epoch; where tuples are counted instead, as in history, at the highest rate."""
     cluster = config.cluster
     retention = max(1.0, float(config.query.bounds.retention_us))
@@ -315,7 +315,7 @@ def plan_memory(config: RunConfig, slave_count: int, inflow: Inflow) -> MemoryPl
     """What a run on so many slaves will take. UserError when the configuration needs more slaves."""
     config.check_slaves(slave_count)
     active = config.reorganization.active_slaves or slave_count
-    spans = _spans(config, _epoch_us(config, inflow))
+    spans = _spans(config, epoch_length_us(config, inflow))
     windows = _largest(config, inflow, spans)
     results = _results(config, inflow)
     slaves: list[SlavePlan] = []

@@ -56,6 +56,14 @@ class Plan:
     events: list[RunEvent] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class CountedStreams:
+    """What comes in, known from elsewhere than the workload section. payload_bytes: of a tuple of either stream."""
+
+    census: Census
+    payload_bytes: int
+
+
 def _layout(config: RunConfig) -> RowLayout | None:
     """Payload as the generator would carry it."""
     from swjoin.sources.generator import GeneratorSource
@@ -84,18 +92,20 @@ def plan(
     host_cores: int = 0,
     limit_us: float = float("inf"),
     check: Callable[[Plan], None] | None = None,
+    streams: CountedStreams | None = None,
 ) -> Plan:
     """Run a configuration in virtual time. host_cores: all ranks share so many; 0: a core for every rank. limit_us: end then,
-    `complete` is False. check: called after every step (tests).
+    `complete` is False; counted from the end of history. check: called after every step (tests). streams: what comes in, where
+    the workload section does not say it.
+
+    History (`measure.prefill`) is played as in a run; usage and `begin_us` are of the time after it.
 
     UserError when the configuration reads files or needs more slaves; RunFailed when the windows or buffers are too small.
     """
-    if config.left.path is not None:
+    if config.left.path is not None and streams is None:
         raise UserError("simulate draws its tuples from the workload section; leave out left.path and right.path")
     if config.query.last is not None:
         raise UserError("simulate knows windows of time only; join.last gives count windows")
-    if config.measure.prefill_us:
-        raise UserError("simulate plays no history; leave out measure.prefill (--set measure.prefill=0)")
     if config.checkpoint.enabled:
         raise UserError("simulate makes no checkpoints; leave out checkpoint")
     if config.on_overload.policy != "block":
@@ -104,11 +114,13 @@ def plan(
         raise UserError(f"--slaves {slave_count}: at least one slave is needed")
     config.check_slaves(slave_count)
     world = World(config, costs, host_cores)
-    layout = _layout(config)
+    layout = _layout(config) if streams is None else None
     payload_bytes = 0 if layout is None else layout.fixed_bytes
+    if streams is not None:
+        payload_bytes = streams.payload_bytes
     tuple_bytes = TUPLE_BYTES + payload_bytes
     pair_bytes = 0 if config.sink.kind == "count" else 40 + 2 * payload_bytes
-    census = take_census(config)
+    census = take_census(config) if streams is None else streams.census
     intakes = [CountedIntake(stream, config.time, census, tuple_bytes) for stream in (LEFT, RIGHT)]
     door = Door(
         (intakes[LEFT], intakes[RIGHT]),
@@ -144,12 +156,15 @@ def plan(
     for actor in actors:
         actor.start()
     master.start()
-    while world.time.now_us < limit_us and world.time.step():
+    history = config.measure.prefill_us > 0
+    while world.time.now_us - (master.measured_from_us or 0.0) < limit_us or (history and master.measured_from_us is None):
+        if not world.time.step():
+            break
         if check is not None:
             check(out)
         if collector.collector.finished and master.master.finished and all(a.slave.finished for a in actors):
             out.complete = True
             break
-    out.begin_us = master.first_read_us or 0.0
+    out.begin_us = master.measured_from_us or master.first_read_us or 0.0
     out.end_us, out.steps, out.results_bytes = world.time.now_us, world.time.steps, collector.nbytes
     return out

@@ -1,6 +1,6 @@
 """What must hold before ranks start to talk: launcher, number of ranks, mpi4py, Java.
 
-What: `launcher_size`, `check_world`, `find_mpirun`, `find_java`.
+What: `launcher_size`, `launcher_index`, `check_world`, `find_mpirun`, `find_java`.
 Why: a wrong launcher would leave every process waiting for the others, or all of them playing master.
 Stays out: starting anything (`runtime.launch`).
 """
@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
 from swjoin.errors import UserError
 
@@ -34,6 +35,11 @@ def launcher_size(environment: Mapping[str, str] = os.environ) -> int:
     return max(size or 1, 1 if index is None else index + 1)
 
 
+def launcher_index(environment: Mapping[str, str] = os.environ) -> int:
+    """Which of the launcher's processes this is; 0 when nobody launched us."""
+    return _number(environment, _INDEXES) or 0
+
+
 def check_world(environment: Mapping[str, str] = os.environ) -> None:
     """UserError when MPI sees another number of ranks than the launcher started, or too few; only the first process speaks."""
     expected = launcher_size(environment)
@@ -44,8 +50,17 @@ def check_world(environment: Mapping[str, str] = os.environ) -> None:
     size = MPI.COMM_WORLD.size
     complaint = world_complaint(expected, size)
     if complaint is not None:
-        first = (_number(environment, _INDEXES) or 0) == 0 and MPI.COMM_WORLD.rank == 0
+        first = launcher_index(environment) == 0 and MPI.COMM_WORLD.rank == 0
         raise UserError(complaint if first else "")
+
+
+def end_all_ranks(text: str) -> NoReturn:
+    """Say what the user gave wrongly, and end every rank: those on other hosts may not have noticed, and would wait for us."""
+    from mpi4py import MPI
+
+    print(f"swjoin: {text}", file=sys.stderr, flush=True)
+    MPI.COMM_WORLD.Abort(UserError.exit_code)
+    raise UserError("")  # Abort does not return
 
 
 def world_complaint(expected: int, size: int) -> str | None:

@@ -168,6 +168,10 @@ class Usage:
     waiting_us: float = 0.0
     slowed_us: float = 0.0
 
+    def clear(self) -> None:
+        """History does not count."""
+        self.cpu_us = self.link_us = self.waiting_us = self.slowed_us = 0.0
+
 
 class World:
     """What all actors share."""
@@ -177,10 +181,16 @@ class World:
         self.time = Timeline()
         self.cores = Cores(self.time, host_cores, costs.shared_capacity)
         self.realtime = config.pace == "realtime"
+        self.ahead_us = 0.0  # of the run's clock, once history has been joined
 
     @property
     def now_us(self) -> int:
-        return int(self.time.now_us)
+        """What the run's clock shows."""
+        return int(self.time.now_us + self.ahead_us + 1e-3)  # a boundary that was waited for has been reached
+
+    def at_clock(self, clock_us: float, action: Action) -> None:
+        """When the run's clock shows this."""
+        self.time.at(clock_us - self.ahead_us, action)
 
     def transfer_us(self, nbytes: float) -> float:
         return self.costs.link_latency_us + nbytes / self.costs.link_bytes_per_s * 1e6

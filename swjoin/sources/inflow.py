@@ -222,6 +222,14 @@ def workload_inflow(config: RunConfig) -> Inflow:
 # ---------------------------------------------------------------- files
 
 
+@njit(cache=True, nogil=True)
+def _groups_of(keys: I64, groups: int) -> I64:
+    out = np.empty(keys.shape[0], np.int64)
+    for i in range(keys.shape[0]):
+        out[i] = group_of(hash_key(keys[i]), groups)
+    return out
+
+
 @dataclass(frozen=True)
 class SampledKeys:
     """Keys as in a sample of both streams: distinct ones, and the share of each stream that has them."""
@@ -236,6 +244,11 @@ class SampledKeys:
         counts = [np.bincount(part, minlength=len(unique)) for part in (place[:cut], place[cut:])]
         left, right = (c / max(1, c.sum()) for c in counts)
         return SampledKeys(unique.astype(np.int64), (left, right))
+
+    def groups(self, partition_count: int) -> I64:
+        """The partition-group of every key."""
+        found: I64 = _groups_of(self.keys, partition_count)
+        return found
 
     def cells(self, partition_count: int, depth: int, begin_us: float, end_us: float) -> Cells:
         size = 1 << depth

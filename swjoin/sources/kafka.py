@@ -171,7 +171,8 @@ class KafkaSource(MergedSource):
     def _restart(self, row: int, position: dict[str, Any]) -> None:
         self._stop()
         self.merge = self._make_merge()
-        self.merge.restore(position)
+        # The partitions' stops say when they have been read, and not whether they had been then: rows that waited come again.
+        self.merge.restore({**position, "finished": False})
         self.rows, self._next = row, None
         self._position = self._after = position
 

@@ -174,7 +174,8 @@ class Merge:
         too."""
         with self._changed:
             lane = self._lanes[name]
-            return self._closed or not lane.nbytes or lane.nbytes + nbytes <= self._lane_bytes
+            few = len(lane.pieces) < _MOST_PIECES
+            return self._closed or (few and (not lane.nbytes or lane.nbytes + nbytes <= self._lane_bytes))
 
     def carry(self, name: str, time_us: int) -> None:
         """A producer promises that its rows from now on are not before this time."""
