@@ -519,6 +519,15 @@ def test_a_partition_that_is_gone(cluster: MockCluster, topic: str, source_of: C
         source.go_on(0, position)
 
 
+def test_too_many_partitions(
+    cluster: MockCluster, topic: str, source_of: Callable[..., KafkaSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swjoin.sources.kafka.MOST_LANES", 3)
+    cluster.send(topic, [(0, json_of(1, 1))])
+    with pytest.raises(UserError, match=f"topic {topic} has 4 partitions, more than 3"):
+        source_of(topic)
+
+
 def test_offsets_out_of_range_while_it_runs(cluster: MockCluster, topic: str, source_of: Callable[..., KafkaSource]) -> None:
     """As when retention is faster than the run: the next message is not there, and no other one is taken for it."""
     cluster.send(topic, [(p, json_of(p, 1)) for p in range(PARTITIONS)])

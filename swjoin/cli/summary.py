@@ -128,7 +128,9 @@ def summary_rows(report: dict[str, Any], job: Job) -> list[tuple[str, str]]:
     if machine is not None and machine["overloaded"]:
         rows.append(("machine", "overloaded: " + "; ".join(machine["reasons"])))
     rows.append(("peak memory", _memory_text(report["memory"])))
-    for label, path in (("results", job.target), ("run", job.run_dir), ("report", job.report)):
+    topic = job.config.sink.kafka
+    results = job.target if topic is None else f"topic {topic.topic} at {topic.servers}"
+    for label, path in (("results", results), ("run", job.run_dir), ("report", job.report)):
         if path is not None:
             rows.append((label, str(path)))
     return rows

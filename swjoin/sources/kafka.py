@@ -21,7 +21,7 @@ from swjoin.sources.kafka_client import KafkaTrouble, client_library, client_set
 from swjoin.sources.kafka_reader import PartitionReader, Trail, lane_of
 from swjoin.sources.keys import KeyEncoder
 from swjoin.sources.live import MergedSource
-from swjoin.sources.merge import Merge
+from swjoin.sources.merge import MOST_LANES, Merge
 from swjoin.sources.message_rows import MessageDecoder
 
 if TYPE_CHECKING:
@@ -87,7 +87,12 @@ class KafkaSource(MergedSource):
         client = self.client(trouble)
         try:
             first, last = {}, {}
-            for partition in find_topic(client, self.kafka.topic, self.where, self.kafka.servers, trouble):
+            partitions = find_topic(client, self.kafka.topic, self.where, self.kafka.servers, trouble)
+            if len(partitions) > MOST_LANES:
+                raise UserError(
+                    f"{self.where}: topic {self.kafka.topic} has {len(partitions)} partitions, more than {MOST_LANES}"
+                )
+            for partition in partitions:
                 try:
                     low, high = marks_of(client, self.kafka.topic, partition)
                 except kafka.KafkaException as error:
