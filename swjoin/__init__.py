@@ -13,14 +13,16 @@ if TYPE_CHECKING:
     from swjoin.api.runs import Run, run
     from swjoin.api.streaming import WindowJoin
     from swjoin.api.tables import count, join, proof
+    from swjoin.live.client import connect
 
 __version__ = "0.1.0"
-__all__ = ["Proof", "Run", "RunFailed", "UserError", "WindowJoin", "__version__", "count", "join", "proof", "run"]
+__all__ = ["Proof", "Run", "RunFailed", "UserError", "WindowJoin", "__version__", "connect", "count", "join", "proof", "run"]
 
 _HOMES = {
     "Proof": "swjoin.api.arguments",
     "Run": "swjoin.api.runs",
     "WindowJoin": "swjoin.api.streaming",
+    "connect": "swjoin.live.client",
     "count": "swjoin.api.tables",
     "join": "swjoin.api.tables",
     "proof": "swjoin.api.tables",

@@ -1,5 +1,5 @@
-"""`python -m swjoin` is the same as `swjoin`."""
+"""`python -m swjoin` is the `swjoin` command."""
 
-from swjoin.cli.main import main
+from swjoin.cli.main import entry
 
-raise SystemExit(main())
+entry()

@@ -14,6 +14,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from swjoin.ends import KafkaConfig, KafkaSinkConfig, ServeConfig, SinkConfig, StreamConfig
 from swjoin.sections import (
     CheckpointConfig,
     ClusterConfig,
@@ -25,9 +26,7 @@ from swjoin.sections import (
     QueryConfig,
     ReorganizationConfig,
     ScheduleConfig,
-    SinkConfig,
     SpeedChange,
-    StreamConfig,
     TimeConfig,
     WorkloadConfig,
     check,
@@ -36,6 +35,8 @@ from swjoin.sections import (
 __all__ = [
     "CheckpointConfig",
     "ClusterConfig",
+    "KafkaConfig",
+    "KafkaSinkConfig",
     "MeasureConfig",
     "ModuleConfig",
     "NodesConfig",
@@ -45,6 +46,7 @@ __all__ = [
     "ReorganizationConfig",
     "RunConfig",
     "ScheduleConfig",
+    "ServeConfig",
     "SinkConfig",
     "SpeedChange",
     "StreamConfig",
@@ -75,11 +77,13 @@ class RunConfig:
     on_overload: OverloadConfig = field(default_factory=OverloadConfig)
     observe: ObserveConfig = field(default_factory=ObserveConfig)
     sink: SinkConfig = field(default_factory=SinkConfig)
+    serve: ServeConfig = field(default_factory=ServeConfig)
 
     def __post_init__(self) -> None:
         check(len(self.queries) == 1, f"join: {len(self.queries)} queries given; one query per run for now")
         check(self.seed >= 0, "seed: must not be negative")
         check((self.left.path is None) == (self.right.path is None), "left and right: give both paths, or neither (generator)")
+        self._check_live()
         if self.pace == "realtime":
             check(self.cluster.distribution_epoch_us > 0, "cluster: realtime pace needs a distribution_epoch above 0")
         else:
@@ -104,6 +108,31 @@ class RunConfig:
             self.reorganization.declustering != "measured" or self.reorganization.policy == "balanced",
             "reorganization: measured declustering needs policy balanced, which measures",
         )
+
+    @property
+    def live(self) -> bool:
+        """Both streams come from outside, as they come."""
+        return self.left.live
+
+    @property
+    def observed(self) -> bool:
+        """An account of the run is kept while it goes on: for a page, or for clients that ask for the status."""
+        return self.observe.enabled or self.serve.listen is not None
+
+    def _check_live(self) -> None:
+        check(self.left.live == self.right.live, "left and right: both are live (flight, kafka, watch), or neither")
+        check(self.sink.kind != "flight" or self.serve.listen is not None, "sink: kind flight needs serve.listen")
+        served = self.serve.listen is None or self.sink.kind != "csv"
+        check(
+            served, "serve: results are served from memory and from Parquet files; choose sink kind parquet or flight, not csv"
+        )
+        flight = self.left.flight is not None or self.right.flight is not None
+        check(not flight or self.serve.listen is not None, "flight: needs serve.listen, where producers find the run")
+        if not self.live:
+            return
+        tolerant = self.time.model == "arrival" or self.time.late != "error"
+        check(tolerant, "time: with live streams a late row must not end the run; choose late: drop or side")
+        check(self.measure.prefill_us == 0, "measure: live streams have no history; leave prefill out")
 
     def _check_prefill(self) -> None:
         t_d = self.cluster.distribution_epoch_us

@@ -135,9 +135,13 @@ class ClockAdvanced:
 
 @dataclass(frozen=True)
 class ReadTuples:
-    """Read the next batch of `stream`; answer with TuplesRead or StreamEnded."""
+    """Read the next batch of `stream`; answer with TuplesRead or StreamEnded.
+
+    instead: of live streams, what may be read as well when that one has nothing.
+    """
 
     stream: int
+    instead: int | None = None
 
 
 @dataclass(frozen=True)

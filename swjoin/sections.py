@@ -133,25 +133,6 @@ class WorkloadConfig:
 
 
 @dataclass(frozen=True)
-class StreamConfig:
-    """Where one stream comes from: `path` (a file or a directory: Parquet, CSV, Arrow IPC), or the in-master generator.
-
-    key: the join columns. time: the time column. time_unit: unit of an integer time column (s, ms, us, ns).
-    id: column of row ids; None: the 0-based position. columns: which other columns to carry; None: all.
-    """
-
-    path: str | None = None
-    key: tuple[str, ...] = ("key",)
-    time: str = "ts"
-    time_unit: Literal["s", "ms", "us", "ns"] | None = None
-    id: str | None = None
-    columns: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        check(len(self.key) > 0, "stream: key names no column")
-
-
-@dataclass(frozen=True)
 class TimeConfig:
     """event: the time column; arrival: the master stamps tuples as it reads them (realtime pace only).
 
@@ -422,16 +403,3 @@ class ObserveConfig:
     @property
     def enabled(self) -> bool:
         return self.port is not None or self.board
-
-
-@dataclass(frozen=True)
-class SinkConfig:
-    """What becomes of the results: `parquet` or `csv` files, or `count`: count and digest only.
-
-    ids: files also hold left_id, right_id, left_ts, right_ts. carry_payload: a count sink wants no payload, so it is not even
-    read; true ships it all the same (to measure communication with whole tuples).
-    """
-
-    kind: Literal["parquet", "csv", "count"] = "parquet"
-    ids: bool = True
-    carry_payload: bool = False

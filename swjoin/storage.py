@@ -70,6 +70,11 @@ class RecordFile:
         self.nbytes += _HEADER_BYTES + data.nbytes + pad
         self.count += 1
 
+    def flush(self) -> None:
+        """Hand what has been appended to the system: it survives this process."""
+        with writing(self.path):
+            self._file.flush()
+
     def close(self) -> None:
         with writing(self.path):
             self._file.flush()
@@ -204,6 +209,25 @@ def read_records(path: Path, nbytes: int, count: int) -> Iterator[U8]:
         yield record
     if at != size:
         raise RunFailed(f"{path}: {size - at} bytes follow its last record")
+
+
+def read_whole_records(path: Path) -> Iterator[U8]:
+    """The records of a file whose writer was killed: all that are whole, and in order. RunFailed when it cannot be read."""
+    try:
+        data = np.frombuffer(path.read_bytes(), np.uint8)
+    except OSError as error:
+        raise RunFailed(f"{path}: cannot be read ({error.strerror or error})") from None
+    at = number = 0
+    while at + _HEADER_BYTES <= len(data):
+        head = data[at : at + _HEADER_BYTES].view("<i8").tolist()
+        start, length = at + _HEADER_BYTES, head[1]
+        if head[0] != MAGIC or head[3] != number or not 0 <= length <= len(data) - start:
+            return
+        record = data[start : start + length]
+        if zlib.crc32(record.data) != head[2]:
+            return
+        yield record
+        at, number = start + _padded(length), number + 1
 
 
 class Executor(Protocol):

@@ -179,6 +179,12 @@ def run_rank(args: argparse.Namespace) -> int:
 
 
 def run_run(args: argparse.Namespace) -> int:
+    config = None if args.config is None or args.resume else load_config(given_or_shipped(args.config), args.overrides)
+    return start_run(args, config)
+
+
+def start_run(args: argparse.Namespace, config: RunConfig | None) -> int:
+    """`run` and `serve`. config: None: the run is resumed, or there is none."""
     ranks = _ranks(args)
     if args.resume is not None:
         if args.config is not None or args.overrides or args.out is not None:
@@ -186,12 +192,30 @@ def run_run(args: argparse.Namespace) -> int:
         job = resumed_job(Path(args.resume))
         job = dataclasses.replace(job, config=observed(job.config, args.dashboard))
         return _start(job, ranks, args.debug, args.threads)
-    if args.config is None:
-        raise UserError("the configuration is missing: swjoin run CONFIG.yaml, or --resume DIR")
-    config = observed(load_config(given_or_shipped(args.config), args.overrides), args.dashboard)
+    if config is None:
+        raise UserError(f"the configuration is missing: swjoin {args.command} CONFIG.yaml, or --resume DIR")
+    config = observed(config, args.dashboard)
     out = Path(args.out or "runs/latest")
     target = None if config.sink.kind == "count" else out / "results"
     return _start(Job(config, target, True, out, None, _typed()), ranks, args.debug, args.threads)
+
+
+def run_serve(args: argparse.Namespace) -> int:
+    from swjoin.cli import live
+
+    return live.run_serve(args)
+
+
+def run_push(args: argparse.Namespace) -> int:
+    from swjoin.cli import live
+
+    return live.run_push(args)
+
+
+def run_tail(args: argparse.Namespace) -> int:
+    from swjoin.cli import live
+
+    return live.run_tail(args)
 
 
 def observed(config: RunConfig, port: int | None) -> RunConfig:

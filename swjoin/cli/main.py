@@ -12,6 +12,7 @@ import os
 import select
 import sys
 import traceback
+from typing import NoReturn
 
 from swjoin.errors import SwjoinError
 
@@ -35,6 +36,9 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     _add_join(commands.add_parser("join", help="join two files or directories (Parquet, CSV, Arrow IPC)"))
     _add_run(commands.add_parser("run", help="run a cluster as configured in a YAML file"))
+    _add_serve(commands.add_parser("serve", help="join live streams, and give the results to whoever asks, over Arrow Flight"))
+    _add_push(commands.add_parser("push", help="push a file's rows into a live run"))
+    _add_tail(commands.add_parser("tail", help="follow the results of a live run"))
     _add_generate(commands.add_parser("generate", help="write two b-model streams as Parquet, by Spark"))
     verify = commands.add_parser("verify", help="recompute the result of a run with Spark and compare")
     verify.add_argument("dir", metavar="DIR", help="directory of a run")
@@ -132,9 +136,55 @@ def add_dashboard(p: argparse.ArgumentParser) -> None:
 def _add_top(p: argparse.ArgumentParser) -> None:
     p.description = "Look at a run that was started with --dashboard: rates, delay, slaves, hot keys, events. q ends it."
     p.add_argument(
-        "address", metavar="ADDRESS|PORT|DIR", nargs="?", default="runs/latest", help="of the page, or the run's directory"
+        "address",
+        metavar="ADDRESS|PORT|DIR",
+        nargs="?",
+        default="runs/latest",
+        help="of the page, the run's directory, or grpc://...",
     )
     p.add_argument("--once", action="store_true", help="print how things stand, and end")
+    _add_secrets(p)
+
+
+def _add_serve(p: argparse.ArgumentParser) -> None:
+    _add_run(p)
+    p.description = "Run a cluster over live streams; producers push and consumers take over Arrow Flight (docs/live.md)."
+    p.add_argument("--listen", metavar="HOST:PORT", help="of the endpoint (default: as configured, or 127.0.0.1:8815)")
+
+
+def _add_secrets(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--token-file", metavar="FILE", help="what the live run wants to see")
+    p.add_argument("--root-certificate", metavar="FILE", help="that signed the live run's certificate (PEM)")
+
+
+def _add_client(p: argparse.ArgumentParser) -> None:
+    p.add_argument("address", metavar="ADDRESS", help="of the run: grpc://HOST:PORT, or grpc+tls://HOST:PORT")
+    _add_secrets(p)
+    p.add_argument("--retry", metavar="30s", default="0s", help="how long to try again when nobody answers (default: not)")
+
+
+def _add_push(p: argparse.ArgumentParser) -> None:
+    p.description = "Push rows into a live run, in their order; after a loss of the connection go on where they were accepted."
+    _add_client(p)
+    p.add_argument("stream", choices=["left", "right"])
+    p.add_argument("file", metavar="FILE", help="Parquet, CSV, Arrow IPC, a directory of them, or - (Arrow IPC stream)")
+    p.add_argument("--producer", metavar="NAME", help="under which to go on later (default: the file's name)")
+    p.add_argument("--rate", metavar="R", type=float, help="rows per second (default: as fast as they are taken)")
+    p.add_argument("--batch", metavar="ROWS", type=int, default=16_384, help="rows of a message")
+    p.add_argument("--keep-open", action="store_true", help="more rows of this producer will follow later")
+
+
+def _add_tail(p: argparse.ArgumentParser) -> None:
+    p.description = (
+        "Print results as they come, or keep final ones in files; a tail that is started again goes on in its folder."
+    )
+    _add_client(p)
+    p.add_argument("what", choices=["results", "late", "metrics"], nargs="?", default="results")
+    p.add_argument("--from", dest="start", choices=["start", "now"], default="now", help="where to begin (default now)")
+    p.add_argument("--final", action="store_true", help="only what no crash can take back: after each checkpoint")
+    p.add_argument("--format", choices=["json", "csv"], help="of lines (default json)")
+    p.add_argument("--count", metavar="N", type=int, help="end after so many rows")
+    p.add_argument("-o", dest="out", metavar="FOLDER", help="a Parquet file for every checkpoint, each row exactly once")
 
 
 def _add_generate(p: argparse.ArgumentParser) -> None:
@@ -254,6 +304,20 @@ def main(argv: list[str] | None = None) -> int:
             os.dup2(nowhere, stream.fileno())  # what is still in Python's buffers goes there
         os.close(nowhere)
         return 141
+
+
+def entry() -> NoReturn:
+    """The command as a process. One whose endpoint has a client that does not let go would wait for it at the end."""
+    code = main()
+    endpoint = sys.modules.get("swjoin.live.endpoint")
+    if endpoint is not None and endpoint.any_stuck():
+        mpi = sys.modules.get("mpi4py.MPI")
+        if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+            mpi.Finalize()  # or the launcher would take this rank for a dead one
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    raise SystemExit(code)
 
 
 def _nobody_reads() -> bool:

@@ -37,7 +37,7 @@ _PHASES = {"running": "green", "failed": "red"}
 
 def run_top(args: argparse.Namespace) -> int:
     """Exit code 0; UserError when nobody answers at first, RunFailed when nobody does any more."""
-    fetch = over_http(address_of(args.address))
+    fetch = over_flight(args) if args.address.startswith("grpc") else over_http(address_of(args.address))
     if args.once:
         from rich.console import Console
 
@@ -59,6 +59,21 @@ def address_of(text: str) -> str:
         raise UserError(
             f"{text}: no run with a dashboard is going on there; start one with swjoin run ... --dashboard, or give its address"
         ) from None
+
+
+def over_flight(args: argparse.Namespace) -> Fetch:
+    """Fetches from a live run's endpoint (`swjoin serve`). Raises UserError, in one line, when nobody answers."""
+    from swjoin.live.client import connect
+
+    client = connect(args.address, token_file=args.token_file, root_certificate=args.root_certificate)
+
+    def fetch() -> dict[str, Any]:
+        try:
+            return client.status()
+        except RunFailed as error:
+            raise UserError(f"{args.address}: {error}") from None
+
+    return fetch
 
 
 def over_http(address: str) -> Fetch:

@@ -30,6 +30,9 @@ def door_of(config: RunConfig, layouts: tuple[RowLayout | None, RowLayout | None
     keeps, counted = config.query.kind.unmatched, config.query.bounds.counted
     groups = config.cluster.sub_group_count
     return Door(
-        (StreamIntake(LEFT, config.time, keeps[LEFT]), StreamIntake(RIGHT, config.time, keeps[RIGHT])),
+        (
+            StreamIntake(LEFT, config.time, keeps[LEFT], live=config.live),
+            StreamIntake(RIGHT, config.time, keeps[RIGHT], live=config.live),
+        ),
         lambda router: MiniBuffers(layouts, router, groups, counted=counted),
     )

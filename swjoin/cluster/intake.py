@@ -81,11 +81,14 @@ class StreamIntake:
 
     asap pace: `arrive_all()` after every `read`. realtime pace: `arrive_until(t)` lets rows in whose running maximum of times
     is below t (that is when they reach the master). Times are microseconds of the stream's own time axis.
-    keeps_null_keys: rows with a null key, though counted and joined with nothing, have to come out again.
+    keeps_null_keys: rows with a null key, though counted and joined with nothing, have to come out again. live: rows come when
+    they come, and arrive as they are read; `arrive_until` takes a time of the run's clock, and the stream's own time is carried
+    on by rows alone (with arrival times, by the clock).
     """
 
-    def __init__(self, stream: int, time: TimeConfig, keeps_null_keys: bool = False) -> None:
+    def __init__(self, stream: int, time: TimeConfig, keeps_null_keys: bool = False, *, live: bool = False) -> None:
         self.stream = stream
+        self.live = live
         self.time = time
         self._keeps_null_keys = keeps_null_keys
         self._null_keys: list[TupleBatch] = []
@@ -130,17 +133,18 @@ class StreamIntake:
             known = np.flatnonzero(running > BEGIN_OF_TIME_US)[0]
             self.first_us = int(running[known])
         aside = self._late_rows(batch, verdict) if late and self.time.late == "side" else []
+        stamps = running if arrival_us is None else np.full(n, arrival_us, np.int64)
+        times = stamps if by_arrival else batch.ts
         if null_keys and self._keeps_null_keys:
-            self._keep_null_keys(batch, running if by_arrival else batch.ts, verdict)
+            self._keep_null_keys(batch, times, verdict)
         rows = batch.rows
-        key, ts, ids = batch.key, running if by_arrival else batch.ts, batch.id
+        key, ts, ids = batch.key, times, batch.id
         if null_keys or late:
             keep = np.flatnonzero(verdict == GOOD)
-            key, ts, ids, running = key[keep], ts[keep], ids[keep], running[keep]
+            key, ts, ids, stamps = key[keep], ts[keep], ids[keep], stamps[keep]
             rows = None if rows is None else rows.take(keep)
-        arrival = running if arrival_us is None else np.full(len(key), arrival_us, np.int64)
         if len(key):
-            self._arriving.append(TupleBatch(key, ts, ids, arrival, rows))
+            self._arriving.append(TupleBatch(key, ts, ids, stamps, rows))
         return aside
 
     def _keep_null_keys(self, batch: SourceBatch, ts: I64, verdict: U8) -> None:
@@ -204,7 +208,7 @@ class StreamIntake:
         """realtime pace: rows arrive whose place on the time axis is below `time_us`."""
         while self._arriving:
             head = self._arriving[0]
-            n = int(np.searchsorted(head.arrival_us, time_us, side="left"))
+            n = len(head) if self.live else int(np.searchsorted(head.arrival_us, time_us, side="left"))
             if n:
                 self._order(head.slice(0, n))
             if n < len(head):
@@ -213,7 +217,8 @@ class StreamIntake:
             self._arriving.popleft()
         # The clock carries a silent stream onwards, but not past rows that are due and not read yet.
         behind = not self.ended and not self.idle and self.high_us < time_us
-        self._arrived_high_us = max(self._arrived_high_us, self.high_us if behind else time_us)
+        by_clock = self.time.model == "arrival" if self.live else not behind
+        self._arrived_high_us = max(self._arrived_high_us, time_us if by_clock else self.high_us)
         self._release()
 
     def become_idle(self) -> None:
@@ -226,7 +231,7 @@ class StreamIntake:
         self.high_us = max(self.high_us, self._arrived_high_us)
 
     def carry(self, time_us: int) -> None:
-        """asap pace: the other stream has come so far, and this one is idle."""
+        """asap pace, and live streams: the other one has come so far, and this one is idle."""
         self._arrived_high_us = max(self._arrived_high_us, time_us)
         self._release()
 

@@ -9,7 +9,8 @@ Stays out: files, messages on the wire, ranks, window state, who owns what (`con
 Paces. asap: an epoch ends when both watermarks have passed its boundary in event time (or, with distribution_epoch_us = 0,
 when `epoch_tuples` are buffered, more for large windows); full mini-buffers end it early. realtime: an epoch ends on the
 run's clock; rows reach the master when the clock passes their place on the time axis, whether the other stream speaks or not.
-A distribution epoch has a slot for each sub-group; with one sub-group, slot and epoch are the same.
+Rows of live streams arrive as they are read. A distribution epoch has a slot for each sub-group; with one, slot and epoch are
+the same.
 History (`measure.prefill`) comes before the first epoch of realtime pace, as fast as the slaves join it; then the clock starts.
 """
 
@@ -37,7 +38,6 @@ from swjoin.deliveries import BEGIN_OF_TIME_US, END_OF_TIME_US, Delivery, EpochI
 from swjoin.messages import (
     BeginMeasuring,
     CheckpointCompleted,
-    ClockAdvanced,
     Deliver,
     FinishMaster,
     Log,
@@ -121,7 +121,7 @@ class Master:
         match event:
             case TuplesRead(stream, batch):
                 self.reading.pending = None
-                aside = self.streams[stream].read(batch, None if self._realtime else now_us)
+                aside = self.streams[stream].read(batch, None if self._realtime and not self.config.live else now_us)
                 commands += [SetAside(stream, rows, reason) for rows, reason in aside]
                 self._collect(stream)
             case StreamEnded(stream):
@@ -149,8 +149,6 @@ class Master:
                 self.controller.note(now_us, "checkpoint", duration_us=took_us, amount=float(event.generation))
             case StopRequested():
                 self.checkpoints.stopping = True
-            case ClockAdvanced():
-                pass
         commands += self._advance(now_us)
         return commands + [Log(event) for event in self.controller.take_events()]
 
@@ -182,7 +180,7 @@ class Master:
             wanted = self.reading.next_stream(self._next_end_us, mid_epoch=self._mid_epoch, delivering=delivering)
         if wanted is not None:
             self.reading.pending = wanted
-        return [] if wanted is None else [ReadTuples(wanted)]
+        return [] if wanted is None else [ReadTuples(wanted, self.reading.instead_of(wanted))]
 
     def _serve(self) -> list[MasterCommand]:
         """Deliver in the fixed order of slaves; a slave is served once it has reported."""
@@ -273,6 +271,7 @@ class Master:
         self.overload.advance(axis_us if self.order is None else self.order.total)
         for intake in self.streams:
             intake.arrive_until(axis_us)
+        self.reading.carry()
         for stream, batch in released(self.streams, self.order, self.streams):
             self.buffers.append(stream, batch)
             self.overload.arrived(stream, batch)

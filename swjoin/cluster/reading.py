@@ -13,6 +13,8 @@ from swjoin.cluster.overload import Overload
 from swjoin.cluster.slots import Slots
 from swjoin.config import RunConfig
 
+_LEAST_LEAD_US = 1_000_000
+
 
 class Reading:
     """Reads one batch at a time, of one stream. pending: the stream that is being read."""
@@ -29,13 +31,20 @@ class Reading:
         self._origin_us: int | None = None
         self._streams, self._slots, self._overload, self._history = streams, slots, overload, history
         self._realtime = config.pace == "realtime"
+        self._live = config.live
+        self._lead_us = max(_LEAST_LEAD_US, config.query.bounds.retention_us)  # with count windows the least
         self._epoch_us = config.cluster.distribution_epoch_us
         self._limit_bytes = config.cluster.mini_buffer_bytes
         self._counted = config.query.bounds.counted
 
     @property
     def origin_us(self) -> int | None:
-        """Start of the time axis: the lowest first time of both streams; known once each has shown one, ended or is idle."""
+        """Start of the time axis: the lowest first time of both streams; known once each has shown one, ended or is idle.
+
+        Live streams in realtime pace: 0, for their tuples are stamped on the run's clock as they come.
+        """
+        if self._live and self._realtime:
+            return 0
         streams = self._streams
         firsts = [s.first_us for s in streams if s.first_us is not None]
         known = all(s.first_us is not None or s.ended or s.idle for s in streams)
@@ -64,11 +73,23 @@ class Reading:
         if not open_streams or (self._overload.full and origin is not None and (delivering or not self._counted)):
             return None
         behind = min(open_streams, key=lambda s: s.high_us)
-        if self._realtime:
+        if self._realtime and self._live:
+            enough = False
+        elif self._realtime:
             enough = origin is not None and behind.high_us - origin > next_end_us + self._epoch_us
         else:
             enough = self._slots.ripe(origin, mid_epoch=mid_epoch) is not None
         return None if enough else behind.stream
+
+    def instead_of(self, stream: int) -> int | None:
+        """Live streams: what may be read when that one has nothing now. The other one may be ahead by what the windows reach;
+        without a limit a silent stream would fill them."""
+        mine, other = self._streams[stream], self._streams[1 - stream]
+        if not self._live or other.ended or other.idle:
+            return None
+        since_us = mine.high_us if mine.first_us is not None else other.first_us
+        ahead = other.first_us is not None and since_us is not None and other.high_us - since_us > self._lead_us
+        return None if ahead else other.stream
 
     # ------------------------------------------------------------ silence
 
@@ -79,7 +100,7 @@ class Reading:
         self.carry()
 
     def carry(self) -> None:
-        """asap pace: the time of an idle stream is the other's. In realtime pace the clock carries it."""
+        """asap pace, and live streams: the time of an idle one is the other's. In realtime pace the clock carries it."""
         for mine, other in (self._streams, self._streams[::-1]):
-            if mine.idle and not self._realtime:
+            if mine.idle and (self._live or not self._realtime):
                 mine.carry(other.high_us)

@@ -77,8 +77,8 @@ class HotKeys:
             self._waiting.append((chosen, self._stride))
 
     def _keep_pace(self, count: int, now_s: float) -> None:
-        """Choose the stride by the rate of the last _PACE_S; meanwhile it only grows, with every further quarter of what is meant
-        for that time."""
+        """Choose the stride by the rate of the last _PACE_S; meanwhile it only grows, with every further quarter of what is
+        meant for that time."""
         elapsed = now_s - self._paced_s
         if elapsed >= _PACE_S:
             rate = 0.0 if math.isinf(elapsed) else self._rows / elapsed

@@ -23,6 +23,7 @@ from swjoin.deliveries import BEGIN_OF_TIME_US, RunEvent
 from swjoin.messages import BeginMeasuring, Deliver, Log, MasterCommand, MasterEvent, SlaveReported
 from swjoin.observe.board import Board
 from swjoin.oracle import format_digest
+from swjoin.sources import is_live
 from swjoin.state.histogram import histogram_quantile
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class MasterWatcher:
         self._capacity_bytes = config.cluster.mini_buffer_bytes
         self._checkpoints = config.checkpoint.enabled
         self._hot: list[HotKeys] = []
-        if config.observe.hot_keys:
+        if config.observe.hot_keys and config.observe.enabled:
             from swjoin.observe.hot_keys import HotKeys
 
             self._hot = [HotKeys(config.observe.hot_keys, seed=stream) for stream in range(len(STREAM_NAMES))]
@@ -159,6 +160,9 @@ class MasterWatcher:
         self._due_s = now_s + self._interval_s
         self.board.take_master(self._view(self._master, clock_us), self._master.controller.map.owner)
         self.board.enter(self._phase)
+        for name, source in zip(STREAM_NAMES, sources, strict=True):
+            if is_live(source):
+                self.board.take_source(name, source.status())
         if self._hot and now_s >= self._hot_due_s:
             self._hot_due_s = now_s + HOT_KEYS_S
             tops = {}

@@ -31,7 +31,7 @@ from swjoin.runtime.segments import Segment, living
 from swjoin.runtime.wire import pack_tuples, unpack_tuples
 from swjoin.storage import Background, Executor, Executors, read_records, sync_folder, write_records, write_whole
 
-FORMAT = 4
+FORMAT = 5
 _LOCK = ".lock"
 APPENDED = ("metrics.rows", "late.rows", "keys.bytes", "keys.lengths")  # grow all the time; a manifest says how far they count
 _KEPT = 2
@@ -188,6 +188,11 @@ class CheckpointFolder:
             self._locked.close()
             self._locked = None
             (self.path / _LOCK).unlink(missing_ok=True)
+
+    @property
+    def kept(self) -> list[Manifest]:
+        """The checkpoints that are kept, the newest last."""
+        return self._kept
 
     def end(self) -> None:
         """Finish what is being written."""

@@ -62,8 +62,8 @@ class CollectorRank(Rank):
 
         def open_sink() -> dict[str, Any]:
             plan = OutputPlan.from_bytes(base64.b64decode(setup["plan"]))
-            self._shell = CollectorShell(self.job, plan, RunClock())
-            return {}
+            shell = self._shell = CollectorShell(self.job, plan, RunClock())
+            return {"results": None if shell.offered is None else shell.offered.location}
 
         agree(channel, COLLECTOR, open_sink)
 

@@ -90,11 +90,11 @@ class Job:
 
 
 def open_job_sources(job: Job) -> tuple[Source, Source]:
-    """Both streams of a job: files, or the generator. UserError when one cannot be opened."""
+    """Both streams of a job: files, live streams, or the generator. UserError when one cannot be opened."""
     config = job.config
     carry = config.sink.kind != "count" or config.sink.carry_payload
     query = config.query
-    if config.left.path is None:
+    if config.left.path is None and not config.live:
         from swjoin.sources.generator import GeneratorSource
 
         wanted = carry and not query.kind.one_sided, query.where is not None
@@ -102,6 +102,10 @@ def open_job_sources(job: Job) -> tuple[Source, Source]:
             GeneratorSource(config.workload, config.seed, LEFT, carry_payload=carry or wanted[1]),
             GeneratorSource(config.workload, config.seed, RIGHT, carry_payload=any(wanted)),
         )
+    if config.live:
+        from swjoin.sources.live import open_live_sources
+
+        return open_live_sources(config, job.checkpoints)
     from swjoin.sources.files import open_sources
 
     time_is_ts = config.time.model == "event"
@@ -121,8 +125,8 @@ def open_job_sink(job: Job, plan: OutputPlan) -> Sink:
     from swjoin.sinks import open_sink
 
     staged = job.checkpoints is not None
-    kind, target = job.config.sink.kind, job.target or Path()
-    return open_sink(kind, target, plan, directory=job.directory, staged=staged, resumes=job.resumes)
+    sink, target = job.config.sink, job.target or Path()
+    return open_sink(sink.kind, target, plan, directory=job.directory, staged=staged, resumes=job.resumes, kafka=sink.kafka)
 
 
 class MetricsFile:
@@ -251,7 +255,7 @@ def open_job_watcher(job: Job) -> MasterWatcher | None:
     from swjoin.runtime.preflight import launcher_size
 
     config = job.config
-    if not config.observe.enabled:
+    if not config.observed:
         return None
     return open_watcher(
         config,

@@ -32,7 +32,7 @@ from swjoin.runtime.manifest_checks import check_master_state, restoring
 from swjoin.runtime.segments import SegmentLog, replay, replay_epochs
 from swjoin.sinks import Sink
 from swjoin.sinks.late import LATE_ROW_BYTES
-from swjoin.sources import Source
+from swjoin.sources import Source, is_live
 from swjoin.storage import AppendedFile, Background, Executor, Executors
 
 _EDGE_BYTES = 1 << 16  # of an input file, at either end, that its checksum is of
@@ -135,6 +135,7 @@ class MasterKeeper:
             for source in self._sources:
                 source.seek(0)
             return
+        positions = manifest.plain["master"]["positions"]
         snapshot = self.folder.read_master(manifest)
         groups = master.config.cluster.partition_count
         check_master_state(manifest.path, snapshot.plain, manifest.generation, manifest.plain["epoch"], groups)
@@ -153,11 +154,23 @@ class MasterKeeper:
                 lengths, data = (np.frombuffer(file.read(), kind) for file, kind in zip(self._keys, ("<i8", "u1"), strict=True))
                 dictionary.restore(lengths.astype(np.int64), data.astype(np.uint8))
         for stream in (LEFT, RIGHT):
-            self._sources[stream].seek(master.streams[stream].counts.tuples)
+            source, rows = self._sources[stream], master.streams[stream].counts.tuples
+            if is_live(source):
+                source.go_on(rows, positions[stream])
+            else:
+                source.seek(rows)
+
+    def forget(self) -> None:
+        """A checkpoint is complete: what came before the oldest that is kept is read no more."""
+        kept = self.folder.kept
+        for stream, source in enumerate(self._sources):
+            if kept and is_live(source):
+                source.forget(kept[0].plain["master"]["state"]["streams"][stream]["counts"]["tuples"])
 
     def save(self, generation: int, snapshot: Snapshot) -> None:
         """The master's part of a checkpoint; `done` gets PartSaved."""
         extra: dict[str, Any] = {"late": [0, 0], "keys": [0, [0, 0], [0, 0]]}
+        extra["positions"] = [source.position() if is_live(source) else {} for source in self._sources]
         files = []
         if self.late_rows is not None:
             extra["late"] = self.late_rows.flush()
@@ -199,7 +212,9 @@ class CollectorKeeper:
         if manifest_name is not None:
             content = read_manifest(self._path / manifest_name).plain["collector"]
         self._names, self._sealed = list(content["results"]), {}
-        self._sink.restore(self._names)
+        self._sink.restore(
+            self._names, 0 if manifest_name is None else read_manifest(self._path / manifest_name).generation + 1
+        )
         if manifest_name is not None:
             with restoring(self._path / manifest_name):
                 collector.restore(content["state"])
@@ -234,7 +249,7 @@ class CollectorKeeper:
 
     def publish(self, generation: int) -> None:
         """Results up to the end of this generation may be seen."""
-        self._sink.publish(self._sealed.pop(generation, []))
+        self._sink.publish(self._sealed.pop(generation, []), generation)
 
     def publish_all(self) -> None:
         """The run is complete."""

@@ -84,8 +84,9 @@ def run_local(job: Job, progress: bool, slave_count: int | None = None) -> dict[
         load_master_kernels(job.config, shell.layouts)
         load_slave_kernels(job.config, shell.layouts)
         clock = RunClock()
-        with CollectorShell(job, shell.output_plan(), clock) as collector, stop_signals(job) as stop_wanted:
+        with shell.collector_beside(clock) as collector, stop_signals(job) as stop_wanted:
             loop = _LocalLoop(job, shell, collector, clock, slave_count, stop_wanted)
+            shell.open_door()
             process: dict[str, Any] = {"rank": 0, "host": platform.node(), "role": "in-process", "start_rss_bytes": rss_bytes()}
             loop.run()
             ended_s = time.monotonic()
@@ -318,8 +319,6 @@ class _LocalLoop:
         self._stop = threading.Event()
         self._inbox: _ToMaster = queue.SimpleQueue()
         self._collector = _CollectorThread(collector, self._inbox, self._stop)
-        if shell.watcher is not None:
-            collector.tell = shell.watcher.board.take_collector
         self.slaves = [
             _SlaveThread(
                 Slave(SlaveId(s), config, shell.layouts, where=shell.where),

@@ -152,6 +152,7 @@ _MANIFEST = {
         "tuples": [(str, _count)],
         "late": _MARK,
         "keys": (_count, _MARK, _MARK),
+        "positions": (dict, dict),
     },
     "collector": {"results": [_result_name], "metrics": _MARK, "state": {"epoch": _number, "tally": _TALLY}},
     "inputs": [(str, _count, _count)],

@@ -96,9 +96,12 @@ class MasterRank(Rank):
             return {"plan": plan, "layouts": layouts, "where": where}
 
         agree(channel, MASTER, open_shell)
-        agree(channel, COLLECTOR, None)
+        results = agree(channel, COLLECTOR, None)["results"]
         assert self._shell is not None
+        if self._shell.door is not None:
+            self._shell.door.pass_on(results)
         load_master_kernels(self.job.config, self._shell.layouts)
+        self._shell.open_door()
 
     def lost(self, text: str) -> None:
         """A rank has died; `play` follows, on a new channel."""

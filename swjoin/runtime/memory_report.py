@@ -50,6 +50,8 @@ def job_inflow(job: Job, *, with_rates: bool = True) -> Inflow:
 
     if job.config.query.last is not None:
         raise UnforeseenError("plan: count windows are not foreseen; they hold as many tuples of each stream as join.last says")
+    if job.config.live:
+        raise UnforeseenError("plan: what live streams will bring is not known beforehand")
     if job.config.left.path is None:
         return workload_inflow(job.config)
     return file_inflow(job.config, with_rates=with_rates, open_sources=lambda: open_job_sources(job))

@@ -57,10 +57,14 @@ from swjoin.runtime.job import (
     row_place,
 )
 from swjoin.runtime.keepers import CollectorKeeper, MasterKeeper
+from swjoin.runtime.offered import OfferedResults, open_door
 from swjoin.runtime.report import partial_report, publish
 from swjoin.runtime.silence import Silence
+from swjoin.sources import is_live
 
 if TYPE_CHECKING:
+    from swjoin.live.door import LiveDoor
+    from swjoin.live.endpoint import Endpoint
     from swjoin.sinks.late import LateSink
     from swjoin.sinks.plan import OutputPlan
 
@@ -75,7 +79,8 @@ class MasterShell:
         self.where = compile_job_where(job, self.sources)
         self.outbox: deque[Delivery] = deque()
         self.publish: deque[PublishResults] = deque()
-        self.wanted: int | None = None
+        self.door: LiveDoor | None = open_door(job, self.sources)
+        self.wanted: tuple[int, int | None] | None = None  # a stream, and one that may be read instead
         self._silence = Silence(job.config.time.idle_timeout_us)
         self.clock_starts_us: int | None = None
         self.keeper = None if job.checkpoints is None else MasterKeeper(job, self.sources)
@@ -85,6 +90,8 @@ class MasterShell:
         self._events: EventsFile | None = None
         self._progress = ReadingProgress(progress, [s.rows_total for s in self.sources])
         self.watcher = open_job_watcher(job)
+        if self.door is not None and self.watcher is not None:
+            self.door.status = self.watcher.board.snapshot
         self.master: Master
         self.clock: RunClock
 
@@ -98,6 +105,8 @@ class MasterShell:
                 self.watcher.end(self.clock.now_us(), self.sources)
             else:
                 self.watcher.close()
+        if self.door is not None:
+            self.door.close()
         for source in self.sources:
             source.close()
         if self.keeper is not None:
@@ -109,6 +118,18 @@ class MasterShell:
                 self._late.close()
             else:
                 self._late.abort()
+
+    def collector_beside(self, clock: RunClock) -> CollectorShell:
+        """The collector in the same process."""
+        shell = CollectorShell(self.job, self.output_plan(), clock, None if self.door is None else self.door.endpoint)
+        if self.watcher is not None:
+            shell.tell = self.watcher.board.take_collector
+        return shell
+
+    def open_door(self) -> None:
+        """Everything is there that clients may ask for."""
+        if self.door is not None:
+            self.door.open()
 
     def output_plan(self) -> OutputPlan:
         """What result rows look like; made from both sources' schemas."""
@@ -155,13 +176,15 @@ class MasterShell:
 
     def read(self) -> None:
         """Read the batch that the master wants, or give it up for now when the source has been silent for too long."""
-        stream = self.wanted
-        assert stream is not None
+        assert self.wanted is not None
+        stream, instead = self.wanted
         if self._silence.any_idle:
             self.listen()
         silent = self._silence.of(stream, self.sources[stream])
         if silent is not None and not silent:
-            return
+            if instead is None or not self.sources[instead].ready(0.0):
+                return
+            stream, silent = instead, None
         self.wanted = None
         if silent:
             self.handle(StreamIdle(stream))
@@ -200,6 +223,9 @@ class MasterShell:
         if self.watcher is not None:
             self.watcher.close()
         if self.keeper is not None and not self.master.checkpoints.stopped:
+            for source in self.sources:
+                if is_live(source):
+                    source.done()
             self.keeper.folder.remove()
 
     def note_recovery(self, text: str, tuples: int, duration_us: int) -> None:
@@ -224,22 +250,27 @@ class MasterShell:
             if self.watcher is not None:
                 self.watcher.performed(command)
             match command:
-                case ReadTuples(stream):
-                    self.wanted = stream
+                case ReadTuples(stream, instead):
+                    self.wanted = stream, instead
                 case Deliver(delivery):
                     self.outbox.append(delivery)
                 case BeginMeasuring(clock_us):
                     self.clock_starts_us = clock_us
                 case Log(event) if self._events is not None:
                     self._events.add(event)
-                case SetAside(stream, batch, reason) if self._late is not None:
-                    self._late.write(stream, batch, reason)
+                case SetAside(stream, batch, reason):
+                    if self._late is not None:
+                        self._late.write(stream, batch, reason)
+                    if self.door is not None:
+                        self.door.aside(stream, batch, reason)
                 case SavePart(generation, snapshot) if self.keeper is not None:
                     self.keeper.save(generation, snapshot)
                 case CompleteCheckpoint() if self.keeper is not None:
                     self.keeper.folder.complete(command)
                 case PublishResults():
                     self.publish.append(command)
+                    if self.keeper is not None:
+                        self.keeper.forget()
                 case _:
                     pass
 
@@ -251,17 +282,21 @@ class CollectorShell:
     prefix.
     """
 
-    def __init__(self, job: Job, plan: OutputPlan, clock: RunClock) -> None:
+    def __init__(self, job: Job, plan: OutputPlan, clock: RunClock, endpoint: Endpoint | None = None) -> None:
+        """endpoint: of a run in one process, where results are offered; otherwise the collector opens its own."""
         self.clock = clock
         self.job = job
         self.stopped = False
         self.collector = Collector(0, materialised=False)  # until `start`
         self._sink = open_job_sink(job, plan)
+        self.offered = None if job.config.serve.listen is None else OfferedResults(job, plan, self._sink, endpoint)
+        if self.offered is not None and self.offered.sink is not None:
+            self._sink = self.offered.sink
         if job.config.sink.kind != "count":  # load what the first results need before the run's clock starts
             plan.decode(empty_pairs(plan.left.layout, plan.right.layout))
             digest_pairs(np.empty(0, np.uint64), np.empty(0, np.uint64))
         self.keeper = None if job.checkpoints is None else CollectorKeeper(job, self._sink)
-        self._watcher = CollectorWatcher(job.config) if job.config.observe.enabled else None
+        self._watcher = CollectorWatcher(job.config) if job.config.observed else None
         self.tell: Callable[[dict[str, Any]], None] = lambda view: None  # the runtime's
         self._metrics: MetricsFile | None = None
 
@@ -276,6 +311,13 @@ class CollectorShell:
         self._leave(error)
 
     def _leave(self, error: BaseException | None) -> None:
+        try:
+            self._close(error)
+        finally:
+            if self.offered is not None:
+                self.offered.close()
+
+    def _close(self, error: BaseException | None) -> None:
         whole = error is None and not self.stopped
         if whole:
             if self.keeper is not None:
@@ -310,6 +352,8 @@ class CollectorShell:
             self._watcher.took(rows)
         if self._metrics is not None:
             self._metrics.add(rows)
+        if self.offered is not None:
+            self.offered.metrics.add(rows)
         for command in commands:
             match command:
                 case WritePairs(pairs, generation):

@@ -11,6 +11,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from swjoin.sources import is_live
+
 if TYPE_CHECKING:
     from swjoin.sources import Source
 
@@ -22,19 +24,21 @@ class Silence:
 
     def __init__(self, timeout_us: int) -> None:
         self._timeout_us = timeout_us
-        self._since_s: float | None = None
+        self._since_s: dict[int, float] = {}
         self._idle: set[int] = set()
 
     def of(self, stream: int, source: Source) -> bool | None:
-        """None: read. False: not yet. True: it has been silent for the timeout, and counts as idle from now on."""
-        if self._timeout_us == 0 or source.ready(PATIENCE_S):
-            self._since_s = None
+        """None: read. False: not yet. True: it has been silent for the timeout, and counts as idle from now on.
+
+        A live source is never read before it has something: the master has more to do than to wait for it.
+        """
+        if (self._timeout_us == 0 and not is_live(source)) or source.ready(PATIENCE_S):
+            self._since_s.pop(stream, None)
             return None
-        now_s = time.monotonic()
-        self._since_s = now_s if self._since_s is None else self._since_s
-        if (now_s - self._since_s) * 1e6 < self._timeout_us:
+        since_s, now_s = self._since_s.setdefault(stream, time.monotonic()), time.monotonic()
+        if self._timeout_us == 0 or (now_s - since_s) * 1e6 < self._timeout_us:
             return False
-        self._since_s = None
+        self._since_s.pop(stream)
         self._idle.add(stream)
         return True
 

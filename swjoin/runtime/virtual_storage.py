@@ -81,7 +81,7 @@ class MemorySink:
     def name_of(self, file: Path) -> str:
         return file.name
 
-    def publish(self, names: Sequence[str]) -> None:
+    def publish(self, names: Sequence[str], generation: int) -> None:
         for name in names:
             if name in self._sealed:
                 assert name not in self._shown, f"results {name} were published twice"
@@ -89,8 +89,8 @@ class MemorySink:
             elif name not in self._shown:
                 raise RunFailed(f"results {name}, which a checkpoint holds, are gone")
 
-    def restore(self, names: Sequence[str]) -> None:
-        self.publish(names)
+    def restore(self, names: Sequence[str], generation: int) -> None:
+        self.publish(names, generation)
         self._open.clear()
         self._sealed.clear()
         surplus = self._shown.keys() - set(names)

@@ -1,4 +1,4 @@
-"""Where results go: Parquet or CSV files, or nowhere but into count and digest.
+"""Where results go: Parquet or CSV files, a Kafka topic, or nowhere but into count and digest.
 
 What: the `Sink` protocol and `open_sink`.
 Why: the collector hands over pairs and commits; what a file looks like, and that it never looks whole before it is, is decided
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from swjoin.batch import Pairs
 
 if TYPE_CHECKING:
+    from swjoin.config import KafkaSinkConfig
     from swjoin.sinks.plan import OutputPlan
 
 
@@ -39,12 +40,12 @@ class Sink(Protocol):
         """The name that a sealed file will get."""
         ...
 
-    def publish(self, names: Sequence[str]) -> None:
-        """Sealed files get these, their names."""
+    def publish(self, names: Sequence[str], generation: int) -> None:
+        """Sealed files of this generation get these, their names."""
         ...
 
-    def restore(self, names: Sequence[str]) -> None:
-        """After a crash: these files, and no others, are the results so far."""
+    def restore(self, names: Sequence[str], generation: int) -> None:
+        """At the start, and after a crash: these files, and no others, are the results before this generation."""
         ...
 
     def close(self) -> None: ...
@@ -53,7 +54,7 @@ class Sink(Protocol):
 
 
 class CountSink:
-    """Wants no pairs: count and digest are in the report."""
+    """Wants no pairs: count and digest are in the report, or consumers take the rows (`live.served`)."""
 
     def write(self, pairs: Pairs, generation: int = 0) -> None:
         raise AssertionError("a count sink was sent pairs")
@@ -67,10 +68,10 @@ class CountSink:
     def name_of(self, file: Path) -> str:
         return file.name
 
-    def publish(self, names: Sequence[str]) -> None:
+    def publish(self, names: Sequence[str], generation: int) -> None:
         """Nothing to show."""
 
-    def restore(self, names: Sequence[str]) -> None:
+    def restore(self, names: Sequence[str], generation: int) -> None:
         """Nothing to restore."""
 
     def close(self) -> None:
@@ -81,14 +82,25 @@ class CountSink:
 
 
 def open_sink(
-    kind: str, target: Path, plan: OutputPlan, *, directory: bool, staged: bool = False, resumes: bool = False
+    kind: str,
+    target: Path,
+    plan: OutputPlan,
+    *,
+    directory: bool,
+    staged: bool = False,
+    resumes: bool = False,
+    kafka: KafkaSinkConfig | None = None,
 ) -> Sink:
     """The sink of a run, checked before any work: UserError when `target` cannot be written.
 
     staged: files appear with checkpoints. resumes: `target` holds what came before a crash; `restore` follows.
     """
-    if kind == "count":
+    if kind in ("count", "flight"):
         return CountSink()
+    if kafka is not None:
+        from swjoin.sinks.kafka import KafkaSink
+
+        return KafkaSink(kafka, plan, target, staged=staged, resumes=resumes)
     from swjoin.sinks.files import FileSink
 
     if kind == "csv":

@@ -145,9 +145,13 @@ class FileSink:
         part.files.append(_OpenFile(self._kind, target, self._schema, target.with_name(f".{target.name}{mark}.tmp")))
 
     def write(self, pairs: Pairs, generation: int = 0) -> None:
+        self.write_rows(self._plan.decode(pairs), generation)
+
+    def write_rows(self, rows: pa.RecordBatch, generation: int) -> None:
+        """Pairs as output rows already."""
         part = self._parts.setdefault(generation, _Part())
-        part.batches.append(self._plan.decode(pairs))
-        part.rows += len(pairs)
+        part.batches.append(rows)
+        part.rows += rows.num_rows
         if part.rows >= GROUP_ROWS:
             self._flush(part, generation)
 
@@ -192,7 +196,7 @@ class FileSink:
     def name_of(self, file: Path) -> str:
         return file.name.removeprefix(".").removesuffix(".tmp")
 
-    def publish(self, names: Sequence[str]) -> None:
+    def publish(self, names: Sequence[str], generation: int) -> None:
         for name in names:
             hidden, shown = self._target / f".{name}.tmp", self._target / name
             if hidden.exists():
@@ -202,12 +206,12 @@ class FileSink:
         if names:
             sync_folder(self._target)
 
-    def restore(self, names: Sequence[str]) -> None:
+    def restore(self, names: Sequence[str], generation: int) -> None:
         for part in self._parts.values():
             for file in part.files:
                 file.drop()
         self._parts.clear()
-        self.publish(names)
+        self.publish(names, generation)
         for path in self._target.glob("part-*"):
             if path.name not in names:
                 path.unlink()

@@ -1,13 +1,13 @@
-"""Where streams come from: files and the generator, all behind the `Source` protocol.
+"""Where streams come from: files, the generator, and live streams, all behind the `Source` protocol.
 
-What: `Source`, what the master reads.
+What: `Source`, what the master reads; `LiveSource`, one whose rows come when they come.
 Why: the master asks for batches and does not care where they come from.
 Stays out: judging rows (`cluster.intake`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 from swjoin.batch import RowLayout, SourceBatch
 
@@ -51,3 +51,37 @@ class Source(Protocol):
     def close(self) -> None:
         """Let go of files and threads."""
         ...
+
+
+class LiveSource(Source, Protocol):
+    """A stream from outside. `ready` tells whether `read` has something; without it `read` may wait for ever.
+
+    What has been read has to be found again after a recovery: `position` says where the source is after the last batch read,
+    `go_on` brings it back there, and `forget` tells what will not be asked for again. `seek(0)`, without a position, is the
+    beginning.
+    """
+
+    def position(self) -> dict[str, Any]:
+        """Where it is, ready for JSON; kept in checkpoints."""
+        ...
+
+    def go_on(self, row: int, position: dict[str, Any]) -> None:
+        """The next row to be read is the one after this position, at which so many rows had been read. RunFailed if it cannot
+        be had any more."""
+        ...
+
+    def forget(self, row: int) -> None:
+        """A checkpoint is durable: no row before this one will be read again."""
+        ...
+
+    def done(self) -> None:
+        """The run is complete: nothing of it will be read again."""
+        ...
+
+    def status(self) -> dict[str, float]:
+        """Figures of its own for whoever watches the run, such as a consumer's lag: name with its unit -> value."""
+        ...
+
+
+def is_live(source: Source) -> TypeGuard[LiveSource]:
+    return hasattr(source, "go_on")

@@ -46,9 +46,10 @@ class Tuples:
         key, key_valid = self._keys.encode([batch.column(name) for name in self._config.key])
         ts, ts_valid = self.times(batch.column(self._config.time), first)
         rows = None if self._codec.rows is None else self._codec.rows.encode(batch)
-        return SourceBatch(key, ts, self._ids(batch, first), key_valid, ts_valid, rows)
+        return SourceBatch(key, ts, self.ids(batch, first), key_valid, ts_valid, rows)
 
-    def _ids(self, batch: pa.RecordBatch, first: int) -> U64:
+    def ids(self, batch: pa.RecordBatch, first: int) -> U64:
+        """Ids of the rows. UserError when one is null."""
         import pyarrow as pa
 
         if self._config.id is None:
@@ -105,6 +106,11 @@ class StreamView:
     columns: list[str]
 
 
+def _origin(config: StreamConfig) -> str:
+    """Where a stream comes from, in complaints."""
+    return config.path or config.watch or ("stream" if config.live else "table")
+
+
 def _find(schema: pa.Schema, name: str, side: str, path: str, role: str) -> pa.DataType:
     """Type of a column. UserError, with the nearest name, when it is missing or ambiguous."""
     count = schema.names.count(name)
@@ -123,7 +129,7 @@ def _check_time(config: StreamConfig, kind: pa.DataType, side: str) -> None:
 
     if t.is_timestamp(kind) or t.is_date(kind):
         return
-    where = f"{side} {config.path or 'table'}: time column {config.time}"
+    where = f"{side} {_origin(config)}: time column {config.time}"
     if not t.is_integer(kind):
         raise UserError(f"{where} is {kind}; it must be a timestamp, a date or an integer")
     if config.time_unit is None:
@@ -202,7 +208,7 @@ def describe_streams(
 
     keys = []
     for side, (config, schema) in zip(STREAM_NAMES, (left, right), strict=True):
-        where = config.path or "table"
+        where = _origin(config)
         keys.append([(name, _find(schema, name, side, where, "key")) for name in config.key])
         _check_time(config, _find(schema, config.time, side, where, "time"), side)
         if config.id is not None and not t.is_integer(_find(schema, config.id, side, where, "id")):
@@ -228,6 +234,6 @@ def describe_streams(
                 judged=judged[index],
             )
         except SwjoinError as error:
-            raise UserError(f"{STREAM_NAMES[index]} {config.path or 'table'}: {error}") from None
+            raise UserError(f"{STREAM_NAMES[index]} {_origin(config)}: {error}") from None
         views.append(view)
     return (views[0], views[1]), encoder

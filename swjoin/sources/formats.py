@@ -1,6 +1,6 @@
 """Files of rows as Arrow batches: Parquet, CSV, Arrow IPC, told apart by their extensions.
 
-What: `list_files`, `read_schema`, `read_batches`, `row_count`.
+What: `list_files`, `read_schema`, `read_batches`, `row_count`, `edges_checksum`.
 Why: what these files hold was written by anybody. Whatever a library says about them becomes one line that names the file, and
 what it does not look at is looked at here, before kernels that check nothing see it.
 Stays out: keys, times, payload, reading ahead (`sources.files`).
@@ -9,6 +9,7 @@ Stays out: keys, times, payload, reading ahead (`sources.files`).
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,7 @@ _SUFFIXES = {
     ".ipc": "Arrow IPC",
     ".arrows": "Arrow IPC",
 }
+_EDGE_BYTES = 1 << 16  # of a file, at either end, that its checksum is of
 _LONGEST = 1000  # characters of a complaint that a library or a path has a part in
 
 
@@ -160,3 +162,14 @@ def row_count(path: Path) -> int:
 
     with refusing(path):
         return int(pq.read_metadata(path).num_rows)
+
+
+def edges_checksum(path: Path) -> int:
+    """CRC-32 of a file's first and last bytes: whoever writes a file anew changes its footer, or its first rows."""
+    try:
+        with path.open("rb") as file:
+            checksum = zlib.crc32(file.read(_EDGE_BYTES))
+            file.seek(max(0, path.stat().st_size - _EDGE_BYTES))
+            return zlib.crc32(file.read(_EDGE_BYTES), checksum)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None

@@ -319,6 +319,8 @@ def verify(run_dir: Path, master: str | None) -> VerifyResult:
     if not report.get("complete", False):
         raise RunFailed(f"{run_dir}: the run did not finish ({report.get('failure', 'no reason given')})")
     config = config_from_plain(report["config"])
+    if config.live:
+        raise UserError(f"{run_dir}: its streams arrived live, and are not kept; there is nothing to verify it from")
     if config.time.idle_timeout_us and config.time.late != "side":
         raise UserError(
             f"{run_dir}: what is late after an idle_timeout is known only from the run; use late: side to verify it"
