@@ -22,6 +22,7 @@ usage() {
 ./run.sh bench adaptation    the pause of a move, a slowed slave, a changing rate, sub-groups, on real ranks
 ./run.sh bench live [session|sweep|delay]  a live session with deaths; the rate it sustains; delay over the distribution epoch
 ./run.sh bench safety        the cost of checkpoints and of fault tolerance, recovery over the size of the windows
+./run.sh bench observing     what it costs a run to be looked at
 ./run.sh bench simulation    predicted against measured throughput and delay
 ./run.sh figures             redraw every figure of docs/reproduction.md from the committed tables, and write that page
 ./run.sh figures --measure [NAME...]  run the sweeps first (all of experiments/, or the named ones; preset quick), then the page
@@ -204,7 +205,7 @@ case $word in
       kinds) shift; cd benchmarks; exec "$python" join_kinds.py "$@" ;;
       spark) shift; need_java; exec "$python" benchmarks/spark_join.py "$@" ;;
     esac
-    case ${1:-} in adaptation | api | live | safety | simulation) part=$1; shift; exec "$python" "benchmarks/$part.py" "$@" ;; esac
+    case ${1:-} in adaptation | api | live | observing | safety | simulation) part=$1; shift; exec "$python" "benchmarks/$part.py" "$@" ;; esac
     exec "$python" benchmarks/run.py "$@" ;;
   figures) need_environment; figures "$@" ;;
   chaos) need_environment; exec "$python" -m swjoin.runtime.chaos "$@" ;;
