@@ -144,6 +144,7 @@ class MergedSource:
             self.ready(0.1)
         batch, self._next = self._next, None
         if batch is None:
+            self.merge.finish()  # whoever comes now is told so
             return None
         first, self.rows = self.rows, self.rows + batch.num_rows
         return self._tuples.of(batch, first)

@@ -93,7 +93,7 @@ class Merge:
             if lane is None:
                 self._check_room()
                 lane = self._lanes[name] = _Lane(passing=passing)
-            lane.ended, lane.spoke_s = False, time.monotonic()
+            lane.ended, lane.spoke_s = lane.ended and self._finished, time.monotonic()
             self._changed.notify_all()
             return lane.received
 
@@ -128,7 +128,7 @@ class Merge:
         """More rows of a lane; waits while it has too many. times: (n,) microseconds. valid: (n,), which rows have a time.
 
         row: number of the first one among the lane's rows; those that are there already are left out. given_up: asked while
-        waiting. UserError when rows are missing before it. MergeClosedError when nobody takes rows any more, or given_up says
+        waiting. UserError when rows are missing before it, or the lane has ended. MergeClosedError when nobody takes rows any more, or given_up says
         so.
         """
         times = times if valid is None else np.where(valid, times, BEGIN_OF_TIME_US)
@@ -145,6 +145,8 @@ class Merge:
                 raise UserError(f"row {row} comes after {lane.received} rows; {-known} rows are missing")
             if known:
                 batch, times = batch.slice(min(known, len(times))), times[known:]
+            if lane.ended and len(times):
+                raise UserError("the stream has ended; it takes no more rows" if self._finished else "this producer has ended")
             places = np.maximum(np.maximum.accumulate(times), max(lane.high_us, self._emitted_us))
             if len(places):
                 lane.pieces.append(_Piece(batch, places))
