@@ -216,18 +216,20 @@ def test_count_windows(tmp_path: Path) -> None:
 
 
 def test_shedding_is_counted_and_written_down(tmp_path: Path) -> None:
-    """Producers that never wait, and slaves that are held up by a consumer: memory stays bounded, the ledger balances."""
-    plain = config(on_overload={"policy": "shed"}, cluster={"mini_buffer": "8KB"}, module={"stream_buffer": "32KB"})
-    left, right = rows(7, 20_000, keys=1000), rows(8, 20_000, keys=1000)
+    """Producers that are faster than slow slaves: memory stays bounded, the ledger balances."""
+    plain = config(on_overload={"policy": "shed"}, cluster={"mini_buffer": "64KB"}, module={"stream_buffer": "32KB"})
+    plain |= {"nodes": {"node_speed": 0.05}, "sink": {"kind": "count"}}
+    left, right = rows(7, 20_000, keys=3), rows(8, 20_000, keys=3)
     with live(plain, tmp_path / "run") as (run, client):
-        other = in_thread(_push, run.address, "left", left, name="a", piece=2000)
-        _push(run.address, "right", right, name="b", piece=2000)
+        other = in_thread(_push, run.address, "left", left, name="a", piece=500, pause_s=0.02)
+        _push(run.address, "right", right, name="b", piece=500, pause_s=0.02)
         other.join(20)
         for stream in ("left", "right"):
             client.end(stream)  # type: ignore[arg-type]
         report = run.end()
     shed = sum(report["shed"].values())
     assert report["ledger"]["balanced"] and shed > 0
+    assert report["peak_buffer_bytes"]["master"] < 20_000 * 64
     assert pq.read_table(tmp_path / "run" / "late.parquet").num_rows == shed
 
 
@@ -250,3 +252,77 @@ def test_how_many_producers_is_said(tmp_path: Path) -> None:
         for thread in (first, *_push_all):
             thread.join(10)
     assert found == expected(tuples(*left), tuples(*right))
+
+
+# ---------------------------------------------------------------- the roles
+
+
+def _source_rows(times: list[int], first: int = 0) -> SourceBatch:
+    ts = np.array(times, np.int64)
+    return SourceBatch(np.zeros(len(ts), np.int64), ts, np.arange(first, first + len(ts), dtype=np.uint64))
+
+
+def _master(**sections: Any) -> Master:
+    master = Master(config_from_plain(config(**sections)), 1, (None, None))
+    assert master.start(0)[-1] == ReadTuples(0, 1)
+    return master
+
+
+def test_what_has_been_read_before_a_stream_falls_idle_keeps_its_order() -> None:
+    """It arrives with the slot; a promise made before that, in the middle of the slot, would come too early."""
+    master = _master(time={"late": "side", "max_out_of_order": "10us", "idle_timeout": "1s"})
+    left = master.streams[0]
+    master.handle(TuplesRead(0, _source_rows([100, 95])), 1)
+    left.arrive_until(0)  # as when a slot ends
+    assert left.watermark_us == 90
+    master.handle(TuplesRead(0, _source_rows([92], 2)), 2)
+    master.handle(TuplesRead(1, _source_rows([200])), 3)
+    master.handle(StreamIdle(0), 4)
+    assert left.watermark_us == 90, "promised before what has been read has arrived"
+    left.arrive_until(5)
+    master.streams[1].arrive_until(5)
+    master.reading.carry()
+    assert left.watermark_us == 190
+    assert np.concatenate([batch.ts for batch in left.take_released()]).tolist() == [92, 95, 100]
+
+
+def test_time_goes_no_further_than_what_has_arrived() -> None:
+    """Rows that have been read count from the end of the slot on: a promise must not pass those before them."""
+    intake = StreamIntake(0, TimeConfig(late="side"), live=True)
+    intake.read(_source_rows([10]), 0)
+    intake.arrive_until(1)
+    intake.read(_source_rows([50]), 2)
+    assert intake.watermark_us == 10
+    intake.arrive_until(10**9)
+    assert intake.watermark_us == 50, "the run's clock carries no live stream"
+
+
+def test_a_stream_that_speaks_again_may_be_read_at_once() -> None:
+    """While the master waits for the other one, too."""
+    master = _master(time={"late": "side", "idle_timeout": "1s"})
+    master.handle(TuplesRead(0, _source_rows([5])), 1)
+    commands = master.handle(StreamIdle(1), 2)
+    assert ReadTuples(0, None) in commands, "an idle stream is not read instead"
+    assert ReadTuples(1, 0) in master.handle(StreamSpoke(1), 3)
+
+
+def test_reading_stops_when_slots_do_not_end() -> None:
+    """Policy shed counts what has arrived; what is still to arrive must not fill the memory when no slave reports."""
+    master = _master(on_overload={"policy": "shed"}, cluster={"mini_buffer": "64KB"})
+    reads = 0
+    wanted = [ReadTuples(0, 1)]
+    while wanted and reads < 100:
+        times = np.arange(1000 * reads, 1000 * reads + 1000)
+        commands = master.handle(TuplesRead(reads % 2, _source_rows(times.tolist())), reads)
+        wanted = [command for command in commands if isinstance(command, ReadTuples)]
+        reads += 1
+    assert not wanted and master.slots.waiting_bytes < 5 * (64 << 10)
+
+
+def test_with_arrival_times_no_stream_is_ahead() -> None:
+    plain = config(time={"model": "arrival"})
+    del plain["time"]["late"]
+    master = Master(config_from_plain(plain), 1, (None, None))
+    master.start(0)
+    master.handle(TuplesRead(1, _source_rows([5])), 1)
+    assert ReadTuples(0, 1) in master.handle(TuplesRead(1, _source_rows([10**12])), 2)

@@ -14,6 +14,7 @@ from swjoin.cluster.slots import Slots
 from swjoin.config import RunConfig
 
 _LEAST_LEAD_US = 1_000_000
+_ARRIVING = 4  # times the mini-buffers that may arrive with one slot
 
 
 class Reading:
@@ -74,8 +75,8 @@ class Reading:
         if not open_streams or (self._overload.full and origin is not None and (delivering or not self._counted)):
             return None
         behind = min(open_streams, key=lambda s: s.high_us)
-        if self._realtime and self._live:  # what cannot be shed nor spilled before it has arrived must not grow
-            enough = sum(s.arriving_bytes for s in self._streams) >= self._limit_bytes
+        if self._realtime and self._live:  # what has not arrived cannot be shed nor spilled, and must not grow without end
+            enough = sum(s.arriving_bytes for s in self._streams) >= _ARRIVING * self._limit_bytes
         elif self._realtime:
             enough = origin is not None and behind.high_us - origin > next_end_us + self._epoch_us
         else:
