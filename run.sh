@@ -22,6 +22,7 @@ usage() {
 ./run.sh bench adaptation    the pause of a move, a slowed slave, a changing rate, sub-groups, on real ranks
 ./run.sh bench live [session|sweep|delay]  a live session with deaths; the rate it sustains; delay over the distribution epoch
 ./run.sh bench safety        the cost of checkpoints and of fault tolerance, recovery over the size of the windows
+./run.sh bench observing     what it costs a run to be looked at
 ./run.sh bench simulation    predicted against measured throughput and delay
 ./run.sh bench plan          saturation and memory by swjoin plan against real runs
 ./run.sh figures             redraw every figure of docs/reproduction.md from the committed tables, and write that page
@@ -206,7 +207,7 @@ case $word in
       spark) shift; need_java; exec "$python" benchmarks/spark_join.py "$@" ;;
     esac
     if [ "${1:-}" = plan ]; then shift; exec "$python" benchmarks/plan_vs_reality.py "$@"; fi
-    case ${1:-} in adaptation | api | live | safety | simulation) part=$1; shift; exec "$python" "benchmarks/$part.py" "$@" ;; esac
+    case ${1:-} in adaptation | api | live | observing | safety | simulation) part=$1; shift; exec "$python" "benchmarks/$part.py" "$@" ;; esac
     exec "$python" benchmarks/run.py "$@" ;;
   figures) need_environment; figures "$@" ;;
   chaos) need_environment; exec "$python" -m swjoin.runtime.chaos "$@" ;;

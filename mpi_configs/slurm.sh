@@ -19,11 +19,14 @@ python=${SWJOIN_PYTHON:-python}
 
 says() { grep -q "\"$1\": true" "$out/run.json" 2>/dev/null; }
 
+newest() { compgen -G "$out/checkpoints/checkpoint-*.json" | sort | tail -n 1 || true; }
+
 # Slurm may start a job again whose end it has not seen.
 if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && says complete; then exit 0; fi
 
 run=(-m swjoin run "$config" --out "$out")
-if compgen -G "$out/checkpoints/checkpoint-*.json" >/dev/null; then run=(-m swjoin run --resume "$out"); fi
+before=$(newest)
+if [ -n "$before" ]; then run=(-m swjoin run --resume "$out"); fi
 case ${SWJOIN_LAUNCHER:-srun} in
   srun) command=(srun --mpi="${SWJOIN_MPI:-pmix}" "$python" "${run[@]}") ;;
   mpirun) command=("$python" "${run[@]}" -n "$SLURM_NTASKS") ;;
@@ -39,8 +42,10 @@ stop() {
   if [ -n "$pid" ]; then kill -USR1 "$pid" 2>/dev/null || true; fi
 }
 trap stop USR1
+set -m  # a process group of its own: Slurm signals that of this script, and the run must hear of it once
 "${command[@]}" &
 pid=$!
+set +m
 while :; do  # a signal ends `wait`, not the run
   interrupted=no
   code=0
@@ -48,7 +53,11 @@ while :; do  # a signal ends `wait`, not the run
   if [ $interrupted = no ]; then break; fi
 done
 
-if [ "$code" = 0 ] && [ "$ending" = yes ] && says resumable; then
+if [ "$ending" = yes ] && says resumable; then
+  if [ "$(newest)" = "$before" ]; then
+    echo "slurm.sh: no checkpoint was made in this allocation, which may be too short; not queued again" >&2
+    exit 1
+  fi
   echo "slurm.sh: stopped with a checkpoint; queued again"
   scontrol requeue "$SLURM_JOB_ID"
 fi

@@ -237,8 +237,8 @@ def load_plain(path: Path) -> dict[str, Any]:
 
 
 def _with_live_defaults(data: dict[str, Any], served: bool) -> dict[str, Any]:
-    """What live streams have, unless the file says otherwise: an endpoint on the loopback where producers push, or `served`; real
-    time; and late rows set aside instead of ending the run."""
+    """What live streams have, unless the file says otherwise: an endpoint on the loopback where producers push (or `served`);
+    real time; and late rows set aside instead of ending the run."""
     sides = [side for side in (data.get("left"), data.get("right")) if isinstance(side, dict)]
     live = any(side.get(source) is not None for side in sides for source in LIVE_SOURCES)
     pushed = any(side.get("flight") is not None for side in sides)

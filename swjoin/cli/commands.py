@@ -233,16 +233,18 @@ def resumed_job(folder: Path) -> Job:
     from swjoin.runtime.checkpoint_folder import CheckpointFolder
 
     for place in (folder / "checkpoints", folder):
-        manifest = CheckpointFolder(place, {}).newest()
-        if manifest is None:
+        checkpoints = CheckpointFolder(place, {})
+        manifest = checkpoints.newest()
+        told = checkpoints.started() if manifest is None else manifest.plain
+        if told is None:
             continue
         try:
-            config = config_from_plain(manifest.plain["config"])
+            config = config_from_plain(told["config"])
         except UserError as error:
-            raise UserError(f"{manifest.path}: {error}") from None
-        out = folder if place != folder else Path(manifest.plain["run_dir"])
+            raise UserError(f"{place if manifest is None else manifest.path}: {error}") from None
+        out = folder if place != folder else Path(told["run_dir"])
         target = None if config.sink.kind == "count" else out / "results"
-        return Job(config, target, True, out, None, manifest.plain["command"], resumes=True)
+        return Job(config, target, True, out, None, told["command"], resumes=True)
     raise UserError(f"{folder}: holds no checkpoints to resume from")
 
 

@@ -257,6 +257,11 @@ class StreamIntake:
         self._held = [batch.slice(n, len(batch))] if n < len(batch) else []
 
     @property
+    def arriving_bytes(self) -> int:
+        """Bytes of rows read that have not arrived yet (realtime pace)."""
+        return sum(batch.nbytes for batch in self._arriving)
+
+    @property
     def arriving(self) -> bool:
         """Some rows read have not arrived yet (realtime pace)."""
         return bool(self._arriving)

@@ -133,7 +133,7 @@ class Master:
                 self.controller.note(now_us, "idle", text=STREAM_NAMES[stream])
                 self._collect(stream)
             case StreamSpoke(stream):
-                self.streams[stream].speak()
+                self.reading.speaks(stream)
                 self.controller.note(now_us, "speaks", text=STREAM_NAMES[stream])
             case SlaveReported(slave, occupancy_ratio, loads):
                 self._reported[slave] = (occupancy_ratio, loads)

@@ -14,6 +14,7 @@ from swjoin.cluster.slots import Slots
 from swjoin.config import RunConfig
 
 _LEAST_LEAD_US = 1_000_000
+_ARRIVING = 4  # times the mini-buffers that may arrive with one slot
 
 
 class Reading:
@@ -36,6 +37,7 @@ class Reading:
         self._epoch_us = config.cluster.distribution_epoch_us
         self._limit_bytes = config.cluster.mini_buffer_bytes
         self._counted = config.query.bounds.counted
+        self._by_arrival = config.time.model == "arrival"
 
     @property
     def origin_us(self) -> int | None:
@@ -73,8 +75,8 @@ class Reading:
         if not open_streams or (self._overload.full and origin is not None and (delivering or not self._counted)):
             return None
         behind = min(open_streams, key=lambda s: s.high_us)
-        if self._realtime and self._live:
-            enough = False
+        if self._realtime and self._live:  # what has not arrived cannot be shed nor spilled, and must not grow without end
+            enough = sum(s.arriving_bytes for s in self._streams) >= _ARRIVING * self._limit_bytes
         elif self._realtime:
             enough = origin is not None and behind.high_us - origin > next_end_us + self._epoch_us
         else:
@@ -83,10 +85,12 @@ class Reading:
 
     def instead_of(self, stream: int) -> int | None:
         """Live streams: what may be read when that one has nothing now. The other one may be ahead by what the windows reach;
-        without a limit a silent stream would fill them."""
+        without a limit a silent stream would fill them. With arrival times the clock carries the silent one."""
         mine, other = self._streams[stream], self._streams[1 - stream]
         if not self._live or other.ended or other.idle:
             return None
+        if self._by_arrival:
+            return other.stream
         since_us = mine.high_us if mine.first_us is not None else other.first_us
         ahead = other.first_us is not None and since_us is not None and other.high_us - since_us > self._lead_us
         return None if ahead else other.stream
@@ -94,10 +98,18 @@ class Reading:
     # ------------------------------------------------------------ silence
 
     def fall_idle(self, stream: int) -> None:
-        """Its source has nothing to read: time goes on without it."""
+        """Its source has nothing to read: time goes on without it. In realtime pace not before the slot ends: what has been
+        read of it arrives only then, and must not come after a time that has been promised."""
         self.pending = None
         self._streams[stream].become_idle()
-        self.carry()
+        if not self._realtime:
+            self.carry()
+
+    def speaks(self, stream: int) -> None:
+        """Its source has something again. A live one may be read at once, whatever is waited for."""
+        self._streams[stream].speak()
+        if self._live:
+            self.pending = None
 
     def carry(self) -> None:
         """asap pace, and live streams: the time of an idle one is the other's. In realtime pace the clock carries it."""

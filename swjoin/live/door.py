@@ -73,7 +73,9 @@ class LiveDoor:
         endpoint.acts |= {"status": self._status, "received": self._received, "end": self._end}
 
     def open(self) -> None:
-        """Let clients in."""
+        """Let clients in, and tell where, if that has not been done yet."""
+        if self.endpoint.is_open:
+            return
         self.endpoint.open()
         print(f"listening at {self.location}", flush=True)
 
@@ -122,10 +124,10 @@ class LiveDoor:
         if older is not None:
             older.replaced = True
         acks = bool(request.get("acks", False))
-        if acks:
-            _tell(writer, {"received": received, "accepted": self._accepted(source, name)})
         ended = False
         try:
+            if acks:
+                _tell(writer, {"received": received, "accepted": self._accepted(source, name)})
             ended = self._take_all(source, session, context, reader, writer if acks else None)
         finally:
             with self._lock:
@@ -133,7 +135,7 @@ class LiveDoor:
                     del self._sessions[request["stream"], name]
                     if not ended:
                         source.merge.leave(name)
-        self._wait_accepted(source, session, context, passing)
+        self._wait_accepted(source, session, context)
         _tell(writer, {"received": source.merge.received(name), "accepted": self._accepted(source, name), "done": True})
 
     def _name_of(self, request: Metadata) -> tuple[str, bool]:
@@ -200,12 +202,10 @@ class LiveDoor:
     def _accepted(source: FlightSource, name: str) -> int:
         return source.accepted.get(name, 0)
 
-    def _wait_accepted(self, source: FlightSource, session: _Session, context: Any, passing: bool) -> None:
+    def _wait_accepted(self, source: FlightSource, session: _Session, context: Any) -> None:
         """A producer that has sent all is let go when all is accepted."""
         while not self._closed and not context.is_cancelled() and not session.replaced:
-            received = source.merge.received(session.name)
-            accepted = source.merge.taken(session.name) if passing else self._accepted(source, session.name)
-            if accepted >= received:
+            if source.settled(session.name):
                 return
             source.merge.wait(_ACK_S)
         if self._closed:
@@ -230,7 +230,7 @@ class LiveDoor:
         source = self._sources.get(str(request.get("stream")))
         if source is None:
             raise UserError(f"end: name a stream ({', '.join(self._sources) or 'none is pushed here'})")
-        source.merge.finish()
+        source.finish()
         return {"ended": request["stream"]}
 
     def close(self) -> None:

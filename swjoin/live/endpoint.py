@@ -194,6 +194,10 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
         """Handlers are there; clients that have come before are let in."""
         self._open.set()
 
+    @property
+    def is_open(self) -> bool:
+        return self._open.is_set()
+
     def _wait_open(self) -> None:
         if not self._open.wait(_STARTING_S):
             raise flight.FlightUnavailableError("the run has not started yet; try again later")

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swjoin.errors import RunFailed, UserError
-from swjoin.storage import writing
+from swjoin.storage import write_whole, writing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -118,7 +118,7 @@ class RowLog:
         self._totals: dict[int, int] = {}  # rows of generations that this process has seen
         self._files: dict[int, list[Path]] = {}
         self._in_files = in_files
-        self._oldest = 0  # generation that can be known without files
+        self._oldest: int | None = None  # generation that can be known without files; None: not even begun
         self._readers: set[Reader] = set()
         self._closed: BaseException | bool = False
         self._changed = threading.Condition()
@@ -171,17 +171,26 @@ class RowLog:
     def restore(self, generation: int, files: dict[int, list[Path]]) -> None:
         """A start or a recovery: this generation is the next; earlier ones lie in files. A new era."""
         with self._changed:
-            if not self._voids or not self._totals:
+            if self._oldest is None:
                 self._oldest = generation
             self._files, self.published = dict(files), generation
-            self._first += len(self._entries)
-            self._entries.clear()
-            self._nbytes, self._totals = 0, {g: n for g, n in self._totals.items() if g < generation}
+            self._totals = {g: n for g, n in self._totals.items() if g < generation}
+            self._drop_entries(generation)
             self._voids.append(generation)
             if self._eras_file is not None:
                 with writing(self._eras_file):
-                    self._eras_file.write_text("".join(f"{void}\n" for void in self._voids))
+                    self._eras_file.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(self._eras_file, "".join(f"{void}\n" for void in self._voids).encode())
             self._changed.notify_all()
+
+    def _drop_entries(self, generation: int) -> None:
+        """Rows from this generation on are void. Earlier ones are final: where no files hold them they have to stay."""
+        kept = [] if self._in_files else [entry for entry in self._entries if entry.generation < generation]
+        self._first += len(self._entries) - len(kept)
+        self._entries = deque(kept)
+        self._nbytes = sum(entry.batch.nbytes for entry in kept)
+        for reader in self._readers:  # what it has taken of them its place knows
+            reader.at = self._first
 
     def close(self, error: BaseException | None = None) -> None:
         """No more rows. Readers take what is left, or are told the error."""
@@ -214,7 +223,7 @@ class RowLog:
                 place = Place(self.era, self.published, later)
             elif self._unknown(place):
                 raise UserError("from: a place in another run's results")
-            elif not self._in_files and not self._lossy and place.below < self._oldest:
+            elif not self._in_files and not self._lossy and place.below < (self._oldest or 0):
                 raise UserError(_GONE)
             reader = Reader(self, place, final, given_up)
             reader.at = self._first

@@ -22,7 +22,7 @@ from swjoin.errors import UserError
 
 ROWS_PER_S = 16384
 SPAN_S = 30.0
-_PACE_S = 4.0  # over which that holds; sources are read in large pieces
+_FIRST_PACE_S, _PACE_S = 0.5, 4.0  # over which that holds, at first and later; sources are read in large pieces
 _LG_CAPACITY = 12  # 3,072 keys in each sketch
 _DEVIATIONS = 2.0  # of the sample's error
 
@@ -42,8 +42,9 @@ class HotKeys:
 
     def __init__(self, k: int, *, rows_per_s: int = ROWS_PER_S, span_s: float = SPAN_S, seed: int = 1) -> None:
         self._library = load_sketches()
-        self._k, self._span_s = k, span_s
-        self._most = int(rows_per_s * _PACE_S)  # rows in _PACE_S
+        self._k, self._rows_per_s, self._span_s = k, rows_per_s, span_s
+        self._pace_s = _FIRST_PACE_S
+        self._most = int(rows_per_s * _FIRST_PACE_S)  # rows in that time
         self._random = np.random.default_rng(seed)
         self._stride = 1
         self._next = 0  # rows from here to the next stratum
@@ -77,12 +78,15 @@ class HotKeys:
             self._waiting.append((chosen, self._stride))
 
     def _keep_pace(self, count: int, now_s: float) -> None:
-        """Choose the stride by the rate of the last _PACE_S; meanwhile it only grows, with every further quarter of what is
+        """Choose the stride by the rate of the last `_pace_s`; meanwhile it only grows, with every further quarter of what is
         meant for that time."""
         elapsed = now_s - self._paced_s
-        if elapsed >= _PACE_S:
-            rate = 0.0 if math.isinf(elapsed) else self._rows / elapsed
-            stride = math.ceil(rate * _PACE_S / self._most)
+        if elapsed >= self._pace_s:
+            stride = 1
+            if not math.isinf(elapsed):
+                stride = math.ceil(self._rows / elapsed / self._rows_per_s)
+                self._pace_s = min(_PACE_S, 2 * self._pace_s)
+                self._most = int(self._rows_per_s * self._pace_s)
             self._paced_s, self._rows, self._sampled, self._enough = now_s, 0, 0, self._most
         elif self._sampled >= self._enough:  # the rate has grown
             stride = 2 * self._stride

@@ -115,7 +115,7 @@ def _run_master(config: RunConfig, slave_count: int) -> tuple[list[Any], float, 
     queues = [iter(b) for b in batches]
     master = Master(config, slave_count, layouts)
     frames: list[Any] = []
-    clock = time.perf_counter
+    clock = time.thread_time
     did = [0, 0, 0]
     start = clock()
     commands = master.start()
@@ -142,7 +142,7 @@ def _run_master(config: RunConfig, slave_count: int) -> tuple[list[Any], float, 
 def _run_slave(config: RunConfig, frames: list[Any], layouts: Any) -> tuple[F64, F64]:
     """Per delivery: (deliveries, tuples, visits, comparisons, pairs) and the slave's seconds."""
     slave = Slave(SlaveId(0), config, layouts)
-    clock = time.perf_counter
+    clock = time.thread_time
     rows, seconds = [], []
     at = [COLUMNS.index(n) for n in ("left_tuples", "right_tuples", "mini_group_count", "comparisons", "pairs")]
     for frame in frames:
@@ -225,10 +225,10 @@ def _best(measure: Callable[[], float], repeat: int = 3) -> float:
 
 def _source_seconds(workload: WorkloadConfig, carry: bool) -> float:
     source = GeneratorSource(workload, 1, LEFT, carry_payload=carry)
-    start = time.perf_counter()
+    start = time.thread_time()
     while source.read() is not None:
         pass
-    return time.perf_counter() - start
+    return time.thread_time() - start
 
 
 def _source_costs(scale: float) -> tuple[float, float]:
@@ -253,7 +253,7 @@ def _movement_costs(scale: float) -> tuple[float, float]:
     target = Slave(SlaveId(1), config, layouts).join
     assert isinstance(target, WindowJoin)
     out = into = nbytes = 0.0
-    clock = time.perf_counter
+    clock = time.thread_time
     for group in range(12):
         journey = Journey(QueryId(0), group, GroupId(group), SlaveId(0), SlaveId(1))
         empty = (TupleBatch.empty(), TupleBatch.empty())
@@ -276,10 +276,10 @@ def _movement_costs(scale: float) -> tuple[float, float]:
 
 def _chunk_seconds(frames: list[Any]) -> float:
     collector = Collector(1, materialised=False)
-    start = time.perf_counter()
+    start = time.thread_time()
     for frame in frames:
         collector.handle(ResultsReceived(unpack_results(frame)), 0)
-    return (time.perf_counter() - start) / len(frames)
+    return (time.thread_time() - start) / len(frames)
 
 
 def _collector_costs(scale: float) -> tuple[float, float, float]:

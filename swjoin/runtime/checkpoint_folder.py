@@ -33,6 +33,7 @@ from swjoin.storage import Background, Executor, Executors, read_records, sync_f
 
 FORMAT = 5
 _LOCK = ".lock"
+_STARTED = "started.json"
 APPENDED = ("metrics.rows", "late.rows", "keys.bytes", "keys.lengths")  # grow all the time; a manifest says how far they count
 _KEPT = 2
 _MANIFEST = re.compile(r"\.?checkpoint-(\d{6,})\.json(?:\.tmp)?")
@@ -147,6 +148,28 @@ class CheckpointFolder:
         for _ in records:
             raise RunFailed(f"{path}: more records than the checkpoint says")
         return Snapshot(part["state"], tuples)
+
+    # ------------------------------------------------------------ before the first checkpoint
+
+    def note_start(self) -> None:
+        """From now on there is something to go on from without a checkpoint: rows that a live run has accepted."""
+        write_whole(self.path / _STARTED, json.dumps(self._identity).encode())
+
+    def started(self) -> dict[str, Any] | None:
+        """What a run has told of itself that accepted rows and made no checkpoint; None: there is none."""
+        path = self.path / _STARTED
+        if not path.exists() or not self.accepted_rows:
+            return None
+        try:
+            plain: dict[str, Any] = json.loads(path.read_bytes())
+            return {name: plain[name] for name in ("config", "config_digest", "inputs", "command", "run_dir")}
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise RunFailed(f"{path}: corrupt, or cannot be read ({error})") from None
+
+    @property
+    def accepted_rows(self) -> list[Path]:
+        """Files of rows that have been accepted (`sources.flight`)."""
+        return list((self.path / "intake").glob("*.spool"))
 
     # ------------------------------------------------------------ writing
 
@@ -271,7 +294,7 @@ class CheckpointFolder:
             path.unlink()
         sync_folder(self.path)
         for path in self.path.iterdir():
-            if _NUMBERED.fullmatch(path.name) or _MANIFEST.fullmatch(path.name) or path.name in APPENDED:
+            if _NUMBERED.fullmatch(path.name) or _MANIFEST.fullmatch(path.name) or path.name in (*APPENDED, _STARTED):
                 path.unlink(missing_ok=True)
         self.unlock()
         if not any(self.path.iterdir()):

@@ -47,8 +47,12 @@ def checkpoint_folder(job: Job, executors: Executors = Background) -> Checkpoint
     folder = CheckpointFolder(path, identity, executors)
     manifest = folder.newest()
     if manifest is None:
-        if job.resumes:
+        if job.resumes and folder.started() is None:
             raise UserError(f"{path}: holds no checkpoint to resume from; run it from the start")
+        if not job.resumes and folder.accepted_rows:
+            raise UserError(
+                f"{path}: holds rows that a run has accepted and not joined; resume it with --resume, or remove them"
+            )
         return folder
     if not job.resumes:
         raise UserError(f"{path}: holds checkpoints of a run that did not end; resume it with --resume, or remove them")
@@ -100,6 +104,8 @@ class MasterKeeper:
         self.folder.end()
         manifest = self.manifest = self.folder.newest()
         self.folder.begin(manifest, done)
+        if manifest is None and any(side.flight for side in (self._job.config.left, self._job.config.right)):
+            self.folder.note_start()
         nothing: dict[str, Any] = {"late": [0, 0], "keys": [0, [0, 0], [0, 0]]}
         content = nothing if manifest is None else manifest.plain["master"]
         path = self.folder.path

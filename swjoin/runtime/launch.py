@@ -191,13 +191,14 @@ def _watch(
     again: _AGAIN, and nothing is told, if mpirun itself has failed to start, of a cause that passes.
 
     first_signal: what to send when we are to stop; SIGUSR1 is passed on to ranks, which with checkpoints end by themselves. The
-    second time it is SIGTERM.
+    second time it is SIGTERM, but for a second SIGUSR1.
     """
     stopping: list[int] = []
 
     def stop(number: int, _frame: FrameType | None) -> None:
         stopping.append(number)
-        process.send_signal(first_signal if len(stopping) == 1 else signal.SIGTERM)
+        impatient = len(stopping) > 1 and number != signal.SIGUSR1  # batch systems may say it twice
+        process.send_signal(signal.SIGTERM if impatient else first_signal)
 
     here = threading.current_thread() is threading.main_thread()  # elsewhere signals do what they always do
     before = {number: signal.signal(number, stop) for number in STOP_SIGNALS if here}

@@ -102,7 +102,6 @@ class MasterRank(Rank):
         if self._shell.door is not None:
             self._shell.door.pass_on(results)
         load_master_kernels(self.job.config, self._shell.layouts)
-        self._shell.open_door()
 
     def lost(self, text: str) -> None:
         """A rank has died; `play` follows, on a new channel."""
@@ -116,6 +115,7 @@ class MasterRank(Rank):
         shell = self._shell
         assert shell is not None
         manifest = self._start(channel, shell)
+        shell.open_door()  # not before: what producers are told to go on with has been restored by now
         self._serve(channel, shell)
         me = identity(MASTER, "master", self.meter, self.start_rss_bytes)
         parts = self._gather(channel, shell)

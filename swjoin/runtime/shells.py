@@ -176,10 +176,10 @@ class MasterShell:
 
     def read(self) -> None:
         """Read the batch that the master wants, or give it up for now when the source has been silent for too long."""
-        assert self.wanted is not None
-        stream, instead = self.wanted
         if self._silence.any_idle:
             self.listen()
+        assert self.wanted is not None
+        stream, instead = self.wanted
         silent = self._silence.of(stream, self.sources[stream])
         if silent is not None and not silent:
             if instead is None or not self.sources[instead].ready(0.0):

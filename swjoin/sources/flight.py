@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import threading
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
@@ -151,6 +152,8 @@ class FlightSource(MergedSource):
         self._again: deque[tuple[int, pa.RecordBatch, dict[str, Any]]] = deque()  # to be read once more
         self._next_position: dict[str, Any] = self._position
         self._ends_kept = self.merge.ends
+        self._taking = threading.Lock()  # held while rows are on their way from the merge to the disk
+        self._over = False  # nothing is kept any more
 
     @property
     def ended(self) -> bool:
@@ -161,19 +164,42 @@ class FlightSource(MergedSource):
             _, batch, self._next_position = self._again.popleft()
             if batch.num_rows:
                 return batch
-        batch = super().next_batch()
+        with self._taking:
+            batch = super().next_batch()
+            position = self._kept(batch)
+        if batch is not None and position is not None:
+            self._next_position = position
+        return batch
+
+    def _kept(self, batch: pa.RecordBatch | None) -> dict[str, Any] | None:
+        """Keep rows that have been taken, and who has ended; returns where the producers are now. None: nothing is new."""
         ends = self.merge.ends
         if batch is None and ends == self._ends_kept:
             return None
         position = self.merge.position()
         if self._spool is not None:
+            over, self._over = self._over, True  # unless it can be written
             self._spool.append(self._spooled, _no_rows(self.schema) if batch is None else batch, position)
+            self._over = over
         self._ends_kept = ends
         self._tell(position)
-        if batch is not None:
-            self._next_position = position
-            self._spooled += batch.num_rows
-        return batch
+        self._spooled += 0 if batch is None else batch.num_rows
+        return position
+
+    def settled(self, name: str) -> bool:
+        """Whether all that a producer has sent, and its end, survive this process. From any thread."""
+        with self._taking:
+            if self._over or self.merge.taken(name) < self.merge.received(name):
+                return False
+            self._kept(None)
+            return True
+
+    def finish(self) -> None:
+        """No producer has more rows; no crash forgets it. From any thread."""
+        self.merge.finish()
+        with self._taking:
+            if not self._over:
+                self._kept(None)
 
     def _tell(self, position: dict[str, Any]) -> None:
         self.accepted = {name: rows for name, (rows, *_) in position["lanes"].items()}
@@ -203,10 +229,9 @@ class FlightSource(MergedSource):
         self._again, self._next, self.rows, self._position = deque(again), None, row, position
 
     def seek(self, row: int) -> None:
-        if not self._begun:
+        if self._spool is None:
+            assert not self._begun, "a run without checkpoints goes back nowhere"
             self._begun = True
-            if self._spool is not None:
-                self._spool.remove()  # of a run that ended before its first checkpoint
             return
         self.go_on(row, {"lanes": {}, "emitted_us": BEGIN_OF_TIME_US, "finished": False})
 
@@ -220,5 +245,7 @@ class FlightSource(MergedSource):
 
     def close(self) -> None:
         super().close()
-        if self._spool is not None:
-            self._spool.close()
+        with self._taking:
+            self._over = True
+            if self._spool is not None:
+                self._spool.close()

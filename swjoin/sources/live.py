@@ -144,6 +144,7 @@ class MergedSource:
             self.ready(0.1)
         batch, self._next = self._next, None
         if batch is None:
+            self.merge.finish()  # whoever comes now is told so
             return None
         first, self.rows = self.rows, self.rows + batch.num_rows
         return self._tuples.of(batch, first)
@@ -168,12 +169,12 @@ class MergedSource:
 
 
 def merge_of(config: RunConfig, *, expected: int = 0) -> Merge:
-    """For one stream of a run."""
+    """For one stream of a run. With arrival times no row is ever late: no lane waits for another one."""
     linger_s = min(_LONGEST_LINGER_S, max(_SHORTEST_LINGER_S, config.cluster.distribution_epoch_us / 1e6 / _LINGERS))
     return Merge(
         expected=expected,
         lane_bytes=config.serve.producer_buffer_bytes,
-        idle_timeout_us=config.time.idle_timeout_us,
+        idle_timeout_us=1 if config.time.model == "arrival" else config.time.idle_timeout_us,
         linger_s=linger_s,
     )
 

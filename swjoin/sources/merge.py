@@ -141,7 +141,7 @@ class Merge:
         """More rows of a lane; waits while it has too many. times: (n,) microseconds. valid: (n,), which rows have a time.
 
         row: number of the first one among the lane's rows; those that are there already are left out. given_up: asked while
-        waiting. UserError when rows are missing before it. MergeClosedError when nobody takes rows any more, or given_up says
+        waiting. UserError when rows are missing before it, or the lane has ended. MergeClosedError when nobody takes rows any more, or given_up says
         so.
         """
         times = times if valid is None else np.where(valid, times, BEGIN_OF_TIME_US)
@@ -156,10 +156,10 @@ class Merge:
             known = 0 if row is None else lane.received - row
             if known < 0:
                 raise UserError(f"row {row} comes after {lane.received} rows; {-known} rows are missing")
-            if lane.ended and known < len(times):
-                raise UserError("the stream has ended for this producer; its rows from now on are not joined")
             if known:
                 batch, times = batch.slice(min(known, len(times))), times[known:]
+            if lane.ended and len(times):
+                raise UserError("the stream has ended; it takes no more rows" if self._finished else "this producer has ended")
             places = np.maximum(np.maximum.accumulate(times), max(lane.high_us, self._emitted_us))
             if len(places):
                 lane.pieces.append(_Piece(batch, places))

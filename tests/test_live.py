@@ -1,0 +1,328 @@
+"""Live runs end to end: producers that push, consumers that take, and what becomes of them when somebody dies."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from swjoin.batch import RIGHT, SourceBatch
+from swjoin.cluster.intake import StreamIntake
+from swjoin.cluster.master import Master
+from swjoin.config import TimeConfig
+from swjoin.errors import RunFailed, UserError
+from swjoin.live.client import connect
+from swjoin.loading import config_from_plain
+from swjoin.messages import ReadTuples, StreamIdle, StreamSpoke, TuplesRead
+from swjoin.oracle import Bounds, answer, format_digest, pair_digest
+from swjoin.runtime.live_session import Session, play
+from tests.conftest import ROOT
+from tests.live_runs import config, digest_of, digest_of_folder, expected, in_thread, live, rows, tuples
+
+pytestmark = pytest.mark.timeout(200)
+
+
+def _pieces(table: pa.Table, n: int) -> Iterator[pa.RecordBatch]:
+    for batch in table.to_batches(max_chunksize=n):
+        yield batch
+
+
+def _push(address: str, stream: str, table: pa.Table, *, name: str | None, piece: int = 50, pause_s: float = 0.0) -> None:
+    """One producer: connect, push at its own speed, end."""
+    with connect(address) as client, client.producer(stream, name) as producer:  # type: ignore[arg-type]
+        for batch in _pieces(table, piece):
+            producer.push(batch)
+            time.sleep(pause_s)
+        producer.end()
+
+
+# ---------------------------------------------------------------- in one process
+
+
+def test_many_producers_and_consumers(tmp_path: Path) -> None:
+    """Three producers a stream, at different speeds, one without a name; consumers that take as it comes, and what is final."""
+    left = [rows(i, 700, first_id=1000 * i) for i in range(3)]
+    right = [rows(10 + i, 600, first_id=1000 * i) for i in range(3)]
+    taken: list[pa.RecordBatch] = []
+    final: list[pa.RecordBatch] = []
+    metrics: list[pa.RecordBatch] = []
+    with live(config(), tmp_path / "run") as (run, client):
+
+        def take(into: list[pa.RecordBatch], what: str) -> None:
+            with connect(run.address) as other:
+                into += list(other.metrics() if what == "metrics" else other.results("start", final=what == "final"))
+
+        takers = [in_thread(take, into, what) for into, what in ((taken, "live"), (final, "final"), (metrics, "metrics"))]
+        waits = [client.producer(stream, f"producer {i}") for stream in ("left", "right") for i in range(2)]  # type: ignore[arg-type]
+        with client.producer("left", "known but away"):
+            pass
+        producers = [
+            in_thread(_push, run.address, stream, table, name=None if i == 2 else f"producer {i}", pause_s=0.004 * i)
+            for stream, tables in (("left", left), ("right", right))
+            for i, table in enumerate(tables)
+        ]
+        time.sleep(0.3)
+        client.push("left", pa.table({"key": [1], "ts": [2_000_000], "id": [9999]}), producer="known but away", end=True)
+        for thread in producers:
+            thread.join(20)
+        assert client.received("left", "producer 0") == 700 and client.received("right", "nobody") == 0
+        for connection in waits:
+            connection.close()
+        for stream in ("left", "right"):
+            client.end(stream)  # type: ignore[arg-type]
+        found = run.result()
+        for thread in takers:
+            thread.join(10)
+    last = pa.table({"key": [1], "ts": [2_000_000], "id": [9999]})
+    assert found == expected(tuples(*left, last), tuples(*right)) and found[0] > 500
+    assert digest_of(pa.Table.from_batches(taken)) == found
+    assert digest_of(pa.Table.from_batches(final)) == found
+    assert digest_of_folder(tmp_path / "run" / "results") == found
+    assert run.report["late"] == {"left": 0, "right": 0}
+    assert sum(batch["pairs"].to_numpy().sum() for batch in metrics) > 0
+    assert not (tmp_path / "run" / "checkpoints").exists(), "what a run has kept for its resumption goes with its end"
+
+
+def test_late_rows_are_taken_and_kept(tmp_path: Path) -> None:
+    """Late is a row that comes after a later one of its own producer, past the bound; never one that another has overtaken."""
+    late: list[pa.RecordBatch] = []
+    with live(config(time={"late": "side", "max_out_of_order": "100us"}), tmp_path / "run") as (run, client):
+        taking = client.late()
+        thread = in_thread(lambda: late.extend(taking))
+        time.sleep(0.2)
+        left = pa.table({"key": [1, 1, 1, 1], "ts": [1000, 2000, 1950, 1500], "id": [0, 1, 2, 3]})
+        client.push("left", left, producer="a", end=True)
+        client.push("left", pa.table({"key": [1, 1], "ts": [900, 2500], "id": [10, 11]}), producer="b", end=True)
+        client.push("right", pa.table({"key": [1], "ts": [1960], "id": [0]}), producer="c", end=True)
+        client.end("left")
+        client.end("right")
+        report = run.end()
+        thread.join(10)
+    table = pq.read_table(tmp_path / "run" / "late.parquet")
+    lates = {row["row_id"] for row in table.to_pylist()}
+    assert 3 in lates and 1 not in lates and report["late"]["left"] == len(lates) == table.num_rows
+    assert report["ledger"]["balanced"] and report["results"]["count"] == 6 - len(lates)
+    told = pa.Table.from_batches(late)
+    assert set(told["row_id"].to_pylist()) == lates and set(told["reason"].to_pylist()) == {"late"}
+
+
+def test_an_idle_producer_and_an_idle_stream_hold_nobody_up(tmp_path: Path) -> None:
+    """After the timeout time goes on without them; what they bring then is late, and set aside."""
+    plain = config(time={"late": "side", "idle_timeout": "150ms"})
+    left, right = rows(1, 400), rows(2, 400)
+    with live(plain, tmp_path / "run") as (run, client):
+        silent = client.producer("left", "silent")
+        results = client.results("start")
+        begun = in_thread(_push, run.address, "left", left, name="a")
+        _push(run.address, "right", right, name="b")
+        begun.join(10)
+        first = next(iter(results))
+        assert first.num_rows > 0, "nobody waits for a silent producer"
+        time.sleep(0.6)
+        silent.push(pa.table({"key": [1], "ts": [5], "id": [5000]}))
+        silent.close()
+        results.cancel()
+        for stream in ("left", "right"):
+            client.end(stream)  # type: ignore[arg-type]
+        found = run.result()
+        assert run.report["late"]["left"] <= 1
+    assert found[0] >= expected(tuples(left), tuples(right))[0]
+    late = pq.read_table(tmp_path / "run" / "late.parquet")["row_id"].to_pylist()
+    assert set(late) <= {5000} and run.report["late"]["left"] == len(late)
+
+
+def test_arrival_times(tmp_path: Path) -> None:
+    """The clock says when a row has come: the times that it brings count for nothing, and nobody waits for a silent producer."""
+    plain = config(time={"model": "arrival"}, join={"within": "60s"})
+    del plain["time"]["late"]
+    with live(plain, tmp_path / "run") as (run, client):
+        silent = [client.producer(stream, "silent") for stream in ("left", "right")]  # type: ignore[arg-type]
+        results = iter(client.results("start"))
+        client.push("left", pa.table({"key": [1, 2], "ts": [7_000_000_000, 5], "id": [0, 1]}), producer="a")
+        client.push("right", pa.table({"key": [2, 2, 3], "ts": [10**12, 3, 4], "id": [0, 1, 2]}), producer="b")
+        assert next(results).num_rows >= 1
+        for connection in silent:
+            connection.close()
+        for stream in ("left", "right"):
+            client.end(stream)  # type: ignore[arg-type]
+        assert run.result() == (2, format_digest(pair_digest(np.array([1, 1], np.uint64), np.array([0, 1], np.uint64))))
+
+
+@pytest.mark.parametrize(
+    ("name", "sections"),
+    [
+        ("flight", {"sink": {"kind": "flight"}}),
+        ("count", {"sink": {"kind": "count"}}),
+        ("without checkpoints", {"checkpoint": {}}),
+        ("asap", {"pace": "asap"}),
+        ("asap by count", {"pace": "asap", "cluster": {"distribution_epoch": "0ms", "epoch_tuples": 64}}),
+        ("sub-groups", {"cluster": {"sub_group_count": 2}}),
+        ("moves", {"reorganization": {"policy": "random", "random_moves": 3, "epoch": "40ms", "declustering": "adaptive"}}),
+        ("spill", {"on_overload": {"policy": "spill"}, "cluster": {"mini_buffer": "16KB"}}),
+        ("full outer", {"join": {"how": "full"}}),
+        ("anti", {"join": {"how": "anti"}}),
+    ],
+)
+def test_kinds_of_runs(name: str, sections: dict[str, Any], tmp_path: Path) -> None:
+    plain = config(**{k: v for k, v in sections.items() if k != "join"})
+    if name == "without checkpoints":
+        plain["checkpoint"] = {}
+    plain["join"] |= sections.get("join", {})
+    left, right = rows(3, 1500), rows(4, 1500)
+    with live(plain, tmp_path / "run") as (run, client):
+        results = client.results("start") if name == "flight" else None
+        taken: list[pa.RecordBatch] = []
+        taker = None if results is None else in_thread(lambda: taken.extend(results))
+        other = in_thread(_push, run.address, "left", left, name="a", piece=100, pause_s=0.01)
+        _push(run.address, "right", right, name=None, piece=70, pause_s=0.005)
+        other.join(20)
+        for stream in ("left", "right"):
+            client.end(stream)  # type: ignore[arg-type]
+        found = run.result()
+        if taker is not None:
+            taker.join(10)
+            assert digest_of(pa.Table.from_batches(taken)) == found
+    assert found == expected(tuples(left), tuples(right), how=plain["join"].get("how", "inner"))
+
+
+def test_count_windows(tmp_path: Path) -> None:
+    left, right = rows(5, 800), rows(6, 800, begin_us=1)
+    plain = config()
+    plain["join"] = {"last": 40}
+    with live(plain, tmp_path / "run") as (run, client):
+        other = in_thread(_push, run.address, "left", left, name="a", pause_s=0.003)
+        _push(run.address, "right", right, name="b")
+        other.join(20)
+        for stream in ("left", "right"):
+            client.end(stream)  # type: ignore[arg-type]
+        found = run.result()
+    query = config_from_plain(plain).query
+    ids = answer(tuples(left), tuples(right), query.bounds, "inner")
+    assert found == (len(ids[0]), format_digest(pair_digest(*ids)))
+
+
+def test_shedding_is_counted_and_written_down(tmp_path: Path) -> None:
+    """Producers that are faster than slow slaves: memory stays bounded, the ledger balances."""
+    plain = config(on_overload={"policy": "shed"}, cluster={"mini_buffer": "64KB"}, module={"stream_buffer": "32KB"})
+    plain |= {"nodes": {"node_speed": 0.05}, "sink": {"kind": "count"}}
+    left, right = rows(7, 20_000, keys=3), rows(8, 20_000, keys=3)
+    with live(plain, tmp_path / "run") as (run, client):
+        other = in_thread(_push, run.address, "left", left, name="a", piece=500, pause_s=0.02)
+        _push(run.address, "right", right, name="b", piece=500, pause_s=0.02)
+        other.join(20)
+        for stream in ("left", "right"):
+            client.end(stream)  # type: ignore[arg-type]
+        report = run.end()
+    shed = sum(report["shed"].values())
+    assert report["ledger"]["balanced"] and shed > 0
+    assert report["peak_buffer_bytes"]["master"] < 20_000 * 64
+    assert pq.read_table(tmp_path / "run" / "late.parquet").num_rows == shed
+
+
+def test_how_many_producers_is_said(tmp_path: Path) -> None:
+    """The stream begins when all are there, and ends when all have ended; one more is refused, and one without a name."""
+    plain = config()
+    for side in ("left", "right"):
+        plain[side] = {**plain[side], "flight": {"producers": 2}}
+    left, right = [rows(i, 300, first_id=1000 * i) for i in (0, 1)], [rows(i, 300, first_id=1000 * i) for i in (2, 3)]
+    with live(plain, tmp_path / "run") as (run, client):
+        _push_all = [in_thread(_push, run.address, "right", table, name=f"r{i}") for i, table in enumerate(right)]
+        first = in_thread(_push, run.address, "left", left[0], name="l0")
+        time.sleep(0.3)
+        with pytest.raises((RunFailed, UserError), match="say which one you are"):
+            client.push("left", left[1])
+        _push(run.address, "left", left[1], name="l1")
+        with pytest.raises((RunFailed, UserError), match="ended|producers already|not there|refused|failed to connect"):
+            client.push("left", left[1], producer="l2")
+        found = run.result()
+        for thread in (first, *_push_all):
+            thread.join(10)
+    assert found == expected(tuples(*left), tuples(*right))
+
+
+# ---------------------------------------------------------------- the roles
+
+
+def _source_rows(times: list[int], first: int = 0) -> SourceBatch:
+    ts = np.array(times, np.int64)
+    return SourceBatch(np.zeros(len(ts), np.int64), ts, np.arange(first, first + len(ts), dtype=np.uint64))
+
+
+def _master(**sections: Any) -> Master:
+    master = Master(config_from_plain(config(**sections)), 1, (None, None))
+    assert master.start(0)[-1] == ReadTuples(0, 1)
+    return master
+
+
+def test_what_has_been_read_before_a_stream_falls_idle_keeps_its_order() -> None:
+    """It arrives with the slot; a promise made before that, in the middle of the slot, would come too early."""
+    master = _master(time={"late": "side", "max_out_of_order": "10us", "idle_timeout": "1s"})
+    left = master.streams[0]
+    master.handle(TuplesRead(0, _source_rows([100, 95])), 1)
+    left.arrive_until(0)  # as when a slot ends
+    assert left.watermark_us == 90
+    master.handle(TuplesRead(0, _source_rows([92], 2)), 2)
+    master.handle(TuplesRead(1, _source_rows([200])), 3)
+    master.handle(StreamIdle(0), 4)
+    assert left.watermark_us == 90, "promised before what has been read has arrived"
+    left.arrive_until(5)
+    master.streams[1].arrive_until(5)
+    master.reading.carry()
+    assert left.watermark_us == 190
+    assert np.concatenate([batch.ts for batch in left.take_released()]).tolist() == [92, 95, 100]
+
+
+def test_time_goes_no_further_than_what_has_arrived() -> None:
+    """Rows that have been read count from the end of the slot on: a promise must not pass those before them."""
+    intake = StreamIntake(0, TimeConfig(late="side"), live=True)
+    intake.read(_source_rows([10]), 0)
+    intake.arrive_until(1)
+    intake.read(_source_rows([50]), 2)
+    assert intake.watermark_us == 10
+    intake.arrive_until(10**9)
+    assert intake.watermark_us == 50, "the run's clock carries no live stream"
+
+
+def test_a_stream_that_speaks_again_may_be_read_at_once() -> None:
+    """While the master waits for the other one, too."""
+    master = _master(time={"late": "side", "idle_timeout": "1s"})
+    master.handle(TuplesRead(0, _source_rows([5])), 1)
+    commands = master.handle(StreamIdle(1), 2)
+    assert ReadTuples(0, None) in commands, "an idle stream is not read instead"
+    assert ReadTuples(1, 0) in master.handle(StreamSpoke(1), 3)
+
+
+def test_reading_stops_when_slots_do_not_end() -> None:
+    """Policy shed counts what has arrived; what is still to arrive must not fill the memory when no slave reports."""
+    master = _master(on_overload={"policy": "shed"}, cluster={"mini_buffer": "64KB"})
+    reads = 0
+    wanted = [ReadTuples(0, 1)]
+    while wanted and reads < 100:
+        times = np.arange(1000 * reads, 1000 * reads + 1000)
+        commands = master.handle(TuplesRead(reads % 2, _source_rows(times.tolist())), reads)
+        wanted = [command for command in commands if isinstance(command, ReadTuples)]
+        reads += 1
+    assert not wanted and master.slots.waiting_bytes < 5 * (64 << 10)
+
+
+def test_with_arrival_times_no_stream_is_ahead() -> None:
+    plain = config(time={"model": "arrival"})
+    del plain["time"]["late"]
+    master = Master(config_from_plain(plain), 1, (None, None))
+    master.start(0)
+    master.handle(TuplesRead(1, _source_rows([5])), 1)
+    assert ReadTuples(0, 1) in master.handle(TuplesRead(1, _source_rows([10**12])), 2)
