@@ -345,7 +345,6 @@ def test_batches_that_are_none(insider: Attacker, stage: Stage) -> None:
         (rows(name=from_buffers(text, 2, None, offsets(0, 1 << 30, 5), b"abcdefgh")), "malformed: In column"),
         (rows(name=from_buffers(text, 2, None, offsets(0, -5, 3), b"abcdefgh")), "malformed: In column"),
         (rows(name=from_buffers(text, 2, None, offsets(0, 2, 4), b"\xff\xfe\xfd\xfc")), "malformed: In column"),
-        (rows(key=from_buffers(pa.int64(), 2, None, b"12345678")), "malformed: In column"),
         (rows(time_us=1 << 61), "row 0 of the batch (counting from 0): time column ts is out of range"),
         (rows(time_us=-(1 << 63)), "row 0 of the batch (counting from 0): time column ts is out of range"),
         (rows(time_us=(1 << 63) - 1), "row 0 of the batch (counting from 0): time column ts is out of range"),
