@@ -234,8 +234,9 @@ class RowLog:
         """No consumer of this log can have come so far. Places of earlier eras are judged by what became void since."""
         if place.era != self.era:
             return place.era > self.era
-        ahead = any(n > self._totals.get(g, n) for g, n in place.rows.items())
-        return place.below > self.published or ahead or max(place.rows, default=0) > max(self.published, *self._totals, 0)
+        known = self._voids[-1] if self._voids else 0  # from this generation on every row was written here
+        ahead = any(n > self._totals.get(g, n if g < known else 0) for g, n in place.rows.items())
+        return place.below > self.published or ahead
 
     @property
     def readers(self) -> int:
