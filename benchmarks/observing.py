@@ -2,7 +2,8 @@
 
 What: the reference workload as Parquet, joined to a count by `swjoin run` in one process (or on -n ranks), in turns: `off`,
 `--dashboard`, and `--dashboard` while /status.json is asked for twice a second, as the page does. Wall time of the join, CPU
-time of all its processes, and the ratios to `off` turn by turn; every answer is checked. Then the CPU time of the watchers alone.
+time of all its processes, and the ratios to `off` turn by turn; every answer is checked. Then the CPU time of the watchers
+alone.
 Why: who looks on should cost nothing that one could see.
 Stays out: how fast the join is (`run.py`).
 
