@@ -55,7 +55,9 @@ def batch(stream: int, first: int, rows: TupleBatch) -> pa.RecordBatch:
 class Stage:
     """Started at once; `finish` ends the streams. serve, more: of the configuration. words: of the command."""
 
-    def __init__(self, folder: Path, serve: dict[str, Any], words: list[str], checkpoint: dict[str, Any], **secrets: Any) -> None:
+    def __init__(
+        self, folder: Path, serve: dict[str, Any], words: list[str], checkpoint: dict[str, Any], **secrets: Any
+    ) -> None:
         self.folder, self.secrets = folder, secrets
         stream = {"flight": {}, "time_unit": "us", "key": ["key"], "time": "ts"}
         config = {

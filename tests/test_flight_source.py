@@ -24,7 +24,14 @@ from swjoin.sources import flight
 from swjoin.sources.flight import FlightSource, Spool
 from swjoin.sources.live import open_live_sources
 
-STREAM = {"flight": {}, "schema": "key: string, ts: int64, id: int64", "key": ["key"], "time": "ts", "time_unit": "us", "id": "id"}
+STREAM = {
+    "flight": {},
+    "schema": "key: string, ts: int64, id: int64",
+    "key": ["key"],
+    "time": "ts",
+    "time_unit": "us",
+    "id": "id",
+}
 CONFIG = {
     "join": {"within": "1ms"},
     "left": STREAM,
@@ -44,7 +51,9 @@ def _source(folder: Path | None) -> FlightSource:
 
 def _batch(ids: list[int], times: list[int]) -> pa.RecordBatch:
     keys = [f"key {i % 3}" for i in ids]
-    return pa.record_batch([pa.array(keys, pa.string()), pa.array(times, pa.int64()), pa.array(ids, pa.int64())], ["key", "ts", "id"])
+    return pa.record_batch(
+        [pa.array(keys, pa.string()), pa.array(times, pa.int64()), pa.array(ids, pa.int64())], ["key", "ts", "id"]
+    )
 
 
 def _push(source: FlightSource, name: str, ids: list[int], times: list[int], row: int | None = None) -> None:

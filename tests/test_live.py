@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -326,3 +327,214 @@ def test_with_arrival_times_no_stream_is_ahead() -> None:
     master.start(0)
     master.handle(TuplesRead(1, _source_rows([5])), 1)
     assert ReadTuples(0, 1) in master.handle(TuplesRead(1, _source_rows([10**12])), 2)
+
+
+# ---------------------------------------------------------------- processes that die
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class _Process:
+    """A swjoin command; what it says goes to a file. Killed at the end, if it is still there."""
+
+    def __init__(self, log: Path, *words: object) -> None:
+        self._log = log
+        with log.open("a") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "swjoin", *map(str, words)], stdout=file, stderr=file, cwd=ROOT, start_new_session=True
+            )
+
+    def said(self, text: str, times: int = 1) -> None:
+        """Wait until it has."""
+        deadline = time.monotonic() + 60
+        while self._log.read_text().count(text) < times:
+            assert self.process.poll() is None and time.monotonic() < deadline, self._log.read_text()[-2000:]
+            time.sleep(0.02)
+
+    def signal(self, number: int) -> None:
+        """To it and all that it has started."""
+        os.killpg(self.process.pid, number)
+        self.process.wait(30)
+
+    def ended(self) -> None:
+        assert self.process.wait(60) == 0, self._log.read_text()[-2000:]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Any]:
+    started: list[_Process] = []
+
+    def begin(name: str, *words: object) -> _Process:
+        started.append(_Process(tmp_path / f"{name}.log", *words))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        if process.process.poll() is None:
+            process.signal(signal.SIGKILL)
+
+
+def _push_whatever_happens(address: str, stream: str, table: pa.Table, pause_s: float) -> None:
+    """A producer that goes on where it was, as long as somebody comes back."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            with connect(address) as client, client.producer(stream, "p") as producer:  # type: ignore[arg-type]
+                for batch in _pieces(table.slice(producer.row), 25):
+                    producer.push(batch)
+                    time.sleep(pause_s)
+                producer.end()
+            return
+        except RunFailed:
+            time.sleep(0.05)
+    raise AssertionError("nobody came back")
+
+
+def _string_keys(plain: dict[str, Any], *tables: pa.Table) -> list[pa.Table]:
+    for side in ("left", "right"):
+        plain[side] = {**plain[side], "schema": "key: string, ts: int64, id: int64"}
+    return [t.set_column(0, "key", pa.array([f"user {k}" for k in t["key"].to_pylist()])) for t in tables]
+
+
+@pytest.mark.parametrize("ranks", [0, pytest.param(4, marks=[pytest.mark.mpi, pytest.mark.long])])
+def test_stopped_and_resumed(ranks: int, start: Any, tmp_path: Path) -> None:
+    """SIGTERM, and `--resume`: producers and a consumer, killed once itself, go on. Keys are strings."""
+    left, right = rows(21, 3000), rows(22, 3000)
+    port = _free_port()
+    plain = config(serve={"listen": f"127.0.0.1:{port}"})
+    strings = _string_keys(plain, left, right)
+    (tmp_path / "live.yaml").write_text(json.dumps(plain))
+    address, more = f"grpc://127.0.0.1:{port}", ["-n", ranks] if ranks else []
+    run = start("run", "serve", tmp_path / "live.yaml", "--out", tmp_path / "run", *more)
+    run.said("listening")
+    tail = start("tail", "tail", address, "-o", tmp_path / "taken", "--retry", "60s")
+    producers = [
+        in_thread(_push_whatever_happens, address, stream, table, 0.015)
+        for stream, table in zip(("left", "right"), strings, strict=True)
+    ]
+    time.sleep(1.0)
+    tail.signal(signal.SIGKILL)
+    tail = start("tail", "tail", address, "-o", tmp_path / "taken", "--retry", "60s")
+    run.process.send_signal(signal.SIGTERM)
+    run.ended()
+    run = start("resumed", "serve", "--resume", tmp_path / "run", *more)
+    for thread in producers:
+        thread.join(60)
+    with connect(address) as client:
+        assert client.received("left", "p") == 3000
+        for stream in ("left", "right"):
+            client.end(stream)  # type: ignore[arg-type]
+    run.ended()
+    report = json.loads((tmp_path / "run" / "run.json").read_text())
+    found = report["results"]["count"], report["results"]["digest"]
+    assert found == expected(tuples(left), tuples(right)) and report["ledger"]["balanced"]
+    tail.ended()
+    assert digest_of_folder(tmp_path / "taken") == found
+
+
+@pytest.mark.parametrize("ranks", [0, pytest.param(4, marks=[pytest.mark.mpi, pytest.mark.long])])
+@pytest.mark.parametrize("interval", ["1h", pytest.param("100ms", marks=pytest.mark.long)])
+def test_everybody_killed(ranks: int, interval: str, start: Any, tmp_path: Path) -> None:
+    """Producers that have been told that their rows are accepted do not come back, whether there is a checkpoint or not."""
+    left, right = rows(23, 1500), rows(24, 1500)
+    plain = config(checkpoint={"interval": interval})
+    (tmp_path / "live.yaml").write_text(json.dumps(plain))
+    more = ["-n", ranks] if ranks else []
+    run = start("run", "serve", tmp_path / "live.yaml", "--out", tmp_path / "run", *more)
+    run.said("listening")
+    address = next(line.split()[-1] for line in (tmp_path / "run.log").read_text().splitlines() if "listening" in line)
+    with connect(address) as client:
+        assert client.push("left", left, producer="a") == 1500
+        client.push("right", right, producer="b", end=True)
+        client.push("right", rows(25, 10, first_id=5000, begin_us=2_000_000))
+        time.sleep(0.5)
+        run.signal(signal.SIGKILL)
+    if interval == "1h":
+        again = start("again", "serve", tmp_path / "live.yaml", "--out", tmp_path / "run", *more)
+        assert again.process.wait(60) == 2
+        assert "holds rows that a run has accepted" in (tmp_path / "again.log").read_text()
+    run = start("resumed", "serve", "--resume", tmp_path / "run", *more)
+    run.said("listening")
+    address = (tmp_path / "resumed.log").read_text().split("listening at ")[1].split()[0]
+    with connect(address) as client:
+        assert client.received("left", "a") == 1500 and client.received("right", "b") == 1500
+        for stream in ("left", "right"):
+            client.end(stream)  # type: ignore[arg-type]
+    run.ended()
+    report = json.loads((tmp_path / "run" / "run.json").read_text())
+    last = rows(25, 10, first_id=5000, begin_us=2_000_000)
+    assert (report["results"]["count"], report["results"]["digest"]) == expected(tuples(left), tuples(right, last))
+    assert report["ledger"]["balanced"] and not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_killed_push_goes_on(start: Any, tmp_path: Path) -> None:
+    """`swjoin push FILE`, killed in the middle and started again: no row is missing or there twice."""
+    left, right = rows(26, 4000), rows(27, 2000)
+    pq.write_table(left, tmp_path / "left.parquet", row_group_size=300)
+    pq.write_table(right, tmp_path / "right.parquet")
+    with live(config(), tmp_path / "run") as (run, client):
+        words = ["push", run.address, "left", tmp_path / "left.parquet", "--batch", 40]
+        push = start("push", *words, "--rate", 3000)
+        while client.received("left", "left.parquet") < 800:
+            time.sleep(0.02)
+        push.signal(signal.SIGKILL)
+        there = client.received("left", "left.parquet")
+        assert 800 <= there < 4000
+        again, other = start("again", *words), start("other", "push", run.address, "right", tmp_path / "right.parquet")
+        again.ended()
+        other.ended()
+        assert f"{4000 - there:,} rows pushed and accepted" in (tmp_path / "again.log").read_text()
+        start("twice", *words).ended()
+        for stream in ("left", "right"):
+            client.end(stream)  # type: ignore[arg-type]
+        assert run.result() == expected(tuples(left), tuples(right))
+
+
+def test_tail_prints_lines(start: Any, tmp_path: Path) -> None:
+    with live(config(), tmp_path / "run") as (run, client):
+        tails = [
+            start("json", "tail", run.address, "--from", "start", "--count", 2),
+            start("csv", "tail", run.address, "--from", "start", "--format", "csv", "--final"),
+        ]
+        for stream in ("left", "right"):
+            table = pa.table({"key": [1, 2, 1], "ts": [5, 6, 7], "id": [0, 1, 2]})
+            client.push(stream, table, producer="a")  # type: ignore[arg-type]
+        tails[0].ended()
+        tails[1].said("left_id")
+        for stream in ("left", "right"):
+            client.end(stream)  # type: ignore[arg-type]
+        assert run.result()[0] == 5
+        for tail in tails:
+            tail.ended()
+    lines = [json.loads(line) for line in (tmp_path / "json.log").read_text().splitlines()]
+    assert len(lines) == 2 and {"left_id", "right_id"} <= set(lines[0])
+    assert len((tmp_path / "csv.log").read_text().splitlines()) == 6
+
+
+# ---------------------------------------------------------------- a whole session
+
+
+@pytest.mark.mpi
+def test_a_session_with_kills(tmp_path: Path) -> None:
+    """Four ranks; a producer, the consumer of final rows and a slave are killed; DuckDB knows the answer."""
+    kills = (("right", 0.3), ("consumer", 0.45), ("slave", 0.6))
+    session = Session(20_000, 4_000_000, ranks=4, kills=kills, checkpoint_us=1_000_000)
+    played = play(session, tmp_path)
+    assert played.complaints() == [] and played.recoveries == 1
+
+
+@pytest.mark.mpi
+@pytest.mark.long
+@pytest.mark.quiet
+@pytest.mark.timeout(400)
+def test_a_long_session(tmp_path: Path) -> None:
+    """100,000 tuples/s per stream for a minute."""
+    kills = (("left", 0.2), ("right", 0.35), ("consumer", 0.5), ("slave", 0.65))
+    played = play(Session(100_000, 60_000_000, ranks=5, kills=kills), tmp_path)
+    assert played.complaints() == [] and played.recoveries == 1
+    assert played.delay_s["p99"] < 0.2, "later than two distribution epochs"

@@ -183,7 +183,9 @@ def test_without_the_right_token_nothing_is_answered(stage: Stage, token: str) -
                     lambda o=outsider: o.client.get_flight_info(flight.FlightDescriptor.for_path("left"), o.options),
                     lambda o=outsider: list(o.client.list_flights(b"", o.options)),
                     lambda o=outsider: list(o.client.list_actions(o.options)),
-                    lambda o=outsider: o.client.do_exchange(flight.FlightDescriptor.for_path("left"), o.options)[1].read_chunk(),
+                    lambda o=outsider: o.client.do_exchange(flight.FlightDescriptor.for_path("left"), o.options)[
+                        1
+                    ].read_chunk(),
                 ]
             for call in calls:
                 said = line_of(call)
@@ -196,7 +198,12 @@ def test_without_the_right_token_nothing_is_answered(stage: Stage, token: str) -
 def test_the_clients_of_swjoin_say_what_is_wrong(stage: Stage, token: str, tmp_path: Path, swjoin: Any) -> None:
     secret = {**stage.secrets}
     secret.pop("token_file")
-    for bad, line in (("x" * 20, "wrong token"), (None, "no token"), (token + "\nx", "token: one line"), ("é" * 20, "token: one")):
+    for bad, line in (
+        ("x" * 20, "wrong token"),
+        (None, "no token"),
+        (token + "\nx", "token: one line"),
+        ("é" * 20, "token: one"),
+    ):
         for call in (lambda c: c.status(), lambda c: c.producer("left", "evil"), lambda c: next(c.results().events())):
             with pytest.raises(UserError, match=f"^{line}"):
                 call(connect(stage.address, **secret, token=bad))
@@ -248,7 +255,12 @@ def raw(stage: Stage, data: bytes, patience_s: float = 5.0) -> bytes:
 
 def test_other_protocols_and_noise_are_hung_up_on(stage: Stage) -> None:
     noise = random.Random(1).randbytes
-    for data in (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + noise(1000), noise(100_000), b"\x16\x03\x01\xff\xff" + b"x" * 65535):
+    for data in (
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + noise(1000),
+        noise(100_000),
+        b"\x16\x03\x01\xff\xff" + b"x" * 65535,
+    ):
         assert len(raw(stage, data)) < 1000
     stage.check()
 
@@ -262,7 +274,12 @@ def test_requests_that_make_no_sense(insider: Attacker, stage: Stage) -> None:
         assert line_of(lambda b=body: insider.act("status", b)).startswith("malformed request")
         if body.startswith((b"{", b"\xff")):
             assert line_of(lambda b=body: insider.take(b)).startswith("malformed request")
-    for body in (b'{"stream": NaN, "producer": Infinity}', b"{}", b'{"stream": "left", "producer": [1]}', b'{"stream": "late"}'):
+    for body in (
+        b'{"stream": NaN, "producer": Infinity}',
+        b"{}",
+        b'{"stream": "left", "producer": [1]}',
+        b'{"stream": "late"}',
+    ):
         assert line_of(lambda b=body: insider.act("received", b)).startswith("received: name a stream")
     assert line_of(lambda: insider.act("end", b'{"stream": ["left"]}')).startswith("end: name a stream")
     assert line_of(lambda: insider.act("no\x1b[31m\n" + "x" * 9000, b"{}")).startswith("there is no action")
@@ -272,9 +289,17 @@ def test_requests_that_make_no_sense(insider: Attacker, stage: Stage) -> None:
     assert line_of(lambda: insider.take(b"x" * 2_000_000)) == "a request of 2000000 bytes; 1048576 are the most"
     assert line_of(lambda: insider.act("status", b"x" * 2_000_000)) == "a request of 2000000 bytes; 1048576 are the most"
     assert line_of(lambda: insider.take(b'{"take": "results", "final": 1}')) == "final: write true or false"
-    for descriptor in (flight.FlightDescriptor.for_path("none"), flight.FlightDescriptor.for_path(), flight.FlightDescriptor.for_command(b"{")):
-        assert re.match("malformed request|there is no", line_of(lambda d=descriptor: insider.client.get_flight_info(d, insider.options)))
-    said = line_of(lambda: insider.client.do_exchange(flight.FlightDescriptor.for_path("left"), insider.options)[1].read_chunk())
+    for descriptor in (
+        flight.FlightDescriptor.for_path("none"),
+        flight.FlightDescriptor.for_path(),
+        flight.FlightDescriptor.for_command(b"{"),
+    ):
+        assert re.match(
+            "malformed request|there is no", line_of(lambda d=descriptor: insider.client.get_flight_info(d, insider.options))
+        )
+    said = line_of(
+        lambda: insider.client.do_exchange(flight.FlightDescriptor.for_path("left"), insider.options)[1].read_chunk()
+    )
     assert said.startswith("nothing is exchanged here")
     stage.check()
 
@@ -293,7 +318,14 @@ def test_places_that_nobody_can_have_come_to(insider: Attacker, stage: Stage) ->
         next(taking.events())
         now = taking.place.era
     era.close()
-    others = [(99, 0, {}), (now, 10**30, {}), (now, 10**6, {}), (now, 0, {"99999": 5}), (now, 0, {"0": 10**40}), (10**40, 0, {})]
+    others = [
+        (99, 0, {}),
+        (now, 10**30, {}),
+        (now, 10**6, {}),
+        (now, 0, {"99999": 5}),
+        (now, 0, {"0": 10**40}),
+        (10**40, 0, {}),
+    ]
     for number, below, rows_ in others:
         plain = json.dumps({"era": number, "below": below, "rows": rows_})
         assert take(plain) == "from: a place in another run's results", plain
@@ -341,7 +373,10 @@ def test_batches_that_are_none(insider: Attacker, stage: Stage) -> None:
         (rows(key=pa.array([1.0, 2.0])), "wrong schema: column key is double, expected int64"),
         (rows(name=pa.array(["x", "y"]).dictionary_encode()), "wrong schema: column name is dictionary"),
         (rows(key=pa.nulls(2, big)), "wrong schema: column key is struct<"),
-        (pa.record_batch([*good.columns, good.column(0)], names=[*LEFT.names, "key"]), "wrong schema: column key is there 2 times"),
+        (
+            pa.record_batch([*good.columns, good.column(0)], names=[*LEFT.names, "key"]),
+            "wrong schema: column key is there 2 times",
+        ),
         (rows(name=from_buffers(text, 2, None, offsets(0, 1 << 30, 5), b"abcdefgh")), "malformed: In column"),
         (rows(name=from_buffers(text, 2, None, offsets(0, -5, 3), b"abcdefgh")), "malformed: In column"),
         (rows(name=from_buffers(text, 2, None, offsets(0, 2, 4), b"\xff\xfe\xfd\xfc")), "malformed: In column"),
@@ -368,7 +403,10 @@ def test_what_comes_with_a_batch(insider: Attacker, stage: Stage) -> None:
         *((b'{"row": %s}' % row, whole) for row in (b"1.5", b'"0"', b"true", b"1e400", b"NaN", b"1" + b"0" * 30, b"[]")),
         (b'{"row": -1}', "malformed: row -1; rows are counted from 0"),
         (b'{"row": 100}', "row 100 comes after 0 rows; 100 rows are missing"),
-        *((b'{"until_us": %s}' % t, "malformed: until_us") for t in (b'"x"', b"1e999", b"null", b"%d" % (1 << 61), b"-%d" % (1 << 61))),
+        *(
+            (b'{"until_us": %s}' % t, "malformed: until_us")
+            for t in (b'"x"', b"1e999", b"null", b"%d" % (1 << 61), b"-%d" % (1 << 61))
+        ),
     ]
     for number, (said, line) in enumerate(wanted):
         batch = rows(0 if b"until" in said else 2)
@@ -699,6 +737,8 @@ def test_a_thousand_producers_with_rows(secrets: Path, tmp_path: Path, token: st
         insider = Attacker(stage, b"Bearer " + token.encode())
         for number in range(MOST_LANES - 1):  # the good one is there
             insider.put(rows(time_us=None), b'{"end": true}', where=f"many {number}")
-        assert line_of(lambda: insider.put(rows(), where="one more")).startswith(f"the stream has {MOST_LANES} producers already")
+        assert line_of(lambda: insider.put(rows(), where="one more")).startswith(
+            f"the stream has {MOST_LANES} producers already"
+        )
         assert insider.put(rows(time_us=None), b'{"row": 0}', where="many 7")[-1]["received"] == 2
         stage.check()

@@ -25,6 +25,13 @@ from swjoin.live.row_log import Place
 BATCH_ROWS = 16_384
 _REACH_S = 3.0  # how long the collector's own endpoint may take to answer
 Start = Literal["start", "now"] | Place
+# A run that is resumed is there again within seconds; gRPC would in time look for it every two minutes only.
+_BACKOFF = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+_ERRORS = (pa.ArrowException, flight.FlightError, OSError)  # some calls of Flight complain with the last
 
 
 class ServerGoneError(RunFailed):
@@ -38,7 +45,8 @@ def _said(error: BaseException) -> UserError | RunFailed:
         return UserError(f"{text}; does the run speak TLS (grpc+tls://, else grpc://), and is this its root certificate?")
     if "failed to connect" in text and "Socket closed" in text:  # a run that has just died says the same
         return ServerGoneError(f"{text}; if the run speaks TLS, write grpc+tls://")
-    if isinstance(error, flight.FlightUnavailableError | flight.FlightCancelledError | flight.FlightTimedOutError):
+    gone = isinstance(error, OSError) and "unavailable" in text
+    if gone or isinstance(error, flight.FlightUnavailableError | flight.FlightCancelledError | flight.FlightTimedOutError):
         return ServerGoneError(text)
     if isinstance(error, flight.FlightUnauthenticatedError | flight.FlightUnauthorizedError):
         return UserError(text)
@@ -70,7 +78,7 @@ class Taking:
     def schema(self) -> pa.Schema:
         try:
             return self._reader.schema
-        except (pa.ArrowException, flight.FlightError) as error:
+        except _ERRORS as error:
             raise _said(error) from None
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -91,7 +99,7 @@ class Taking:
                 chunk = self._reader.read_chunk()
             except StopIteration:
                 return
-            except (pa.ArrowException, flight.FlightError) as error:
+            except _ERRORS as error:
                 raise _said(error) from None
             said = json.loads(chunk.app_metadata.to_pybytes())
             self.place = Place.from_plain(said["place"])
@@ -141,14 +149,14 @@ class Producer:
                 self._writer.write_metadata(data)
             else:
                 self._writer.write_with_metadata(batch, data)
-        except (pa.ArrowException, flight.FlightError, StopIteration) as error:
+        except (*_ERRORS, StopIteration) as error:
             raise self._why(error) from None
 
     def _why(self, error: BaseException) -> UserError | RunFailed:
         """A write that fails says nothing; the reply does."""
         try:
             self._writer.close()
-        except (pa.ArrowException, flight.FlightError) as told:
+        except _ERRORS as told:
             return _said(told)
         return _said(error)
 
@@ -159,7 +167,7 @@ class Producer:
             while (reply := self._replies.read()) is not None:
                 self.accepted = json.loads(reply.to_pybytes())["accepted"]
             self._writer.close()
-        except (pa.ArrowException, flight.FlightError) as error:
+        except _ERRORS as error:
             raise _said(error) from None
 
     def __enter__(self) -> Self:
@@ -169,7 +177,7 @@ class Producer:
         if kind is None:
             self.close()
             return
-        with suppress(pa.ArrowException, flight.FlightError):  # it is about the error that is on its way
+        with suppress(*_ERRORS):  # it is about the error that is on its way
             self._writer.close()
 
 
@@ -190,7 +198,7 @@ class Client:
     ) -> None:
         if "://" not in address:
             address = f"grpc://{address}"
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"generic_options": list(_BACKOFF)}
         if root_certificate is not None:
             options["tls_root_certs"] = _read(root_certificate, "root certificate")
         if token_file is not None:
@@ -212,7 +220,7 @@ class Client:
         """Columns of left, right, results, late or metrics."""
         try:
             return self._client.get_flight_info(flight.FlightDescriptor.for_path(name), self._options).schema
-        except (pa.ArrowException, flight.FlightError) as error:
+        except _ERRORS as error:
             raise _said(error) from None
 
     # ------------------------------------------------------------ in
@@ -225,7 +233,7 @@ class Client:
         descriptor = flight.FlightDescriptor.for_command(json.dumps(request).encode())
         try:
             writer, replies = self._client.do_put(descriptor, schema, self._options)
-        except (pa.ArrowException, flight.FlightError) as error:
+        except _ERRORS as error:
             raise _said(error) from None
         return Producer(writer, replies, schema, row, numbered=name is not None)
 
@@ -274,7 +282,7 @@ class Client:
         ticket = flight.Ticket(json.dumps({"take": what, "from": told, "final": final}).encode())
         try:
             reader = self._holder_of(what).do_get(ticket, self._options)
-        except (pa.ArrowException, flight.FlightError) as error:
+        except _ERRORS as error:
             raise _said(error) from None
         return Taking(reader, start if isinstance(start, Place) else Place())
 
@@ -293,7 +301,7 @@ class Client:
                     flight.FlightCallOptions(timeout=_REACH_S, headers=self._headers),
                 )
                 holder = other
-            except (pa.ArrowException, flight.FlightError):
+            except _ERRORS:
                 other.close()  # behind a tunnel, or under a name that the certificate has not got
         self._holders[what] = holder
         return holder
@@ -308,7 +316,7 @@ class Client:
         options = flight.FlightCallOptions(timeout=30.0, headers=self._headers)
         try:
             (result,) = self._client.do_action(flight.Action(action, json.dumps(body).encode()), options)
-        except (pa.ArrowException, flight.FlightError) as error:
+        except _ERRORS as error:
             raise _said(error) from None
         answer: dict[str, Any] = json.loads(result.body.to_pybytes())
         return answer

@@ -277,7 +277,7 @@ def _found(session: Session, folder: Path, sent_s: dict[str, float]) -> Played:
         live["voids"],
         undisturbed_delay_s(folder / "run", session),
         live["seen_s"],
-        len(report.get("recoveries", [])),
+        len((report["checkpoints"] or {}).get("recoveries", [])),
         sent_s,
     )
 
