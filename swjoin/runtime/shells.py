@@ -9,8 +9,10 @@ Stays out: carrying messages, clocks, processes.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -91,7 +93,7 @@ class MasterShell:
         self._progress = ReadingProgress(progress, [s.rows_total for s in self.sources])
         self.watcher = open_job_watcher(job)
         if self.door is not None and self.watcher is not None:
-            self.door.status = self.watcher.board.snapshot
+            self.door.status = partial(self.watcher.board.snapshot, math.inf)
         self.master: Master
         self.clock: RunClock
 

@@ -141,8 +141,8 @@ class Merge:
         """More rows of a lane; waits while it has too many. times: (n,) microseconds. valid: (n,), which rows have a time.
 
         row: number of the first one among the lane's rows; those that are there already are left out. given_up: asked while
-        waiting. UserError when rows are missing before it, or the lane has ended. MergeClosedError when nobody takes rows any more, or given_up says
-        so.
+        waiting. UserError when rows are missing before it, or the lane has ended. MergeClosedError when nobody takes rows any
+        more, or given_up says so.
         """
         times = times if valid is None else np.where(valid, times, BEGIN_OF_TIME_US)
         with self._changed:
@@ -244,10 +244,10 @@ class Merge:
 
     @property
     def ends(self) -> tuple[bool, frozenset[str]]:
-        """Whether the stream is said to have ended, and the lanes that have, with nothing left of them."""
+        """Whether the stream has ended, and the lanes that have, with nothing left of them."""
         with self._changed:
             done = (name for name, lane in self._lanes.items() if lane.ended and not lane.waiting and not lane.passing)
-            return self._finished, frozenset(done)
+            return self._finished_for_good, frozenset(done)
 
     def take(self, most: int) -> pa.RecordBatch | None:
         """The next merged rows, at most so many; None when none can be handed over yet."""
@@ -324,6 +324,11 @@ class Merge:
 
     # ------------------------------------------------------------ across a crash
 
+    @property
+    def _finished_for_good(self) -> bool:
+        """Rows that wait would be their producers' to send again, so after a crash the stream must not have ended."""
+        return self._finished and not any(lane.waiting for lane in self._lanes.values())
+
     def position(self) -> dict[str, Any]:
         """What has been taken of every lane: rows, their highest time, and whether that was all; ready for JSON."""
         with self._changed:
@@ -332,7 +337,7 @@ class Merge:
                 for name, lane in self._lanes.items()
                 if not lane.passing
             }
-            return {"lanes": lanes, "emitted_us": self._emitted_us, "finished": self._finished}
+            return {"lanes": lanes, "emitted_us": self._emitted_us, "finished": self._finished_for_good}
 
     def restore(self, position: dict[str, Any]) -> None:
         """In a new process: lanes are there, and their rows up to this position have been taken. Producers come back."""
