@@ -25,7 +25,11 @@ from swjoin.live.row_log import Place
 BATCH_ROWS = 16_384
 Start = Literal["start", "now"] | Place
 # A run that is resumed is there again within seconds; gRPC would in time look for it every two minutes only.
-_BACKOFF = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.min_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000))
+_BACKOFF = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
 _ERRORS = (pa.ArrowException, flight.FlightError, OSError)  # some calls of Flight complain with the last
 
 

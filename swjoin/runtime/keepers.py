@@ -50,7 +50,9 @@ def checkpoint_folder(job: Job, executors: Executors = Background) -> Checkpoint
         if job.resumes and folder.started() is None:
             raise UserError(f"{path}: holds no checkpoint to resume from; run it from the start")
         if not job.resumes and folder.accepted_rows:
-            raise UserError(f"{path}: holds rows that a run has accepted and not joined; resume it with --resume, or remove them")
+            raise UserError(
+                f"{path}: holds rows that a run has accepted and not joined; resume it with --resume, or remove them"
+            )
         return folder
     if not job.resumes:
         raise UserError(f"{path}: holds checkpoints of a run that did not end; resume it with --resume, or remove them")
