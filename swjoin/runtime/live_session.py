@@ -38,8 +38,8 @@ _PATIENCE_S = 120.0  # for a session to end once its streams have
 
 @dataclass(frozen=True)
 class Session:
-    """rate_per_s: of each stream. window_us: W. ranks: MPI ranks, 0 for one process. kills: who is killed, and after which part of
-    the session: `left`, `right` (producers), `consumer`, `slave`. speed-up of nothing: rows are pushed when they are due."""
+    """rate_per_s: of each stream. window_us: W. ranks: MPI ranks, 0 for one process. kills: who is killed, and after which part
+    of the session: `left`, `right` (producers), `consumer`, `slave`. Rows are pushed when they are due."""
 
     rate_per_s: float
     duration_us: int

@@ -129,8 +129,7 @@ class Merge:
 
         row: number of the first one among the lane's rows; those that are there already are left out. given_up: asked while
         waiting. UserError when rows are missing before it, or the lane has ended. MergeClosedError when nobody takes rows any
-        more, or given_up says
-        so.
+        more, or given_up says so.
         """
         times = times if valid is None else np.where(valid, times, BEGIN_OF_TIME_US)
         with self._changed:
