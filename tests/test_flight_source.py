@@ -6,7 +6,6 @@ import json
 import shutil
 import tempfile
 import threading
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from swjoin.batch import LEFT
 from swjoin.errors import RunFailed, UserError
@@ -294,9 +293,11 @@ def test_an_end_that_was_told_is_not_forgotten(how: str, tmp_path: Path) -> None
         source.finish()
     source = _source(tmp_path)
     source.seek(0)
-    assert source.ready(0.0) and source.read() is not None
+    assert source.ready(0.0)
+    assert source.read() is not None
     position = source.merge.position()
-    assert position["lanes"]["a"][2] and position["finished"] is (how == "finish")
+    assert position["lanes"]["a"][2]
+    assert position["finished"] is (how == "finish")
     assert source.read() is None if how == "finish" else not source.ready(0.0)
 
 
@@ -308,7 +309,8 @@ def test_a_stream_that_has_ended_takes_no_more_rows(tmp_path: Path) -> None:
     _push(source, "a", [1], [5], 0)
     source.finish()
     batch = source.read()
-    assert batch is not None and source.read() is None
+    assert batch is not None
+    assert source.read() is None
     assert source.merge.open("a") == 1
     _push(source, "a", [1], [5], 0)  # it is there already
     with pytest.raises(UserError, match="the stream has ended"):
@@ -342,5 +344,8 @@ def test_without_checkpoints_nothing_is_written(tmp_path: Path, monkeypatch: pyt
     source.merge.open("a")
     _push(source, "a", [1], [5])
     batch = source.read()
-    assert batch is not None and np.array_equal(batch.id, [1]) and source.settled("a") and source.accepted == {"a": 1}
+    assert batch is not None
+    assert np.array_equal(batch.id, [1])
+    assert source.settled("a")
+    assert source.accepted == {"a": 1}
     assert not list(tmp_path.iterdir())

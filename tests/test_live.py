@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from swjoin.batch import RIGHT, SourceBatch
+from swjoin.batch import SourceBatch
 from swjoin.cluster.intake import StreamIntake
 from swjoin.cluster.master import Master
 from swjoin.config import TimeConfig
@@ -29,7 +26,7 @@ from swjoin.errors import RunFailed, UserError
 from swjoin.live.client import connect
 from swjoin.loading import config_from_plain
 from swjoin.messages import ReadTuples, StreamIdle, StreamSpoke, TuplesRead
-from swjoin.oracle import Bounds, answer, format_digest, pair_digest
+from swjoin.oracle import answer, format_digest, pair_digest
 from swjoin.runtime.live_session import Session, play
 from tests.conftest import ROOT
 from tests.live_runs import config, digest_of, digest_of_folder, expected, in_thread, live, rows, tuples
@@ -38,8 +35,7 @@ pytestmark = pytest.mark.timeout(200)
 
 
 def _pieces(table: pa.Table, n: int) -> Iterator[pa.RecordBatch]:
-    for batch in table.to_batches(max_chunksize=n):
-        yield batch
+    yield from table.to_batches(max_chunksize=n)
 
 
 def _push(address: str, stream: str, table: pa.Table, *, name: str | None, piece: int = 50, pause_s: float = 0.0) -> None:
@@ -80,7 +76,8 @@ def test_many_producers_and_consumers(tmp_path: Path) -> None:
         client.push("left", pa.table({"key": [1], "ts": [2_000_000], "id": [9999]}), producer="known but away", end=True)
         for thread in producers:
             thread.join(20)
-        assert client.received("left", "producer 0") == 700 and client.received("right", "nobody") == 0
+        assert client.received("left", "producer 0") == 700
+        assert client.received("right", "nobody") == 0
         for connection in waits:
             connection.close()
         for stream in ("left", "right"):
@@ -89,7 +86,8 @@ def test_many_producers_and_consumers(tmp_path: Path) -> None:
         for thread in takers:
             thread.join(10)
     last = pa.table({"key": [1], "ts": [2_000_000], "id": [9999]})
-    assert found == expected(tuples(*left, last), tuples(*right)) and found[0] > 500
+    assert found == expected(tuples(*left, last), tuples(*right))
+    assert found[0] > 500
     assert digest_of(pa.Table.from_batches(taken)) == found
     assert digest_of(pa.Table.from_batches(final)) == found
     assert digest_of_folder(tmp_path / "run" / "results") == found
@@ -115,10 +113,14 @@ def test_late_rows_are_taken_and_kept(tmp_path: Path) -> None:
         thread.join(10)
     table = pq.read_table(tmp_path / "run" / "late.parquet")
     lates = {row["row_id"] for row in table.to_pylist()}
-    assert 3 in lates and 1 not in lates and report["late"]["left"] == len(lates) == table.num_rows
-    assert report["ledger"]["balanced"] and report["results"]["count"] == 6 - len(lates)
+    assert 3 in lates
+    assert 1 not in lates
+    assert report["late"]["left"] == len(lates) == table.num_rows
+    assert report["ledger"]["balanced"]
+    assert report["results"]["count"] == 6 - len(lates)
     told = pa.Table.from_batches(late)
-    assert set(told["row_id"].to_pylist()) == lates and set(told["reason"].to_pylist()) == {"late"}
+    assert set(told["row_id"].to_pylist()) == lates
+    assert set(told["reason"].to_pylist()) == {"late"}
 
 
 def test_an_idle_producer_and_an_idle_stream_hold_nobody_up(tmp_path: Path) -> None:
@@ -143,11 +145,12 @@ def test_an_idle_producer_and_an_idle_stream_hold_nobody_up(tmp_path: Path) -> N
         assert run.report["late"]["left"] <= 1
     assert found[0] >= expected(tuples(left), tuples(right))[0]
     late = pq.read_table(tmp_path / "run" / "late.parquet")["row_id"].to_pylist()
-    assert set(late) <= {5000} and run.report["late"]["left"] == len(late)
+    assert set(late) <= {5000}
+    assert run.report["late"]["left"] == len(late)
 
 
 def test_arrival_times(tmp_path: Path) -> None:
-    """The clock says when a row has come: the times that it brings count for nothing, and nobody waits for a silent producer."""
+    """The clock says when a row has come: times that it brings count for nothing; nobody waits for a silent producer."""
     plain = config(time={"model": "arrival"}, join={"within": "60s"})
     del plain["time"]["late"]
     with live(plain, tmp_path / "run") as (run, client):
@@ -229,7 +232,8 @@ def test_shedding_is_counted_and_written_down(tmp_path: Path) -> None:
             client.end(stream)  # type: ignore[arg-type]
         report = run.end()
     shed = sum(report["shed"].values())
-    assert report["ledger"]["balanced"] and shed > 0
+    assert report["ledger"]["balanced"]
+    assert shed > 0
     assert report["peak_buffer_bytes"]["master"] < 20_000 * 64
     assert pq.read_table(tmp_path / "run" / "late.parquet").num_rows == shed
 
@@ -247,7 +251,7 @@ def test_how_many_producers_is_said(tmp_path: Path) -> None:
         with pytest.raises((RunFailed, UserError), match="say which one you are"):
             client.push("left", left[1])
         _push(run.address, "left", left[1], name="l1")
-        with pytest.raises((RunFailed, UserError), match="ended|producers already|not there|refused|failed to connect"):
+        with pytest.raises((RunFailed, UserError), match=r"ended|producers already|not there|refused|failed to connect"):
             client.push("left", left[1], producer="l2")
         found = run.result()
         for thread in (first, *_push_all):
@@ -317,7 +321,8 @@ def test_reading_stops_when_slots_do_not_end() -> None:
         commands = master.handle(TuplesRead(reads % 2, _source_rows(times.tolist())), reads)
         wanted = [command for command in commands if isinstance(command, ReadTuples)]
         reads += 1
-    assert not wanted and master.slots.waiting_bytes < 5 * (64 << 10)
+    assert not wanted
+    assert master.slots.waiting_bytes < 5 * (64 << 10)
 
 
 def test_with_arrival_times_no_stream_is_ahead() -> None:
@@ -353,7 +358,8 @@ class _Process:
         """Wait until it has."""
         deadline = time.monotonic() + 60
         while self._log.read_text().count(text) < times:
-            assert self.process.poll() is None and time.monotonic() < deadline, self._log.read_text()[-2000:]
+            alive = self.process.poll() is None and time.monotonic() < deadline
+            assert alive, self._log.read_text()[-2000:]
             time.sleep(0.02)
 
     def signal(self, number: int) -> None:
@@ -432,7 +438,8 @@ def test_stopped_and_resumed(ranks: int, start: Any, tmp_path: Path) -> None:
     run.ended()
     report = json.loads((tmp_path / "run" / "run.json").read_text())
     found = report["results"]["count"], report["results"]["digest"]
-    assert found == expected(tuples(left), tuples(right)) and report["ledger"]["balanced"]
+    assert found == expected(tuples(left), tuples(right))
+    assert report["ledger"]["balanced"]
     tail.ended()
     assert digest_of_folder(tmp_path / "taken") == found
 
@@ -462,14 +469,16 @@ def test_everybody_killed(ranks: int, interval: str, start: Any, tmp_path: Path)
     run.said("listening")
     address = (tmp_path / "resumed.log").read_text().split("listening at ")[1].split()[0]
     with connect(address) as client:
-        assert client.received("left", "a") == 1500 and client.received("right", "b") == 1500
+        assert client.received("left", "a") == 1500
+        assert client.received("right", "b") == 1500
         for stream in ("left", "right"):
             client.end(stream)  # type: ignore[arg-type]
     run.ended()
     report = json.loads((tmp_path / "run" / "run.json").read_text())
     last = rows(25, 10, first_id=5000, begin_us=2_000_000)
     assert (report["results"]["count"], report["results"]["digest"]) == expected(tuples(left), tuples(right, last))
-    assert report["ledger"]["balanced"] and not (tmp_path / "run" / "checkpoints").exists()
+    assert report["ledger"]["balanced"]
+    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 def test_a_killed_push_goes_on(start: Any, tmp_path: Path) -> None:
@@ -512,7 +521,8 @@ def test_tail_prints_lines(start: Any, tmp_path: Path) -> None:
         for tail in tails:
             tail.ended()
     lines = [json.loads(line) for line in (tmp_path / "json.log").read_text().splitlines()]
-    assert len(lines) == 2 and {"left_id", "right_id"} <= set(lines[0])
+    assert len(lines) == 2
+    assert {"left_id", "right_id"} <= set(lines[0])
     assert len((tmp_path / "csv.log").read_text().splitlines()) == 6
 
 
@@ -525,7 +535,8 @@ def test_a_session_with_kills(tmp_path: Path) -> None:
     kills = (("right", 0.3), ("consumer", 0.45), ("slave", 0.6))
     session = Session(20_000, 4_000_000, ranks=4, kills=kills, checkpoint_us=1_000_000)
     played = play(session, tmp_path)
-    assert played.complaints() == [] and played.recoveries == 1
+    assert played.complaints() == []
+    assert played.recoveries == 1
 
 
 @pytest.mark.mpi
@@ -536,5 +547,6 @@ def test_a_long_session(tmp_path: Path) -> None:
     """100,000 tuples/s per stream for a minute."""
     kills = (("left", 0.2), ("right", 0.35), ("consumer", 0.5), ("slave", 0.65))
     played = play(Session(100_000, 60_000_000, ranks=5, kills=kills), tmp_path)
-    assert played.complaints() == [] and played.recoveries == 1
+    assert played.complaints() == []
+    assert played.recoveries == 1
     assert played.delay_s["p99"] < 0.2, "later than two distribution epochs"

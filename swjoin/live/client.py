@@ -127,8 +127,7 @@ class Producer:
         self._numbered = numbered
 
     def push(self, rows: pa.RecordBatch | pa.Table) -> None:
-        """More rows, with the stream's columns at least. Waits while the run cannot take them. UserError when they do not
-        fit."""
+        """More rows, with the stream's columns at least. Waits while the run cannot take them. UserError if they do not fit."""
         batches = rows.to_batches(BATCH_ROWS) if isinstance(rows, pa.Table) else [rows]
         for batch in batches:
             self._write(fitted(batch, self._schema, "push"), {"row": self.row} if self._numbered else {})

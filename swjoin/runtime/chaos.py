@@ -281,7 +281,7 @@ def run_simulated(seed: int) -> None:
     run_scenario(Scenario.draw(seed))
 
 
-def run_scenario(scenario: Scenario) -> SimulationResult:
+def run_scenario(scenario: Scenario, kind: type[Simulation] = Simulation) -> SimulationResult:
     """One simulated run, every pair, payload and count checked. SimulationError says what is wrong."""
     seed = scenario.seed
     random = np.random.default_rng([seed, 1])
@@ -291,7 +291,7 @@ def run_scenario(scenario: Scenario) -> SimulationResult:
     memory = Path("/dev/shm")  # syncing to a disk takes longer than all the rest
     with tempfile.TemporaryDirectory(prefix="swjoin-chaos-", dir=memory if memory.is_dir() else None) as folder:
         place = Path(folder) if scenario.config.checkpoint.enabled else None
-        simulation = Simulation(scenario.config, sources, scenario.slave_count, seed, (layout, layout), place, scenario.crashes)
+        simulation = kind(scenario.config, sources, scenario.slave_count, seed, (layout, layout), place, scenario.crashes)
         result = simulation.run()
     aside = ids_aside(result)
     expected, digest = scenario.expected(aside, ids_shed(result))

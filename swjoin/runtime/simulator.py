@@ -85,6 +85,7 @@ class Simulation:
     """
 
     MAX_STEPS = 200_000
+    SOURCE: type[BatchSource] = BatchSource
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class Simulation:
         self._layouts = layouts
         self._crashes = deque(sorted(crashes))
         self.recoveries = self._shown = 0
-        self._sources = (BatchSource(sources[LEFT], layouts[LEFT]), BatchSource(sources[RIGHT], layouts[RIGHT]))
+        self._sources = (self.SOURCE(sources[LEFT], layouts[LEFT]), self.SOURCE(sources[RIGHT], layouts[RIGHT]))
         self._delays = Delays(np.random.default_rng(seed), FIRST_SLAVE + max([slave_count, *(n for _, n in crashes)]))
         self._queue: list[tuple[int, int, str, Callable[[], None]]] = []
         self._sequence = 0
@@ -287,8 +288,8 @@ class Simulation:
     def _master_does(self, commands: list[MasterCommand]) -> None:
         for command in commands:
             match command:
-                case ReadTuples(stream):
-                    self._ask(stream)
+                case ReadTuples(stream, instead):
+                    self._ask(stream, instead)
                 case Deliver(delivery):
                     frame = wire.pack_delivery(delivery)
                     self._in_flight[LEFT] += len(delivery.left)
@@ -314,7 +315,7 @@ class Simulation:
                 case _:
                     pass
 
-    def _ask(self, stream: int) -> None:
+    def _ask(self, stream: int, instead: int | None) -> None:
         """Have a source read, or be silent for a while."""
         patience_us, at = self.config.time.idle_timeout_us, self.now_us + self._delays.work_us(MASTER)
         stall_us = self._delays.stall_us(patience_us) if patience_us else 0
