@@ -165,8 +165,8 @@ def test_what_is_held_back_is_limited_over_all_generations(monkeypatch: pytest.M
 
 
 def test_results_after_the_checkpoint_that_stay_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def restore(self: MemorySink, names: list[str]) -> None:
-        self.publish([*names, *self._sealed])
+    def restore(self: MemorySink, names: list[str], generation: int) -> None:
+        self.publish([*names, *self._sealed], generation)
 
     monkeypatch.setattr(MemorySink, "restore", restore)
     assert _caught(3) == 3

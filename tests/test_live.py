@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from swjoin.loading import config_from_plain
 from swjoin.messages import ReadTuples, StreamIdle, StreamSpoke, TuplesRead
 from swjoin.oracle import answer, format_digest, pair_digest
 from swjoin.runtime.live_session import Session, play
+from swjoin.runtime.processes import parent_of, ranks_of
 from tests.conftest import ROOT
 from tests.live_runs import config, digest_of, digest_of_folder, expected, in_thread, live, rows, tuples
 
@@ -364,7 +366,12 @@ class _Process:
 
     def signal(self, number: int) -> None:
         """To it and all that it has started."""
+        ranks = ranks_of(self.process.pid).values()  # in process groups of their own, as their launcher is
+        others = {*ranks, *(parent_of(pid) for pid in ranks)} - {0, 1, os.getpid()}
         os.killpg(self.process.pid, number)
+        for pid in others:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
         self.process.wait(30)
 
     def ended(self) -> None:
