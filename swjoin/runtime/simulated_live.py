@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from swjoin.batch import STREAM_NAMES, RowLayout, SourceBatch
+from swjoin.config import FlightConfig, ServeConfig, StreamConfig
 from swjoin.messages import PublishResults, StreamIdle, StreamSpoke
 from swjoin.runtime.chaos import Scenario
 from swjoin.runtime.simulator import MASTER, Simulation
 from swjoin.runtime.virtual_storage import BatchSource
-from swjoin.sections import FlightConfig, ServeConfig, StreamConfig
 
 _LEAST_EPOCH_US = 300
 
