@@ -14,7 +14,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from swjoin.ends import KafkaConfig, KafkaSinkConfig, ServeConfig, SinkConfig, StreamConfig
+from swjoin.ends import FlightConfig, KafkaConfig, KafkaSinkConfig, ServeConfig, SinkConfig, StreamConfig
 from swjoin.sections import (
     CheckpointConfig,
     ClusterConfig,
@@ -35,6 +35,7 @@ from swjoin.sections import (
 __all__ = [
     "CheckpointConfig",
     "ClusterConfig",
+    "FlightConfig",
     "KafkaConfig",
     "KafkaSinkConfig",
     "MeasureConfig",
