@@ -509,7 +509,7 @@ def test_the_masters_part_comes_back(tmp_path: Path) -> None:
     assert folder.begin(None, done.append) == 1
     rows = PayloadRows(np.arange(6, dtype=np.uint8).reshape(3, 2), np.array([0, 1, 1, 4]), np.arange(4, dtype=np.uint8))
     batch = TupleBatch(np.arange(3), np.arange(3) * 2, np.arange(3, dtype=np.uint64), np.zeros(3, np.int64), rows)
-    extra = {"late": [0, 0], "keys": [0, [0, 0], [0, 0]]}
+    extra = {"late": [0, 0], "keys": [0, [0, 0], [0, 0]], "positions": [{}, {}]}
     folder.save_master(0, Snapshot({"epoch": 4}, {"left held": [batch, batch], "right held": []}), extra)
     while not done:
         time.sleep(0.01)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from swjoin.cli.explaining import SECTIONS, Setting, diagram, explain, setting_of
-from swjoin.config import RunConfig, StreamConfig
+from swjoin.config import FlightConfig, QueryConfig, RunConfig, ServeConfig, StreamConfig, TimeConfig
 from swjoin.loading import config_from_plain, load_config
 from tests.conftest import ROOT
 
@@ -106,36 +105,32 @@ def test_columns_come_from_the_schemas_and_no_row_is_read(tmp_path: Path) -> Non
 
 
 @dataclass(frozen=True)
-class FlightSection:
-    listen: str = "127.0.0.1:8815"
-
-
-@dataclass(frozen=True)
-class ServeSection:
-    port: int = 0
-
-
-@dataclass(frozen=True)
 class LaterStream(StreamConfig):
-    flight: FlightSection | None = None
+    """Of a version to come."""
+
     telegraph: str | None = None
 
-
-@dataclass(frozen=True)
-class LaterConfig(RunConfig):
-    serve: ServeSection | None = None
+    @property
+    def live(self) -> bool:
+        return True
 
 
 def test_sources_and_sections_that_came_later_are_told_as_they_are_spelled() -> None:
-    base = config_from_plain({"join": {"within": "1s"}})
-    values = {f.name: getattr(base, f.name) for f in dataclasses.fields(base)}
-    values |= {"left": LaterStream(flight=FlightSection()), "right": LaterStream(telegraph="morse")}
-    setting = setting_of(LaterConfig(**values, serve=ServeSection(8080)), 2, in_process=False)
+    schema = "key: int64, ts: int64"
+    left = StreamConfig(flight=FlightConfig(producers=2), schema=schema, time_unit="us")
+    config = RunConfig(
+        (QueryConfig(-1_000_000, 1_000_000),),
+        left,
+        LaterStream(telegraph="morse"),
+        time=TimeConfig(late="side"),
+        serve=ServeConfig(listen="127.0.0.1:8080"),
+    )
+    setting = setting_of(config, 2, in_process=False)
     told = {title: " ".join(sentences) for title, sentences in explain(setting).items()}
     assert "Arrow Flight" in told["what comes in"]
-    assert "listen 127.0.0.1:8815" in told["what comes in"]
+    assert "producers 2" in told["what comes in"]
     assert "source telegraph (morse)" in told["what comes in"]
-    assert "port 8080" in told["besides"]
+    assert "listen 127.0.0.1:8080" in told["besides"]
     assert "left: flight" in "\n".join(diagram(setting))
     assert "come with the live streams" in told["results"]
 

@@ -25,10 +25,11 @@ from swjoin.live.row_log import Place
 BATCH_ROWS = 16_384
 _REACH_S = 3.0  # how long the collector's own endpoint may take to answer
 Start = Literal["start", "now"] | Place
-# A run that is resumed is there again within seconds; gRPC would in time look for it every two minutes only.
+# A run that is resumed is there again within seconds; gRPC would in time look for it every two minutes only. The middle one is
+# how long an attempt may take.
 _BACKOFF = (
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 10_000),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
 _ERRORS = (pa.ArrowException, flight.FlightError, OSError)  # some calls of Flight complain with the last

@@ -321,7 +321,7 @@ class Reader:
             self.at = max(self.at, log._first)
             entry = log._entries[self.at - log._first]
             self.at += 1
-            self.lagging = False
+            self.lagging = self.lagging and self.at < log._first + len(log._entries)  # until it has caught up
             log._changed.notify_all()
             batch = self._rest_of(entry)
             if batch is not None:
