@@ -8,7 +8,8 @@ Stays out: playing a session (`swjoin.runtime.live_session`).
 
 Producers, the run and consumers share the machine; a tuple has 72 bytes on the wire (key, time, id, 40 to 48 bytes of payload).
 
-Usage: python benchmarks/live.py [session|sweep|delay] [--rate 100000] [--seconds 60] [--ranks 5] [--repeats 1] [--out FOLDER]
+Usage: python benchmarks/live.py [session|sweep|delay] [--rate 100000] [--seconds 60] [--ranks 5] [--epoch 200] [--repeats 1]
+    [--out FOLDER]
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def _ms(seconds: float) -> str:
 
 
 def bench_session(base: Session, repeats: int, folder: Path) -> None:
-    say(f"\n## A live session: {2 * base.rate_per_s:,.0f} tuples/s, {base.duration_us // 1_000_000} s, {base.ranks} ranks\n")
+    what = f"{2 * base.rate_per_s:,.0f} tuples/s, {base.duration_us // 1_000_000} s, {base.ranks} ranks"
+    say(f"\n## A live session: {what}, t_d = {base.epoch_us // 1000} ms\n")
     say(
         "| pairs | digest | recoveries seen by a consumer | p99 production delay outside recovery (ms) | largest | two epochs |"
     )
@@ -109,6 +111,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=100_000, help="tuples per second of each stream (session)")
     parser.add_argument("--seconds", type=int, help="of a session (default: 60; sweep and delay: 15)")
     parser.add_argument("--ranks", type=int, default=5)
+    parser.add_argument("--epoch", type=int, default=200, help="distribution epoch in ms (session, sweep)")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -116,8 +119,9 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     say(environment())
     if args.part in (None, "session"):
-        bench_session(Session(args.rate, (args.seconds or 60) * 1_000_000, ranks=args.ranks), args.repeats, folder)
-    short = Session(args.rate, (args.seconds or 15) * 1_000_000, ranks=args.ranks)
+        whole = Session(args.rate, (args.seconds or 60) * 1_000_000, args.epoch * 1000, ranks=args.ranks)
+        bench_session(whole, args.repeats, folder)
+    short = Session(args.rate, (args.seconds or 15) * 1_000_000, args.epoch * 1000, ranks=args.ranks)
     if args.part in (None, "sweep"):
         bench_sweep(short, folder)
     if args.part in (None, "delay"):

@@ -183,7 +183,7 @@ class Slave:
 
     @property
     def occupancy_ratio(self) -> float:
-        return self._buffered_bytes / self._capacity_bytes
+        return max(0.0, self._buffered_bytes) / self._capacity_bytes  # pieces of a delivery are fractions, and round
 
     def handle(self, event: SlaveEvent, now_us: int) -> list[SlaveCommand]:
         """Take one event at `now_us` on the run's clock; the commands are to be performed in order.

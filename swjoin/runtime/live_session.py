@@ -32,6 +32,7 @@ from swjoin.sources.bmodel import SLOT_US, payload_bytes, slot_count, slot_tuple
 
 PIECE_US = 10_000  # of stream in a message
 SCHEMA = "key: int64, ts: int64, id: int64, payload: binary, sent_us: int64"
+_SETTLING_EPOCHS, _SILENT_EPOCHS = 10, 3
 _AWAY_S = 1.0  # how long a killed client is away
 _PATIENCE_S = 120.0  # for a session to end once its streams have
 
@@ -285,18 +286,22 @@ def _found(session: Session, folder: Path, sent_s: dict[str, float]) -> Played:
 def undisturbed_delay_s(run_dir: Path, session: Session) -> dict[str, float]:
     """Production delay outside recoveries: the 99th percentile, over pairs, of their epochs' own p99, and the largest; seconds.
 
-    A recovery lasts from when a death was noticed until as long after the run went on as it had been away, two epochs at least.
+    A recovery lasts from when a death was noticed until ten epochs after the run went on. A producer's lasts from when its stream
+    has fallen silent until as long after it speaks again, ten epochs at least: what was due meanwhile comes at once.
     """
     import pyarrow.parquet as pq
 
     rows = pq.read_table(run_dir / "metrics" / "slaves.parquet")
-    ends, pairs, p99, most = (rows[name].to_numpy() for name in ("epoch_end_us", "pairs", "delay_p99_us", "delay_max_us"))
+    names = ("epoch_end_us", "pairs", "delay_p99_us", "delay_max_us")
+    ends, pairs, p99, most = (rows[name].to_numpy() for name in names)
     calm = pairs > 0
-    events = pq.read_table(run_dir / "metrics" / "events.parquet").to_pylist()
-    for event in events:
+    settling_us = _SETTLING_EPOCHS * session.epoch_us
+    for event in pq.read_table(run_dir / "metrics" / "events.parquet").to_pylist():
         if event["kind"] == "recovered":
-            away_us = event["duration_us"] + 2 * session.epoch_us
-            calm &= (ends < event["time_us"] - away_us) | (ends > event["time_us"] + 2 * away_us)
+            began_us = event["time_us"] - event["duration_us"] - 2 * session.epoch_us
+            calm &= (ends < began_us) | (ends > event["time_us"] + settling_us)
+    for began_us, ended_us in _silences(rows):
+        calm &= (ends < began_us) | (ends > ended_us + max(settling_us, ended_us - began_us))
     if not calm.any():
         return {"p99": float("nan"), "max": float("nan"), "share": 0.0}
     order = np.argsort(p99[calm])
@@ -304,6 +309,19 @@ def undisturbed_delay_s(run_dir: Path, session: Session) -> dict[str, float]:
     at = int(np.searchsorted(share, 0.99))
     found = {"p99": float(p99[calm][order][at]) / 1e6, "max": float(most[calm].max()) / 1e6}
     return {**found, "share": float(pairs[calm].sum() / pairs.sum())}
+
+
+def _silences(rows: Any) -> list[tuple[int, int]]:
+    """When a stream brought nothing for three epochs or more, before its end: from the last epoch with tuples to the next."""
+    ends, epochs = rows["epoch_end_us"].to_numpy(), rows["epoch"].to_numpy()
+    found = []
+    for name in STREAM_NAMES:
+        tuples = rows[f"{name}_tuples"].to_numpy()
+        busy = np.unique(epochs[tuples > 0])
+        for before, after in itertools.pairwise(busy.tolist()):
+            if after - before > _SILENT_EPOCHS:
+                found.append((int(ends[epochs == before].min()), int(ends[epochs == after].max())))
+    return found
 
 
 def _plain(session: Session) -> dict[str, Any]:
