@@ -286,8 +286,8 @@ def _found(session: Session, folder: Path, sent_s: dict[str, float]) -> Played:
 def undisturbed_delay_s(run_dir: Path, session: Session) -> dict[str, float]:
     """Production delay outside recoveries: the 99th percentile, over pairs, of their epochs' own p99, and the largest; seconds.
 
-    """When a stream brought nothing for three epochs or more, before its end: from the last epoch with tuples to the next."""
-    has fallen silent until as long after it speaks again, ten epochs at least: what was due meanwhile comes at once.
+    A recovery lasts from when a death was noticed until ten epochs after the run went on. A producer's lasts from when its
+    stream has fallen silent until as long after it speaks again, ten epochs at least: what was due meanwhile comes at once.
     """
     import pyarrow.parquet as pq
 
