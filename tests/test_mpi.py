@@ -60,7 +60,7 @@ def test_any_number_of_slaves_and_realtime(ranks: int, tmp_path: Path) -> None:
     assert set(report["peak_rss_bytes"]) == {str(r) for r in range(ranks)}
 
 
-@pytest.mark.parametrize("ranks", [4, 5, 7])
+@pytest.mark.parametrize("ranks", [4, pytest.param(5, marks=pytest.mark.long), pytest.param(7, marks=pytest.mark.long)])
 def test_forced_moves_for_a_whole_run(ranks: int, tmp_path: Path) -> None:
     """Moves and resizes in every reorganization epoch; the answer is that of one slave that nothing ever leaves."""
     plain: dict[str, Any] = {

@@ -454,6 +454,7 @@ def memory_bytes(pid: int) -> int:
     return own + sum(memory_bytes(child) for child in children)
 
 
+@pytest.mark.long
 def test_batches_of_200_mb(stage: Stage, insider: Attacker) -> None:
     outsider = Attacker(stage, None)
     wide = rows(1, name=pa.array(["x" * 200_000_000]))
@@ -486,6 +487,7 @@ def test_more_idle_connections_than_anybody_needs(stage: Stage) -> None:
     stage.check()
 
 
+@pytest.mark.long
 def test_idle_flight_channels(cluster: Stage) -> None:
     stage = cluster
     with ExitStack() as held:

@@ -18,11 +18,10 @@ from swjoin.runtime.chaos import Scenario, main
 from swjoin.runtime.simulator import Simulation
 from tests.planted import complaints
 
-SEEDS = 200
 
-
-def test_random_runs_are_right() -> None:
-    assert main([str(SEEDS), "--simulated"]) == 0
+@pytest.mark.parametrize("count", [80, pytest.param(400, marks=pytest.mark.long)])
+def test_random_runs_are_right(count: int) -> None:
+    assert main([str(count), "--simulated"]) == 0
 
 
 def test_a_run_replays_from_its_seed() -> None:

@@ -227,6 +227,7 @@ def test_only_an_older_soak_is_removed(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.mpi
+@pytest.mark.long
 def test_a_short_soak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A slave is killed, then somebody whose death ends the run, which is resumed; all that holds for half an hour holds."""
     times = ["--window", "500ms", "--epoch", "100ms", "--checkpoint", "500ms", "--every", "1500ms"]
