@@ -33,6 +33,7 @@ from swjoin.sources.bmodel import SLOT_US, payload_bytes, slot_count, slot_tuple
 PIECE_US = 10_000  # of stream in a message
 SCHEMA = "key: int64, ts: int64, id: int64, payload: binary, sent_us: int64"
 _SETTLING_EPOCHS, _SILENT_EPOCHS = 10, 3
+_WARM_UP_S = 2.0
 _AWAY_S = 1.0  # how long a killed client is away
 _PATIENCE_S = 120.0  # for a session to end once its streams have
 
@@ -154,8 +155,9 @@ def _push(
     producer.push(pa.record_batch(columns))
 
 
-def consume(address: str, out: Path) -> None:
-    """Take results as they come, void ones taken back; write what was found and when."""
+def consume(address: str, out: Path, began_s: float) -> None:
+    """Take results as they come, void ones taken back; write what was found and when. Delays are those of rows pushed after the
+    first two seconds: before, everything is loaded for the first time."""
     from swjoin.live.client import connect
 
     found: dict[int, list[tuple[int, int]]] = {}
@@ -171,10 +173,12 @@ def consume(address: str, out: Path) -> None:
                 ids = [event.batch.column(name).to_numpy().astype(np.uint64) for name in ("left_id", "right_id")]
                 found.setdefault(event.generation, []).append((len(ids[0]), pair_digest(ids[0], ids[1])))
                 sent = np.maximum(*(event.batch.column(f"{side}_sent_us").to_numpy() for side in STREAM_NAMES))
-                late.setdefault(event.generation, []).append((time.time() * 1e6 - sent).astype(np.int32))
+                warm = sent[sent > (began_s + _WARM_UP_S) * 1e6]
+                late.setdefault(event.generation, []).append((time.time() * 1e6 - warm).astype(np.int32))
     everything = [item for items in found.values() for item in items]
     delays = [item for items in late.values() for item in items]
-    seen = np.concatenate(delays) if delays else np.zeros(1, np.int32)
+    seen = np.concatenate([np.zeros(0, np.int32), *delays])
+    seen = seen if len(seen) else np.zeros(1, np.int32)
     quantiles = {name: float(np.quantile(seen, q)) / 1e6 for name, q in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))}
     plain = {
         "count": sum(n for n, _ in everything),
@@ -345,7 +349,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.role == "produce":
         produce(args.address, STREAM_NAMES.index(args.name), _session(args.folder), args.began)
     else:
-        consume(args.address, args.folder / "live.json")
+        consume(args.address, args.folder / "live.json", args.began)
     return 0
 
 
