@@ -8,7 +8,6 @@ Stays out: when a checkpoint is made (`cluster.checkpoints`), formats (`runtime.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,8 +33,6 @@ from swjoin.sinks import Sink
 from swjoin.sinks.late import LATE_ROW_BYTES
 from swjoin.sources import Source, is_live
 from swjoin.storage import AppendedFile, Background, Executor, Executors
-
-_EDGE_BYTES = 1 << 16  # of an input file, at either end, that its checksum is of
 
 
 def checkpoint_folder(job: Job, executors: Executors = Background) -> CheckpointFolder:
@@ -69,23 +66,12 @@ def checkpoint_folder(job: Job, executors: Executors = Background) -> Checkpoint
 
 def input_files(job: Job) -> list[list[Any]]:
     """Path, size and a checksum of every input file: a resumed run must read what the first one did."""
-    from swjoin.sources.formats import list_files
+    from swjoin.sources.formats import edges_checksum, list_files
 
     paths = [
         p for stream in (job.config.left, job.config.right) if stream.path is not None for p in list_files(Path(stream.path))
     ]
-    return [[str(path), path.stat().st_size, _checksum_of(path)] for path in paths]
-
-
-def _checksum_of(path: Path) -> int:
-    """CRC-32 of the file's first and last bytes: whoever writes a file anew changes its footer, or its first rows."""
-    try:
-        with path.open("rb") as file:
-            checksum = zlib.crc32(file.read(_EDGE_BYTES))
-            file.seek(max(0, path.stat().st_size - _EDGE_BYTES))
-            return zlib.crc32(file.read(_EDGE_BYTES), checksum)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
+    return [[str(path), path.stat().st_size, edges_checksum(path)] for path in paths]
 
 
 class MasterKeeper:
