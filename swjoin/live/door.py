@@ -17,7 +17,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -49,8 +49,6 @@ class _Session:
 
     name: str
     replaced: bool = False
-    rows: int = 0
-    began_s: float = field(default_factory=time.monotonic)
 
 
 class LiveDoor:
@@ -196,7 +194,6 @@ class LiveDoor:
             raise RunFailed(f"{why}; rows that were not accepted are not joined") from None
         if session.replaced:
             raise RunFailed("this producer has connected anew; rows that were not accepted are not joined")
-        session.rows += batch.num_rows
 
     @staticmethod
     def _accepted(source: FlightSource, name: str) -> int:
@@ -319,6 +316,3 @@ def plain_text(error: BaseException) -> str:
     for noise in (". Detail:", ". gRPC client debug context", " gRPC client debug context"):
         text = text.partition(noise)[0]
     return _PREFIX.sub("", text)
-
-
-__all__ = ["LATE_SCHEMA", "LiveDoor", "client_tls", "plain_text"]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from swjoin.batch import Pairs
 from swjoin.cluster.metrics import COLUMNS, INTEGER_COLUMNS
 from swjoin.errors import UserError
-from swjoin.live.row_log import Place, RowLog, Taken
+from swjoin.live.row_log import Place, RowLog
 from swjoin.sinks import Sink
 from swjoin.sinks.plan import OutputPlan
 
@@ -141,6 +141,3 @@ def serve_log(endpoint: Endpoint, name: str, log: RowLog) -> None:
     """Let consumers take the rows of a log under this name."""
     endpoint.gets[name] = lambda request, context: give(log, request, context)
     endpoint.schemas[name] = lambda: (log.schema, endpoint.location)
-
-
-__all__ = ["MetricsLog", "ServedSink", "Taken", "give", "serve_log"]
