@@ -106,7 +106,9 @@ class RowLog:
     ) -> None:
         self.schema = schema
         self.rows = 0  # written since the start
+        self.cuts = 0  # readers that were cut
         self.published = 0  # generations before this one lie in files
+        self.held_up_s = 0.0  # that `write` has waited for readers
         self._limit_bytes, self._patience_s, self._lossy = limit_bytes, patience_s, lossy
         self._eras_file = eras
         self._voids: list[int] = []  # by era: the generation from which it began anew
@@ -134,7 +136,9 @@ class RowLog:
                 if slow and not self._lossy:
                     left_s = deadline - time.monotonic()
                     if left_s > 0:
+                        before = time.monotonic()
                         self._changed.wait(min(left_s, _WAKE_S))
+                        self.held_up_s += time.monotonic() - before
                         continue
                     self._give_up(slow)
                 self._forget_oldest()
@@ -151,6 +155,7 @@ class RowLog:
             if not self._in_files:
                 reader.cut = True
                 self._readers.discard(reader)
+                self.cuts += 1
 
     def _forget_oldest(self) -> None:
         self._nbytes -= self._entries.popleft().batch.nbytes
