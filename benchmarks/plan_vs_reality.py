@@ -1,18 +1,19 @@
 """Is `swjoin plan` right? Predicted against measured saturation rate and memory, on six configurations of this machine.
 
 What: six configurations that differ in window, payload, skew, distribution epoch, kind of join, slaves, ranks or threads. Each
-is planned with one set of costs, measured on this machine just before or given. Then its saturation is looked for with real
-runs, and its memory is taken from a run at half of it: run.json has what was foretold beside what was taken.
+is planned with costs that are measured on this machine just before it, or given. Then its saturation is looked for with real
+runs, and its memory is taken from three runs at half of it: run.json has what was foretold beside what was taken.
 Saturation: the highest rate per stream at which a run in realtime pace, whose windows have been filled beforehand, keeps its
 production delay flat (`sweeps.search.sustained`, the same criterion for both; that a machine at its limit is overloaded is no
 objection here). It is found by bisection until the lowest rate that is not sustained is within 8 %; the answer is the middle. A
 rate counts as sustained if one of two runs sustains it: what else the machine does can only take away.
 Four configurations imitate slower nodes, which are held to their share of CPU time, so that slaves and not the shared cores of
 the machine are the limit; two use the cores as they are.
-Memory: window state of the heaviest slave, and resident bytes of all ranks together, highest against predicted.
+Memory: window state of the heaviest slave, and resident bytes of all ranks together, highest against predicted; medians.
 The answers are checked: the ledger of every run balances, and its pairs are within 3 % of the expected ones where the plan
 says them (inner joins).
-Calibration is the full one: --quick has too few tuples in a delivery to tell what a tuple costs.
+Calibration is the full one, once more for each configuration, because the speed of a shared machine changes; --quick has too
+few tuples in a delivery to tell what a tuple costs.
 Why: a forecast whose error nobody knows is an opinion.
 Stays out: keeping the figures; they are printed.
 
@@ -112,7 +113,7 @@ def run(path: Path, slaves: int, mpi: bool, rate_per_s: float) -> tuple[bool, st
     return kept, why, report
 
 
-def saturation(path: Path, slaves: int, mpi: bool, first: float, tell: Any) -> float:
+def saturation(path: Path, slaves: int, mpi: bool, first: float) -> float:
     """The highest rate that is sustained, by bisection from `first`."""
     low, high, rate = 0.0, math.inf, first
     while high > STEP * low:
@@ -126,7 +127,13 @@ def saturation(path: Path, slaves: int, mpi: bool, first: float, tell: Any) -> f
     return math.sqrt(low * high)
 
 
-def memory(report: dict[str, Any]) -> dict[str, tuple[float, float]]:
+def memory(reports: list[dict[str, Any]]) -> dict[str, tuple[float, float]]:
+    """Medians over runs of predicted and highest bytes."""
+    found = [memory_of(report) for report in reports]
+    return {what: tuple(statistics.median(f[what][i] for f in found) for i in (0, 1)) for what in found[0]}  # type: ignore[misc]
+
+
+def memory_of(report: dict[str, Any]) -> dict[str, tuple[float, float]]:
     """Predicted and highest bytes: windows of the heaviest slave, all ranks' resident memory."""
     found = report["memory"]
     if found["unforeseen"] is not None:
@@ -143,7 +150,7 @@ def error(predicted: float, measured: float) -> float:
     return predicted / measured - 1
 
 
-def measure(name: str, folder: Path, costs: Path, tell: Any) -> dict[str, Any]:
+def measure(name: str, folder: Path, costs: Path) -> dict[str, Any]:
     """One configuration: {what: (predicted, measured)}."""
     slaves, mpi, plain = CASES[name]
     path = folder / "config.yaml"
@@ -151,8 +158,9 @@ def measure(name: str, folder: Path, costs: Path, tell: Any) -> dict[str, Any]:
     told = planned(path, slaves, mpi, costs)
     predicted = told["saturation"]["rate_per_s"]
     tell(f"{name}: plan says {predicted:,.0f} ({told['saturation']['resource']})")
-    found = saturation(path, slaves, mpi, predicted, tell)
-    _, _, report = run(path, slaves, mpi, found / 2)
+    found = saturation(path, slaves, mpi, predicted)
+    reports = [run(path, slaves, mpi, found / 2)[2] for _ in range(3)]
+    report = reports[0]
     if plain["join"].get("how", "inner") == "inner":
         half = report["config"]["workload"]["rate_per_s"] / plain["workload"]["rate"]  # pairs grow with the square of the rate
         expected = (
@@ -160,7 +168,11 @@ def measure(name: str, folder: Path, costs: Path, tell: Any) -> dict[str, Any]:
         )
         if abs(error(expected / 1e6, report["results"]["count"])) > 0.03:
             raise SystemExit(f"{name}: {report['results']['count']:,} pairs, {expected / 1e6:,.0f} were expected")
-    return {"saturation": (predicted, found), "resource": told["saturation"]["resource"], **memory(report)}
+    return {"saturation": (predicted, found), "resource": told["saturation"]["resource"], **memory(reports)}
+
+
+def tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def main() -> None:
@@ -172,17 +184,18 @@ def main() -> None:
     out: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="swjoin-reality-") as name:
         folder = Path(name)
-        costs = args.costs
-        if costs is None:
-            costs = folder / "costs.yaml"
-            _swjoin("calibrate", "-o", str(costs))
-        print(f"costs: {' '.join(costs.read_text().split())}\n{os.cpu_count()} cores shared by all ranks\n")
+        print(f"{os.cpu_count()} cores shared by all ranks\n")
         head = (
             "tuples/s and stream, plan | measured | error | windows, plan (MB) | measured | error | all ranks | saturates first"
         )
         print(f"| configuration | {head} |\n|{'---|' * 9}", flush=True)
         for case in args.only or CASES:
-            found = out[case] = measure(case, folder, costs, lambda line: print(line, file=sys.stderr, flush=True))
+            costs = args.costs
+            if costs is None:
+                costs = folder / "costs.yaml"
+                _swjoin("calibrate", "-o", str(costs))
+            tell(f"costs: {' '.join(costs.read_text().split())}")
+            found = out[case] = measure(case, folder, costs)
             rate, window, resident = (found[w] for w in GOAL)
             print(
                 f"| {case} | {rate[0]:,.0f} | {rate[1]:,.0f} | {100 * error(*rate):+.0f} % | {window[0] / 1e6:,.1f} | "

@@ -470,7 +470,7 @@ def test_plan_of_files(tmp_path: Path, swjoin: Any) -> None:
 
 
 def test_a_plan_that_fails_costs_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> None:
+    def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("odd")
 
     monkeypatch.setattr("swjoin.runtime.memory_plan.plan_memory", broken)

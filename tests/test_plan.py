@@ -328,7 +328,7 @@ def test_what_is_refused(words: list[str], text: str, config_file: Path, swjoin:
 
 
 def test_work_in_realtime_pace_costs_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ratio is what a real run takes over what is foretold; it slows real time down, and nothing else."""
+    """The ratios are what real runs take over what is foretold; they slow real time down, and nothing else."""
     foretold: list[float] = []
     take = paced._work_us
 
@@ -336,14 +336,21 @@ def test_work_in_realtime_pace_costs_what_was_measured(monkeypatch: pytest.Monke
         foretold.append(take(rows))
         return foretold[-1]
 
+    def measured(config: RunConfig) -> float:
+        """Half as long again for every ten times that it sleeps as long as it works, and 2.5 times as long in any case."""
+        return 2.5 * (1 + 0.05 * (1 / config.nodes.node_speed - 1)) * foretold[-1]
+
     monkeypatch.setattr(paced, "_work_us", noted)
-    monkeypatch.setattr(paced, "_measured", lambda config: 2.5 * foretold[-1])
-    assert paced.realtime_ratio(with_changes(PRESETS["modern"], ["slave_realtime_ratio=4"]), 1) == pytest.approx(2.5)
+    monkeypatch.setattr(paced, "_measured", measured)
+    assert paced.realtime_costs(with_changes(PRESETS["modern"], ["slave_realtime_ratio=4"]), 1) == pytest.approx((2.5, 0.05))
     monkeypatch.setattr(paced, "_measured", lambda config: 1e9)
-    assert paced.realtime_ratio(PRESETS["modern"], 1) == paced.MOST
-    assert paced.realtime_ratio(SLOW, 1) == 1
+    assert paced.realtime_costs(PRESETS["modern"], 1) == (paced.MOST, 0)
+    assert paced.realtime_costs(SLOW, 1) == (1, 0)
     slower = with_changes(SLOW, ["slave_realtime_ratio=2"])
     rates = [saturation(asked := model(costs), 1, asked.play(1, 5_000)).rate_per_s for costs in (SLOW, slower)]
     assert rates[0] == pytest.approx(2 * rates[1], rel=0.1)
+    sleepy = with_changes(SLOW, ["slave_sleep_ratio=0.1"])
+    busy = [model(costs, nodes={"node_speed": 0.1}).play(1, 500).slaves_busy for costs in (SLOW, sleepy)]
+    assert busy[1] == pytest.approx(1.9 * busy[0], rel=0.1)
     ends = [plan(config(), 2, costs).end_us for costs in (SLOW, slower)]
     assert ends[0] == ends[1], "asap pace is not concerned"

@@ -154,7 +154,7 @@ def run_plan(args: argparse.Namespace) -> int:
     config.check_slaves(slaves)
     foretell = Foretelling.of(args)
     inflow = _inflow(args, config)
-    plan = plan_memory(config, slaves, inflow)
+    plan = plan_memory(config, slaves, inflow, in_process=ranks is None)
     roles = _roles(ranks, slaves)
     starts = _start_bytes(roles)
     if not args.json:

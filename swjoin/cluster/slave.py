@@ -105,7 +105,7 @@ class Slave:
         self._realtime = config.pace == "realtime" and not self.in_history
         self.history_produced = 0
         slowest = min([config.nodes.speed_of(slave, 0), *(config.nodes.speed_of(slave, c.at_us) for c in config.nodes.changes)])
-        self._step_tuples = max(LEAST_STEP_TUPLES, int(STEP_TUPLES * slowest))
+        self.step_tuples = max(LEAST_STEP_TUPLES, int(STEP_TUPLES * slowest))
         self._overlapped = config.cluster.communication == "overlapped"
         self._awaiting = True  # a report is on its way, or its delivery is
         self._capacity_bytes = module.stream_buffer_bytes
@@ -329,7 +329,7 @@ class Slave:
         work = self._work
         if self._joined is not None:
             return self._finish_epoch(work, self._joined, now_us)
-        step = self.join.step(work, now_us, STEP_TUPLES if self.in_history else self._step_tuples)
+        step = self.join.step(work, now_us, STEP_TUPLES if self.in_history else self.step_tuples)
         tuples = len(work.delivery.left) + len(work.delivery.right)
         used = work.delivery.nbytes * step.tuples / tuples if tuples else 0.0
         self._work_bytes -= used

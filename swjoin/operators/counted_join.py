@@ -179,13 +179,14 @@ class CountedJoin:
         work.results.counts[piece] = whole
         work.comparisons_by_group[piece] = work.compared[piece]
         pairs = int(whole.sum())
-        did = Meter(tuples, float(work.compared[piece].sum()), pairs, float(work.visits[piece].sum()))
+        did = Meter(tuples, float(work.compared[piece].sum()), pairs, float(work.visits[piece].sum()), len(groups))
         work.stats[STAT_PAIRS] += pairs
         work.stats[STAT_COMPARISONS] += int(did.comparisons)
         self.meter.tuples += tuples
         self.meter.comparisons += did.comparisons
         self.meter.pairs += pairs
         self.meter.visits += did.visits
+        self.meter.groups += did.groups
         self._record(work, piece, pairs, now_us, self.span_us(did))
         finished = stop == len(counts)
         if finished:

@@ -94,6 +94,7 @@ class Meter:
     comparisons: float = 0.0
     pairs: int = 0
     visits: float = 0.0  # mini-partition-groups that had fresh tuples, summed over deliveries
+    groups: int = 0  # partition-groups of deliveries
     deliveries: int = 0
     growth: int = 0  # window tuples above the most that there had been
     extracted_bytes: int = 0

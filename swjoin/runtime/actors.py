@@ -9,6 +9,7 @@ Stays out: what costs what (`runtime.costs`), the run as a whole (`runtime.plann
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import deque
 from functools import partial
 
@@ -206,13 +207,14 @@ class CollectorActor(Actor):
 
 
 class SlaveActor(Actor):
-    def __init__(self, world: World, slave: Slave, join: CountedJoin, pair_bytes: int) -> None:
+    def __init__(self, world: World, slave: Slave, join: CountedJoin, payload_bytes: int, pair_bytes: int) -> None:
         super().__init__(world)
         self.slave, self.join = slave, join
         self.master: MasterActor
         self.collector: CollectorActor
         self.peers: list[SlaveActor] = []
         self._pair_bytes = pair_bytes  # 0: pairs are counted only
+        self._kept_bytes = payload_bytes if pair_bytes else 0  # of a tuple, with the windows
         self._owed_us = 0.0  # CPU time of messages handled, charged with the next piece of work
         self._process_us = 0.0
         self._told = Usage()
@@ -265,7 +267,7 @@ class SlaveActor(Actor):
         did = self._since(before)
         work_us = self._work_us(did) + self._owed_us
         self._owed_us = 0.0
-        self.polls_us = work_us * min(1.0, STEP_TUPLES / max(1, did.tuples)) / 2
+        self.polls_us = work_us / self._pieces(did) / 2
         self._process_us += work_us
 
         def then() -> None:
@@ -300,11 +302,21 @@ class SlaveActor(Actor):
 
     def _work_us(self, did: Meter) -> float:
         c = self.world.costs
-        ns = c.slave_tuple_ns * did.tuples + c.slave_comparison_ns * did.comparisons + c.slave_pair_ns * did.pairs
+        ns = (c.slave_tuple_ns + c.slave_byte_ns * self._kept_bytes) * did.tuples
+        ns += c.slave_comparison_ns * did.comparisons + c.slave_pair_ns * did.pairs
         ns += c.slave_visit_ns * did.visits + c.slave_delivery_ns * did.deliveries + c.slave_growth_ns * did.growth
         ns += c.slave_result_byte_ns * self._pair_bytes * did.pairs
         ns += c.extract_byte_ns * did.extracted_bytes + c.install_byte_ns * did.installed_bytes
-        return ns * (c.slave_realtime_ratio if self.world.realtime and not self._in_history else 1.0) / 1000
+        if self.world.realtime and not self._in_history:
+            ns *= c.slave_realtime_ratio * (1 + c.slave_sleep_ratio * (1 / self._speed() - 1))
+        return ns / 1000
+
+    def _pieces(self, did: Meter) -> float:
+        """Steps of a real slave: whole partition-groups each, until so many tuples are done."""
+        if not did.tuples or not did.groups:
+            return 1.0
+        at_least = STEP_TUPLES if self._in_history else self.slave.step_tuples
+        return max(1.0, did.groups / math.ceil(at_least * did.groups / did.tuples))
 
     def _speed(self) -> float:
         """Slow nodes are not imitated during history."""
@@ -313,8 +325,7 @@ class SlaveActor(Actor):
     def _span_us(self, did: Meter) -> float:
         """How long pairs of a step keep coming: to the start of its last real piece, whose clock they are stamped with."""
         work_us = self._work_us(did)
-        pieces = max(1.0, did.tuples / STEP_TUPLES)
-        return work_us * (1 - 1 / pieces) * self.world.cores.slowdown / self._speed()
+        return work_us * (1 - 1 / self._pieces(did)) * self.world.cores.slowdown / self._speed()
 
     def _tell_times(self) -> None:
         now, used, told = self.world.time.now_us, self.usage, self._told

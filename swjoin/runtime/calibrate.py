@@ -50,7 +50,7 @@ from swjoin.operators.window_join import WindowJoin
 from swjoin.runtime.costs import PRESETS, CostModel
 from swjoin.runtime.launch import mpirun_options
 from swjoin.runtime.memory import keep_freed_memory
-from swjoin.runtime.paced import realtime_ratio
+from swjoin.runtime.paced import realtime_costs
 from swjoin.runtime.preflight import find_mpirun
 from swjoin.runtime.wire import pack_delivery, pack_results, pack_state, unpack_delivery, unpack_results, unpack_state
 from swjoin.sources.generator import GeneratorSource
@@ -274,6 +274,17 @@ def _movement_costs(scale: float) -> tuple[float, float]:
     return out / nbytes * 1e9, into / nbytes * 1e9
 
 
+def _keeping_costs(scale: float) -> float:
+    """Nanoseconds per byte of payload that a slave keeps with its windows: one workload with and without, of few pairs."""
+    seconds = []
+    for sink in ({"kind": "count"}, {"kind": "parquet", "payload": 200}):
+        config = _config(50_000 * scale, 3.0, 9.0, 0.5, 32 << 10, 0.3, **sink)
+        frames, _, _, layouts = _run_master(config, 1)
+        seconds.append(min(float(_run_slave(config, frames, layouts)[1].sum()) for _ in range(4)))
+    nbytes = 2 * config.workload.rate_per_s * (config.workload.duration_us / 1e6) * 200
+    return max(0.0, (seconds[1] - seconds[0]) / nbytes * 1e9)
+
+
 def _chunk_seconds(frames: list[Any]) -> float:
     collector = Collector(1, materialised=False)
     start = time.thread_time()
@@ -282,8 +293,9 @@ def _chunk_seconds(frames: list[Any]) -> float:
     return (time.thread_time() - start) / len(frames)
 
 
-def _collector_costs(scale: float) -> tuple[float, float, float]:
-    """Nanoseconds per chunk, per byte of pairs collected and written, and per byte of pairs at the slave."""
+def _collector_costs(scale: float, kept_byte_ns: float) -> tuple[float, float, float]:
+    """Nanoseconds per chunk, per byte of pairs collected and written, and per byte of pairs at the slave. kept_byte_ns: what
+    the slave takes per byte of payload it keeps."""
     counted = _config(50_000 * scale, 2.0, 6.0, 0.7, 32 << 10, 0.2)
     frames, _, _, layouts = _run_master(counted, 1)
     chunks = _final_chunks(counted, frames, layouts)
@@ -306,7 +318,8 @@ def _collector_costs(scale: float) -> tuple[float, float, float]:
                         pairs.append(command.chunk.pairs)
         seconds[name] = time.perf_counter() - start
     nbytes = sum(p.nbytes for p in pairs)
-    slave_ns = max(0.01, (seconds["rows"] - seconds["count"]) / nbytes * 1e9)
+    kept = 2 * rows.workload.rate_per_s * (rows.workload.duration_us / 1e6) * rows.workload.payload_bytes
+    slave_ns = max(0.01, ((seconds["rows"] - seconds["count"]) * 1e9 - kept_byte_ns * kept) / nbytes)
     return chunk_ns, _sink_seconds(rows, pairs) / nbytes * 1e9, slave_ns
 
 
@@ -353,7 +366,8 @@ def calibrate(quick: bool, tell: Callable[[str], None]) -> tuple[CostModel, list
     source_tuple_ns, source_byte_ns = _source_costs(scale)
     tell("state movement, results")
     extract_ns, install_ns = _movement_costs(scale)
-    chunk_ns, byte_ns, result_ns = _collector_costs(scale)
+    kept_ns = _keeping_costs(scale)
+    chunk_ns, byte_ns, result_ns = _collector_costs(scale, kept_ns)
     tell("two MPI ranks")
     links = measure_links(quick)
     default = PRESETS["modern"]
@@ -364,6 +378,7 @@ def calibrate(quick: bool, tell: Callable[[str], None]) -> tuple[CostModel, list
         slave_visit_ns=slave["visit"] * 1e9,
         slave_comparison_ns=slave["comparison"] * 1e9,
         slave_pair_ns=slave["pair"] * 1e9,
+        slave_byte_ns=kept_ns,
         slave_growth_ns=slave["growth"] * 1e9,
         slave_result_byte_ns=result_ns,
         extract_byte_ns=extract_ns,
@@ -384,7 +399,8 @@ def calibrate(quick: bool, tell: Callable[[str], None]) -> tuple[CostModel, list
         shared_capacity=min(1.0, links["shared"]),
     )
     tell("realtime pace")
-    costs = dataclasses.replace(costs, slave_realtime_ratio=realtime_ratio(costs, 1 if quick else 3))
+    awake, asleep = realtime_costs(costs, 1 if quick else 3)
+    costs = dataclasses.replace(costs, slave_realtime_ratio=awake, slave_sleep_ratio=asleep)
     return costs, [*lines, *master_lines]
 
 

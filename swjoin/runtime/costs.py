@@ -23,15 +23,16 @@ class CostModel:
     """Costs of one kind of node and network; see docs/simulation.md for how each is measured.
 
     Slave: per delivery (opening, closing, its final chunk), per tuple joined, per touched mini-partition-group and delivery
-    (visit), per comparison, per pair, per window tuple for which memory is used for the first time (growth), per byte of
-    materialised pairs; state movement per byte extracted and installed. Master: per tuple taken from the source and per byte of
-    its payload, per tuple judged, buffered and partitioned, per byte packed. message_ns: CPU time of a role per message it
-    sends or handles. Link: latency and bandwidth of one node's connection; messages above eager_bytes wait for their receiver.
-    Collector: per chunk, per byte of materialised pairs. poll_longest_us: a waiting rank looks for messages at growing
-    intervals up to this (0: it is woken); each sleep between takes sleep_extra_us longer than asked for, and each look look_ns
-    of CPU time. slave_realtime_ratio: what a slave's work takes in realtime pace, in pieces and with cold caches, over what it
-    takes in one go. shared_capacity: how many cores' worth of work the cores of a host do together, over their number, when
-    all are busy (hyperthreads: below 1).
+    (visit), per comparison, per pair, per byte of payload kept with the windows, per window tuple for which memory is used
+    for the first time (growth), per byte of materialised pairs; state movement per byte extracted and installed. Master: per
+    tuple taken from the source and per byte of its payload, per tuple judged, buffered and partitioned, per byte packed.
+    message_ns: CPU time of a role per message it sends or handles. Link: latency and bandwidth of one node's connection;
+    messages above eager_bytes wait for their receiver. Collector: per chunk, per byte of materialised pairs. poll_longest_us:
+    a waiting rank looks for messages at growing intervals up to this (0: it is woken); each sleep between takes
+    sleep_extra_us longer than asked for, and each look look_ns of CPU time. slave_realtime_ratio: what a slave's work takes
+    in realtime pace, in pieces and with cold caches, over what it takes in one go. slave_sleep_ratio: how much longer its
+    work takes per time that it sleeps between the pieces, which an imitated slower node does. shared_capacity: how many
+    cores' worth of work the cores of a host do together, over their number, when all are busy (hyperthreads: below 1).
     """
 
     name: str
@@ -40,6 +41,7 @@ class CostModel:
     slave_visit_ns: float
     slave_comparison_ns: float
     slave_pair_ns: float
+    slave_byte_ns: float
     slave_growth_ns: float
     slave_result_byte_ns: float
     extract_byte_ns: float
@@ -59,6 +61,7 @@ class CostModel:
     look_ns: float
     shared_capacity: float
     slave_realtime_ratio: float = 1.0
+    slave_sleep_ratio: float = 0.0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -76,6 +79,7 @@ _MODERN = CostModel(
     slave_visit_ns=285,
     slave_comparison_ns=0.015,
     slave_pair_ns=6,
+    slave_byte_ns=0.1,
     slave_growth_ns=50,
     slave_result_byte_ns=0.7,
     extract_byte_ns=0.7,
@@ -108,6 +112,7 @@ PRESETS = {
         slave_visit_ns=0,
         slave_comparison_ns=6.8,
         slave_pair_ns=1_000,
+        slave_byte_ns=0,
         slave_growth_ns=0,
         slave_result_byte_ns=20,
         extract_byte_ns=50,

@@ -103,10 +103,11 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class _Spans:
-    """How long tuples stay, microseconds. epoch_us: of a distribution epoch. hold_us: of a tuple's place in a block, per
-    stream; payload_us: of its payload."""
+    """How long tuples stay, microseconds. epoch_us: of a distribution epoch; history_us: of the longest one during history
+    (`measure.prefill`), 0 without. hold_us: of a tuple's place in a block, per stream; payload_us: of its payload."""
 
     epoch_us: float
+    history_us: float
     hold_us: tuple[float, float]
     payload_us: tuple[float, float]
 
@@ -117,11 +118,25 @@ def epoch_length_us(config: RunConfig, inflow: Inflow) -> float:
     retention = max(1.0, float(config.query.bounds.retention_us))
     if cluster.distribution_epoch_us and config.measure.prefill_us <= retention:
         return float(cluster.distribution_epoch_us)
-    ends = _moments(inflow, retention)
-    most = float(np.sum([inflow.between(s, ends - retention, ends) for s in (LEFT, RIGHT)], axis=0).max(initial=1.0))
+    most = _most_held(inflow, retention)
     batches = 1 if most / 2 >= _BATCH_ROWS else 2  # streams take turns, a batch each, which may be longer than the windows
     tuples = max(cluster.epoch_tuples, most / _WINDOW_SHARE, batches * _BATCH_ROWS)
     return max(1.0, float(cluster.distribution_epoch_us), tuples * retention / max(most, 1.0))
+
+
+def _most_held(inflow: Inflow, retention_us: float) -> float:
+    ends = _moments(inflow, retention_us)
+    return float(np.sum([inflow.between(s, ends - retention_us, ends) for s in (LEFT, RIGHT)], axis=0).max(initial=1.0))
+
+
+def _history_length_us(config: RunConfig, inflow: Inflow) -> float:
+    """Length of a distribution epoch during history, which is counted."""
+    if not config.measure.prefill_us:
+        return 0.0
+    retention = max(1.0, float(config.query.bounds.retention_us))
+    most = _most_held(inflow, retention)
+    tuples = max(config.cluster.epoch_tuples, most / _WINDOW_SHARE, 2 * _BATCH_ROWS)
+    return min(float(config.measure.prefill_us), tuples * retention / most)
 
 
 def _moments(inflow: Inflow, step_us: float) -> F64:
@@ -132,13 +147,14 @@ def _moments(inflow: Inflow, step_us: float) -> F64:
     return np.unique(np.concatenate([np.linspace(first, last, count), edges, [last]]))
 
 
-def _spans(config: RunConfig, epoch_us: float) -> _Spans:
+def _spans(config: RunConfig, inflow: Inflow) -> _Spans:
+    epoch_us = epoch_length_us(config, inflow)
     bounds = config.query.bounds
     pause = max(1, math.ceil(bounds.retention_us / _EXPIRY_SHARE / epoch_us - 1e-9)) * epoch_us
     stay = (float(max(bounds.upper_us, 0)), float(max(-bounds.lower_us, 0)))
     hold = (stay[LEFT] + pause, stay[RIGHT] + pause)
     payload = tuple(math.ceil(s / epoch_us - 1e-9) * epoch_us + pause for s in stay)
-    return _Spans(epoch_us, hold, (payload[LEFT], payload[RIGHT]))
+    return _Spans(epoch_us, _history_length_us(config, inflow), hold, (payload[LEFT], payload[RIGHT]))
 
 
 # ---------------------------------------------------------------- windows
@@ -253,32 +269,35 @@ def _epoch_bytes(inflow: Inflow, length_us: float) -> float:
     return float(np.sum(arrived, axis=0).max(initial=0.0))
 
 
-def _master(config: RunConfig, inflow: Inflow, spans: _Spans) -> MasterPlan:
+def _master(config: RunConfig, inflow: Inflow, spans: _Spans, in_process: bool) -> MasterPlan:
     """asap: the next epoch is read while one is served, and so much more as batches overlap its end, or whole batches where
-    tuples are counted; realtime: two epochs ahead."""
+    tuples are counted; realtime: two epochs ahead. So it is with the epochs of history, where they are the longer ones."""
+    longest_us = max(spans.epoch_us, spans.history_us)
     sizes = _tuple_bytes(inflow)
     totals = [float(inflow.arrived[s][-1]) for s in (LEFT, RIGHT)]
     batches = sum(sizes[s] * min(_BATCH_ROWS, totals[s]) for s in (LEFT, RIGHT))
     everything = sum(sizes[s] * totals[s] for s in (LEFT, RIGHT))
     epochs = 2 if config.pace == "realtime" else 1
-    waits = _epoch_bytes(inflow, epochs * spans.epoch_us + config.time.max_out_of_order_us)
+    waits = _epoch_bytes(inflow, max(epochs * spans.epoch_us, spans.history_us) + config.time.max_out_of_order_us)
     if config.cluster.distribution_epoch_us:
         waits += batches
     else:
         one = (sizes[LEFT] + sizes[RIGHT]) / 2 * _BATCH_ROWS
         waits = math.ceil(waits / one - 0.01) * one
     buffer = min(waits, everything, config.cluster.mini_buffer_bytes + batches)
-    served = min(_epoch_bytes(inflow, spans.epoch_us), everything, config.cluster.mini_buffer_bytes + batches)
+    served = min(_epoch_bytes(inflow, longest_us), everything, config.cluster.mini_buffer_bytes + batches)
     ahead = 0.0 if config.left.path is None else _READ_AHEAD * batches
-    return MasterPlan(buffer, ahead + batches + 3 * served)  # served, being put in order, and as a message
+    # Served, being put in order, and as a message; within one process the last is what the slaves have.
+    return MasterPlan(buffer, ahead + batches + (2 if in_process else 3) * served)
 
 
 def _slave_buffers(config: RunConfig, inflow: Inflow, spans: _Spans, share: float) -> float:
-    """asap, overlapped: one delivery is joined and one waits; otherwise one. A slave that cannot keep up has more, up to its
-    stream buffer and a delivery."""
-    delivery = min(_epoch_bytes(inflow, spans.epoch_us), float(config.cluster.mini_buffer_bytes)) * share
-    both = config.pace == "asap" and config.cluster.communication == "overlapped"
-    return 2 * delivery if both else delivery
+    """asap and in history, overlapped: one delivery is joined and one waits; otherwise one. A slave that cannot keep up has
+    more, up to its stream buffer and a delivery."""
+    most = float(config.cluster.mini_buffer_bytes)
+    delivery, of_history = (min(_epoch_bytes(inflow, us), most) * share for us in (spans.epoch_us, spans.history_us))
+    overlapped = 2 if config.cluster.communication == "overlapped" else 1
+    return max(overlapped * of_history, delivery * (overlapped if config.pace == "asap" else 1))
 
 
 def _held_back(config: RunConfig, inflow: Inflow, spans: _Spans, share: float) -> float:
@@ -311,11 +330,13 @@ def _results(config: RunConfig, inflow: Inflow) -> float:
 # ---------------------------------------------------------------- the plan
 
 
-def plan_memory(config: RunConfig, slave_count: int, inflow: Inflow) -> MemoryPlan:
-    """What a run on so many slaves will take. UserError when the configuration needs more slaves."""
+def plan_memory(config: RunConfig, slave_count: int, inflow: Inflow, *, in_process: bool = False) -> MemoryPlan:
+    """What a run on so many slaves will take. in_process: they are threads, to which deliveries are handed without a message.
+
+    UserError when the configuration needs more slaves."""
     config.check_slaves(slave_count)
     active = config.reorganization.active_slaves or slave_count
-    spans = _spans(config, epoch_length_us(config, inflow))
+    spans = _spans(config, inflow)
     windows = _largest(config, inflow, spans)
     results = _results(config, inflow)
     slaves: list[SlavePlan] = []
@@ -333,7 +354,7 @@ def plan_memory(config: RunConfig, slave_count: int, inflow: Inflow) -> MemoryPl
     return MemoryPlan(
         config.module.window_bytes,
         tuple(slaves),
-        _master(config, inflow, spans),
+        _master(config, inflow, spans, in_process),
         _collector(config, inflow),
         _needed(config, inflow, windows),
         at_us / 1e6,

@@ -58,12 +58,12 @@ def job_inflow(job: Job, *, with_rates: bool = True) -> Inflow:
     return file_inflow(job.config, with_rates=with_rates, open_sources=lambda: open_job_sources(job))
 
 
-def foretell(job: Job, slave_count: int) -> MemoryPlan | str:
+def foretell(job: Job, slave_count: int, *, in_process: bool = False) -> MemoryPlan | str:
     """The plan of a job, or why there is none. Never an error: a run is not to be lost for want of a plan."""
     from swjoin.runtime.memory_plan import plan_memory
 
     try:
-        return plan_memory(job.config.fitted_to(slave_count), slave_count, job_inflow(job))
+        return plan_memory(job.config.fitted_to(slave_count), slave_count, job_inflow(job), in_process=in_process)
     except SwjoinError as error:
         return str(error)
     except Exception as error:  # an input that the run could read, but whose metadata are odd
@@ -73,7 +73,7 @@ def foretell(job: Job, slave_count: int) -> MemoryPlan | str:
 def add_plan(report: dict[str, Any], job: Job) -> None:
     """Put what was to be expected beside what was taken. What ranks had when they started is theirs, the rest is foretold."""
     memory = report["memory"]
-    plan = foretell(job, len(memory["slaves"]))
+    plan = foretell(job, len(memory["slaves"]), in_process=len(memory["ranks"]) == 1)
     if isinstance(plan, str):
         memory["unforeseen"] = plan
         return

@@ -132,7 +132,7 @@ def plan(
     actors = []
     for i in range(slave_count):
         join = _join(config, census, tuple_bytes)
-        actors.append(SlaveActor(world, Slave(SlaveId(i), config, (layout, layout), join), join, pair_bytes))
+        actors.append(SlaveActor(world, Slave(SlaveId(i), config, (layout, layout), join), join, payload_bytes, pair_bytes))
     master.slaves = actors
     for actor in actors:
         actor.master, actor.collector, actor.peers = master, collector, actors
