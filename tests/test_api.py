@@ -701,6 +701,28 @@ def test_on_ranks_the_answer_is_the_same(capfd: pytest.CaptureFixture[str]) -> N
     assert capfd.readouterr() == ("", "")
 
 
+def test_what_arrow_lends_compiles_no_kernel_anew() -> None:
+    """Once for arrays that may be written to, once for those that may not, and for every mixture: ten seconds each."""
+    from swjoin.cluster.intake import judge
+    from swjoin.routing import hash_partition
+    from swjoin.sources.views import borrowed
+    from swjoin.state.kernels import join_groups
+
+    left, right = random_table(1, 300, 20, 3000), random_table(2, 300, 20, 3000).slice(7)
+    swjoin.count(left, right, **BASICS, within="300us")
+    swjoin.join(left, right, **{**BASICS, "on": ["name", "key"]}, within="300us")
+    for kernel in (join_groups, judge, hash_partition._count_places, hash_partition._scatter):
+        assert kernel.signatures
+        assert "readonly" not in str(kernel.signatures)
+    buffer = pa.array([1, 2, 3], pa.int64()).buffers()[1]
+    view = borrowed(buffer, np.int64)
+    assert view.ctypes.data == buffer.address
+    assert view[:3].tolist() == [1, 2, 3]
+    with pytest.raises(ValueError, match="multiple"):
+        borrowed(buffer.slice(0, 9), np.int64)
+    assert len(borrowed(buffer.slice(0, 0), np.int64)) == 0
+
+
 # ---------------------------------------------------------------- the package
 
 

@@ -1,7 +1,7 @@
 """Compile every kernel once, so that no run after the installation waits for the compiler.
 
 What: `python -m swjoin.cli.warmup`: tiny joins through every kernel and type that real joins use, one of generated streams
-whose partition-groups move, split and merge, and plans of memory.
+whose partition-groups move, split and merge, and plans.
 Why: numba compiles at the first call and caches on disk; all ranks then load the cache.
 Stays out: loading the cache at the start of a run (`runtime.preload`).
 """
@@ -16,7 +16,9 @@ from pathlib import Path
 
 from swjoin.cli.main import main
 from swjoin.config import QueryConfig, RunConfig, WorkloadConfig
+from swjoin.runtime.costs import PRESETS
 from swjoin.runtime.memory_plan import plan_memory
+from swjoin.runtime.planner import plan
 from swjoin.sources.inflow import workload_inflow
 
 MOVING = {
@@ -43,11 +45,14 @@ def warm_up() -> None:
         _write(left, 2000)
         _write(right, 1500)
         common = ["--left-time", "t", "--right-time", "t", "--time-unit", "s", "--within", "10s"]
+        joins = []
         for i, key in enumerate((["number"], ["name"], ["number", "name"])):
-            for out in ("count", f"{folder}/{i}.parquet"):
-                code = main(["join", str(left), str(right), "--on", *key, *common, "--max-out-of-order", "2s", "-o", out])
-                if code:
-                    raise SystemExit(code)
+            joins += [[*key, "--max-out-of-order", "2s", "-o", out] for out in ("count", f"{folder}/{i}.parquet")]
+        joins.append(["number", "--how", "full", "-o", "count"])
+        for words in joins:
+            code = main(["join", str(left), str(right), *common, "--on", *words])
+            if code:
+                raise SystemExit(code)
         config = Path(folder) / "moving.yaml"
         config.write_text(json.dumps(MOVING))  # JSON is YAML
         code = main(["run", str(config), "--threads", "2", "--out", f"{folder}/moving"])
@@ -57,10 +62,11 @@ def warm_up() -> None:
 
 
 def _plan() -> None:
-    """Memory is planned after every run: by every key of a domain, or by the heaviest of a large one."""
+    """Memory is planned after every run, by every key of a domain, or by the heaviest of a large one; delay when asked for."""
     for domain in (1000, 1 << 40):
         config = RunConfig((QueryConfig(-1_000_000, 1_000_000),), workload=WorkloadConfig(domain=domain))
         plan_memory(config, 1, workload_inflow(config))
+        plan(config.fitted_to(1), 1, PRESETS["modern"], limit_us=1e6)
 
 
 if __name__ == "__main__":

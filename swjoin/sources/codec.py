@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from swjoin.batch import I64, U8, PayloadRows, RowLayout
 from swjoin.errors import RunFailed, UserError
-from swjoin.sources.views import booleans_of, integers_of
+from swjoin.sources.views import booleans_of, borrowed, integers_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -136,9 +136,7 @@ class RowCodec:
             offset, width = self._slots[i]
             if _is_var(column.type):
                 bounds = (
-                    np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + n + 1]
-                    if n
-                    else np.zeros(1, np.int64)
+                    borrowed(array.buffers()[1], np.int64)[array.offset : array.offset + n + 1] if n else np.zeros(1, np.int64)
                 )
                 data = array.buffers()[2]
                 size = np.diff(bounds)
@@ -148,7 +146,7 @@ class RowCodec:
                     raise UserError(f"column {column.name}: a value of 4 GiB or more cannot be carried")
                 fixed[:, offset : offset + 4] = size.astype("<u4").view(np.uint8).reshape(n, 4)
                 lengths.append(size.astype(np.int64))
-                sources.append((np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8), bounds[:n]))
+                sources.append((borrowed(data, np.uint8) if data is not None else np.empty(0, np.uint8), bounds[:n]))
             elif width and n:
                 fixed[:, offset : offset + width] = _fixed_bytes(array, width)
         if not self._var:
@@ -230,7 +228,7 @@ def _fixed_bytes(array: pa.Array, width: int) -> NDArray[Any]:
     n = len(array)
     if pa.types.is_boolean(array.type):
         return integers_of(array.cast(pa.uint8()).fill_null(0)).reshape(n, 1)
-    data = np.frombuffer(array.buffers()[1], np.uint8)
+    data = borrowed(array.buffers()[1], np.uint8)
     return data[array.offset * width : (array.offset + n) * width].reshape(n, width)
 
 

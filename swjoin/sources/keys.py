@@ -19,7 +19,7 @@ from numba import njit
 
 from swjoin.batch import I64, U8, Bool
 from swjoin.errors import RunFailed, UserError
-from swjoin.sources.views import booleans_of, integers_of
+from swjoin.sources.views import booleans_of, borrowed, integers_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -269,9 +269,9 @@ def _byte_strings(column: pa.Array) -> tuple[U8, I64]:
     n = len(column)
     if n == 0:
         return np.empty(0, np.uint8), np.zeros(1, np.int64)
-    offsets = np.frombuffer(column.buffers()[1], np.int64)[column.offset : column.offset + n + 1]
+    offsets = borrowed(column.buffers()[1], np.int64)[column.offset : column.offset + n + 1]
     data = column.buffers()[2]
-    return (np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)), offsets
+    return (np.empty(0, np.uint8) if data is None else borrowed(data, np.uint8)), offsets
 
 
 @njit(cache=True, nogil=True)
