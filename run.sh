@@ -150,7 +150,7 @@ run_tests() {
   say "mypy"; "$venv/bin/mypy"
   say "pytest"
   if [ $# -gt 0 ]; then "$python" -m pytest "$@"; return; fi
-  "$python" -m pytest -n 3 --dist loadgroup -m "not quiet and not long and not newcomer"
+  "$python" -m pytest -n 4 --dist loadgroup -m "not quiet and not long and not newcomer"
   say "pytest: tests that measure, with nothing beside them"
   "$python" -m pytest -m "quiet and not long"
 }

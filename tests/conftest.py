@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from swjoin.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[1]
 os.environ.pop("SWJOIN_PLAIN", None)
+hypothesis.settings.register_profile("shared machine", deadline=None)  # a first example loads kernels, beside other tests
+hypothesis.settings.load_profile("shared machine")
 
 
 class Outcome:
@@ -27,10 +30,12 @@ FREE = ("test_mpi.py", "test_join_kinds.py", "test_simulator.py", "test_planted_
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file's tests run in one process, so that they share its fixtures; those of long files that have none may be divided."""
+    """A file's tests run in one process, so that they share its fixtures, and files with Spark share its session; those of
+    long files that have none may be divided."""
+    with_spark = {item.path for item in items if item.get_closest_marker("spark")}
     for item in items:
         if item.path.name not in FREE:
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
+            item.add_marker(pytest.mark.xdist_group("spark" if item.path in with_spark else item.path.name))
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ LOCAL = {name for name in OWNERS if name.startswith(("sustainable", "full"))} | 
 
 
 # Of each kind one in every run of the suite: a sweep over rates on ranks, in one process, a search, the simulator's.
-OFTEN = {"adaptive", "fig06", "fig11", "fig13", "fig14", "main", "sustainable_theta", "full_speed", "thousand"}
+OFTEN = {"adaptive", "fig11", "fig14", "main", "sustainable_theta", "thousand"}
 
 
 def settings(name: str) -> list[str]:

@@ -236,7 +236,7 @@ def test_tables_joined_from_python(block: int) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("seed", [2, 3, 10, 11])
+@pytest.mark.parametrize("seed", [2, 10, *(pytest.param(n, marks=pytest.mark.long) for n in (3, 11))])
 def test_tables_joined_on_ranks(seed: int) -> None:
     """With and without a predicate, strings and numbers as keys."""
     import swjoin

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from swjoin.runtime.local import run_local
 from swjoin.runtime.preflight import find_mpirun
 from tests.cases import CASES, Case, by_name, moving
 from tests.conftest import ROOT
+from tests.ranks import run_jobs
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 RANKS = [3, 4, 5, 7]
@@ -39,22 +41,60 @@ def run(config: Path, out: Path, ranks: int, *more: str) -> dict[str, Any]:
     return report
 
 
-@pytest.mark.parametrize("index", range(len(CASES)), ids=[by_name(c) for c in CASES])
-def test_known_cases(index: int, tmp_path: Path) -> None:
-    """With 4 ranks and more, partition-groups move and slaves come and go at random in every distribution epoch."""
+def _ranks_for(index: int) -> int:
+    return RANKS[index % len(RANKS)]
+
+
+Played = Callable[[int, str], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
+    """run.json of a case, or of the first one in realtime pace, on so many ranks; one mpirun plays all of them."""
+    reports: dict[int, dict[str, dict[str, Any]]] = {}
+
+    def play(ranks: int) -> dict[str, dict[str, Any]]:
+        """With 4 ranks and more, partition-groups move and slaves come and go at random in every distribution epoch."""
+        folder = tmp_path_factory.mktemp(f"ranks{ranks}")
+        configs = {}
+        for case in (CASES[i] for i in range(len(CASES)) if _ranks_for(i) == ranks):
+            (folder / case.name).mkdir()
+            configs[case.name] = case.write(folder / case.name, **(moving(case) if ranks > 3 else {}))
+        (folder / "realtime").mkdir()
+        configs["realtime"] = CASES[0].write(
+            folder / "realtime", pace="realtime", cluster={"distribution_epoch_us": 20_000}, sink={"kind": "count"}
+        )
+        outs = {name: folder / name / "run" for name in configs}
+        jobs = [Job(load_config(configs[n]), outs[n] / "results", True, outs[n], None, "test") for n in configs]
+        run_jobs(ranks, jobs, folder)
+        return {name: json.loads((out / "run.json").read_text()) for name, out in outs.items()}
+
+    def of(ranks: int, name: str) -> dict[str, Any]:
+        if ranks not in reports:
+            reports[ranks] = play(ranks)
+        return reports[ranks][name]
+
+    return of
+
+
+def _together(ranks: int, value: object, name: str) -> Any:
+    """A test's parameter; those of so many ranks run in one process, which has started them once."""
+    return pytest.param(value, marks=[pytest.mark.xdist_group(f"{ranks} ranks"), pytest.mark.timeout(150)], id=name)
+
+
+@pytest.mark.parametrize("index", [_together(_ranks_for(i), i, by_name(c)) for i, c in enumerate(CASES)])
+def test_known_cases(index: int, played: Played) -> None:
     case = CASES[index]
-    ranks = RANKS[index % len(RANKS)]
-    report = run(case.write(tmp_path, **(moving(case) if ranks > 3 else {})), tmp_path / "run", ranks)
+    report = played(_ranks_for(index), case.name)
     assert (report["results"]["count"], report["results"]["digest"]) == case.answer()
     assert report["ledger"]["balanced"]
+    assert len(report["ranks"]) == _ranks_for(index)
 
 
-@pytest.mark.parametrize("ranks", [3, 5, 7])
-def test_any_number_of_slaves_and_realtime(ranks: int, tmp_path: Path) -> None:
-    case = CASES[0]
-    config = case.write(tmp_path, pace="realtime", cluster={"distribution_epoch_us": 20_000}, sink={"kind": "count"})
-    report = run(config, tmp_path / "run", ranks)
-    assert (report["results"]["count"], report["results"]["digest"]) == case.answer()
+@pytest.mark.parametrize("ranks", [_together(n, n, str(n)) for n in RANKS])
+def test_any_number_of_slaves_and_realtime(ranks: int, played: Played) -> None:
+    report = played(ranks, "realtime")
+    assert (report["results"]["count"], report["results"]["digest"]) == CASES[0].answer()
     roles = [r["role"] for r in report["ranks"].values()]
     assert roles == ["master", "collector", *(f"slave {i}" for i in range(ranks - 2))]
     assert set(report["peak_rss_bytes"]) == {str(r) for r in range(ranks)}

@@ -180,7 +180,7 @@ if "-m" in sys.orig_argv or any("swjoin" in word for word in sys.orig_argv):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("pace", ["asap", "realtime"])
+@pytest.mark.parametrize("pace", [pytest.param("asap", marks=pytest.mark.long), "realtime"])
 def test_a_silent_source_on_real_ranks(pace: str, tmp_path: Path) -> None:
     """The master's rank goes on, too: its right source is made silent for a while after its first batch."""
     (tmp_path / "sitecustomize.py").write_text(PATCH)
@@ -237,4 +237,4 @@ def test_a_promise_that_forgets_the_silence_is_caught(monkeypatch: pytest.Monkey
     monkeypatch.setattr(StreamIntake, "speak", lambda self: setattr(self, "idle", False))
     silent = [seed for seed in range(400) if chaos.Scenario.draw(seed).config.time.idle_timeout_us]
     assert len(silent) > 30
-    assert complaints(silent, 3) == 3
+    assert complaints(silent, 1) == 1

@@ -57,7 +57,7 @@ def streams(seed: int, n: int = 400, keys: int = 20, span: int = 3000) -> Rows:
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=pytest.mark.long if i % 3 else ()) for i, c in enumerate(CASES)], ids=by_name
+    "case", [pytest.param(c, marks=pytest.mark.long if i % 6 else ()) for i, c in enumerate(CASES)], ids=by_name
 )
 def test_cases(case: Case, spark: Any) -> None:
     left, right = (frame(spark, *rows) for rows in (case.left, case.right))
@@ -66,7 +66,7 @@ def test_cases(case: Case, spark: Any) -> None:
     assert found(joined) == answer(case.left, case.right, Bounds.of(lower, upper, case.exclusive))
 
 
-@pytest.mark.parametrize("how", ["left", "right", "full", "semi", "anti"])
+@pytest.mark.parametrize("how", ["full", "semi", *(pytest.param(h, marks=pytest.mark.long) for h in ("left", "right", "anti"))])
 def test_other_kinds_row_by_row(how: str, spark: Any) -> None:
     """Against DuckDB, with null keys and times, and a string as a second key column."""
     random = np.random.default_rng(7)
@@ -110,7 +110,7 @@ def test_a_left_key_stays_out_of_right_columns_of_the_same_name(spark: Any) -> N
     assert joined.columns == ["k", "left_ts", "right_k", "right_ts"]
 
 
-@pytest.mark.parametrize("partitions", [1, 3, 8, None])
+@pytest.mark.parametrize("partitions", [1, 3, *(pytest.param(n, marks=pytest.mark.long) for n in (8, None))])
 def test_the_number_of_partitions_changes_nothing(partitions: int | None, spark: Any) -> None:
     one, two = streams(1), streams(2)
     left, right = frame(spark, *one).repartition(3), frame(spark, *two).repartition(2)
@@ -194,7 +194,9 @@ def test_string_and_composite_keys_with_nulls(spark: Any) -> None:
         assert found(joined) == sql(*sides, f"{equal} AND abs(r.ts - l.ts) <= 200")
 
 
-@pytest.mark.parametrize("kind", [pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.date32()], ids=str)
+@pytest.mark.parametrize(
+    "kind", [pa.timestamp("us", "UTC"), pytest.param(pa.timestamp("us"), marks=pytest.mark.long), pa.date32()], ids=str
+)
 def test_timestamps_and_dates(kind: pa.DataType, spark: Any) -> None:
     step = 86_400 if kind == pa.date32() else 60
     sides = []
