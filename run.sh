@@ -196,7 +196,7 @@ word=${1:-main}
 case $word in
   main) need_environment; need_java; main_job ;;
   test) need_environment; need_java; want_browser; run_tests "$@" ;;
-  long) need_environment; need_java; exec "$python" -m pytest -n 2 -m "long or newcomer" "$@" ;;
+  long) need_environment; need_java; exec "$python" -m pytest -n 2 --dist loadgroup -m "long or newcomer" "$@" ;;
   swjoin) need_environment; cd "$called_from"; exec "$venv/bin/swjoin" "$@" ;;
   flights) need_environment; flights ;;
   bench)
