@@ -1,7 +1,7 @@
 """What things cost on this machine: the real roles and kernels, timed.
 
 What: `calibrate(quick, tell) -> (CostModel, lines)`.
-Why: a forecast is worth as much as its costs; measuring them takes less than a minute.
+Why: a forecast is worth as much as its costs; measuring them takes a minute.
 Stays out: using them (`runtime.planner`), two processes at once (`runtime.link_probe`).
 
 A slave is given workloads that differ in skew, theta, window and distribution epoch; its time per delivery is explained by
