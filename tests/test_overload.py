@@ -384,8 +384,7 @@ def test_a_run_that_sheds_says_what_is_missing(swjoin: Any, tmp_path: Path) -> N
 @pytest.mark.timeout(120)
 def test_a_run_that_spills_loses_nothing(swjoin: Any, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    words = (*LONG_SLOTS, "--set", "workload.duration=500ms")
-    done = swjoin("run", config(tmp_path, 0.005, policy="spill"), "--threads", 2, "--out", out, *words)
+    done = swjoin("run", config(tmp_path, 0.007, policy="spill"), "--threads", 2, "--out", out, *LONG_SLOTS)
     assert done.code == 0, done.err
     report = json.loads((out / "run.json").read_text())
     assert (report["results"]["count"], report["results"]["digest"]) == answer_without(report, None)
