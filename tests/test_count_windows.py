@@ -310,7 +310,7 @@ def test_places_given_per_slave_would_be_noticed(monkeypatch: pytest.MonkeyPatch
     wrong = lambda batch: np.arange(len(batch), dtype=np.int64)  # noqa: E731
     monkeypatch.setattr(window_join, "passed_of", wrong)
     seeds = [s for s in range(200) if Scenario.draw(s).config.query.last is not None]
-    assert complaints(seeds, 2) == 2
+    assert complaints(seeds, 6) == 6
 
 
 # ---------------------------------------------------------------- from Python and from the command line

@@ -71,7 +71,7 @@ def test_what_is_left_is_joined_exactly(policy: str, victims: str, monkeypatch: 
     stored = []
     put = SpillFolder.__call__
     monkeypatch.setattr(SpillFolder, "__call__", lambda self, batch: (stored.append(len(batch)), put(self, batch))[1])
-    results = [run_scenario(overloaded(seed, policy, victims, crashes=seed % 2 == 1)) for seed in range(4)]
+    results = [run_scenario(overloaded(seed, policy, victims, crashes=seed % 2 == 1)) for seed in range(6)]
     if policy == "shed":
         assert sum(shed(result) > 20 for result in results) >= 2
     else:
@@ -80,25 +80,28 @@ def test_what_is_left_is_joined_exactly(policy: str, victims: str, monkeypatch: 
     assert sum(result.recoveries for result in results) >= 2
 
 
-def caught(policy: str) -> bool:
+def complaints(policy: str) -> int:
+    found = 0
     for seed in range(8):
         try:
             run_scenario(overloaded(seed, policy, "random"))
         except (SimulationError, SwjoinError):
-            return True
-    return False
+            found += 1
+            if found == 3:
+                break
+    return found
 
 
 def test_tuples_shed_and_not_written_down_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     relieve = Overload.relieve
     monkeypatch.setattr(Overload, "relieve", lambda self, now_us: relieve(self, now_us)[:-1])
-    assert caught("shed")
+    assert complaints("shed") == 3
 
 
 def test_a_disk_that_forgets_a_tuple_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     load = SpilledBatch.load
     monkeypatch.setattr(SpilledBatch, "load", lambda self: load(self).slice(0, max(1, len(self) - 1)))
-    assert caught("spill")
+    assert complaints("spill") == 3
 
 
 def test_a_disk_that_changes_a_byte_is_refused(tmp_path: Path) -> None:
