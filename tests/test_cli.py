@@ -230,7 +230,7 @@ def _bad(files: tuple[Path, Path], tmp: Path) -> dict[str, tuple[list[object], s
         "output folder missing": ([left, right, *JOIN, "--within", "1s", "-o", tmp / "no" / "o.parquet"], "does not exist"),
         "output is a folder": ([left, right, *JOIN, "--within", "1s", "-o", void / "x.parquet"], ""),
         "report folder missing": ([left, right, *JOIN, *base, "--report", tmp / "no" / "r.json"], "does not exist"),
-        "unknown option": ([left, right, *JOIN, *base, "--frobnicate"], "unrecognized arguments"),
+        "unknown option": ([left, right, *JOIN, *base, "--frobnicate"], "unknown option --frobnicate"),
         "side without a place": ([left, right, *JOIN, "--within", "1s", "--late", "side", "-o", "count"], "give --report"),
     }
 

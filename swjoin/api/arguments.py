@@ -151,8 +151,8 @@ class Request:
             lower_us, upper_us = duration_us(self.lower, "lower"), duration_us(self.upper, "upper")
         return QueryConfig(lower_us, upper_us, cast("tuple[Bound, ...]", exclusive), how=self.how, where=self.where)
 
-    def stream(self, side: int, schema_names: Sequence[str] | None = None) -> StreamConfig:
-        """One side's columns. schema_names: those that there are, of which only `columns` are kept."""
+    def stream(self, side: int) -> StreamConfig:
+        """One side's columns."""
         own = self.left_on if side == LEFT else self.right_on
         key = self.on if own is None else own
         if key is None:
@@ -167,17 +167,7 @@ class Request:
             one_of(self.time_unit, get_args(TimeUnit), "time_unit")
         argument = "on" if own is None else f"{STREAM_NAMES[side]}_on"
         columns = None if self.columns is None else names(self.columns, "columns")
-        if columns is not None and schema_names is not None:
-            columns = tuple(name for name in columns if name in schema_names)
         return StreamConfig(None, names(key, argument), time, self.time_unit, row_id, columns)
-
-    def check_columns(self, left: Sequence[str], right: Sequence[str]) -> None:
-        """UserError when a column to be kept is on neither side."""
-        for name in () if self.columns is None else names(self.columns, "columns"):
-            if name not in left and name not in right:
-                near = difflib.get_close_matches(name, [*left, *right], 1, 0.5)
-                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(dict.fromkeys([*left, *right]))[:1000]}"
-                raise UserError(f"columns: {name} is on neither side; {hint}")
 
     def config(self, *, default_bound_us: int = 0, materialise: bool = True, partitions: int | None = None) -> RunConfig:
         """The whole configuration, with settings for speed rather than the paper's, as `swjoin join` has them."""

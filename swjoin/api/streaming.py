@@ -313,8 +313,7 @@ class _Opened:
     """The join once both schemas are known."""
 
     def __init__(self, request: Request, config: RunConfig, left: pa.Schema, right: pa.Schema) -> None:
-        request.check_columns(left.names, right.names)
-        sides = (request.stream(LEFT, left.names), request.stream(RIGHT, right.names))
+        sides = (request.stream(LEFT), request.stream(RIGHT))
         query = config.query
         views, keys = describe_streams((sides[LEFT], left), (sides[RIGHT], right), carry=True, packed=True, query=query)
         codecs = (views[LEFT].codec, views[RIGHT].codec)

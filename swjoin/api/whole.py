@@ -112,7 +112,7 @@ def _take(batch: SourceBatch, index: I64) -> SourceBatch:
 
 
 def _typed(tables: list[pa.Table], configs: list[StreamConfig]) -> list[pa.Table]:
-    """Keys and times of no type at all (an empty data frame, a column of nulls) get the other side's type."""
+    """Keys and times without a value (an empty data frame, a column of nulls) get the other side's type."""
     import pyarrow as pa
 
     out = list(tables)
@@ -122,9 +122,11 @@ def _typed(tables: list[pa.Table], configs: list[StreamConfig]) -> list[pa.Table
             names = out[side].column_names
             if names.count(name) != 1 or tables[1 - side].column_names.count(theirs) != 1:
                 continue
-            if pa.types.is_null(out[side].schema.field(name).type):
-                kind = tables[1 - side].schema.field(theirs).type
-                out[side] = out[side].set_column(names.index(name), name, out[side].column(name).cast(kind))
+            kind = out[1 - side].schema.field(theirs).type
+            if not tables[1 - side].num_rows and (pa.types.is_null(kind) or pa.types.is_floating(kind)):
+                kind = pa.timestamp("us") if name == own.time else pa.string()
+            if pa.types.is_null(out[side].schema.field(name).type) or not out[side].num_rows:
+                out[side] = out[side].set_column(names.index(name), name, pa.nulls(out[side].num_rows, kind))
     return out
 
 
@@ -136,10 +138,8 @@ def open_sides(request: Request, left: object, right: object, *, materialise: bo
         configs = [request.stream(s) for s in (LEFT, RIGHT)]
         wanted = {n for c in configs for n in (*c.key, c.time, c.id, *((c.columns or ()) if materialise else ())) if n}
     tables = [to_table(value, name, wanted) for value, name in zip((left, right), STREAM_NAMES, strict=True)]
-    tables = _typed(tables, [request.stream(s) for s in (LEFT, RIGHT)])
-    if materialise:
-        request.check_columns(tables[LEFT].column_names, tables[RIGHT].column_names)
-    one, two = (request.stream(s, tables[s].column_names) for s in (LEFT, RIGHT))
+    one, two = request.stream(LEFT), request.stream(RIGHT)
+    tables = _typed(tables, [one, two])
     schemas = (one, tables[LEFT].schema), (two, tables[RIGHT].schema)
     views, keys = describe_streams(*schemas, carry=materialise, packed=False, query=query)
     sides = [Side(s, tables[s], c, views[s], keys, by_position=materialise) for s, c in ((LEFT, one), (RIGHT, two))]

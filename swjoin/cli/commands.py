@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from swjoin.api.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS, JOIN_THETA_BYTES
-from swjoin.cli.given import given_ranks, one_or_two
+from swjoin.cli.given import given_ranks, one_or_two, separate
 from swjoin.config import ClusterConfig, ModuleConfig, QueryConfig, RunConfig, SinkConfig, StreamConfig, TimeConfig
 from swjoin.errors import UserError
 from swjoin.loading import config_from_plain, load_config
@@ -53,10 +53,7 @@ def _query(args: argparse.Namespace) -> QueryConfig:
 
 
 def _keys(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    def split(items: list[str] | None) -> tuple[str, ...]:
-        return tuple(name for item in items or [] for name in item.split(",") if name)
-
-    left, right = split(args.left_on or args.on), split(args.right_on or args.on)
+    left, right = separate(args.left_on or args.on), separate(args.right_on or args.on)
     if not left or not right:
         raise UserError("the join columns are missing: give --on KEY, or --left-on and --right-on")
     return left, right
@@ -77,7 +74,7 @@ def sink_kind(out: str) -> str:
 def join_config(args: argparse.Namespace) -> RunConfig:
     """The configuration of a `join`, with settings for speed rather than the paper's."""
     left_on, right_on = _keys(args)
-    columns = None if args.columns is None else tuple(args.columns)
+    columns = None if args.columns is None else separate(args.columns)
     on_mpi = args.ranks is not None or launcher_size() > 1
     partitions = (CLUSTER_PARTITIONS if on_mpi else JOIN_PARTITIONS) if args.partitions is None else args.partitions
     cluster: dict[str, Any] = {"partition_count": partitions, "distribution_epoch_us": 0}
@@ -304,7 +301,7 @@ def run_aggregate(args: argparse.Namespace) -> int:
 def run_events(args: argparse.Namespace) -> int:
     from swjoin.cli.timeline import print_timeline
 
-    print_timeline(Path(args.dir), args.kinds, args.slave, args.group)
+    print_timeline(Path(args.dir), separate(args.kinds), args.slave, args.group)
     return 0
 
 

@@ -1,6 +1,6 @@
 """What several commands are given alike: ranks or threads, and one number or two.
 
-What: `given_ranks`, `in_process_or_ranks`, `one_or_two`.
+What: `given_ranks`, `in_process_or_ranks`, `one_or_two`, `separate`.
 Why: `-n 6` and `--threads 2` mean the same to every command, and are refused with the same words.
 Stays out: the parser (`cli.main`), what is done with them.
 """
@@ -8,7 +8,7 @@ Stays out: the parser (`cli.main`), what is done with them.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from swjoin.errors import UserError
@@ -36,6 +36,11 @@ def in_process_or_ranks(args: argparse.Namespace) -> tuple[int | None, int]:
 
     ranks = given_ranks(args)
     return ranks, ranks - 2 if ranks is not None else args.threads or default_slave_count()
+
+
+def separate(words: Iterable[str] | None) -> tuple[str, ...]:
+    """Names that were given as words, with commas between them, or both."""
+    return tuple(name for word in words or () for name in word.split(",") if name)
 
 
 def one_or_two(text: str, number: Callable[[str], Number], refusal: str) -> tuple[Number, Number]:

@@ -10,30 +10,25 @@ from __future__ import annotations
 import argparse
 import os
 import select
+import signal
 import sys
+import threading
 import traceback
+from types import FrameType
 from typing import NoReturn
 
+from swjoin.cli.parser import Parser
 from swjoin.errors import SwjoinError
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line; argparse would print the usage as well."""
-
-    def error(self, message: str) -> None:  # type: ignore[override]
-        print(f"swjoin: {' '.join(message.split())} (see {self.prog} --help)", file=sys.stderr)
-        raise SystemExit(2)
-
 
 HOWS = ["inner", "left", "right", "full", "semi", "anti"]  # as in `oracle`, which is not to be imported here
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="swjoin", description="Exact sliding-window joins of two streams, in one process or on an MPI cluster."
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     _add_join(commands.add_parser("join", help="join two files or directories (Parquet, CSV, Arrow IPC)"))
     _add_run(commands.add_parser("run", help="run a cluster as configured in a YAML file"))
     _add_serve(commands.add_parser("serve", help="join live streams, and give the results to whoever asks, over Arrow Flight"))
@@ -69,9 +64,9 @@ def _add_join(p: argparse.ArgumentParser) -> None:
     p.description = "Join LEFT and RIGHT: equal keys and lower <= right time - left time <= upper, each pair exactly once."
     p.add_argument("left", metavar="LEFT")
     p.add_argument("right", metavar="RIGHT")
-    p.add_argument("--on", metavar="KEY", nargs="+", help="join columns of both sides")
-    p.add_argument("--left-on", metavar="KEY", nargs="+", help="join columns on the left, if they differ")
-    p.add_argument("--right-on", metavar="KEY", nargs="+", help="join columns on the right")
+    p.add_argument("--on", metavar="KEY", nargs="+", action="extend", help="join columns of both sides")
+    p.add_argument("--left-on", metavar="KEY", nargs="+", action="extend", help="join columns on the left, if they differ")
+    p.add_argument("--right-on", metavar="KEY", nargs="+", action="extend", help="join columns on the right")
     p.add_argument("--left-time", metavar="COL", required=True)
     p.add_argument("--right-time", metavar="COL", required=True)
     p.add_argument("--time-unit", choices=["s", "ms", "us", "ns"], help="unit of integer time columns")
@@ -86,7 +81,9 @@ def _add_join(p: argparse.ArgumentParser) -> None:
     p.add_argument("--where", metavar="CONDITION", help="what else must hold of a pair: 'left_price < right_price'")
     p.add_argument("--left-id", metavar="COL", help="row id column on the left (default: position)")
     p.add_argument("--right-id", metavar="COL", help="row id column on the right")
-    p.add_argument("--columns", metavar="COL", nargs="+", help="other columns to keep (default: all)")
+    p.add_argument(
+        "--columns", metavar="COL", nargs="+", action="extend", help="columns to keep, of either side (default: all)"
+    )
     p.add_argument(
         "--max-out-of-order", metavar="10s", default="0us", help="how far a row's time may lie behind an earlier row's"
     )
@@ -331,7 +328,7 @@ def _add_events(p: argparse.ArgumentParser) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit code: 0, 1 (the run failed), 2 (the user gave something wrong), 130 (interrupted), 141
-    (nobody reads on)."""
+    (nobody reads on), 143 (SIGTERM)."""
     try:
         try:
             return _perform(argv)
@@ -369,9 +366,24 @@ def _nobody_reads() -> bool:
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM ends a command as Ctrl-C does: files are closed, processes that it started are ended."""
+
+
+def _terminate(_number: int, _frame: FrameType | None) -> None:
+    raise _Terminated
+
+
+def _under_a_launcher() -> bool:
+    """Whether this is an MPI rank; the launcher sends SIGTERM to all when one fails, and only that one has to say why."""
+    from swjoin.runtime.preflight import launcher_size
+
+    return launcher_size() > 1
+
+
 def _perform(argv: list[str] | None) -> int:
     debug = "--debug" in (sys.argv[1:] if argv is None else argv)
-    args = build_parser().parse_args(_join_negative(sys.argv[1:] if argv is None else argv))
+    args = build_parser().parse_args(argv)
     if args.version:
         from swjoin import __version__
 
@@ -380,6 +392,9 @@ def _perform(argv: list[str] | None) -> int:
     if args.command is None:
         build_parser().print_help()
         return 0
+    before = None
+    if args.command != "_rank" and threading.current_thread() is threading.main_thread() and not _under_a_launcher():
+        before = signal.signal(signal.SIGTERM, _terminate)
     try:
         from swjoin.cli import commands
 
@@ -391,9 +406,10 @@ def _perform(argv: list[str] | None) -> int:
         if str(error):
             print(f"swjoin: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        print("swjoin: interrupted", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stop:
+        terminated = isinstance(stop, _Terminated)
+        print(f"swjoin: {'stopped by SIGTERM' if terminated else 'interrupted'}", file=sys.stderr)
+        return 143 if terminated else 130
     except Exception as error:
         if debug or (isinstance(error, BrokenPipeError) and _nobody_reads()):
             raise
@@ -402,19 +418,6 @@ def _perform(argv: list[str] | None) -> int:
             file=sys.stderr,
         )
         return 1
-
-
-def _join_negative(argv: list[str]) -> list[str]:
-    """`--lower -1h` as `--lower=-1h`: argparse would take -1h for an option."""
-    out: list[str] = []
-    for item in argv:
-        if (
-            out
-            and out[-1] in ("--lower", "--upper", "--within", "--max-out-of-order", "--epoch")
-            and item[:1] == "-"
-            and item[1:2].isdigit()
-        ):
-            out[-1] = f"{out[-1]}={item}"
-        else:
-            out.append(item)
-    return out
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)

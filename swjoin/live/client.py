@@ -8,12 +8,14 @@ Stays out: the command line (`cli.live`). Any Arrow Flight client can do the sam
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -46,6 +48,9 @@ def _said(error: BaseException) -> UserError | RunFailed:
         return UserError(f"{text}; does the run speak TLS (grpc+tls://, else grpc://), and is this its root certificate?")
     if "failed to connect" in text and "Socket closed" in text:  # a run that has just died says the same
         return ServerGoneError(f"{text}; if the run speaks TLS, write grpc+tls://")
+    nobody = re.search(r"ipv[46]:(\S+): .*Connection refused", text)
+    if nobody is not None:
+        return ServerGoneError(f"nothing listens at {unquote(nobody[1])}; is swjoin serve running?")
     gone = isinstance(error, OSError) and "unavailable" in text
     if gone or isinstance(error, flight.FlightUnavailableError | flight.FlightCancelledError | flight.FlightTimedOutError):
         return ServerGoneError(text)

@@ -178,6 +178,20 @@ def _stream_view(
     return StreamView(StreamCodec(tuple(columns), config.key, rows, hidden), list(dict.fromkeys([*needed, *wanted])))
 
 
+def _check_chosen(left: tuple[StreamConfig, pa.Schema], right: tuple[StreamConfig, pa.Schema]) -> None:
+    """UserError when a chosen column does not exist. One that is chosen of both sides may be on one of them alone."""
+    both = set(left[0].columns or ()) & set(right[0].columns or ())
+    for side, (config, schema) in zip(STREAM_NAMES, (left, right), strict=True):
+        for name in config.columns or ():
+            if name not in both:
+                _find(schema, name, side, _origin(config), "chosen")
+            elif name not in left[1].names and name not in right[1].names:
+                there = list(dict.fromkeys([*left[1].names, *right[1].names]))
+                near = difflib.get_close_matches(name[:200], there, 1, 0.5)
+                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(there)[:1000]}"
+                raise UserError(f"columns: {name[:200]} is on neither side; {hint}")
+
+
 def _judged(query: QueryConfig | None, *streams: tuple[StreamConfig, pa.Schema]) -> tuple[set[str], set[str]]:
     """The columns of both sides that a predicate needs. UserError when there is no such column."""
     found: tuple[set[str], set[str]] = (set(), set())
@@ -213,11 +227,10 @@ def describe_streams(
         _check_time(config, _find(schema, config.time, side, where, "time"), side)
         if config.id is not None and not t.is_integer(_find(schema, config.id, side, where, "id")):
             raise UserError(f"{side} {where}: id column {config.id} must hold integers")
-        for name in config.columns or ():
-            _find(schema, name, side, where, "chosen")
         if carry and len(set(schema.names)) < len(schema.names):
             twice = next(n for n in schema.names if schema.names.count(n) > 1)
             raise UserError(f"{side} {where}: column {twice} is there {schema.names.count(twice)} times; rename one")
+    _check_chosen(left, right)
     encoder, judged = KeyEncoder(keys[0], keys[1]), _judged(query, left, right)
     kind = JOIN_KINDS["inner"] if query is None else query.kind
     views = []

@@ -19,7 +19,7 @@ from swjoin.config import QueryConfig, StreamConfig
 from swjoin.errors import RunFailed, UserError
 from swjoin.sources.codec import StreamCodec
 from swjoin.sources.columns import Tuples, describe_streams
-from swjoin.sources.formats import file_format, list_files, read_batches, read_schema, refusing, row_count
+from swjoin.sources.formats import file_format, list_files, place_in, read_batches, read_schema, refusing, row_count
 from swjoin.sources.keys import Dictionary, KeyEncoder
 from swjoin.sources.read_ahead import ReadAhead
 
@@ -132,7 +132,7 @@ class FileSource:
 
     def _place(self, position: int) -> str:
         index = max(0, bisect.bisect_right(self._starts, position) - 1)
-        return f"{self.files[index]}, row {position - self._starts[index]} (counting from 0)"
+        return place_in(self.files[index], position - self._starts[index])
 
     def close(self) -> None:
         if self._ahead is not None:

@@ -1,6 +1,6 @@
 """Files of rows as Arrow batches: Parquet, CSV, Arrow IPC, told apart by their extensions.
 
-What: `list_files`, `read_schema`, `read_batches`, `row_count`, `edges_checksum`.
+What: `list_files`, `read_schema`, `read_batches`, `place_in`, `row_count`, `edges_checksum`.
 Why: what these files hold was written by anybody. Whatever a library says about them becomes one line that names the file, and
 what it does not look at is looked at here, before kernels that check nothing see it.
 Stays out: keys, times, payload, reading ahead (`sources.files`).
@@ -8,9 +8,12 @@ Stays out: keys, times, payload, reading ahead (`sources.files`).
 
 from __future__ import annotations
 
+import bz2
+import csv
+import gzip
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,10 +74,10 @@ def refusing(path: Path) -> Iterator[None]:
 
 
 def _csv_options(schema: pa.Schema | None, columns: list[str] | None) -> Any:
-    import pyarrow.csv as csv
+    import pyarrow.csv as pacsv
 
     types = None if schema is None else {f.name: f.type for f in schema}
-    return csv.ConvertOptions(
+    return pacsv.ConvertOptions(
         column_types=types,
         include_columns=columns,
         null_values=[""],  # and not NA, null, nan and the like, which are values as others are
@@ -93,14 +96,14 @@ def read_schema(path: Path) -> pa.Schema:
 
 def _schema_of(path: Path) -> pa.Schema:
     import pyarrow as pa
-    import pyarrow.csv as csv
+    import pyarrow.csv as pacsv
     import pyarrow.parquet as pq
 
     kind = file_format(path)
     if kind == "Parquet":
         return pq.read_schema(path)
     if kind == "CSV":
-        with csv.open_csv(path, convert_options=_csv_options(None, None)) as reader:
+        with pacsv.open_csv(path, convert_options=_csv_options(None, None)) as reader:
             return pa.schema([f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in reader.schema])
     with _open_ipc(path) as reader:
         return reader.schema
@@ -123,7 +126,7 @@ def read_batches(path: Path, schema: pa.Schema, columns: list[str], rows: int, s
 
 def _batches(path: Path, schema: pa.Schema, columns: list[str], rows: int, skip: int) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
-    import pyarrow.csv as csv
+    import pyarrow.csv as pacsv
     import pyarrow.parquet as pq
 
     kind = file_format(path)
@@ -138,8 +141,8 @@ def _batches(path: Path, schema: pa.Schema, columns: list[str], rows: int, skip:
                     yield batch.slice(skip)
                 skip = max(0, skip - batch.num_rows)
     elif kind == "CSV":
-        reader = csv.open_csv(
-            path, read_options=csv.ReadOptions(block_size=4 << 20), convert_options=_csv_options(schema, columns)
+        reader = pacsv.open_csv(
+            path, read_options=pacsv.ReadOptions(block_size=4 << 20), convert_options=_csv_options(schema, columns)
         )
         with reader:
             yield from reader
@@ -154,6 +157,28 @@ def _batches(path: Path, schema: pa.Schema, columns: list[str], rows: int, skip:
                 chosen = batch.select(columns)
                 chosen.validate(full=True)  # the library takes lengths and offsets as they stand in the file
                 yield chosen
+
+
+def place_in(path: Path, row: int) -> str:
+    """A row (counted from 0) of a file, for complaints: of a CSV file the line that an editor shows."""
+    line = _line_of(path, row) if file_format(path) == "CSV" else None
+    return f"{path}, row {row} (counting from 0)" if line is None else f"{path}, line {line}"
+
+
+def _line_of(path: Path, row: int) -> int | None:
+    """The line, from 1, on which a row of a CSV file begins. Fields may hold line breaks; empty lines are no rows."""
+    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open}
+    opened = openers.get(path.suffix.lower(), open)
+    try:
+        with opened(path, "rt", encoding="utf-8", errors="replace", newline="") as file:
+            reader, before, line = csv.reader(file), -1, 1  # the header is no row
+            for fields in reader:
+                if fields and before == row:
+                    return line
+                before, line = before + bool(fields), reader.line_num + 1
+    except (OSError, EOFError, csv.Error):
+        pass
+    return None
 
 
 def row_count(path: Path) -> int:

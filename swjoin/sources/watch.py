@@ -29,7 +29,7 @@ from swjoin.config import StreamConfig
 from swjoin.errors import RunFailed, UserError
 from swjoin.sources.codec import StreamCodec
 from swjoin.sources.columns import StreamView, Tuples
-from swjoin.sources.formats import edges_checksum, file_format, read_batches, read_schema, refusing, row_count
+from swjoin.sources.formats import edges_checksum, file_format, place_in, read_batches, read_schema, refusing, row_count
 from swjoin.sources.keys import Dictionary, KeyEncoder
 from swjoin.sources.live import BATCH_ROWS, check_schema
 from swjoin.sources.read_ahead import ReadAhead
@@ -169,7 +169,7 @@ class WatchSource:
         if index < 0:
             return f"{self.where}, row {position} of all files (counting from 0)"
         file = self._log[index]
-        return f"{self.folder / file.name}, row {position - file.first} (counting from 0)"
+        return place_in(self.folder / file.name, position - file.first)
 
     # ------------------------------------------------------------ read ahead, in a thread
 
