@@ -199,7 +199,9 @@ def start_run(args: argparse.Namespace, config: RunConfig | None) -> int:
         target = None if settings.sink.kind == "count" else out / "results"
         return _start(Job(settings, target, True, out, None, _typed()), ranks, args.debug, args.threads, hosts)
 
-    return in_new_folder(start) if args.out is None else start(Path(args.out))
+    if args.out is not None:
+        return start(Path(args.out))
+    return in_new_folder(start, as_ranks=ranks is None and launcher_size() > 1)
 
 
 def run_serve(args: argparse.Namespace) -> int:

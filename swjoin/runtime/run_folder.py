@@ -23,19 +23,18 @@ RUNS = Path("runs")
 LATEST = RUNS / "latest"
 
 
-def in_new_folder(start: Callable[[Path], int]) -> int:
-    """Start a run in a new folder; its exit code. A folder in which a refused run has left nothing goes again.
+def in_new_folder(start: Callable[[Path], int], *, as_ranks: bool) -> int:
+    """Start a run in a new folder; its exit code. A folder in which a refused run has left nothing is removed.
 
-    As ranks that somebody launched, all of them must call this; the first makes the folder.
+    as_ranks: this process is one of the ranks that somebody launched, and all of them call this; the first makes the folder.
     """
-    ranks = preflight.launcher_size() > 1
-    if ranks:
+    if as_ranks:
         preflight.check_world()
         folder = _agreed()
+        if preflight.launcher_index() != 0:
+            return start(folder)
     else:
         folder = _made()
-    if ranks and preflight.launcher_index() != 0:
-        return start(folder)
     before = _link_to(folder)
     try:
         code = start(folder)
