@@ -67,7 +67,7 @@ Join = Callable[["DataFrame", "DataFrame", int, int | None], "DataFrame"]
 
 def ours(left: Any, right: Any, window_us: int, partitions: int | None, columns: list[str] | None = None) -> DataFrame:
     more: dict[str, Any] = {"on": "key", "left_time": "ts", "right_time": "ts", "time_unit": "us", "columns": columns}
-    return window_join(left, right, within=window_us, partitions=partitions, **more)
+    return window_join(left, right, within=f"{window_us}us", partitions=partitions, **more)
 
 
 def _sides(left: DataFrame, right: DataFrame) -> tuple[DataFrame, DataFrame]:

@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from swjoin.errors import UserError
+from swjoin.loading import as_bool
 from swjoin.sweeps.experiment import Experiment
 from swjoin.sweeps.metrics import AT_LEAST, BELOW
 
@@ -222,7 +223,7 @@ def plot(table: Table, experiment: Experiment) -> Figure:
         _panel(axis, table, x, panel, positions if named else None)
     bottom = axes[-1]
     bottom.set_xlabel(table.axis_label(x))
-    _x_axis(bottom, table, x, bool(experiment.plot.get("log_x")))
+    _x_axis(bottom, table, x, bool(as_bool(experiment.plot.get("log_x"))))
     fig.suptitle("\n".join(textwrap.wrap(title, TITLE_COLUMNS)), fontsize="medium")
     caption(fig, *notes(table, experiment, x))
     return fig

@@ -6,30 +6,41 @@ is plain values of bounded size or is refused: no objects, no aliases that unfol
 Stays out: what the values mean and which are allowed (`config`).
 
 In YAML a key with a unit (`distribution_epoch_us`, `theta_bytes`) may also be written without it and with the unit in the
-value: `distribution_epoch: 2s`, `theta: 1.5MB`.
+value: `distribution_epoch: 2s`, `theta: 1.5MB`. Whole numbers stand for microseconds and bytes only where the key says so, as
+in what `to_plain` writes. Words are words: only `true` and `false` are no text, and keys are as they were typed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
 import math
+import os
+import re
 import reprlib
 import types
 import typing
 from pathlib import Path
 from typing import Any, Literal
 
-from swjoin.config import QueryConfig, RunConfig, WorkloadConfig
+from swjoin.config import QueryConfig, RunConfig, StreamConfig, WorkloadConfig
 from swjoin.ends import LIVE_SOURCES
 from swjoin.errors import UserError
+from swjoin.shipped import relative_to
 from swjoin.units import parse_duration_us, parse_size_bytes
 
 LISTEN = "127.0.0.1:8815"
 _MOST_BYTES = 1 << 18  # of a file; reading more would take PyYAML seconds
 _MOST_VALUES = 20_000  # once all aliases are unfolded
 _DEEPEST = 20
+_WORDS = {"yes": True, "on": True, "no": False, "off": False}
+_ALIASES: dict[type, dict[str, str]] = {RunConfig: {"join": "queries"}, StreamConfig: {"on": "key"}}
+_MEANT: dict[type, dict[str, str]] = {  # what people write first, and nothing like the key
+    StreamConfig: {**dict.fromkeys(("file", "files", "folder", "directory"), "path"), "by": "key", "timestamp": "time"},
+    QueryConfig: {"window": "within", "type": "how"},
+}
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 
@@ -42,6 +53,11 @@ def shown(value: Any) -> str:
 def word(key: Any) -> str:
     """A key in a complaint."""
     return key if isinstance(key, str) and len(key) < 60 else shown(key)
+
+
+def as_bool(value: Any) -> Any:
+    """True and False for yes, no, on and off; anything else as it is."""
+    return _WORDS.get(value.lower(), value) if isinstance(value, str) else value
 
 
 def _convert(kind: Any, value: Any, where: str) -> Any:
@@ -64,6 +80,8 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
         return None if value is None else _convert(next(a for a in typing.get_args(kind) if a is not type(None)), value, where)
     if kind is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63:
         return float(value)
+    if kind is bool:
+        value = as_bool(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise UserError(f"{where}: expected {kind.__name__}, got {shown(value)}")
     if (isinstance(value, float) and not math.isfinite(value)) or (kind is int and not -(1 << 63) <= value < 1 << 63):
@@ -77,18 +95,13 @@ def _build(kind: type, data: Any, where: str) -> Any:
     if not isinstance(data, dict):
         raise UserError(f"{where or 'configuration'}: expected a mapping, got {shown(data)}")
     hints = typing.get_type_hints(kind)
-    names = {f.name for f in dataclasses.fields(kind)}
-    aliases: dict[str, str] = {}
-    for name in names:
-        for suffix in ("_us", "_bytes", "_per_s"):
-            if name.endswith(suffix):
-                aliases[name.removesuffix(suffix)] = name
+    aliases = _aliases(kind)
     values: dict[str, Any] = {}
     if kind is QueryConfig and "within" in data:
         data = dict(data)
         if "lower" in data or "upper" in data or "lower_us" in data or "upper_us" in data:
             raise UserError(f"{where}: give within, or lower and upper, not both")
-        window_us = parse_duration_us(data.pop("within"))
+        window_us = _quantity("lower_us", "within", data.pop("within"), f"{where}.within")
         if window_us < 0:
             raise UserError(f"{where}.within: a window cannot be negative")
         values["lower_us"], values["upper_us"] = -window_us, window_us
@@ -100,30 +113,24 @@ def _build(kind: type, data: Any, where: str) -> Any:
             data["last"] = [data["last"], data["last"]]
     if kind is RunConfig and isinstance(data.get("on_overload"), str):
         data = {**data, "on_overload": {"policy": data["on_overload"]}}
-    if kind is RunConfig and "join" in data:
-        data = dict(data)
-        data["queries"] = [data.pop("join")]
     for key, value in data.items():
-        name = word(key)
-        here = f"{where}.{name}" if where else name
-        known = name if name in names else aliases.get(name)
-        if known is None:
-            near = difflib.get_close_matches(name, sorted(names | set(aliases)), 1, 0.5)
-            hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(sorted(names))}"
-            raise UserError(f"{here}: unknown configuration key{hint}")
-        name = known
+        here = f"{where}.{word(key)}" if where else word(key)
+        name = aliases.get(key) if isinstance(key, str) else None
+        if name is None:
+            raise UserError(f"{here}: unknown configuration key{_meant(kind, word(key), aliases)}")
         if name in values:
-            raise UserError(f"{here}: given twice")
-        try:
-            if name.endswith("_us"):
-                values[name] = parse_duration_us(value)
-            elif name.endswith("_bytes"):
-                values[name] = parse_size_bytes(value)
-            else:
+            other = next((k for k in data if k != key and aliases.get(k) == name), name)
+            raise UserError(f"{here}: given twice, also as {other}")
+        if name == "queries" and key == "join":
+            values[name] = (_build(QueryConfig, value, here),)
+        elif name.endswith(("_us", "_bytes")):
+            values[name] = _quantity(name, key, value, here)
+        else:
+            try:
                 values[name] = _convert(hints[name], value, here)
-        except UserError as error:
-            text = str(error)
-            raise UserError(text if text.startswith(here) else f"{here}: {text}") from None
+            except UserError as error:
+                text = str(error)
+                raise UserError(text if text.startswith(here) else f"{here}: {text}") from None
     required = [
         f.name
         for f in dataclasses.fields(kind)
@@ -131,8 +138,33 @@ def _build(kind: type, data: Any, where: str) -> Any:
     ]
     for name in required:
         if name not in values:
-            raise UserError(f"{where or 'configuration'}: {name.removesuffix('_us')} is missing")
+            missing = "join" if name == "queries" else name.removesuffix("_us")
+            raise UserError(f"{where or 'configuration'}: {missing} is missing")
     return kind(**values)
+
+
+def _aliases(kind: type) -> dict[str, str]:
+    """Every way to write a key, and the field that it is."""
+    names = [f.name for f in dataclasses.fields(kind)]
+    aliases = {name.removesuffix(suffix): name for name in names for suffix in ("_us", "_bytes", "_per_s")}
+    return aliases | {name: name for name in names} | _ALIASES.get(kind, {})
+
+
+def _meant(kind: type, key: str, aliases: dict[str, str]) -> str:
+    """The hint of a complaint: the key that is nearest, or all of them."""
+    known = sorted({*aliases, "within"} if kind is QueryConfig else set(aliases))
+    near = [_MEANT[kind][key]] if key in _MEANT.get(kind, {}) else difflib.get_close_matches(key, known, 1, 0.5)
+    return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
+
+
+def _quantity(name: str, key: str, value: Any, here: str) -> int:
+    """A duration in microseconds or a size in bytes, of the field `name` written as `key`."""
+    try:
+        if name.endswith("_us"):
+            return parse_duration_us(value, in_us=key == name)
+        return parse_size_bytes(value, in_bytes=key == name)
+    except UserError as error:
+        raise UserError(f"{here}: {error}") from None
 
 
 def config_from_plain(data: Any) -> RunConfig:
@@ -158,15 +190,50 @@ def apply_overrides(data: dict[str, Any], overrides: list[str]) -> dict[str, Any
             if not isinstance(child, dict):
                 raise UserError(f"--set {item!r}: {parent} is not a section")
             node = child
-        for twin in (leaf.rsplit("_", 1)[0], f"{leaf}_us", f"{leaf}_bytes", f"{leaf}_per_s"):
-            if (
-                twin != leaf
-                and twin in node
-                and ((leaf.startswith(twin) and leaf[len(twin) :] in ("_us", "_bytes", "_per_s")) or twin.startswith(leaf))
-            ):
+        for twin in set(node) - {leaf}:
+            if bare(twin) == bare(leaf):
                 del node[twin]
         node[leaf] = _parse(text, f"--set {shown(item)}: the value is")
     return merged
+
+
+def bare(key: str) -> str:
+    """A key, or a dotted path to one, without its unit and as one of its spellings, to compare two."""
+    path, dot, leaf = re.sub("(_us|_bytes|_per_s)+$", "", key).rpartition(".")
+    return f"{path}{dot}{'key' if leaf == 'on' else leaf}"
+
+
+@functools.cache
+def _reader() -> Any:
+    """PyYAML's safe loader, but as in YAML 1.2 `on`, `off`, `yes` and `no` are text; all keys are text, as typed; and a mapping
+    that has a key twice is refused."""
+    import yaml
+
+    class Reader(yaml.SafeLoader):  # type: ignore[misc, unused-ignore]
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)
+            lines: dict[str, int] = {}
+            for i, (key, value) in enumerate(node.value):
+                line = key.start_mark.line + 1
+                if not isinstance(key, yaml.ScalarNode):
+                    raise yaml.YAMLError(f"line {line}: a key must be a word")
+                if key.tag == f"{tags}merge":
+                    continue
+                if key.tag in texts:
+                    node.value[i] = (yaml.ScalarNode(f"{tags}str", key.value, key.start_mark, key.end_mark), value)
+                if key.value in lines:
+                    raise yaml.YAMLError(f"line {line}: {word(key.value)} is given twice, first in line {lines[key.value]}")
+                lines[key.value] = line
+            return node
+
+    tags = "tag:yaml.org,2002:"
+    texts = {f"{tags}{kind}" for kind in ("bool", "int", "float", "null", "timestamp", "value")}
+    Reader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != f"{tags}bool"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    Reader.add_implicit_resolver(f"{tags}bool", re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+    return Reader
 
 
 def _parse(text: str, where: str) -> Any:
@@ -177,11 +244,12 @@ def _parse(text: str, where: str) -> Any:
     import yaml
 
     try:
-        data = yaml.safe_load(text)
+        data = _reader()(text).get_single_data()
     except RecursionError:
         raise UserError(f"{where} nested too deeply") from None
     except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError) as error:
-        raise UserError(f"{where} not valid YAML ({' '.join(str(error).split())[:300]})") from None
+        told = " ".join(str(error).split()).replace('in "<unicode string>", line', "in line")
+        raise UserError(f"{where} not valid YAML ({told[:300]})") from None
     values = 0
 
     def check(value: Any, path: str, depth: int) -> str | None:
@@ -255,11 +323,27 @@ def _with_live_defaults(data: dict[str, Any], served: bool) -> dict[str, Any]:
 
 def load_config(path: Path, overrides: list[str] | None = None, *, served: bool = False) -> RunConfig:
     """The configuration in a YAML file with --set overrides applied. UserError names file and key. served: with an endpoint."""
-    data = _with_live_defaults(apply_overrides(load_plain(path), overrides or []), served)
+    plain = load_plain(path)
+    if "question" in plain and not {"join", "queries"} & plain.keys():
+        raise UserError(f"{path}: is an experiment, not the configuration of a run; run it with: swjoin sweep {path}")
+    data = _with_live_defaults(apply_overrides(plain, overrides or []), served)
     try:
-        return config_from_plain(data)
+        config = config_from_plain(data)
+        _check_beside(config, path.parent)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+    return config
+
+
+def _check_beside(config: RunConfig, folder: Path) -> None:
+    """UserError for an input that lies where the configuration does, and not where its path leads."""
+    for side, stream in (("left", config.left), ("right", config.right)):
+        for name, given in (("path", stream.path), ("watch", stream.watch)):
+            if given is not None and not os.path.exists(given) and os.path.exists(folder / given):
+                raise UserError(
+                    f"{side}.{name}: {given}: no such file or directory{relative_to(given)}; "
+                    f"it lies beside the configuration: write {folder / given}, or start swjoin in {folder}"
+                )
 
 
 def workload_from_plain(data: Any) -> WorkloadConfig:

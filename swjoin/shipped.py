@@ -1,6 +1,6 @@
 """What lies beside the package in a checkout, and inside it when a wheel was installed: configurations, experiments, figures.
 
-What: `shipped_folder(name)`, `given_or_shipped(name)` (a file as the user names it), `load_figures(module)`.
+What: `shipped_folder(name)`, `given_or_shipped(name)` (a file as the user names it), `relative_to`, `load_figures(module)`.
 Why: the documents' commands work in any folder; whether this is a checkout or site-packages is known here only.
 Stays out: reading the files (`loading`, `sweeps.experiment`), drawing (`plots/`).
 """
@@ -33,6 +33,14 @@ def given_or_shipped(name: str | Path) -> Path:
         if os.path.exists(shipped):  # unlike Path.exists, it has no opinion on names that are too long
             return shipped
     return path
+
+
+def relative_to(path: str | Path) -> str:
+    """For complaints about a path that leads nowhere: where it starts, unless it is absolute."""
+    try:
+        return "" if os.path.isabs(path) else f" (relative to the working directory, {os.getcwd()})"
+    except OSError:  # it was removed
+        return ""
 
 
 def load_figures(module: str) -> Any:

@@ -1,7 +1,7 @@
 """Durations and sizes as people write them.
 
 What: `parse_duration_us`, `parse_size_bytes`, and how far times may reach.
-Why: `250ms`, `6h` or `1.5MB` mean the same in a file, on a command line and in a call.
+Why: `250ms`, `6h` or `1.5MB` mean the same in a file, on a command line and in a call; a number without a unit is refused.
 Stays out: which values are allowed (`config`).
 """
 
@@ -25,20 +25,39 @@ _SIZE_BYTES = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 MAX_SPAN_US = 1 << 61  # times and bounds stay below this in magnitude, so that sums of two never overflow int64
 MAX_SIZE_BYTES = 1 << 62
 _LONGEST = 60  # characters of a duration or a size
+_UNITLESS = re.compile(r"[+-]?\d+(?:\.\d+)?", re.ASCII)
+_ZERO = re.compile(r"[+-]?0+", re.ASCII)
 
 
-def parse_duration_us(text: str | int) -> int:
-    """A number and a unit (`250ms`, `6h`, `-10us`, `1.5s`) as whole microseconds; an int is microseconds already."""
-    if isinstance(text, bool) or not isinstance(text, (str, int)):
-        raise UserError(f"duration {str(text)[:_LONGEST]!r}: write a number and a unit, such as 250ms, 6h or -10us")
-    if isinstance(text, int):
+def _is_zero(kind: str, value: object, units: tuple[str, ...]) -> bool:
+    """Whether the value is `0`, which needs no unit. UserError, with the spellings to choose from, for other numbers alone."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return False
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        raise UserError(f"{kind}: a number beyond 64 bits")  # which Python may refuse to print
+    text = str(value).strip()
+    if len(text) > _LONGEST or not _UNITLESS.fullmatch(text) or (kind == "size" and text[0] == "-"):
+        return False
+    if _ZERO.fullmatch(text):
+        return True
+    *most, last = (f"{text}{unit}" for unit in units[1 if "." in text else 0 :])
+    raise UserError(f"{kind} {text} has no unit; write {', '.join(most)} or {last}")
+
+
+def parse_duration_us(text: str | int, *, in_us: bool = False) -> int:
+    """A number and a unit (`250ms`, `6h`, `-10us`, `1.5s`) as whole microseconds. UserError for numbers alone, 0 excepted.
+
+    in_us: a whole number is microseconds, because its key says so (`epoch_us`)."""
+    if in_us and isinstance(text, int) and not isinstance(text, bool):
         if abs(text) >= MAX_SPAN_US:
             raise UserError(f"duration: longer than {MAX_SPAN_US} us")
         return text
-    match = re.fullmatch(r"\s*([+-]?)(\d+)(?:\.(\d+))?\s*(us|ms|s|min|m|h|d)\s*", text, re.ASCII)
-    if match is None or len(text) > _LONGEST:
-        text = text[:_LONGEST]
-        raise UserError(f"duration {text!r}: write a number and a unit (us, ms, s, min, h, d), such as 250ms, 6h or -10us")
+    if _is_zero("duration", text, ("us", "ms", "s", "min", "h")):
+        return 0
+    match = re.fullmatch(r"\s*([+-]?)(\d+)(?:\.(\d+))?\s*(us|ms|s|min|m|h|d)\s*", str(text), re.ASCII)
+    if match is None or not isinstance(text, str) or len(text) > _LONGEST:
+        shown = str(text)[:_LONGEST]
+        raise UserError(f"duration {shown!r}: write a number and a unit (us, ms, s, min, h, d), such as 250ms, 6h or -10us")
     sign, whole, fraction, unit = match.groups()
     scale = _DURATION_US[unit]
     digits = fraction or ""
@@ -50,12 +69,16 @@ def parse_duration_us(text: str | int) -> int:
     return -scaled if sign == "-" else scaled
 
 
-def parse_size_bytes(text: str | int) -> int:
-    """A size such as `4KB`, `1.5MB` (powers of 1024) as bytes; an int is bytes already."""
-    if isinstance(text, int) and not isinstance(text, bool):
+def parse_size_bytes(text: str | int, *, in_bytes: bool = False) -> int:
+    """A size such as `4KB`, `1.5MB` (powers of 1024) as bytes. UserError for numbers alone, 0 excepted.
+
+    in_bytes: a whole number is bytes, because its key says so (`block_bytes`)."""
+    if in_bytes and isinstance(text, int) and not isinstance(text, bool):
         if not 0 <= text < MAX_SIZE_BYTES:
             raise UserError(f"size: must lie in 0 up to {MAX_SIZE_BYTES} bytes")
         return text
+    if _is_zero("size", text, ("B", "KB", "MB", "GB")):
+        return 0
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(B|KB|MB|GB)\s*", str(text), re.IGNORECASE | re.ASCII)
     if match is None or len(str(text)) > _LONGEST:
         raise UserError(f"size {str(text)[:_LONGEST]!r}: write a number and a unit (B, KB, MB, GB), such as 4KB or 1.5MB")

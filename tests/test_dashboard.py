@@ -71,7 +71,7 @@ def asked(browser: Any) -> set[str]:
 
 
 def test_a_move_arrives_on_the_page(browser: Any, tmp_path: Path) -> None:
-    workload = {"rate": 4000, "duration": "30s", "bias": 0.7, "domain": 20_000, "payload": 16}
+    workload = {"rate": 4000, "duration": "30s", "bias": 0.7, "domain": 20_000, "payload": "16B"}
     moves = {"policy": "random", "epoch": "600ms", "random_moves": 2}
     with Run(tmp_path, plain(workload=workload, reorganization=moves), "--threads", 3) as run:
         address = run.address

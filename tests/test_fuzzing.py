@@ -176,7 +176,8 @@ _LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("module: {window: " + "9" * 400 + "GB}", "write a number and a unit"),  # float: OverflowError
         ("module: {window: -1}", "size"),
         ("time: {max_out_of_order: " + "9" * 5000 + "s}", "write a number and a unit"),
-        ("time: {max_out_of_order: 5000000000000000000}", "longer than"),
+        ("time: {max_out_of_order_us: 5000000000000000000}", "longer than"),
+        ("time: {max_out_of_order: 5000000000000000000}", "has no unit"),
         ("seed: " + "a" * 5000, "expected int, got 'aaa"),
         ("#" * 300_000, "too large"),
     ],

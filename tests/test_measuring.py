@@ -30,7 +30,7 @@ PLAIN: dict[str, Any] = {
     "seed": 3,
     "pace": "realtime",
     "join": {"lower": "-800ms", "upper": "500ms"},
-    "workload": {"rate": 2000, "duration": "3s", "domain": 500, "payload": 16},
+    "workload": {"rate": 2000, "duration": "3s", "domain": 500, "payload": "16B"},
     "cluster": {"partition_count": 12, "distribution_epoch": "50ms"},
     "module": {"theta": "8KB", "window": "64MB"},
     "measure": {"prefill": "2s"},

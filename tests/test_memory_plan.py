@@ -43,7 +43,7 @@ def plain(
 ) -> dict[str, Any]:
     out: dict[str, Any] = {
         "join": {"within": f"{window_s}s"},
-        "workload": {"rate": rate, "duration": f"{duration_s}s", "bias": bias, "domain": 10_000_000, "payload": payload},
+        "workload": {"rate": rate, "duration": f"{duration_s}s", "bias": bias, "domain": 10_000_000, "payload_bytes": payload},
         "cluster": {"partition_count": 30, "distribution_epoch": "250ms"},
         "module": {"theta": "32KB", "window": "256MB"},
         "sink": {"kind": "parquet"},
@@ -441,7 +441,7 @@ def test_plan_as_json(config_file: Path, swjoin: Any) -> None:
         (["--rate", "5"], "--set workload.rate"),
         (["--row", "5B"], "--set workload.payload"),
         (["-n", "2"], "at least 3 ranks"),
-        (["--set", "module.window=1"], "at least 1MB"),
+        (["--set", "module.window=1B"], "at least 1MB"),
         (["-n", "4", "--threads", "2"], "--threads"),
     ],
 )

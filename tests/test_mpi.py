@@ -105,7 +105,7 @@ def test_forced_moves_for_a_whole_run(ranks: int, tmp_path: Path) -> None:
     """Moves and resizes in every reorganization epoch; the answer is that of one slave that nothing ever leaves."""
     plain: dict[str, Any] = {
         "join": {"lower": "-2s", "upper": "1s"},
-        "workload": {"rate": 10_000, "duration": "8s", "bias": 0.7, "domain": 100_000, "payload": 16},
+        "workload": {"rate": 10_000, "duration": "8s", "bias": 0.7, "domain": 100_000, "payload": "16B"},
         "cluster": {"partition_count": 30, "distribution_epoch": "100ms", "sub_group_count": 2},
         "module": {"theta": "8KB", "window": "256MB"},
         "reorganization": {"policy": "random", "epoch": "100ms", "random_moves": 4, "declustering": "adaptive"},

@@ -307,7 +307,7 @@ def test_metrics() -> None:
 def plain(**sections: Any) -> dict[str, Any]:
     return {
         "join": {"within": "500ms"},
-        "workload": {"rate": 6000, "duration": "4s", "bias": 0.7, "domain": 20_000, "payload": 16},
+        "workload": {"rate": 6000, "duration": "4s", "bias": 0.7, "domain": 20_000, "payload": "16B"},
         "pace": "realtime",
         "cluster": {"partition_count": 24, "distribution_epoch": "100ms"},
         "module": {"theta": "8KB", "window": "64MB"},
@@ -490,7 +490,7 @@ def test_a_run_is_seen_while_it_runs(more: tuple[object, ...], tmp_path: Path, s
 @pytest.mark.long
 @pytest.mark.timeout(110)
 def test_a_recovery_is_seen(tmp_path: Path) -> None:
-    workload = {"rate": 6000, "duration": "14s", "bias": 0.7, "domain": 20_000, "payload": 16}
+    workload = {"rate": 6000, "duration": "14s", "bias": 0.7, "domain": 20_000, "payload": "16B"}
     config = plain(checkpoint={"interval": "1s"}, workload=workload)
     with Run(tmp_path, config, "-n", 5) as run:
         address, deadline, killed = run.address, time.monotonic() + 60, False

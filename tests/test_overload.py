@@ -308,7 +308,7 @@ def config(tmp_path: Path, speed: float = 0.01, **overload: Any) -> Path:
     plain = {
         "join": {"within": "500ms"},
         "pace": "realtime",
-        "workload": {"rate": 20_000, "duration": "2s", "bias": 0.7, "domain": 20_000, "payload": 16},
+        "workload": {"rate": 20_000, "duration": "2s", "bias": 0.7, "domain": 20_000, "payload": "16B"},
         "cluster": {"partition_count": 12, "distribution_epoch": "50ms", "mini_buffer": "512KB"},
         "module": {"theta": "32KB", "stream_buffer": "32KB"},
         "nodes": {"node_speed": speed},

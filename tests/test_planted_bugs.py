@@ -187,7 +187,7 @@ def _crowded(seed: int) -> tuple[bool, int]:
     keys = random.integers(0, 300, (2, 1500))
     streams = tuple(SourceBatch(k, t, np.arange(1500, dtype=np.uint64)) for k, t in zip(keys, ts, strict=True))
     plain = {
-        "join": {"within": int(random.choice([300, 3_000]))},
+        "join": {"within": f"{random.choice([300, 3_000])}us"},
         "pace": "realtime",
         "seed": seed,
         "cluster": {"partition_count": 12, "distribution_epoch_us": 1_000, "sub_group_count": 1 + seed % 2},

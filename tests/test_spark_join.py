@@ -62,7 +62,9 @@ def streams(seed: int, n: int = 400, keys: int = 20, span: int = 3000) -> Rows:
 def test_cases(case: Case, spark: Any) -> None:
     left, right = (frame(spark, *rows) for rows in (case.left, case.right))
     lower, upper = case.bounds
-    joined = window_join(left, right, lower=lower, upper=upper, exclusive=case.exclusive, columns=IDS, partitions=2, **COMMON)
+    joined = window_join(
+        left, right, lower=f"{lower}us", upper=f"{upper}us", exclusive=case.exclusive, columns=IDS, partitions=2, **COMMON
+    )
     assert found(joined) == answer(case.left, case.right, Bounds.of(lower, upper, case.exclusive))
 
 
@@ -83,7 +85,7 @@ def test_other_kinds_row_by_row(how: str, spark: Any) -> None:
         tables.append(pa.table(columns))
     joined = window_join(
         *(spark.createDataFrame(t) for t in tables), on=["key", "word"], left_time="ts", right_time="ts", time_unit="us",
-        lower=-40, upper=90, how=how, partitions=3,
+        lower="-40us", upper="90us", how=how, partitions=3,
     )  # fmt: skip
     connection = duckdb.connect()
     for name, table in zip(("lefts", "rights"), tables, strict=True):
@@ -104,7 +106,7 @@ def test_a_left_key_stays_out_of_right_columns_of_the_same_name(spark: Any) -> N
     left = spark.createDataFrame(pa.table({"k": pa.array([7]), "ts": pa.array([None], pa.int64())}))
     right = spark.createDataFrame(pa.table({"k2": pa.array([7]), "k": pa.array([5]), "ts": pa.array([1])}))
     joined = window_join(
-        left, right, left_on="k", right_on="k2", left_time="ts", right_time="ts", time_unit="us", within=5, how="left"
+        left, right, left_on="k", right_on="k2", left_time="ts", right_time="ts", time_unit="us", within="5us", how="left"
     )
     assert [tuple(row) for row in joined.collect()] == [(7, None, None, None)]
     assert joined.columns == ["k", "left_ts", "right_k", "right_ts"]
@@ -186,7 +188,7 @@ def test_string_and_composite_keys_with_nulls(spark: Any) -> None:
         numbers = pa.array([None if i % 17 == 0 else int(i % 3) for i in random.integers(0, 999, 300)], kind)
         sides.append({"name": words, "number": numbers, "ts": pa.array(random.integers(0, 2000, 300))})
     frames = [spark.createDataFrame(pa.table({"id": pa.array(range(300)), **side})) for side in sides]
-    times = {"left_time": "ts", "right_time": "ts", "time_unit": "us", "within": 200, "partitions": 3}
+    times = {"left_time": "ts", "right_time": "ts", "time_unit": "us", "within": "200us", "partitions": 3}
     for keys in (["name"], ["name", "number"], ["number", "name"]):
         joined = window_join(*frames, on=keys, **times)
         assert joined.columns[: len(keys)] == keys
@@ -258,7 +260,7 @@ def test_names_that_clash_and_awkward_ones(spark: Any) -> None:
 def test_a_frame_joins_itself(spark: Any) -> None:
     one = streams(5, 100)
     same = frame(spark, *one)
-    assert found(window_join(same, same, within=100, partitions=2, **COMMON)) == answer(one, one, Bounds(-100, 100))
+    assert found(window_join(same, same, within="100us", partitions=2, **COMMON)) == answer(one, one, Bounds(-100, 100))
 
 
 # ---------------------------------------------------------------- mistakes
@@ -279,9 +281,11 @@ def test_a_frame_joins_itself(spark: Any) -> None:
         ({"left_time": "at", "right_time": "at"}, "time_unit: is for integers"),
         ({"lower": 0}, "give within, or lower and upper, not both"),
         ({"within": None, "lower": 0}, "give within, or both lower and upper"),
-        ({"within": None, "lower": 1, "upper": 0}, "swap them"),
+        ({"within": None, "lower": "1us", "upper": 0}, "swap them"),
         ({"within": "5 parsecs"}, "write a number and a unit"),
-        ({"within": -5}, "a window cannot be negative"),
+        ({"within": "-5us"}, "a window cannot be negative"),
+        ({"within": 5}, "within: 5 has no unit"),
+        ({"window_memory": 1 << 20}, "window_memory: size 1048576 has no unit"),
         ({"exclusive": "lower"}, "exclusive: a list of"),
         ({"how": "outer"}, "how: 'outer' is not one of inner, left, right, full, semi, anti"),
         ({"where": "left.id < 3"}, "where: is not evaluated inside Spark; filter the result"),
@@ -324,10 +328,10 @@ def test_times_that_only_an_executor_sees(spark: Any) -> None:
 
     left, right = frame(spark, [1], [1500]), frame(spark, [1], [2000])
     with pytest.raises(PythonException, match="time column ts is finer than one microsecond"):
-        window_join(left, right, within=1, partitions=1, **{**COMMON, "time_unit": "ns"}).count()
+        window_join(left, right, within="1us", partitions=1, **{**COMMON, "time_unit": "ns"}).count()
     left = frame(spark, [1], [1 << 60])
     with pytest.raises(PythonException, match="time column ts is out of range; check time_unit"):
-        window_join(left, right, within=1, partitions=1, **{**COMMON, "time_unit": "s"}).count()
+        window_join(left, right, within="1us", partitions=1, **{**COMMON, "time_unit": "s"}).count()
 
 
 # ---------------------------------------------------------------- files, and the daemon
@@ -347,13 +351,13 @@ def test_executors_read_the_files_themselves(spark: Any, tmp_path: Path) -> None
         pq.write_table(table.slice(90), tmp_path / name / "b.parquet")
     left, right = (parquet(spark, str(tmp_path / name)) for name in ("left", "right"))
     assert len(left.row_groups) == 4
-    joined = window_join(left, right, within=100, partitions=2, **COMMON)
+    joined = window_join(left, right, within="100us", partitions=2, **COMMON)
     assert joined.columns == ["key", "left_id", "left_ts", "left_name", "right_id", "right_ts", "right_name"]
     expected = answer(one, two, Bounds(-100, 100))
     assert found(joined) == expected
     assert joined.where("left_name != right_name OR left_name != concat('n', key)").count() == 0
-    assert found(window_join(left, right.frame, within=100, partitions=2, **{**COMMON, "on": "name"})) == expected
-    assert found(window_join(left, right.frame, within=100, **COMMON)) == expected
+    assert found(window_join(left, right.frame, within="100us", partitions=2, **{**COMMON, "on": "name"})) == expected
+    assert found(window_join(left, right.frame, within="100us", **COMMON)) == expected
     right.frame.withColumn("part", right.frame["id"] % 2).write.partitionBy("part").parquet(str(tmp_path / "parted"))
     with pytest.raises(UserError, match="has no column part; give the DataFrame instead"):
         parquet(spark, str(tmp_path / "parted"))

@@ -77,6 +77,14 @@ def duration_us(value: object, name: str) -> int:
         raise UserError(f"{name}: {error}") from None
 
 
+def size_bytes(value: str, name: str) -> int:
+    """A size as bytes. UserError, which names the argument, for numbers without a unit."""
+    try:
+        return parse_size_bytes(value)
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
+
+
 def one_of(value: object, options: tuple[str, ...], name: str) -> None:
     """UserError, with the nearest option, unless it is one of them."""
     if value not in options:
@@ -180,10 +188,7 @@ class Request:
             raise UserError(f"max_out_of_order: {bound!r} must not be negative")
         module: dict[str, Any] = {"theta_bytes": JOIN_THETA_BYTES}
         if self.memory is not None:
-            try:
-                module["window_bytes"] = parse_size_bytes(self.memory)
-            except UserError as error:
-                raise UserError(f"memory: {error}") from None
+            module["window_bytes"] = size_bytes(self.memory, "memory")
         return RunConfig(
             queries=(self.query(),),
             left=self.stream(LEFT),

@@ -19,6 +19,7 @@ from swjoin.batch import Ledger
 from swjoin.config import RunConfig
 from swjoin.errors import RunFailed, UserError
 from swjoin.loading import config_from_plain, load_config
+from swjoin.shipped import given_or_shipped
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,7 +72,7 @@ def _config(config: object) -> RunConfig:
     if isinstance(config, Mapping):
         return config_from_plain(dict(config))
     if isinstance(config, (str, os.PathLike)):
-        return load_config(Path(config))
+        return load_config(given_or_shipped(Path(config)))
     raise UserError(f"config: a {type(config).__name__} is no configuration; give a YAML file, a mapping or a RunConfig")
 
 

@@ -22,6 +22,7 @@ from swjoin.errors import UserError
 from swjoin.loading import config_from_plain, load_config
 from swjoin.runtime.job import Job, late_target
 from swjoin.runtime.preflight import launcher_size
+from swjoin.runtime.run_folder import in_new_folder, named
 from swjoin.shipped import given_or_shipped, load_figures
 from swjoin.units import parse_duration_us, parse_size_bytes
 
@@ -183,15 +184,21 @@ def start_run(args: argparse.Namespace, config: RunConfig | None) -> int:
     if args.resume is not None:
         if args.config is not None or args.overrides or args.out is not None:
             raise UserError("--resume: the run goes on as it was configured, in its own directory; leave everything else out")
-        job = resumed_job(Path(args.resume))
+        job = resumed_job(named(Path(args.resume)))
         job = dataclasses.replace(job, config=observed(job.config, args.dashboard))
         return _start(job, ranks, args.debug, args.threads, hosts)
     if config is None:
         raise UserError(f"the configuration is missing: swjoin {args.command} CONFIG.yaml, or --resume DIR")
     config = observed(config, args.dashboard)
-    out = Path(args.out or "runs/latest")
-    target = None if config.sink.kind == "count" else out / "results"
-    return _start(Job(config, target, True, out, None, _typed()), ranks, args.debug, args.threads, hosts)
+    settings = config
+
+    def start(out: Path) -> int:
+        target = None if settings.sink.kind == "count" else out / "results"
+        return _start(Job(settings, target, True, out, None, _typed()), ranks, args.debug, args.threads, hosts)
+
+    if args.out is not None:
+        return start(Path(args.out))
+    return in_new_folder(start, as_ranks=ranks is None and launcher_size() > 1)
 
 
 def run_serve(args: argparse.Namespace) -> int:

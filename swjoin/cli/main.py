@@ -121,7 +121,7 @@ def _add_run(p: argparse.ArgumentParser) -> None:
     p.add_argument("-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks (default: in-process)")
     p.add_argument("--hostfile", metavar="F", help="with -n: ranks on these hosts (HOST slots=N per line); all share --out")
     _add_threads(p)
-    p.add_argument("--out", metavar="DIR", help="directory of the run (default: runs/latest)")
+    p.add_argument("--out", metavar="DIR", help="directory of the run (default: a new one in runs; runs/latest leads to it)")
     add_dashboard(p)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swjoin.errors import UserError
+from swjoin.shipped import relative_to
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,7 +48,7 @@ def file_format(path: Path) -> str | None:
 def list_files(path: Path) -> list[Path]:
     """The data files of a path, in name order. UserError when there are none, or of several formats."""
     if not os.path.exists(path):  # unlike Path.exists, it has no opinion on names that are too long
-        raise UserError(f"{str(path)[:_LONGEST]}: no such file or directory")
+        raise UserError(f"{str(path)[:_LONGEST]}: no such file or directory{relative_to(path)}")
     if path.is_file():
         if file_format(path) is None:
             raise UserError(f"{path}: unknown extension; known are {', '.join(_SUFFIXES)}")

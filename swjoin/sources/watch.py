@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from swjoin.batch import STREAM_NAMES, RowLayout, SourceBatch
 from swjoin.config import StreamConfig
 from swjoin.errors import RunFailed, UserError
+from swjoin.shipped import relative_to
 from swjoin.sources.codec import StreamCodec
 from swjoin.sources.columns import StreamView, Tuples
 from swjoin.sources.formats import edges_checksum, file_format, place_in, read_batches, read_schema, refusing, row_count
@@ -57,7 +58,7 @@ def first_schema(folder: Path, side: str) -> pa.Schema:
 
 def _check_folder(folder: Path, side: str) -> None:
     if not folder.is_dir():
-        raise UserError(f"{side} {folder}: no such directory")
+        raise UserError(f"{side} {folder}: no such directory{relative_to(folder)}")
 
 
 def _names(folder: Path) -> list[str]:

@@ -16,6 +16,7 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any
 
+from swjoin.api.arguments import Duration, duration_us, size_bytes
 from swjoin.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.config import QueryConfig
 from swjoin.errors import UserError
@@ -26,7 +27,6 @@ from swjoin.sources.keys import KeyEncoder
 from swjoin.spark.joining import JoinPlan, join_parcels
 from swjoin.spark.parcels import PARCEL_SCHEMA, StreamPlan, pack
 from swjoin.spark.parquet_files import ParquetFiles, read_pieces
-from swjoin.units import parse_duration_us, parse_size_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,9 +44,9 @@ def window_join(
     on: str | Sequence[str] | None = None,
     left_time: str,
     right_time: str,
-    within: str | int | None = None,
-    lower: str | int | None = None,
-    upper: str | int | None = None,
+    within: Duration | None = None,
+    lower: Duration | None = None,
+    upper: Duration | None = None,
     exclusive: Sequence[str] = (),
     time_unit: str | None = None,
     how: str = "inner",
@@ -55,12 +55,12 @@ def window_join(
     partitions: int | None = None,
     left_on: str | Sequence[str] | None = None,
     right_on: str | Sequence[str] | None = None,
-    window_memory: str | int = "4GB",
+    window_memory: str = "4GB",
 ) -> DataFrame:
     """Every pair of rows with equal keys and lower <= right time - left time <= upper; `within=W`: lower = -W, upper = W.
 
     on: the key columns, or left_on and right_on where they have different names. Times: timestamps, dates, or integers of
-    `time_unit` (s, ms, us, ns). Durations: "250ms", "6h", or whole microseconds; both bounds are inclusive unless named in
+    `time_unit` (s, ms, us, ns). Durations: "250ms", "6h", or a timedelta; both bounds are inclusive unless named in
     `exclusive`. A null key or time matches nothing. columns: of the result, when not all are wanted; others do not leave
     the JVM. partitions: Spark partitions of the join, by default twice the cores.
     window_memory: most that the windows of one Spark partition may take, without the columns that are carried.
@@ -95,7 +95,7 @@ def window_join(
         tuple((c.side, carried[c.side].index(c.name)) for c in output),
         tuple(c.label for c in output),
         tuple(kinds[c.side].field(c.name).type for c in output),
-        parse_size_bytes(window_memory),
+        size_bytes(window_memory, "window_memory"),
     )
     parcels = [_packed(sources[side], carried[side], plans[side], kinds[side]) for side in (LEFT, RIGHT)]
     schema = _schema(frames, output)
@@ -110,9 +110,9 @@ def window_join(
 
 
 def _query(
-    within: str | int | None,
-    lower: str | int | None,
-    upper: str | int | None,
+    within: Duration | None,
+    lower: Duration | None,
+    upper: Duration | None,
     exclusive: Sequence[str],
     how: str,
     where: str | None,
@@ -128,14 +128,14 @@ def _query(
     if within is not None:
         if lower is not None or upper is not None:
             raise UserError("give within, or lower and upper, not both")
-        window_us = parse_duration_us(within)
+        window_us = duration_us(within, "within")
         if window_us < 0:
             raise UserError("within: a window cannot be negative")
         bounds = -window_us, window_us
     elif lower is None or upper is None:
         raise UserError("give within, or both lower and upper")
     else:
-        bounds = parse_duration_us(lower), parse_duration_us(upper)
+        bounds = duration_us(lower, "lower"), duration_us(upper, "upper")
     return QueryConfig(*bounds, exclusive=tuple(exclusive), how=how)  # type: ignore[arg-type]
 
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from swjoin.config import RunConfig, digest
 from swjoin.errors import UserError
-from swjoin.loading import apply_overrides, config_from_plain
-from swjoin.sweeps.experiment import KEYS, Experiment, Settings, bare, load_experiment
+from swjoin.loading import apply_overrides, bare, config_from_plain
+from swjoin.sweeps.experiment import KEYS, Experiment, Settings, load_experiment
 from swjoin.sweeps.presets import scaled
 
 __all__ = ["Experiment", "Point", "design_digest", "load_experiment", "needs_calibration", "points", "probe_at"]

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from swjoin.config import QueryConfig, RunConfig
+from swjoin.config import QueryConfig, RunConfig, StreamConfig
 from swjoin.errors import UserError
-from swjoin.loading import apply_overrides, load_plain
+from swjoin.loading import apply_overrides, as_bool, bare, load_plain
 from swjoin.shipped import given_or_shipped
 from swjoin.sweeps.metrics import METRICS, SUSTAINABLE, is_metric
 from swjoin.sweeps.presets import PRESETS
@@ -119,6 +119,8 @@ def _walk(kind: type, prefix: str) -> Iterable[tuple[str, str]]:
         hint, key = hints[part.name], f"{prefix}{part.name}"
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             yield from _walk(hint, f"{key}.")
+            if hint is StreamConfig:
+                yield f"{key}.on", ""
         elif part.name == "queries":
             yield from _walk(QueryConfig, "join.")
             yield "join.within", "s"
@@ -130,11 +132,6 @@ def _walk(kind: type, prefix: str) -> Iterable[tuple[str, str]]:
 
 _UNITS = (("_us", "s"), ("_bytes", "bytes"), ("_per_s", "1/s"))
 KEYS: dict[str, str] = dict(_walk(RunConfig, ""))
-
-
-def bare(key: str) -> str:
-    """A key without its unit, to compare two spellings."""
-    return next((key.removesuffix(s) for s, _ in _UNITS if key.endswith(s)), key)
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
@@ -177,8 +174,8 @@ class _Parser:
         return str(value)
 
     def mapping(self, name: str, value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-            self.fail(f'{name}: expected a mapping with names as keys, got {value!r} (quote words such as "on")')
+        if not isinstance(value, dict):
+            self.fail(f"{name}: expected a mapping with names as keys, got {value!r}")
         return value
 
     def text(self, name: str, value: Any) -> str:
@@ -203,9 +200,9 @@ class _Parser:
         unit = KEYS.get(name, "")
         try:
             if unit == "s":
-                return parse_duration_us(value) / 1e6
+                return parse_duration_us(value, in_us=name.endswith("_us")) / 1e6
             if unit == "bytes":
-                return parse_size_bytes(value)
+                return parse_size_bytes(value, in_bytes=name.endswith("_bytes"))
         except UserError as error:
             self.fail(f"axis {name}: {error}")
         if isinstance(value, bool) or value is None or isinstance(value, (list, dict)):
@@ -294,6 +291,8 @@ def load_experiment(path: Path, preset: str | None = None, overrides: Iterable[s
     parser, overrides = _Parser(path), list(overrides)
     plain = load_plain(path)
     draws = "runs" in plain
+    if "question" not in plain and {"join", "queries"} & plain.keys():
+        parser.fail(f"is the configuration of a run, not an experiment; run it with: swjoin run {path}")
     known = (*_ABOUT, "runs") if draws else (*_ABOUT, *_RUNS)
     for name in plain:
         if name not in known:
@@ -345,7 +344,8 @@ def _own_runs(parser: _Parser, about: dict[str, Any], plain: dict[str, Any], pre
         parser.fail(f"measured: {error}")
     if measured_us is not None and measured_us <= 0:
         parser.fail("measured: must be above 0")
-    if not isinstance(plain.get("prefill", True), bool):
+    prefill = as_bool(plain.get("prefill", True))
+    if not isinstance(prefill, bool):
         parser.fail(f"prefill: expected true or false, got {plain['prefill']!r}; set measure.prefill says how much")
     return Experiment(
         **about,
@@ -357,7 +357,7 @@ def _own_runs(parser: _Parser, about: dict[str, Any], plain: dict[str, Any], pre
         runner=parser.choice("runner", plain.get("runner") or "mpi", RUNNERS),
         costs=parser.text("costs", plain.get("costs") or "modern"),
         measured_us=measured_us,
-        prefill=plain.get("prefill", True),
+        prefill=prefill,
         repeat=parser.whole("repeat", plain.get("repeat", 1)),
         products=products,
         search=parser.search(plain["search"], axes) if plain.get("search") else None,

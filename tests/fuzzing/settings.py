@@ -63,7 +63,7 @@ _TOKENS = (
     ),
     *("1e999", ".nan", ".inf", "-.inf", "2024-01-01", "2024-02-31", "2024-01-01T99:00:00Z", "12:30:45", "0x" + "f" * 6000),
     *("9" * 30, "9" * 5000, "0b11", "0o17", "1_000", "on", "~", "\ufeff", "\x00", "\x85", "\u2028", '"\\ud800"', '"\\0"', "é"),
-    *("[" * 600, "- " * 600, "{a: " * 400, "a" * 3000, "[&b [*b]]", "{1: 2, true: 3, ~: 4}", "{[1]: 2}", "{2024-01-01: 1}"),
+    *("no", "5", "[" * 600, "- " * 600, "{a: " * 400, "a" * 3000, "[&b [*b]]", "{1: 2, true: 3, ~: 4}", "{[1]: 2}", "{2024-01-01: 1}"),
 )
 _FULL = {
     "join": {"lower": "-5s", "upper": "10s", "exclusive": ["upper"]},
@@ -179,6 +179,11 @@ def check_config(config: RunConfig, data: bytes) -> None:
     for section, values in read.items():
         for key, value in values.items() if isinstance(values, dict) else ():
             known = plain[section].get(key) if isinstance(plain.get(section), dict) else None
+            spans = {f"{key}_us", f"{key}_bytes"} & set(plain.get(section) or ())
+            if spans and isinstance(value, (int, float)) and value:
+                raise Wrong(f"{section}.{key} is {value!r}, a number without a unit, and was accepted")
+            if isinstance(value, bool) and str(known).lower() in ("on", "off", "yes", "no"):
+                continue  # a word, which PyYAML's own loader takes for a truth value
             if key in plain.get(section, {}) and isinstance(value, (int, float, str)) and isinstance(known, (int, float, str)):
                 unit = key.endswith(("_us", "_bytes")) and isinstance(value, str)
                 read_as = float(value) if isinstance(known, float) else value
