@@ -31,6 +31,7 @@ WORKLOADS = {
 GROUPS = 60
 EPOCH_TUPLES = 131_072  # the default of asap runs
 I64 = NDArray[np.int64]
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def stream(workload: WorkloadConfig, index: int) -> TupleBatch:
@@ -71,7 +72,7 @@ def _merge_count(left: I64, right: I64, left_ts: I64, right_ts: I64, window: int
         j = start
         while j < right.shape[0] and right[j] >> 32 == key and right_ts[right[j] & rows] <= high:
             count += 1
-            digest += _mix(np.uint64(row) * np.uint64(0x9E3779B97F4A7C15) + _mix(np.uint64(right[j] & rows)))
+            digest += _mix(np.uint64(row) * _GOLDEN + _mix(np.uint64(right[j] & rows) * _GOLDEN + _GOLDEN))
             j += 1
     return count, digest
 

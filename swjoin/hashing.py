@@ -1,7 +1,8 @@
 """Hashing of join keys and of result pairs, as kernels.
 
 What: `hash_key` (one 64-bit mix per key), `group_of` (partition-group from the high 32 bits), `tag_of` (16 bits that a block
-compares first; the directory uses the lowest 16, so the three are independent), `digest_pairs` (SPEC section 1).
+compares first; the directory uses the lowest 16, so the three are independent), `pair_hash` and
+`digest_pairs` (docs/semantics.md, Row ids and the digest).
 Why: routing, window state and the collector must agree on one hash.
 Stays out: the readable definition of the digest (`oracle`), which this is tested against.
 """
@@ -51,11 +52,17 @@ def tag_of(hashed):  # type: ignore[no-untyped-def]
     return np.uint16((hashed >> _S16) & _TAG_MASK)
 
 
+@njit(cache=True, nogil=True, inline="always")
+def pair_hash(left_id, right_id):  # type: ignore[no-untyped-def]
+    """What a pair of uint64 ids adds to a digest; a missing side is MISSING_ID. Every kernel that digests pairs calls this."""
+    return mix64_scalar(left_id * GOLDEN + mix64_scalar(right_id * GOLDEN + GOLDEN))
+
+
 @njit(cache=True, nogil=True)
 def _digest(left_id: U64, right_id: U64) -> np.uint64:
     total = np.uint64(0)
     for i in range(left_id.shape[0]):
-        total += mix64_scalar(left_id[i] * GOLDEN + mix64_scalar(right_id[i]))
+        total += pair_hash(left_id[i], right_id[i])
     return total
 
 

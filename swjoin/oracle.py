@@ -115,11 +115,12 @@ def mix64(value: U64) -> U64:
 
 
 def pair_digest(left_id: U64, right_id: U64) -> int:
-    """Sum over pairs of mix64(left_id * golden + mix64(right_id)) mod 2^64; 0 for no pairs; order does not matter."""
+    """Sum over pairs of mix64(left_id * golden + mix64(right_id * golden + golden)) mod 2^64; the order does not matter."""
     if len(left_id) == 0:
         return 0
     with np.errstate(over="ignore"):
-        mixed = mix64(left_id.astype(np.uint64) * _GOLDEN + mix64(right_id.astype(np.uint64)))
+        inner = mix64(right_id.astype(np.uint64) * _GOLDEN + _GOLDEN)
+        mixed = mix64(left_id.astype(np.uint64) * _GOLDEN + inner)
     return int(np.add.reduce(mixed, dtype=np.uint64))
 
 

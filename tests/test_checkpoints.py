@@ -440,6 +440,14 @@ def test_a_corrupt_checkpoint_is_refused_with_its_place(what: str, how: str, sto
     assert path.name in outcome.err[0]
 
 
+def test_a_checkpoint_with_the_sums_of_an_older_digest_is_refused(stopped: tuple[Any, Path], swjoin: Any) -> None:
+    newest = CheckpointFolder(stopped[1] / "checkpoints", {}).manifests()[-1]
+    newest.write_text(json.dumps({**json.loads(newest.read_text()), "format": 5}))
+    outcome = swjoin("run", "--resume", stopped[1])
+    assert (outcome.code, len(outcome.err)) == (2, 1)
+    assert f"{newest.name}: a checkpoint of format 5; this version reads format 6: resume with the version" in outcome.err[0]
+
+
 def test_records_come_back_or_are_refused(tmp_path: Path) -> None:
     records = [np.arange(n, dtype=np.uint8) for n in (0, 1, 63, 64, 200)]
     path = tmp_path / "records"

@@ -185,6 +185,7 @@ def test_report_holds_every_field(tmp_path: Path) -> None:
     report = run(CASES[0].write(tmp_path), tmp_path)
     assert json.loads((tmp_path / "run" / "run.json").read_text()) == report
     for field in [
+        "format",
         "config",
         "config_digest",
         "seed",

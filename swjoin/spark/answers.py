@@ -1,4 +1,4 @@
-"""Count and digest of pairs that are in Spark (SPEC section 1).
+"""Count and digest of pairs that are in Spark (docs/semantics.md, Row ids and the digest).
 
 What: `count_and_digest(pairs)` in SQL, for `verify`; `digest(frame, left_id, right_id)` by the engine's kernel, for users.
 Why: two answers are the same when their counts and digests are; a user's session may be in ANSI mode, where SQL's
@@ -48,7 +48,7 @@ def count_and_digest(pairs: DataFrame) -> tuple[int, int]:
 
     golden = f.lit(0x9E3779B97F4A7C15 - (1 << 64)).cast("long")
     row = (
-        pairs.select(_mix(f.col("l") * golden + _mix(f.col("r"))).alias("d"))
+        pairs.select(_mix(f.col("l") * golden + _mix(f.col("r") * golden + golden)).alias("d"))
         .agg(f.count("*").alias("n"), f.sum("d").alias("s"))
         .collect()[0]
     )

@@ -23,6 +23,7 @@ from swjoin.config import RunConfig, StreamConfig
 from swjoin.errors import RunFailed, UserError
 from swjoin.loading import config_from_plain
 from swjoin.oracle import JOIN_KINDS, format_digest
+from swjoin.runtime.report import FORMAT
 from swjoin.sources.predicate import resolve
 from swjoin.spark.answers import count_and_digest
 from swjoin.spark.session import open_session
@@ -318,6 +319,11 @@ def verify(run_dir: Path, master: str | None) -> VerifyResult:
     report = load_run(run_dir)
     if not report.get("complete", False):
         raise RunFailed(f"{run_dir}: the run did not finish ({report.get('failure', 'no reason given')})")
+    if report.get("format") != FORMAT:
+        raise UserError(
+            f"{run_dir / 'run.json'}: format {report.get('format', 1)}, whose digest is computed in another way than in this "
+            f"version's format {FORMAT}: run it again, or verify it with the version of swjoin that wrote it"
+        )
     config = config_from_plain(report["config"])
     if config.live:
         raise UserError(f"{run_dir}: its streams arrived live, and are not kept; there is nothing to verify it from")

@@ -13,7 +13,7 @@ from numba import njit, uint64
 from numpy.typing import NDArray
 
 from swjoin.batch import I64, MISSING_ID
-from swjoin.hashing import GOLDEN, mix64_scalar
+from swjoin.hashing import pair_hash
 from swjoin.state.arrays import (
     CANDIDATES,
     COUNTED,
@@ -69,7 +69,7 @@ def count_matches(
         mine, theirs = uint64(probe_rows[p + uint64(ID)]), uint64(rows[r + uint64(ID)])
         left_id = mine if s == 0 else theirs
         right_id = theirs if s == 0 else mine
-        mixed = mix64_scalar(left_id * GOLDEN + mix64_scalar(right_id))
+        mixed = pair_hash(left_id, right_id)
         digest += mixed if right else uint64(0)
         matches += 1 if right else 0
         verdict[c] = right
@@ -97,7 +97,7 @@ def count_in_last(
         near = (reaches[0] <= left <= reaches[1]) or (reaches[2] <= right <= reaches[3])
         verdict[c] = rows[r + KEY] == rows[p + KEY] and near
         if verdict[c]:
-            digest += mix64_scalar(uint64(rows[p + ID]) * GOLDEN + mix64_scalar(uint64(rows[r + ID])))
+            digest += pair_hash(uint64(rows[p + ID]), uint64(rows[r + ID]))
             matches += 1
     return matches, digest
 
@@ -227,7 +227,7 @@ def verify(
                         out_ref[s, used] = probe_rows[p + REF] & ~FLAGS
                         out_ref[1 - s, used] = rows[r + REF] & ~FLAGS
                         used += 1
-                    digest += mix64_scalar(left_id * GOLDEN + mix64_scalar(right_id))
+                    digest += pair_hash(left_id, right_id)
                     matches += 1
                     if not same_arrival:
                         came = arrival[p // ROW]

@@ -12,7 +12,7 @@ from numba import njit, uint64
 from numpy.typing import NDArray
 
 from swjoin.batch import I64, MISSING_ID
-from swjoin.hashing import GOLDEN, mix64_scalar
+from swjoin.hashing import pair_hash
 from swjoin.state.arrays import (
     COUNTERS,
     FILL,
@@ -102,7 +102,6 @@ def sweep(
     counters, group = minis.counters, minis.group
     out_key, out_ts, out_id, out_ref = out.key, out.ts, out.id, out.ref
     capacity, used = out.capacity[0], out.used[0]
-    missing = mix64_scalar(MISSING_ID) if s == 0 else MISSING_ID * GOLDEN
     until = minis.control[NEVER_USED]
     for mini in range(cursor[0], until):
         _ask_ahead(mini, until, s, from_us, pool, minis)
@@ -133,10 +132,7 @@ def sweep(
                                 out_ref[s, used], out_ref[1 - s, used] = rows[row + REF], 0
                                 used += 1
                             counts[g] += 1
-                            if s == 0:
-                                digests[g] += mix64_scalar(mine * GOLDEN + missing)
-                            else:
-                                digests[g] += mix64_scalar(missing + mix64_scalar(mine))
+                            digests[g] += pair_hash(mine, MISSING_ID) if s == 0 else pair_hash(MISSING_ID, mine)
                         rows[row + REF] |= SETTLED
                     j += 1
             block = header[block * HEADER + NEXT]
