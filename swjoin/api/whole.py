@@ -145,7 +145,7 @@ def _one_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _with_one_dictionary(tables: list[pa.Table], configs: list[StreamConfig], *, both: bool) -> list[pa.Table]:
-    """Dictionaries that the result will hold, each with all values of its column. both: key columns hold those of both sides."""
+    """Dictionaries that the result will hold, each with all values of its column. both: keys hold those of both sides."""
     import pyarrow as pa
 
     out = list(tables)
@@ -155,15 +155,17 @@ def _with_one_dictionary(tables: list[pa.Table], configs: list[StreamConfig], *,
                 column = _one_dictionary(out[side].column(i))
                 out[side] = out[side].set_column(i, field.with_type(column.type), column)
     for names in zip(*(config.key for config in configs), strict=False) if both else ():
-        columns = [t.column(n) if t.column_names.count(n) == 1 else None for t, n in zip(out, names, strict=True)]
-        if any(c is None or not pa.types.is_dictionary(c.type) for c in columns):
+        if any(
+            t.column_names.count(n) != 1 or not pa.types.is_dictionary(t.schema.field(n).type)
+            for t, n in zip(out, names, strict=True)
+        ):
             continue
-        kinds = [column.type for column in columns if column is not None]
-        values = sum(len(column.chunk(0).dictionary) for column in columns if column is not None and column.num_chunks)
-        if any(values > 1 << (k.index_type.bit_width - 1) for k in kinds):
-            for side, (name, kind) in enumerate(zip(names, kinds, strict=True)):
-                wide = pa.dictionary(pa.int32(), kind.value_type, kind.ordered)
-                out[side] = out[side].set_column(out[side].column_names.index(name), name, columns[side].cast(wide))
+        columns = [table.column(name) for table, name in zip(out, names, strict=True)]
+        values = sum(len(column.chunk(0).dictionary) for column in columns if column.num_chunks)
+        for side, (name, column) in enumerate(zip(names, columns, strict=True)):
+            if values > 1 << (column.type.index_type.bit_width - 1):
+                wide = pa.dictionary(pa.int32(), column.type.value_type, column.type.ordered)
+                out[side] = out[side].set_column(out[side].column_names.index(name), name, column.cast(wide))
     return out
 
 
