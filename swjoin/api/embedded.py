@@ -9,7 +9,7 @@ Stays out: Arrow (`api.tables`, `api.streaming`), threads, files.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from swjoin.batch import I64, LEFT, RIGHT, Ledger, Pairs, RowLayout, SourceBatch
 from swjoin.cluster.buffers import Order
 from swjoin.cluster.common_order import CommonOrder, released
 from swjoin.cluster.door import door_of
-from swjoin.cluster.intake import LateRowError, take_null_keys
+from swjoin.cluster.intake import StreamIntake, take_null_keys
 from swjoin.cluster.slave import PAIR_BYTES
 from swjoin.config import RunConfig
 from swjoin.deliveries import BEGIN_OF_TIME_US, END_OF_TIME_US, Delivery, EpochIndex, QueryId, SlaveId, no_moves
@@ -57,9 +57,9 @@ class Joiner:
             step = self.module.step(work, 0, _WHOLE)
             done = step.done
             if step.pairs is not None and len(step.pairs):
-                count += len(step.pairs)
-                digest += digest_pairs(step.pairs.left_id, step.pairs.right_id)
                 yield step.pairs
+                count += len(step.pairs)  # whoever asks for more has taken these
+                digest += digest_pairs(step.pairs.left_id, step.pairs.right_id)
         self._account(work, count, digest)
 
     def count(self, delivery: Delivery) -> None:
@@ -133,15 +133,10 @@ class Engine:
     def read(self, stream: int, batch: SourceBatch) -> LateRows:
         """Rows of a stream, judged; returns the late ones under policy `side`.
 
-        LateRowError under policy `error`: then none of them has been taken, and the join may go on.
+        LateRowError under policy `error`; the join cannot go on after it, so who wants that asks `check_rows` first.
         """
         intake = self.streams[stream]
-        before = dataclasses.replace(intake.counts), intake.high_us, intake.first_us
-        try:
-            aside = intake.read(batch, 0)
-        except LateRowError:
-            intake.counts, intake.high_us, intake.first_us = before
-            raise
+        aside = intake.read(batch, 0)
         intake.arrive_all()
         self._take(stream)
         waiting = sum(s.waiting_bytes for s in self.streams)
@@ -237,6 +232,23 @@ class Engine:
         if not ledger.balanced:
             raise RunFailed("the ledger does not balance: " + "; ".join(ledger.complaints()))
         return ledger
+
+
+def check_rows(
+    streams: tuple[StreamIntake, StreamIntake], wanted: Sequence[tuple[int, SourceBatch | int]], highs_us: Sequence[int]
+) -> list[int]:
+    """LateRowError if one of these rows, in this order, would be refused by streams that have come so far; nothing is taken.
+
+    wanted: rows of a stream, or promises (microseconds). Returns how far the streams will have come.
+    """
+    highs = list(highs_us)
+    for stream, value in wanted:
+        intake = streams[stream]
+        if isinstance(value, SourceBatch):
+            highs[stream] = intake.check(value, highs[stream])
+        else:
+            highs[stream] = max(highs[stream], value + intake.time.max_out_of_order_us)
+    return highs
 
 
 def empty_ledger() -> Ledger:

@@ -15,7 +15,8 @@ from swjoin.batch import I64, LEFT, MISSING_ID, RIGHT, U64, Pairs
 from swjoin.errors import UserError
 from swjoin.hashing import digest_pairs
 from swjoin.oracle import JOIN_KINDS
-from swjoin.sinks.plan import OutputPlan, as_type, plain_of
+from swjoin.sinks.plan import OutputPlan, as_type
+from swjoin.sources.views import decoded
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -88,7 +89,9 @@ def _either(left: Any, mine: Any, theirs: Any, kind: pa.DataType) -> Any:
 
     if left.null_count == 0:
         return as_type(mine, kind) if mine.type != kind else mine
-    return as_type(pc.if_else(left.is_valid(), plain_of(mine, kind), plain_of(theirs, kind)), kind)
+    mine, theirs = decoded(mine), decoded(theirs)
+    plain = mine.type if mine.type == theirs.type else kind
+    return as_type(pc.if_else(left.is_valid(), as_type(mine, plain), as_type(theirs, plain)), kind)
 
 
 def _index(positions: U64) -> Any:
@@ -107,8 +110,6 @@ def _to_take_from(column: pa.ChunkedArray, name: str) -> Any:
     if column.num_chunks == 1:
         values = column.chunk(0)
     else:
-        if pa.types.is_dictionary(column.type):
-            column = column.unify_dictionaries()
         values = column.combine_chunks() if column.num_chunks else pa.array([], column.type)
     try:
         _taken(values.slice(0, 0), pa.array([], pa.uint64()))

@@ -25,6 +25,7 @@ from swjoin.errors import RunFailed, UserError
 from swjoin.runtime.job import Job
 from swjoin.runtime.launch import launch_told
 from swjoin.sinks.plan import rebuilt
+from swjoin.sources.codec import storage
 from swjoin.sources.predicate import resolve
 from swjoin.where import parse_where, to_text
 
@@ -95,18 +96,22 @@ def _judged_arrays(side: Side, names: list[str], rows: SourceBatch) -> list[pa.A
     """The columns of these rows that a predicate needs."""
     codec = side.codec.rows
     unpacked = {} if codec is None or rows.rows is None else dict(zip(codec.schema.names, codec.decode(rows.rows), strict=True))
-    kinds = {name: (kind, origin) for name, kind, origin in side.codec.columns}
+    kinds, origins = _judged_kinds(side), {name: origin for name, _, origin in side.codec.columns}
     found = {"key": rows.key, "ts": rows.ts}
-    return [unpacked[n] if n in unpacked else rebuilt(found[kinds[n][1]], kinds[n][0]) for n in names]
+    return [unpacked[n] if n in unpacked else rebuilt(found[origins[n]], kinds[n]) for n in names]
+
+
+def _judged_kinds(side: Side) -> dict[str, pa.DataType]:
+    """Types of the columns for a predicate: a file of Arrow IPC has room for one dictionary of a column, so it has none."""
+    kinds = {name: storage(kind) for name, kind, _ in side.codec.columns}
+    return kinds if side.codec.rows is None else kinds | {field.name: field.type for field in side.codec.rows.schema}
 
 
 def _write(path: Path, side: Side, judged: list[str], *, sort: bool) -> StreamConfig:
     """Keys as their codes, times in microseconds, ids, and what a predicate needs."""
     import pyarrow as pa
 
-    kinds = {name: kind for name, kind, _ in side.codec.columns}
-    if side.codec.rows is not None:
-        kinds |= {field.name: field.type for field in side.codec.rows.schema}
+    kinds = _judged_kinds(side)
     schema = pa.schema(
         [("key", pa.int64()), ("ts", pa.int64()), ("id", pa.uint64()), *((f"{_JUDGED}{n}", kinds[n]) for n in judged)]
     )

@@ -7,18 +7,20 @@ Stays out: judging, joining and counting (`api.embedded`), whole tables (`api.ta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
 from swjoin.api.arguments import Bound, Columns, Duration, Last, Late, Request, TimeUnit, speaking_python
-from swjoin.api.embedded import Engine, Joiner
+from swjoin.api.embedded import Engine, Joiner, check_rows
 from swjoin.api.inputs import Streamable, to_batches
-from swjoin.batch import LEFT, RIGHT, STREAM_NAMES, Ledger, Pairs, SourceBatch
-from swjoin.config import RunConfig
-from swjoin.errors import RunFailed, UserError
+from swjoin.batch import LEFT, RIGHT, STREAM_NAMES, Ledger, SourceBatch
+from swjoin.cluster.intake import StreamIntake
+from swjoin.config import RunConfig, StreamConfig
+from swjoin.deliveries import BEGIN_OF_TIME_US
+from swjoin.errors import RunFailed, SwjoinError, UserError
 from swjoin.oracle import How
 from swjoin.sinks.plan import OutputPlan
 from swjoin.sources.columns import Tuples, describe_streams
@@ -28,6 +30,18 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from swjoin.sources.columns import StreamView
+    from swjoin.sources.keys import KeyEncoder
+
+    Schemas: TypeAlias = tuple[pa.Schema | None, pa.Schema | None]
+
+Item: TypeAlias = tuple[int, Any]  # of a stream: a record batch or a promise
+_INTERRUPTED = "it was interrupted"
+
+
+def _line(error: BaseException) -> str:
+    """An exception in one line."""
+    text = " ".join(str(error).split())[:1000]
+    return text if isinstance(error, SwjoinError) else f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 class WindowJoin:
@@ -75,40 +89,36 @@ class WindowJoin:
         )  # fmt: skip
         with speaking_python():
             self._config = self._request.config()
-        self._schemas: list[pa.Schema | None] = [None, None]
-        self._early: list[tuple[int, Any]] = []  # rows and promises that wait for the other side's schema
+        self._schemas: Schemas = (None, None)
+        self._early = _Early()
         self._opened: _Opened | None = None
         self._closed = False
-        self._broken: RunFailed | None = None
+        self._failure: str | None = None  # set while anything changes, and for good when that fails
         for stream, schema in ((LEFT, left_schema), (RIGHT, right_schema)):
             if schema is not None:
-                self._meet(stream, schema)
+                with speaking_python():
+                    self._take([], self._with_schema(self._schemas, stream, schema))
 
     # ------------------------------------------------------------ in
 
     def push(self, *, left: Streamable | None = None, right: Streamable | None = None) -> Iterator[pa.RecordBatch]:
         """More rows of one side, or of both, the left ones first. Returns the pairs that have become certain.
 
-        UserError when a batch is wrong (columns, types, times that go back too far, null times): none of its rows is taken.
+        UserError when anything is wrong (columns, types, times that go back too far, null times): nothing of the push is taken,
+        neither of this side nor of the other. The same holds for whatever a reader raises: it is read to its end first.
         """
         self._check_open()
         if left is None and right is None:
             raise UserError("push: give left=batch, right=batch, or both")
+        rows: list[Item] = []
+        schemas = self._schemas
         with speaking_python():
             for stream, value in ((LEFT, left), (RIGHT, right)):
                 if value is not None:
-                    self._push(stream, value)
-        return self._results()
-
-    def _push(self, stream: int, value: object) -> None:
-        schema, batches = to_batches(value, STREAM_NAMES[stream])
-        self._meet(stream, schema)
-        for batch in batches:
-            if self._opened is None:
-                self._early.append((stream, batch))
-                self._check_early()
-            else:
-                self._opened.read(stream, batch)
+                    schema, batches = to_batches(value, STREAM_NAMES[stream])
+                    schemas = self._with_schema(schemas, stream, schema)
+                    rows += [(stream, batch) for batch in batches]
+        return self._changed(lambda: self._take(rows, schemas))
 
     def advance(self, to: object, *, side: Literal["left", "right", "both"] = "both") -> Iterator[pa.RecordBatch]:
         """A promise: no row that is pushed from now on has a time before `to`. Returns the pairs that have become certain.
@@ -119,32 +129,30 @@ class WindowJoin:
         self._check_open()
         if side not in ("left", "right", "both"):
             raise UserError(f"advance: side {side!r} is not one of 'left', 'right', 'both'")
-        with speaking_python():
-            for stream in (LEFT, RIGHT):
-                if side in (STREAM_NAMES[stream], "both"):
-                    if self._opened is None:
-                        self._early.append((stream, _Promise(to)))
-                    else:
-                        self._opened.advance(stream, to)
-        return self._results()
+        promises: list[Item] = [(s, _Promise(to)) for s in (LEFT, RIGHT) if side in (STREAM_NAMES[s], "both")]
+        return self._changed(lambda: self._take(promises, self._schemas))
 
     def close(self) -> Iterator[pa.RecordBatch]:
         """Both streams have ended. Returns all pairs that are left; the ledger balances when they have been taken.
 
-        RunFailed, from the iterator, should the ledger not balance.
+        RunFailed, from the iterator, should the ledger not balance. Called again, it returns what has not been taken.
         """
+        self._check_whole()
+        if self._closed and self._opened is not None and not self._opened.finished:
+            return self._results()
         self._check_open()
-        self._closed = True
-        with speaking_python():
-            if self._opened is None:
-                self._assume_missing_side()
+        return self._changed(self._close)
+
+    def _close(self) -> None:
+        if self._opened is None and self._schemas != (None, None):
+            self._take([], self._assumed(self._schemas))
         if self._opened is not None:
             self._opened.end()
-        return self._results()
+        self._closed = True
 
     def cancel(self) -> None:
         """Give up: what has not been taken is lost, and nothing more can be pushed."""
-        self._closed, self._opened, self._early = True, None, []
+        self._closed, self._opened, self._early, self._failure = True, None, _Early(), None
 
     def __enter__(self) -> Self:
         return self
@@ -152,6 +160,8 @@ class WindowJoin:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         whole = self._closed and (self._opened is None or self._opened.finished)
         opened, self._closed = self._opened, True
+        if kind is None:
+            self._check_whole()
         if kind is None and not whole:
             raise UserError("the with block ended before all pairs were taken; iterate over close(), or call cancel()")
         if kind is not None and opened is not None and not opened.finished:
@@ -160,20 +170,100 @@ class WindowJoin:
     # ------------------------------------------------------------ out
 
     def _results(self) -> Iterator[pa.RecordBatch]:
-        while self._opened is not None:
+        """Pairs of which the last one yielded has been handed over, also when no more are asked for."""
+        while True:
+            self._check_whole()
+            if self._opened is None:
+                return
             try:
+                self._failure = _INTERRUPTED
                 with speaking_python():
                     batch = self._opened.next()
-            except RunFailed as error:
-                self._broken = error
+                self._failure = None
+                if batch is None:
+                    return
+                yield batch
+            except GeneratorExit:  # whoever has this batch wants no more for now; the rest comes with the next call
                 raise
-            if batch is None:
-                return
-            yield batch
+            except BaseException as error:
+                self._failure = _line(error)
+                raise
 
     def late_rows(self) -> pa.Table:
         """Rows that were late since the last call (late="side"): stream, row_id, ts (microseconds, null without), reason."""
-        return _late_table([] if self._opened is None else self._opened.take_late())
+        self._check_whole()
+        found = None
+        try:
+            self._failure = _INTERRUPTED
+            found = _late_table([] if self._opened is None else self._opened.take_late())
+            self._failure = None
+            return found
+        except BaseException as error:
+            self._failure = _line(error)
+            raise
+
+    # ------------------------------------------------------------ all or nothing
+
+    def _changed(self, change: Callable[[], None]) -> Iterator[pa.RecordBatch]:
+        """The pairs that are certain after a change. A change that is refused by a UserError has done nothing yet; after any
+        other exception, wherever it strikes, the join has failed."""
+        try:
+            self._failure = _INTERRUPTED
+            with speaking_python():
+                change()
+            results = self._results()
+            self._failure = None
+            return results
+        except UserError:
+            self._failure = None
+            raise
+        except BaseException as error:
+            self._failure = _line(error)
+            raise
+
+    def _check_whole(self) -> None:
+        if self._failure is not None:
+            raise RunFailed(f"the join has failed before ({self._failure}); make a new WindowJoin and push all rows again")
+
+    def _take(self, items: list[Item], schemas: Schemas) -> None:
+        """Rows and promises in this order: all of them or, with a UserError, none."""
+        for stream in (LEFT, RIGHT):
+            if self._schemas[stream] is None and schemas[stream] is not None:
+                self._check_promises(stream, schemas)
+        left, right = schemas
+        opened, early = self._opened, self._early
+        if opened is None and left is not None and right is not None:
+            opened = _Opened(self._request, self._config, left, right)
+            items = [*early.items, *items]
+        if opened is None:
+            early = early.with_items(items, [self._alone(s, schemas) for s in (LEFT, RIGHT)], self._config)
+        else:
+            opened.take(items)
+            early = _Early()
+        self._opened, self._early, self._schemas = opened, early, schemas
+
+    def _alone(self, stream: int, schemas: Schemas) -> _Stream | None:
+        """A side whose schema is known, without the other's. UserError when its columns cannot be used."""
+        if schemas[stream] is None:
+            return None
+        known = self._early.streams[stream]
+        if known is not None:
+            return known
+        left, right = self._assumed(schemas)
+        sides = (self._request.stream(LEFT, left.names), self._request.stream(RIGHT, right.names))
+        views, keys = describe_streams((sides[LEFT], left), (sides[RIGHT], right), carry=False, packed=True)
+        return _Stream(stream, sides[stream], (left, right)[stream], keys, views[stream])
+
+    def _check_promises(self, stream: int, schemas: Schemas) -> None:
+        """Promises of a side of which nothing was known. One that turns out to be none is forgotten, with a UserError."""
+        for item in self._early.items:
+            alone = self._alone(stream, schemas) if item[0] == stream else None
+            if alone is not None:
+                try:
+                    alone.time_us(item[1].to)
+                except UserError:
+                    self._early = self._early._replace(items=tuple(i for i in self._early.items if i is not item))
+                    raise
 
     # ------------------------------------------------------------ what it is and has done
 
@@ -187,21 +277,24 @@ class WindowJoin:
     @property
     def ledger(self) -> Ledger:
         """The account of all rows and pairs so far; rows that wait are missing in it until they have been joined."""
+        self._check_whole()
         if self._opened is not None:
             return self._opened.engine.ledger
         ledger = Ledger()
-        for stream, value in self._early:
+        for stream, value in self._early.items:
             (ledger.left if stream == LEFT else ledger.right).tuples += getattr(value, "num_rows", 0)
         return ledger
 
     @property
     def count(self) -> int:
         """Pairs of all pushes whose pairs have been taken."""
+        self._check_whole()
         return 0 if self._opened is None else self._opened.engine.count
 
     @property
     def digest(self) -> str:
         """Of these pairs: 16 hex digits. After `close` it identifies the result, however the rows were pushed."""
+        self._check_whole()
         return "0" * 16 if self._opened is None else self._opened.engine.digest
 
     @property
@@ -215,38 +308,32 @@ class WindowJoin:
 
     def __repr__(self) -> str:
         bounds = self._config.query.bounds
-        state = "closed" if self._closed else "open"
+        state = "failed" if self._failure is not None else "closed" if self._closed else "open"
         last = self._config.query.last
+        pairs = 0 if self._opened is None else self._opened.engine.count
         window = f"last {last[0]}, {last[1]}" if last else f"{bounds.lower_us}us..{bounds.upper_us}us"
-        return f"<swjoin.WindowJoin {window}, {state}, {self.count:,} pairs>"
+        return f"<swjoin.WindowJoin {window}, {state}, {pairs:,} pairs>"
 
     # ------------------------------------------------------------ schemas
 
     def _check_open(self) -> None:
-        if self._broken is not None:
-            raise RunFailed(f"the join has failed before: {self._broken}")
+        self._check_whole()
         if self._closed:
             raise UserError("the join is closed; make a new WindowJoin")
 
-    def _meet(self, stream: int, schema: object) -> None:
-        """A side's schema, for the first time or again. UserError when it is another one."""
+    @staticmethod
+    def _with_schema(schemas: Schemas, stream: int, schema: object) -> Schemas:
+        """With a side's schema, for the first time or again. UserError when it is another one."""
         import pyarrow as pa
 
         side = STREAM_NAMES[stream]
         if not isinstance(schema, pa.Schema):
             raise UserError(f"{side}_schema: a {type(schema).__name__} is no pyarrow.Schema")
-        known = self._schemas[stream]
+        known = schemas[stream]
         if known is None:
-            self._schemas[stream] = schema
-            try:
-                self._open()
-            except UserError:
-                self._schemas[stream] = None
-                raise
-            self._take_early()
-            return
+            return (schema, schemas[RIGHT]) if stream == LEFT else (schemas[LEFT], schema)
         if schema is known or schema.equals(known):
-            return
+            return schemas
         for field in known:
             if schema.names.count(field.name) != 1:
                 raise UserError(f"{side}: column {field.name} is missing in this batch; its first batch had it")
@@ -255,58 +342,79 @@ class WindowJoin:
         extra = [name for name in schema.names if name not in known.names]
         if extra:
             raise UserError(f"{side}: column {extra[0]} is new in this batch; the first batch says which columns there are")
+        return schemas
 
-    def _open(self) -> None:
-        """Begin, once both schemas are known."""
-        left, right = self._schemas
-        if left is None or right is None:
-            return
-        with speaking_python():
-            self._opened = _Opened(self._request, self._config, left, right)
-
-    def _take_early(self) -> None:
-        """What came before both schemas were known; what is wrong in it is refused, the rest is taken."""
-        if self._opened is None:
-            return
-        early, self._early = self._early, []
-        refused: UserError | None = None
-        for stream, value in early:
-            try:
-                if isinstance(value, _Promise):
-                    self._opened.advance(stream, value.to)
-                else:
-                    self._opened.read(stream, value)
-            except UserError as error:
-                refused = refused or error
-        if refused is not None:
-            raise refused
-
-    def _check_early(self) -> None:
-        held = sum(getattr(value, "nbytes", 0) for _, value in self._early)
-        limit = self._config.module.window_bytes
-        if held > limit:
-            side = STREAM_NAMES[1 - self._early[0][0]]
-            raise RunFailed(f"{held} bytes wait for the first batch of the {side} side; give {side}_schema")
-
-    def _assume_missing_side(self) -> None:
-        """A side of which nothing is known at the end: as if it had had the other's keys and times, and no row."""
+    def _assumed(self, schemas: Schemas) -> tuple[pa.Schema, pa.Schema]:
+        """Both schemas; a side of which nothing is known has the other's keys and times, and nothing else."""
         import pyarrow as pa
 
+        out = list(schemas)
         for stream in (LEFT, RIGHT):
-            known, missing = self._schemas[1 - stream], self._schemas[stream]
+            known, missing = schemas[1 - stream], schemas[stream]
             if missing is None and known is not None:
                 own, other = self._request.stream(stream), self._request.stream(1 - stream)
                 fields = dict(zip((*own.key, own.time), (*other.key, other.time), strict=False))
                 if own.id is not None:
                     fields[own.id] = other.id or ""
                 found = {n: known.field(o).type if known.names.count(o) == 1 else pa.int64() for n, o in fields.items()}
-                self._meet(stream, pa.schema(list(found.items())))
+                if known.names.count(other.time) != 1:
+                    found[own.time] = pa.timestamp("us")  # not what is to be complained about
+                out[stream] = pa.schema(list(found.items()))
+        return out[LEFT], out[RIGHT]
 
 
 class _Promise(NamedTuple):
     """Of `advance`."""
 
     to: object
+
+
+class _Early(NamedTuple):
+    """What has come before both schemas were known. Rows are judged all the same; they are taken later.
+
+    streams: the sides that are known, for that. highs_us: how far they have come.
+    """
+
+    items: tuple[Item, ...] = ()
+    streams: Sequence[_Stream | None] = (None, None)
+    highs_us: Sequence[int] = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
+
+    def with_items(self, items: list[Item], streams: Sequence[_Stream | None], config: RunConfig) -> _Early:
+        """With more of them. RunFailed when they take too much memory."""
+        every = (*self.items, *items)
+        held = sum(getattr(value, "nbytes", 0) for _, value in every)
+        if held > config.module.window_bytes:
+            side = STREAM_NAMES[1 - every[-1][0]]
+            raise RunFailed(f"{held} bytes wait for the first batch of the {side} side; give {side}_schema")
+        fresh = [item for item in self.items if self.streams[item[0]] is None]  # promises, of which nothing could be said
+        wanted = _converted(streams, [*fresh, *items])
+        intakes = StreamIntake(LEFT, config.time), StreamIntake(RIGHT, config.time)
+        highs = check_rows(intakes, wanted, self.highs_us)
+        _count_on(streams, wanted)
+        return _Early(every, streams, highs)
+
+
+def _converted(streams: Sequence[_Stream | None], items: Sequence[Item]) -> list[tuple[int, SourceBatch | int]]:
+    """Batches as tuples, promises as microseconds, as far as sides are known. UserError when one cannot be used."""
+    out: list[tuple[int, SourceBatch | int]] = []
+    rows = [0, 0]
+    for stream, value in items:
+        mine = streams[stream]
+        if mine is None:
+            continue
+        if isinstance(value, _Promise):
+            out.append((stream, mine.time_us(value.to)))
+        else:
+            out.append((stream, mine.of(value, mine.rows + rows[stream])))
+            rows[stream] += value.num_rows
+    return out
+
+
+def _count_on(streams: Sequence[_Stream | None], taken: Sequence[tuple[int, SourceBatch | int]]) -> None:
+    for stream, value in taken:
+        mine = streams[stream]
+        if mine is not None and isinstance(value, SourceBatch):
+            mine.rows += len(value)
 
 
 class _Opened:
@@ -320,29 +428,22 @@ class _Opened:
         self.plan = OutputPlan(*codecs, request.ids, query.how)
         where = compile_query(query, *codecs)
         self.engine = Engine(config, (codecs[LEFT].layout, codecs[RIGHT].layout), where=where)
-        tuples = [Tuples(sides[s], views[s].codec, keys, self._place) for s in (LEFT, RIGHT)]
-        self._streams = [_Stream(s, sides[s].time, (left, right)[s], tuples[s], views[s]) for s in (LEFT, RIGHT)]
+        self._streams = [_Stream(s, sides[s], (left, right)[s], keys, views[s]) for s in (LEFT, RIGHT)]
         self._joiner: Joiner = self.engine.joiners[0]
-        self._pairs: Iterator[Pairs] = iter(())
+        self._batches: Iterator[pa.RecordBatch] = iter(())
         self._late: list[tuple[int, SourceBatch, str]] = []
         self._ended = self.finished = False
 
-    def _place(self, position: int) -> str:
-        return f"row {position} of the stream (counting from 0)"
-
-    def read(self, stream: int, batch: pa.RecordBatch) -> None:
-        mine = self._streams[stream]
-        try:
-            rows = mine.tuples.of(batch.select(mine.view.columns), mine.rows)
-            aside = self.engine.read(stream, rows)
-        except UserError as error:
-            text = str(error)
-            raise UserError(text if text.startswith(STREAM_NAMES[stream]) else f"{STREAM_NAMES[stream]}: {text}") from None
-        mine.rows += batch.num_rows
-        self._late += [(stream, part, reason) for part, reason in aside]
-
-    def advance(self, stream: int, to: object) -> None:
-        self.engine.advance(stream, self._streams[stream].time_us(to))
+    def take(self, items: Sequence[Item]) -> None:
+        """Rows and promises. Whatever is wrong with one of them is a UserError before the first is taken."""
+        wanted = _converted(self._streams, items)
+        check_rows(self.engine.streams, wanted, [intake.high_us for intake in self.engine.streams])
+        for stream, value in wanted:
+            if isinstance(value, SourceBatch):
+                self._late += [(stream, part, reason) for part, reason in self.engine.read(stream, value)]
+            else:
+                self.engine.advance(stream, value)
+        _count_on(self._streams, wanted)
 
     def end(self) -> None:
         self._ended = True
@@ -352,15 +453,16 @@ class _Opened:
     def next(self) -> pa.RecordBatch | None:
         """The next pairs that are certain; None when there are no more for now."""
         while True:
-            pairs = next(self._pairs, None)
-            if pairs is not None:
-                return self.plan.decode(pairs)
+            batch = next(self._batches, None)
+            if batch is not None:
+                return batch
             if not self.engine.due:
                 if self._ended and not self.finished:
                     self.engine.check_ledger()
                     self.finished = True
                 return None
-            self._pairs = self._joiner.pairs_of(self.engine.deliver()[0])
+            pairs = self._joiner.pairs_of(self.engine.deliver()[0])
+            self._batches = (self.plan.decode(part) for part in pairs)
 
     def take_late(self) -> list[tuple[int, SourceBatch, str]]:
         late, self._late = self._late, []
@@ -370,9 +472,18 @@ class _Opened:
 class _Stream:
     """One side. rows: so many have come."""
 
-    def __init__(self, stream: int, time: str, schema: pa.Schema, tuples: Tuples, view: StreamView) -> None:
-        self.tuples, self.view, self.rows = tuples, view, 0
-        self._name, self._kind = f"the {STREAM_NAMES[stream]} side's time column {time}", schema.field(time).type
+    def __init__(self, stream: int, config: StreamConfig, schema: pa.Schema, keys: KeyEncoder, view: StreamView) -> None:
+        self._side, self._columns, self.rows = STREAM_NAMES[stream], view.columns, 0
+        self._tuples = Tuples(config, view.codec, keys, lambda row: f"row {row} of the stream (counting from 0)")
+        self._name, self._kind = f"the {self._side} side's time column {config.time}", schema.field(config.time).type
+
+    def of(self, batch: pa.RecordBatch, first: int) -> SourceBatch:
+        """A batch as tuples. UserError when a value cannot be used."""
+        try:
+            return self._tuples.of(batch.select(self._columns), first)
+        except UserError as error:
+            text = str(error)
+            raise UserError(text if text.startswith(self._side) else f"{self._side}: {text}") from None
 
     def time_us(self, to: object) -> int:
         """A value of the time column in microseconds. UserError when it is none."""
@@ -385,7 +496,7 @@ class _Stream:
         if value.null_count:
             raise UserError("advance: to is null; give a time")
         try:
-            return int(self.tuples.times(value, 0)[0][0])
+            return int(self._tuples.times(value, 0)[0][0])
         except UserError:
             raise UserError(f"advance: {to!r} is out of range, or finer than one microsecond") from None
 

@@ -17,8 +17,9 @@ import numpy as np
 from swjoin.api.arguments import Request
 from swjoin.api.inputs import to_table
 from swjoin.batch import I64, LEFT, MISSING_ID, RIGHT, STREAM_NAMES, U64, PayloadRows, SourceBatch
-from swjoin.sinks.plan import OutputPlan
+from swjoin.sinks.plan import OutputPlan, as_type
 from swjoin.sources.columns import StreamView, Tuples, describe_streams
+from swjoin.sources.views import decoded
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -130,6 +131,46 @@ def _typed(tables: list[pa.Table], configs: list[StreamConfig]) -> list[pa.Table
     return out
 
 
+def _one_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column whose chunks share one dictionary, which has room for their values: of its own type, or with indices of 32 bits
+    (then without an order, as no chunk's is that of all)."""
+    import pyarrow as pa
+
+    kind = column.type
+    if column.num_chunks < 2:
+        return column
+    try:
+        return column.unify_dictionaries()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # too many values, a null among them, or a type without a hash
+        wide = pa.dictionary(kind.index_type if kind.index_type.bit_width >= 32 else pa.int32(), kind.value_type)
+        return pa.chunked_array([as_type(pa.concat_arrays([decoded(chunk) for chunk in column.chunks]), wide)])
+
+
+def _with_one_dictionary(tables: list[pa.Table], configs: list[StreamConfig], *, both: bool) -> list[pa.Table]:
+    """Dictionaries that the result will hold, each with all values of its column. both: keys hold those of both sides."""
+    import pyarrow as pa
+
+    out = list(tables)
+    for side, config in enumerate(configs):
+        for i, field in enumerate(out[side].schema):
+            if pa.types.is_dictionary(field.type) and (config.columns is None or field.name in {*config.columns, *config.key}):
+                column = _one_dictionary(out[side].column(i))
+                out[side] = out[side].set_column(i, field.with_type(column.type), column)
+    for names in zip(*(config.key for config in configs), strict=False) if both else ():
+        if any(
+            t.column_names.count(n) != 1 or not pa.types.is_dictionary(t.schema.field(n).type)
+            for t, n in zip(out, names, strict=True)
+        ):
+            continue
+        columns = [table.column(name) for table, name in zip(out, names, strict=True)]
+        values = sum(len(column.chunk(0).dictionary) for column in columns if column.num_chunks)
+        for side, (name, column) in enumerate(zip(names, columns, strict=True)):
+            if values > 1 << (column.type.index_type.bit_width - 1):
+                wide = pa.dictionary(pa.int32(), column.type.value_type, column.type.ordered)
+                out[side] = out[side].set_column(out[side].column_names.index(name), name, column.cast(wide))
+    return out
+
+
 def open_sides(request: Request, left: object, right: object, *, materialise: bool) -> tuple[Side, Side, OutputPlan]:
     """Both inputs, read and checked, and what result rows look like."""
     query = request.query()
@@ -140,6 +181,8 @@ def open_sides(request: Request, left: object, right: object, *, materialise: bo
     tables = [to_table(value, name, wanted) for value, name in zip((left, right), STREAM_NAMES, strict=True)]
     one, two = request.stream(LEFT), request.stream(RIGHT)
     tables = _typed(tables, [one, two])
+    if materialise:
+        tables = _with_one_dictionary(tables, [one, two], both=query.kind.unmatched[RIGHT])
     schemas = (one, tables[LEFT].schema), (two, tables[RIGHT].schema)
     views, keys = describe_streams(*schemas, carry=materialise, packed=False, query=query)
     sides = [Side(s, tables[s], c, views[s], keys, by_position=materialise) for s, c in ((LEFT, one), (RIGHT, two))]

@@ -104,6 +104,27 @@ class StreamIntake:
 
     # ------------------------------------------------------------ reading
 
+    def check(self, batch: SourceBatch, high_us: int) -> int:
+        """LateRowError where `read` would raise it for these rows after others up to this time; returns the highest time with
+        them. Nothing is taken."""
+        verdict, running = np.empty(len(batch), np.uint8), np.empty(len(batch), np.int64)
+        high, _, late, first_late, high_then = self._judge(batch, high_us, verdict, running)
+        if late and self.time.late == "error":
+            self._refuse(batch, int(first_late), int(verdict[first_late]), int(high_then))
+        return int(high)
+
+    def _judge(self, batch: SourceBatch, high_us: int, verdict: U8, running: I64) -> tuple[int, int, int, int, int]:
+        """See `judge`. By arrival nothing is late."""
+        ts_valid = _EMPTY_MASK if batch.ts_valid is None else batch.ts_valid
+        key_valid = _EMPTY_MASK if batch.key_valid is None else batch.key_valid
+        by_arrival = self.time.model == "arrival"
+        allowed = END_OF_TIME_US if by_arrival else self.time.max_out_of_order_us
+        high, null_keys, late, first_late, high_then = judge(batch.ts, ts_valid, key_valid, high_us, allowed, verdict, running)
+        if by_arrival:
+            late = 0
+            np.copyto(verdict, GOOD, where=verdict != NULL_KEY)
+        return high, null_keys, late, first_late, high_then
+
     def read(self, batch: SourceBatch, arrival_us: int | None) -> list[tuple[SourceBatch, str]]:
         """Take rows as read; returns the late rows with their reasons (late policy `side` writes them).
 
@@ -115,16 +136,7 @@ class StreamIntake:
         if n == 0:
             return []
         verdict, running = np.empty(n, np.uint8), np.empty(n, np.int64)
-        ts_valid = _EMPTY_MASK if batch.ts_valid is None else batch.ts_valid
-        key_valid = _EMPTY_MASK if batch.key_valid is None else batch.key_valid
-        by_arrival = self.time.model == "arrival"
-        allowed = END_OF_TIME_US if by_arrival else self.time.max_out_of_order_us
-        self.high_us, null_keys, late, first_late, high_then = judge(
-            batch.ts, ts_valid, key_valid, self.high_us, allowed, verdict, running
-        )
-        if by_arrival:
-            late = 0
-            np.copyto(verdict, GOOD, where=verdict != NULL_KEY)
+        self.high_us, null_keys, late, first_late, high_then = self._judge(batch, self.high_us, verdict, running)
         if late and self.time.late == "error":
             self._refuse(batch, int(first_late), int(verdict[first_late]), int(high_then))
         self.counts.null_key += int(null_keys)
@@ -134,7 +146,7 @@ class StreamIntake:
             self.first_us = int(running[known])
         aside = self._late_rows(batch, verdict) if late and self.time.late == "side" else []
         stamps = running if arrival_us is None else np.full(n, arrival_us, np.int64)
-        times = stamps if by_arrival else batch.ts
+        times = stamps if self.time.model == "arrival" else batch.ts
         if null_keys and self._keeps_null_keys:
             self._keep_null_keys(batch, times, verdict)
         rows = batch.rows

@@ -23,6 +23,7 @@ from swjoin.config import RunConfig
 from swjoin.errors import UserError
 from swjoin.oracle import JOIN_KINDS, How
 from swjoin.sources.codec import RowCodec, StreamCodec
+from swjoin.sources.views import booleans_of, decoded
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -84,8 +85,10 @@ class OutputPlan:
 
         types = {column: right for column, right, _ in self.right.columns}
         other = types.get(self.right.key[self.left.key.index(name)], kind)
-        if not JOIN_KINDS[self.how].unmatched[RIGHT] or other == kind:
+        if not JOIN_KINDS[self.how].unmatched[RIGHT]:
             return kind
+        if other == kind:  # the order of the values is each side's own
+            return pa.dictionary(kind.index_type, kind.value_type) if pa.types.is_dictionary(kind) else kind
         plain = [k.value_type if pa.types.is_dictionary(k) else k for k in (kind, other)]
         if plain[0] == plain[1]:
             return plain[0]
@@ -154,21 +157,18 @@ def _unpack(codec: RowCodec | None, rows: PayloadRows | None) -> dict[str, pa.Ar
 
 
 def as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A cast; Arrow has none to dictionaries of anything but strings."""
+    """A cast; Arrow has none to dictionaries of anything but strings, and none from dictionaries of views."""
     import pyarrow as pa
 
+    plain = decoded(array)
     if not pa.types.is_dictionary(kind):
-        return array.cast(kind)
-    encoded = array.cast(kind.value_type).dictionary_encode()
-    return pa.DictionaryArray.from_arrays(encoded.indices.cast(kind.index_type), encoded.dictionary, ordered=kind.ordered)
-
-
-def plain_of(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A cast to a type, or to that of its values when it is a dictionary."""
-    import pyarrow as pa
-
-    wanted = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return array if array.type == wanted else array.cast(wanted)
+        return plain.cast(kind)
+    try:
+        encoded = plain.dictionary_encode()
+        indices, values = encoded.indices, encoded.dictionary
+    except pa.ArrowNotImplementedError:  # a type that Arrow has no hash of: every row brings its own value
+        indices, values = pa.array(np.arange(len(plain)), mask=~booleans_of(plain.is_valid())), plain
+    return pa.DictionaryArray.from_arrays(indices.cast(kind.index_type), as_type(values, kind.value_type), ordered=kind.ordered)
 
 
 def rebuilt(values: I64, kind: pa.DataType) -> pa.Array:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from swjoin.batch import I64, U8, PayloadRows, RowLayout
 from swjoin.errors import RunFailed, UserError
-from swjoin.sources.views import booleans_of, borrowed, integers_of
+from swjoin.sources.views import booleans_of, borrowed, decoded, integers_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,13 +53,24 @@ def _is_var(kind: pa.DataType) -> bool:
     return bool(t.is_string(kind) or t.is_binary(kind) or t.is_large_string(kind) or t.is_large_binary(kind))
 
 
-def _storage(kind: pa.DataType) -> pa.DataType:
+def returned(kind: pa.DataType) -> pa.DataType:
+    """The type that a packed column has when it is unpacked. Dictionaries are made anew, of the values of each batch: without
+    an order, and with indices of 32 bits at least, as nobody knows how many values will come."""
+    import pyarrow as pa
+
+    if not pa.types.is_dictionary(kind):
+        return kind
+    index = kind.index_type if kind.index_type.bit_width >= 32 else pa.int32()
+    return pa.dictionary(index, returned(kind.value_type))
+
+
+def storage(kind: pa.DataType) -> pa.DataType:
     """The type that is packed: dictionaries as their values, view types as plain ones."""
     import pyarrow as pa
     import pyarrow.types as t
 
     if t.is_dictionary(kind):
-        return _storage(kind.value_type)
+        return storage(kind.value_type)
     if t.is_string(kind) or t.is_string_view(kind):
         return pa.large_string()
     if t.is_binary(kind) or t.is_binary_view(kind):
@@ -97,7 +108,7 @@ class RowCodec:
     def __init__(self, schema: pa.Schema) -> None:
         import pyarrow as pa
 
-        self.schema = pa.schema([(f.name, _storage(f.type)) for f in schema])
+        self.schema = pa.schema([(f.name, storage(f.type)) for f in schema])
         self._bitmap_bytes = -(-len(self.schema) // 8)
         self._slots: list[tuple[int, int]] = []  # (offset, width); var columns: width 4 for the length
         at = self._bitmap_bytes
@@ -129,7 +140,7 @@ class RowCodec:
         for i, column in enumerate(self.schema):
             array = batch.column(column.name)
             if array.type != column.type:
-                array = array.cast(column.type)
+                array = decoded(array).cast(column.type)
             if array.null_count:
                 missing = booleans_of(array.is_null())
                 fixed[:, i // 8] |= missing.astype(np.uint8) << np.uint8(i % 8)

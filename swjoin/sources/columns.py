@@ -19,7 +19,7 @@ from swjoin.batch import I64, LEFT, STREAM_NAMES, U64, Bool, SourceBatch
 from swjoin.config import QueryConfig, StreamConfig
 from swjoin.errors import SwjoinError, UserError
 from swjoin.oracle import JOIN_KINDS
-from swjoin.sources.codec import RowCodec, StreamCodec
+from swjoin.sources.codec import RowCodec, StreamCodec, returned
 from swjoin.sources.keys import KeyEncoder
 from swjoin.sources.predicate import resolve
 from swjoin.sources.views import booleans_of, integers_of
@@ -161,7 +161,7 @@ def _stream_view(
     wanted = [name for name in schema.names if name in shown or name in judged]
     columns: list[tuple[str, Any, str]] = []
     for name in wanted:
-        kind = schema.field(name).type
+        kind = returned(schema.field(name).type) if packed else schema.field(name).type
         lossless = (kind == pa.int64() and config.time_unit == "us") or (pa.types.is_timestamp(kind) and kind.unit == "us")
         if name in config.key:
             if native:

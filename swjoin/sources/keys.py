@@ -19,7 +19,7 @@ from numba import njit
 
 from swjoin.batch import I64, U8, Bool
 from swjoin.errors import RunFailed, UserError
-from swjoin.sources.views import booleans_of, borrowed, integers_of
+from swjoin.sources.views import booleans_of, borrowed, decoded, integers_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -224,6 +224,7 @@ class KeyEncoder:
     def encode(self, columns: list[pa.Array]) -> tuple[I64, Bool | None]:
         """int64 keys of n rows, and which are valid (None: all); a null in any column makes the key null."""
         valid: Bool | None = None
+        columns = [decoded(column) for column in columns]
         for column in columns:
             if column.null_count:
                 here = booleans_of(column.is_valid())
@@ -237,12 +238,10 @@ class KeyEncoder:
 
 
 def _integers(column: pa.Array) -> I64:
-    """Values of an integer-like column as int64; nulls become 0, uint64 keeps its bits."""
+    """Values of a decoded integer-like column as int64; nulls become 0, uint64 keeps its bits."""
     import pyarrow as pa
 
     kind = column.type
-    if pa.types.is_dictionary(kind):
-        return _integers(column.cast(kind.value_type))
     if pa.types.is_temporal(kind):
         column = column.cast(pa.int32() if kind.bit_width == 32 else pa.int64())
     if pa.types.is_boolean(kind):
@@ -254,14 +253,10 @@ def _integers(column: pa.Array) -> I64:
 
 
 def _byte_strings(column: pa.Array) -> tuple[U8, I64]:
-    """Bytes and int64 offsets of a string or binary column."""
+    """Bytes and int64 offsets of a decoded string or binary column."""
     import pyarrow as pa
 
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        column = column.cast(kind.value_type)
-        kind = column.type
-    if pa.types.is_fixed_size_binary(kind):
+    if pa.types.is_fixed_size_binary(column.type):
         column = column.cast(pa.binary())
     if _family(column.type) == "string":
         column = column.cast(pa.large_string())

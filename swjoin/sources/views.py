@@ -1,6 +1,6 @@
 """Arrow arrays as NumPy arrays, without a copy and without pandas.
 
-What: `integers_of`, `booleans_of`, `borrowed`.
+What: `integers_of`, `booleans_of`, `borrowed`; `decoded`, an array without dictionaries and views.
 Why: `numpy.asarray(arrow_array)` imports pandas where it is installed, which took 0.4 s out of the first read. And what Arrow
 lends may not be written to; numba compiles a kernel anew for every mixture of arrays that may and may not be, which took some
 ten seconds at the first join of a table. So these views say that they may be written to. Nobody does.
@@ -32,6 +32,25 @@ def borrowed(data: pa.Buffer, dtype: Any) -> NDArray[Any]:
     """The values in a buffer, a view. ValueError when its size is not a whole number of them."""
     array = np.frombuffer(data, dtype)
     return np.asarray(_Lent(array)) if len(array) else np.empty(0, dtype)
+
+
+def decoded(array: pa.Array) -> pa.Array:
+    """The values of a dictionary as a plain array, views as large strings or binary: `null_count` of the result counts every
+    null. That of a dictionary counts null indices alone, not those that stand for a null among its values."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        values = decoded(array.dictionary)
+        if pa.types.is_string(values.type):
+            values = values.cast(pa.large_string())  # 2 GiB is not too much for it
+        elif pa.types.is_binary(values.type):
+            values = values.cast(pa.large_binary())
+        return pc.take(values, array.indices)
+    if pa.types.is_string_view(kind):
+        return array.cast(pa.large_string())
+    return array.cast(pa.large_binary()) if pa.types.is_binary_view(kind) else array
 
 
 def integers_of(array: pa.Array) -> NDArray[Any]:
