@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -57,6 +58,7 @@ def write(folder: Path, seconds: int) -> tuple[Path, tuple[int, str], int]:
 def run(config: Path, more: list[str], mode: str, answer: tuple[int, str], cpu_s: dict[str, list[float]]) -> float:
     """Seconds of the join; CPU seconds of all its processes go to `cpu_s`."""
     out = config.parent / "run"
+    shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, "-m", "swjoin", "run", str(config), "--out", str(out), *more]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     process = subprocess.Popen(command + ["--dashboard"] * (mode != "off"), stdout=subprocess.DEVNULL)

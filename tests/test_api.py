@@ -636,7 +636,7 @@ def test_a_run_and_all_that_it_has_left(tmp_path: Path) -> None:
     assert again.report == run.report
     pytest.importorskip("matplotlib")
     assert len(run.plot().axes) == 3
-    with pytest.raises(swjoin.UserError, match="is not empty"):
+    with pytest.raises(swjoin.UserError, match="holds a finished run"):
         swjoin.run(SMALL, out=tmp_path / "run")
 
 

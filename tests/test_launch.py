@@ -87,7 +87,7 @@ def test_the_job_lies_where_all_hosts_see_it(tmp_path: Path, monkeypatch: pytest
     assert not told.exists()
     shutil.rmtree(tmp_path / "run")
     (tmp_path / "run").write_text("a file")
-    with pytest.raises(UserError, match=r"run: cannot be written \(File exists\); all hosts must share it"):
+    with pytest.raises(UserError, match="run: is a file; name a directory"):
         launch.launch_told(job, 4, quiet=True, hostfile=tmp_path / "hosts")
 
 
@@ -103,6 +103,7 @@ def test_a_launcher_that_waits_for_a_lost_host_is_ended(tmp_path: Path, monkeypa
         assert launch.launch_told(_job(tmp_path), 4, quiet=True, hostfile=tmp_path / "hosts")[0] == code
         assert 0.5 < time.monotonic() - begun < 10
         os.kill(int((tmp_path / "left").read_text()), signal.SIGKILL)
+        (tmp_path / "run" / "run.json").unlink()
     _fake_mpirun(tmp_path, "echo '{\"complete\": false}' >$(dirname $job)/run.json; sleep 3; exit 7", monkeypatch)
     assert launch.launch_told(_job(tmp_path), 4, quiet=True, hostfile=tmp_path / "hosts")[0] == 1, "that one had failed"
 
@@ -135,12 +136,12 @@ def test_an_mpirun_that_ends_well_without_a_run_has_failed(
 ) -> None:
     """Open MPI 5.0.11 returns 0 when a host's daemon has died."""
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "run.json").write_text('{"complete": true}')  # of an earlier run
+    (tmp_path / "run" / "run.json").write_text('{"complete": false, "failure": "of an earlier run"}')
     _fake_mpirun(tmp_path, "exit 0", monkeypatch)
     code, failure = launch.launch_told(_job(tmp_path, **sections), 4, quiet=True, hostfile=tmp_path / "hosts")
     assert code == 1
     assert f"a host was lost; {text}" in failure
-    assert '"complete": false' in (tmp_path / "run" / "run.json").read_text()
+    assert "a host was lost" in (tmp_path / "run" / "run.json").read_text()
 
 
 # ---------------------------------------------------------------- files of mpi_configs

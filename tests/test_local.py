@@ -12,12 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from swjoin.config import WorkloadConfig
+from swjoin.cluster.metrics import COLUMNS
+from swjoin.config import QueryConfig, RunConfig, SinkConfig, StreamConfig, WorkloadConfig
+from swjoin.errors import RunFailed
 from swjoin.loading import config_from_plain, load_config
 from swjoin.oracle import format_digest, pair_digest
-from swjoin.runtime.job import Job
+from swjoin.runtime.job import Job, MetricsFile
 from swjoin.runtime.local import run_local
 from swjoin.sources.bmodel import slot_count, slot_tuples
+from swjoin.storage import AppendedFile
 from tests.cases import CASES, Case, by_name, moving
 
 
@@ -227,3 +230,26 @@ def test_generated_streams_without_payload_make_rows(tmp_path: Path) -> None:
     table = pq.read_table(tmp_path / "run" / "results")
     assert table.num_rows == report["results"]["count"] > 0
     assert not [name for name in table.column_names if "payload" in name]
+
+
+def test_quantiles_of_a_run_are_not_above_its_maximum(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"key": [1], "ts": [5]}), tmp_path / "one.parquet")
+    one = StreamConfig(str(tmp_path / "one.parquet"), time_unit="us")
+    config = RunConfig(queries=(QueryConfig(0, 0),), left=one, right=one, sink=SinkConfig("count"))
+    report = run_local(Job(config, None, True, tmp_path / "run", None, "test"), progress=False, slave_count=1)
+    delay = report["delay_s"]
+    assert delay["p50"] == delay["p99"] == delay["max"] == delay["mean"] > 0
+    rows = pq.read_table(tmp_path / "run" / "metrics" / "slaves.parquet").to_pylist()
+    assert all(row["delay_p99_us"] <= row["delay_max_us"] for row in rows)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e300, 2.0**63])
+@pytest.mark.filterwarnings("error")
+def test_metrics_that_are_no_integers_are_refused(value: float, tmp_path: Path) -> None:
+    kept = AppendedFile(tmp_path / "metrics.rows")
+    row = np.zeros(len(COLUMNS))
+    row[COLUMNS.index("pairs")] = value
+    kept.append(np.zeros(len(COLUMNS)).tobytes() + row.tobytes())
+    with pytest.raises(RunFailed, match=r"metrics.rows: corrupt: a metric that must be an integer"):
+        MetricsFile(tmp_path / "run", kept)
+    kept.close()

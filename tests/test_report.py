@@ -16,7 +16,7 @@ from swjoin.runtime.costs import PRESETS
 from swjoin.runtime.forecast import forecast, store
 from swjoin.runtime.job import Job
 from swjoin.runtime.planner import plan
-from swjoin.runtime.report import partial_report
+from swjoin.runtime.report import partial_report, rank_roles
 from tests.test_timeline import a_run
 
 VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -163,7 +163,7 @@ def test_a_failed_run_says_why(swjoin: Any, tmp_path: Path) -> None:
     config = config_from_plain({"join": {"within": "1s"}, "sink": {"kind": "count"}})
     job = Job(config, None, True, tmp_path / "run", None, "swjoin run <config>")
     (tmp_path / "run").mkdir()
-    report = partial_report(job, {"count": 5, "digest": "00ff"}, "rank 2: no room <on> the disk & so on")
+    report = partial_report(job, {"count": 5, "digest": "00ff"}, "rank 2: no room <on> the disk & so on", rank_roles(3))
     (tmp_path / "run" / "run.json").write_text(json.dumps(report))
     page = reported(swjoin, tmp_path / "run", tmp_path / "out.html")
     assert page.verdict == "verdict bad"

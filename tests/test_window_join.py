@@ -421,8 +421,14 @@ def test_histogram_quantiles_are_within_five_percent() -> None:
     histogram = np.bincount([histogram_index(int(v)) for v in values], minlength=HISTOGRAM_SIZE).astype(np.int64)
     for q in (0.01, 0.5, 0.9, 0.99):
         exact = float(np.quantile(values, q, method="inverted_cdf"))
-        assert histogram_quantile(histogram, q) == pytest.approx(exact, rel=0.05, abs=1)
-    assert histogram_quantile(np.zeros(HISTOGRAM_SIZE, np.int64), 0.5) == 0.0
+        assert histogram_quantile(histogram, q, values.max()) == pytest.approx(exact, rel=0.05, abs=1)
+    assert histogram_quantile(np.zeros(HISTOGRAM_SIZE, np.int64), 0.5, 0.0) == 0.0
+
+
+@given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=9), st.floats(0, 1))
+def test_no_quantile_is_above_the_maximum(values: list[int], q: float) -> None:
+    histogram = np.bincount([histogram_index(v) for v in values], minlength=HISTOGRAM_SIZE).astype(np.int64)
+    assert histogram_quantile(histogram, q, max(values)) <= max(values)
 
 
 def test_delay_counts_from_the_later_arrival() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from swjoin.errors import UserError
-from swjoin.sources.formats import file_format, list_files, read_batches, read_schema, refusing
+from swjoin.sources.formats import common_schema, file_format, list_files, read_batches, read_schema, refusing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,15 +64,15 @@ def _from_files(path: Path, wanted: Collection[str] | None) -> pa.Table:
     import pyarrow as pa
 
     files = list_files(path)
-    schema = read_schema(files[0])
+    schema, describer = common_schema(files)
     if wanted is not None:
         schema = pa.schema([field for field in schema if field.name in wanted])
     batches = []
     for file in files:
-        own = schema if file is files[0] else read_schema(file)
+        own = schema if file == describer else read_schema(file)
         for field in schema:
             if own.names.count(field.name) != 1:
-                raise UserError(f"{file}: column {field.name} is missing or there twice, in {files[0].name} it is there once")
+                raise UserError(f"{file}: column {field.name} is missing or there twice, in {describer.name} it is there once")
             if own.field(field.name).type != field.type and file_format(file) != "CSV":
                 raise UserError(f"{file}: column {field.name} is {own.field(field.name).type}, before it was {field.type}")
         batches += list(read_batches(file, schema, schema.names, FILE_BATCH_ROWS))

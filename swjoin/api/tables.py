@@ -173,6 +173,8 @@ def _perform(
         check_workers(threads, ranks)
         *sides, plan = open_sides(request, left, right, materialise=materialise)
         both = (sides[LEFT], sides[RIGHT])
+        if any(side.untyped for side in both):  # no pairs, and no types for a predicate
+            config = dataclasses.replace(config, queries=(dataclasses.replace(config.query, where=None),))
         gathered = [Gathered(plan, both) for _ in range(threads or default_slave_count())] if materialise else None
         if ranks is not None:
             from swjoin.api.ranks import join_on_ranks

@@ -9,6 +9,7 @@ Stays out: joining (`api.embedded`), threads (`api.tables`), ranks (`api.ranks`)
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,8 @@ from swjoin.api.arguments import Request
 from swjoin.api.inputs import to_table
 from swjoin.batch import I64, LEFT, MISSING_ID, RIGHT, STREAM_NAMES, U64, PayloadRows, SourceBatch
 from swjoin.sinks.plan import OutputPlan, as_type
-from swjoin.sources.columns import StreamView, Tuples, describe_streams
+from swjoin.sources.columns import StreamView, Tuples, describe_streams, settle_types
+from swjoin.sources.formats import is_untyped
 from swjoin.sources.views import decoded
 
 if TYPE_CHECKING:
@@ -33,13 +35,23 @@ SLICE_ROWS = 65_536
 class Side:
     """One input. table: all of it. ids: the user's row ids, uint64 (rows,), or None where tuples carry what they are to carry.
 
-    by_position: tuples carry the positions of their rows, whatever ids the user names.
+    by_position: tuples carry the positions of their rows, whatever ids the user names. untyped: a file without rows, whose
+    columns have no types of their own.
     """
 
     def __init__(
-        self, stream: int, table: pa.Table, config: StreamConfig, view: StreamView, keys: KeyEncoder, *, by_position: bool
+        self,
+        stream: int,
+        table: pa.Table,
+        config: StreamConfig,
+        view: StreamView,
+        keys: KeyEncoder,
+        *,
+        by_position: bool,
+        untyped: bool = False,
     ) -> None:
         self.stream, self.table, self.codec = stream, table, view.codec
+        self.untyped = untyped
         tuples = Tuples(config, view.codec, keys, self._place)
         judged = [] if view.codec.rows is None else view.codec.rows.schema.names
         needed = list(dict.fromkeys([*config.key, config.time, *([config.id] if config.id else []), *judged]))
@@ -112,23 +124,14 @@ def _take(batch: SourceBatch, index: I64) -> SourceBatch:
     return SourceBatch(batch.key[index], batch.ts[index], batch.id[index], key_valid, ts_valid, rows)
 
 
-def _typed(tables: list[pa.Table], configs: list[StreamConfig]) -> list[pa.Table]:
-    """Keys and times without a value (an empty data frame, a column of nulls) get the other side's type."""
+def _without_types(table: pa.Table, config: StreamConfig) -> pa.Table:
+    """Keys and times of an empty data frame, which libraries call floating-point numbers, have no type."""
     import pyarrow as pa
 
-    out = list(tables)
-    for side in (LEFT, RIGHT):
-        own, other = configs[side], configs[1 - side]
-        for name, theirs in zip((*own.key, own.time), (*other.key, other.time), strict=False):
-            names = out[side].column_names
-            if names.count(name) != 1 or tables[1 - side].column_names.count(theirs) != 1:
-                continue
-            kind = out[1 - side].schema.field(theirs).type
-            if not tables[1 - side].num_rows and (pa.types.is_null(kind) or pa.types.is_floating(kind)):
-                kind = pa.timestamp("us") if name == own.time else pa.string()
-            if pa.types.is_null(out[side].schema.field(name).type) or not out[side].num_rows:
-                out[side] = out[side].set_column(names.index(name), name, pa.nulls(out[side].num_rows, kind))
-    return out
+    for i, field in enumerate(table.schema if not table.num_rows else ()):
+        if field.name in (*config.key, config.time) and pa.types.is_floating(field.type):
+            table = table.set_column(i, field.with_type(pa.null()), pa.nulls(0))
+    return table
 
 
 def _one_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -180,10 +183,19 @@ def open_sides(request: Request, left: object, right: object, *, materialise: bo
         wanted = {n for c in configs for n in (*c.key, c.time, c.id, *((c.columns or ()) if materialise else ())) if n}
     tables = [to_table(value, name, wanted) for value, name in zip((left, right), STREAM_NAMES, strict=True)]
     one, two = request.stream(LEFT), request.stream(RIGHT)
-    tables = _typed(tables, [one, two])
+    tables = [_without_types(table, config) for table, config in zip(tables, (one, two), strict=True)]
+    untyped = [
+        isinstance(v, (str, os.PathLike)) and not len(t) and is_untyped(t.schema)
+        for v, t in zip((left, right), tables, strict=True)
+    ]
+    settled = settle_types((one, two), [t.schema for t in tables], untyped)
+    tables = [t if t.schema == s else t.cast(s) for t, s in zip(tables, settled, strict=True)]
     if materialise:
         tables = _with_one_dictionary(tables, [one, two], both=query.kind.unmatched[RIGHT])
     schemas = (one, tables[LEFT].schema), (two, tables[RIGHT].schema)
     views, keys = describe_streams(*schemas, carry=materialise, packed=False, query=query)
-    sides = [Side(s, tables[s], c, views[s], keys, by_position=materialise) for s, c in ((LEFT, one), (RIGHT, two))]
+    sides = [
+        Side(s, tables[s], c, views[s], keys, by_position=materialise, untyped=untyped[s])
+        for s, c in ((LEFT, one), (RIGHT, two))
+    ]
     return sides[LEFT], sides[RIGHT], OutputPlan(views[LEFT].codec, views[RIGHT].codec, request.ids, query.how)

@@ -23,6 +23,7 @@ from swjoin.cli.summary import duration_text, size_text
 from swjoin.cli.timeline import closing, read_events, timeline
 from swjoin.errors import UserError
 from swjoin.loading import config_from_plain
+from swjoin.runtime.outputs import refuse_inputs
 from swjoin.shipped import load_figures
 
 _MOST_EVENTS = 300  # lines of the timeline
@@ -332,6 +333,8 @@ def build(run_dir: Path) -> Page:
 def run_report(args: argparse.Namespace) -> int:
     run_dir = Path(args.dir)
     target = run_dir / "report.html" if args.out is None else Path(args.out)
+    names = ("run.json", "verified.json", "simulation.json", "late.parquet", "metrics", "results")
+    refuse_inputs([("-o", target)], [run_dir / name for name in names])
     text = build(run_dir).text()
     try:
         target.write_text(text, encoding="utf-8")

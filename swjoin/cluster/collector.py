@@ -193,8 +193,8 @@ class Collector:
         if timed:
             delay = {
                 "mean": tally.delay_sum_us / timed / 1e6,
-                "p50": histogram_quantile(tally.histogram, 0.5) / 1e6,
-                "p99": histogram_quantile(tally.histogram, 0.99) / 1e6,
+                "p50": histogram_quantile(tally.histogram, 0.5, tally.delay_max_us) / 1e6,
+                "p99": histogram_quantile(tally.histogram, 0.99, tally.delay_max_us) / 1e6,
                 "max": tally.delay_max_us / 1e6,
             }
         return {

@@ -387,6 +387,7 @@ class Slave:
         results = GroupResults(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(GroupResults)))
         histogram = np.add.reduce([w.delay_histogram for w in works], dtype=np.int64)
         timed = int(histogram.sum())  # rows of one stream alone are late by nature
+        delay_max_us = max(w.delay_max_us for w in works)
         values = {
             "slave": self.id,
             "epoch": delivery.epoch,
@@ -403,8 +404,8 @@ class Slave:
             "idle_us": self._times.idle_us,
             "occupancy_ratio": self._occupancies.popleft(),
             "delay_mean_us": sum(w.delay_sum_us for w in works) / timed if timed else 0.0,
-            "delay_p99_us": histogram_quantile(histogram, 0.99),
-            "delay_max_us": max(w.delay_max_us for w in works),
+            "delay_p99_us": histogram_quantile(histogram, 0.99, delay_max_us),
+            "delay_max_us": delay_max_us,
             "window_tuples": sum(self.join.window_tuples()),
             "window_bytes": self.join.window_bytes(),
             "mini_group_count": self.join.mini_group_count(),

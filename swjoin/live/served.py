@@ -85,8 +85,8 @@ class ServedSink:
         self._inner.close()
         self._end(None)
 
-    def abort(self) -> None:
-        self._inner.abort()
+    def abort(self, *, begun: bool = True) -> None:
+        self._inner.abort(begun=begun)
         self._end(UserError("the run ended before the streams did; what is final has been given"))
 
     def _end(self, error: BaseException | None) -> None:

@@ -312,7 +312,10 @@ class CollectorWatcher:
         recent = np.maximum(tally.histogram - before, 0)
         self._histogram = tally.histogram
         timed = int(tally.histogram.sum())
-        delays: dict[str, Any] = {"recent": _quantiles(recent), "all": _quantiles(tally.histogram)}
+        delays: dict[str, Any] = {
+            "recent": _quantiles(recent, tally.delay_max_us),
+            "all": _quantiles(tally.histogram, tally.delay_max_us),
+        }
         if timed:
             delays["all"] |= {"mean": tally.delay_sum_us / timed / 1e6, "max": tally.delay_max_us / 1e6}
         return {
@@ -336,8 +339,8 @@ class CollectorWatcher:
         }
 
 
-def _quantiles(histogram: I64) -> dict[str, float] | None:
+def _quantiles(histogram: I64, max_us: float) -> dict[str, float] | None:
     """p50 and p99 in seconds; None when nothing was timed."""
     if not histogram.any():
         return None
-    return {"p50": histogram_quantile(histogram, 0.5) / 1e6, "p99": histogram_quantile(histogram, 0.99) / 1e6}
+    return {name: histogram_quantile(histogram, q, max_us) / 1e6 for name, q in (("p50", 0.5), ("p99", 0.99))}

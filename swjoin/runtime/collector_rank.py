@@ -37,6 +37,7 @@ from swjoin.runtime.rank import (
     identity,
     parse,
 )
+from swjoin.runtime.report import rank_roles
 from swjoin.runtime.wire import (
     unpack_results,
 )
@@ -70,6 +71,7 @@ class CollectorRank(Rank):
                     f"they reach each other, with certificate, private_key and token_file, or give both the same host"
                 )
             shell = self._shell = CollectorShell(self.job, plan, RunClock())
+            shell.ranks = rank_roles(channel.size, host if host == setup["host"] else "")
             return {"results": None if shell.offered is None else shell.offered.location}
 
         agree(channel, COLLECTOR, open_sink)

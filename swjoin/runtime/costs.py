@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swjoin.errors import UserError
+from swjoin.errors import RunFailed, UserError
 from swjoin.loading import load_plain, shown, word
+from swjoin.storage import write_whole
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,6 @@ def save_costs(costs: CostModel, path: Path) -> None:
     import yaml
 
     try:
-        path.write_text(yaml.safe_dump(dataclasses.asdict(costs), sort_keys=False))
-    except OSError as error:
-        raise UserError(f"-o {path}: cannot be written ({error.strerror})") from None
+        write_whole(path, yaml.safe_dump(dataclasses.asdict(costs), sort_keys=False).encode())
+    except RunFailed as error:
+        raise UserError(f"-o {error}") from None

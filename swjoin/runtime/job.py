@@ -22,6 +22,7 @@ from swjoin.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.cluster.metrics import COLUMNS, INTEGER_COLUMNS
 from swjoin.config import RunConfig, to_plain
 from swjoin.deliveries import RunEvent
+from swjoin.errors import RunFailed
 from swjoin.loading import config_from_plain
 from swjoin.storage import AppendedFile
 
@@ -114,9 +115,12 @@ def open_job_sources(job: Job) -> tuple[Source, Source]:
 
 
 def compile_job_where(job: Job, sources: tuple[Source, Source]) -> Program | None:
-    """The predicate of a job, over rows as these sources pack them. UserError when its types do not fit."""
+    """The predicate of a job, over rows as these sources pack them; none where a file without rows does not tell the types, and
+    there will be no pairs. UserError when its types do not fit."""
     from swjoin.sources.predicate import compile_query
 
+    if any(getattr(source, "untyped", False) for source in sources):
+        return None
     return compile_query(job.config.query, sources[LEFT].codec, sources[RIGHT].codec)
 
 
@@ -138,6 +142,12 @@ class MetricsFile:
     ROWS = 4096
 
     def __init__(self, run_dir: Path, rows: AppendedFile | None = None) -> None:
+        """RunFailed when rows that are there already hold what a table cannot."""
+        if rows is not None:
+            there = np.frombuffer(rows.read(), np.float64).reshape(-1, len(COLUMNS))
+            integers = there[:, [name in INTEGER_COLUMNS for name in COLUMNS]]
+            if not (np.abs(integers) < 2.0**63).all():
+                raise RunFailed(f"{rows.path}: corrupt: a metric that must be an integer is not finite, or too large")
         self.path = run_dir / "metrics" / "slaves.parquet"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._kept = rows is not None

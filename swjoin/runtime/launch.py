@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -25,8 +26,9 @@ from typing import TextIO
 
 from swjoin.errors import UserError
 from swjoin.runtime.job import Job
+from swjoin.runtime.outputs import check_outputs
 from swjoin.runtime.preflight import find_mpirun
-from swjoin.runtime.report import partial_report, write_json
+from swjoin.runtime.report import partial_report, rank_roles, write_json
 from swjoin.runtime.stopping import STOP_SIGNALS
 
 _GRACE_S = 10.0
@@ -85,6 +87,7 @@ def _job_file(job: Job, hostfile: Path | None) -> Iterator[Path]:
             yield path
         return
     path = job.run_dir.absolute() / f".job-{os.getpid()}.json"
+    made = [above for above in path.parents if not above.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(job.to_json())
@@ -94,6 +97,9 @@ def _job_file(job: Job, hostfile: Path | None) -> Iterator[Path]:
         yield path
     finally:
         path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not empty
+            for above in made:
+                above.rmdir()
 
 
 def launch(job: Job, ranks: int, debug: bool, hostfile: Path | None = None) -> int:
@@ -105,6 +111,7 @@ def launch_told(
     job: Job, ranks: int, debug: bool = False, *, quiet: bool = False, hostfile: Path | None = None
 ) -> tuple[int, str]:
     """The same; returns the exit code, and what went wrong. quiet: nothing is printed."""
+    check_outputs(job)
     report = None if job.run_dir is None else job.run_dir / "run.json"
     before = None if report is None else _stamp(report)
     with _job_file(job, hostfile) as job_file:
@@ -134,8 +141,11 @@ def launch_told(
             if code == 0 and finished is not None and not finished():  # seen when all processes of a host had died
                 code, failure = 1, f"mpirun ended before the run did: a host was lost; {_go_on(job, ranks)}"
                 print(f"swjoin: {failure}", file=told)
-    if code and report is not None and _stamp(report) in (None, before):
-        write_json(report, partial_report(job, {"count": None, "digest": None}, failure))
+    # A refused run (code 2) leaves everything as it was; so does a resumed one that could not begin.
+    replaceable = (None,) if job.resumes else (None, before)
+    if code not in (0, 2) and report is not None and _stamp(report) in replaceable:
+        ranks_known = rank_roles(ranks, "" if hostfile is not None or several_hosts() else platform.node())
+        write_json(report, partial_report(job, {"count": None, "digest": None}, failure, ranks_known))
     return code, failure
 
 

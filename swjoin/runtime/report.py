@@ -143,8 +143,17 @@ def _overload(summary: dict[str, Any], collected: int) -> dict[str, Any]:
     return {**summary, "recall_estimate": None if whole is None else collected / whole if whole else 1.0}
 
 
-def partial_report(job: Job, collector: dict[str, Any], failure: str) -> dict[str, Any]:
-    """run.json of a run that failed: what it was, why it failed, and what had been collected; never balanced."""
+def rank_roles(size: int, host: str = "") -> dict[str, dict[str, str]]:
+    """`ranks` of a report when the ranks themselves do not tell: their roles, and their host if they have the same."""
+    names = ["master", "collector", *(f"slave {i}" for i in range(size - 2))]
+    return {str(rank): {"host": host, "role": role} for rank, role in enumerate(names)}
+
+
+def partial_report(job: Job, collector: dict[str, Any], failure: str, ranks: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """run.json of a run that failed: what it was, why it failed, and what had been collected; never balanced.
+
+    ranks: as in the report of a run that did not fail.
+    """
     return {
         "format": FORMAT,
         "command": job.command,
@@ -154,6 +163,7 @@ def partial_report(job: Job, collector: dict[str, Any], failure: str) -> dict[st
         "config_digest": digest(job.config),
         "seed": job.config.seed,
         "versions": versions(),
+        "ranks": ranks,
         "resumable": job.checkpoints is not None and any(job.checkpoints.glob("checkpoint-*.json")),
         "results": {"count": collector["count"], "digest": collector["digest"]},
         "ledger": {"balanced": False, "complaints": [failure]},
@@ -173,8 +183,9 @@ def write_json(path: Path, report: dict[str, Any]) -> None:
 
 
 def publish(job: Job, report: dict[str, Any]) -> None:
-    """run.json in the run's directory, and the copy that `--report` asked for."""
+    """run.json in the run's directory, and the copy that `--report` asked for; that of a failed run replaces no other."""
     if job.run_dir is not None:
         write_json(job.run_dir / "run.json", report)
     if job.report is not None:
-        write_json(job.report, report)
+        kept = not report["complete"] and job.report.exists()
+        write_json(job.report.with_name(f"{job.report.name}.incomplete") if kept else job.report, report)

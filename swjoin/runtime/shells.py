@@ -10,6 +10,7 @@ Stays out: carrying messages, clocks, processes.
 from __future__ import annotations
 
 import math
+import platform
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -60,6 +61,7 @@ from swjoin.runtime.job import (
 )
 from swjoin.runtime.keepers import CollectorKeeper, MasterKeeper
 from swjoin.runtime.offered import OfferedResults, open_door
+from swjoin.runtime.outputs import check_outputs
 from swjoin.runtime.report import partial_report, publish
 from swjoin.runtime.silence import Silence
 from swjoin.sources import is_live
@@ -75,6 +77,7 @@ class MasterShell:
     """The master with its sources. Use as a context manager: sources are closed on the way out."""
 
     def __init__(self, job: Job, progress: bool) -> None:
+        check_outputs(job)
         self.job = job
         self.sources = open_job_sources(job)
         self.layouts: tuple[RowLayout | None, RowLayout | None] = (self.sources[0].layout, self.sources[1].layout)
@@ -289,6 +292,8 @@ class CollectorShell:
         self.clock = clock
         self.job = job
         self.stopped = False
+        self._begun = False
+        self.ranks: dict[str, dict[str, str]] = {"0": {"host": platform.node(), "role": "in-process"}}
         self.collector = Collector(0, materialised=False)  # until `start`
         self._sink = open_job_sink(job, plan)
         self.offered = None if job.config.serve.listen is None else OfferedResults(job, plan, self._sink, endpoint)
@@ -326,9 +331,9 @@ class CollectorShell:
                 self.keeper.publish_all()
             self._sink.close()
         else:
-            self._sink.abort()
-            if isinstance(error, SwjoinError):
-                publish(self.job, partial_report(self.job, self.summary(), str(error)))
+            self._sink.abort(begun=self._begun)
+            if error is not None and self._begun:
+                publish(self.job, partial_report(self.job, self.summary(), _reason(error), self.ranks))
         if self._metrics is not None:
             if whole:
                 self._metrics.close()
@@ -346,6 +351,7 @@ class CollectorShell:
             self._metrics = self.keeper.begin(self.collector, manifest_name, on_saved)
         elif self.job.run_dir is not None and self._metrics is None:
             self._metrics = MetricsFile(self.job.run_dir)
+        self._begun = True
 
     def receive(self, chunk: ResultChunk) -> None:
         commands = self.collector.handle(ResultsReceived(chunk), self.clock.now_us())
@@ -378,3 +384,10 @@ class CollectorShell:
 
     def summary(self) -> dict[str, Any]:
         return self.collector.summary()
+
+
+def _reason(error: BaseException) -> str:
+    """Why a run failed, for its report."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    return str(error) if isinstance(error, SwjoinError) else f"internal error: {type(error).__name__}: {error}"

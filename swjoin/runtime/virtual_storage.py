@@ -99,7 +99,7 @@ class MemorySink:
     def close(self) -> None:
         """Nothing is open."""
 
-    def abort(self) -> None:
+    def abort(self, *, begun: bool = True) -> None:
         """Nothing to mark."""
 
 

@@ -50,7 +50,9 @@ class Sink(Protocol):
 
     def close(self) -> None: ...
 
-    def abort(self) -> None: ...
+    def abort(self, *, begun: bool = True) -> None:
+        """begun: the run had begun; otherwise nothing is left behind."""
+        ...
 
 
 class CountSink:
@@ -77,7 +79,7 @@ class CountSink:
     def close(self) -> None:
         """Nothing to close."""
 
-    def abort(self) -> None:
+    def abort(self, *, begun: bool = True) -> None:
         """Nothing to mark."""
 
 

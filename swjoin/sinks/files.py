@@ -93,6 +93,19 @@ class _Part:
         self.files: list[_OpenFile] = []
 
 
+def refuse_results(target: Path, *, staged: bool, resumes: bool) -> None:
+    """UserError when results are to go into this directory, and cannot or must not."""
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise UserError(f"{target}: cannot be made (File exists)")
+    left_behind = set(target.glob(".part-*.tmp")) if staged else set()  # of a run that ended before its first checkpoint
+    if not resumes and any(path not in left_behind for path in target.iterdir()):
+        raise UserError(f"{target}: is not empty; choose another --out or remove it")
+    if not os.access(target, os.W_OK):
+        raise UserError(f"{target}: cannot be written (Permission denied)")
+
+
 class FileSink:
     """Writes one file, or a directory of files rolled at about 256 MB. UserError at once when the target cannot be written.
 
@@ -110,6 +123,7 @@ class FileSink:
         self._staged = staged
         self._resumes = resumes
         self._parts: dict[int, _Part] = {}
+        self._made: list[Path] = []  # folders that were not there before, the innermost first
         self._prepare()
         try:
             if not staged:
@@ -119,17 +133,15 @@ class FileSink:
 
     def _prepare(self) -> None:
         if self._directory:
+            refuse_results(self._target, staged=self._staged, resumes=self._resumes)
+            self._made = [path for path in (self._target, *self._target.parents) if not path.exists()]
             try:
                 self._target.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise UserError(f"{self._target}: cannot be made ({error.strerror})") from None
-            if self._staged and not self._resumes:  # of a run that ended before its first checkpoint
+            if self._staged and not self._resumes:
                 for path in self._target.glob(".part-*.tmp"):
                     path.unlink()
-            if not self._resumes and any(self._target.iterdir()):
-                raise UserError(f"{self._target}: is not empty; choose another --out or remove it")
-            if not os.access(self._target, os.W_OK):
-                raise UserError(f"{self._target}: cannot be written (Permission denied)")
         elif self._target.is_dir():
             raise UserError(f"{self._target}: is a directory; name a file with -o")
         elif not self._target.parent.is_dir():
@@ -231,7 +243,7 @@ class FileSink:
                 except OSError as error:
                     raise self._failed(file.target, error) from None
 
-    def abort(self) -> None:
+    def abort(self, *, begun: bool = True) -> None:
         """Keep what was collected, under names that say it is not whole; with checkpoints, what the last one holds."""
         for generation, part in self._parts.items():
             if self._staged:
@@ -241,4 +253,11 @@ class FileSink:
             except RunFailed:
                 part.batches = []
             for file in part.files:
-                file.abort()
+                if begun:
+                    file.abort()
+                else:
+                    file.drop()
+        if not begun:
+            with contextlib.suppress(OSError):  # not empty
+                for folder in self._made:
+                    folder.rmdir()

@@ -295,7 +295,7 @@ class KafkaSink:
             self.publish(names, generation)
         self._flush()
 
-    def abort(self) -> None:
+    def abort(self, *, begun: bool = True) -> None:
         """What has been sent stays; with checkpoints the rest will be found again."""
         for kept in self._kept.values():
             kept.drop()

@@ -1,7 +1,7 @@
 """Columns of a stream as tuples: keys, times, ids and payload out of Arrow batches.
 
-What: `describe_streams` (which columns a join needs of both sides, and how each comes back from a pair), and `Tuples`, which
-makes a `SourceBatch` of an Arrow batch.
+What: `settle_types` (of columns that no row gives a type), `describe_streams` (which columns a join needs of both sides, and
+how each comes back from a pair), and `Tuples`, which makes a `SourceBatch` of an Arrow batch.
 Why: files and tables in memory mean the same by the same columns, and are refused for the same reasons.
 Stays out: where batches come from (`sources.files`, `api`), judging null keys and late rows (`cluster.intake`).
 """
@@ -9,13 +9,13 @@ Stays out: where batches come from (`sources.files`, `api`), judging null keys a
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swjoin.batch import I64, LEFT, STREAM_NAMES, U64, Bool, SourceBatch
+from swjoin.batch import I64, LEFT, RIGHT, STREAM_NAMES, U64, Bool, SourceBatch
 from swjoin.config import QueryConfig, StreamConfig
 from swjoin.errors import SwjoinError, UserError
 from swjoin.oracle import JOIN_KINDS
@@ -122,6 +122,35 @@ def _find(schema: pa.Schema, name: str, side: str, path: str, role: str) -> pa.D
     near = difflib.get_close_matches(name, schema.names, 1, 0.5)
     hint = f"did you mean {near[0]}?" if near else f"its columns are {', '.join(schema.names)[:1000]}"
     raise UserError(f"{side} {path}: {role} column {name} is missing; {hint}")
+
+
+def settle_types(
+    configs: Sequence[StreamConfig], schemas: Sequence[pa.Schema], whole: Sequence[bool]
+) -> tuple[pa.Schema, pa.Schema]:
+    """Both schemas with types for columns of the type null, which a CSV file or a data frame without rows has: keys and times
+    have the other side's. whole: of this side, the columns that are no keys, times or ids become strings, too."""
+    import pyarrow as pa
+    import pyarrow.types as t
+
+    settled = []
+    for side, (config, schema) in enumerate(zip(configs, schemas, strict=True)):
+        other = dict(zip((*config.key, config.time), (*configs[1 - side].key, configs[1 - side].time), strict=False))
+        theirs = {f.name: f.type for f in schemas[1 - side] if not t.is_null(f.type)}
+        fields = []
+        for field in schema:
+            kind = theirs.get(other.get(field.name, ""))
+            if not t.is_null(field.type):
+                kind = field.type
+            elif field.name == config.time:
+                if kind is None or not t.is_temporal(kind):
+                    kind = pa.timestamp("us") if config.time_unit is None else pa.int64()
+            elif field.name == config.id:
+                kind = pa.int64()
+            elif kind is None and (field.name in config.key or whole[side]):
+                kind = pa.string()
+            fields.append(field.with_type(kind or field.type))
+        settled.append(pa.schema(fields, schema.metadata))
+    return settled[LEFT], settled[RIGHT]
 
 
 def _check_time(config: StreamConfig, kind: pa.DataType, side: str) -> None:

@@ -18,8 +18,18 @@ from swjoin.batch import RowLayout, SourceBatch
 from swjoin.config import QueryConfig, StreamConfig
 from swjoin.errors import RunFailed, UserError
 from swjoin.sources.codec import StreamCodec
-from swjoin.sources.columns import Tuples, describe_streams
-from swjoin.sources.formats import file_format, list_files, place_in, read_batches, read_schema, refusing, row_count
+from swjoin.sources.columns import Tuples, describe_streams, settle_types
+from swjoin.sources.formats import (
+    common_schema,
+    file_format,
+    is_untyped,
+    list_files,
+    place_in,
+    read_batches,
+    read_schema,
+    refusing,
+    row_count,
+)
 from swjoin.sources.keys import Dictionary, KeyEncoder
 from swjoin.sources.read_ahead import ReadAhead
 
@@ -36,16 +46,21 @@ class FileSource:
         self,
         config: StreamConfig,
         files: list[Path],
-        schema: pa.Schema,
+        described: tuple[pa.Schema, Path],
         columns: list[str],
         codec: StreamCodec,
         keys: KeyEncoder,
+        *,
+        untyped: bool = False,
     ) -> None:
+        """described: the columns, and which file they are read from. untyped: CSV files without rows, whose columns have no
+        types of their own."""
         self.config = config
+        self.untyped = untyped
         self.codec = codec
         self.files = files
         self.rows_total = _rows_total(files)
-        self._schema = schema
+        self._schema, self._describer = described
         self._columns = columns
         self._keys = keys
         self._starts: list[int] = []
@@ -104,8 +119,10 @@ class FileSource:
 
     def _batches(self) -> Iterator[tuple[int, pa.RecordBatch]]:
         for index, path in enumerate(self.files[self._skipped_files :], self._skipped_files):
-            if index:
+            if path != self._describer:
                 self._check_schema(path)
+            if self.untyped:
+                continue
             skip = self._skip if index == self._skipped_files else 0
             for batch in read_batches(path, self._schema, self._columns, BATCH_ROWS, skip):
                 for start in range(0, max(1, batch.num_rows), BATCH_ROWS):
@@ -117,10 +134,10 @@ class FileSource:
             count = schema.names.count(name)
             if count != 1:
                 there = "missing" if not count else f"there {count} times"
-                raise UserError(f"{path}: column {name} is {there}, {self.files[0].name} has it once")
+                raise UserError(f"{path}: column {name} is {there}, {self._describer.name} has it once")
             mine, theirs = self._schema.field(name).type, schema.field(name).type
             if mine != theirs and file_format(path) != "CSV":
-                raise UserError(f"{path}: column {name} is {theirs}, in {self.files[0].name} it is {mine}")
+                raise UserError(f"{path}: column {name} is {theirs}, in {self._describer.name} it is {mine}")
 
     def _convert(self, batch: pa.RecordBatch) -> SourceBatch:
         first = self._rows
@@ -158,12 +175,18 @@ def open_sources(
     time_is_ts: result times are the time columns (not arrival stamps).
     """
     files = [list_files(Path(config.path or "")) for config in (left, right)]
-    schemas = [read_schema(found[0]) for found in files]
+    described = [common_schema(found) for found in files]
+    untyped = [file_format(path) == "CSV" and is_untyped(schema) for schema, path in described]
+    found_types = [schema for schema, _ in described]
+    settled = settle_types((left, right), found_types, untyped)
+    schemas = [own if none else found for own, found, none in zip(settled, found_types, untyped, strict=True)]
     views, encoder = describe_streams(
         (left, schemas[0]), (right, schemas[1]), carry=carry_payload, time_is_ts=time_is_ts, packed=True, query=query
     )
     sources = [
-        FileSource(config, found, schema, view.columns, view.codec, encoder)
-        for config, found, schema, view in zip((left, right), files, schemas, views, strict=True)
+        FileSource(config, found, (schema, path), view.columns, view.codec, encoder, untyped=none)
+        for config, found, schema, (_, path), view, none in zip(
+            (left, right), files, schemas, described, views, untyped, strict=True
+        )
     ]
     return sources[0], sources[1], encoder

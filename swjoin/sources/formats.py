@@ -1,6 +1,6 @@
 """Files of rows as Arrow batches: Parquet, CSV, Arrow IPC, told apart by their extensions.
 
-What: `list_files`, `read_schema`, `read_batches`, `place_in`, `row_count`, `edges_checksum`.
+What: `list_files`, `read_schema`, `common_schema`, `read_batches`, `place_in`, `row_count`, `edges_checksum`.
 Why: what these files hold was written by anybody. Whatever a library says about them becomes one line that names the file, and
 what it does not look at is looked at here, before kernels that check nothing see it.
 Stays out: keys, times, payload, reading ahead (`sources.files`).
@@ -88,26 +88,66 @@ def _csv_options(schema: pa.Schema | None, columns: list[str] | None) -> Any:
 
 
 def read_schema(path: Path) -> pa.Schema:
-    """Column names and types of a file. UserError when it is not what its extension says."""
+    """Column names and types of a file. UserError when it is not what its extension says.
+
+    The columns of a CSV file without rows have the type null: nothing says more of them.
+    """
     with refusing(path):
         schema = _schema_of(path)
         _ = schema.names  # which fails where a name is no text
         return schema
 
 
+def is_untyped(schema: pa.Schema) -> bool:
+    """Whether this is the schema of a CSV file without rows."""
+    import pyarrow.types as t
+
+    return all(t.is_null(field.type) for field in schema)
+
+
+def common_schema(files: list[Path]) -> tuple[pa.Schema, Path]:
+    """The columns of all these files, and the file that they are read from: the first one, or of CSV files the first one with
+    rows, if there is any."""
+    first = read_schema(files[0])
+    if file_format(files[0]) == "CSV" and is_untyped(first):
+        for path in files[1:]:
+            schema = read_schema(path)
+            if not is_untyped(schema):
+                return schema, path
+    return first, files[0]
+
+
 def _schema_of(path: Path) -> pa.Schema:
     import pyarrow as pa
-    import pyarrow.csv as pacsv
     import pyarrow.parquet as pq
 
     kind = file_format(path)
     if kind == "Parquet":
         return pq.read_schema(path)
     if kind == "CSV":
-        with pacsv.open_csv(path, convert_options=_csv_options(None, None)) as reader:
+        with _open_csv(path, convert_options=_csv_options(None, None)) as reader:
+            if is_untyped(reader.schema) and next(iter(reader), None) is None:
+                return reader.schema
             return pa.schema([f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in reader.schema])
     with _open_ipc(path) as reader:
         return reader.schema
+
+
+def _open_csv(path: Path, **options: Any) -> Any:
+    """A header that no line break ends is one, too."""
+    import pyarrow as pa
+    import pyarrow.csv as pacsv
+
+    try:
+        return pacsv.open_csv(path, **options)
+    except pa.ArrowInvalid:
+        if path.stat().st_size > _EDGE_BYTES:
+            raise
+        with pa.input_stream(str(path)) as file:
+            text = file.read()
+        if not text.strip() or text.endswith(b"\n"):
+            raise
+        return pacsv.open_csv(pa.BufferReader(text + b"\n"), **options)
 
 
 def _open_ipc(path: Path) -> Any:
@@ -142,7 +182,7 @@ def _batches(path: Path, schema: pa.Schema, columns: list[str], rows: int, skip:
                     yield batch.slice(skip)
                 skip = max(0, skip - batch.num_rows)
     elif kind == "CSV":
-        reader = pacsv.open_csv(
+        reader = _open_csv(
             path, read_options=pacsv.ReadOptions(block_size=4 << 20), convert_options=_csv_options(schema, columns)
         )
         with reader:

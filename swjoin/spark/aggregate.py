@@ -132,11 +132,11 @@ def _write_run(spark: SparkSession, run_dir: Path) -> list[Path]:
     log = run_dir / "metrics" / "events.parquet"
     if log.is_file() and pq.read_metadata(log).num_rows:
         frames.append(("moves", _moves(spark.read.parquet(str(log.resolve())))))
+    found = [(name, frame.toPandas()) for name, frame in frames]  # all of them, before the first is written
     tables = run_dir / "tables"
     tables.mkdir(exist_ok=True)
     written = []
-    for name, frame in frames:
-        table = frame.toPandas()
+    for name, table in found:
         for path, write in ((tables / f"{name}.parquet", table.to_parquet), (tables / f"{name}.csv", table.to_csv)):
             temporary = path.with_name(f".{path.name}.tmp")
             write(temporary, index=False)

@@ -87,7 +87,7 @@ def _read(spark: SparkSession, path: Path) -> DataFrame:
     """All rows with a `__id` column: position, files in name order."""
     from pyspark.sql import functions as f
 
-    parts = []
+    parts: list[Any] = []
     first = 0
     for file in _list(path):
         name = file.name.lower()
@@ -114,7 +114,8 @@ def _read(spark: SparkSession, path: Path) -> DataFrame:
             .drop("p", "start", "__piece")
         )
         first += count
-        parts.append(frame)
+        parts.append((count, frame))
+    parts = [frame for count, frame in parts if count] or [frame for _, frame in parts[:1]]  # without rows, types are guesses
     whole = parts[0]
     for part in parts[1:]:
         whole = whole.unionByName(part)

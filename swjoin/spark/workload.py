@@ -81,6 +81,8 @@ def generate(
     workload: WorkloadConfig, seed: int, out: Path, master: str | None, partitions: int | None = None
 ) -> tuple[int, int]:
     """Write both streams; returns their numbers of rows. UserError when OUT is not empty or cannot be written."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: is a file; name a directory with -o")
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out}: is not empty; choose another -o or remove it")
     building = out.with_name(f".{out.name}.building")

@@ -27,17 +27,18 @@ def histogram_index(value_us):  # type: ignore[no-untyped-def]
     return 16 + (exponent - 4) * 16 + ((value_us >> (exponent - _SUB_BITS)) & 15)
 
 
-def histogram_quantile(histogram: I64, q: float) -> float:
-    """The q-quantile in microseconds, from the middle of its bucket; 0.0 for an empty histogram."""
+def histogram_quantile(histogram: I64, q: float, max_us: float) -> float:
+    """The q-quantile in microseconds, from the middle of its bucket, but at most `max_us`, the longest delay; 0.0 for an empty
+    histogram."""
     total = int(histogram.sum())
     if total == 0:
         return 0.0
     index = int(np.searchsorted(np.cumsum(histogram), max(1, int(np.ceil(q * total)))))
     if index < 16:
-        return float(index)
+        return min(float(index), max_us)
     exponent, sub = divmod(index - 16, 16)
     width = 1 << exponent
-    return float((16 + sub) * width + width / 2 - 0.5)
+    return min((16 + sub) * width + width / 2 - 0.5, max_us)
 
 
 @njit(cache=True, nogil=True, inline="always")

@@ -346,6 +346,8 @@ def sweep(
     source = experiment.source
     points(source)  # all of them, with any node_speed, before a calibration takes its minute
     store, design = SweepStore(directory), design_digest(source)
+    if not fresh or read_json(directory / "experiment.json") is None:
+        store.check(describe(source, design, None))  # before a lock is written there
     with store.locked(), _signals():
         if fresh:
             store.forget()
