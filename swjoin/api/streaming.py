@@ -20,6 +20,7 @@ from swjoin.batch import LEFT, RIGHT, STREAM_NAMES, Ledger, Pairs, SourceBatch
 from swjoin.config import RunConfig
 from swjoin.errors import RunFailed, UserError
 from swjoin.oracle import How
+from swjoin.runtime.plausibility import Answer, warn, warnings_of
 from swjoin.sinks.plan import OutputPlan
 from swjoin.sources.columns import Tuples, describe_streams
 from swjoin.sources.predicate import compile_query
@@ -168,6 +169,7 @@ class WindowJoin:
                 self._broken = error
                 raise
             if batch is None:
+                warn(self._opened.take_warnings(), 2)
                 return
             yield batch
 
@@ -315,7 +317,7 @@ class _Opened:
     def __init__(self, request: Request, config: RunConfig, left: pa.Schema, right: pa.Schema) -> None:
         request.check_columns(left.names, right.names)
         sides = (request.stream(LEFT, left.names), request.stream(RIGHT, right.names))
-        query = config.query
+        self._config, query = config, config.query
         views, keys = describe_streams((sides[LEFT], left), (sides[RIGHT], right), carry=True, packed=True, query=query)
         codecs = (views[LEFT].codec, views[RIGHT].codec)
         self.plan = OutputPlan(*codecs, request.ids, query.how)
@@ -326,7 +328,7 @@ class _Opened:
         self._joiner: Joiner = self.engine.joiners[0]
         self._pairs: Iterator[Pairs] = iter(())
         self._late: list[tuple[int, SourceBatch, str]] = []
-        self._ended = self.finished = False
+        self._ended = self.finished = self._warned = False
 
     def _place(self, position: int) -> str:
         return f"row {position} of the stream (counting from 0)"
@@ -363,6 +365,17 @@ class _Opened:
                 return None
             self._pairs = self._joiner.pairs_of(self.engine.deliver()[0])
 
+    def take_warnings(self) -> list[str]:
+        """What makes the answer implausible, once, at the end. Rows that were pushed cannot be read again."""
+        if not self.finished or self._warned:
+            return []
+        self._warned = True
+        ledger, config = self.engine.ledger, self._config
+        units = (self.plan.left.time_unit, self.plan.right.time_unit)
+        columns = (self._streams[LEFT].time, self._streams[RIGHT].time)
+        counts = (ledger.left, ledger.right)
+        return warnings_of(Answer(config.query, config.time, counts, units, columns, self.engine.matches))
+
     def take_late(self) -> list[tuple[int, SourceBatch, str]]:
         late, self._late = self._late, []
         return late
@@ -372,7 +385,7 @@ class _Stream:
     """One side. rows: so many have come."""
 
     def __init__(self, stream: int, time: str, schema: pa.Schema, tuples: Tuples, view: StreamView) -> None:
-        self.tuples, self.view, self.rows = tuples, view, 0
+        self.tuples, self.view, self.rows, self.time = tuples, view, 0, time
         self._name, self._kind = f"the {STREAM_NAMES[stream]} side's time column {time}", schema.field(time).type
 
     def time_us(self, to: object) -> int:
