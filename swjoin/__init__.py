@@ -6,7 +6,7 @@ docs/api.md. Whatever they need is imported when they are first used.
 
 from typing import TYPE_CHECKING, Any
 
-from swjoin.errors import RunFailed, UserError
+from swjoin.errors import ImplausibleWarning, RunFailed, UserError
 
 if TYPE_CHECKING:
     from swjoin.api.arguments import Proof
@@ -16,7 +16,20 @@ if TYPE_CHECKING:
     from swjoin.live.client import connect
 
 __version__ = "0.1.0"
-__all__ = ["Proof", "Run", "RunFailed", "UserError", "WindowJoin", "__version__", "connect", "count", "join", "proof", "run"]
+__all__ = [
+    "ImplausibleWarning",
+    "Proof",
+    "Run",
+    "RunFailed",
+    "UserError",
+    "WindowJoin",
+    "__version__",
+    "connect",
+    "count",
+    "join",
+    "proof",
+    "run",
+]
 
 _HOMES = {
     "Proof": "swjoin.api.arguments",

@@ -271,13 +271,26 @@ def empty_pairs(left: RowLayout | None, right: RowLayout | None) -> Pairs:
 
 @dataclass
 class StreamCounts:
-    """One stream's side of the ledger (SPEC section 1): input = joined + null_key + late + shed."""
+    """One stream's side of the ledger (SPEC section 1): input = joined + null_key + late + shed.
+
+    earliest_us, latest_us: time range of all rows read that have a time, late rows and rows with a null key included; None when
+    no row has one.
+    """
 
     tuples: int = 0
     joined: int = 0
     null_key: int = 0
     late: int = 0
     shed: int = 0
+    earliest_us: int | None = None
+    latest_us: int | None = None
+
+    def extend_range(self, ts: I64) -> None:
+        """Take these times into the time range."""
+        if len(ts):
+            low, high = int(ts.min()), int(ts.max())
+            self.earliest_us = low if self.earliest_us is None else min(self.earliest_us, low)
+            self.latest_us = high if self.latest_us is None else max(self.latest_us, high)
 
     def missing(self) -> int:
         return self.tuples - self.joined - self.null_key - self.late - self.shed

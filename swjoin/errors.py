@@ -1,4 +1,4 @@
-"""The two ways a command ends badly, and how they map to exit codes.
+"""The two ways a command ends badly, and how they map to exit codes; the category of warnings.
 
 What: exceptions whose text is the one line a user reads: what is wrong, where, how to mend it.
 Why: every layer can refuse input without knowing about the command line.
@@ -18,6 +18,10 @@ class UserError(SwjoinError):
     """The user gave something wrong (a file, a key, a bound, a configuration). Exit 2."""
 
     exit_code = 2
+
+
+class ImplausibleWarning(UserWarning):
+    """The answer is right for this input, but the input is probably not what was meant (docs/semantics.md)."""
 
 
 class RunFailed(SwjoinError):

@@ -35,11 +35,15 @@ Bound: TypeAlias = Literal["lower", "upper"]
 
 @dataclass(frozen=True)
 class Proof:
-    """What identifies a result, and the account of every row. digest: 16 hex digits, see docs/semantics.md."""
+    """What identifies a result, and the account of every row. digest: 16 hex digits, see docs/semantics.md.
+
+    warnings: what makes the result implausible, a line each.
+    """
 
     count: int
     digest: str
     ledger: Ledger = field(repr=False)
+    warnings: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
 
 @contextmanager

@@ -44,6 +44,7 @@ class Joiner:
     produced: int = 0
     collected: int = 0
     digest: int = 0
+    matches: int = 0
 
     def pairs_of(self, delivery: Delivery) -> Iterator[Pairs]:
         """Join a delivery, result buffer by result buffer; it is done when the iterator is.
@@ -76,6 +77,7 @@ class Joiner:
             raise RunFailed(f"epoch {work.delivery.epoch}: {produced} pairs were produced, {count} others were collected")
         self.joined += (len(work.delivery.left), len(work.delivery.right))
         self.produced += produced
+        self.matches += work.match_count(self.module.kind)
         self.collected += count
         self.digest = (self.digest + told) % 2**64
 
@@ -211,6 +213,11 @@ class Engine:
         joined = np.sum([j.joined for j in self.joiners], axis=0)
         left, right = (dataclasses.replace(intake.counts, joined=int(joined[intake.stream])) for intake in self.streams)
         return Ledger(left, right, sum(j.produced for j in self.joiners), sum(j.collected for j in self.joiners))
+
+    @property
+    def matches(self) -> int:
+        """Pairs, of a semi or anti join left tuples that have a match."""
+        return sum(j.matches for j in self.joiners)
 
     @property
     def count(self) -> int:

@@ -13,17 +13,18 @@ import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from swjoin.api.arguments import Proof
 from swjoin.api.whole import Side
-from swjoin.batch import LEFT, MISSING_ID, RIGHT, STREAM_NAMES, Ledger, Pairs, SourceBatch, StreamCounts
+from swjoin.batch import LEFT, MISSING_ID, RIGHT, STREAM_NAMES, Pairs, SourceBatch
 from swjoin.config import RunConfig, SinkConfig, StreamConfig
 from swjoin.errors import RunFailed, UserError
 from swjoin.runtime.job import Job
 from swjoin.runtime.launch import launch_told
+from swjoin.runtime.report import ledger_of
 from swjoin.sinks.plan import rebuilt
 from swjoin.sources.codec import storage
 from swjoin.sources.predicate import resolve
@@ -46,17 +47,10 @@ def launch_quietly(job: Job, ranks: int) -> None:
         raise RunFailed(said or f"the ranks ended with code {code}")
 
 
-def ledger_of(report: dict[str, Any]) -> Ledger:
-    """The account that run.json holds."""
-    names = ("joined", "null_key", "late", "shed")
-    left, right = (StreamCounts(report["input"][s]["tuples"], *(report[n][s] for n in names)) for s in STREAM_NAMES)
-    prefill = report["prefill"]["pairs"] if report["prefill"] else 0
-    results = report["results"]
-    return Ledger(left, right, results["produced"] + prefill, results["count"] + prefill)
-
-
-def join_on_ranks(config: RunConfig, sides: tuple[Side, Side], ranks: int, gathered: Gathered | None, *, sort: bool) -> Proof:
-    """Join on ranks; pairs go to `gathered`, if there is one."""
+def join_on_ranks(
+    config: RunConfig, sides: tuple[Side, Side], ranks: int, gathered: Gathered | None, *, sort: bool
+) -> tuple[Proof, int | None]:
+    """Join on ranks; pairs go to `gathered`, if there is one. Also how many matches there are."""
     with tempfile.TemporaryDirectory(prefix="swjoin-api-") as name:
         folder = Path(name)
         where, judged = _over_files(config.query.where, sides)
@@ -72,7 +66,8 @@ def join_on_ranks(config: RunConfig, sides: tuple[Side, Side], ranks: int, gathe
         if gathered is not None:
             for pairs in _read(target):
                 gathered.add(pairs)
-    return Proof(found["results"]["count"], found["results"]["digest"], ledger_of(found))
+    results = found["results"]
+    return Proof(results["count"], results["digest"], ledger_of(found)), results["matches"]
 
 
 def _over_files(where: str | None, sides: tuple[Side, Side]) -> tuple[str | None, tuple[list[str], list[str]]]:

@@ -49,6 +49,7 @@ def run(
     from swjoin.api.tables import check_workers
     from swjoin.runtime.job import Job
     from swjoin.runtime.local import run_local
+    from swjoin.runtime.plausibility import warn
 
     check_workers(threads, ranks)
     settings = _config(config)
@@ -63,7 +64,9 @@ def run(
         launch_quietly(job, ranks)
     else:
         run_local(job, progress, slave_count=threads)
-    return Run(folder, _kept=kept)
+    found = Run(folder, _kept=kept)
+    warn(found.report["warnings"], 2)
+    return found
 
 
 def _config(config: object) -> RunConfig:
@@ -122,7 +125,7 @@ class Run:
     @property
     def ledger(self) -> Ledger:
         """The account of all rows and pairs. RunFailed, saying why, for a run that failed."""
-        from swjoin.api.ranks import ledger_of
+        from swjoin.runtime.report import ledger_of
 
         if "input" not in self.report:
             raise RunFailed(f"{self.path}: {self.report.get('failure', 'the run has not been completed')}")
@@ -168,7 +171,9 @@ class Run:
 
     def __repr__(self) -> str:
         try:
-            return f"<swjoin.Run {self.path}: {self.count:,} pairs, digest {self.digest}>"
+            lines = len(self.report.get("warnings", ()))
+            warned = f", {lines} warning{'s' if lines > 1 else ''}" if lines else ""
+            return f"<swjoin.Run {self.path}: {self.count:,} pairs, digest {self.digest}{warned}>"
         except UserError:
             return f"<swjoin.Run {self.path}: no report>"
 

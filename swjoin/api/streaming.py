@@ -22,6 +22,7 @@ from swjoin.config import RunConfig, StreamConfig
 from swjoin.deliveries import BEGIN_OF_TIME_US
 from swjoin.errors import RunFailed, SwjoinError, UserError
 from swjoin.oracle import How
+from swjoin.runtime.plausibility import Answer, warn, warnings_of
 from swjoin.sinks.plan import OutputPlan
 from swjoin.sources.columns import Tuples, describe_streams
 from swjoin.sources.predicate import compile_query
@@ -181,13 +182,14 @@ class WindowJoin:
                     batch = self._opened.next()
                 self._failure = None
                 if batch is None:
-                    return
+                    break
                 yield batch
             except GeneratorExit:  # whoever has this batch wants no more for now; the rest comes with the next call
                 raise
             except BaseException as error:
                 self._failure = _line(error)
                 raise
+        warn(self._opened.take_warnings(), 2)
 
     def late_rows(self) -> pa.Table:
         """Rows that were late since the last call (late="side"): stream, row_id, ts (microseconds, null without), reason."""
@@ -250,7 +252,7 @@ class WindowJoin:
         if known is not None:
             return known
         left, right = self._assumed(schemas)
-        sides = (self._request.stream(LEFT, left.names), self._request.stream(RIGHT, right.names))
+        sides = (self._request.stream(LEFT), self._request.stream(RIGHT))
         views, keys = describe_streams((sides[LEFT], left), (sides[RIGHT], right), carry=False, packed=True)
         return _Stream(stream, sides[stream], (left, right)[stream], keys, views[stream])
 
@@ -422,7 +424,7 @@ class _Opened:
 
     def __init__(self, request: Request, config: RunConfig, left: pa.Schema, right: pa.Schema) -> None:
         sides = (request.stream(LEFT), request.stream(RIGHT))
-        query = config.query
+        self._config, query = config, config.query
         views, keys = describe_streams((sides[LEFT], left), (sides[RIGHT], right), carry=True, packed=True, query=query)
         codecs = (views[LEFT].codec, views[RIGHT].codec)
         self.plan = OutputPlan(*codecs, request.ids, query.how)
@@ -432,7 +434,7 @@ class _Opened:
         self._joiner: Joiner = self.engine.joiners[0]
         self._batches: Iterator[pa.RecordBatch] = iter(())
         self._late: list[tuple[int, SourceBatch, str]] = []
-        self._ended = self.finished = False
+        self._ended = self.finished = self._warned = False
 
     def take(self, items: Sequence[Item]) -> None:
         """Rows and promises. Whatever is wrong with one of them is a UserError before the first is taken."""
@@ -464,6 +466,17 @@ class _Opened:
             pairs = self._joiner.pairs_of(self.engine.deliver()[0])
             self._batches = (self.plan.decode(part) for part in pairs)
 
+    def take_warnings(self) -> list[str]:
+        """What makes the answer implausible, once, at the end. Rows that were pushed cannot be read again."""
+        if not self.finished or self._warned:
+            return []
+        self._warned = True
+        ledger, config = self.engine.ledger, self._config
+        units = (self.plan.left.time_unit, self.plan.right.time_unit)
+        columns = (self._streams[LEFT].time, self._streams[RIGHT].time)
+        counts = (ledger.left, ledger.right)
+        return warnings_of(Answer(config.query, config.time, counts, units, columns, self.engine.matches))
+
     def take_late(self) -> list[tuple[int, SourceBatch, str]]:
         late, self._late = self._late, []
         return late
@@ -473,7 +486,7 @@ class _Stream:
     """One side. rows: so many have come."""
 
     def __init__(self, stream: int, config: StreamConfig, schema: pa.Schema, keys: KeyEncoder, view: StreamView) -> None:
-        self._side, self._columns, self.rows = STREAM_NAMES[stream], view.columns, 0
+        self._side, self._columns, self.rows, self.time = STREAM_NAMES[stream], view.columns, 0, config.time
         self._tuples = Tuples(config, view.codec, keys, lambda row: f"row {row} of the stream (counting from 0)")
         self._name, self._kind = f"the {self._side} side's time column {config.time}", schema.field(config.time).type
 

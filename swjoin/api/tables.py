@@ -32,7 +32,7 @@ from swjoin.api.arguments import (
 from swjoin.api.embedded import Engine, Joiner
 from swjoin.api.gather import Gathered
 from swjoin.api.inputs import Input
-from swjoin.api.whole import Side, open_sides
+from swjoin.api.whole import Side, SidesAgain, open_sides
 from swjoin.batch import LEFT, RIGHT, Ledger, SourceBatch, StreamCounts
 from swjoin.config import RunConfig
 from swjoin.deliveries import Delivery
@@ -40,6 +40,7 @@ from swjoin.errors import UserError
 from swjoin.oracle import How, format_digest
 from swjoin.runtime.local import SWITCH_S, default_slave_count
 from swjoin.runtime.memory import keep_freed_memory
+from swjoin.runtime.plausibility import Answer, warn, warnings_of
 from swjoin.runtime.preload import compilations_told
 from swjoin.sources.predicate import compile_query
 
@@ -159,7 +160,8 @@ def proof_from_plain(plain: dict[str, Any]) -> Proof:
     """Out of what the metadata of a table hold."""
     ledger = plain["ledger"]
     left, right = StreamCounts(**ledger["left"]), StreamCounts(**ledger["right"])
-    return Proof(plain["count"], plain["digest"], Ledger(left, right, ledger["produced"], ledger["collected"]))
+    whole = Ledger(left, right, ledger["produced"], ledger["collected"])
+    return Proof(plain["count"], plain["digest"], whole, tuple(plain["warnings"]))
 
 
 def _perform(
@@ -179,12 +181,27 @@ def _perform(
         if ranks is not None:
             from swjoin.api.ranks import join_on_ranks
 
-            found = join_on_ranks(config, both, ranks, gathered[0] if gathered else None, sort=_sorts(request))
+            found, matches = join_on_ranks(config, both, ranks, gathered[0] if gathered else None, sort=_sorts(request))
         else:
-            found = _join_here(config, both, threads or default_slave_count(), gathered, sort=_sorts(request))
+            found, matches = _join_here(config, both, threads or default_slave_count(), gathered, sort=_sorts(request))
+        found = dataclasses.replace(found, warnings=tuple(_warnings(config, found, both, matches, sort=_sorts(request))))
+    warn(found.warnings, 3)
     if gathered is None:
         return found
     return _as_table(plan.schema, gathered, found, both)
+
+
+def _warnings(config: RunConfig, found: Proof, sides: tuple[Side, Side], matches: int | None, *, sort: bool) -> list[str]:
+    left, right = sides
+    answer = Answer(
+        config.query,
+        config.time,
+        (found.ledger.left, found.ledger.right),
+        (left.codec.time_unit, right.codec.time_unit),
+        (left.time, right.time),
+        matches,
+    )
+    return warnings_of(answer, SidesAgain(sides, sort=sort))
 
 
 def _sorts(request: Request) -> bool:
@@ -216,7 +233,8 @@ def _as_table(schema: pa.Schema, gathered: list[Gathered], found: Proof, sides: 
 
 def _join_here(
     config: RunConfig, sides: tuple[Side, Side], threads: int, gathered: list[Gathered] | None, *, sort: bool
-) -> Proof:
+) -> tuple[Proof, int]:
+    """Also how many matches there are."""
     keep_freed_memory()
     codecs = sides[LEFT].codec, sides[RIGHT].codec
     where = compile_query(config.query, *codecs)
@@ -247,7 +265,7 @@ def _join_here(
     if gathered is None:
         for joiner in engine.joiners:
             joiner.collected = joiner.produced
-    return Proof(engine.count, engine.digest, engine.check_ledger())
+    return Proof(engine.count, engine.digest, engine.check_ledger()), engine.matches
 
 
 def _wait(futures: list[Future[None]]) -> None:

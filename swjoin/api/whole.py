@@ -18,6 +18,7 @@ import numpy as np
 from swjoin.api.arguments import Request
 from swjoin.api.inputs import to_table
 from swjoin.batch import I64, LEFT, MISSING_ID, RIGHT, STREAM_NAMES, U64, PayloadRows, SourceBatch
+from swjoin.runtime.plausibility import key_text
 from swjoin.sinks.plan import OutputPlan, as_type
 from swjoin.sources.columns import StreamView, Tuples, describe_streams, settle_types
 from swjoin.sources.formats import is_untyped
@@ -50,7 +51,8 @@ class Side:
         by_position: bool,
         untyped: bool = False,
     ) -> None:
-        self.stream, self.table, self.codec = stream, table, view.codec
+        self.stream, self.table, self.codec, self.keys = stream, table, view.codec, keys
+        self.time, self._named = config.time, config.id is not None and not by_position
         self.untyped = untyped
         tuples = Tuples(config, view.codec, keys, self._place)
         judged = [] if view.codec.rows is None else view.codec.rows.schema.names
@@ -69,6 +71,10 @@ class Side:
 
     def _place(self, position: int) -> str:
         return f"{STREAM_NAMES[self.stream]}, row {position} (counting from 0)"
+
+    def locate(self, row_id: int) -> str:
+        """Where the row of a tuple is."""
+        return f"row with id {row_id}" if self._named else f"row {row_id}, counting from 0"
 
     @property
     def in_order(self) -> bool:
@@ -102,6 +108,22 @@ class Side:
         if not missing.any():
             return self.ids[positions]
         return np.where(missing, MISSING_ID, np.append(self.ids, MISSING_ID)[np.where(missing, len(self.ids), positions)])
+
+
+class SidesAgain:
+    """Both inputs, to be read again (`runtime.plausibility`)."""
+
+    def __init__(self, sides: tuple[Side, Side], *, sort: bool) -> None:
+        self._sides, self._sort = sides, sort
+
+    def batches(self, stream: int) -> Iterator[SourceBatch]:
+        return self._sides[stream].rows(sort=self._sort)
+
+    def place(self, stream: int, row_id: int) -> str:
+        return self._sides[stream].locate(row_id)
+
+    def key(self, stream: int, key: int) -> str:
+        return key_text(self._sides[stream].keys, stream, key)
 
 
 def _concat(parts: list[SourceBatch]) -> SourceBatch:

@@ -24,6 +24,8 @@ from swjoin.cli.timeline import closing, read_events, timeline
 from swjoin.errors import UserError
 from swjoin.loading import config_from_plain
 from swjoin.runtime.outputs import refuse_inputs
+from swjoin.runtime.plausibility import report_ranges
+from swjoin.runtime.report import speed_means_something
 from swjoin.shipped import load_figures
 
 _MOST_EVENTS = 300  # lines of the timeline
@@ -79,6 +81,8 @@ def _verdict(page: Page, report: dict[str, Any], run_dir: Path) -> None:
         page.verdict("bad", "The ledger does not balance", complaints, answer)
     elif good is False:
         page.verdict("bad", "The answer is wrong", checked, f"The run claims {answer}.")
+    elif report.get("warnings"):
+        page.verdict("warn", "Complete and balanced, but implausible", f"{answer}.", *report["warnings"], checked, *doubts)
     else:
         page.verdict("good", "Complete, and the ledger balances", f"{answer}.", checked, *doubts)
 
@@ -88,11 +92,12 @@ def _tiles(report: dict[str, Any]) -> Html:
     values: list[tuple[str, object]] = [("pairs", f"{results.get('count', 0):,}")]
     if "input" in report:
         values.append(("input tuples", f"{sum(report['input'][n]['tuples'] for n in STREAM_NAMES):,}"))
-    if report.get("input_tuples_per_s"):
+    speed = speed_means_something(report)
+    if report.get("input_tuples_per_s") and speed:
         values.append(("input tuples per second", f"{report['input_tuples_per_s']:,.0f}"))
     if report.get("join_s") is not None:
         values.append(("joining", f"{report['join_s']:,.2f} s"))
-    if delay.get("mean") is not None:
+    if delay.get("mean") is not None and speed:
         values += [(f"production delay, {q}", duration_text(delay[q] * 1e6)) for q in ("p50", "p99")]
     if memory.get("ranks"):
         values.append(("largest rank", size_text(max(r["peak"] for r in memory["ranks"].values()))))
@@ -114,6 +119,9 @@ def _ledger(report: dict[str, Any]) -> list[Html]:
     results = report["results"]
     produced, prefill = results.get("produced"), report.get("prefill")
     told = [table(["stream", "read", "joined", "null key", "late", "shed", "unaccounted"], rows)]
+    told.append(table(["stream", "times"], report_ranges(report), text=True))
+    if results.get("columns"):
+        told.append(paragraph(f"Columns: {', '.join(results['columns'])}."))
     if produced is not None:
         told.append(paragraph(f"Pairs produced by slaves: {produced:,}; collected: {results['count']:,}."))
     if prefill:

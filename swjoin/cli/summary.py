@@ -12,6 +12,8 @@ import sys
 from typing import Any
 
 from swjoin.runtime.job import Job
+from swjoin.runtime.plausibility import report_ranges
+from swjoin.runtime.report import WARNING, speed_means_something
 
 
 def on_terminal() -> bool:
@@ -103,6 +105,7 @@ def summary_rows(report: dict[str, Any], job: Job) -> list[tuple[str, str]]:
         if report[kind][name]
     ]
     rows = [("input", ", ".join(f"{count:,} {name}" for name, count in sides) + " tuples")]
+    rows += [(f"{name} times", text) for name, text in report_ranges(report)]
     prefill = report["prefill"]
     if prefill is not None:
         rows.append(("history", f"{prefill['pairs']:,} pairs, counted apart, in {prefill['s'] or 0:.2f} s"))
@@ -111,18 +114,21 @@ def summary_rows(report: dict[str, Any], job: Job) -> list[tuple[str, str]]:
     rows += [
         ("pairs", f"{report['results']['count']:,}"),
         ("digest", report["results"]["digest"]),
+        *([("columns", ", ".join(columns))] if (columns := report["results"]["columns"]) else []),
         ("ledger", "balanced" if report["ledger"]["balanced"] else "; ".join(report["ledger"]["complaints"])),
         *_overload_rows(report),
         *_checkpoint_rows(report, job),
         ("ranks", ", ".join(f"{rank} {r['role']}" for rank, r in report["ranks"].items())),
         ("time", f"{report['join_s']:.2f} s joining, {report['wall_s']:.2f} s in all"),
-        ("throughput", f"{report['input_tuples_per_s']:,.0f} input tuples/s"),
     ]
-    delay = report["delay_s"]
-    if delay["mean"] is not None:
-        rows.append(
-            ("production delay", ", ".join(f"{name} {delay[name] * 1e3:,.1f} ms" for name in ("mean", "p50", "p99", "max")))
-        )
+    if speed_means_something(report):
+        rows.append(("throughput", f"{report['input_tuples_per_s']:,.0f} input tuples/s"))
+        delay = report["delay_s"]
+        if delay["mean"] is not None:
+            said = ", ".join(f"{name} {delay[name] * 1e3:,.1f} ms" for name in ("mean", "p50", "p99", "max"))
+            rows.append(("production delay", said))
+    if report["warnings"]:
+        rows.append(("warnings", f"{len(report['warnings'])}, on standard error and in the report"))
     rows += _adaptation_rows(report)
     machine = report["machine"]
     if machine is not None and machine["overloaded"]:
@@ -137,7 +143,9 @@ def summary_rows(report: dict[str, Any], job: Job) -> list[tuple[str, str]]:
 
 
 def print_summary(report: dict[str, Any], job: Job) -> None:
-    """A table on a terminal, aligned plain lines elsewhere."""
+    """A table on a terminal, aligned plain lines elsewhere; warnings on standard error, a line each."""
+    for line in report["warnings"]:
+        print(f"{WARNING}{line}", file=sys.stderr)
     rows = summary_rows(report, job)
     if not on_terminal():
         for name, value in rows:

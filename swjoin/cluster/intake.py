@@ -141,6 +141,8 @@ class StreamIntake:
             self._refuse(batch, int(first_late), int(verdict[first_late]), int(high_then))
         self.counts.null_key += int(null_keys)
         self.counts.late += int(late)
+        if not (self.time.model == "arrival" and self.live):  # these are joined by the run's clock, not by their own times
+            self.counts.extend_range(batch.ts if batch.ts_valid is None else batch.ts[batch.ts_valid])
         if self.first_us is None and self.high_us > BEGIN_OF_TIME_US:
             known = np.flatnonzero(running > BEGIN_OF_TIME_US)[0]
             self.first_us = int(running[known])

@@ -436,7 +436,7 @@ class Master:
         """The master's share of run.json."""
         counts = {
             field: {name: getattr(self.streams[i].counts, field) for i, name in enumerate(STREAM_NAMES)}
-            for field in ("tuples", "null_key", "late", "shed")
+            for field in ("tuples", "null_key", "late", "shed", "earliest_us", "latest_us")
         }
         return {
             "counts": counts,

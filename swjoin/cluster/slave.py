@@ -97,7 +97,8 @@ class Slave:
             name=f"slave {slave}",
         )
         self.joined = [0, 0]
-        self.produced = 0
+        self.produced = self.matches = 0
+        self._kind = config.query.kind
         self.epoch = EpochIndex(-1)
         self._generation = 0  # what is joined next belongs to it
         self.peak_buffer_bytes = 0
@@ -355,6 +356,7 @@ class Slave:
         self.joined[LEFT] += len(delivery.left)
         self.joined[RIGHT] += len(delivery.right)
         self.produced += work.pair_count
+        self.matches += work.match_count(self._kind)
         self.history_produced += work.pair_count if self.in_history else 0
         if self._tells_loads:
             tuples = delivery.left_counts + delivery.right_counts
@@ -428,6 +430,7 @@ class Slave:
             "slave": int(self.id),
             "joined": {"left": self.joined[0], "right": self.joined[1]},
             "produced": self.produced,
+            "matches": self.matches,
             "history_produced": self.history_produced,
             "peak_buffer_bytes": self.peak_buffer_bytes,
             "windows": asdict(self.join.window_memory()),

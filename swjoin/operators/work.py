@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from swjoin.batch import I64, Pairs
+from swjoin.batch import I64, LEFT, Pairs
 from swjoin.deliveries import Delivery, GroupResults
+from swjoin.oracle import JoinKind
 from swjoin.state.arrays import STAT_COMPARISONS, STAT_DELAY_MAX, STAT_DELAY_SUM, STAT_PAIRS, STAT_SIZE, Inputs
 from swjoin.state.histogram import HISTOGRAM_SIZE
 from swjoin.state.kernels import CURSOR_SIZE
@@ -52,8 +53,17 @@ class Work:
     @property
     def pair_count(self) -> int:
         """Rows that have come out."""
-        alone = 0 if self.unmatched is None else int(self.unmatched.counts.sum())
-        return int(self.stats[STAT_PAIRS]) + alone
+        return int(self.stats[STAT_PAIRS]) + self._alone_count
+
+    @property
+    def _alone_count(self) -> int:
+        return 0 if self.unmatched is None else int(self.unmatched.counts.sum())
+
+    def match_count(self, kind: JoinKind) -> int:
+        """Pairs; left tuples that have matched in a semi join; in an anti join, too, but in the sum over all deliveries."""
+        if kind.pairs or kind.first:
+            return int(self.stats[STAT_PAIRS])
+        return len(self.delivery.left) + len(self.delivery.null_keys[LEFT]) - self._alone_count
 
     @property
     def all_results(self) -> list[GroupResults]:

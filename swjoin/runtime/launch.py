@@ -28,7 +28,7 @@ from swjoin.errors import UserError
 from swjoin.runtime.job import Job
 from swjoin.runtime.outputs import check_outputs
 from swjoin.runtime.preflight import find_mpirun
-from swjoin.runtime.report import partial_report, rank_roles, write_json
+from swjoin.runtime.report import WARNING, partial_report, rank_roles, write_json
 from swjoin.runtime.stopping import STOP_SIGNALS
 
 _GRACE_S = 10.0
@@ -217,7 +217,10 @@ def _watch(
 
     def read(lines: TextIO) -> None:
         for line in lines:
-            if line.startswith("swjoin: ") and not line.endswith(_TERMINATED):
+            if line.startswith(WARNING):
+                told.write(line)
+                told.flush()
+            elif line.startswith("swjoin: ") and not line.endswith(_TERMINATED):
                 if not heard:  # ranks that fail of the same cause, or because another failed, need not all say so
                     heard.append(line.removeprefix("swjoin: ").strip())
                     told.write(line)

@@ -51,6 +51,7 @@ from swjoin.runtime.keepers import SlaveKeeper
 from swjoin.runtime.machine import RankMeter, machine_report
 from swjoin.runtime.memory import FreedMemory, keep_freed_memory, rss_bytes
 from swjoin.runtime.memory_report import add_plan
+from swjoin.runtime.plausibility import add_warnings
 from swjoin.runtime.preload import load_master_kernels, load_slave_kernels
 from swjoin.runtime.report import build_report, check_ledger, peak_rss_bytes, publish
 from swjoin.runtime.shells import CollectorShell, MasterShell
@@ -109,6 +110,7 @@ def run_local(job: Job, progress: bool, slave_count: int | None = None) -> dict[
                 stopped=collector.stopped,
                 prefill_s=None if loop.began_s is None else loop.began_s - (loop.first_tuple_s or loop.began_s),
                 machine=machine,
+                columns=shell.output_columns,
             )
             if not collector.stopped:
                 check_ledger(report)
@@ -117,6 +119,7 @@ def run_local(job: Job, progress: bool, slave_count: int | None = None) -> dict[
         tuples = sum(report["input"][name]["tuples"] for name in ("left", "right"))
         report["input_tuples_per_s"] = (tuples - loop.resumed_tuples) / report["join_s"]
     add_plan(report, job)
+    add_warnings(report, job, shell.sources)
     publish(job, report)
     shell.forget_checkpoints()
     return report

@@ -91,7 +91,11 @@ def _maybe_order(value: Any) -> bool:
 
 _MARK = (_count, _count)  # length and checksum
 _STREAM = {
-    "counts": {name: _count for name in ("tuples", "joined", "null_key", "late", "shed")},
+    "counts": {
+        **{name: _count for name in ("tuples", "joined", "null_key", "late", "shed")},
+        "earliest_us": _maybe_time,
+        "latest_us": _maybe_time,
+    },
     "high_us": _time,
     "first_us": _maybe_time,
     "ended": bool,

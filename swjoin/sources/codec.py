@@ -254,13 +254,14 @@ class StreamCodec:
 
     columns: (name, Arrow type, origin) in input order; origin "key" or "ts": rebuilt from the pair's key or time; "row":
     unpacked. rows: codec of the packed columns, None when no payload is carried. key: names of the join columns. hidden:
-    columns that only a predicate wants.
+    columns that only a predicate wants. time_unit: declared unit of integer times; None: the time column's type has its own.
     """
 
     columns: tuple[tuple[str, Any, str], ...]
     key: tuple[str, ...]
     rows: RowCodec | None
     hidden: tuple[str, ...] = ()
+    time_unit: str | None = None
 
     @property
     def shown(self) -> list[tuple[str, Any, str]]:

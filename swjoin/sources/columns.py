@@ -183,8 +183,9 @@ def _stream_view(
     import pyarrow as pa
 
     needed = [*config.key, config.time, *([config.id] if config.id else [])]
+    unit = config.time_unit if pa.types.is_integer(schema.field(config.time).type) else None
     if not carry and not judged:
-        return StreamView(StreamCodec((), config.key, None), list(dict.fromkeys(needed)))
+        return StreamView(StreamCodec((), config.key, None, time_unit=unit), list(dict.fromkeys(needed)))
     chosen = schema.names if config.columns is None else [n for n in schema.names if n in {*config.columns, *needed}]
     shown = chosen if carry else []
     wanted = [name for name in schema.names if name in shown or name in judged]
@@ -204,7 +205,7 @@ def _stream_view(
     in_rows = [(name, kind) for name, kind, origin in columns if origin == "row" and (packed or name in judged)]
     rows = RowCodec(pa.schema(in_rows)) if packed or judged else None
     hidden = tuple(name for name in wanted if name not in shown)
-    return StreamView(StreamCodec(tuple(columns), config.key, rows, hidden), list(dict.fromkeys([*needed, *wanted])))
+    return StreamView(StreamCodec(tuple(columns), config.key, rows, hidden, unit), list(dict.fromkeys([*needed, *wanted])))
 
 
 def _check_chosen(left: tuple[StreamConfig, pa.Schema], right: tuple[StreamConfig, pa.Schema]) -> None:

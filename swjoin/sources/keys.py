@@ -217,6 +217,7 @@ class KeyEncoder:
                     f"join keys: left {left_name} is {left_kind}, right {right_name} is {right_kind}; "
                     f"cast one side so that both agree"
                 )
+        self.types = ([kind for _, kind in left], [kind for _, kind in right])
         self._kinds = [_kind(name, kind) for name, kind in left]
         self.native = self._kinds == [INTEGER]
         self.dictionary = Dictionary(kinds=self._kinds)
