@@ -81,7 +81,7 @@ def parse_size_bytes(text: str | int, *, in_bytes: bool = False) -> int:
         return 0
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(B|[KMG]i?B)\s*", str(text), re.IGNORECASE | re.ASCII)
     if match is None or len(str(text)) > _LONGEST:
-        raise UserError(f"size {str(text)[:_LONGEST]!r}: write a number and a unit (B, KB, MB, GB: powers of 1024), such as 1.5MB")
+        raise UserError(f"size {str(text)[:_LONGEST]!r}: write a number and a unit (B, KB, MB, GB; powers of 1024), as in 4KB")
     size = int(Fraction(match[1]) * _SIZE_BYTES[match[2].upper().replace("I", "")])
     if size >= MAX_SIZE_BYTES:
         raise UserError(f"size {text!r}: more than {MAX_SIZE_BYTES} bytes")
