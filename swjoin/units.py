@@ -26,7 +26,7 @@ MAX_SPAN_US = 1 << 61  # times and bounds stay below this in magnitude, so that 
 MAX_SIZE_BYTES = 1 << 62
 _LONGEST = 60  # characters of a duration or a size
 _UNITLESS = re.compile(r"[+-]?\d+(?:\.\d+)?", re.ASCII)
-_ZERO = re.compile(r"[+-]?0+", re.ASCII)
+_ZERO = re.compile(r"[+-]?0+(?:\.0+)?", re.ASCII)
 
 
 def _is_zero(kind: str, value: object, units: tuple[str, ...]) -> bool:

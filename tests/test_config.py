@@ -36,6 +36,7 @@ MINIMAL = {"join": {"within": "5s"}}
         ("1d", 86_400_000_000),
         (0, 0),
         ("0", 0),
+        (0.0, 0),
     ],
 )
 def test_durations(text: str | int, expected: int) -> None:
