@@ -26,7 +26,7 @@ MAX_SPAN_US = 1 << 61  # times and bounds stay below this in magnitude, so that 
 MAX_SIZE_BYTES = 1 << 62
 _LONGEST = 60  # characters of a duration or a size
 _UNITLESS = re.compile(r"[+-]?\d+(?:\.\d+)?", re.ASCII)
-_ZERO = re.compile(r"[+-]?0+", re.ASCII)
+_ZERO = re.compile(r"[+-]?0+(?:\.0+)?", re.ASCII)
 
 
 def _is_zero(kind: str, value: object, units: tuple[str, ...]) -> bool:
@@ -70,7 +70,7 @@ def parse_duration_us(text: str | int, *, in_us: bool = False) -> int:
 
 
 def parse_size_bytes(text: str | int, *, in_bytes: bool = False) -> int:
-    """A size such as `4KB`, `1.5MB` (powers of 1024) as bytes. UserError for numbers alone, 0 excepted.
+    """A size such as `4KB`, `4KiB` (the same), `1.5MB` as bytes. UserError for numbers alone, 0 excepted.
 
     in_bytes: a whole number is bytes, because its key says so (`block_bytes`)."""
     if in_bytes and isinstance(text, int) and not isinstance(text, bool):
@@ -79,10 +79,10 @@ def parse_size_bytes(text: str | int, *, in_bytes: bool = False) -> int:
         return text
     if _is_zero("size", text, ("B", "KB", "MB", "GB")):
         return 0
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(B|KB|MB|GB)\s*", str(text), re.IGNORECASE | re.ASCII)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(B|[KMG]i?B)\s*", str(text), re.IGNORECASE | re.ASCII)
     if match is None or len(str(text)) > _LONGEST:
-        raise UserError(f"size {str(text)[:_LONGEST]!r}: write a number and a unit (B, KB, MB, GB), such as 4KB or 1.5MB")
-    size = int(Fraction(match[1]) * _SIZE_BYTES[match[2].upper()])
+        raise UserError(f"size {str(text)[:_LONGEST]!r}: write a number and a unit (B, KB, MB, GB; powers of 1024), as in 4KB")
+    size = int(Fraction(match[1]) * _SIZE_BYTES[match[2].upper().replace("I", "")])
     if size >= MAX_SIZE_BYTES:
         raise UserError(f"size {text!r}: more than {MAX_SIZE_BYTES} bytes")
     return size

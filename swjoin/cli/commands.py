@@ -263,7 +263,7 @@ def _schedule(text: str) -> dict[str, Any]:
         if not separator:
             raise UserError(f"--schedule {text}: write KIND,key=value,...")
         number = value.replace(".", "", 1).isdigit()
-        out[name] = float(value) if number else value
+        out[name] = (float(value) if "." in value else int(value)) if number else value
     return out
 
 
