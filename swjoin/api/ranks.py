@@ -13,17 +13,18 @@ import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from swjoin.api.arguments import Proof
 from swjoin.api.whole import Side
-from swjoin.batch import LEFT, MISSING_ID, RIGHT, STREAM_NAMES, Ledger, Pairs, SourceBatch, StreamCounts
+from swjoin.batch import LEFT, MISSING_ID, RIGHT, STREAM_NAMES, Pairs, SourceBatch
 from swjoin.config import RunConfig, SinkConfig, StreamConfig
 from swjoin.errors import RunFailed, UserError
 from swjoin.runtime.job import Job
 from swjoin.runtime.launch import launch_told
+from swjoin.runtime.report import ledger_of
 from swjoin.sinks.plan import rebuilt
 from swjoin.sources.predicate import resolve
 from swjoin.where import parse_where, to_text
@@ -43,15 +44,6 @@ def launch_quietly(job: Job, ranks: int) -> None:
         raise UserError(said)
     if code:
         raise RunFailed(said or f"the ranks ended with code {code}")
-
-
-def ledger_of(report: dict[str, Any]) -> Ledger:
-    """The account that run.json holds."""
-    names = ("joined", "null_key", "late", "shed")
-    left, right = (StreamCounts(report["input"][s]["tuples"], *(report[n][s] for n in names)) for s in STREAM_NAMES)
-    prefill = report["prefill"]["pairs"] if report["prefill"] else 0
-    results = report["results"]
-    return Ledger(left, right, results["produced"] + prefill, results["count"] + prefill)
 
 
 def join_on_ranks(config: RunConfig, sides: tuple[Side, Side], ranks: int, gathered: Gathered | None, *, sort: bool) -> Proof:

@@ -121,7 +121,7 @@ class Run:
     @property
     def ledger(self) -> Ledger:
         """The account of all rows and pairs. RunFailed, saying why, for a run that failed."""
-        from swjoin.api.ranks import ledger_of
+        from swjoin.runtime.report import ledger_of
 
         if "input" not in self.report:
             raise RunFailed(f"{self.path}: {self.report.get('failure', 'the run has not been completed')}")

@@ -11,6 +11,7 @@ import json
 import platform
 import resource
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,21 @@ def partial_report(job: Job, collector: dict[str, Any], failure: str) -> dict[st
         "results": {"count": collector["count"], "digest": collector["digest"]},
         "ledger": {"balanced": False, "complaints": [failure]},
     }
+
+
+def ledger_of(report: dict[str, Any]) -> Ledger:
+    """The account that run.json holds."""
+    names = ("joined", "null_key", "late", "shed")
+    left, right = (StreamCounts(report["input"][s]["tuples"], *(report[n][s] for n in names)) for s in STREAM_NAMES)
+    prefill = report["prefill"]["pairs"] if report["prefill"] else 0
+    results = report["results"]
+    return Ledger(left, right, results["produced"] + prefill, results["count"] + prefill)
+
+
+def proof_of(report: dict[str, Any]) -> dict[str, Any]:
+    """What identifies the result of a run that balances, and its account, for files that carry it."""
+    results = report["results"]
+    return {"count": results["count"], "digest": results["digest"], "ledger": asdict(ledger_of(report))}
 
 
 def check_ledger(report: dict[str, Any]) -> None:

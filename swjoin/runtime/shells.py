@@ -289,6 +289,7 @@ class CollectorShell:
         self.clock = clock
         self.job = job
         self.stopped = False
+        self.proof: dict[str, Any] | None = None  # of the whole result, once the ledger balances
         self.collector = Collector(0, materialised=False)  # until `start`
         self._sink = open_job_sink(job, plan)
         self.offered = None if job.config.serve.listen is None else OfferedResults(job, plan, self._sink, endpoint)
@@ -324,7 +325,7 @@ class CollectorShell:
         if whole:
             if self.keeper is not None:
                 self.keeper.publish_all()
-            self._sink.close()
+            self._sink.close(self.proof)
         else:
             self._sink.abort()
             if isinstance(error, SwjoinError):
