@@ -10,9 +10,10 @@ from swjoin.errors import ImplausibleWarning, RunFailed, UserError
 
 if TYPE_CHECKING:
     from swjoin.api.arguments import Proof
+    from swjoin.api.proofs import proof
     from swjoin.api.runs import Run, run
     from swjoin.api.streaming import WindowJoin
-    from swjoin.api.tables import count, join, proof
+    from swjoin.api.tables import count, join
     from swjoin.live.client import connect
 
 __version__ = "0.1.0"
@@ -38,7 +39,7 @@ _HOMES = {
     "connect": "swjoin.live.client",
     "count": "swjoin.api.tables",
     "join": "swjoin.api.tables",
-    "proof": "swjoin.api.tables",
+    "proof": "swjoin.api.proofs",
     "run": "swjoin.api.runs",
 }
 

@@ -2,7 +2,7 @@
 
 What: `hash_key` (one 64-bit mix per key), `group_of` (partition-group from the high 32 bits), `tag_of` (16 bits that a block
 compares first; the directory uses the lowest 16, so the three are independent), `pair_hash` and
-`digest_pairs` (docs/semantics.md, Row ids and the digest).
+`digest_pairs` (docs/semantics.md, Row ids and the digest), `hash_words` (of bytes that were written).
 Why: routing, window state and the collector must agree on one hash.
 Stays out: the readable definition of the digest (`oracle`), which this is tested against.
 """
@@ -69,3 +69,28 @@ def _digest(left_id: U64, right_id: U64) -> np.uint64:
 def digest_pairs(left_id: U64, right_id: U64) -> int:
     """Sum of the pairs' digests mod 2^64; ids are uint64 (n,)."""
     return int(_digest(left_id, right_id))
+
+
+@njit(cache=True, nogil=True)
+def _hash_words(words: U64, start: np.uint64) -> np.uint64:
+    a = b = c = d = start
+    whole = words.shape[0] // 4 * 4
+    for i in range(0, whole, 4):  # four at once: each waits for its multiplication
+        a = (a ^ words[i]) * GOLDEN
+        b = (b ^ words[i + 1]) * GOLDEN
+        c = (c ^ words[i + 2]) * GOLDEN
+        d = (d ^ words[i + 3]) * GOLDEN
+        a ^= a >> _S32
+        b ^= b >> _S32
+        c ^= c >> _S32
+        d ^= d >> _S32
+    for i in range(whole, words.shape[0]):
+        a = mix64_scalar(a ^ words[i])
+    for lane in (b, c, d):
+        a = mix64_scalar(a * GOLDEN + lane)
+    return a
+
+
+def hash_words(words: U64, start: int) -> int:
+    """A 64-bit hash of uint64 words, beginning with that of the words before; it finds changes, and is no match for malice."""
+    return int(_hash_words(words, np.uint64(start)))

@@ -602,11 +602,6 @@ def test_a_block_that_forgets_its_pairs_is_told() -> None:
         _leave("broken")
 
 
-def test_a_table_without_a_proof() -> None:
-    with pytest.raises(swjoin.UserError, match="the table carries none"):
-        swjoin.proof(LEFT)
-
-
 # ---------------------------------------------------------------- clusters
 
 

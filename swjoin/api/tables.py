@@ -1,15 +1,15 @@
-"""Joins of whole tables: `swjoin.join`, `swjoin.count`, `swjoin.proof`.
+"""Joins of whole tables: `swjoin.join`, `swjoin.count`.
 
 What: two inputs in, an Arrow table of pairs or their number and digest out; in this process, or on MPI ranks of this machine.
 Why: the common case takes one call. In this process the calling thread judges and partitions one distribution epoch while the
 join modules, a thread each, join the one before.
-Stays out: what the arguments mean (`api.arguments`), tuples and output columns (`api.whole`), streams (`api.streaming`).
+Stays out: what the arguments mean (`api.arguments`), tuples and output columns (`api.whole`), streams (`api.streaming`),
+proofs (`api.proofs`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -32,8 +32,9 @@ from swjoin.api.arguments import (
 from swjoin.api.embedded import Engine, Joiner
 from swjoin.api.gather import Gathered
 from swjoin.api.inputs import Input
+from swjoin.api.proofs import remember
 from swjoin.api.whole import Side, SidesAgain, open_sides
-from swjoin.batch import LEFT, RIGHT, Ledger, SourceBatch, StreamCounts
+from swjoin.batch import LEFT, RIGHT, SourceBatch
 from swjoin.config import RunConfig
 from swjoin.deliveries import Delivery
 from swjoin.errors import UserError
@@ -47,7 +48,6 @@ from swjoin.sources.predicate import compile_query
 if TYPE_CHECKING:
     import pyarrow as pa
 
-METADATA = b"swjoin"
 _AHEAD = 2  # distribution epochs that are prepared before the one that is joined is done
 _RESULT_BYTES = 5 << 20
 
@@ -145,25 +145,6 @@ def count(
     return found
 
 
-def proof(table: pa.Table) -> Proof:
-    """Count, digest and ledger of a table that `join` returned (they are in its schema's metadata, which most changes keep).
-
-    UserError for a table without them.
-    """
-    stored = (table.schema.metadata or {}).get(METADATA)
-    if stored is None:
-        raise UserError("proof: the table carries none; take the one that swjoin.join returned")
-    return proof_from_plain(json.loads(stored))
-
-
-def proof_from_plain(plain: dict[str, Any]) -> Proof:
-    """Out of what the metadata of a table hold."""
-    ledger = plain["ledger"]
-    left, right = StreamCounts(**ledger["left"]), StreamCounts(**ledger["right"])
-    whole = Ledger(left, right, ledger["produced"], ledger["collected"])
-    return Proof(plain["count"], plain["digest"], whole, tuple(plain["warnings"]))
-
-
 def _perform(
     request: Request, left: object, right: object, threads: int | None, ranks: int | None, *, materialise: bool
 ) -> Any:
@@ -225,7 +206,8 @@ def _as_table(schema: pa.Schema, gathered: list[Gathered], found: Proof, sides: 
     if any(side.ids is not None for side in sides):
         found = dataclasses.replace(found, digest=format_digest(sum(part.digest for part in gathered)))
     table = pa.concat_tables(blocks) if blocks else schema.empty_table()
-    return table.replace_schema_metadata({METADATA: json.dumps(dataclasses.asdict(found)).encode()})
+    remember(table, found)
+    return table
 
 
 # ---------------------------------------------------------------- in this process

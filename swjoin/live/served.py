@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from swjoin.batch import Pairs
 from swjoin.cluster.metrics import COLUMNS, INTEGER_COLUMNS
 from swjoin.errors import UserError
+from swjoin.hashing import digest_pairs
 from swjoin.live.row_log import Place, RowLog
 from swjoin.sinks import Sink
 from swjoin.sinks.plan import OutputPlan
@@ -35,9 +36,9 @@ _METRICS_BYTES = 4 << 20
 
 
 class RowSink(Protocol):
-    """A sink that takes output rows as well as pairs."""
+    """A sink that takes output rows as well as pairs. digest: of their ids."""
 
-    def write_rows(self, rows: pa.RecordBatch, generation: int) -> None: ...
+    def write_rows(self, rows: pa.RecordBatch, generation: int, digest: int = 0) -> None: ...
 
 
 class ServedSink:
@@ -55,7 +56,7 @@ class ServedSink:
     def write(self, pairs: Pairs, generation: int = 0) -> None:
         batch = self._plan.decode(pairs)
         if self._rows is not None:
-            self._rows.write_rows(batch, generation)
+            self._rows.write_rows(batch, generation, digest_pairs(pairs.left_id, pairs.right_id))
         if batch.num_rows:
             self.log.write(batch, generation)
 
@@ -81,8 +82,8 @@ class ServedSink:
                 files.setdefault(int(part[1]), []).append(self._folder / name)
         self.log.restore(generation, files)
 
-    def close(self) -> None:
-        self._inner.close()
+    def close(self, whole: dict[str, Any] | None = None) -> None:
+        self._inner.close(whole)
         self._end(None)
 
     def abort(self, *, begun: bool = True) -> None:

@@ -96,7 +96,7 @@ class CollectorRank(Rank):
             channel.check()
             check_peers(channel)
             channel.sleep()
-        channel.receive()
+        shell.proof = parse(channel.receive())["proof"]
         self.close(None)
         channel.send_json({"closed": True}, MASTER, VERDICT)
         channel.farewell(BYE)

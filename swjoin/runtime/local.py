@@ -53,7 +53,7 @@ from swjoin.runtime.memory import FreedMemory, keep_freed_memory, rss_bytes
 from swjoin.runtime.memory_report import add_plan
 from swjoin.runtime.plausibility import add_warnings
 from swjoin.runtime.preload import load_master_kernels, load_slave_kernels
-from swjoin.runtime.report import build_report, check_ledger, peak_rss_bytes, publish
+from swjoin.runtime.report import build_report, check_ledger, peak_rss_bytes, proof_of, publish
 from swjoin.runtime.shells import CollectorShell, MasterShell
 from swjoin.runtime.silence import PATIENCE_S
 from swjoin.runtime.stopping import stop_signals
@@ -114,6 +114,7 @@ def run_local(job: Job, progress: bool, slave_count: int | None = None) -> dict[
             )
             if not collector.stopped:
                 check_ledger(report)
+                collector.proof = proof_of(report)
     report["wall_s"] = time.monotonic() - started
     if report["join_s"] > 0:
         tuples = sum(report["input"][name]["tuples"] for name in ("left", "right"))

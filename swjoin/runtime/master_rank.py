@@ -49,7 +49,7 @@ from swjoin.runtime.rank import (
     identity,
     parse,
 )
-from swjoin.runtime.report import build_report, check_ledger, publish
+from swjoin.runtime.report import build_report, check_ledger, proof_of, publish
 from swjoin.runtime.silence import PATIENCE_S
 from swjoin.runtime.wire import (
     pack_delivery,
@@ -144,7 +144,7 @@ class MasterRank(Rank):
         )
         if not stopped:
             check_ledger(report)
-        channel.send_json({"balanced": True}, COLLECTOR, VERDICT)
+        channel.send_json({"proof": None if stopped else proof_of(report)}, COLLECTOR, VERDICT)
         channel.wait(COLLECTOR, VERDICT)
         channel.farewell(BYE)
         return report

@@ -11,6 +11,7 @@ import json
 import platform
 import resource
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,17 @@ def ledger_of(report: dict[str, Any]) -> Ledger:
     prefill = report["prefill"]["pairs"] if report["prefill"] else 0
     results = report["results"]
     return Ledger(left, right, results["produced"] + prefill, results["count"] + prefill)
+
+
+def proof_of(report: dict[str, Any]) -> dict[str, Any]:
+    """What identifies the result of a run that balances, and its account, for files that carry it."""
+    results = report["results"]
+    return {
+        "count": results["count"],
+        "digest": results["digest"],
+        "ledger": asdict(ledger_of(report)),
+        "warnings": report.get("warnings", []),
+    }
 
 
 def check_ledger(report: dict[str, Any]) -> None:

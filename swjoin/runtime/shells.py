@@ -299,6 +299,7 @@ class CollectorShell:
         self.stopped = False
         self._begun = False
         self.ranks: dict[str, dict[str, str]] = {"0": {"host": platform.node(), "role": "in-process"}}
+        self.proof: dict[str, Any] | None = None  # of the whole result, once the ledger balances
         self.collector = Collector(0, materialised=False)  # until `start`
         self._sink = open_job_sink(job, plan)
         self.offered = None if job.config.serve.listen is None else OfferedResults(job, plan, self._sink, endpoint)
@@ -334,7 +335,7 @@ class CollectorShell:
         if whole:
             if self.keeper is not None:
                 self.keeper.publish_all()
-            self._sink.close()
+            self._sink.close(self.proof)
         else:
             self._sink.abort(begun=self._begun)
             if error is not None and self._begun:

@@ -96,7 +96,7 @@ class MemorySink:
         surplus = self._shown.keys() - set(names)
         assert not surplus, f"results {sorted(surplus)} could be seen, and no checkpoint holds them"
 
-    def close(self) -> None:
+    def close(self, whole: dict[str, Any] | None = None) -> None:
         """Nothing is open."""
 
     def abort(self, *, begun: bool = True) -> None:
@@ -133,5 +133,5 @@ class BatchSource:
     def locate(self, row_id: int) -> str:
         return f"row {row_id}"
 
-    def close(self) -> None:
+    def close(self, whole: dict[str, Any] | None = None) -> None:
         """Nothing is open."""

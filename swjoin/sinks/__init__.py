@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from swjoin.batch import Pairs
 
@@ -48,7 +48,9 @@ class Sink(Protocol):
         """At the start, and after a crash: these files, and no others, are the results before this generation."""
         ...
 
-    def close(self) -> None: ...
+    def close(self, whole: dict[str, Any] | None = None) -> None:
+        """whole: count, digest and ledger of the result, for files that carry their proof."""
+        ...
 
     def abort(self, *, begun: bool = True) -> None:
         """begun: the run had begun; otherwise nothing is left behind."""
@@ -76,7 +78,7 @@ class CountSink:
     def restore(self, names: Sequence[str], generation: int) -> None:
         """Nothing to restore."""
 
-    def close(self) -> None:
+    def close(self, whole: dict[str, Any] | None = None) -> None:
         """Nothing to close."""
 
     def abort(self, *, begun: bool = True) -> None:

@@ -2,7 +2,7 @@
 
 What: `FileSink`: rows go to a temporary name beside the target; `close` syncs and renames, `abort` renames to `.incomplete`.
 Why: a reader must never take half a result for a whole one, whenever it looks.
-Stays out: what a row looks like (`sinks.plan`).
+Stays out: what a row looks like (`sinks.plan`), what a file says of itself (`sinks.proofs`).
 
 Parquet is written with LZ4 and without dictionaries: results are wide, hardly repeat, and are written once per run at full
 speed.
@@ -18,7 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from swjoin.batch import Pairs
 from swjoin.errors import RunFailed, UserError
+from swjoin.hashing import digest_pairs
+from swjoin.oracle import format_digest
 from swjoin.sinks.plan import OutputPlan
+from swjoin.sinks.proofs import Claim, HashedFile
 from swjoin.storage import sync_file, sync_folder
 
 if TYPE_CHECKING:
@@ -29,9 +32,9 @@ FILE_BYTES = 256 << 20
 
 
 class _OpenFile:
-    """One file being written."""
+    """One file being written. ids: its id columns."""
 
-    def __init__(self, kind: str, target: Path, schema: pa.Schema, temporary: Path) -> None:
+    def __init__(self, kind: str, target: Path, schema: pa.Schema, ids: list[str], temporary: Path) -> None:
         import pyarrow as pa
         import pyarrow.csv as csv
         import pyarrow.parquet as pq
@@ -39,40 +42,52 @@ class _OpenFile:
         self.target = target
         self.temporary = temporary
         compression = "gzip" if target.name.endswith(".gz") else None
-        self._stream: Any = pa.output_stream(str(self.temporary), compression=compression)
         self._parquet = kind == "parquet"
+        self._ids = ids
+        self._hashed = HashedFile(self.temporary) if self._parquet and not ids else None
+        self._stream: Any = self._hashed or pa.output_stream(str(self.temporary), compression=compression)
         self._writer: Any = (
             pq.ParquetWriter(self._stream, schema, compression="lz4", use_dictionary=False)
             if self._parquet
             else csv.CSVWriter(self._stream, schema)
         )
         self._finished = False
-        self.bytes = 0
+        self.bytes = self._rows = self._digest = 0
 
-    def write(self, table: pa.Table) -> None:
+    def write(self, table: pa.Table, digest: int) -> None:
         if self._parquet:
             self._writer.write_table(table, row_group_size=GROUP_ROWS)
         else:
             self._writer.write_table(table)
         self.bytes += table.nbytes
+        self._rows += table.num_rows
+        self._digest += digest
 
-    def finish(self) -> None:
-        """Nothing more is written."""
+    def finish(self, whole: dict[str, Any] | None = None) -> None:
+        """Nothing more is written. whole: what is known of the whole result, if it is."""
+        if not self._finished:
+            if self._parquet:
+                written = None if self._hashed is None else self._hashed.written()
+                claim = Claim(self._rows, format_digest(self._digest), self._ids, written, whole)
+                self._writer.add_key_value_metadata(claim.to_metadata())
+            self._end()
+
+    def _end(self) -> None:
         if not self._finished:
             self._finished = True
             self._writer.close()
             self._stream.close()
 
-    def show(self) -> None:
+    def show(self, whole: dict[str, Any] | None) -> None:
         """Durable, and under its name."""
-        self.finish()
+        self.finish(whole)
         sync_file(self.temporary)
         self.temporary.replace(self.target)
         sync_folder(self.target.parent)
 
     def abort(self) -> None:
         try:
-            self.finish()
+            self._end()
             self.temporary.replace(self.target.with_name(self.target.name + ".incomplete"))
         except OSError:
             self.temporary.unlink(missing_ok=True)
@@ -80,7 +95,7 @@ class _OpenFile:
     def drop(self) -> None:
         """As if it had never been."""
         with contextlib.suppress(OSError):
-            self.finish()
+            self._end()
         self.temporary.unlink(missing_ok=True)
 
 
@@ -89,7 +104,7 @@ class _Part:
 
     def __init__(self) -> None:
         self.batches: list[pa.RecordBatch] = []
-        self.rows = 0
+        self.rows = self.digest = 0
         self.files: list[_OpenFile] = []
 
 
@@ -119,6 +134,7 @@ class FileSink:
         self._target = target
         self._plan = plan
         self._schema = plan.schema
+        self._ids = [name for name, _, _ in plan.id_columns if name.endswith("_id")]
         self._directory = directory
         self._staged = staged
         self._resumes = resumes
@@ -154,16 +170,17 @@ class FileSink:
         else:
             target = self._target
         mark = "" if self._staged else f".{os.getpid()}"
-        part.files.append(_OpenFile(self._kind, target, self._schema, target.with_name(f".{target.name}{mark}.tmp")))
+        part.files.append(_OpenFile(self._kind, target, self._schema, self._ids, target.with_name(f".{target.name}{mark}.tmp")))
 
     def write(self, pairs: Pairs, generation: int = 0) -> None:
-        self.write_rows(self._plan.decode(pairs), generation)
+        self.write_rows(self._plan.decode(pairs), generation, digest_pairs(pairs.left_id, pairs.right_id))
 
-    def write_rows(self, rows: pa.RecordBatch, generation: int) -> None:
-        """Pairs as output rows already."""
+    def write_rows(self, rows: pa.RecordBatch, generation: int, digest: int = 0) -> None:
+        """Pairs as output rows already. digest: of their ids."""
         part = self._parts.setdefault(generation, _Part())
         part.batches.append(rows)
         part.rows += rows.num_rows
+        part.digest += digest
         if part.rows >= GROUP_ROWS:
             self._flush(part, generation)
 
@@ -173,13 +190,13 @@ class FileSink:
         if not part.batches:
             return
         table = pa.Table.from_batches(part.batches, self._schema)
-        part.batches, part.rows = [], 0
+        digest, part.batches, part.rows, part.digest = part.digest, [], 0, 0
         try:
             if not part.files or (self._directory and part.files[-1].bytes >= FILE_BYTES):
                 if part.files:
                     part.files[-1].finish()
                 self._open_next(part, generation)
-            part.files[-1].write(table)
+            part.files[-1].write(table, digest)
         except OSError as error:
             raise self._failed(part.files[-1].target if part.files else self._target, error) from None
 
@@ -232,14 +249,14 @@ class FileSink:
 
     # ------------------------------------------------------------ the end
 
-    def close(self) -> None:
+    def close(self, whole: dict[str, Any] | None = None) -> None:
         if self._staged and not self._parts and not any(self._target.glob("part-*")):
             self._open_next(self._parts.setdefault(0, _Part()), 0)  # no results: a file that says so, with its columns
         for generation, part in sorted(self._parts.items()):
             self._flush(part, generation)
             for file in part.files:
                 try:
-                    file.show()
+                    file.show(whole)
                 except OSError as error:
                     raise self._failed(file.target, error) from None
 

@@ -204,7 +204,7 @@ class KafkaSink:
     def write(self, pairs: Pairs, generation: int = 0) -> None:
         self.write_rows(self._plan.decode(pairs), generation)
 
-    def write_rows(self, rows: pa.RecordBatch, generation: int) -> None:
+    def write_rows(self, rows: pa.RecordBatch, generation: int, digest: int = 0) -> None:
         """Pairs as output rows already."""
         if not rows.num_rows:
             return
@@ -289,7 +289,7 @@ class KafkaSink:
 
     # ------------------------------------------------------------ the end
 
-    def close(self) -> None:
+    def close(self, whole: dict[str, Any] | None = None) -> None:
         for generation in sorted(self._kept):
             names = [self.name_of(path) for path in self.seal(generation)]
             self.publish(names, generation)

@@ -1,0 +1,131 @@
+"""`swjoin.proof`: of a table that a join returned, of a file of results, of a run.
+
+What: `proof`; `remember(table, proof)`, for joins.
+Why: a proof is of one result. What is derived from a table is another one, so tables are known by identity, not by what they
+carry; files and runs are checked against what they say before they are believed.
+Stays out: what a file says of itself (`sinks.proofs`), digests (`hashing`), recomputing (`spark.verify`).
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swjoin.api.arguments import Proof
+from swjoin.batch import Ledger, StreamCounts
+from swjoin.errors import UserError
+from swjoin.loading import config_from_plain
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from swjoin.api.runs import Run
+    from swjoin.config import RunConfig
+
+_OF_TABLES: dict[int, tuple[weakref.ref[pa.Table], Proof]] = {}  # by id; tables have no hash
+
+
+def remember(table: pa.Table, found: Proof) -> None:
+    """This very table has this proof, as long as it lives."""
+    key = id(table)
+    _OF_TABLES[key] = weakref.ref(table, lambda _: _OF_TABLES.pop(key, None)), found
+
+
+def proof(of: pa.Table | str | os.PathLike[str]) -> Proof:
+    """Count, digest and ledger of a result, once they fit it.
+
+    of: the table that `swjoin.join` returned, in the process that called it. A table made from it (filtered, sliced, sorted,
+    copied, pickled, read back) has none. Or the path of a Parquet file that swjoin wrote, or the directory of a complete run:
+    their rows are counted, and where they have id columns their digest is computed; without, the bytes must be those that
+    swjoin wrote. For one of several files of a run, count and digest are the file's, the ledger is the run's.
+
+    UserError for anything else, or what has been changed.
+    """
+    if isinstance(of, str | os.PathLike):
+        path = Path(of)
+        return _of_directory(path) if path.is_dir() else _of_file(path)
+    known = _OF_TABLES.get(id(of))
+    if known is None or known[0]() is not of:
+        raise UserError(
+            "proof: this is not a table that swjoin.join returned in this process, though it may have been made from one; ask "
+            "for the proof of the very table that was returned, or of a file that swjoin wrote"
+        )
+    return known[1]
+
+
+def _of_file(path: Path) -> Proof:
+    from swjoin.sinks.proofs import checked_claim
+
+    if not path.is_file():
+        raise UserError(f"{path}: no such file or directory")
+    if path.name.endswith((".csv", ".csv.gz")):
+        raise UserError(f"{path}: CSV files carry no proof; write Parquet, or ask for the proof of the run's directory")
+    claim = checked_claim(path)
+    whole = claim.whole
+    if whole is not None and whole["count"] == claim.rows:
+        ledger = whole["ledger"]
+        left, right = StreamCounts(**ledger["left"]), StreamCounts(**ledger["right"])
+        account = Ledger(left, right, ledger["produced"], ledger["collected"])
+        return Proof(whole["count"], whole["digest"], account, tuple(whole["warnings"]))
+    run_dir = path.absolute().parent.parent
+    if path.absolute().parent.name != "results" or not (run_dir / "run.json").is_file():
+        raise UserError(
+            f"{path}: holds {claim.rows} rows of a larger result, unchanged, whose ledger is in the run's directory; ask there"
+        )
+    return Proof(claim.rows, claim.digest, _complete(run_dir).ledger)
+
+
+def _complete(run_dir: Path) -> Run:
+    """A run that has come to its end. UserError for others."""
+    from swjoin.api.runs import Run
+    from swjoin.runtime.report import FORMAT
+
+    run = Run.open(run_dir)
+    report = run.report
+    if report.get("simulated"):
+        raise UserError(f"{run_dir}: is a simulation, which has no rows and so no proof; run it")
+    if report.get("format") != FORMAT:
+        raise UserError(
+            f"{run_dir / 'run.json'}: format {report.get('format', 1)}, whose digest is computed in another way than in this "
+            f"version's format {FORMAT}: run it again, or ask the version of swjoin that wrote it"
+        )
+    if not report.get("complete"):
+        raise UserError(f"{run_dir}: the run did not come to its end, so there is no proof; resume it, or run it again")
+    return run
+
+
+def _of_directory(path: Path) -> Proof:
+    run_dir = path.absolute().parent if path.name == "results" and not (path / "run.json").exists() else path
+    if not (run_dir / "run.json").is_file():
+        raise UserError(f"{path}: holds no run.json; name a file of results, or the directory of a run")
+    run = _complete(run_dir)
+    config = config_from_plain(run.report["config"])
+    if config.sink.kind in ("parquet", "csv"):
+        rows, digest = _in_files(run_dir / "results", config)
+        if rows != run.count or digest not in (None, run.digest):
+            raise UserError(
+                f"{run_dir / 'results'}: its files hold {rows} rows, digest {digest or 'unknown'}; the run had {run.count}, "
+                f"digest {run.digest}: they are not the run's any more, so there is no proof; run it again"
+            )
+    return Proof(run.count, run.digest, run.ledger, tuple(run.report.get("warnings", ())))
+
+
+def _in_files(folder: Path, config: RunConfig) -> tuple[int, str | None]:
+    """Rows and digest over all files; no digest where CSV has no ids."""
+    from swjoin.oracle import format_digest
+    from swjoin.sinks.proofs import IDS, checked_claim, csv_pairs
+
+    kind, ids = config.sink.kind, IDS[: 1 if config.query.kind.one_sided else 2] if config.sink.ids else ()
+    rows, total, known = 0, 0, True
+    for path in sorted(folder.glob(f"part-*.{kind}")):
+        if kind == "parquet":
+            claim = checked_claim(path)
+            found: tuple[int, str | None] = claim.rows, claim.digest
+        else:
+            found = csv_pairs(path, ids)
+        rows += found[0]
+        known = known and found[1] is not None
+        total += int(found[1] or "0", 16)
+    return rows, format_digest(total) if known else None

@@ -1,0 +1,198 @@
+"""What a Parquet file of results says of itself, and whether that still holds.
+
+What: `Claim`, in the footer of every Parquet file of results; `checked_claim(path)`; `csv_pairs`, for files without a footer;
+`HashedFile`, a file that knows a hash of what has been written to it.
+Why: readers hand the footer's metadata on, to whatever is made of the rows and into files written from that. So a claim counts
+only where it fits the file: its rows, the digest of its ids, and without ids the bytes that were written.
+Stays out: proofs of tables and of runs (`api.proofs`), where results go (`sinks.files`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from swjoin.batch import MISSING_ID
+from swjoin.errors import UserError
+from swjoin.hashing import digest_pairs, hash_words
+from swjoin.oracle import format_digest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+KEY = "swjoin"
+_FORMAT = 1
+_BLOCK = 1 << 20
+IDS = ("left_id", "right_id")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Of one file. rows, digest: of its rows. ids: its id columns. written: without those, how many bytes come before the
+    footer, and their hash. whole: count, digest and ledger of the result, where they were known when the file was closed."""
+
+    rows: int
+    digest: str
+    ids: Sequence[str]
+    written: Sequence[int] | None
+    whole: dict[str, Any] | None
+
+    def to_metadata(self) -> dict[str, str]:
+        return {KEY: json.dumps({"format": _FORMAT, **asdict(self)})}
+
+
+class HashedFile:
+    """A new file, as pyarrow writes to it. Blocks of 1 MiB are hashed as they are written."""
+
+    closed = False
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb", buffering=0)
+        self._block = np.zeros(_BLOCK, np.uint8)
+        self._used = self._size = 0
+        self._hash = hash_words(np.zeros(0, np.uint64), 0)
+
+    def write(self, data: bytes) -> int:
+        left = np.frombuffer(data, np.uint8)
+        while len(left):
+            fits = min(len(left), _BLOCK - self._used)
+            self._block[self._used : self._used + fits] = left[:fits]
+            self._used, left = self._used + fits, left[fits:]
+            if self._used == _BLOCK:
+                self._hash = hash_words(self._block.view(np.uint64), self._hash)
+                self._write_out()
+        self._size += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing: what is hashed must not depend on when this is called."""
+
+    def _write_out(self) -> None:
+        waiting = self._block[: self._used].data
+        while waiting:
+            waiting = waiting[self._file.write(waiting) :]
+        self._used = 0
+
+    def tell(self) -> int:
+        return self._size
+
+    def written(self) -> tuple[int, int]:
+        """How many bytes so far, and their hash."""
+        return self._size, _last_hash(self._block[: self._used], self._hash)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            try:
+                self._write_out()
+            finally:
+                self._file.close()
+
+
+def _last_hash(rest: np.ndarray[Any, np.dtype[np.uint8]], so_far: int) -> int:
+    """rest: less than a block, filled up with zeros."""
+    padded = np.zeros(-(-len(rest) // 8) * 8, np.uint8)
+    padded[: len(rest)] = rest
+    return hash_words(padded.view(np.uint64), so_far)
+
+
+def _hash_of(path: Path, size: int) -> int:
+    found = hash_words(np.zeros(0, np.uint64), 0)
+    with path.open("rb") as file:
+        while size >= _BLOCK:
+            block = np.frombuffer(bytearray(file.read(_BLOCK)), np.uint8)
+            if len(block) < _BLOCK:
+                return -1
+            found, size = hash_words(block.view(np.uint64), found), size - _BLOCK
+        return _last_hash(np.frombuffer(file.read(size), np.uint8), found)
+
+
+# ---------------------------------------------------------------- reading
+
+
+def checked_claim(path: Path) -> Claim:
+    """What a file says of itself, which holds of what is in it. UserError when it says nothing, or something that is not so."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            claim = _claim_of(path, file.metadata.metadata or {})
+            rows = file.metadata.num_rows
+            if rows != claim.rows:
+                raise _changed(path, f"{rows} rows, and there were {claim.rows}")
+            missing = [name for name in claim.ids if name not in file.schema_arrow.names]
+            if missing:
+                raise _changed(path, f"no column {missing[0]}")
+            if claim.ids:
+                found = digest_of(file.iter_batches(columns=list(claim.ids)))
+                if found is None or found[1] != claim.digest:
+                    raise _changed(path, "the ids of other pairs")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())[:300]})") from None
+    except pa.ArrowException as error:
+        raise UserError(f"{path}: is no whole Parquet file ({' '.join(str(error).split())[:300]})") from None
+    if not claim.ids and (claim.written is None or _hash_of(path, claim.written[0]) != claim.written[1]):
+        raise _changed(path, "other bytes")
+    return claim
+
+
+def _claim_of(path: Path, metadata: dict[bytes, bytes]) -> Claim:
+    stored = metadata.get(KEY.encode())
+    if stored is None:
+        raise UserError(f"{path}: carries no proof; name a Parquet file of results that swjoin wrote to its end, or its run")
+    try:
+        plain = json.loads(stored)
+        if plain.pop("format") == _FORMAT:
+            return Claim(**plain)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        pass
+    raise UserError(f"{path}: its proof was written by another version of swjoin; ask that version, or join again")
+
+
+def _changed(path: Path, what: str) -> UserError:
+    return UserError(
+        f"{path}: holds {what}: it has been changed since swjoin wrote it, and what it carries is no proof of it any more; "
+        f"take the file that swjoin wrote, or join again"
+    )
+
+
+def digest_of(batches: Iterable[pa.RecordBatch]) -> tuple[int, str] | None:
+    """Count and digest of the pairs in batches with left_id, right_id or one of them; None where these are no ids."""
+    import pyarrow as pa
+
+    count = total = 0
+    for batch in batches:
+        ids = []
+        for name in IDS:
+            if name not in batch.schema.names:
+                ids.append(np.full(batch.num_rows, MISSING_ID, np.uint64))
+                continue
+            try:
+                column = batch.column(name).cast(pa.uint64())
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                return None
+            ids.append(np.array(column.fill_null(int(MISSING_ID))))
+        count += batch.num_rows
+        total += digest_pairs(ids[0], ids[1])
+    return count, format_digest(total)
+
+
+def csv_pairs(path: Path, ids: Sequence[str]) -> tuple[int, str | None]:
+    """Rows of a CSV file of results, and the digest of their ids if it has id columns. UserError when it cannot be read."""
+    import pyarrow as pa
+    import pyarrow.csv as csv
+
+    convert = csv.ConvertOptions(include_columns=list(ids) or None, column_types=dict.fromkeys(ids, pa.uint64()))
+    try:
+        with csv.open_csv(path, parse_options=csv.ParseOptions(newlines_in_values=True), convert_options=convert) as reader:
+            if ids:
+                return digest_of(reader) or (0, None)
+            return sum(batch.num_rows for batch in reader), None
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())[:300]})") from None
