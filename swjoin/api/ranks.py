@@ -49,7 +49,7 @@ def ledger_of(report: dict[str, Any]) -> Ledger:
     """The account that run.json holds."""
     names = ("joined", "null_key", "late", "shed")
     left, right = (StreamCounts(report["input"][s]["tuples"], *(report[n][s] for n in names)) for s in STREAM_NAMES)
-    prefill = report["prefill"]["pairs"] if report["prefill"] else 0
+    prefill = report["prefill"]["pairs"] if report.get("prefill") else 0
     results = report["results"]
     return Ledger(left, right, results["produced"] + prefill, results["count"] + prefill)
 
