@@ -8,6 +8,7 @@ Stays out: aggregation; it reads DIR/metrics/events.parquet, DIR/metrics/slaves.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 from swjoin.errors import UserError
 
 from . import stored
-from .style import bar_style, figure, legend, series_style
+from .style import bar_style, figure, legend, points, series_style
 from .style import save as save_figure
 
 MOST_BARS = 60  # more moves than that are shown as bytes per second
@@ -34,11 +35,16 @@ def plot(run_dir: Path) -> Figure:
     report = stored.report(run_dir)
     if not has_adapted(run_dir):
         raise UserError(f"{run_dir}: nothing to show: the run had no reorganization.policy")
-    events, rows = stored.events(run_dir), stored.metrics(run_dir)
+    with stored.drawing(run_dir):
+        return _plot(report, stored.events(run_dir), stored.metrics(run_dir))
+
+
+def _plot(report: dict[str, Any], events: stored.Columns, rows: stored.Columns) -> Figure:
     end_s = max(rows["epoch_end_us"].max(initial=0), events["time_us"].max()) / 1e6
     slaves = np.union1d(rows["slave"], events["slave"][events["kind"] == "occupancy"]).astype(int)
     fig, (occupancy, active, moves, delay) = figure(4, 2.1)
-    _occupancy(occupancy, events, slaves, report["config"]["reorganization"])
+    settings = stored.setting(report, "reorganization")
+    _occupancy(occupancy, events, slaves, settings)
     times, counts = stored.active_steps(report, end_s)
     active.step(times, counts, where="post", color="#000000", linewidth=1.6)
     active.set_ylim(0, counts.max() + 0.5)
@@ -48,11 +54,10 @@ def plot(run_dir: Path) -> Figure:
     _delay(delay, rows, slaves)
     delay.set_xlabel("time since the start of the run (s)")
     delay.set_xlim(0, end_s * 1.01)
-    settings = report["config"]["reorganization"]
     fig.suptitle(
         f"policy {settings['policy']}, {settings['declustering']} declustering, t_r = {settings['epoch_us'] / 1e6:g} s, "
-        f"t_d = {report['config']['cluster']['distribution_epoch_us'] / 1e6:g} s: {report['moves']:,} moves, "
-        f"{report['movement']['state_bytes'] / 2**20:,.1f} MiB",
+        f"t_d = {stored.setting(report, 'cluster', 'distribution_epoch_us') / 1e6:g} s: {report.get('moves') or 0:,} moves, "
+        f"{((report.get('movement') or {}).get('state_bytes') or 0) / 2**20:,.1f} MiB",
         fontsize="medium",
     )
     return fig
@@ -116,8 +121,11 @@ def _delay(axis: Axes, rows: stored.Columns, slaves: np.ndarray) -> None:
         # Epochs without pairs of this slave, and those in which it rested, interrupt its line.
         gaps = np.flatnonzero(np.diff(epochs) > 1) + 1
         time = np.insert(rows["epoch_end_us"][own] / 1e6, gaps, np.nan)
-        axis.plot(time, np.insert(rows["delay_mean_us"][own] / 1e3, gaps, np.nan), **{**series_style(i), "linewidth": 0.7})
-    axis.plot(*stored.mean_delay(rows), color="#000000", linewidth=1.6, label="all slaves\n(thin: each)")
+        style = {**series_style(i), "linewidth": 0.7, "marker": points(len(epochs)), "markersize": 3}
+        axis.plot(time, np.insert(rows["delay_mean_us"][own] / 1e3, gaps, np.nan), **style)
+    at_s, delay_ms = stored.mean_delay(rows)
+    label = "all slaves\n(thin: each)"
+    axis.plot(at_s, delay_ms, color="#000000", linewidth=1.6, marker=points(len(at_s)), markersize=4, label=label)
     axis.set_ylim(bottom=0)
     axis.set_ylabel("mean production\ndelay (ms)")
     legend(axis)
@@ -125,4 +133,8 @@ def _delay(axis: Axes, rows: stored.Columns, slaves: np.ndarray) -> None:
 
 def save(run_dir: Path) -> list[Path]:
     """Draw, unless the run did not adapt itself."""
-    return save_figure(plot(run_dir), run_dir / "plots", "adaptation") if has_adapted(run_dir) else []
+    if not has_adapted(run_dir):
+        return []
+    drawn = plot(run_dir)
+    with stored.drawing(run_dir):
+        return save_figure(drawn, run_dir / "plots", "adaptation")

@@ -8,18 +8,28 @@ Stays out: aggregation; it reads DIR/metrics/slaves.parquet and DIR/run.json.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from swjoin.errors import UserError
+
 from . import stored
-from .style import COLOURS, figure, legend
+from .style import COLOURS, figure, legend, points
 from .style import save as save_figure
 
 
 def plot(run_dir: Path) -> Figure:
-    """The overview of a run. UserError when the directory holds no finished run with metrics."""
+    """The overview of a run. UserError when the directory holds no run with metrics."""
     report, rows = stored.report(run_dir), stored.metrics(run_dir)
+    if not len(rows["epoch"]):
+        raise UserError(f"{run_dir}: nothing to show: no distribution epoch was completed")
+    with stored.drawing(run_dir):
+        return _plot(report, rows)
+
+
+def _plot(report: dict[str, Any], rows: stored.Columns) -> Figure:
     slaves = np.unique(rows["slave"]).astype(int)
     fig, (throughput, delay, occupancy) = figure(3)
     end = {int(e): rows["epoch_end_us"][rows["epoch"] == e].max() / 1e6 for e in np.unique(rows["epoch"])}
@@ -45,8 +55,12 @@ def plot(run_dir: Path) -> Figure:
         colour = COLOURS[i % len(COLOURS)]
         time = rows["epoch_end_us"][mine] / 1e6
         some = rows["pairs"][mine] > 0
-        delay.plot(time[some], rows["delay_mean_us"][mine][some] / 1e3, color=colour, linewidth=1.2, label=f"slave {slave}")
-        occupancy.plot(time, rows["occupancy_ratio"][mine], color=colour, linewidth=1.2, label=f"slave {slave}")
+        for axis, chosen, values in (
+            (delay, some, rows["delay_mean_us"][mine] / 1e3),
+            (occupancy, np.ones_like(some), rows["occupancy_ratio"][mine]),
+        ):
+            style: dict[str, Any] = {"color": colour, "linewidth": 1.2, "marker": points(chosen.sum()), "markersize": 4}
+            axis.plot(time[chosen], values[chosen], label=f"slave {slave}", **style)
     delay.set_ylabel("mean production\ndelay (ms)")
     delay.set_ylim(bottom=0)
     legend(delay)
@@ -54,14 +68,18 @@ def plot(run_dir: Path) -> Figure:
     occupancy.set_ylim(bottom=0)
     occupancy.set_xlabel("time since the start of the run (s)")
     legend(occupancy)
-    results, config = report["results"], report["config"]
+    results = report["results"]
+    pairs = "an unknown number of pairs" if results.get("count") is None else f"{results['count']:,} pairs"
+    epoch_s = stored.setting(report, "cluster", "distribution_epoch_us") / 1e6
     fig.suptitle(
-        f"{results['count']:,} pairs, digest {results['digest']}; pace {config['pace']}, "
-        f"t_d = {config['cluster']['distribution_epoch_us'] / 1e6:g} s, {len(slaves)} slave{'s' if len(slaves) > 1 else ''}",
+        f"{pairs}, digest {results.get('digest')}; pace {stored.setting(report, 'pace')}, "
+        f"t_d = {epoch_s:g} s, {len(slaves)} slave{'s' if len(slaves) > 1 else ''}",
         fontsize="medium",
     )
     return fig
 
 
 def save(run_dir: Path) -> list[Path]:
-    return save_figure(plot(run_dir), run_dir / "plots", "overview")
+    drawn = plot(run_dir)
+    with stored.drawing(run_dir):
+        return save_figure(drawn, run_dir / "plots", "overview")

@@ -1,46 +1,70 @@
 """What a run stored, as arrays: the common ground of all figures about runs.
 
-What: `report`, `metrics`, `events`, `mean_delay`, `active_steps`.
+What: `report`, `setting`, `metrics`, `events`, `drawing`, `mean_delay`, `active_steps`.
 Why: a weighted mean, or what happens between two changes, must not differ from figure to figure.
 Stays out: drawing, measuring (`swjoin.cluster.metrics`), tables (`swjoin.spark.aggregate`).
 """
 
 from __future__ import annotations
 
-import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
+from matplotlib import pyplot as plt
 
+from swjoin.deliveries import RunEvent
 from swjoin.errors import UserError
+from swjoin.runtime.run_folder import read_events, read_metrics, read_report
 
 Columns = dict[str, np.ndarray]
 
 
-def _columns(path: Path) -> Columns:
-    table = pq.read_table(path)
-    return {name: table.column(name).to_numpy() for name in table.column_names}
-
-
 def report(run_dir: Path) -> dict[str, Any]:
-    """run.json. UserError when the directory holds no finished run with metrics."""
-    if not (run_dir / "metrics" / "slaves.parquet").is_file() or not (run_dir / "run.json").is_file():
-        raise UserError(f"{run_dir}: holds no metrics; is it the directory of a finished run?")
-    found: dict[str, Any] = json.loads((run_dir / "run.json").read_text())
-    return found
+    """run.json. UserError when there is none, or it is damaged."""
+    return read_report(run_dir)
+
+
+def setting(run: dict[str, Any], *path: str) -> Any:
+    """A key of a run's configuration, UserError when it is missing."""
+    value: Any = run["config"]
+    for part in path:
+        if not isinstance(value, dict) or part not in value:
+            raise UserError(f"run.json: config.{'.'.join(path)} is missing; the file is damaged, or of another version")
+        value = value[part]
+    return value
 
 
 def metrics(run_dir: Path) -> Columns:
-    """DIR/metrics/slaves.parquet, column by column."""
-    return _columns(run_dir / "metrics" / "slaves.parquet")
+    """DIR/metrics/slaves.parquet, column by column. UserError when there is none, or it is damaged."""
+    return dict(read_metrics(run_dir))
 
 
 def events(run_dir: Path) -> Columns:
-    """DIR/metrics/events.parquet, column by column; without columns when there is none."""
-    source = run_dir / "metrics" / "events.parquet"
-    return _columns(source) if source.is_file() else {}
+    """DIR/metrics/events.parquet, column by column; without columns when there is none. UserError when it is damaged."""
+    if not (run_dir / "metrics" / "events.parquet").exists():
+        return {}
+    rows = read_events(run_dir)
+    return {field.name: np.array([getattr(row, field.name) for row in rows]) for field in fields(RunEvent)} if rows else {}
+
+
+@contextmanager
+def drawing(run_dir: Path) -> Iterator[None]:
+    """UserError when values of a run are such that nothing can be drawn of them."""
+    there = plt.get_fignums()
+    try:
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except (ValueError, ArithmeticError, LookupError, TypeError) as error:
+        for number in set(plt.get_fignums()) - set(there):
+            plt.close(number)
+        text = " ".join(str(error).split())[:300]
+        raise UserError(f"{run_dir}: what the run has left cannot be drawn ({type(error).__name__}: {text})") from error
 
 
 def mean_delay(rows: Columns) -> tuple[np.ndarray, np.ndarray]:
@@ -61,7 +85,7 @@ def active_steps(run: dict[str, Any], end_s: float) -> tuple[np.ndarray, np.ndar
     """(seconds, active slaves), to be drawn as steps that hold until the next entry; the last one is at the run's end."""
     entries = run.get("declustering") or []
     if not entries:  # a run of a version that could not adapt
-        count = sum(r["role"].startswith("slave") for r in run["ranks"].values())
+        count = sum(r["role"].startswith("slave") for r in (run.get("ranks") or {}).values())
         return np.array([0.0, end_s]), np.array([count, count])
     times = [e["time_s"] for e in entries]
     counts = [e["active_slaves"] for e in entries]

@@ -1,6 +1,6 @@
 """The look that all figures share: sizes, colours that colour-blind readers can tell apart, saving as PNG and SVG.
 
-What: `figure`, `COLOURS`, `MARKERS`, `series_style`, `bar_style`, `legend`, `caption`, `star`, `hollow`, `save`.
+What: `figure`, `COLOURS`, `MARKERS`, `series_style`, `bar_style`, `points`, `legend`, `caption`, `star`, `hollow`, `save`.
 Why: figures of one project should look like one project.
 Stays out: data.
 """
@@ -17,6 +17,8 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from swjoin.errors import UserError
 
 mpl.rcParams["svg.hashsalt"] = "swjoin"  # the same figure is the same file
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")  # Okabe and Ito
@@ -47,8 +49,11 @@ def bar_style(i: int) -> dict[str, Any]:
 
 
 def legend(axis: Axes) -> None:
-    """A legend beside the panel, where it covers no data; more than it has room for stand in two columns."""
-    columns = 1 if len(axis.get_legend_handles_labels()[0]) <= 8 else 2
+    """A legend beside the panel, where it covers no data; more than it has room for stand in two columns. None for no data."""
+    count = len(axis.get_legend_handles_labels()[0])
+    if not count:
+        return
+    columns = 1 if count <= 8 else 2
     axis.legend(
         loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize="small", ncols=columns, columnspacing=1.0
     )
@@ -78,10 +83,19 @@ def hollow(axis: Axes, x: Any, y: Any, marker: str, colour: str, label: str | No
 
 
 def save(fig: Figure, folder: Path, name: str, dpi: int = 150, kinds: tuple[str, ...] = ("png", "svg")) -> list[Path]:
-    """Write NAME.png and NAME.svg; returns their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write NAME.png and NAME.svg; returns their paths. UserError when the folder cannot be written."""
     paths = [folder / f"{name}.{kind}" for kind in kinds]
-    for path in paths:
-        fig.savefig(path, dpi=dpi, metadata={"Date": None} if path.suffix == ".svg" else None)
-    plt.close(fig)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in paths:
+            fig.savefig(path, dpi=dpi, metadata={"Date": None} if path.suffix == ".svg" else None)
+    except OSError as error:
+        raise UserError(f"{folder}: figures cannot be written ({error.strerror or error})") from None
+    finally:
+        plt.close(fig)
     return paths
+
+
+def points(count: int) -> str | None:
+    """The marker of a line of so many points: a single one would not be seen without."""
+    return "o" if count == 1 else None

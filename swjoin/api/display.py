@@ -30,25 +30,29 @@ def run_as_html(run: Run) -> str:
 
 
 def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
-    results = report["results"]
-    rows = [("pairs", "unknown" if results["count"] is None else f"{results['count']:,}"), ("digest", str(results["digest"]))]
-    if "input" not in report:
-        return [*rows, ("failed", str(report.get("failure", "not complete")))]
+    results, ledger = report["results"], report["ledger"]
+    count = results.get("count")
+    rows = [("pairs", "unknown" if count is None else f"{count:,}"), ("digest", str(results.get("digest")))]
+    if report.get("input") is None:
+        return [*rows, ("failed", str(report.get("failure") or "not complete"))]
     for side in STREAM_NAMES:
-        parts = ", ".join(f"{report[n][side]:,} {n.replace('_', ' ')}" for n in ("joined", "null_key", "late", "shed"))
+        known = ((n, report.get(n)) for n in ("joined", "null_key", "late", "shed"))
+        parts = ", ".join(f"{counts[side]:,} {n.replace('_', ' ')}" for n, counts in known if counts is not None)
         rows.append((side, f"{report['input'][side]['tuples']:,} rows = {parts}"))
     rows += [(f"{name} times", text) for name, text in report_ranges(report)]
-    ledger = report["ledger"]
-    rows.append(("ledger", "balanced" if ledger["balanced"] else "; ".join(ledger["complaints"])))
+    rows.append(("ledger", "balanced" if ledger.get("balanced") else "; ".join(ledger.get("complaints") or [])))
     rows += [("warning", line) for line in report.get("warnings", ())]
-    if report["results"].get("columns"):
-        rows.append(("columns", ", ".join(report["results"]["columns"])))
+    if results.get("columns"):
+        rows.append(("columns", ", ".join(results["columns"])))
     if speed_means_something(report):
-        rows.append(("speed", f"{report['input_tuples_per_s']:,.0f} tuples/s, {report['join_s']:.2f} s"))
-        delay = report["delay_s"]
-        if delay["mean"] is not None:
-            rows.append(("delay", ", ".join(f"{delay[q] * 1e3:,.1f} ms ({q})" for q in ("mean", "p50", "p99", "max"))))
-    if report["moves"]:
+        if report.get("join_s") is not None:
+            rows.append(("speed", f"{report.get('input_tuples_per_s') or 0:,.0f} tuples/s, {report['join_s']:.2f} s"))
+        delay = {name: value for name, value in (report.get("delay_s") or {}).items() if value is not None}
+        if delay:
+            rows.append(
+                ("delay", ", ".join(f"{delay[q] * 1e3:,.1f} ms ({q})" for q in ("mean", "p50", "p99", "max") if q in delay))
+            )
+    if report.get("moves"):
         rows.append(("moves", f"{report['moves']:,}"))
-    rows.append(("ranks", f"{len(report['ranks'])}"))
+    rows.append(("ranks", f"{len(report.get('ranks') or {})}"))
     return rows

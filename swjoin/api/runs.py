@@ -7,7 +7,6 @@ Stays out: what a run does (`runtime`), figures (`plots`), the page in a noteboo
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Mapping
@@ -96,52 +95,53 @@ class Run:
     @cached_property
     def report(self) -> dict[str, Any]:
         """run.json: what was run, ledger, count, digest, throughput, production delay, memory (README.md, "Reading a run")."""
-        file = self.path / "run.json"
-        try:
-            report = json.loads(file.read_text())
-        except OSError as error:
-            raise UserError(f"{file}: cannot be read ({error.strerror}); is {self.path} the directory of a run?") from None
-        except ValueError as error:
-            raise UserError(f"{file}: not valid JSON ({error})") from None
-        if not isinstance(report, dict) or "results" not in report:
-            raise UserError(f"{file}: is no report of a run")
-        return report
+        from swjoin.runtime.run_folder import read_report
+
+        return read_report(self.path)
 
     @property
     def complete(self) -> bool:
         """False for a run that failed, or was stopped with a checkpoint."""
-        return bool(self.report["complete"])
+        return bool(self.report.get("complete"))
 
     @property
     def count(self) -> int:
         """Pairs."""
-        return int(self.report["results"]["count"] or 0)
+        return int(self.report["results"].get("count") or 0)
 
     @property
     def digest(self) -> str:
         """Of the pairs: 16 hex digits."""
-        return str(self.report["results"]["digest"])
+        return str(self.report["results"].get("digest"))
 
     @property
     def ledger(self) -> Ledger:
         """The account of all rows and pairs. RunFailed, saying why, for a run that failed."""
         from swjoin.runtime.report import ledger_of
 
-        if "input" not in self.report:
-            raise RunFailed(f"{self.path}: {self.report.get('failure', 'the run has not been completed')}")
-        return ledger_of(self.report)
+        if self.report.get("input") is None:
+            raise RunFailed(f"{self.path}: {self.report.get('failure') or 'the run has not been completed'}")
+        try:
+            return ledger_of(self.report)
+        except (KeyError, TypeError):
+            raise UserError(f"{self.path / 'run.json'}: does not hold the whole ledger; the file is damaged") from None
 
     def results(self) -> ds.Dataset:
         """The pairs, as an Arrow dataset over the result files: `.to_table()` reads them all. UserError when none were kept."""
+        import pyarrow as pa
         import pyarrow.dataset as ds
 
         folder = self.path / "results"
-        kind = self.report["config"]["sink"]["kind"]
+        sink = self.report["config"].get("sink")
+        kind = str(sink.get("kind", "parquet")) if isinstance(sink, dict) else "parquet"
         files = sorted(str(f) for f in folder.glob(f"part-*.{kind}"))
         if not files:
             why = "the run kept count and digest only (sink.kind: count)" if kind == "count" else "there are no whole files"
             raise UserError(f"{folder}: holds no pairs: {why}")
-        return ds.dataset(files, format=kind)
+        try:
+            return ds.dataset(files, format=kind)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise UserError(f"{folder}: cannot be read ({' '.join(str(error).split())[:300]})") from None
 
     def metrics(self) -> pa.Table:
         """One row per slave and distribution epoch (DIR/metrics/slaves.parquet)."""

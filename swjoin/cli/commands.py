@@ -21,8 +21,8 @@ from swjoin.config import ClusterConfig, ModuleConfig, QueryConfig, RunConfig, S
 from swjoin.errors import UserError
 from swjoin.loading import config_from_plain, load_config
 from swjoin.runtime.job import Job, late_target
+from swjoin.runtime.new_folder import in_new_folder, named
 from swjoin.runtime.preflight import launcher_size
-from swjoin.runtime.run_folder import in_new_folder, named
 from swjoin.shipped import given_or_shipped, load_figures
 from swjoin.units import parse_duration_us, parse_size_bytes
 

@@ -26,24 +26,12 @@ from swjoin.loading import config_from_plain
 from swjoin.runtime.outputs import refuse_inputs
 from swjoin.runtime.plausibility import report_ranges
 from swjoin.runtime.report import speed_means_something
+from swjoin.runtime.run_folder import not_verifiable, read_metrics, read_report, read_verified
+from swjoin.shapes import is_amount
 from swjoin.shipped import load_figures
 
 _MOST_EVENTS = 300  # lines of the timeline
 _MOST_SVG_BYTES = 1_500_000  # beyond, a figure becomes PNG
-
-
-def read(run_dir: Path) -> dict[str, Any]:
-    """run.json. UserError when there is none."""
-    path = run_dir / "run.json"
-    try:
-        found = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"{run_dir}: holds no run.json; is it the directory of a run?") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from None
-    if not isinstance(found, dict) or "ledger" not in found or "config" not in found:
-        raise UserError(f"{path}: is not the report of a run")
-    return found
 
 
 # ---------------------------------------------------------------- the verdict
@@ -52,27 +40,35 @@ def read(run_dir: Path) -> dict[str, Any]:
 def verified(run_dir: Path, report: dict[str, Any]) -> tuple[bool | None, str]:
     """Whether `swjoin verify` found this very answer right; None: it has not been asked."""
     try:
-        found = json.loads((run_dir / "verified.json").read_text())
-    except (OSError, ValueError):
-        return None, f"Not verified: swjoin verify {run_dir} recomputes the result with Spark."
-    results = report.get("results", {})
-    if (found.get("claimed_count"), found.get("claimed_digest")) != (results.get("count"), results.get("digest")):
+        found = read_verified(run_dir)
+        why = not_verifiable(config_from_plain(report["config"])) if found is None else None
+    except UserError as error:
+        return None, f"Not verified: {error}."
+    if found is None:
+        return None, f"Not verified: {why or f'swjoin verify {run_dir} recomputes the result with Spark'}."
+    results = report["results"]
+    if (found["claimed_count"], found["claimed_digest"]) != (results.get("count"), results.get("digest")):
         return None, "Not verified: DIR/verified.json is of another run in this directory."
-    if not found.get("equal"):
-        return False, f"Verification failed: Spark finds {found.get('count'):,} pairs, digest {found.get('digest')}."
-    return True, f"Verified: Spark finds the same {found.get('count'):,} pairs, digest {found.get('digest')}."
+    if not found["equal"]:
+        return False, f"Verification failed: Spark finds {found['count']:,} pairs, digest {found['digest']}."
+    return True, f"Verified: Spark finds the same {found['count']:,} pairs, digest {found['digest']}."
+
+
+def _count(value: int | None) -> str:
+    return "unknown" if value is None else f"{value:,}"
 
 
 def _verdict(page: Page, report: dict[str, Any], run_dir: Path) -> None:
-    results, ledger = report.get("results", {}), report["ledger"]
-    answer = f"{results.get('count', 0):,} pairs, digest {results.get('digest', '-')}"
+    results, ledger = report["results"], report["ledger"]
+    known = results.get("count") is not None
+    answer = f"{results['count']:,} pairs, digest {results.get('digest')}" if known else "how many pairs is not known"
     good, checked = verified(run_dir, report)
-    complaints = "; ".join(ledger.get("complaints", []))
+    complaints = "; ".join(ledger.get("complaints") or [])
     machine = report.get("machine") or {}
-    doubts = [f"The machine was overloaded: {'; '.join(machine.get('reasons', []))}."] if machine.get("overloaded") else []
+    doubts = [f"The machine was overloaded: {'; '.join(machine.get('reasons') or [])}."] if machine.get("overloaded") else []
     go_on = f"It can be resumed: swjoin run --resume {run_dir}." if report.get("resumable") else ""
     if report.get("simulated"):
-        page.verdict("warn", "Simulated, not run", f"Expected: {results.get('count', 0):,} pairs. No tuple has been joined.")
+        page.verdict("warn", "Simulated, not run", f"Expected: {_count(results.get('count'))} pairs. No tuple has been joined.")
     elif report.get("failure"):
         page.verdict("bad", "The run failed", report["failure"], f"Collected until then: {answer}.", go_on or "Not resumable.")
     elif not report.get("complete", True):
@@ -88,17 +84,18 @@ def _verdict(page: Page, report: dict[str, Any], run_dir: Path) -> None:
 
 
 def _tiles(report: dict[str, Any]) -> Html:
-    results, delay, memory = report.get("results", {}), report.get("delay_s") or {}, report.get("memory") or {}
-    values: list[tuple[str, object]] = [("pairs", f"{results.get('count', 0):,}")]
-    if "input" in report:
+    results, delay, memory = report["results"], report.get("delay_s") or {}, report.get("memory") or {}
+    values: list[tuple[str, object]] = [("pairs", _count(results.get("count")))]
+    if report.get("input") is not None:
         values.append(("input tuples", f"{sum(report['input'][n]['tuples'] for n in STREAM_NAMES):,}"))
     speed = speed_means_something(report)
     if report.get("input_tuples_per_s") and speed:
         values.append(("input tuples per second", f"{report['input_tuples_per_s']:,.0f}"))
     if report.get("join_s") is not None:
         values.append(("joining", f"{report['join_s']:,.2f} s"))
-    if delay.get("mean") is not None and speed:
-        values += [(f"production delay, {q}", duration_text(delay[q] * 1e6)) for q in ("p50", "p99")]
+    if speed:
+        quantiles = [(q, delay[q]) for q in ("p50", "p99") if delay.get(q) is not None]
+        values += [(f"production delay, {q}", duration_text(value * 1e6)) for q, value in quantiles]
     if memory.get("ranks"):
         values.append(("largest rank", size_text(max(r["peak"] for r in memory["ranks"].values()))))
     if report.get("moves"):
@@ -107,12 +104,13 @@ def _tiles(report: dict[str, Any]) -> Html:
 
 
 def _ledger(report: dict[str, Any]) -> list[Html]:
-    if "input" not in report:
-        return [paragraph("; ".join(report["ledger"].get("complaints", [])) or "nothing is known")]
+    complaints = "; ".join(report["ledger"].get("complaints") or [])
+    if report.get("input") is None:
+        return [paragraph("No account was made: the run ended before." if report.get("failure") else complaints or "Unknown.")]
     parts = ("joined", "null_key", "late", "shed")
     rows = []
     for name in STREAM_NAMES:
-        counts = [report.get(part, {}).get(name, 0) for part in parts]
+        counts = [(report.get(part) or {}).get(name, 0) for part in parts]
         read_in = report["input"][name]["tuples"]
         missing = read_in - sum(counts)
         rows.append([name, f"{read_in:,}", *(f"{c:,}" for c in counts), f"{missing:,}"])
@@ -123,11 +121,11 @@ def _ledger(report: dict[str, Any]) -> list[Html]:
     if results.get("columns"):
         told.append(paragraph(f"Columns: {', '.join(results['columns'])}."))
     if produced is not None:
-        told.append(paragraph(f"Pairs produced by slaves: {produced:,}; collected: {results['count']:,}."))
+        told.append(paragraph(f"Pairs produced by slaves: {produced:,}; collected: {_count(results.get('count'))}."))
     if prefill:
         told.append(paragraph(f"History, counted apart: {prefill['pairs']:,} pairs, digest {prefill['digest']}."))
-    if report["ledger"].get("complaints"):
-        told.append(paragraph("; ".join(report["ledger"]["complaints"])))
+    if complaints:
+        told.append(paragraph(complaints))
     return told
 
 
@@ -137,21 +135,23 @@ def _ledger(report: dict[str, Any]) -> list[Html]:
 def _figure(module: str, run_dir: Path, alt: str) -> Html | None:
     """A figure of `plots/`; a sentence where it cannot be drawn; None where there is nothing to be seen."""
     try:
-        figures = load_figures(module)
+        figures, stored = load_figures(module), load_figures("stored")
         if module == "adaptation" and not figures.has_adapted(run_dir):
             return None
         figure = figures.plot(run_dir)
-    except (UserError, OSError, ValueError, KeyError, IndexError) as error:
-        return paragraph(f"No figure: {error}", soft=True)
-    out = io.BytesIO()
-    figure.savefig(out, format="svg", metadata={"Date": None})
-    kind = "svg+xml"
-    if out.tell() > _MOST_SVG_BYTES:
-        out, kind = io.BytesIO(), "png"
-        figure.savefig(out, format="png", dpi=110)
-    from matplotlib import pyplot as plt
+        from matplotlib import pyplot as plt
 
-    plt.close(figure)
+        out, kind = io.BytesIO(), "svg+xml"
+        with stored.drawing(run_dir):
+            try:
+                figure.savefig(out, format="svg", metadata={"Date": None})
+                if out.tell() > _MOST_SVG_BYTES:
+                    out, kind = io.BytesIO(), "png"
+                    figure.savefig(out, format="png", dpi=110)
+            finally:
+                plt.close(figure)
+    except UserError as error:
+        return paragraph(f"No figure: {error}", soft=True)
     return picture(out.getvalue(), kind, alt)
 
 
@@ -174,6 +174,8 @@ def _timeline(page: Page, run_dir: Path) -> None:
 
 def _amount(name: str, value: Any) -> str:
     """A number of run.json with its unit."""
+    if not is_amount(value):
+        return str(value)
     if name.endswith("_s"):
         return f"{value:,.3g} s"
     return size_text(value) if name.endswith("bytes") else f"{value:,}"
@@ -204,13 +206,16 @@ def _overload(page: Page, report: dict[str, Any]) -> None:
     rows: list[tuple[str, object]] = [("policy", found.get("policy", ""))]
     if found.get("shed_by_group") is not None:
         rows += [
-            ("shed", f"{sum(report.get('shed', {}).values()):,} tuples ({found.get('victims')})"),
+            ("shed", f"{sum((report.get('shed') or {}).values()):,} tuples ({found.get('victims')})"),
             ("lost pairs, estimated", f"{found.get('lost_pairs_estimate') or 0:,.0f}"),
             ("recall, estimated", f"{found.get('recall_estimate') or 0:.1%}"),
         ]
     if found.get("spilled_tuples"):
         rows.append(
-            ("spilled", f"{found['spilled_tuples']:,} tuples, at most {size_text(found['peak_spilled_bytes'])} at once")
+            (
+                "spilled",
+                f"{found['spilled_tuples']:,} tuples, at most {size_text(found.get('peak_spilled_bytes') or 0)} at once",
+            )
         )
     page.section("Overload", listing(rows))
 
@@ -223,15 +228,15 @@ def _memory(page: Page, report: dict[str, Any]) -> None:
     def size(value: Any) -> str:
         return "-" if value is None else size_text(value)
 
-    ranks, roles = memory["ranks"], report.get("ranks", {})
-    most = max((max(r["peak"], r["predicted"] or 0) for r in ranks.values()), default=1)
+    ranks, roles = memory["ranks"], report.get("ranks") or {}
+    most = max((max(r["peak"], r.get("predicted") or 0) for r in ranks.values()), default=1)
     rows = [
         [
             f"{rank} {roles.get(rank, {}).get('role', '')}",
-            size(r["start"]),
-            size(r["predicted"]),
+            size(r.get("start")),
+            size(r.get("predicted")),
             size(r["peak"]),
-            bar(r["peak"], r["predicted"], most),
+            bar(r["peak"], r.get("predicted"), most),
         ]
         for rank, r in ranks.items()
     ]
@@ -239,8 +244,8 @@ def _memory(page: Page, report: dict[str, Any]) -> None:
     windows = [
         [
             f"slave {s['slave']}",
-            *(size(s["window"][k]) for k in ("predicted", "peak", "limit")),
-            *(size(s["buffer"][k]) for k in ("predicted", "peak")),
+            *(size(s["window"].get(k)) for k in ("predicted", "peak", "limit")),
+            *(size(s["buffer"].get(k)) for k in ("predicted", "peak")),
             f"{s['left']['window_tuples']:,}",
         ]
         for s in memory["slaves"]
@@ -254,17 +259,11 @@ def _memory(page: Page, report: dict[str, Any]) -> None:
 
 def _slaves(run_dir: Path) -> dict[str, list[str]]:
     """Of each slave: tuples, pairs, share of the time in the join module, mean delay, highest occupancy; by role."""
-    path = run_dir / "metrics" / "slaves.parquet"
-    if not path.is_file():
-        return {}
     import numpy as np
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        read_in = pq.read_table(path)
-        rows = {name: read_in.column(name).to_numpy() for name in read_in.column_names}
-    except (pa.ArrowException, OSError):
+        rows = read_metrics(run_dir)
+    except UserError:
         return {}
     out = {}
     for slave in np.unique(rows["slave"]):
@@ -285,7 +284,7 @@ def _slaves(run_dir: Path) -> dict[str, list[str]]:
 def _ranks(page: Page, report: dict[str, Any], run_dir: Path) -> None:
     slaves = _slaves(run_dir)
     heads = ["rank", "host", "tuples joined", "pairs", "time in the join", "mean delay", "highest occupancy"]
-    roles = [(f"{rank} {r['role']}", r["role"], r["host"]) for rank, r in report.get("ranks", {}).items()]
+    roles = [(f"{rank} {r['role']}", r["role"], r["host"]) for rank, r in (report.get("ranks") or {}).items()]
     named = {role for _, role, _ in roles}
     roles += [(f"thread of {role}", role, "") for role in slaves if role not in named]
     if roles:
@@ -294,15 +293,18 @@ def _ranks(page: Page, report: dict[str, Any], run_dir: Path) -> None:
 
 def _configuration(page: Page, report: dict[str, Any]) -> None:
     parts = []
-    count = max(1, sum("slave" in r.get("role", "") for r in report.get("ranks", {}).values()))
+    ranks = report.get("ranks") or {}
+    count = max(1, sum("slave" in r["role"] for r in ranks.values()))
     if report.get("memory"):
         count = max(1, len(report["memory"]["slaves"]))
     try:
         config = config_from_plain(report["config"])
-        in_process = len(report.get("ranks", {})) <= 1
-        setting = Setting(config, count, in_process, None, "see the files' schemas")
-        parts.append(pre("\n".join(diagram(setting))))
-        parts.append(listing((title, " ".join(said)) for title, said in explain(setting).items()))
+        if ranks:
+            setting = Setting(config, count, len(ranks) == 1, None, "see the files' schemas")
+            parts.append(pre("\n".join(diagram(setting))))
+            parts.append(listing((title, " ".join(said)) for title, said in explain(setting).items()))
+        else:
+            parts.append(paragraph("On how many ranks it ran is not known.", soft=True))
     except UserError as error:  # of a version that knew other keys
         parts.append(paragraph(f"This version cannot explain the configuration: {error}", soft=True))
     parts.append(folded("all keys", pre(json.dumps(report["config"], indent=2, ensure_ascii=False))))
@@ -311,11 +313,11 @@ def _configuration(page: Page, report: dict[str, Any]) -> None:
 
 def build(run_dir: Path) -> Page:
     """The page about a run. UserError when the directory holds none."""
-    report = read(run_dir)
+    report = read_report(run_dir)
     page = Page(f"swjoin: {run_dir.name}")
     page.add(
         Html(f"<h1>{escape(run_dir.name)}</h1>"),
-        paragraph(Html(f"<code>{escape(report.get('command', ''))}</code>"), soft=True),
+        paragraph(Html(f"<code>{escape(report.get('command') or '')}</code>"), soft=True),
     )
     _verdict(page, report, run_dir)
     page.add(_tiles(report))
@@ -331,7 +333,7 @@ def build(run_dir: Path) -> Page:
     _memory(page, report)
     _ranks(page, report, run_dir)
     _configuration(page, report)
-    versions = listing(report.get("versions", {}).items())
+    versions = listing((report.get("versions") or {}).items())
     page.section(
         "Versions", versions, paragraph(f"configuration {report.get('config_digest', '-')}, seed {report.get('seed', '-')}")
     )

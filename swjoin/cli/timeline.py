@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy as np
 from swjoin.cli.summary import duration_text, on_terminal, size_text
 from swjoin.deliveries import RunEvent
 from swjoin.errors import UserError
+from swjoin.runtime import run_folder
 
 MOVES = ("decided", "held", "left", "installed", "released")
 ACTIVITY = ("activated", "emptying", "kept", "rested")
@@ -38,18 +39,9 @@ class Line:
 
 def read_events(run_dir: Path) -> list[RunEvent]:
     """The events of a run, in the order in which they happened. UserError when it has none."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    source = run_dir / "metrics" / "events.parquet"
-    if not source.is_file():
-        raise UserError(f"{run_dir}: holds no metrics/events.parquet; is it the directory of a run?")
-    names = [f.name for f in fields(RunEvent)]
-    try:
-        rows = pq.read_table(source, columns=names).to_pylist()
-        events = [RunEvent(**row) for row in rows]
-    except (pa.ArrowException, TypeError, OSError) as error:
-        raise UserError(f"{source}: cannot be read as the events of a run: {error}") from None
+    if not (run_dir / "metrics" / "events.parquet").is_file():
+        raise UserError(f"{run_dir}: holds no metrics/events.parquet; is it the directory of a run, and has the run ended?")
+    events = run_folder.read_events(run_dir)
     if not events:
         raise UserError(f"{run_dir}: this run has no events; only runs with a reorganization.policy or with checkpoints have")
     return events

@@ -78,6 +78,7 @@ def over_flight(args: argparse.Namespace) -> Fetch:
 
 def over_http(address: str) -> Fetch:
     """Fetches from the page's address. Raises UserError, in one line, when nobody answers."""
+    from http.client import HTTPException
     from urllib.error import URLError
     from urllib.request import ProxyHandler, build_opener
 
@@ -87,10 +88,10 @@ def over_http(address: str) -> Fetch:
         try:
             with opener.open(f"{address}/status.json?since=1e18&map=0", timeout=_PATIENCE_S) as answer:
                 snapshot: dict[str, Any] = json.load(answer)
-        except (URLError, OSError, ValueError) as error:
+        except (URLError, HTTPException, OSError, ValueError) as error:
             reason = getattr(error, "reason", None) or error
             raise UserError(f"{address}: nobody answers ({reason}); is a run with --dashboard going on there?") from None
-        if "run" not in snapshot:
+        if not isinstance(snapshot, dict) or "run" not in snapshot:
             raise UserError(f"{address}: answers, but not as a swjoin dashboard does")
         return snapshot
 

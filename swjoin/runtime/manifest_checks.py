@@ -4,38 +4,21 @@ What: `check_manifest`; `restoring`, around whatever takes up a role's part of a
 Why: a checksum says that the file is what somebody has written, not that it is a checkpoint. Names in it become paths, numbers
 become sizes and indexes.
 Stays out: what the values mean (`runtime.checkpoint_folder`, the roles).
-
-A shape is a type, a check of a value, a list with the shape of all its items, a tuple with the shapes of each, or a mapping;
-keys that a shape does not name may hold anything.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from swjoin.deliveries import BEGIN_OF_TIME_US
 from swjoin.errors import RunFailed
+from swjoin.shapes import is_amount, is_count, is_number, wrong_place
 from swjoin.state.histogram import HISTOGRAM_SIZE
-
-Shape: TypeAlias = "type | Callable[[Any], bool] | list[Any] | tuple[Any, ...] | dict[str, Any]"
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and -(1 << 63) <= value < 1 << 63
-
-
-def _count(value: Any) -> bool:
-    return _number(value) and value >= 0
-
-
-def _amount(value: Any) -> bool:
-    return _number(value) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _digest(value: Any) -> bool:
@@ -43,11 +26,11 @@ def _digest(value: Any) -> bool:
 
 
 def _bin(value: Any) -> bool:
-    return _count(value) and value < HISTOGRAM_SIZE
+    return is_count(value) and value < HISTOGRAM_SIZE
 
 
 def _time(value: Any) -> bool:
-    return _number(value) and abs(value) <= 3 << 61  # punctuations, and what is dead below them
+    return is_number(value) and abs(value) <= 3 << 61  # punctuations, and what is dead below them
 
 
 def _maybe_time(value: Any) -> bool:
@@ -56,7 +39,7 @@ def _maybe_time(value: Any) -> bool:
 
 def _boundary(value: Any) -> bool:
     """Of a distribution epoch: tuples' times lie below 2^61. At the end of time the next one would never come."""
-    return _number(value) and BEGIN_OF_TIME_US <= value < 3 << 60
+    return is_number(value) and BEGIN_OF_TIME_US <= value < 3 << 60
 
 
 def _maybe_boundary(value: Any) -> bool:
@@ -73,15 +56,20 @@ def _result_name(value: Any) -> bool:
 
 
 def _maybe_estimates(value: Any) -> bool:
-    return value is None or (isinstance(value, dict) and _amount(value.get("lost_pairs")))
+    return value is None or (isinstance(value, dict) and is_amount(value.get("lost_pairs")))
 
 
 def _maybe_order(value: Any) -> bool:
     """Places: at most as many have passed as have been given, and they grow with the ends of slots."""
-    shape = {"placed": (_count, _count), "passed": (_count, _count), "last_us": _time, "ends": ([_time], [_count], [_count])}
+    shape = {
+        "placed": (is_count, is_count),
+        "passed": (is_count, is_count),
+        "last_us": _time,
+        "ends": ([_time], [is_count], [is_count]),
+    }
     if value is None:
         return True
-    if _wrong(shape, value, "") is not None:
+    if wrong_place(shape, value) is not None:
         return False
     ends = value["ends"]
     rising = all(a <= b for known in ends for a, b in itertools.pairwise(known))
@@ -89,10 +77,10 @@ def _maybe_order(value: Any) -> bool:
     return rising and fewer and len({len(known) for known in ends}) == 1
 
 
-_MARK = (_count, _count)  # length and checksum
+_MARK = (is_count, is_count)  # length and checksum
 _STREAM = {
     "counts": {
-        **{name: _count for name in ("tuples", "joined", "null_key", "late", "shed")},
+        **{name: is_count for name in ("tuples", "joined", "null_key", "late", "shed")},
         "earliest_us": _maybe_time,
         "latest_us": _maybe_time,
     },
@@ -104,92 +92,70 @@ _STREAM = {
 }
 _MASTER = {
     "master": {
-        **dict.fromkeys(("generation", "completed", "epochs_closed"), _count),
+        **dict.fromkeys(("generation", "completed", "epochs_closed"), is_count),
         "origin_us": _maybe_boundary,
         "boundary_us": _boundary,
         "streams_ended_us": _maybe_time,
         "all_held": bool,
         "promised": (_time, _time),
-        "epoch": _number,
-        "epoch_size": [(_time, _count)],
-        "peaks": (_count, _count),
+        "epoch": is_number,
+        "epoch_size": [(_time, is_count)],
+        "peaks": (is_count, is_count),
         "order": _maybe_order,
     },
     "controller": {
-        **dict.fromkeys(("slaves", "next_number"), _count),
-        **{key: [_count] for key in ("active", "emptying", "owner")},
-        "first_epoch": _number,
+        **dict.fromkeys(("slaves", "next_number"), is_count),
+        **{key: [is_count] for key in ("active", "emptying", "owner")},
+        "first_epoch": is_number,
         "random": dict,
-        "finished_moves": [(_number, _count)],
-        "history": [{"epoch": _number, "time_s": _amount, "active_slaves": _count}],
+        "finished_moves": [(is_number, is_count)],
+        "history": [{"epoch": is_number, "time_s": is_amount, "active_slaves": is_count}],
     },
     "overload": {
-        "by_group": ([_count], [_count]),
+        "by_group": ([is_count], [is_count]),
         "estimates": _maybe_estimates,
-        **dict.fromkeys(("spilled_tuples", "peak_stored_bytes"), _count),
+        **dict.fromkeys(("spilled_tuples", "peak_stored_bytes"), is_count),
     },
     "streams": (_STREAM, _STREAM),
 }
 _SEGMENT = {
     "name": _log_name,
-    **dict.fromkeys(("generation", "sub_group", "nbytes", "count", "tuples"), _count),
+    **dict.fromkeys(("generation", "sub_group", "nbytes", "count", "tuples"), is_count),
     "newest_us": (_time, _time),
 }
 _TALLY = {
-    "count": _count,
+    "count": is_count,
     "digest": _digest,
-    **dict.fromkeys(("delay_sum_us", "delay_max_us"), _amount),
-    "histogram": ([_bin], [_count]),
+    **dict.fromkeys(("delay_sum_us", "delay_max_us"), is_amount),
+    "histogram": ([_bin], [is_count]),
 }
 _MANIFEST = {
     "config": dict,
     "config_digest": str,
-    **dict.fromkeys(("generation", "incarnation", "epoch", "produced"), _count),
+    **dict.fromkeys(("generation", "incarnation", "epoch", "produced"), is_count),
     "clock_us": _time,
     "alive_us": (_time, _time),
-    "joined": (_count, _count),
+    "joined": (is_count, is_count),
     "joined_until_us": [(_time, _time)],
     "segments": [_SEGMENT],
     "master": {
         "state": dict,
-        "frames": {"name": _log_name, "nbytes": _count, "count": _count},
-        "tuples": [(str, _count)],
+        "frames": {"name": _log_name, "nbytes": is_count, "count": is_count},
+        "tuples": [(str, is_count)],
         "late": _MARK,
-        "keys": (_count, _MARK, _MARK),
+        "keys": (is_count, _MARK, _MARK),
         "positions": (dict, dict),
     },
-    "collector": {"results": [_result_name], "metrics": _MARK, "state": {"epoch": _number, "tally": _TALLY}},
-    "inputs": [(str, _count, _count)],
+    "collector": {"results": [_result_name], "metrics": _MARK, "state": {"epoch": is_number, "tally": _TALLY}},
+    "inputs": [(str, is_count, is_count)],
     "command": str,
     "run_dir": str,
 }
 
 
-def _wrong(shape: Shape, value: Any, place: str) -> str | None:
-    """The place of the first value that is not as the shape says."""
-    if isinstance(shape, type):
-        return None if isinstance(value, shape) else place
-    if isinstance(shape, dict):
-        if not isinstance(value, dict):
-            return place
-        for key, part in shape.items():
-            wrong = _wrong(part, value[key], f"{place}.{key}") if key in value else f"{place}.{key}"
-            if wrong:
-                return wrong
-        return None
-    if isinstance(shape, (list, tuple)):
-        if not isinstance(value, list) or (isinstance(shape, tuple) and len(value) != len(shape)):
-            return place
-        parts = shape if isinstance(shape, tuple) else [shape[0]] * len(value)
-        return next(
-            (w for i, (p, v) in enumerate(zip(parts, value, strict=True)) if (w := _wrong(p, v, f"{place}[{i}]"))), None
-        )
-    return None if shape(value) else place
-
-
 def check_manifest(path: Path, plain: dict[str, Any]) -> None:
     """RunFailed, with file and key, when this is no manifest."""
-    wrong = _wrong(_MANIFEST, plain, "")
+    wrong = wrong_place(_MANIFEST, plain)
     if wrong is None and len({len(part) for part in plain["collector"]["state"]["tally"]["histogram"]}) > 1:
         wrong = ".collector.state.tally.histogram"
     if wrong is None and plain["collector"]["state"]["epoch"] != plain["epoch"]:
@@ -202,7 +168,7 @@ def check_manifest(path: Path, plain: dict[str, Any]) -> None:
 
 def check_master_state(path: Path, state: Any, generation: int, epoch: int, group_count: int) -> None:
     """The master's own part. RunFailed, with file and key, when it is none, or of another run or checkpoint."""
-    wrong = _wrong(_MASTER, state, "")
+    wrong = wrong_place(_MASTER, state)
     if wrong is None:
         controller = state["controller"]
         slaves = controller["slaves"]

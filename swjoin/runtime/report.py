@@ -223,7 +223,7 @@ def ledger_of(report: dict[str, Any]) -> Ledger:
         )
         for s in STREAM_NAMES
     )
-    prefill = report["prefill"]["pairs"] if report["prefill"] else 0
+    prefill = report["prefill"]["pairs"] if report.get("prefill") else 0
     results = report["results"]
     return Ledger(left, right, results["produced"] + prefill, results["count"] + prefill)
 

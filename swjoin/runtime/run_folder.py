@@ -1,115 +1,174 @@
-"""The folder of a run that names none: a new one in `runs`, and `runs/latest`, a link to the newest.
+"""What a run has left in its directory, read and checked: run.json, verified.json, the metrics of slaves, the events.
 
-What: `in_new_folder(start)`; `named(folder)`, what a link stands for.
-Why: `swjoin run` without `--out` works every time, and overwrites nothing.
-Stays out: what goes into the folder (`runtime.report`, `sinks`).
+What: `read_report`, `read_verified`, `read_metrics`, `read_events`; `not_verifiable(config)`.
+Why: a run may have been killed at any moment, and files are copied, cut off and edited: whatever reads them gets what the types
+say, or a line that names the file. A value that a run did not know is missing or null.
+Stays out: what becomes of it (`cli.reporting`, `cli.timeline`, `plots`, `api.runs`, `spark`).
 """
 
 from __future__ import annotations
 
-import itertools
-import os
-import sys
-import time
-from collections.abc import Callable
+import json
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from swjoin.batch import STREAM_NAMES
+from swjoin.config import RunConfig
+from swjoin.deliveries import RunEvent
 from swjoin.errors import UserError
-from swjoin.runtime import preflight
+from swjoin.shapes import Shape, is_amount, is_count, is_number, wrong_place
+from swjoin.units import MAX_SPAN_US
 
-RUNS = Path("runs")
-LATEST = RUNS / "latest"
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
 
 
-def in_new_folder(start: Callable[[Path], int], *, as_ranks: bool) -> int:
-    """Start a run in a new folder; its exit code. A folder in which a refused run has left nothing is removed.
+def _is_time(value: Any) -> bool:
+    return is_number(value) and abs(value) <= MAX_SPAN_US
 
-    as_ranks: this process is one of the ranks that somebody launched, and all of them call this; the first makes the folder.
-    """
-    if as_ranks:
-        preflight.check_world()
-        folder = _agreed()
-        if preflight.launcher_index() != 0:
-            return start(folder)
-    else:
-        folder = _made()
-    before = _link_to(folder)
+
+_SIDES = dict.fromkeys(STREAM_NAMES, is_count)
+_TAKEN = {"start?": is_amount, "predicted?": is_amount, "peak": is_amount, "limit?": is_amount}
+_REPORT: Shape = {
+    "config": dict,
+    "ledger": {"balanced?": bool, "complaints?": [str]},
+    "results": {"count?": is_count, "digest?": str, "produced?": is_count, "columns?": [str]},
+    **dict.fromkeys(("complete?", "resumable?", "simulated?"), bool),
+    **dict.fromkeys(("failure?", "command?", "config_digest?"), str),
+    **dict.fromkeys(("joined?", "null_key?", "late?", "shed?"), _SIDES),
+    **dict.fromkeys(("wall_s?", "join_s?", "input_tuples_per_s?"), is_amount),
+    **dict.fromkeys(("moves?", "epochs?"), is_count),
+    "versions?": {"*": str},
+    "ranks?": {"*": {"host": str, "role": str}},
+    "input?": {name: {"tuples": is_count, "earliest_us?": _is_time, "latest_us?": _is_time} for name in STREAM_NAMES},
+    "format?": is_count,
+    "warnings?": [str],
+    "prefill?": {"pairs": is_count, "digest": str, "s?": is_amount},
+    "machine?": {"overloaded?": bool, "reasons?": [str]},
+    "checkpoints?": {"recoveries?": [dict]},
+    "delay_s?": dict.fromkeys(("mean?", "p50?", "p99?", "max?"), is_amount),
+    "overload?": {
+        **dict.fromkeys(("policy?", "victims?"), str),
+        **dict.fromkeys(("lost_pairs_estimate?", "recall_estimate?", "spilled_tuples?", "peak_spilled_bytes?"), is_amount),
+    },
+    "movement?": {"state_bytes?": is_amount},
+    "declustering?": [{"time_s": is_amount, "active_slaves": is_count}],
+    "memory?": {
+        "ranks": {"*": _TAKEN},
+        "slaves": [{"slave": is_count, "window": _TAKEN, "buffer": _TAKEN, "left": {"window_tuples": is_count}}],
+        "unforeseen?": str,
+    },
+    "peak_rss_bytes?": {"*": is_count},
+}
+_VERIFIED: Shape = {
+    "equal": bool,
+    **dict.fromkeys(("count", "claimed_count"), is_count),
+    **dict.fromkeys(("digest", "claimed_digest"), str),
+}
+_INTEGERS = ("slave", "epoch", "epoch_end_us", "left_tuples", "right_tuples", "pairs", "process_us")
+METRICS = (*_INTEGERS, "delay_mean_us", "occupancy_ratio")
+_EVENT_TYPES = {"int": "int64", "str": "string", "float": "double"}
+
+
+def read_report(run_dir: Path) -> dict[str, Any]:
+    """run.json. UserError, with file and key, when there is none, or it is not the report of a run."""
+    path = run_dir / "run.json"
     try:
-        code = start(folder)
-    except UserError:
-        _forget(folder, before)
-        raise
-    if code == UserError.exit_code:
-        _forget(folder, before)
-    return code
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"{run_dir}: holds no run.json; is it the directory of a run, and has the run ended?") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); is {run_dir} the directory of a run?") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: is not valid JSON ({' '.join(str(error).split())[:300]})") from None
+    wrong = wrong_place(_REPORT, found)
+    if wrong is not None:
+        raise UserError(f"{path}: is not the report of a run{f' ({wrong[1:]} is not what it must be)' if wrong else ''}")
+    report: dict[str, Any] = found
+    return report
 
 
-def named(folder: Path) -> Path:
-    """The folder itself, where `folder` is a link, which may soon lead to another one."""
-    return folder.parent / os.readlink(folder) if folder.is_symlink() else folder
-
-
-def _made() -> Path:
-    stamp = time.strftime("%Y-%m-%d-%H%M%S")
-    for number in itertools.count(1):
-        folder = RUNS / (stamp if number == 1 else f"{stamp}-{number}")
-        try:
-            RUNS.mkdir(exist_ok=True)
-            folder.mkdir()
-            return folder
-        except FileExistsError:
-            if not RUNS.is_dir():
-                raise UserError(f"{RUNS}: is no directory; give --out DIR") from None
-        except OSError as error:
-            raise UserError(f"{folder}: cannot be made ({error.strerror}); give --out DIR") from None
-    raise AssertionError
-
-
-def _agreed() -> Path:
-    """The same folder on all ranks."""
-    from mpi4py import MPI
-
-    buffer = np.zeros(64, np.uint8)
-    if MPI.COMM_WORLD.rank == 0:
-        try:
-            name = _made().name.encode()
-        except UserError as error:
-            preflight.end_all_ranks(str(error))
-        buffer[: len(name)] = np.frombuffer(name, np.uint8)
-    MPI.COMM_WORLD.Bcast([buffer, MPI.BYTE], root=0)
-    return RUNS / buffer.tobytes().rstrip(b"\0").decode()
-
-
-def _link_to(folder: Path) -> str | None:
-    """Make `runs/latest` lead there; where it led before. What is no link is the user's and stays."""
-    before = os.readlink(LATEST) if LATEST.is_symlink() else None
-    if before is None and os.path.lexists(LATEST):
-        print(f"swjoin: {LATEST} is no link and stays as it is; this run is in {folder}", file=sys.stderr)
+def read_verified(run_dir: Path) -> dict[str, Any] | None:
+    """What `swjoin verify` found; None when it was not asked. UserError when the file is damaged."""
+    path = run_dir / "verified.json"
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
         return None
-    _point(folder.name)
-    return before
+    except (OSError, ValueError, RecursionError):
+        found = None
+    if wrong_place(_VERIFIED, found) is not None:
+        raise UserError(f"{path}: is damaged; run swjoin verify again")
+    verified: dict[str, Any] = found
+    return verified
 
 
-def _point(target: str) -> None:
-    beside = RUNS / f".latest-{os.getpid()}"
+def not_verifiable(config: RunConfig) -> str | None:
+    """Why nobody can recompute such a run's result; None when it can be done."""
+    if config.live:
+        return "its streams arrived live, and are not kept; there is nothing to verify it from"
+    if config.time.idle_timeout_us and config.time.late != "side":
+        return "what is late after an idle_timeout is known only from the run; use late: side to verify it"
+    return None
+
+
+# ---------------------------------------------------------------- tables
+
+
+def _table(path: Path) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; is {path.parents[1]} the directory of a run, and has the run ended?")
     try:
-        beside.unlink(missing_ok=True)
-        beside.symlink_to(target)
-        beside.replace(LATEST)
-    except OSError:  # a file system without links
-        beside.unlink(missing_ok=True)
+        with pq.ParquetFile(path) as file:
+            table = file.read()
+        table.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())[:300]})") from None
+    return table
 
 
-def _forget(folder: Path, before: str | None) -> None:
-    """Remove an empty folder; what is in any other may be of use."""
+def read_metrics(run_dir: Path) -> Mapping[str, np.ndarray]:
+    """DIR/metrics/slaves.parquet, column by column, one row per slave and distribution epoch. UserError when it is missing, or
+    holds what no run writes."""
+    import numpy as np
+    import pyarrow as pa
+
+    path = run_dir / "metrics" / "slaves.parquet"
+    table = _table(path)
+    columns: dict[str, np.ndarray] = {}
+    for name in dict.fromkeys((*METRICS, *table.column_names)):
+        if table.column_names.count(name) != 1:
+            raise UserError(f"{path}: column {name} is missing or there twice; is it the metrics of a run?")
+        column = table.column(name)
+        whole = pa.types.is_integer(column.type) or (pa.types.is_floating(column.type) and name not in _INTEGERS)
+        values = column.to_numpy()
+        if name in METRICS and not (whole and not column.null_count and (np.isfinite(values) & (values >= 0)).all()):
+            raise UserError(f"{path}: column {name} holds what no run writes; the file is damaged")
+        columns[name] = values
+    return columns
+
+
+def read_events(run_dir: Path) -> list[RunEvent]:
+    """DIR/metrics/events.parquet, in the order in which the events happened. UserError when it is missing, or holds what no run
+    writes."""
+    path = run_dir / "metrics" / "events.parquet"
+    table = _table(path)
+    for field in fields(RunEvent):
+        if table.column_names.count(field.name) != 1:
+            raise UserError(f"{path}: column {field.name} is missing or there twice; is it the events of a run?")
+        column = table.column(field.name)
+        if str(column.type) != _EVENT_TYPES[str(field.type)] or column.null_count:
+            raise UserError(f"{path}: column {field.name} holds what no run writes; the file is damaged")
     try:
-        folder.rmdir()
-    except OSError:
-        return
-    if LATEST.is_symlink() and os.readlink(LATEST) == folder.name:
-        if before is None:
-            LATEST.unlink()
-        else:
-            _point(before)
+        events = [RunEvent(**row) for row in table.select([f.name for f in fields(RunEvent)]).to_pylist()]
+    except ValueError as error:  # text that is none
+        raise UserError(f"{path}: cannot be read ({error})") from None
+    if not all(is_amount(e.amount) and abs(e.amount) < 2.0**63 for e in events):
+        raise UserError(f"{path}: column amount holds what no run writes; the file is damaged")
+    return events

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 
 from swjoin.errors import UserError
+from swjoin.runtime.run_folder import read_events, read_metrics
 from swjoin.spark.session import open_session
 from swjoin.spark.sweep_tables import write_sweep
 from swjoin.sweeps.records import is_sweep, read_sweep
@@ -116,14 +117,25 @@ def aggregate(directories: Sequence[Path], master: str | None) -> list[Path]:
     directories = list(dict.fromkeys(directories))
     sweeps = {directory: read_sweep(directory) for directory in directories if is_sweep(directory)}
     for directory in directories:
-        source = directory / "metrics" / "slaves.parquet"
-        if directory not in sweeps and not source.is_file():
-            raise UserError(f"{source}: no such file; is {directory} the directory of a run or of a sweep?")
+        if directory not in sweeps:
+            _check_run(directory)
     written = []
     with open_session(master, "swjoin aggregate") as spark:
         for directory in directories:
             written += write_sweep(spark, sweeps[directory]) if directory in sweeps else _write_run(spark, directory)
     return written
+
+
+def _check_run(run_dir: Path) -> None:
+    """UserError when the metrics or events of a run are missing or damaged, or its tables cannot be written."""
+    columns = read_metrics(run_dir)
+    for name in (*_SUMS, "delay_max_us", "window_bytes"):
+        if name not in columns:
+            raise UserError(f"{run_dir / 'metrics' / 'slaves.parquet'}: column {name} is missing; is it the metrics of a run?")
+    if (run_dir / "metrics" / "events.parquet").exists():
+        read_events(run_dir)
+    if (run_dir / "tables").exists() and not (run_dir / "tables").is_dir():
+        raise UserError(f"{run_dir / 'tables'}: is a file; the tables go into a directory of this name")
 
 
 def _write_run(spark: SparkSession, run_dir: Path) -> list[Path]:
@@ -134,7 +146,10 @@ def _write_run(spark: SparkSession, run_dir: Path) -> list[Path]:
         frames.append(("moves", _moves(spark.read.parquet(str(log.resolve())))))
     found = [(name, frame.toPandas()) for name, frame in frames]  # all of them, before the first is written
     tables = run_dir / "tables"
-    tables.mkdir(exist_ok=True)
+    try:
+        tables.mkdir(exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{tables}: cannot be made ({error.strerror})") from None
     written = []
     for name, table in found:
         for path, write in ((tables / f"{name}.parquet", table.to_parquet), (tables / f"{name}.csv", table.to_csv)):

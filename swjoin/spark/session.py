@@ -30,6 +30,7 @@ def open_session(master: str | None, app: str, more: Mapping[str, str] | None = 
     UserError without pyspark or Java 17; RunFailed, in one line, when Spark fails.
     """
     try:
+        from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
     except ImportError:
@@ -69,7 +70,7 @@ def open_session(master: str | None, app: str, more: Mapping[str, str] | None = 
         raise RunFailed(f"Spark did not start on {master or 'local[*]'}: {' '.join(str(error).split())[:300]}") from None
     try:
         yield session
-    except PySparkException as error:
+    except (PySparkException, Py4JError) as error:
         raise RunFailed(f"Spark: {' '.join(str(error).split())[:500]}") from error
     finally:
         if running is None:

@@ -11,7 +11,6 @@ comparing all pairs of a hot key; the exact bounds are checked on every pair.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import and_, or_
@@ -24,6 +23,8 @@ from swjoin.errors import RunFailed, UserError
 from swjoin.loading import config_from_plain
 from swjoin.oracle import JOIN_KINDS, format_digest
 from swjoin.runtime.report import FORMAT
+from swjoin.runtime.run_folder import not_verifiable, read_report
+from swjoin.sources.formats import row_count
 from swjoin.sources.predicate import resolve
 from swjoin.spark.answers import count_and_digest
 from swjoin.spark.session import open_session
@@ -163,10 +164,7 @@ def _stream(spark: SparkSession, config: RunConfig, side: int) -> tuple[DataFram
         mine = [f.col(name).alias(f"c{side}_{name}") for name in ("key", "ts")]
         place = [] if config.query.last is None else [f.col("id").alias("row")]
         return frame.select("id", "ts", f.col("key").alias("k0"), *mine, *place), ["key", "ts"]
-    path = Path(stream.path)
-    if not path.exists():
-        raise UserError(f"{path}: no such file or directory; verify reads the run's input again")
-    frame = _read(spark, path)
+    frame = _read(spark, Path(stream.path))
     ident = f.col("__id") if stream.id is None else f.col(f"`{stream.id}`").cast("long")
     keys = [f.col(f"`{name}`").alias(f"k{i}") for i, name in enumerate(stream.key)]
     names = [name for name in frame.columns if name != "__id"]
@@ -290,48 +288,54 @@ def _rows(
     return reduce(lambda one, two: one.unionByName(two), parts)
 
 
+def _result_files(results: Path, kind: str) -> list[Path]:
+    files = sorted(results.glob("*.parquet" if kind == "parquet" else "*.csv"))
+    if not files:
+        raise RunFailed(f"{results}: holds no result files")
+    return files
+
+
 def _result_pairs(spark: SparkSession, results: Path, kind: str) -> DataFrame:
     from pyspark.sql import functions as f
 
-    pattern = "*.parquet" if kind == "parquet" else "*.csv"
-    files = [str(p.resolve()) for p in sorted(results.glob(pattern))]
-    if not files:
-        raise RunFailed(f"{results}: holds no result files")
+    files = [str(p.resolve()) for p in _result_files(results, kind)]
     frame = spark.read.parquet(*files) if kind == "parquet" else spark.read.option("header", True).csv(files)
     ids = [f.col(name) if name in frame.columns else f.lit(None) for name in ("left_id", "right_id")]
     left, right = (f.coalesce(column.cast("long"), f.lit(-1).cast("long")) for column in ids)
     return frame.select(left.alias("l"), right.alias("r"))
 
 
-def load_run(run_dir: Path) -> dict[str, Any]:
-    """DIR/run.json. UserError when there is none."""
-    path = run_dir / "run.json"
-    try:
-        report: dict[str, Any] = json.loads(path.read_text())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); is {run_dir} the directory of a run?") from None
-    except ValueError:
-        raise UserError(f"{path}: is not JSON") from None
-    return report
-
-
-def verify(run_dir: Path, master: str | None) -> VerifyResult:
-    """Recompute and compare. UserError when the run or its input cannot be read; RunFailed when the run did not finish."""
-    report = load_run(run_dir)
-    if not report.get("complete", False):
-        raise RunFailed(f"{run_dir}: the run did not finish ({report.get('failure', 'no reason given')})")
+def _checked(run_dir: Path) -> tuple[dict[str, Any], RunConfig]:
+    """run.json and its configuration, before Spark is started. UserError when the run or its input cannot be read, RunFailed
+    when the run did not finish."""
+    report = read_report(run_dir)
+    if report.get("simulated"):
+        raise UserError(f"{run_dir}: was simulated, not run; there is no result to verify")
+    if not report.get("complete"):
+        raise RunFailed(f"{run_dir}: the run did not finish ({report.get('failure') or 'no reason given'})")
     if report.get("format") != FORMAT:
         raise UserError(
             f"{run_dir / 'run.json'}: format {report.get('format', 1)}, whose digest is computed in another way than in this "
             f"version's format {FORMAT}: run it again, or verify it with the version of swjoin that wrote it"
         )
+    if report["results"].get("count") is None or report["results"].get("digest") is None:
+        raise UserError(f"{run_dir / 'run.json'}: holds no count and digest to verify; the file is damaged")
     config = config_from_plain(report["config"])
-    if config.live:
-        raise UserError(f"{run_dir}: its streams arrived live, and are not kept; there is nothing to verify it from")
-    if config.time.idle_timeout_us and config.time.late != "side":
-        raise UserError(
-            f"{run_dir}: what is late after an idle_timeout is known only from the run; use late: side to verify it"
-        )
+    why = not_verifiable(config)
+    if why is not None:
+        raise UserError(f"{run_dir}: {why}")
+    for stream in (config.left, config.right):
+        if stream.path is not None and not Path(stream.path).exists():
+            raise UserError(f"{stream.path}: no such file or directory; verify reads the run's input again")
+    if config.sink.kind == "parquet" and config.sink.ids:
+        for path in _result_files(run_dir / "results", "parquet"):
+            row_count(path)
+    return report, config
+
+
+def verify(run_dir: Path, master: str | None) -> VerifyResult:
+    """Recompute and compare. UserError when the run or its input cannot be read; RunFailed when the run did not finish."""
+    report, config = _checked(run_dir)
     with open_session(master, "swjoin verify") as spark:
         (left, left_names), (right, right_names) = (_stream(spark, config, side) for side in range(len(STREAM_NAMES)))
         origin = _origin(left, right) if config.time.model == "arrival" or config.measure.prefill_us else 0
@@ -344,7 +348,7 @@ def verify(run_dir: Path, master: str | None) -> VerifyResult:
                     _without_aside(spark, x, run_dir, n, late=True) for x, n in zip((left, right), STREAM_NAMES, strict=True)
                 )
             left, right = _placed(left, right)
-        if any(report["shed"].values()) or config.time.idle_timeout_us:
+        if any((report.get("shed") or {}).values()) or config.time.idle_timeout_us:
             left, right = (
                 _without_aside(spark, frame, run_dir, name) for frame, name in zip((left, right), STREAM_NAMES, strict=True)
             )

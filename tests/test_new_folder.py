@@ -13,7 +13,7 @@ import pytest
 
 import swjoin as package
 from swjoin.errors import UserError
-from swjoin.runtime import run_folder
+from swjoin.runtime import new_folder
 from swjoin.runtime.launch import mpirun_options
 from swjoin.runtime.preflight import find_mpirun
 from tests.conftest import ROOT
@@ -82,20 +82,20 @@ def test_what_a_user_made_stays(config: Path, swjoin: Any) -> None:
 
 
 def test_folders_of_one_second(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_folder.time, "strftime", lambda _: "now")
+    monkeypatch.setattr(new_folder.time, "strftime", lambda _: "now")
     found = []
     for _ in range(3):
-        assert run_folder.in_new_folder(lambda folder: found.append(folder) or 0, as_ranks=False) == 0
+        assert new_folder.in_new_folder(lambda folder: found.append(folder) or 0, as_ranks=False) == 0
     assert found == [Path("runs/now"), Path("runs/now-2"), Path("runs/now-3")]
     assert os.readlink("runs/latest") == "now-3"
-    assert run_folder.named(Path("runs/latest")) == found[-1]  # what a resumed run keeps to
-    assert run_folder.named(found[0]) == found[0]
+    assert new_folder.named(Path("runs/latest")) == found[-1]  # what a resumed run keeps to
+    assert new_folder.named(found[0]) == found[0]
 
 
 def test_where_no_folder_can_be_made(config: Path) -> None:
     Path("runs").write_text("a file")
     with pytest.raises(UserError, match="runs: is no directory; give --out DIR"):
-        run_folder.in_new_folder(lambda _: 0, as_ranks=False)
+        new_folder.in_new_folder(lambda _: 0, as_ranks=False)
 
 
 def test_a_run_is_resumed_where_it_was(config: Path, swjoin: Any) -> None:
