@@ -16,7 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import swjoin
+from swjoin.batch import SourceBatch
 from swjoin.cli.reporting import build
+from swjoin.cluster.intake import StreamIntake
+from swjoin.config import TimeConfig
 from swjoin.loading import config_from_plain
 from swjoin.oracle import JOIN_KINDS, Bounds, How
 from swjoin.runtime import plausibility
@@ -389,3 +392,23 @@ def test_on_ranks(tmp_path: Path) -> None:
     assert (report["warnings"], report["results"]["count"], report["results"]["matches"]) == ([nearest_in(tmp_path)], 144, 0)
     options = {"within": "10s", "time_unit": "s", "how": "left"}
     assert found(*zoned(1), **options, ranks=3) == found(*zoned(1), **options)
+
+
+def test_the_time_range_is_that_of_all_rows_however_they_come() -> None:
+    """The intake looks at the times themselves only where it has to."""
+    random = np.random.default_rng(6)
+    for _ in range(200):
+        bound = int(random.choice([0, 3, 50]))
+        intake = StreamIntake(0, TimeConfig("event", bound, "drop"), live=bool(random.integers(2)))
+        seen: list[int] = []
+        for _ in range(6):
+            n = int(random.integers(0, 8))
+            ts = np.sort(random.integers(0, 200, n)) if random.integers(2) else random.integers(0, 200, n)
+            if random.random() < 0.2 and seen:
+                intake.carry(max(seen) + 100)
+                intake.speak()  # the highest time is no row's then
+            masks = [None if random.integers(2) else random.random(n) < 0.7 for _ in range(2)]
+            intake.read(SourceBatch(ts, ts, ts.astype(np.uint64), *masks), 0)
+            seen += ts.tolist() if masks[1] is None else ts[masks[1]].tolist()
+            counts = intake.counts
+            assert (counts.earliest_us, counts.latest_us) == ((min(seen), max(seen)) if seen else (None, None))

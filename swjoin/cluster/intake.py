@@ -118,7 +118,7 @@ class StreamIntake:
         ts_valid = _EMPTY_MASK if batch.ts_valid is None else batch.ts_valid
         key_valid = _EMPTY_MASK if batch.key_valid is None else batch.key_valid
         by_arrival = self.time.model == "arrival"
-        allowed = END_OF_TIME_US if by_arrival else self.time.max_out_of_order_us
+        allowed, high_before = END_OF_TIME_US if by_arrival else self.time.max_out_of_order_us, self.high_us
         self.high_us, null_keys, late, first_late, high_then = judge(
             batch.ts, ts_valid, key_valid, self.high_us, allowed, verdict, running
         )
@@ -130,7 +130,7 @@ class StreamIntake:
         self.counts.null_key += int(null_keys)
         self.counts.late += int(late)
         if not (by_arrival and self.live):  # these are joined by the run's clock, not by their own times
-            self.counts.extend_range(batch.ts if batch.ts_valid is None else batch.ts[batch.ts_valid])
+            self._extend_range(batch, high_before - allowed, rises=self.high_us > high_before, regular=not (null_keys or late))
         if self.first_us is None and self.high_us > BEGIN_OF_TIME_US:
             known = np.flatnonzero(running > BEGIN_OF_TIME_US)[0]
             self.first_us = int(running[known])
@@ -148,6 +148,18 @@ class StreamIntake:
         if len(key):
             self._arriving.append(TupleBatch(key, ts, ids, stamps, rows))
         return aside
+
+    def _extend_range(self, batch: SourceBatch, least_us: int, *, rises: bool, regular: bool) -> None:
+        """Take the times into the time range. regular: no row has a null key or is late, so none is below least_us; rises: one
+        of them is the highest so far. Mostly no time has to be looked at."""
+        counts = self.counts
+        if regular and counts.earliest_us is not None and counts.latest_us is not None and counts.earliest_us <= least_us:
+            if rises:
+                counts.latest_us = max(counts.latest_us, self.high_us)
+                return
+            if counts.latest_us >= self.high_us:
+                return
+        counts.extend_range(batch.ts if batch.ts_valid is None else batch.ts[batch.ts_valid])
 
     def _keep_null_keys(self, batch: SourceBatch, ts: I64, verdict: U8) -> None:
         """Rows without a time, too, have no place on the axis and stay out."""
