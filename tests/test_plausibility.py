@@ -26,6 +26,8 @@ from swjoin.runtime import plausibility
 from swjoin.runtime.plausibility import _nearest, _Sample, span_text
 from tests.cases import Case
 from tests.conftest import ROOT
+from tests.live_runs import config as live_config
+from tests.live_runs import live
 from tests.test_checkpoints import _in_pieces
 
 YEAR_2026_S = 1_767_225_600
@@ -376,6 +378,23 @@ def test_they_survive_stops_and_resumptions(tmp_path: Path, monkeypatch: pytest.
     stopped = config_from_plain(plain(tmp_path, cluster=cluster, checkpoint={"epochs": 1}))
     report = _in_pieces(stopped, tmp_path / "other", monkeypatch, [2], [])
     assert report["warnings"] == [nearest_in(tmp_path)]
+
+
+@pytest.mark.timeout(120)
+def test_live_streams_have_ranges_and_what_follows_from_them(tmp_path: Path) -> None:
+    """Pushed rows cannot be read again, so nothing is said of a nearest miss."""
+    for base, count in ((YEAR_2026_S * 10**6, 1), (0, 0)):
+        settings = live_config(sink={"kind": "count"}, checkpoint={"interval": "0s"})
+        with live(settings, tmp_path / str(base), 1) as (run, client):
+            for side, first in (("left", 0), ("right", base + 100_000)):
+                rows = {"key": [1, 1], "ts": [first, first + 200_000], "id": [0, 1]}
+                client.push(side, pa.table(rows), producer="a", end=True)
+                client.end(side)
+            report = run.end()
+        assert report["results"]["count"] == 0
+        apart = "cannot meet within the bounds: left 1970-01-01T00:00:00 to 1970-01-01T00:00:00.2, right 2026-"
+        assert [apart in line for line in report["warnings"]] == [True] * count
+        assert report["input"]["right"]["latest_us"] == base + 300_000
 
 
 @pytest.mark.mpi
