@@ -136,13 +136,15 @@ class StreamIntake:
         if n == 0:
             return []
         verdict, running = np.empty(n, np.uint8), np.empty(n, np.int64)
-        self.high_us, null_keys, late, first_late, high_then = self._judge(batch, self.high_us, verdict, running)
+        by_arrival, high_before = self.time.model == "arrival", self.high_us
+        allowed = END_OF_TIME_US if by_arrival else self.time.max_out_of_order_us
+        self.high_us, null_keys, late, first_late, high_then = self._judge(batch, high_before, verdict, running)
         if late and self.time.late == "error":
             self._refuse(batch, int(first_late), int(verdict[first_late]), int(high_then))
         self.counts.null_key += int(null_keys)
         self.counts.late += int(late)
-        if not (self.time.model == "arrival" and self.live):  # these are joined by the run's clock, not by their own times
-            self.counts.extend_range(batch.ts if batch.ts_valid is None else batch.ts[batch.ts_valid])
+        if not (by_arrival and self.live):  # these are joined by the run's clock, not by their own times
+            self._extend_range(batch, high_before - allowed, rises=self.high_us > high_before, regular=not (null_keys or late))
         if self.first_us is None and self.high_us > BEGIN_OF_TIME_US:
             known = np.flatnonzero(running > BEGIN_OF_TIME_US)[0]
             self.first_us = int(running[known])
@@ -160,6 +162,18 @@ class StreamIntake:
         if len(key):
             self._arriving.append(TupleBatch(key, ts, ids, stamps, rows))
         return aside
+
+    def _extend_range(self, batch: SourceBatch, least_us: int, *, rises: bool, regular: bool) -> None:
+        """Take the times into the time range. regular: no row has a null key or is late, so none is below least_us; rises: one
+        of them is the highest so far. Mostly no time has to be looked at."""
+        counts = self.counts
+        if regular and counts.earliest_us is not None and counts.latest_us is not None and counts.earliest_us <= least_us:
+            if rises:
+                counts.latest_us = max(counts.latest_us, self.high_us)
+                return
+            if counts.latest_us >= self.high_us:
+                return
+        counts.extend_range(batch.ts if batch.ts_valid is None else batch.ts[batch.ts_valid])
 
     def _keep_null_keys(self, batch: SourceBatch, ts: I64, verdict: U8) -> None:
         """Rows without a time, too, have no place on the axis and stay out."""

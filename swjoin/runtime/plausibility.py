@@ -187,7 +187,7 @@ def _left_out_line(side: str, counts: StreamCounts) -> str | None:
         return None
     reasons = ((counts.null_key, "with a null key"), (counts.late, "late or without a time"))
     parts = " and ".join(f"{count:,} {what}" for count, what in reasons if count)
-    return f"{side}: none of its {counts.tuples:,} rows was joined: {parts}"
+    return f"{side}: no row was joined, of {counts.tuples:,} read: {parts}"
 
 
 def _ranges_line(answer: Answer) -> str | None:
