@@ -23,6 +23,7 @@ from swjoin.oracle import How
 from swjoin.sinks.plan import OutputPlan
 from swjoin.sources.columns import Tuples, describe_streams
 from swjoin.sources.predicate import compile_query
+from swjoin.sources.times import zoned
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,6 +56,9 @@ class WindowJoin:
         last: Last | None = None,
         exclusive: Bound | Sequence[Bound] = (),
         time_unit: TimeUnit | None = None,
+        left_time_unit: TimeUnit | None = None,
+        right_time_unit: TimeUnit | None = None,
+        assume_timezone: str | None = None,
         how: How = "inner",
         where: str | None = None,
         left_on: Columns | None = None,
@@ -72,6 +76,7 @@ class WindowJoin:
         self._request = Request(
             on, left_time, right_time, within, lower, upper, exclusive, time_unit, how, where, left_on, right_on,
             left_id, right_id, columns, max_out_of_order, late, memory, ids, last,
+            left_time_unit, right_time_unit, assume_timezone,
         )  # fmt: skip
         with speaking_python():
             self._config = self._request.config()
@@ -101,7 +106,8 @@ class WindowJoin:
         return self._results()
 
     def _push(self, stream: int, value: object) -> None:
-        schema, batches = to_batches(value, STREAM_NAMES[stream])
+        time = (self._config.left, self._config.right)[stream].time
+        schema, batches = to_batches(value, STREAM_NAMES[stream], time)
         self._meet(stream, schema)
         for batch in batches:
             if self._opened is None:
@@ -321,7 +327,7 @@ class _Opened:
         self.plan = OutputPlan(*codecs, request.ids, query.how)
         where = compile_query(query, *codecs)
         self.engine = Engine(config, (codecs[LEFT].layout, codecs[RIGHT].layout), where=where)
-        tuples = [Tuples(sides[s], views[s].codec, keys, self._place) for s in (LEFT, RIGHT)]
+        tuples = [Tuples(sides[s], views[s], keys, self._place) for s in (LEFT, RIGHT)]
         self._streams = [_Stream(s, sides[s].time, (left, right)[s], tuples[s], views[s]) for s in (LEFT, RIGHT)]
         self._joiner: Joiner = self.engine.joiners[0]
         self._pairs: Iterator[Pairs] = iter(())
@@ -380,15 +386,22 @@ class _Stream:
         import pyarrow as pa
 
         try:
-            value = pa.array([to]).cast(self._kind) if isinstance(to, (pa.Scalar, np.generic)) else pa.array([to], self._kind)
+            value = pa.array([to])
+            mixed = {zoned(value.type), zoned(self._kind)} == {True, False}
+            if mixed and self.view.time.zone is None:
+                what = f"{self._name}, which is {self._kind}"
+                raise UserError(f"advance: {to} and {what}: one has a time zone, the other has none")
+            if not mixed:  # else either means an instant
+                value = value.cast(self._kind) if isinstance(to, (pa.Scalar, np.generic)) else pa.array([to], self._kind)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             raise UserError(f"advance: {to!r} is no value of {self._name}, which is {self._kind}") from None
         if value.null_count:
             raise UserError("advance: to is null; give a time")
         try:
             return int(self.tuples.times(value, 0)[0][0])
-        except UserError:
-            raise UserError(f"advance: {to!r} is out of range, or finer than one microsecond") from None
+        except UserError as error:
+            why = str(error).partition(f"time column {self.view.time.name} ")[2]
+            raise UserError(f"advance: {to!r} {why}") from None
 
 
 def _late_table(late: list[tuple[int, SourceBatch, str]]) -> pa.Table:

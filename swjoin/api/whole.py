@@ -39,7 +39,7 @@ class Side:
         self, stream: int, table: pa.Table, config: StreamConfig, view: StreamView, keys: KeyEncoder, *, by_position: bool
     ) -> None:
         self.stream, self.table, self.codec = stream, table, view.codec
-        tuples = Tuples(config, view.codec, keys, self._place)
+        tuples = Tuples(config, view, keys, self._place)
         judged = [] if view.codec.rows is None else view.codec.rows.schema.names
         needed = list(dict.fromkeys([*config.key, config.time, *([config.id] if config.id else []), *judged]))
         self._slices: list[SourceBatch] = []
@@ -132,11 +132,11 @@ def open_sides(request: Request, left: object, right: object, *, materialise: bo
     """Both inputs, read and checked, and what result rows look like."""
     query = request.query()
     wanted: set[str] | None = None
+    configs = [request.stream(s) for s in (LEFT, RIGHT)]
     if (request.columns is not None or not materialise) and query.where is None:
-        configs = [request.stream(s) for s in (LEFT, RIGHT)]
         wanted = {n for c in configs for n in (*c.key, c.time, c.id, *((c.columns or ()) if materialise else ())) if n}
-    tables = [to_table(value, name, wanted) for value, name in zip((left, right), STREAM_NAMES, strict=True)]
-    tables = _typed(tables, [request.stream(s) for s in (LEFT, RIGHT)])
+    inputs = zip((left, right), STREAM_NAMES, configs, strict=True)
+    tables = _typed([to_table(value, name, config.time, wanted) for value, name, config in inputs], configs)
     if materialise:
         request.check_columns(tables[LEFT].column_names, tables[RIGHT].column_names)
     one, two = (request.stream(s, tables[s].column_names) for s in (LEFT, RIGHT))

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 from swjoin.batch import RowLayout, SourceBatch
 from swjoin.config import QueryConfig, StreamConfig
 from swjoin.errors import RunFailed, UserError
-from swjoin.sources.codec import StreamCodec
-from swjoin.sources.columns import Tuples, describe_streams
-from swjoin.sources.formats import file_format, list_files, read_batches, read_schema, refusing, row_count
+from swjoin.sources.columns import StreamView, Tuples, describe_streams
+from swjoin.sources.formats import file_format, list_files, read_batches, read_schema, refuse_mixed_times, refusing, row_count
 from swjoin.sources.keys import Dictionary, KeyEncoder
 from swjoin.sources.read_ahead import ReadAhead
 
@@ -37,22 +36,21 @@ class FileSource:
         config: StreamConfig,
         files: list[Path],
         schema: pa.Schema,
-        columns: list[str],
-        codec: StreamCodec,
+        view: StreamView,
         keys: KeyEncoder,
     ) -> None:
         self.config = config
-        self.codec = codec
+        self.codec = view.codec
         self.files = files
         self.rows_total = _rows_total(files)
         self._schema = schema
-        self._columns = columns
+        self._columns = view.columns
         self._keys = keys
         self._starts: list[int] = []
         self._rows = 0
         self._skipped_files = self._skip = 0  # files, and rows of the first one after them, that are not read
         self._ahead: ReadAhead | None = None
-        self._tuples = Tuples(config, codec, keys, self._place)
+        self._tuples = Tuples(config, view, keys, self._place)
 
     @property
     def layout(self) -> RowLayout | None:
@@ -159,11 +157,13 @@ def open_sources(
     """
     files = [list_files(Path(config.path or "")) for config in (left, right)]
     schemas = [read_schema(found[0]) for found in files]
+    for config, found, schema in zip((left, right), files, schemas, strict=True):
+        refuse_mixed_times(found[0], schema, config.time)
     views, encoder = describe_streams(
         (left, schemas[0]), (right, schemas[1]), carry=carry_payload, time_is_ts=time_is_ts, packed=True, query=query
     )
     sources = [
-        FileSource(config, found, schema, view.columns, view.codec, encoder)
+        FileSource(config, found, schema, view, encoder)
         for config, found, schema, view in zip((left, right), files, schemas, views, strict=True)
     ]
     return sources[0], sources[1], encoder
