@@ -462,11 +462,13 @@ def test_promises_are_values_of_the_time_column() -> None:
     at = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
     schema = pa.schema([("k", pa.string()), ("at", pa.timestamp("ms", "UTC"))])
     join = swjoin.WindowJoin(on="k", left_time="at", right_time="at", within="1s", left_schema=schema, right_schema=schema)
-    for value in (at, pa.scalar(at, pa.timestamp("us", "UTC")), np.datetime64("2024-01-01T00:00:00")):
+    for value in (at, pa.scalar(at, pa.timestamp("us", "UTC")), 1_704_067_200_000):
         list(join.advance(value))
     with pytest.raises(swjoin.UserError, match="left, row id 0: its time is 1000000 us behind"):
         join.push(left=pa.table({"k": ["a"], "at": pa.array([at - dt.timedelta(seconds=1)])}, schema=schema))
-    for wrong, text in (("tomorrow", "is no value of the left side's time column at"), (None, "to is null")):
+    mistakes = [("tomorrow", "is no value of the left side's time column at"), (None, "to is null")]
+    mistakes += [(naive, "one has a time zone, the other has none") for naive in (at.replace(tzinfo=None), np.datetime64(0, "us"))]
+    for wrong, text in mistakes:
         with pytest.raises(swjoin.UserError, match=text):
             join.advance(wrong)
     with pytest.raises(swjoin.UserError, match="side 'middle' is not one of"):
