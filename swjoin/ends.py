@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from swjoin.sections import check
+from swjoin.units import check_time_zone
 
 LIVE_SOURCES = ("flight", "kafka", "watch")
 
@@ -58,7 +59,8 @@ class StreamConfig:
     """Where one stream comes from: `path` (a file or a directory: Parquet, CSV, Arrow IPC), or the in-master generator.
 
     Or, live: `flight`, producers push it; `kafka`, a topic; `watch`, a directory in which Parquet files appear.
-    key: the join columns. time: the time column. time_unit: unit of an integer time column (s, ms, us, ns).
+    key: the join columns. time: the time column. time_unit: unit of an integer time column (s, ms, us, ns). assume_timezone:
+    the zone in which times without a zone are local times.
     id: column of row ids; None: the 0-based position. columns: which other columns to carry; None: all.
     schema: a live stream's columns and their Arrow types, `user: int64, ts: timestamp[us], note: string`.
     """
@@ -73,8 +75,11 @@ class StreamConfig:
     kafka: KafkaConfig | None = None
     watch: str | None = None
     schema: str | None = None
+    assume_timezone: str | None = None
 
     def __post_init__(self) -> None:
+        if self.assume_timezone is not None:
+            check_time_zone(self.assume_timezone)
         check(len(self.key) > 0, "stream: key names no column")
         given = [name for name in ("path", *LIVE_SOURCES) if getattr(self, name) is not None]
         check(len(given) <= 1, f"stream: {' and '.join(given)} given; a stream comes from one place")

@@ -1,12 +1,13 @@
-"""Durations and sizes as people write them.
+"""Durations, sizes and time zones as people write them.
 
-What: `parse_duration_us`, `parse_size_bytes`, and how far times may reach.
+What: `parse_duration_us`, `parse_size_bytes`, `check_time_zone`, and how far times may reach.
 Why: `250ms`, `6h` or `1.5MB` mean the same in a file, on a command line and in a call; a number without a unit is refused.
 Stays out: which values are allowed (`config`).
 """
 
 from __future__ import annotations
 
+import difflib
 import re
 from fractions import Fraction
 
@@ -86,3 +87,21 @@ def parse_size_bytes(text: str | int, *, in_bytes: bool = False) -> int:
     if size >= MAX_SIZE_BYTES:
         raise UserError(f"size {text!r}: more than {MAX_SIZE_BYTES} bytes")
     return size
+
+
+def check_time_zone(name: object) -> None:
+    """UserError, with the nearest name, unless this is a time zone of the IANA database, such as Europe/Berlin."""
+    import zoneinfo
+
+    text = str(name)[:_LONGEST]
+    try:
+        if isinstance(name, str):
+            zoneinfo.ZoneInfo(name)
+            return
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        pass
+    known = {zone.casefold(): zone for zone in zoneinfo.available_timezones()}
+    near = difflib.get_close_matches(text.casefold(), [*known, *(zone.rpartition("/")[2] for zone in known)], 1)
+    full = [zone for folded, zone in known.items() if near and folded.rpartition("/")[2] == near[0]]
+    hint = f"did you mean {known.get(near[0]) or full[0]}?" if near else "write one such as Europe/Berlin or UTC"
+    raise UserError(f"assume_timezone: {text!r} is no time zone; {hint}")

@@ -190,8 +190,9 @@ def test_times_with_units_and_zones() -> None:
     assert len(found) == 9
     assert found.schema.field("right_at").type == pa.timestamp("ns", "Europe/Berlin")
     days = pa.table({"k": ["a", "a"], "at": pa.array([dt.date(2024, 3, 31), dt.date(2024, 4, 1)])})
-    assert swjoin.count(left, days, on="k", left_time="at", right_time="at", lower="-1h", upper="1d").count == 7
-    fine = pa.table({"k": ["a"], "at": pa.array([1], pa.timestamp("ns"))})
+    found = swjoin.count(left, days, on="k", left_time="at", right_time="at", lower="-1h", upper="1d", assume_timezone="UTC")
+    assert found.count == 7
+    fine = pa.table({"k": ["a"], "at": pa.array([1], pa.timestamp("ns", "UTC"))})
     with pytest.raises(
         swjoin.UserError, match=r"right, row 0 \(counting from 0\): time column at is finer than one microsecond"
     ):
@@ -224,8 +225,8 @@ def test_anything_with_arrows_interface() -> None:
     for other in others:
         assert swjoin.join(other, right, **BASICS, within="200us").to_pylist() == expected
     indexed = pd.DataFrame({"v": [1]}, index=pd.DatetimeIndex(["2024-01-01"], name="at"))
-    assert to_table(indexed, "left").column_names == ["v", "at"]
-    assert to_table(frame, "left").column_names == left.column_names
+    assert to_table(indexed, "left", "at").column_names == ["v", "at"]
+    assert to_table(frame, "left", "ts").column_names == left.column_names
 
 
 def test_views_and_columns_of_no_type() -> None:
@@ -461,11 +462,15 @@ def test_promises_are_values_of_the_time_column() -> None:
     at = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
     schema = pa.schema([("k", pa.string()), ("at", pa.timestamp("ms", "UTC"))])
     join = swjoin.WindowJoin(on="k", left_time="at", right_time="at", within="1s", left_schema=schema, right_schema=schema)
-    for value in (at, pa.scalar(at, pa.timestamp("us", "UTC")), np.datetime64("2024-01-01T00:00:00")):
+    for value in (at, pa.scalar(at, pa.timestamp("us", "UTC")), 1_704_067_200_000):
         list(join.advance(value))
     with pytest.raises(swjoin.UserError, match="left, row id 0: its time is 1000000 us behind"):
         join.push(left=pa.table({"k": ["a"], "at": pa.array([at - dt.timedelta(seconds=1)])}, schema=schema))
-    for wrong, text in (("tomorrow", "is no value of the left side's time column at"), (None, "to is null")):
+    mistakes = [("tomorrow", "is no value of the left side's time column at"), (None, "to is null")]
+    mistakes += [
+        (naive, "one has a time zone, the other has none") for naive in (at.replace(tzinfo=None), np.datetime64(0, "us"))
+    ]
+    for wrong, text in mistakes:
         with pytest.raises(swjoin.UserError, match=text):
             join.advance(wrong)
     with pytest.raises(swjoin.UserError, match="side 'middle' is not one of"):

@@ -206,7 +206,7 @@ def _bad(files: tuple[Path, Path], tmp: Path) -> dict[str, tuple[list[object], s
         "key types differ": ([numbers, right, *JOIN, *base], "cast one side"),
         "float key": ([floats, floats, *JOIN, *base], "cannot be a join key"),
         "nested column": ([nested, right, *JOIN, *base], "--columns"),
-        "integers without a unit": ([integers, right, *JOIN, *base], "--time-unit"),
+        "integers without a unit": ([integers, right, *JOIN, *base], "--left-time-unit s"),
         "finer than microseconds": ([fine, right, *JOIN, *base], "finer than one microsecond"),
         "string as time": (
             [left, right, "--on", "name", "--left-time", "note", "--right-time", "at", *base],

@@ -276,9 +276,17 @@ def test_a_frame_joins_itself(spark: Any) -> None:
         ({"on": "id2"}, "right: no column id2"),
         ({"right_time": "when"}, "right: no column when"),
         ({"left_time": "name"}, "left: time column name is string; it must be a timestamp, a date or an integer"),
-        ({"right_time": "at"}, "time columns: left is integers, right is timestamp"),
-        ({"time_unit": None}, "left: time column ts holds integers; say which unit"),
-        ({"left_time": "at", "right_time": "at"}, "time_unit: is for integers"),
+        (
+            {"left_time": "at", "right_time": "ntz", "time_unit": None},
+            "right: time column ntz has no time zone (timestamp[us])",
+        ),
+        ({"time_unit": None}, "left: time column ts holds integers; say which unit with time_unit='s' or"),
+        (
+            {"time_unit": None, "left_time_unit": "s"},
+            "right: time column ts holds integers; say which unit with right_time_unit=",
+        ),
+        ({"left_time_unit": "s", "right_time_unit": "ms"}, "not all three"),
+        ({"left_time": "at", "right_time": "at"}, "left: time column at is timestamp[us, tz=UTC]; time units are for integers"),
         ({"lower": 0}, "give within, or lower and upper, not both"),
         ({"within": None, "lower": 0}, "give within, or both lower and upper"),
         ({"within": None, "lower": "1us", "upper": 0}, "swap them"),
@@ -296,8 +304,8 @@ def test_a_frame_joins_itself(spark: Any) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
 def test_mistakes(change: dict[str, Any], line: str, spark: Any) -> None:
-    left = spark.createDataFrame([], "id long, key long, ts long, name string, at timestamp, id2 long")
-    right = spark.createDataFrame([], "id long, key long, ts long, name string, at timestamp")
+    left = spark.createDataFrame([], "id long, key long, ts long, name string, at timestamp, ntz timestamp_ntz, id2 long")
+    right = spark.createDataFrame([], "id long, key long, ts long, name string, at timestamp, ntz timestamp_ntz")
     with pytest.raises(UserError) as caught:
         window_join(left, right, **{**COMMON, "within": "1s", **change})
     assert line in str(caught.value)

@@ -55,14 +55,18 @@ def speaking_python() -> Iterator[None]:
         text = re.sub(r"--([a-z][a-z-]*)(?: ([\w|]+))?", _argument, str(error))
         text = text.replace("use more slaves (swjoin plan tells how many), raise module.window", "raise memory")
         text = text.replace("module.window", "memory")
+        text = re.sub(r" \((?:left|right)\.\w+ in a configuration\)", "", text)
         if text != str(error):
             error.args = (text, *error.args[1:])
         raise
 
 
+_QUOTED = ("time_unit", "max_out_of_order", "late", "assume_timezone")
+
+
 def _argument(option: re.Match[str]) -> str:
     name, value = option[1].replace("-", "_"), option[2]
-    if name in ("time_unit", "max_out_of_order", "late") and value:
+    if name.removeprefix("left_").removeprefix("right_") in _QUOTED and value:
         return f"{name}={' or '.join(map(repr, value.split('|')))}"
     return name if value is None else f"{name} {value}"
 
@@ -113,6 +117,13 @@ def counts(last: object) -> tuple[int, int]:
     return both[0], both[1]
 
 
+def side_units(both: TimeUnit | None, left: TimeUnit | None, right: TimeUnit | None) -> tuple[TimeUnit | None, TimeUnit | None]:
+    """The time unit of either side. UserError when nothing is left for the common one."""
+    if both is not None and left is not None and right is not None:
+        raise UserError("give --time-unit, or --left-time-unit, --right-time-unit: not all three")
+    return left or both, right or both
+
+
 @dataclass(frozen=True)
 class Request:
     """The arguments of `swjoin.join`, checked as far as they can be without data."""
@@ -137,6 +148,9 @@ class Request:
     memory: str | None
     ids: bool
     last: Last | None = None
+    left_time_unit: TimeUnit | None = None
+    right_time_unit: TimeUnit | None = None
+    assume_timezone: str | None = None
 
     def query(self) -> QueryConfig:
         """Bounds and kind of the join: the one place where they reach the engine."""
@@ -175,11 +189,13 @@ class Request:
         for value, name in ((time, "time"), (row_id, "id")):
             if not isinstance(value, str) and (value is not None or name == "time"):
                 raise UserError(f"{STREAM_NAMES[side]}_{name}: {value!r} is not a column name")
-        if self.time_unit is not None:
-            one_of(self.time_unit, get_args(TimeUnit), "time_unit")
+        for unit, name in ((self.time_unit, ""), (self.left_time_unit, "left_"), (self.right_time_unit, "right_")):
+            if unit is not None:
+                one_of(unit, get_args(TimeUnit), f"{name}time_unit")
+        time_unit = side_units(self.time_unit, self.left_time_unit, self.right_time_unit)[side]
         argument = "on" if own is None else f"{STREAM_NAMES[side]}_on"
         columns = None if self.columns is None else names(self.columns, "columns")
-        return StreamConfig(None, names(key, argument), time, self.time_unit, row_id, columns)
+        return StreamConfig(None, names(key, argument), time, time_unit, row_id, columns, assume_timezone=self.assume_timezone)
 
     def config(self, *, default_bound_us: int = 0, materialise: bool = True, partitions: int | None = None) -> RunConfig:
         """The whole configuration, with settings for speed rather than the paper's, as `swjoin join` has them."""

@@ -11,11 +11,20 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from swjoin.errors import UserError
-from swjoin.sources.formats import common_schema, file_format, list_files, read_batches, read_schema, refusing
+from swjoin.sources.formats import (
+    common_schema,
+    file_format,
+    list_files,
+    read_batches,
+    read_schema,
+    refuse_mixed_times,
+    refusing,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,13 +50,14 @@ Streamable: TypeAlias = ArrowStream | ArrowArray
 Input: TypeAlias = ArrowStream | ArrowArray | str | os.PathLike[str]
 
 
-def to_table(value: object, side: str, wanted: Collection[str] | None = None) -> pa.Table:
-    """A whole input in memory, columns as they are. wanted: of files, read these only. UserError for what is no table, and for
-    files that cannot be read."""
+def to_table(value: object, side: str, time: str, wanted: Collection[str] | None = None) -> pa.Table:
+    """A whole input in memory, columns as they are. time: its time column. wanted: of files, read these only. UserError for
+    what is no table, and for files that cannot be read."""
     import pyarrow as pa
 
     if isinstance(value, (str, os.PathLike)):
-        return _from_files(Path(value), wanted)
+        return _from_files(Path(value), time, wanted)
+    _refuse_mixed_zones(value, side, time)
     if isinstance(value, pa.Table):
         return _without_index(value)
     return _without_index(pa.Table.from_batches(*_opened(value, side)))
@@ -60,11 +70,31 @@ def _without_index(table: pa.Table) -> pa.Table:
     return table.drop_columns([name for name in table.column_names if re.fullmatch(r"__index_level_\d+__", name)])
 
 
-def _from_files(path: Path, wanted: Collection[str] | None) -> pa.Table:
+def _refuse_mixed_zones(value: object, side: str, time: str) -> None:
+    """UserError for a time column of Python objects of which some have a zone: pandas makes timestamps of them as if all had,
+    or none."""
+    if type(value).__module__.partition(".")[0] != "pandas" or time not in getattr(value, "columns", ()):
+        return
+    series = value[time]  # type: ignore[index]
+    if str(getattr(series, "dtype", "")) != "object":
+        return
+    has = {row: item.tzinfo is not None for row, item in enumerate(series) if isinstance(item, datetime) and item == item}
+    first = next(iter(has.values()), None)
+    for row, zoned in has.items():
+        if zoned != first:
+            found = ("a time zone", "none") if zoned else ("no time zone", "one")
+            raise UserError(
+                f"{side}, row {row} (counting from 0): column {time}: {series.iloc[row]} has {found[0]}, those before have "
+                f"{found[1]}; give all of them a zone, or none"
+            )
+
+
+def _from_files(path: Path, time: str, wanted: Collection[str] | None) -> pa.Table:
     import pyarrow as pa
 
     files = list_files(path)
     schema, describer = common_schema(files)
+    refuse_mixed_times(describer, schema, time)
     if wanted is not None:
         schema = pa.schema([field for field in schema if field.name in wanted])
     batches = []
@@ -80,7 +110,7 @@ def _from_files(path: Path, wanted: Collection[str] | None) -> pa.Table:
         return pa.Table.from_batches(batches, schema)
 
 
-def to_batches(value: object, side: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+def to_batches(value: object, side: str, time: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Schema and record batches of a piece of a stream; a table's are as large as they can be without a copy."""
     import pyarrow as pa
 
@@ -91,6 +121,7 @@ def to_batches(value: object, side: str) -> tuple[pa.Schema, Iterator[pa.RecordB
         return value.schema, iter(whole.to_batches())
     if isinstance(value, (str, os.PathLike)):
         raise UserError(f"{side}: {str(value)[:100]!r} is a path; a stream takes batches, swjoin.join takes paths")
+    _refuse_mixed_zones(value, side, time)
     batches, schema = _opened(value, side)
     return schema, batches
 

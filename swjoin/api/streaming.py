@@ -26,6 +26,7 @@ from swjoin.runtime.plausibility import Answer, warn, warnings_of
 from swjoin.sinks.plan import OutputPlan
 from swjoin.sources.columns import Tuples, describe_streams
 from swjoin.sources.predicate import compile_query
+from swjoin.sources.times import zoned
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -70,6 +71,9 @@ class WindowJoin:
         last: Last | None = None,
         exclusive: Bound | Sequence[Bound] = (),
         time_unit: TimeUnit | None = None,
+        left_time_unit: TimeUnit | None = None,
+        right_time_unit: TimeUnit | None = None,
+        assume_timezone: str | None = None,
         how: How = "inner",
         where: str | None = None,
         left_on: Columns | None = None,
@@ -87,6 +91,7 @@ class WindowJoin:
         self._request = Request(
             on, left_time, right_time, within, lower, upper, exclusive, time_unit, how, where, left_on, right_on,
             left_id, right_id, columns, max_out_of_order, late, memory, ids, last,
+            left_time_unit, right_time_unit, assume_timezone,
         )  # fmt: skip
         with speaking_python():
             self._config = self._request.config()
@@ -116,7 +121,8 @@ class WindowJoin:
         with speaking_python():
             for stream, value in ((LEFT, left), (RIGHT, right)):
                 if value is not None:
-                    schema, batches = to_batches(value, STREAM_NAMES[stream])
+                    time = (self._config.left, self._config.right)[stream].time
+                    schema, batches = to_batches(value, STREAM_NAMES[stream], time)
                     schemas = self._with_schema(schemas, stream, schema)
                     rows += [(stream, batch) for batch in batches]
         return self._changed(lambda: self._take(rows, schemas))
@@ -487,7 +493,8 @@ class _Stream:
 
     def __init__(self, stream: int, config: StreamConfig, schema: pa.Schema, keys: KeyEncoder, view: StreamView) -> None:
         self._side, self._columns, self.rows, self.time = STREAM_NAMES[stream], view.columns, 0, config.time
-        self._tuples = Tuples(config, view.codec, keys, lambda row: f"row {row} of the stream (counting from 0)")
+        self._zone = view.time.zone
+        self._tuples = Tuples(config, view, keys, lambda row: f"row {row} of the stream (counting from 0)")
         self._name, self._kind = f"the {self._side} side's time column {config.time}", schema.field(config.time).type
 
     def of(self, batch: pa.RecordBatch, first: int) -> SourceBatch:
@@ -503,15 +510,22 @@ class _Stream:
         import pyarrow as pa
 
         try:
-            value = pa.array([to]).cast(self._kind) if isinstance(to, (pa.Scalar, np.generic)) else pa.array([to], self._kind)
+            value = pa.array([to])
+            mixed = {zoned(value.type), zoned(self._kind)} == {True, False}
+            if mixed and self._zone is None:
+                what = f"{self._name}, which is {self._kind}"
+                raise UserError(f"advance: {to} and {what}: one has a time zone, the other has none")
+            if not mixed:  # else either means an instant
+                value = value.cast(self._kind) if isinstance(to, (pa.Scalar, np.generic)) else pa.array([to], self._kind)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             raise UserError(f"advance: {to!r} is no value of {self._name}, which is {self._kind}") from None
         if value.null_count:
             raise UserError("advance: to is null; give a time")
         try:
             return int(self._tuples.times(value, 0)[0][0])
-        except UserError:
-            raise UserError(f"advance: {to!r} is out of range, or finer than one microsecond") from None
+        except UserError as error:
+            why = str(error).partition(f"time column {self.time} ")[2]
+            raise UserError(f"advance: {to!r} {why}") from None
 
 
 def _late_table(late: list[tuple[int, SourceBatch, str]]) -> pa.Table:

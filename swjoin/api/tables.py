@@ -65,6 +65,9 @@ def join(
     last: Last | None = None,
     exclusive: Bound | Sequence[Bound] = (),
     time_unit: TimeUnit | None = None,
+    left_time_unit: TimeUnit | None = None,
+    right_time_unit: TimeUnit | None = None,
+    assume_timezone: str | None = None,
     how: How = "inner",
     where: str | None = None,
     left_on: Columns | None = None,
@@ -89,11 +92,13 @@ def join(
     left, right: Arrow tables, record batches or readers, pandas, polars, anything with `__arrow_c_stream__`, or paths of files
     or directories (Parquet, CSV, Arrow IPC). They are held in memory; in any row order. on: the join columns of both sides, or
     left_on and right_on. within="6h" means lower="-6h", upper="6h"; exclusive: bounds that do not count themselves. time_unit:
-    of integer time columns (s, ms, us, ns). columns: other columns to keep (default: all). ids: also left_id, right_id,
-    left_ts, right_ts (microseconds); ids are positions unless left_id, right_id name columns. max_out_of_order: rows that lie
-    further behind an earlier one are late (default: no row is, whatever the order); late: "error" or "drop", also for rows
-    without a time. memory: limit of the window state of a thread or rank, such as "4GB". threads: join modules in this process
-    (default: one per core but one, at most four). ranks: start so many MPI ranks on this machine instead, at least 3.
+    of integer time columns (s, ms, us, ns); left_time_unit, right_time_unit: of one side's. assume_timezone: the zone in which
+    times without a zone are local times, such as "Europe/Berlin". columns: other columns to keep (default: all). ids: also
+    left_id, right_id, left_ts, right_ts (microseconds); ids are positions unless left_id, right_id name columns.
+    max_out_of_order: rows that lie further behind an earlier one are late (default: no row is, whatever the order); late:
+    "error" or "drop", also for rows without a time. memory: limit of the window state of a thread or rank, such as "4GB".
+    threads: join modules in this process (default: one per core but one, at most four). ranks: start so many MPI ranks on this
+    machine instead, at least 3.
 
     Output columns: the key once, named as on the left, then every other column of both sides, prefixed left_ or right_ where
     names clash. The order of the rows is not specified. `swjoin.proof(table)` has count, digest and ledger.
@@ -103,6 +108,7 @@ def join(
     request = Request(
         on, left_time, right_time, within, lower, upper, exclusive, time_unit, how, where, left_on, right_on,
         left_id, right_id, columns, max_out_of_order, late, memory, ids, last,
+        left_time_unit, right_time_unit, assume_timezone,
     )  # fmt: skip
     table: pa.Table = _perform(request, left, right, threads, ranks, materialise=True)
     return table
@@ -121,6 +127,9 @@ def count(
     last: Last | None = None,
     exclusive: Bound | Sequence[Bound] = (),
     time_unit: TimeUnit | None = None,
+    left_time_unit: TimeUnit | None = None,
+    right_time_unit: TimeUnit | None = None,
+    assume_timezone: str | None = None,
     how: How = "inner",
     where: str | None = None,
     left_on: Columns | None = None,
@@ -140,6 +149,7 @@ def count(
     request = Request(
         on, left_time, right_time, within, lower, upper, exclusive, time_unit, how, where, left_on, right_on,
         left_id, right_id, None, max_out_of_order, late, memory, False, last,
+        left_time_unit, right_time_unit, assume_timezone,
     )  # fmt: skip
     found: Proof = _perform(request, left, right, threads, ranks, materialise=False)
     return found

@@ -54,7 +54,7 @@ class Side:
         self.stream, self.table, self.codec, self.keys = stream, table, view.codec, keys
         self.time, self._named = config.time, config.id is not None and not by_position
         self.untyped = untyped
-        tuples = Tuples(config, view.codec, keys, self._place)
+        tuples = Tuples(config, view, keys, self._place)
         judged = [] if view.codec.rows is None else view.codec.rows.schema.names
         needed = list(dict.fromkeys([*config.key, config.time, *([config.id] if config.id else []), *judged]))
         self._slices: list[SourceBatch] = []
@@ -200,12 +200,12 @@ def open_sides(request: Request, left: object, right: object, *, materialise: bo
     """Both inputs, read and checked, and what result rows look like."""
     query = request.query()
     wanted: set[str] | None = None
+    configs = [request.stream(s) for s in (LEFT, RIGHT)]
     if (request.columns is not None or not materialise) and query.where is None:
-        configs = [request.stream(s) for s in (LEFT, RIGHT)]
         wanted = {n for c in configs for n in (*c.key, c.time, c.id, *((c.columns or ()) if materialise else ())) if n}
-    tables = [to_table(value, name, wanted) for value, name in zip((left, right), STREAM_NAMES, strict=True)]
-    one, two = request.stream(LEFT), request.stream(RIGHT)
-    tables = [_without_types(table, config) for table, config in zip(tables, (one, two), strict=True)]
+    inputs = zip((left, right), STREAM_NAMES, configs, strict=True)
+    tables = [_without_types(to_table(value, name, config.time, wanted), config) for value, name, config in inputs]
+    one, two = configs
     untyped = [
         isinstance(v, (str, os.PathLike)) and not len(t) and is_untyped(t.schema)
         for v, t in zip((left, right), tables, strict=True)

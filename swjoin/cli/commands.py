@@ -15,7 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from swjoin.api.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS, JOIN_THETA_BYTES
+from swjoin.api.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS, JOIN_THETA_BYTES, side_units
+from swjoin.batch import LEFT, RIGHT
 from swjoin.cli.given import given_ranks, one_or_two, separate
 from swjoin.config import ClusterConfig, ModuleConfig, QueryConfig, RunConfig, SinkConfig, StreamConfig, TimeConfig
 from swjoin.errors import UserError
@@ -76,6 +77,7 @@ def join_config(args: argparse.Namespace) -> RunConfig:
     """The configuration of a `join`, with settings for speed rather than the paper's."""
     left_on, right_on = _keys(args)
     columns = None if args.columns is None else separate(args.columns)
+    units, zone = side_units(args.time_unit, args.left_time_unit, args.right_time_unit), args.assume_timezone
     on_mpi = args.ranks is not None or launcher_size() > 1
     partitions = (CLUSTER_PARTITIONS if on_mpi else JOIN_PARTITIONS) if args.partitions is None else args.partitions
     cluster: dict[str, Any] = {"partition_count": partitions, "distribution_epoch_us": 0}
@@ -89,8 +91,8 @@ def join_config(args: argparse.Namespace) -> RunConfig:
         module["window_bytes"] = parse_size_bytes(args.memory)
     return RunConfig(
         queries=(_query(args),),
-        left=StreamConfig(args.left, left_on, args.left_time, args.time_unit, args.left_id, columns),
-        right=StreamConfig(args.right, right_on, args.right_time, args.time_unit, args.right_id, columns),
+        left=StreamConfig(args.left, left_on, args.left_time, units[LEFT], args.left_id, columns, assume_timezone=zone),
+        right=StreamConfig(args.right, right_on, args.right_time, units[RIGHT], args.right_id, columns, assume_timezone=zone),
         pace=args.pace,
         time=TimeConfig("event", parse_duration_us(args.max_out_of_order), args.late),
         cluster=ClusterConfig(**cluster),

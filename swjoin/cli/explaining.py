@@ -32,7 +32,7 @@ from swjoin.policy.placement import round_robin
 from swjoin.shipped import given_or_shipped
 
 _WIDTH = 100
-_STREAM_KEYS = {"path", "key", "time", "time_unit", "id", "columns"}
+_STREAM_KEYS = {"path", "key", "time", "time_unit", "id", "columns", "assume_timezone"}
 _LIVE = {
     "flight": "Arrow Flight: clients send record batches to the master",
     "kafka": "a Kafka topic, read by the master",
@@ -125,6 +125,7 @@ def _inputs(s: Setting) -> list[str]:
         text = f"{name.capitalize()}: {told}."
         if stream.path is not None or _live(stream):
             unit = f" ({stream.time_unit})" if stream.time_unit else ""
+            unit += f" (local times of {stream.assume_timezone})" if stream.assume_timezone else ""
             ids = f"row ids from column {stream.id}" if stream.id else "row ids are positions"
             text += f" Key {', '.join(stream.key)}; time {stream.time}{unit}; {ids}."
         out.append(text)

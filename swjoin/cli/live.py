@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from swjoin.errors import UserError
 from swjoin.loading import load_config
 from swjoin.shipped import given_or_shipped
-from swjoin.units import parse_duration_us
+from swjoin.units import check_time_zone, parse_duration_us
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -96,14 +96,14 @@ def _push(args: argparse.Namespace) -> int:
 
 def _batches(args: argparse.Namespace, wanted: pa.Schema, skip: int) -> Iterator[pa.RecordBatch]:
     """Rows of a file, a directory or standard input, with the columns and types that the stream wants."""
-    for batch in _read(args.file, wanted):
+    for batch in _read(args.file, wanted, args.assume_timezone):
         start = min(skip, batch.num_rows)
         skip -= start
         for at in range(start, batch.num_rows, args.batch):
             yield batch.slice(at, args.batch)
 
 
-def _read(name: str, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _read(name: str, wanted: pa.Schema, zone: str | None) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
     from swjoin.live.client import fitted
@@ -111,17 +111,39 @@ def _read(name: str, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
 
     if name == "-":
         with pa.ipc.open_stream(sys.stdin.buffer) as reader:
+            _check_zone(zone, reader.schema, wanted, "standard input")
+            first = 0
             for batch in reader:
-                yield fitted(batch, wanted, "standard input")
+                yield fitted(batch, wanted, _placed("standard input", first), zone)
+                first += batch.num_rows
         return
     for path in list_files(Path(name)):
         schema = read_schema(path)
         for column in wanted.names:
             if schema.names.count(column) != 1:
                 raise UserError(f"{path}: column {column} is missing; the stream wants {', '.join(wanted.names)}")
+        _check_zone(zone, schema, wanted, str(path))
         with refusing(path):
+            first = 0
             for batch in read_batches(path, schema, wanted.names, 65_536, 0):
-                yield fitted(batch, wanted, str(path))
+                yield fitted(batch, wanted, _placed(str(path), first), zone)
+                first += batch.num_rows
+
+
+def _placed(where: str, first: int) -> Callable[[int], str]:
+    return lambda row: where if row < 0 else f"{where}, row {first + row} (counting from 0)"
+
+
+def _check_zone(zone: str | None, schema: pa.Schema, wanted: pa.Schema, where: str) -> None:
+    """UserError where --assume-timezone is given and is for no column, or is the name of no zone."""
+    from swjoin.sources.times import zoned
+
+    if zone is None:
+        return
+    check_time_zone(zone)
+    both = [(schema.field(f.name).type, f.type) for f in wanted if schema.names.count(f.name) == 1]
+    if not any(zoned(mine) is False and zoned(theirs) for mine, theirs in both):
+        raise UserError(f"{where}: --assume-timezone has no effect: no column without a zone is pushed into one with a zone")
 
 
 def run_tail(args: argparse.Namespace) -> int:

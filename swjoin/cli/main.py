@@ -20,6 +20,7 @@ from typing import NoReturn
 from swjoin.cli.parser import Parser
 from swjoin.errors import SwjoinError
 
+TIME_UNITS = ["s", "ms", "us", "ns"]
 HOWS = ["inner", "left", "right", "full", "semi", "anti"]  # as in `oracle`, which is not to be imported here
 
 
@@ -69,7 +70,10 @@ def _add_join(p: argparse.ArgumentParser) -> None:
     p.add_argument("--right-on", metavar="KEY", nargs="+", action="extend", help="join columns on the right")
     p.add_argument("--left-time", metavar="COL", required=True)
     p.add_argument("--right-time", metavar="COL", required=True)
-    p.add_argument("--time-unit", choices=["s", "ms", "us", "ns"], help="unit of integer time columns")
+    p.add_argument("--time-unit", choices=TIME_UNITS, help="unit of integer time columns")
+    p.add_argument("--left-time-unit", choices=TIME_UNITS, help="unit of the left time column, if they differ")
+    p.add_argument("--right-time-unit", choices=TIME_UNITS, help="unit of the right time column")
+    p.add_argument("--assume-timezone", metavar="ZONE", help="times without a zone are local times of it: Europe/Berlin")
     p.add_argument("--within", metavar="6h", help="window on both sides: lower = -W, upper = +W")
     p.add_argument("--lower", metavar="-1h", help="lowest right time - left time")
     p.add_argument("--upper", metavar="2h", help="highest right time - left time")
@@ -175,6 +179,7 @@ def _add_push(p: argparse.ArgumentParser) -> None:
     p.add_argument("--rate", metavar="R", type=float, help="rows per second (default: as fast as they are taken)")
     p.add_argument("--batch", metavar="ROWS", type=int, default=16_384, help="rows of a message")
     p.add_argument("--keep-open", action="store_true", help="more rows of this producer will follow later")
+    p.add_argument("--assume-timezone", metavar="ZONE", help="times without a zone are local times of it: Europe/Berlin")
 
 
 def _add_tail(p: argparse.ArgumentParser) -> None:

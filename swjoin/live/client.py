@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -20,9 +21,11 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from swjoin.batch import Bool
 from swjoin.errors import RunFailed, UserError
 from swjoin.live.door import plain_text
 from swjoin.live.row_log import Place
+from swjoin.sources.times import cast_complaint, instants, zoned
 
 BATCH_ROWS = 16_384
 _REACH_S = 3.0  # how long the collector's own endpoint may take to answer
@@ -136,7 +139,7 @@ class Producer:
         """More rows, with the stream's columns at least. Waits while the run cannot take them. UserError if they do not fit."""
         batches = rows.to_batches(BATCH_ROWS) if isinstance(rows, pa.Table) else [rows]
         for batch in batches:
-            self._write(fitted(batch, self._schema, "push"), {"row": self.row} if self._numbered else {})
+            self._write(fitted(batch, self._schema, _in_push), {"row": self.row} if self._numbered else {})
             self.row += batch.num_rows
 
     def advance(self, to_us: int) -> None:
@@ -337,20 +340,38 @@ class Client:
         self.close()
 
 
-def fitted(batch: pa.RecordBatch, wanted: pa.Schema, where: str) -> pa.RecordBatch:
-    """The columns that a stream wants, in its order and types. UserError when one is missing or of another type."""
+def fitted(batch: pa.RecordBatch, wanted: pa.Schema, place: Callable[[int], str], zone: str | None = None) -> pa.RecordBatch:
+    """The columns that a stream wants, in its order and types. UserError when one is missing or of another type.
+
+    place: where a row of the batch is, or (-1) the batch itself, in error messages. zone: times without a zone are local times
+    of it, where the stream wants a zone.
+    """
     if batch.schema.equals(wanted):
         return batch
-    arrays = []
+    where, arrays = place(-1), []
     for field in wanted:
         if field.name not in batch.schema.names:
             raise UserError(f"{where}: column {field.name} is missing; the stream wants {', '.join(wanted.names)}")
         array = batch.column(field.name)
+        if zone is not None and zoned(array.type) is False and zoned(field.type):
+            array = instants(array, zone, partial(_refuse_first, place, field.name))
+        complaint = cast_complaint(array.type, field.type)
+        if complaint is not None:
+            raise UserError(f"{where}: column {field.name} is {array.type}, the stream wants {field.type}: {complaint}")
         try:
             arrays.append(array if array.type == field.type else array.cast(field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise UserError(f"{where}: column {field.name}: {array.type} does not become {field.type} ({error})") from None
     return pa.record_batch(arrays, schema=wanted)
+
+
+def _in_push(row: int) -> str:
+    return "push" if row < 0 else f"push, row {row} of the batch (counting from 0)"
+
+
+def _refuse_first(place: Callable[[int], str], name: str, wrong: Bool, what: str) -> None:
+    if wrong.any():
+        raise UserError(f"{place(int(wrong.argmax()))}: column {name} {what}")
 
 
 def connect(

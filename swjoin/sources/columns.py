@@ -22,22 +22,21 @@ from swjoin.oracle import JOIN_KINDS
 from swjoin.sources.codec import RowCodec, StreamCodec, returned
 from swjoin.sources.keys import KeyEncoder
 from swjoin.sources.predicate import resolve
+from swjoin.sources.times import TimeColumn, check_times, microseconds, zoned
 from swjoin.sources.views import booleans_of, integers_of
-from swjoin.units import MAX_SPAN_US
 from swjoin.where import columns_of, parse_where
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_UNIT_US = {"s": 1_000_000, "ms": 1_000, "us": 1}
-
 
 class Tuples:
     """Makes tuples of one stream's batches. place: where a row is, by its position, for error lines."""
 
-    def __init__(self, config: StreamConfig, codec: StreamCodec, keys: KeyEncoder, place: Callable[[int], str]) -> None:
+    def __init__(self, config: StreamConfig, view: StreamView, keys: KeyEncoder, place: Callable[[int], str]) -> None:
         self._config = config
-        self._codec = codec
+        self._codec = view.codec
+        self._time = view.time
         self._keys = keys
         self._place = place
 
@@ -61,36 +60,10 @@ class Tuples:
         return integers_of(column.cast(pa.uint64() if column.type == pa.uint64() else pa.int64())).astype(np.uint64)
 
     def times(self, column: pa.Array, first: int) -> tuple[I64, Bool | None]:
-        """Microseconds, and which rows have a time. UserError when a time is finer than microseconds or out of range."""
-        import pyarrow as pa
-
+        """Microseconds, and which rows have a time. UserError when a time is finer than microseconds, out of range, or a local
+        time that its zone has twice or never."""
         valid = booleans_of(column.is_valid()) if column.null_count else None
-        kind = column.type
-        if pa.types.is_timestamp(kind):
-            unit = kind.unit
-            column = column.cast(pa.int64())
-        elif pa.types.is_date32(kind):
-            column, unit = column.cast(pa.timestamp("s")).cast(pa.int64()), "s"
-        elif pa.types.is_date64(kind):
-            column, unit = column.cast(pa.int64()), "ms"
-        else:
-            unit = self._config.time_unit
-        if column.null_count:
-            column = column.fill_null(0)
-        values = integers_of(column)
-        if values.dtype == np.uint64 and len(values) and int(values.max()) > MAX_SPAN_US:
-            values = np.minimum(values, MAX_SPAN_US)
-        values = values.astype(np.int64, copy=False)
-        if unit == "ns":
-            self._refuse_first(
-                values % 1000 != 0, valid, first, "is finer than one microsecond; round the column to microseconds"
-            )
-            values = values // 1000
-        scale = _UNIT_US.get(str(unit), 1)
-        limit = MAX_SPAN_US // scale
-        if len(values) and (int(values.max()) >= limit or int(values.min()) <= -limit):
-            self._refuse_first((values >= limit) | (values <= -limit), valid, first, "is out of range; check --time-unit")
-        return (values if scale == 1 else values * scale), valid
+        return microseconds(column, self._time, lambda wrong, what: self._refuse_first(wrong, valid, first, what)), valid
 
     def _refuse_first(self, wrong: Bool, valid: Bool | None, first: int, what: str) -> None:
         wrong = wrong if valid is None else wrong & valid
@@ -100,10 +73,11 @@ class Tuples:
 
 @dataclass(frozen=True)
 class StreamView:
-    """columns: what has to be read of a stream. codec: how its columns come back from a pair."""
+    """columns: what has to be read of a stream. codec: how its columns come back from a pair. time: its time column."""
 
     codec: StreamCodec
     columns: list[str]
+    time: TimeColumn
 
 
 def _origin(config: StreamConfig) -> str:
@@ -153,21 +127,10 @@ def settle_types(
     return settled[LEFT], settled[RIGHT]
 
 
-def _check_time(config: StreamConfig, kind: pa.DataType, side: str) -> None:
-    import pyarrow.types as t
-
-    if t.is_timestamp(kind) or t.is_date(kind):
-        return
-    where = f"{side} {_origin(config)}: time column {config.time}"
-    if not t.is_integer(kind):
-        raise UserError(f"{where} is {kind}; it must be a timestamp, a date or an integer")
-    if config.time_unit is None:
-        raise UserError(f"{where} holds integers; say which unit with --time-unit s|ms|us|ns")
-
-
 def _stream_view(
     config: StreamConfig,
     schema: pa.Schema,
+    time: TimeColumn,
     *,
     carry: bool,
     packed: bool,
@@ -185,14 +148,15 @@ def _stream_view(
     needed = [*config.key, config.time, *([config.id] if config.id else [])]
     unit = config.time_unit if pa.types.is_integer(schema.field(config.time).type) else None
     if not carry and not judged:
-        return StreamView(StreamCodec((), config.key, None, time_unit=unit), list(dict.fromkeys(needed)))
+        return StreamView(StreamCodec((), config.key, None, time_unit=unit), list(dict.fromkeys(needed)), time)
     chosen = schema.names if config.columns is None else [n for n in schema.names if n in {*config.columns, *needed}]
     shown = chosen if carry else []
     wanted = [name for name in schema.names if name in shown or name in judged]
     columns: list[tuple[str, Any, str]] = []
     for name in wanted:
         kind = returned(schema.field(name).type) if packed else schema.field(name).type
-        lossless = (kind == pa.int64() and config.time_unit == "us") or (pa.types.is_timestamp(kind) and kind.unit == "us")
+        same_time = pa.types.is_timestamp(kind) and kind.unit == "us" and (config.assume_timezone is None or zoned(kind))
+        lossless = (kind == pa.int64() and config.time_unit == "us") or same_time
         if name in config.key:
             if native:
                 columns.append((name, kind, "key"))
@@ -205,7 +169,8 @@ def _stream_view(
     in_rows = [(name, kind) for name, kind, origin in columns if origin == "row" and (packed or name in judged)]
     rows = RowCodec(pa.schema(in_rows)) if packed or judged else None
     hidden = tuple(name for name in wanted if name not in shown)
-    return StreamView(StreamCodec(tuple(columns), config.key, rows, hidden, unit), list(dict.fromkeys([*needed, *wanted])))
+    codec = StreamCodec(tuple(columns), config.key, rows, hidden, unit)
+    return StreamView(codec, list(dict.fromkeys([*needed, *wanted])), time)
 
 
 def _check_chosen(left: tuple[StreamConfig, pa.Schema], right: tuple[StreamConfig, pa.Schema]) -> None:
@@ -250,29 +215,33 @@ def describe_streams(
     """
     import pyarrow.types as t
 
-    keys = []
+    keys, times = [], []
     for side, (config, schema) in zip(STREAM_NAMES, (left, right), strict=True):
         where = _origin(config)
         keys.append([(name, _find(schema, name, side, where, "key")) for name in config.key])
-        _check_time(config, _find(schema, config.time, side, where, "time"), side)
+        kind = _find(schema, config.time, side, where, "time")
+        unit, zone = config.time_unit, config.assume_timezone
+        times.append(TimeColumn(side, f"{side} {where}", config.time, kind, unit, zone))
         if config.id is not None and not t.is_integer(_find(schema, config.id, side, where, "id")):
             raise UserError(f"{side} {where}: id column {config.id} must hold integers")
         if carry and len(set(schema.names)) < len(schema.names):
             twice = next(n for n in schema.names if schema.names.count(n) > 1)
             raise UserError(f"{side} {where}: column {twice} is there {schema.names.count(twice)} times; rename one")
     _check_chosen(left, right)
+    check_times(times[LEFT], times[RIGHT])
     encoder, judged = KeyEncoder(keys[0], keys[1]), _judged(query, left, right)
-    kind = JOIN_KINDS["inner"] if query is None else query.kind
+    join_kind = JOIN_KINDS["inner"] if query is None else query.kind
     views = []
     for index, (config, schema) in enumerate((left, right)):
         try:
             view = _stream_view(
                 config,
                 schema,
-                carry=carry and (index == LEFT or not kind.one_sided),
+                times[index],
+                carry=carry and (index == LEFT or not join_kind.one_sided),
                 packed=packed,
                 native=encoder.native,
-                own_key=index == LEFT or kind.unmatched[index],
+                own_key=index == LEFT or join_kind.unmatched[index],
                 time_is_ts=time_is_ts,
                 judged=judged[index],
             )

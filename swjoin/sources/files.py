@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 from swjoin.batch import RowLayout, SourceBatch
 from swjoin.config import QueryConfig, StreamConfig
 from swjoin.errors import RunFailed, UserError
-from swjoin.sources.codec import StreamCodec
-from swjoin.sources.columns import Tuples, describe_streams, settle_types
+from swjoin.sources.columns import StreamView, Tuples, describe_streams, settle_types
 from swjoin.sources.formats import (
     common_schema,
     file_format,
@@ -27,6 +26,7 @@ from swjoin.sources.formats import (
     place_in,
     read_batches,
     read_schema,
+    refuse_mixed_times,
     refusing,
     row_count,
 )
@@ -47,8 +47,7 @@ class FileSource:
         config: StreamConfig,
         files: list[Path],
         described: tuple[pa.Schema, Path],
-        columns: list[str],
-        codec: StreamCodec,
+        view: StreamView,
         keys: KeyEncoder,
         *,
         untyped: bool = False,
@@ -57,17 +56,17 @@ class FileSource:
         types of their own."""
         self.config = config
         self.untyped = untyped
-        self.codec = codec
+        self.codec = view.codec
         self.files = files
         self.rows_total = _rows_total(files)
         self._schema, self._describer = described
-        self._columns = columns
+        self._columns = view.columns
         self._keys = keys
         self._starts: list[int] = []
         self._rows = 0
         self._skipped_files = self._skip = 0  # files, and rows of the first one after them, that are not read
         self._ahead: ReadAhead | None = None
-        self._tuples = Tuples(config, codec, keys, self._place)
+        self._tuples = Tuples(config, view, keys, self._place)
 
     @property
     def layout(self) -> RowLayout | None:
@@ -176,6 +175,8 @@ def open_sources(
     """
     files = [list_files(Path(config.path or "")) for config in (left, right)]
     described = [common_schema(found) for found in files]
+    for config, (schema, path) in zip((left, right), described, strict=True):
+        refuse_mixed_times(path, schema, config.time)
     untyped = [file_format(path) == "CSV" and is_untyped(schema) for schema, path in described]
     found_types = [schema for schema, _ in described]
     settled = settle_types((left, right), found_types, untyped)
@@ -184,7 +185,7 @@ def open_sources(
         (left, schemas[0]), (right, schemas[1]), carry=carry_payload, time_is_ts=time_is_ts, packed=True, query=query
     )
     sources = [
-        FileSource(config, found, (schema, path), view.columns, view.codec, encoder, untyped=none)
+        FileSource(config, found, (schema, path), view, encoder, untyped=none)
         for config, found, schema, (_, path), view, none in zip(
             (left, right), files, schemas, described, views, untyped, strict=True
         )

@@ -1,6 +1,7 @@
 """Files of rows as Arrow batches: Parquet, CSV, Arrow IPC, told apart by their extensions.
 
-What: `list_files`, `read_schema`, `common_schema`, `read_batches`, `place_in`, `row_count`, `edges_checksum`.
+What: `list_files`, `read_schema`, `common_schema`, `read_batches`, `refuse_mixed_zones`, `place_in`, `row_count`,
+`edges_checksum`.
 Why: what these files hold was written by anybody. Whatever a library says about them becomes one line that names the file, and
 what it does not look at is looked at here, before kernels that check nothing see it.
 Stays out: keys, times, payload, reading ahead (`sources.files`).
@@ -17,6 +18,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from swjoin.errors import UserError
 from swjoin.shipped import relative_to
@@ -36,6 +39,8 @@ _SUFFIXES = {
     ".arrows": "Arrow IPC",
 }
 _EDGE_BYTES = 1 << 16  # of a file, at either end, that its checksum is of
+_TIME = r"^\s*\d{4}-\d\d-\d\d[T ]\d\d"  # of a CSV file, as Arrow reads them
+_ZONE = r"^\s*\d{4}-\d\d-\d\d[T ][\d:.,]+\s*(Z|[+-]\d\d(:?\d\d)?)\s*$"
 _LONGEST = 1000  # characters of a complaint that a library or a path has a part in
 
 
@@ -186,7 +191,14 @@ def _batches(path: Path, schema: pa.Schema, columns: list[str], rows: int, skip:
             path, read_options=pacsv.ReadOptions(block_size=4 << 20), convert_options=_csv_options(schema, columns)
         )
         with reader:
-            yield from reader
+            try:
+                yield from reader
+            except pa.ArrowInvalid as error:
+                if "zone offset" in str(error):  # which does not say the row
+                    for name in columns:
+                        if pa.types.is_timestamp(schema.field(name).type):
+                            refuse_mixed_zones(path, name, schema.field(name).type.tz is not None)
+                raise
     else:
         with _open_ipc(path) as reader:
             batches = (
@@ -220,6 +232,39 @@ def _line_of(path: Path, row: int) -> int | None:
     except (OSError, EOFError, csv.Error):
         pass
     return None
+
+
+def refuse_mixed_zones(path: Path, name: str, zoned: bool | None = None) -> None:
+    """UserError, with its row, for the first timestamp of a column of a CSV file that has a zone where others have none, or
+    the other way round. zoned: whether those before have one; None: as the first one. Nothing happens if there is none."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    first = 0
+    text = pa.schema([(name, pa.string())])
+    with refusing(path), _open_csv(path, convert_options=_csv_options(text, [name])) as reader:
+        for batch in reader:
+            column = batch.column(0)
+            times, zones = (np.asarray(pc.match_substring_regex(column, p).fill_null(False)) for p in (_TIME, _ZONE))
+            if zoned is None and times.any():
+                zoned = bool(zones[times.argmax()])
+            wrong = times & (zones != bool(zoned))
+            if wrong.any():
+                row = int(wrong.argmax())
+                has = ("no time zone", "those before have one") if zoned else ("a time zone", "those before have none")
+                raise UserError(
+                    f"{place_in(path, first + row)}: column {name}: {column[row].as_py()!r} has {has[0]}, "
+                    f"{has[1]}; give all of them a zone, or none"
+                )
+            first += batch.num_rows
+
+
+def refuse_mixed_times(path: Path, schema: pa.Schema, name: str) -> None:
+    """UserError, with its row, for a time column of a CSV file that is text because some of its values have a zone."""
+    import pyarrow as pa
+
+    if file_format(path) == "CSV" and schema.names.count(name) == 1 and pa.types.is_string(schema.field(name).type):
+        refuse_mixed_zones(path, name)
 
 
 def row_count(path: Path) -> int:

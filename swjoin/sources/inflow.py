@@ -268,9 +268,11 @@ def _sample(source: Source) -> list[SourceBatch]:
 
 def _statistics(source: FileSource, config: StreamConfig) -> Iterator[tuple[float, float, int]]:
     """First and last time and rows of every row group of Parquet files. UnforeseenError when they do not tell."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     from swjoin.sources.formats import file_format
+    from swjoin.sources.times import local_as_us
 
     unit = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
     for path in source.files:
@@ -286,17 +288,10 @@ def _statistics(source: FileSource, config: StreamConfig) -> Iterator[tuple[floa
                 if column.statistics is None or not column.statistics.has_min_max:
                     raise UnforeseenError(f"{path}: has no statistics of column {config.time}; give the rate with --rate")
                 scale = unit[config.time_unit] if config.time_unit is not None else 1.0
-                low, high = (_as_us(v, kind, scale) for v in (column.statistics.min, column.statistics.max))
+                edges = (column.statistics.min, column.statistics.max)
+                integers = pa.types.is_integer(kind)
+                low, high = (float(v) * scale if integers else local_as_us(v, kind, config.assume_timezone) for v in edges)
                 yield low, high, group.num_rows
-
-
-def _as_us(value: Any, kind: Any, scale: float) -> float:
-    """A statistic of a time column in microseconds. scale: of a column of integers."""
-    import pyarrow as pa
-
-    if pa.types.is_integer(kind):
-        return float(value) * scale
-    return float(pa.scalar(value, kind).cast(pa.timestamp("us", getattr(kind, "tz", None))).value)
 
 
 def _thinned(groups: list[tuple[float, float, int]], most: int = 1000) -> list[tuple[float, float, int]]:

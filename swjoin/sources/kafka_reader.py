@@ -10,6 +10,7 @@ paused at the client instead. A partition that has messages to come is not silen
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
@@ -106,6 +107,7 @@ class PartitionReader:
     ) -> None:
         self._make_client, self._topic, self._where = client, topic, f"{where}: topic {topic}"
         self._decoder, self._times_of, self._merge = decoder, times_of, merge
+        self._complained = False
         self.failure: SwjoinError | None = None
         self.messages = self.bytes = 0
         self.trails: dict[str, Trail] = {}
@@ -247,6 +249,10 @@ class PartitionReader:
         self.messages += len(messages)
         self.bytes += sum(len(content) for content in contents if content is not None)
         rows = self._decoder.decode(contents, stamps_ms)
+        if self._decoder.complaint is not None and not self._complained:
+            self._complained = True
+            told = f"{self._where}: a message cannot be used ({self._decoder.complaint}); see unusable_messages for how many"
+            print(f"swjoin: {told}", file=sys.stderr, flush=True)
         of_partition, of_offset = partitions[rows.message], offsets[rows.message]
         within = np.arange(len(rows.message)) - np.searchsorted(rows.message, rows.message)
         for partition in np.unique(partitions).tolist():

@@ -19,6 +19,7 @@ from swjoin.sources.codec import StreamCodec
 from swjoin.sources.columns import StreamView, Tuples, describe_streams
 from swjoin.sources.keys import Dictionary, KeyEncoder
 from swjoin.sources.merge import Merge
+from swjoin.sources.times import zoned
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,7 +63,9 @@ def check_schema(schema: pa.Schema, expected: pa.Schema) -> None:
             raise UserError(f"wrong schema: column {field.name} {there}; expected {described(expected)}")
         kind = schema.field(field.name).type
         if kind != field.type:
-            raise UserError(f"wrong schema: column {field.name} is {kind}, expected {field.type}")
+            mixed = {zoned(kind), zoned(field.type)} == {True, False}
+            remedy = "; give all of its times a zone, or none" if mixed else ""
+            raise UserError(f"wrong schema: column {field.name} is {kind}, expected {field.type}{remedy}")
 
 
 def described(schema: pa.Schema) -> str:
@@ -90,8 +93,8 @@ class MergedSource:
         self.merge = merge
         self.rows = 0  # read so far
         self._keys = keys
-        self._tuples = Tuples(config, view.codec, keys, self._place)
-        self._judge = Tuples(config, view.codec, keys, lambda row: f"row {row} of the batch (counting from 0)")
+        self._tuples = Tuples(config, view, keys, self._place)
+        self._judge = Tuples(config, view, keys, lambda row: f"row {row} of the batch (counting from 0)")
         self._next: pa.RecordBatch | None = None
 
     # ------------------------------------------------------------ offered, from any thread

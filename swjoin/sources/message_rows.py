@@ -7,7 +7,8 @@ Stays out: where messages come from (`sources.kafka`).
 
 JSON messages are parsed together. Each is wrapped, `{"m":MESSAGE}` and a line's end: no two wrapped messages can be read as one
 value, since `}` and `{` follow each other only between values. So each gives a row at least, and as many rows as messages mean
-one each. Where something is wrong the messages are divided in half, until the one is found.
+one each. Where something is wrong the messages are divided in half, until the one is found. Timestamps are parsed as text
+first: Arrow's JSON reader takes one with a zone for a column without, and the other way round.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 from swjoin.batch import I64, Bool
 from swjoin.errors import SwjoinError, UserError
 from swjoin.sources.live import check_schema
+from swjoin.sources.times import zoned
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,11 +53,15 @@ class MessageDecoder:
         import pyarrow as pa
 
         self._schema, self._check, self._id = schema, check, id
+        self.complaint: str | None = None  # why the first message that could not be used was not
         self._sent = pa.schema([field for field in schema if field.name != STAMP])
         self._decode = self._json if format == "json" else self._arrow
         self._refused = (pa.ArrowException, SwjoinError, OSError, EOFError, ValueError, OverflowError, MemoryError)
-        if STAMP in schema.names and not pa.types.is_timestamp(schema.field(STAMP).type):
-            raise UserError(f"schema: column {STAMP} is the messages' own time; declare it as a timestamp")
+        if STAMP in schema.names and not zoned(schema.field(STAMP).type):
+            raise UserError(
+                f"schema: column {STAMP} is the messages' own time; declare it as a timestamp with a zone, such as "
+                "timestamp[ms, tz=UTC]"
+            )
         if format == "json":
             for field in self._sent:
                 try:
@@ -69,6 +75,10 @@ class MessageDecoder:
         """messages: (m,) contents, None for one without. stamps_ms: (m,) their own times, negative where they have none."""
         return self._decode(messages, stamps_ms)
 
+    def _complain(self, error: Exception) -> None:
+        if self.complaint is None:
+            self.complaint = " ".join(str(error).split())[:300] or type(error).__name__
+
     # ------------------------------------------------------------ one format and the other
 
     def _json(self, messages: Sequence[bytes | None], stamps_ms: I64) -> Decoded:
@@ -76,8 +86,9 @@ class MessageDecoder:
             columns, valid = _parsed([b"null" if m is None else m for m in messages], self._sent)
             batch = self._finished(columns, stamps_ms, ~valid)
             return Decoded(batch, np.arange(len(messages)), ~valid)
-        except self._refused:
+        except self._refused as error:
             if len(messages) == 1:
+                self._complain(error)
                 return self._nothing()
             half = len(messages) // 2
             return _joined([self._json(messages[:half], stamps_ms[:half]), self._json(messages[half:], stamps_ms[half:])], half)
@@ -89,7 +100,7 @@ class MessageDecoder:
         for index, message in enumerate(messages):
             try:
                 if message is None:
-                    raise ValueError
+                    raise ValueError("no content")
                 with pa.ipc.open_stream(message) as reader:
                     table = reader.read_all().combine_chunks()
                 table.validate(full=True)  # the library takes lengths and offsets as they stand in the message
@@ -99,7 +110,8 @@ class MessageDecoder:
                 stamps = np.full(batch.num_rows, stamps_ms[index])
                 good = self._finished(batch.columns, stamps, np.zeros(batch.num_rows, np.bool_))
                 part = Decoded(good, np.full(good.num_rows, index), np.zeros(good.num_rows, np.bool_))
-            except self._refused:
+            except self._refused as error:
+                self._complain(error)
                 nothing = self._nothing()
                 part = Decoded(nothing.batch, np.full(1, index), nothing.unusable)
             parts.append(part)
@@ -147,7 +159,8 @@ def _parsed(messages: list[bytes], schema: pa.Schema) -> tuple[list[pa.Array], B
     import pyarrow.json as pj
 
     data = b'{"m":' + b'}\n{"m":'.join(messages) + b"}\n"
-    wrapped = pa.schema([("m", pa.struct(list(schema)))])
+    texts = [pa.field(f.name, pa.string()) if pa.types.is_timestamp(f.type) else f for f in schema]
+    wrapped = pa.schema([("m", pa.struct(texts))])
     table = pj.read_json(
         pa.py_buffer(data),
         # One block: a message may hold line ends.
@@ -157,7 +170,20 @@ def _parsed(messages: list[bytes], schema: pa.Schema) -> tuple[list[pa.Array], B
     if table.num_rows != len(messages):
         raise ValueError("a message holds more than one object")
     column = _whole(table.column("m"))
-    return column.flatten(), np.asarray(column.is_valid().to_numpy(zero_copy_only=False), np.bool_)
+    columns = [_timed(array, field) for array, field in zip(column.flatten(), schema, strict=True)]
+    return columns, np.asarray(column.is_valid().to_numpy(zero_copy_only=False), np.bool_)
+
+
+def _timed(column: pa.Array, field: pa.Field) -> pa.Array:
+    """Text as timestamps. UserError where the text has a zone and the type has none, or the other way round."""
+    import pyarrow as pa
+
+    if column.type == field.type:
+        return column
+    try:
+        return column.cast(field.type)
+    except pa.ArrowInvalid as error:
+        raise UserError(f"column {field.name}, declared as {field.type}: {error}") from None
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

@@ -111,7 +111,7 @@ class WatchSource:
         _check_folder(self.folder, STREAM_NAMES[stream])
         self._schema = pa.schema([schema.field(name) for name in view.columns])
         self._keys = keys
-        self._tuples = Tuples(config, view.codec, keys, self._place)
+        self._tuples = Tuples(config, view, keys, self._place)
         self._rows = 0  # read
         self._taken: set[str] = set()  # files read as a whole
         self._log: list[_File] = []  # files taken since the oldest row that may be read again, in order

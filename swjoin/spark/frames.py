@@ -16,7 +16,7 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any
 
-from swjoin.api.arguments import Duration, duration_us, size_bytes
+from swjoin.api.arguments import Duration, TimeUnit, duration_us, one_of, side_units, size_bytes, speaking_python
 from swjoin.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.config import QueryConfig
 from swjoin.errors import UserError
@@ -24,6 +24,7 @@ from swjoin.oracle import JOIN_KINDS, How
 from swjoin.sinks.plan import OutputPlan
 from swjoin.sources.codec import StreamCodec
 from swjoin.sources.keys import KeyEncoder
+from swjoin.sources.times import TIME_UNITS, TimeColumn, check_times
 from swjoin.spark.joining import JoinPlan, join_parcels
 from swjoin.spark.parcels import PARCEL_SCHEMA, StreamPlan, pack
 from swjoin.spark.parquet_files import ParquetFiles, read_pieces
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
-TIME_UNITS = ("s", "ms", "us", "ns")
 PARTITIONS_PER_CORE = 2
 
 
@@ -48,7 +48,9 @@ def window_join(
     lower: Duration | None = None,
     upper: Duration | None = None,
     exclusive: Sequence[str] = (),
-    time_unit: str | None = None,
+    time_unit: TimeUnit | None = None,
+    left_time_unit: TimeUnit | None = None,
+    right_time_unit: TimeUnit | None = None,
     how: str = "inner",
     where: str | None = None,
     columns: Sequence[str] | None = None,
@@ -59,11 +61,12 @@ def window_join(
 ) -> DataFrame:
     """Every pair of rows with equal keys and lower <= right time - left time <= upper; `within=W`: lower = -W, upper = W.
 
-    on: the key columns, or left_on and right_on where they have different names. Times: timestamps, dates, or integers of
-    `time_unit` (s, ms, us, ns). Durations: "250ms", "6h", or a timedelta; both bounds are inclusive unless named in
-    `exclusive`. A null key or time matches nothing. columns: of the result, when not all are wanted; others do not leave
-    the JVM. partitions: Spark partitions of the join, by default twice the cores.
-    window_memory: most that the windows of one Spark partition may take, without the columns that are carried.
+    on: the key columns, or left_on and right_on where they have different names. Times: timestamps or dates, with a zone on
+    both sides or on neither, or integers of `time_unit` (s, ms, us, ns) or of `left_time_unit`, `right_time_unit`. Durations:
+    "250ms", "6h", or a timedelta; both bounds are inclusive unless named in `exclusive`. A null key or time matches
+    nothing. columns: of the result, when not all are wanted; others do not leave the JVM. partitions: Spark partitions of the
+    join, by default twice the cores. window_memory: most that the windows of one Spark partition may take, without the columns
+    that are carried.
 
     left, right: DataFrames, or `parquet(spark, path)` where the rows are files as they are: cheaper to read.
     Columns: the key once, named as on the left, then every other column of both sides, prefixed left_ / right_ where names
@@ -74,14 +77,14 @@ def window_join(
     keys = _keys(on, left_on, right_on)
     sources, times = (left, right), (left_time, right_time)
     frames = (_frame_of(left), _frame_of(right))
-    kinds = [_checked_types(frames[side], keys[side], times[side], time_unit, side) for side in (LEFT, RIGHT)]
-    _check_times(kinds, times, time_unit)
+    kinds = [_checked_types(frames[side], keys[side], times[side], side) for side in (LEFT, RIGHT)]
+    units = _checked_times(kinds, times, (time_unit, left_time_unit, right_time_unit))
     encoder = KeyEncoder(*([(name, kinds[side].field(name).type) for name in keys[side]] for side in (LEFT, RIGHT)))
     _check_keys(kinds, keys, query.how)
     output = _chosen(_output(frames, kinds, keys, query.how), columns)
     count = _partition_count(frames[LEFT], partitions)
     plans = tuple(
-        StreamPlan(side, len(keys[side]), encoder.native, times[side], time_unit, count, query.bounds.retention_us)
+        StreamPlan(side, len(keys[side]), encoder.native, times[side], units[side], count, query.bounds.retention_us)
         for side in (LEFT, RIGHT)
     )
     carried = [
@@ -150,7 +153,7 @@ def _keys(
     return sides[LEFT], sides[RIGHT]
 
 
-def _checked_types(frame: DataFrame, keys: tuple[str, ...], time: str, time_unit: str | None, side: int) -> pa.Schema:
+def _checked_types(frame: DataFrame, keys: tuple[str, ...], time: str, side: int) -> pa.Schema:
     """Arrow types of a side's columns. UserError for columns that are not there, twice there, or cannot be joined."""
     from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import to_arrow_schema
@@ -185,22 +188,22 @@ def _check_keys(kinds: Sequence[pa.Schema], keys: tuple[tuple[str, ...], tuple[s
             )
 
 
-def _check_times(kinds: Sequence[pa.Schema], times: Sequence[str], time_unit: str | None) -> None:
-    import pyarrow.types as t
-
-    families = []
-    for side, (schema, name) in enumerate(zip(kinds, times, strict=True)):
-        kind = schema.field(name).type
-        where = f"{STREAM_NAMES[side]}: time column {name}"
-        if not (t.is_timestamp(kind) or t.is_date(kind) or t.is_integer(kind)):
-            raise UserError(f"{where} is {kind}; it must be a timestamp, a date or an integer")
-        if t.is_integer(kind) and time_unit not in TIME_UNITS:
-            raise UserError(f"{where} holds integers; say which unit with time_unit = s, ms, us or ns")
-        families.append("integers" if t.is_integer(kind) else str(kind))
-    if families[LEFT] != families[RIGHT]:
-        raise UserError(f"time columns: left is {families[LEFT]}, right is {families[RIGHT]}; cast one side so that both agree")
-    if families[LEFT] != "integers" and time_unit is not None:
-        raise UserError(f"time_unit: is for integers, the time columns are {families[LEFT]}; leave it out")
+def _checked_times(
+    kinds: Sequence[pa.Schema], times: Sequence[str], units: tuple[TimeUnit | None, TimeUnit | None, TimeUnit | None]
+) -> tuple[TimeUnit | None, TimeUnit | None]:
+    """The unit of either side's integers. units: of both sides, of the left, of the right. UserError for times that cannot be
+    compared."""
+    for unit, name in zip(units, ("time_unit", "left_time_unit", "right_time_unit"), strict=True):
+        if unit is not None:
+            one_of(unit, TIME_UNITS, name)
+    with speaking_python():
+        found = side_units(*units)
+        left, right = (
+            TimeColumn(STREAM_NAMES[s], STREAM_NAMES[s], times[s], kinds[s].field(times[s]).type, found[s], None)
+            for s in (LEFT, RIGHT)
+        )
+        check_times(left, right, "or cast one side so that both agree")
+    return found
 
 
 def _partition_count(frame: DataFrame, partitions: int | None) -> int:

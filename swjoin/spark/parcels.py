@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swjoin.batch import I64, TupleBatch
+from swjoin.api.arguments import speaking_python
+from swjoin.batch import I64, STREAM_NAMES, Bool, TupleBatch
 from swjoin.errors import UserError
 from swjoin.routing.hash_partition import arrange
 from swjoin.sources.keys import KeyEncoder
-from swjoin.sources.views import integers_of
-from swjoin.units import MAX_SPAN_US
+from swjoin.sources.times import TimeColumn, microseconds
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,8 +32,6 @@ PARCEL_SCHEMA = "side int, partition int, first long, rows binary"
 PACKED_ROWS = 1 << 16
 PACKED_BYTES = 64 << 20
 LEAST_ROWS = 1024  # no parcel is cut by time into smaller ones
-_UNIT_US = {"s": 1_000_000, "ms": 1_000, "us": 1}
-_DAY_US = 86_400_000_000
 
 
 @dataclass(frozen=True)
@@ -56,27 +54,14 @@ class StreamPlan:
 
 def times_us(column: pa.Array, plan: StreamPlan) -> I64:
     """Microseconds of a time column without nulls, an array of its own. UserError for what is out of range or too fine."""
-    import pyarrow as pa
+    name = STREAM_NAMES[plan.side]
 
-    kind = column.type
-    if pa.types.is_timestamp(kind):
-        unit, scale = kind.unit, _UNIT_US.get(kind.unit, 1)
-    elif pa.types.is_date32(kind):
-        unit, scale = "d", _DAY_US
-    else:
-        unit = plan.time_unit or "us"
-        scale = _UNIT_US.get(unit, 1)
-    values = integers_of(column.cast(pa.int32() if pa.types.is_date32(kind) else pa.int64())).astype(np.int64)
-    if unit == "ns":
-        if (values % 1000 != 0).any():
-            raise UserError(f"time column {plan.time} is finer than one microsecond; round it to microseconds")
-        values //= 1000
-    limit = MAX_SPAN_US // scale
-    if len(values) and (int(values.max()) >= limit or int(values.min()) <= -limit):
-        raise UserError(f"time column {plan.time} is out of range; check time_unit")
-    if scale != 1:
-        values *= scale
-    return values
+    def refuse(wrong: Bool, what: str) -> None:
+        if wrong.any():
+            raise UserError(f"time column {plan.time} {what}")
+
+    with speaking_python():
+        return np.array(microseconds(column, TimeColumn(name, name, plan.time, column.type, plan.time_unit, None), refuse))
 
 
 def pack(batches: Iterator[pa.RecordBatch], plan: StreamPlan) -> Iterator[pa.RecordBatch]:

@@ -134,12 +134,14 @@ def _read_arrow(spark: SparkSession, file: Path) -> DataFrame:
 
 
 def _time_us(frame: DataFrame, config: StreamConfig) -> Any:
-    """The time column in microseconds."""
+    """The time column in microseconds; a column without a zone holds local times of `assume_timezone`."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import DateType, TimestampNTZType, TimestampType
 
     column = f.col(f"`{config.time}`")
     kind = frame.schema[config.time].dataType
+    if config.assume_timezone is not None and isinstance(kind, DateType | TimestampNTZType):
+        return f.unix_micros(f.to_utc_timestamp(column.cast("timestamp"), config.assume_timezone))
     if isinstance(kind, TimestampType | TimestampNTZType):
         return f.unix_micros(column.cast("timestamp"))
     if isinstance(kind, DateType):
@@ -336,7 +338,9 @@ def _checked(run_dir: Path) -> tuple[dict[str, Any], RunConfig]:
 def verify(run_dir: Path, master: str | None) -> VerifyResult:
     """Recompute and compare. UserError when the run or its input cannot be read; RunFailed when the run did not finish."""
     report, config = _checked(run_dir)
-    with open_session(master, "swjoin verify") as spark:
+    zones = config.left.assume_timezone or config.right.assume_timezone
+    more = {"spark.sql.timestampType": "TIMESTAMP_NTZ"} if zones else {}  # of CSV files, and of Arrow's without a zone
+    with open_session(master, "swjoin verify", more) as spark:
         (left, left_names), (right, right_names) = (_stream(spark, config, side) for side in range(len(STREAM_NAMES)))
         origin = _origin(left, right) if config.time.model == "arrival" or config.measure.prefill_us else 0
         if config.time.model == "arrival":
