@@ -118,7 +118,9 @@ class SharedSpark:
         self._opened = self._session = None
 
     def close(self) -> None:
-        if self._opened is not None:
+        if self.is_open and self.in_doubt and not self._answers():
+            self._kill()
+        if self.is_open:
             self._opened.__exit__(None, None, None)
 
 
