@@ -10,7 +10,7 @@ fail() { printf 'run.sh: %s\n' "$1" >&2; exit "${2:-2}"; }
 
 usage() {
   cat <<'EOF'
-./run.sh                     the main job: generate two streams with Spark, join them on an MPI cluster, verify, aggregate, plot
+./run.sh [main]              the main job: generate two streams with Spark, join them on an MPI cluster, verify, aggregate, plot
 ./run.sh test [PYTEST ARGS]  lint, types and tests
 ./run.sh swjoin ARGS...      the swjoin command in the project's environment
 ./run.sh flights             the flights example: New York departures of 2013, joined in-process and on 4 ranks
@@ -35,6 +35,7 @@ usage() {
 ./run.sh docs                the documents as a site to browse: site/index.html (MkDocs; a dead link is an error)
 ./run.sh clean               remove the environment, runs, the site and caches
 ./run.sh help                this text
+--tiny behind main, every bench and figures --measure: the same on small inputs, answers checked, in seconds; figures mean nothing
 EOF
 }
 
@@ -103,12 +104,13 @@ want_browser() {
 say() { printf '\n== %s\n' "$*"; }
 
 main_job() {
-  local out=runs/main swjoin=$venv/bin/swjoin
+  local out=runs/main swjoin=$venv/bin/swjoin rate=50000 seconds=20
+  if [ "${1:-}" = --tiny ]; then rate=1000 seconds=6; fi
   rm -rf "$out"
   mkdir -p "$out"
-  say "1/5 generate: two streams of 50,000 tuples/s for 20 s, b = 0.7 (Spark)"
-  "$swjoin" generate --rate 50000 --duration 20s --bias 0.7 --domain 10000000 --seed 1 -o "$out/streams"
-  say "2/5 run: W = 5 s on MPI with master, collector and 3 slaves, in real time (20 s)"
+  say "1/5 generate: two streams of $rate tuples/s for $seconds s, b = 0.7 (Spark)"
+  "$swjoin" generate --rate "$rate" --duration "${seconds}s" --bias 0.7 --domain 10000000 --seed 1 -o "$out/streams"
+  say "2/5 run: W = 5 s on MPI with master, collector and 3 slaves, in real time ($seconds s)"
   "$swjoin" run mpi_configs/main.yaml --set "left.path=$out/streams/left" --set "right.path=$out/streams/right" -n 5 --out "$out/run"
   say "3/5 verify: the same join by Spark"
   "$swjoin" verify "$out/run"
@@ -157,15 +159,20 @@ run_tests() {
 
 # Sweeps go on where they were interrupted. Points that fail are recorded and do not stop the others.
 figures() {
-  local swjoin=$venv/bin/swjoin sweeps=runs/sweeps names=() name failed=0
+  local swjoin=$venv/bin/swjoin sweeps=runs/sweeps names=() tiny=() name failed=0
   if [ "${1:-}" = --measure ]; then
     shift
     need_java
+    if [ "${1:-}" = --tiny ]; then
+      shift
+      tiny=(--only 2 --repeat 1 --set measured=4s --set measure.warm_up=1s --set join.within=2s --set workload.domain=1000
+        --set nodes.node_speed=0.05 --set cluster.distribution_epoch=500ms)
+    fi
     names=("$@")
     if [ ${#names[@]} = 0 ]; then mapfile -t names < <("$python" -m plots.reproduction --names); fi
     for name in "${names[@]}"; do
       say "sweep $name"
-      "$swjoin" sweep "experiments/$name.yaml" || failed=1
+      "$swjoin" sweep "experiments/$name.yaml" "${tiny[@]}" || failed=1
     done
     say "aggregate (Spark)"
     mapfile -t names < <(find "$sweeps" -mindepth 2 -maxdepth 2 -name experiment.json -printf '%h\n' | sort)
@@ -194,21 +201,22 @@ cd "$root"
 word=${1:-main}
 [ $# -gt 0 ] && shift
 case $word in
-  main) need_environment; need_java; main_job ;;
+  main) need_environment; need_java; main_job "$@" ;;
   test) need_environment; need_java; want_browser; run_tests "$@" ;;
   long) need_environment; need_java; exec "$python" -m pytest -n 2 --dist loadgroup -m "long or newcomer" "$@" ;;
   swjoin) need_environment; cd "$called_from"; exec "$venv/bin/swjoin" "$@" ;;
   flights) need_environment; flights ;;
   bench)
     need_environment
-    if [ "${1:-}" = peers ]; then shift; need_java; exec "$python" benchmarks/peers/run.py "$@"; fi
-    case ${1:-} in
-      kinds) shift; cd benchmarks; exec "$python" join_kinds.py "$@" ;;
-      spark) shift; need_java; exec "$python" benchmarks/spark_join.py "$@" ;;
+    part=${1:-}
+    case $part in
+      adaptation | api | kinds | live | observing | peers | plan | safety | simulation | spark) shift ;;
+      -* | "") part=run ;;
+      *) fail "unknown part $part of bench; ./run.sh help lists them" ;;
     esac
-    if [ "${1:-}" = plan ]; then shift; exec "$python" benchmarks/plan_vs_reality.py "$@"; fi
-    case ${1:-} in adaptation | api | live | observing | safety | simulation) part=$1; shift; exec "$python" "benchmarks/$part.py" "$@" ;; esac
-    exec "$python" benchmarks/run.py "$@" ;;
+    case $part in peers | spark) need_java ;; esac
+    case $part in kinds) part=join_kinds ;; peers) part=peers.run ;; plan) part=plan_vs_reality ;; spark) part=spark_join ;; esac
+    exec "$python" -m "benchmarks.$part" "$@" ;;
   figures) need_environment; figures "$@" ;;
   chaos) need_environment; exec "$python" -m swjoin.runtime.chaos "$@" ;;
   soak) need_environment; exec "$python" -m swjoin.runtime.soak "$@" ;;

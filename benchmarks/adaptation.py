@@ -8,7 +8,7 @@ Stays out: speed at full load (`run.py`), prediction (`simulation.py`).
 Slow nodes are imitated (`nodes.speed`): four slaves with a twentieth of a core each fit on two cores with room to spare, so
 what is measured is the protocol and not the machine's own overload.
 
-Usage: python benchmarks/adaptation.py [--out FOLDER] [--only pause|slowed|rate|sub-groups]
+Usage: python -m benchmarks.adaptation [--out FOLDER] [--only pause|slowed|rate|sub-groups] [--tiny]
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import itertools
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT))
+from benchmarks import ROOT, parse
 
 PAUSE = {
     "seed": 1,
@@ -48,10 +48,6 @@ SLOWED = {
     "cluster": {"distribution_epoch": "200ms", "mini_buffer": "512MB"},
     "module": {"theta": "32KB", "window": "1GB", "stream_buffer": "4MB"},
     "reorganization": {"epoch": "2s"},
-    "nodes": {
-        "speed": [SLOW_NODE] * 4,
-        "changes": [{"slave": 0, "at": f"{SLOWED_AT_S}s", "speed": SLOW_NODE / 4}],
-    },
     "sink": {"kind": "count"},
 }
 RATE = {
@@ -81,6 +77,17 @@ SLOTS = {
     "module": {"window": "256MB", "stream_buffer": "16MB"},
     "sink": {"kind": "count"},
 }
+# With --tiny every question has these settings, too: a tenth of the time, and few tuples.
+SHORTER = 10
+TINY = {
+    "pause": ["join.within=1500ms", "workload.duration=4500ms", "workload.rate=5000", "workload.domain=10000"],
+    "slowed": ["join.within=500ms", "workload.duration=6s", "workload.rate=4000", "workload.domain=10000"],
+    "rate": ["join.within=500ms", "workload.duration=6s", "workload.rate=4000", "workload.domain=10000"],
+    "sub-groups": ["workload.duration=4s", "workload.rate=4000", "workload.domain=10000"],
+}
+TINY["pause"] += ["cluster.distribution_epoch=50ms", "reorganization.epoch=500ms"]
+TINY["slowed"] += ["reorganization.epoch=600ms"]
+TINY["rate"] += ["workload.schedule.period=4s"]
 Report = dict[str, Any]
 
 
@@ -91,7 +98,7 @@ def run(config: dict[str, Any], folder: Path, slaves: int, *more: str) -> Report
     path.write_text(json.dumps(config))
     command = [sys.executable, "-m", "swjoin", "run", str(path), "-n", str(slaves + 2), "--out", str(folder)]
     command += [word for setting in more for word in ("--set", setting)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=600, cwd=ROOT)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=1200, cwd=ROOT)
     report: Report = json.loads((folder / "run.json").read_text())
     if not report["ledger"]["balanced"]:
         raise SystemExit(f"{folder.name}: the ledger does not balance")
@@ -113,14 +120,14 @@ def columns(path: Path) -> dict[str, Any]:
 # ---------------------------------------------------------------- the pause
 
 
-def pause(folder: Path) -> list[dict[str, Any]]:
+def pause(folder: Path, tiny: bool) -> list[dict[str, Any]]:
     """Hold-back, speed, and the other partition-groups' delay, for partition-groups of 1, 10 and 100 MB."""
     rows = []
     reports = {}
     for size, partitions in PARTITIONS.items():
         out = folder / f"pause-{size}"
-        reports[str(size)] = run(PAUSE, out, 3, f"cluster.partition_count={partitions}")
-        rows.append({"size": size, **pause_of(out)})
+        reports[str(size)] = run(PAUSE, out, 3, f"cluster.partition_count={partitions}", *(TINY["pause"] if tiny else []))
+        rows.append({"size": size, **(pause_of(out, 1_000_000, 4_400_000, 50_000) if tiny else pause_of(out))})
     same_answer(reports)
     return rows
 
@@ -198,11 +205,20 @@ def compare(runs: dict[str, Path], target: Path, name: str) -> None:
     save(comparison.plot(runs), target, name)
 
 
-def slowed_slave(folder: Path, target: Path) -> str:
+def slowed_nodes(faster: int) -> dict[str, Any]:
+    """Four slow nodes, one of which becomes slower."""
+    change = {"slave": 0, "at": f"{1000 * SLOWED_AT_S // faster}ms", "speed": SLOW_NODE / 4}
+    return {"speed": [SLOW_NODE] * 4, "changes": [change]}
+
+
+def slowed_slave(folder: Path, target: Path, tiny: bool) -> str:
     """One slave of four drops to a quarter of its speed; without moves, with the paper's, with the balanced policy."""
     policies = {"without moves": "none", "paper": "paper", "balanced": "balanced"}
     runs = {name: folder / f"slowed-{policy}" for name, policy in policies.items()}
-    reports = {name: run(SLOWED, runs[name], 4, f"reorganization.policy={policy}") for name, policy in policies.items()}
+    more = TINY["slowed"] if tiny else []
+    faster = SHORTER if tiny else 1
+    plain = {**SLOWED, "nodes": slowed_nodes(faster)}
+    reports = {name: run(plain, runs[name], 4, f"reorganization.policy={policy}", *more) for name, policy in policies.items()}
     same_answer(reports)
     compare(runs, target, "slowed_slave")
     edges = [5, *(SLOWED_AT_S + step for step in (0, 5, 10, 20, 30, 40))]
@@ -212,12 +228,12 @@ def slowed_slave(folder: Path, target: Path) -> str:
         "|---" * (len(spans) + 3) + "|",
     ]
     for name, out in runs.items():
-        delays = " | ".join(f"{mean_delay_ms(out, a, b):.0f}" for a, b in spans)
+        delays = " | ".join(f"{mean_delay_ms(out, a / faster, b / faster):.0f}" for a, b in spans)
         lines.append(f"| {name} | {delays} | {reports[name]['moves']} | {reports[name]['join_s']:.1f} |")
     return "\n".join(lines)
 
 
-def changing_rate(folder: Path, target: Path) -> str:
+def changing_rate(folder: Path, target: Path, tiny: bool) -> str:
     """A sine-shaped rate: all four slaves active, as many as the paper's rule wants, as many as the measured work needs."""
     settings = {
         "four slaves": ["reorganization.declustering=fixed"],
@@ -225,7 +241,8 @@ def changing_rate(folder: Path, target: Path) -> str:
         "by measured work": ["reorganization.declustering=measured", "reorganization.active_slaves=2"],
     }
     runs = {name: folder / f"rate-{i}" for i, name in enumerate(settings)}
-    reports = {name: run(RATE, runs[name], 4, *settings[name]) for name in settings}
+    more = TINY["rate"] if tiny else []
+    reports = {name: run(RATE, runs[name], 4, *settings[name], *more) for name in settings}
     same_answer(reports)
     compare(runs, target, "changing_rate")
     lines = [
@@ -247,16 +264,18 @@ def changing_rate(folder: Path, target: Path) -> str:
 # ---------------------------------------------------------------- sub-groups
 
 
-def sub_groups(folder: Path, target: Path) -> str:
+def sub_groups(folder: Path, target: Path, tiny: bool) -> str:
     """The master's peak of pending tuples for 1, 2, 4 and 8 sub-groups of 8 slaves, and the paper's formula."""
     points = []
     reports = {}
     for count in (1, 2, 4, 8):
-        report = run(SLOTS, folder / f"sub-groups-{count}", 8, f"cluster.sub_group_count={count}")
+        report = run(
+            SLOTS, folder / f"sub-groups-{count}", 8, f"cluster.sub_group_count={count}", *(TINY["sub-groups"] if tiny else [])
+        )
         reports[str(count)] = report
         points.append((count, report["peak_pending_tuples"], report["delay_s"]["mean"] * 1e3))
     same_answer(reports)
-    rate, epoch_s = SLOTS["workload"]["rate"], 1.0  # type: ignore[index]
+    rate, epoch_s = report["config"]["workload"]["rate_per_s"], 1.0
     formula = {n: 2 * rate * epoch_s / 2 * (1 + 1 / n) for n, _, _ in points}  # two streams
     from plots import sub_groups as figure
     from plots.style import save
@@ -275,17 +294,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "adaptation", help="where runs and figures go")
     parser.add_argument("--only", choices=["pause", "slowed", "rate", "sub-groups"])
-    args = parser.parse_args()
+    args = parse(parser)
     subprocess.run(["rm", "-rf", str(args.out)], check=True)
     args.out.mkdir(parents=True)
-    parts = {
-        "pause": ("The pause of a state movement", lambda: pause_table(pause(args.out))),
+    parts: dict[str, tuple[str, Callable[[], str]]] = {
+        "pause": ("The pause of a state movement", lambda: pause_table(pause(args.out, args.tiny))),
         "slowed": (
             "One slave of four slowed to a quarter: mean production delay (ms)",
-            lambda: slowed_slave(args.out, args.out),
+            lambda: slowed_slave(args.out, args.out, args.tiny),
         ),
-        "rate": ("A sine-shaped rate", lambda: changing_rate(args.out, args.out)),
-        "sub-groups": ("Sub-groups", lambda: sub_groups(args.out, args.out)),
+        "rate": ("A sine-shaped rate", lambda: changing_rate(args.out, args.out, args.tiny)),
+        "sub-groups": ("Sub-groups", lambda: sub_groups(args.out, args.out, args.tiny)),
     }
     for name, (title, measure) in parts.items():
         if args.only in (None, name):

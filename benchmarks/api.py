@@ -6,7 +6,7 @@ call. Medians, and the ratio turn by turn; every answer is checked. `--profile` 
 Why: the API is to add at most 10 % to the join module, and payload is to be copied only once the pairs are known.
 Stays out: files (`whole.py`).
 
-Usage: python benchmarks/api.py [reference|uniform|small|paper] [--repeat N] [--one-core] [--cpu] [--profile]
+Usage: python -m benchmarks.api [reference|uniform|small|paper] [--repeat N] [--one-core] [--cpu] [--profile] [--tiny]
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from join_module import THETA_BYTES, new_join
-from run import row, turns
-from workloads import I64, WORKLOADS, deliveries, expected, stream
 
 import swjoin
+from benchmarks import parse
+from benchmarks.join_module import THETA_BYTES, new_join
+from benchmarks.run import row, turns
+from benchmarks.workloads import I64, WORKLOADS, deliveries, expected, sized, stream
 from swjoin.api.arguments import JOIN_PARTITIONS
 from swjoin.batch import TupleBatch
 from swjoin.deliveries import Delivery
@@ -112,14 +113,14 @@ def main() -> None:
     parser.add_argument("--one-core", action="store_true", help="pin everything to one core")
     parser.add_argument("--cpu", action="store_true", help="CPU time of all threads instead of wall time: for a busy machine")
     parser.add_argument("--profile", action="store_true")
-    args = parser.parse_args()
+    args = parse(parser, repeat=1)
     if args.cpu:
         globals()["_clock"] = time.process_time
     if args.one_core:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     keep_freed_memory()
     workload, window_us = WORKLOADS[args.workload]
-    streams = [stream(workload, side) for side in range(2)]
+    streams = [stream(sized(workload, args.tiny), side) for side in range(2)]
     answer = expected(streams[0], streams[1], window_us)
     work = deliveries(streams[0], streams[1], groups=JOIN_PARTITIONS)
     tables = [table(batch, side) for side, batch in enumerate(streams)]

@@ -5,7 +5,7 @@ What is measured: the join module alone, one core, from the moment the windows a
 the uniform keys grows with the window. Deliveries are as an asap run makes them: 131,072 tuples, or 1/16 of the windows if that
 is more (`--deliver` fixes them).
 
-Usage: python benchmarks/growth.py [--windows 1 10 100] [--matches 1] [--theta BYTES] [--deliver TUPLES] [--repeat N]
+Usage: python -m benchmarks.growth [--windows 1 10 100] [--matches 1] [--theta BYTES] [--deliver TUPLES] [--repeat N] [--tiny]
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ import argparse
 import statistics
 
 import numpy as np
-from join_module import THETA_BYTES, checked, run
-from workloads import EPOCH_TUPLES, deliveries, expected, from_columns
+
+from benchmarks import parse
+from benchmarks.join_module import THETA_BYTES, checked, run
+from benchmarks.workloads import EPOCH_TUPLES, TINY, deliveries, expected, from_columns
 
 RATE = 100_000  # tuples/s and stream
 
 
 def measure(
-    window_s: float, matches: float, theta_bytes: int, deliver: int | None, repeat: int
+    window_s: float, matches: float, theta_bytes: int, deliver: int | None, repeat: int, rate: int = RATE
 ) -> tuple[list[float], int, int]:
     """ns/tuple of each repetition over max(2 windows, window + 10 s) of event time; tuples in the windows; bytes of state."""
     window_us = int(window_s * 1e6)
     duration_s = max(2 * window_s, window_s + 10)
-    domain = max(1, int(RATE * window_s / matches))  # an arriving tuple meets rate * window opposite tuples
-    streams = []
-    for seed in (1, 2):
-        n = int(RATE * duration_s)
-        keys = np.random.default_rng(seed).integers(0, domain, n)
-        streams.append(from_columns(keys, np.arange(n, dtype=np.int64) * (1_000_000 // RATE)))
-    window_tuples = int(2 * RATE * window_s)
-    answer = expected(*streams, window_us)
-    work = deliveries(*streams, deliver or max(EPOCH_TUPLES, window_tuples // 16))
-    del streams
+    domain = max(1, int(rate * window_s / matches))  # an arriving tuple meets rate * window opposite tuples
+    n = int(rate * duration_s)
+    ts = np.arange(n, dtype=np.int64) * (1_000_000 // rate)
+    left, right = (from_columns(np.random.default_rng(seed).integers(0, domain, n), ts) for seed in (1, 2))
+    window_tuples = int(2 * rate * window_s)
+    answer = expected(left, right, window_us)
+    work = deliveries(left, right, deliver or max(EPOCH_TUPLES, window_tuples // 16))
+    del left, right
     figures, state_bytes = [], 0
     for turn in range(repeat + (repeat > 1)):
         measured = checked(run(work, window_us, theta_bytes, window_us), answer, f"W = {window_s} s")
@@ -52,10 +52,12 @@ def main() -> None:
     parser.add_argument("--theta", type=int, default=THETA_BYTES)
     parser.add_argument("--deliver", type=int)
     parser.add_argument("--repeat", type=int, default=5)
-    args = parser.parse_args()
+    args = parse(parser, windows=[1, 10], repeat=1)
     medians = []
     for window_s in args.windows:
-        figures, tuples, state = measure(window_s, args.matches, args.theta, args.deliver, args.repeat)
+        figures, tuples, state = measure(
+            window_s, args.matches, args.theta, args.deliver, args.repeat, RATE // TINY if args.tiny else RATE
+        )
         medians.append(statistics.median(figures))
         spread = f"{min(figures):.1f} to {max(figures):.1f}"
         held = f"{tuples:>11,} tuples in windows, {state >> 20:6,} MiB"

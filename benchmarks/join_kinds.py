@@ -1,6 +1,6 @@
 """What outer, semi and anti joins cost beside the inner join: the join module alone, on one core, in turns.
 
-Usage: python benchmarks/join_kinds.py [reference|uniform|small|paper] [--repeat N] [--pairs]
+Usage: python -m benchmarks.join_kinds [reference|uniform|small|paper] [--repeat N] [--pairs] [--tiny]
 Deliveries are prepared first (not timed). Every kind's answer is compared with one that sorting gives. --pairs: rows leave the
 module, with 48 bytes of payload a side, instead of being counted only.
 """
@@ -13,14 +13,15 @@ import statistics
 import time
 
 import numpy as np
-from join_module import BLOCK_TUPLES, THETA_BYTES, TUPLE_BYTES, touch
 from numpy.typing import NDArray
-from workloads import EPOCH_TUPLES, GROUPS, WORKLOADS, deliveries, expected, stream
 
-from swjoin.batch import LEFT, RIGHT, PayloadRows, RowLayout, TupleBatch
+from benchmarks import parse
+from benchmarks.join_module import BLOCK_TUPLES, THETA_BYTES, TUPLE_BYTES, touch
+from benchmarks.workloads import EPOCH_TUPLES, GROUPS, WORKLOADS, deliveries, expected, sized, stream
+from swjoin.batch import LEFT, MISSING_ID, RIGHT, PayloadRows, RowLayout, TupleBatch
 from swjoin.deliveries import Delivery
 from swjoin.operators.window_join import WindowJoin
-from swjoin.oracle import JOIN_KINDS, MISSING_ID, Bounds, How, format_digest, pair_digest
+from swjoin.oracle import JOIN_KINDS, Bounds, How, format_digest, pair_digest
 
 PAYLOAD = RowLayout(48)
 
@@ -97,8 +98,9 @@ def main() -> None:
     parser.add_argument("workload", nargs="?", default="reference", choices=WORKLOADS)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--pairs", action="store_true")
-    args = parser.parse_args()
+    args = parse(parser, repeat=1)
     workload, window_us = WORKLOADS[args.workload]
+    workload = sized(workload, args.tiny)
     left, right = stream(workload, LEFT), stream(workload, RIGHT)
     right_answers = answers(left, right, window_us)
     work = deliveries(left, right, EPOCH_TUPLES, GROUPS)

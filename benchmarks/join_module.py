@@ -1,6 +1,7 @@
 """The join module alone, on one core: tuples per second, comparisons per second, and the answer checked in the same run.
 
-Usage: python benchmarks/join_module.py [reference|uniform|small|paper] [--theta BYTES ...] [--deliver TUPLES] [--repeat N]
+Usage: python -m benchmarks.join_module [reference|uniform|small|paper] [--theta BYTES ...] [--deliver TUPLES] [--repeat N]
+    [--tiny]
 Deliveries are prepared first (not timed).
 """
 
@@ -11,8 +12,9 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-from workloads import EPOCH_TUPLES, GROUPS, WORKLOADS, deliveries, expected, stream
 
+from benchmarks import parse
+from benchmarks.workloads import EPOCH_TUPLES, GROUPS, WORKLOADS, deliveries, expected, sized, stream
 from swjoin.deliveries import Delivery
 from swjoin.operators.window_join import WindowJoin
 from swjoin.oracle import Bounds, format_digest
@@ -94,8 +96,9 @@ def main() -> None:
     parser.add_argument("--deliver", type=int, default=EPOCH_TUPLES, help="tuples per delivery")
     parser.add_argument("--groups", type=int, default=GROUPS)
     parser.add_argument("--repeat", type=int, default=5)
-    args = parser.parse_args()
+    args = parse(parser, repeat=1)
     workload, window_us = WORKLOADS[args.workload]
+    workload = sized(workload, args.tiny)
     left, right = stream(workload, 0), stream(workload, 1)
     answer = expected(left, right, window_us)
     work = deliveries(left, right, args.deliver, args.groups)

@@ -4,20 +4,22 @@ What: `ceilings` (memory limits, measured here), `rates` (our kernels alone), `b
 Why: a figure means little without its limit; the next hour of tuning belongs to the longest phase.
 Stays out: whole runs.
 
-Usage: python benchmarks/kernels.py
+Usage: python -m benchmarks.kernels [--tiny]
 """
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from join_module import new_join, touch
 from numba import njit
-from workloads import GROUPS, WORKLOADS, deliveries, stream
 
+from benchmarks import parse
+from benchmarks.join_module import new_join, touch
+from benchmarks.workloads import GROUPS, WORKLOADS, deliveries, sized, stream
 from swjoin.batch import SourceBatch, TupleBatch
 from swjoin.cluster.intake import StreamIntake
 from swjoin.config import TimeConfig
@@ -30,8 +32,10 @@ from swjoin.state.candidates import count_matches
 from swjoin.state.fresh import scatter_fresh, sort_fresh
 from swjoin.state.simd import LANES, match_mask
 
+REPEATS = 7
 
-def best(measure: Callable[[], Any], repeat: int = 7) -> float:
+
+def best(measure: Callable[[], Any], repeat: int = REPEATS) -> float:
     """Shortest time of a few, in seconds: a ceiling is what the core can do when it is left alone."""
     measure()
     out = 1e9
@@ -67,17 +71,17 @@ def _scan(tags: Any, probes: Any, blocks: int) -> np.uint64:
     return out
 
 
-def ceilings() -> dict[str, tuple[float, str]]:
+def ceilings(repeat: int = REPEATS) -> dict[str, tuple[float, str]]:
     random = np.random.default_rng(1)
     big = np.ones(32 << 20, np.int64)
     places = random.integers(0, len(big), 4 << 20)
     return {
-        "memory, read in order": (big.nbytes / best(lambda: _total(big)) / 1e9, "GB/s"),
-        "memory, independent random reads of 256 MiB": (len(places) / best(lambda: _visit(big, places)) / 1e6, "M/s"),
+        "memory, read in order": (big.nbytes / best(lambda: _total(big), repeat) / 1e9, "GB/s"),
+        "memory, independent random reads of 256 MiB": (len(places) / best(lambda: _visit(big, places), repeat) / 1e6, "M/s"),
     }
 
 
-def rates() -> dict[str, tuple[float, str]]:
+def rates(repeat: int = REPEATS) -> dict[str, tuple[float, str]]:
     """Our kernels alone, with their data in the first or second level cache unless it says otherwise."""
     random = np.random.default_rng(2)
     tags = random.integers(0, 1 << 16, 64 * LANES).astype(np.uint16)
@@ -92,11 +96,16 @@ def rates() -> dict[str, tuple[float, str]]:
     )
     router = HashPartition(GroupMap(round_robin(GROUPS, 1)), 1)
     verdict = np.empty(n, np.uint8)
-    verified = best(lambda: [count_matches(0, -1, 1, fresh, stored, probe_at, near, verdict, 0, n) for _ in range(200)]) / 200
+    verified = (
+        best(lambda: [count_matches(0, -1, 1, fresh, stored, probe_at, near, verdict, 0, n) for _ in range(200)], repeat) / 200
+    )
     return {
-        "tags compared": (compared / best(lambda: _scan(tags, probes, len(tags) // LANES)) / 1e9, "G comparisons/s"),
+        "tags compared": (compared / best(lambda: _scan(tags, probes, len(tags) // LANES), repeat) / 1e9, "G comparisons/s"),
         "candidates verified and digested": (n / verified / 1e6, "M pairs/s"),
-        "tuples partitioned into 60 partition-groups": (65536 / best(lambda: router.partition(batch)) / 1e6, "M tuples/s"),
+        "tuples partitioned into 60 partition-groups": (
+            65536 / best(lambda: router.partition(batch), repeat) / 1e6,
+            "M tuples/s",
+        ),
     }
 
 
@@ -144,29 +153,29 @@ def _slave_phases(work: list[Delivery], window_us: int) -> dict[str, float]:
     return spent
 
 
-def breakdown() -> dict[str, float]:
-    """Nanoseconds per tuple of the reference workload by phase, master and slave, one core, median of 5."""
+def breakdown(turns: int = 5, *, tiny: bool = False) -> dict[str, float]:
+    """Nanoseconds per tuple of the reference workload by phase, master and slave, one core, median of `turns`."""
     workload, window_us = WORKLOADS["reference"]
-    left, right = stream(workload, 0), stream(workload, 1)
+    left, right = (stream(sized(workload, tiny), side) for side in range(2))
     tuples = len(left) + len(right)
     work = deliveries(left, right)
-    turns: list[dict[str, float]] = []
-    for _ in range(6):
+    rows: list[dict[str, float]] = []
+    for _ in range(turns + 1):
         slave = _slave_phases(work, window_us)
-        row = {
+        phases = {
             "slave: bring fresh tuples into mini-partition order": slave["sort"],
             "slave: compare, verify, digest, store": slave["join"] - slave["sort"],
             "slave: split": slave["split"],
             "slave: expire and merge": slave["expire"] + slave["merge"],
             "slave: all else": slave["all"] - sum(slave[k] for k in ("join", "split", "expire", "merge")),
         }
-        turns.append({name: seconds / tuples * 1e9 for name, seconds in row.items()})
-    out = {name: float(np.median([t[name] for t in turns[1:]])) for name in turns[0]}
+        rows.append({name: seconds / tuples * 1e9 for name, seconds in phases.items()})
+    out = {name: float(np.median([r[name] for r in rows[1:]])) for name in rows[0]}
     router = HashPartition(GroupMap(round_robin(GROUPS, 1)), 1)
     batch = left.slice(0, 65536)
-    rows = SourceBatch(batch.key, batch.ts, batch.id)
-    out["master: judge and stamp"] = best(lambda: StreamIntake(0, TimeConfig()).read(rows, 0)) / 65536 * 1e9
-    out["master: partition"] = best(lambda: router.partition(batch)) / 65536 * 1e9
+    read = SourceBatch(batch.key, batch.ts, batch.id)
+    out["master: judge and stamp"] = best(lambda: StreamIntake(0, TimeConfig()).read(read, 0)) / len(batch) * 1e9
+    out["master: partition"] = best(lambda: router.partition(batch)) / len(batch) * 1e9
     one = work[len(work) // 2]
     out["master: pack a delivery"] = best(lambda: pack_delivery(one)) / (len(one.left) + len(one.right)) * 1e9
     return out
@@ -175,13 +184,15 @@ def breakdown() -> dict[str, float]:
 def main() -> None:
     from swjoin.runtime.memory import keep_freed_memory
 
+    args = parse(argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]))
     keep_freed_memory()
-    for title, rows in (("ceilings", ceilings()), ("kernels", rates())):
+    repeat = 1 if args.tiny else REPEATS
+    for title, rows in (("ceilings", ceilings(repeat)), ("kernels", rates(repeat))):
         print(title)
         for name, (value, unit) in rows.items():
             print(f"  {name}: {value:.1f} {unit}")
     print("a tuple's nanoseconds, reference workload")
-    for name, value in breakdown().items():
+    for name, value in breakdown(1 if args.tiny else 5, tiny=args.tiny).items():
         print(f"  {name}: {value:.1f}")
 
 

@@ -4,23 +4,26 @@ Why: the join can only be as fast as its master, and as its collector.
 What is measured: `master`: the master's own code from rows in memory (judging, stamping, mini-buffers, partitioning into 60
 partition-groups, packing) and the send to a rank that receives and asks for more. `parquet`: the same, reading the rows from
 Parquet files. `results`: packing result chunks of 65,536 pairs (40 bytes each), sending, unpacking, counting and digesting
-them. Every tuple and pair is counted at the far end.
+them. Every tuple and pair is counted at the far end. The command starts its two ranks
+itself.
 
-Usage: python benchmarks/links.py master|parquet|results [--json FILE]   (starts its two ranks itself)
+Usage: python -m benchmarks.links master|parquet|results [LEFT RIGHT] [--json FILE] [--repeat N] [--tiny]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks import ROOT, parse
 
 ROWS = 65_536
 TUPLES = 12_000_000
@@ -77,12 +80,12 @@ class _Memory:
         return self._batches[self._at - 1] if self._at <= len(self._batches) else None
 
 
-def master(channel: Any, paths: list[str] | None) -> float:
+def master(channel: Any, paths: list[str] | None, tuples: int) -> float:
     """Tuples per second through the master to a null slave."""
     from swjoin.cluster.master import Master
     from swjoin.deliveries import SlaveId
     from swjoin.messages import Deliver, ReadTuples, SlaveReported, StreamEnded, TuplesRead
-    from swjoin.runtime.mpi import DELIVERY, REPORT
+    from swjoin.runtime.rank import DELIVERY, REPORT
     from swjoin.runtime.wire import pack_delivery
     from swjoin.sources.files import open_sources
 
@@ -91,7 +94,7 @@ def master(channel: Any, paths: list[str] | None) -> float:
     sources: Any = (
         open_sources(config.left, config.right, carry_payload=False)[:2]
         if paths
-        else [_Memory(seed, TUPLES // 2) for seed in (1, 2)]
+        else [_Memory(seed, tuples // 2) for seed in (1, 2)]
     )
     channel.comm.Barrier()
     start = time.perf_counter()
@@ -110,10 +113,11 @@ def master(channel: Any, paths: list[str] | None) -> float:
         if channel.probe(1, REPORT):
             channel.receive()
             commands += role.handle(SlaveReported(SlaveId(0), 0.0), 0)
-        elif wanted is not None or role._reading is not None:
-            stream = role._reading if wanted is None else wanted
-            batch = sources[stream].read()
-            commands += role.handle(StreamEnded(stream) if batch is None else TuplesRead(stream, batch), 0)
+        elif wanted is not None or role.reading.pending is not None:
+            side = wanted if wanted is not None else role.reading.pending
+            assert side is not None
+            batch = sources[side].read()
+            commands += role.handle(StreamEnded(side) if batch is None else TuplesRead(side, batch), 0)
         else:
             channel.sleep()
     channel.comm.Barrier()
@@ -128,7 +132,7 @@ def master(channel: Any, paths: list[str] | None) -> float:
 
 def null_slave(channel: Any) -> None:
     """Receives and reports; as a slave does, it asks for the next delivery before it looks at this one."""
-    from swjoin.runtime.mpi import DELIVERY, REPORT
+    from swjoin.runtime.rank import DELIVERY, REPORT
     from swjoin.runtime.wire import unpack_delivery
 
     report = np.zeros(1).view(np.uint8)
@@ -145,7 +149,7 @@ def null_slave(channel: Any) -> None:
     channel.comm.Send(total, dest=0)
 
 
-def results(channel: Any) -> float | None:
+def results(channel: Any, pairs_sent: int) -> float | None:
     """Pairs per second from a slave (rank 1) to the collector (rank 0)."""
     from swjoin.batch import Pairs
     from swjoin.cluster.collector import Collector
@@ -153,16 +157,15 @@ def results(channel: Any) -> float | None:
     from swjoin.deliveries import EpochIndex, GroupResults, QueryId, ResultChunk, SlaveId
     from swjoin.hashing import digest_pairs
     from swjoin.messages import ResultsReceived
-    from swjoin.runtime.mpi import RESULTS
+    from swjoin.runtime.rank import RESULTS
     from swjoin.runtime.wire import pack_results, unpack_results
     from swjoin.state.histogram import HISTOGRAM_SIZE
 
     random = np.random.default_rng(3)
-    columns = [random.integers(0, 1 << 40, ROWS) for _ in range(3)] + [
-        random.integers(0, 1 << 40, ROWS).astype(np.uint64) for _ in range(2)
-    ]
-    chunks = PAIRS // ROWS
-    one = np.uint64(digest_pairs(columns[3], columns[4]))
+    times = [random.integers(0, 1 << 40, ROWS) for _ in range(3)]
+    left_id, right_id = (random.integers(0, 1 << 40, ROWS).astype(np.uint64) for _ in range(2))
+    chunks = max(1, pairs_sent // ROWS)
+    one = np.uint64(digest_pairs(left_id, right_id))
     channel.comm.Barrier()
     start = time.perf_counter()
     if channel.rank == 1:
@@ -172,7 +175,7 @@ def results(channel: Any) -> float | None:
             histogram = np.zeros(HISTOGRAM_SIZE, np.int64)
             histogram[0] = ROWS
             metrics = np.zeros(len(COLUMNS))
-            pairs = Pairs(columns[0], columns[1], columns[2], columns[3], columns[4])
+            pairs = Pairs(times[0], times[1], times[2], left_id, right_id)
             chunk = ResultChunk(QueryId(0), SlaveId(0), EpochIndex(i), True, last, pairs, group, metrics, histogram)
             channel.send(pack_results(chunk), 0, RESULTS)
         channel.comm.Barrier()
@@ -187,15 +190,15 @@ def results(channel: Any) -> float | None:
     return collector.tally.count / seconds
 
 
-def play(what: str, paths: list[str] | None, out: Path) -> None:
+def play(what: str, paths: list[str] | None, out: Path, repeat: int, size: int) -> None:
     """One of the two ranks."""
     channel = _channel()
     figures = []
-    for turn in range(REPEATS + 1):
+    for turn in range(repeat + 1):
         if what == "results":
-            figure = results(channel)
+            figure = results(channel, size)
         elif channel.rank == 0:
-            figure = master(channel, paths)
+            figure = master(channel, paths, size)
         else:
             figure = None
             null_slave(channel)
@@ -205,17 +208,14 @@ def play(what: str, paths: list[str] | None, out: Path) -> None:
         out.write_text(json.dumps(figures))
 
 
-def start(what: str, paths: list[str], out: Path) -> list[float]:
+def start(what: str, paths: list[str], out: Path, repeat: int = REPEATS, *, tiny: bool = False) -> list[float]:
     """Start both ranks; returns the figures, in tuples or pairs per second."""
+    from swjoin.runtime.launch import mpirun_options
     from swjoin.runtime.preflight import find_mpirun
 
-    command = [str(find_mpirun()), "-n", "2", "--bind-to", "none", "--mca", "btl", "self,sm", "--mca", "pml", "ob1"]
-    if os.geteuid() == 0:
-        command.append("--allow-run-as-root")
-    if (os.cpu_count() or 1) < 2:
-        command.append("--oversubscribe")
-    command += [sys.executable, __file__, what, *paths, "--rank", "--json", str(out)]
-    subprocess.run(command, check=True, timeout=300)
+    command = [*mpirun_options(find_mpirun(), 2), sys.executable, "-m", "benchmarks.links", what, *paths]
+    command += ["--rank", "--json", str(out), "--repeat", str(repeat), *["--tiny"] * tiny]
+    subprocess.run(command, check=True, timeout=600, cwd=ROOT)
     figures: list[float] = json.loads(out.read_text())
     return figures
 
@@ -224,13 +224,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["master", "parquet", "results"])
     parser.add_argument("paths", nargs="*", help="parquet: the two files, with columns ts and key")
-    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--json", type=Path, help="where the figures go")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    parser.add_argument("--repeat", type=int, default=REPEATS)
+    args = parse(parser, repeat=1)
     if args.rank:
-        play(args.what, args.paths or None, args.json)
+        size = PAIRS if args.what == "results" else TUPLES
+        play(args.what, args.paths or None, args.json, args.repeat, size // 100 if args.tiny else size)
         return
-    figures = sorted(start(args.what, args.paths, args.json))
+    with tempfile.TemporaryDirectory(prefix="swjoin-links-") as folder:
+        out = args.json or Path(folder) / "figures.json"
+        figures = sorted(
+            start(args.what, [str(Path(p).absolute()) for p in args.paths], out.absolute(), args.repeat, tiny=args.tiny)
+        )
     unit = "pairs" if args.what == "results" else "tuples"
     middle = figures[len(figures) // 2]
     print(f"{args.what}: {middle / 1e6:.1f} M {unit}/s ({figures[0] / 1e6:.1f} to {figures[-1] / 1e6:.1f})")

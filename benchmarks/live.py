@@ -8,8 +8,8 @@ Stays out: playing a session (`swjoin.runtime.live_session`).
 
 Producers, the run and consumers share the machine; a tuple has 72 bytes on the wire (key, time, id, 40 to 48 bytes of payload).
 
-Usage: python benchmarks/live.py [session|sweep|delay] [--rate 100000] [--seconds 60] [--ranks 5] [--epoch 200] [--repeats 1]
-    [--out FOLDER]
+Usage: python -m benchmarks.live [session|sweep|delay] [--rate 100000] [--seconds 60] [--ranks 5] [--epoch 200] [--repeats 1]
+    [--out FOLDER] [--tiny]
 """
 
 from __future__ import annotations
@@ -23,17 +23,15 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from run import environment, say
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT))
-
-from swjoin.runtime.live_session import Played, Session, play  # noqa: E402
+from benchmarks import parse
+from benchmarks.run import environment, say
+from swjoin.runtime.live_session import Played, Session, play
 
 KILLS = (("right", 0.25), ("consumer", 0.45), ("slave", 0.65))
 RATES = (25_000, 50_000, 100_000, 150_000, 200_000, 300_000, 400_000)
 EPOCHS_MS = (10, 20, 50, 100, 200, 500)
 LOW_RATE = 2_000
+CHECKPOINT_US = 5_000_000
 _LAG_S = 2.0  # a run that ends later than this after its streams were due has not kept up
 
 
@@ -67,12 +65,12 @@ def bench_session(base: Session, repeats: int, folder: Path) -> None:
         )
 
 
-def bench_sweep(base: Session, folder: Path) -> None:
+def bench_sweep(base: Session, rates: list[int], folder: Path) -> None:
     """Rates upwards until the run falls behind."""
     say(f"\n## Live rates: {base.duration_us // 1_000_000} s each, {base.ranks} ranks, t_d = {base.epoch_us // 1000} ms\n")
     say("| tuples/s, both streams | the run ended after the streams were due (s) | p50, p99 production delay (ms) | keeps up |")
     say("|---|---|---|---|")
-    for rate in RATES:
+    for rate in rates:
         played = _played(replace(base, rate_per_s=rate, domain=10 * rate), folder / "sweep")
         lag_s = played.sent_s["run"] - base.duration_us / 1e6
         delay = played.report["delay_s"]
@@ -82,13 +80,13 @@ def bench_sweep(base: Session, folder: Path) -> None:
             return
 
 
-def bench_delay(base: Session, repeats: int, folder: Path) -> None:
+def bench_delay(base: Session, epochs_ms: list[int], repeats: int, folder: Path) -> None:
     """Production delay over t_d, in one process, and what the live consumer sees."""
     say(f"\n## Delay at a low rate: {2 * LOW_RATE:,} tuples/s, one process, medians of {repeats} runs\n")
     say("| t_d (ms) | production delay p50, p99 (ms) | from push to consumer p50, p99 (ms) |")
     say("|---|---|---|")
     table = []
-    for epoch_ms in EPOCHS_MS:
+    for epoch_ms in epochs_ms:
         found = []
         for _ in range(repeats):
             session = replace(base, rate_per_s=LOW_RATE, domain=2_000, epoch_us=epoch_ms * 1000, ranks=0)
@@ -114,18 +112,26 @@ def main() -> int:
     parser.add_argument("--epoch", type=int, default=200, help="distribution epoch in ms (session, sweep)")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
+    parser.add_argument("--rates", type=int, nargs="+", default=list(RATES), help="of the sweep")
+    parser.add_argument("--epochs", type=int, nargs="+", default=list(EPOCHS_MS), help="distribution epochs in ms (delay)")
+    args = parse(parser, rate=2_000, seconds=6, ranks=4, rates=[2_000], epochs=[100])
     folder = args.out or Path(tempfile.mkdtemp(prefix="swjoin-live-"))
     folder.mkdir(parents=True, exist_ok=True)
     say(environment())
     if args.part in (None, "session"):
-        whole = Session(args.rate, (args.seconds or 60) * 1_000_000, args.epoch * 1000, ranks=args.ranks)
+        whole = Session(
+            args.rate,
+            (args.seconds or 60) * 1_000_000,
+            args.epoch * 1000,
+            ranks=args.ranks,
+            checkpoint_us=CHECKPOINT_US // (5 if args.tiny else 1),
+        )
         bench_session(whole, args.repeats, folder)
     short = Session(args.rate, (args.seconds or 15) * 1_000_000, args.epoch * 1000, ranks=args.ranks)
     if args.part in (None, "sweep"):
-        bench_sweep(short, folder)
+        bench_sweep(short, args.rates, folder)
     if args.part in (None, "delay"):
-        bench_delay(short, args.repeats, folder)
+        bench_delay(short, args.epochs, args.repeats, folder)
     if args.out is None:
         shutil.rmtree(folder)
     return 0

@@ -7,7 +7,7 @@ alone.
 Why: who looks on should cost nothing that one could see.
 Stays out: how fast the join is (`run.py`).
 
-Usage: python benchmarks/observing.py [-n RANKS] [--repeat N] [--seconds S]
+Usage: python -m benchmarks.observing [-n RANKS] [--repeat N] [--seconds S] [--tiny]
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from run import row, say, turns
-from workloads import WORKLOADS, expected, stream
 
+from benchmarks import parse
+from benchmarks.run import row, say, turns
+from benchmarks.workloads import WORKLOADS, expected, sized, stream
 from swjoin.config import WorkloadConfig
 from swjoin.loading import load_config
 from swjoin.observe.watchers import ADDRESS_FILE, CollectorWatcher, MasterWatcher
@@ -40,11 +41,11 @@ from swjoin.runtime.local import run_local
 MODES = ("off", "dashboard", "dashboard, asked twice a second")
 
 
-def write(folder: Path, seconds: int) -> tuple[Path, tuple[int, str], int]:
+def write(folder: Path, seconds: int, tiny: bool) -> tuple[Path, tuple[int, str], int]:
     """Configuration, right answer, tuples of both streams."""
     reference, window_us = WORKLOADS["reference"]
     workload = WorkloadConfig(reference.rate_per_s, seconds * 1_000_000, reference.bias)
-    streams = [stream(workload, side) for side in range(2)]
+    streams = [stream(sized(workload, tiny), side) for side in range(2)]
     plain: dict[str, Any] = {"join": {"within": f"{window_us}us"}, "sink": {"kind": "count"}}
     plain |= {"cluster": {"distribution_epoch": 0}, "module": {"theta": "32KB", "window": "2GB"}}
     for name, batch in zip(("left", "right"), streams, strict=True):
@@ -110,10 +111,10 @@ def main() -> None:
     parser.add_argument("-n", dest="ranks", type=int)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=300, help="length of the streams, 200,000 tuples each second")
-    arguments = parser.parse_args()
+    arguments = parse(parser, repeat=1, seconds=20)
     more = [] if arguments.ranks is None else ["-n", str(arguments.ranks)]
     with tempfile.TemporaryDirectory() as name:
-        config, answer, tuples = write(Path(name), arguments.seconds)
+        config, answer, tuples = write(Path(name), arguments.seconds, arguments.tiny)
         cpu_s: dict[str, list[float]] = {mode: [] for mode in MODES}
 
         def case(mode: str) -> Callable[[], float]:

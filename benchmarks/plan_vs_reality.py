@@ -17,7 +17,7 @@ few tuples in a delivery to tell what a tuple costs.
 Why: a forecast whose error nobody knows is an opinion.
 Stays out: keeping the figures; they are printed.
 
-Usage: python benchmarks/plan_vs_reality.py [--costs FILE] [--only NAME ...] [--json FILE]
+Usage: python -m benchmarks.plan_vs_reality [--costs FILE] [--only NAME ...] [--json FILE] [--tiny]
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from typing import Any
 
 import yaml
 
+from benchmarks import parse
 from swjoin.sweeps.search import read_rows, sustained
 
 EPOCHS = 16  # that are measured
@@ -113,10 +114,10 @@ def run(path: Path, slaves: int, mpi: bool, rate_per_s: float) -> tuple[bool, st
     return kept, why, report
 
 
-def saturation(path: Path, slaves: int, mpi: bool, first: float) -> float:
-    """The highest rate that is sustained, by bisection from `first`."""
+def saturation(path: Path, slaves: int, mpi: bool, first: float, step: float) -> float:
+    """The highest rate that is sustained, by bisection from `first` to a factor of `step`."""
     low, high, rate = 0.0, math.inf, first
-    while high > STEP * low:
+    while high > step * low:
         for _ in range(2):
             kept, why, _ = run(path, slaves, mpi, rate)
             tell(f"{rate:,.0f}: {why}")
@@ -150,7 +151,7 @@ def error(predicted: float, measured: float) -> float:
     return predicted / measured - 1
 
 
-def measure(name: str, folder: Path, costs: Path) -> dict[str, Any]:
+def measure(name: str, folder: Path, costs: Path, tiny: bool) -> dict[str, Any]:
     """One configuration: {what: (predicted, measured)}."""
     slaves, mpi, plain = CASES[name]
     path = folder / "config.yaml"
@@ -158,8 +159,8 @@ def measure(name: str, folder: Path, costs: Path) -> dict[str, Any]:
     told = planned(path, slaves, mpi, costs)
     predicted = told["saturation"]["rate_per_s"]
     tell(f"{name}: plan says {predicted:,.0f} ({told['saturation']['resource']})")
-    found = saturation(path, slaves, mpi, predicted)
-    reports = [run(path, slaves, mpi, found / 2)[2] for _ in range(3)]
+    found = saturation(path, slaves, mpi, predicted / 3, 2.0) if tiny else saturation(path, slaves, mpi, predicted, STEP)
+    reports = [run(path, slaves, mpi, found / 2)[2] for _ in range(1 if tiny else 3)]
     report = reports[0]
     if plain["join"].get("how", "inner") == "inner":
         half = report["config"]["workload"]["rate_per_s"] / plain["workload"]["rate"]  # pairs grow with the square of the rate
@@ -180,7 +181,7 @@ def main() -> None:
     parser.add_argument("--costs", type=Path, help="a file of swjoin calibrate (default: swjoin calibrate, now)")
     parser.add_argument("--only", nargs="+", choices=CASES, metavar="NAME")
     parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = parse(parser, only=[next(iter(CASES))])
     out: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="swjoin-reality-") as name:
         folder = Path(name)
@@ -193,9 +194,9 @@ def main() -> None:
             costs = args.costs
             if costs is None:
                 costs = folder / "costs.yaml"
-                _swjoin("calibrate", "-o", str(costs))
+                _swjoin("calibrate", "-o", str(costs), *["--quick"] * args.tiny)
             tell(f"costs: {' '.join(costs.read_text().split())}")
-            found = out[case] = measure(case, folder, costs)
+            found = out[case] = measure(case, folder, costs, args.tiny)
             rate, window, resident = (found[w] for w in GOAL)
             print(
                 f"| {case} | {rate[0]:,.0f} | {rate[1]:,.0f} | {100 * error(*rate):+.0f} % | {window[0] / 1e6:,.1f} | "

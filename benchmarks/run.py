@@ -6,7 +6,8 @@ machine hits both. Everything is printed and kept in runs/bench/ (results.md, sw
 Why: speed is claimed nowhere else.
 Stays out: other systems (`peers/run.py`).
 
-Usage: python benchmarks/run.py [--only module growth whole links memory start kernels sweeps]
+Usage: python -m benchmarks.run [--only module growth whole links memory start kernels sweeps] [--repeat N] [--out FOLDER]
+    [--tiny]
 """
 
 from __future__ import annotations
@@ -24,25 +25,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import growth
-import kernels
-import links
 import numpy as np
-import sweeps
-import whole
-from join_module import checked
-from join_module import run as run_module
-from workloads import WORKLOADS, deliveries, expected, stream, write_streams
+
+from benchmarks import growth, kernels, links, parse, sweeps, whole
+from benchmarks.join_module import THETA_BYTES, checked
+from benchmarks.join_module import run as run_module
+from benchmarks.workloads import TINY, WORKLOADS, deliveries, expected, sized, stream, write_streams
 
 REPEATS = 5
 HERE = Path(__file__).parent
 SECTIONS = ("module", "growth", "whole", "links", "memory", "start", "kernels", "sweeps")
-_lines: list[str] = []
+lines: list[str] = []
 
 
 def say(line: str = "") -> None:
     print(line, flush=True)
-    _lines.append(line)
+    lines.append(line)
 
 
 def header(title: str) -> None:
@@ -88,12 +86,12 @@ def _program_rate(program: Path, mode: str, raw: list[Path], answer: tuple[int, 
     return float(found["tuples"] / found["seconds"][0])
 
 
-def bench_module(folder: Path) -> None:
+def bench_module(folder: Path, repeat: int, tiny: bool) -> None:
     header("Join module alone, one core, count and digest, M tuples/s")
     program = _reference_program(folder)
     for name, floor, goal in (("reference", "0.8", "1.2"), ("uniform", "0.6", "1.0")):
         workload, window_us = WORKLOADS[name]
-        streams = [stream(workload, side) for side in range(2)]
+        streams = [stream(sized(workload, tiny), side) for side in range(2)]
         answer = expected(streams[0], streams[1], window_us)
         work = deliveries(streams[0], streams[1])
 
@@ -110,7 +108,7 @@ def bench_module(folder: Path) -> None:
                 cases[mode] = lambda mode=mode, raw=raw, answer=answer, w=window_us: (  # type: ignore[misc]
                     _program_rate(program, mode, raw, answer, w) / 1e6
                 )
-        figures = turns(cases)
+        figures = turns(cases, repeat)
         row(f"{name}: swjoin", figures["ours"], "M/s", digits=1)
         if program is None:
             say(f"| {name}: C++ | no g++ here | | | |")
@@ -121,11 +119,12 @@ def bench_module(folder: Path) -> None:
         row(f"{name}: swjoin over C++ batched, turn by turn", ratios, "", floor, goal)
 
 
-def bench_growth() -> None:
+def bench_growth(repeat: int, tiny: bool) -> None:
     header("ns per tuple while the window grows, one match per tuple, join module, one core")
     medians = {}
+    rate = growth.RATE // TINY if tiny else growth.RATE
     for window_s in (1.0, 10.0, 100.0):
-        figures, tuples, state = growth.measure(window_s, 1.0, growth.THETA_BYTES, None, REPEATS)
+        figures, tuples, state = growth.measure(window_s, 1.0, THETA_BYTES, None, repeat, rate)
         medians[window_s] = statistics.median(figures)
         row(f"W = {window_s:g} s, {tuples:,} tuples in windows, {state >> 20} MiB of state", figures, "ns", digits=1)
     say(f"| growth factor, 100-fold | {medians[100.0] / medians[1.0]:.2f} | | 2.0 | 1.3 |")
@@ -134,8 +133,8 @@ def bench_growth() -> None:
 # ---------------------------------------------------------------- commands and links
 
 
-def bench_whole(folder: Path) -> None:
-    paths, answer, tuples = write_streams(folder)
+def bench_whole(folder: Path, repeat: int, tiny: bool) -> None:
+    paths, answer, tuples = write_streams(folder, tiny=tiny)
     workload = f"{tuples:,} tuples of 64 bytes, b = 0.7, W = 10 s, {answer[0]:,} pairs"
     header(f"Whole commands on Parquet, {workload}, without start-up, M tuples/s")
 
@@ -149,7 +148,8 @@ def bench_whole(folder: Path) -> None:
             "MPI, 1 slave (3 ranks), Parquet to count": join("count", ["-n", "3"]),
             "MPI, 2 slaves (4 ranks), Parquet to count": join("count", ["-n", "4"]),
             "the same, communication: synchronous": join("count", ["-n", "4", "--communication", "synchronous"]),
-        }
+        },
+        repeat,
     )
     targets = {"MPI, 2 slaves (4 ranks), Parquet to count": ("2.5", "4")}
     for name, values in figures.items():
@@ -158,7 +158,8 @@ def bench_whole(folder: Path) -> None:
         {
             "in-process, Parquet to Parquet with payload": join("out.parquet", []),
             "DuckDB, the same, 2 threads": lambda: whole.duckdb_parquet(paths, answer, folder, tuples) / 1e6,
-        }
+        },
+        repeat,
     )
     for name, values in pairs.items():
         row(name, values, "M tuples/s")
@@ -166,41 +167,47 @@ def bench_whole(folder: Path) -> None:
     row("Parquet to Parquet, over DuckDB, turn by turn", [a / b for a, b in zip(ours, theirs, strict=True)], "", "0.7", "1.0")
 
 
-def bench_links(folder: Path) -> None:
+def bench_links(folder: Path, repeat: int, tiny: bool) -> None:
     header("The links alone, two MPI ranks")
-    out = folder / "link.json"
-    row("master to a null slave, rows in memory", [v / 1e6 for v in links.start("master", [], out)], "M tuples/s", "8", "20", 1)
-    row("slave to collector, pairs of 40 bytes", [v / 1e6 for v in links.start("results", [], out)], "M pairs/s", "20", "40", 1)
+
+    def figures(what: str) -> list[float]:
+        return [v / 1e6 for v in links.start(what, [], folder / "link.json", repeat, tiny=tiny)]
+
+    row("master to a null slave, rows in memory", figures("master"), "M tuples/s", "8", "20", 1)
+    row("slave to collector, pairs of 40 bytes", figures("results"), "M pairs/s", "20", "40", 1)
 
 
-def bench_memory(folder: Path) -> None:
+def bench_memory(folder: Path, tiny: bool) -> None:
+    window_s, rate = (5, 5_000) if tiny else (100, 100_000)
     header("Resident memory of a slave over the bytes of the tuples in its windows (64 each), payload stored")
-    found = whole.memory(folder, 4, 100)
-    what = f"2 slaves, W = 100 s, {found['window_tuples']:,.0f} tuples each, {found['resident_bytes'] / 2**20:.0f} MiB resident"
+    found = whole.memory(folder, 4, window_s, rate)
+    resident = f"{found['resident_bytes'] / 2**20:.0f} MiB resident"
+    what = f"2 slaves, W = {window_s} s, {found['window_tuples']:,.0f} tuples each, {resident}"
     row(what, [found["ratio"]], "", "2.0", "1.3")
 
 
-def bench_start(folder: Path) -> None:
+def bench_start(folder: Path, repeat: int) -> None:
     header("Start-up, caches warm")
-    found = [whole.start_up(folder) for _ in range(REPEATS + 1)][1:]
+    found = [whole.start_up(folder) for _ in range(repeat + 1)][1:]
     row("`swjoin --help`", [f[0] for f in found], "s", "0.5", "0.2")
     row("5 MPI ranks, 2,000 tuples, start to end of the command", [f[1] for f in found], "s", "4 to first epoch", "2")
 
 
-def bench_kernels() -> None:
+def bench_kernels(repeat: int, tiny: bool) -> None:
     from swjoin.runtime.memory import keep_freed_memory
 
     keep_freed_memory()
-    say("\n## Ceilings of this core, and single kernels\n\n| what | best of 7 |\n|---|---|")
-    for name, (value, unit) in {**kernels.ceilings(), **kernels.rates()}.items():
+    best_of = 1 if tiny else kernels.REPEATS
+    say(f"\n## Ceilings of this core, and single kernels\n\n| what | best of {best_of} |\n|---|---|")
+    for name, (value, unit) in {**kernels.ceilings(best_of), **kernels.rates(best_of)}.items():
         say(f"| {name} | {value:.1f} {unit} |")
     say("\n## Where a tuple's nanoseconds go (reference workload, one core)\n\n| phase | ns |\n|---|---|")
-    for name, value in kernels.breakdown().items():
+    for name, value in kernels.breakdown(repeat, tiny=tiny).items():
         say(f"| {name} | {value:.1f} |")
 
 
-def bench_sweeps(out: Path) -> None:
-    points = sweeps.measure_all(quick=True)
+def bench_sweeps(out: Path, tiny: bool) -> None:
+    points = sweeps.measure_all(quick=True, tiny=tiny)
     (out / "sweeps.json").write_text(json.dumps(points, indent=1))
     say("\n## Curves (M tuples/s, one core, windows full; throughput.png)\n")
     for name, curve in points.items():
@@ -223,25 +230,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
     parser.add_argument("--out", type=Path, default=Path("runs/bench"))
-    args = parser.parse_args()
+    parser.add_argument("--repeat", type=int, default=REPEATS)
+    args = parse(parser, repeat=1)
+    repeat, tiny = args.repeat, args.tiny
     args.out.mkdir(parents=True, exist_ok=True)
-    say(f"{environment()}; medians of {REPEATS}, a first turn not counted; every answer checked.")
+    say(f"{environment()}; medians of {repeat}, a first turn not counted; every answer checked.")
     with tempfile.TemporaryDirectory(prefix="swjoin-bench-") as name:
         folder = Path(name)
         steps: dict[str, Callable[[], None]] = {
-            "module": lambda: bench_module(folder),
-            "growth": bench_growth,
-            "whole": lambda: bench_whole(folder),
-            "links": lambda: bench_links(folder),
-            "memory": lambda: bench_memory(folder),
-            "start": lambda: bench_start(folder),
-            "kernels": bench_kernels,
-            "sweeps": lambda: bench_sweeps(args.out),
+            "module": lambda: bench_module(folder, repeat, tiny),
+            "growth": lambda: bench_growth(repeat, tiny),
+            "whole": lambda: bench_whole(folder, repeat, tiny),
+            "links": lambda: bench_links(folder, repeat, tiny),
+            "memory": lambda: bench_memory(folder, tiny),
+            "start": lambda: bench_start(folder, repeat),
+            "kernels": lambda: bench_kernels(repeat, tiny),
+            "sweeps": lambda: bench_sweeps(args.out, tiny),
         }
         for section in SECTIONS:
             if section in args.only:
                 steps[section]()
-                (args.out / "results.md").write_text("\n".join(_lines) + "\n")
+                (args.out / "results.md").write_text("\n".join(lines) + "\n")
     print(f"\nkept in {args.out}/results.md", file=sys.stderr)
 
 

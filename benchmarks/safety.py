@@ -10,7 +10,7 @@ The reference workload is played for much longer than elsewhere, so that a run s
 files a side are large and lie in FOLDER/streams until they are removed. ULFM without checkpoints is no mode of `swjoin run`: a
 death would end it all the same. For the measurement this file starts such ranks itself.
 
-Usage: python benchmarks/safety.py [--only cost|recovery] [--seconds 1800] [--ranks 5 4] [--repeats 5] [--out FOLDER]
+Usage: python -m benchmarks.safety [--only cost|recovery] [--seconds 1800] [--ranks 5 4] [--repeats 5] [--out FOLDER] [--tiny]
 """
 
 from __future__ import annotations
@@ -31,18 +31,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from run import environment, row, say, turns
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT))
-
-from swjoin.config import WorkloadConfig  # noqa: E402
-from swjoin.loading import config_from_plain  # noqa: E402
-from swjoin.oracle import Bounds  # noqa: E402
-from swjoin.runtime.generated_answer import expected  # noqa: E402
-from swjoin.runtime.job import Job  # noqa: E402
-from swjoin.runtime.processes import LaunchedRun  # noqa: E402
-from swjoin.sources.bmodel import SLOT_US, slot_count, slot_tuples  # noqa: E402
+from benchmarks import ROOT, parse
+from benchmarks.run import environment, lines, row, say, turns
+from swjoin.config import WorkloadConfig
+from swjoin.loading import config_from_plain
+from swjoin.oracle import Bounds
+from swjoin.runtime.generated_answer import expected
+from swjoin.runtime.job import Job
+from swjoin.runtime.processes import LaunchedRun
+from swjoin.sources.bmodel import SLOT_US, slot_count, slot_tuples
 
 RATE, BIAS, SEED, WINDOW_US = 100_000, 0.7, 1, 10_000_000
 PIECE_S = 60  # of stream, in one file
@@ -101,8 +99,17 @@ def run_once(plain: Report, ranks: int, answer: Answer, folder: Path, *, survivi
         from swjoin.runtime.preflight import find_mpirun
 
         job = folder / "job.json"
-        job.write_text(Job(config_from_plain(plain), None, True, out, None, "benchmarks/safety.py").to_json())
-        command = [*mpirun_options(find_mpirun(), ranks), "--with-ft", "ulfm", sys.executable, __file__, "--rank", str(job)]
+        job.write_text(Job(config_from_plain(plain), None, True, out, None, "benchmarks.safety").to_json())
+        command = [
+            *mpirun_options(find_mpirun(), ranks),
+            "--with-ft",
+            "ulfm",
+            sys.executable,
+            "-m",
+            "benchmarks.safety",
+            "--rank",
+            str(job),
+        ]
     else:
         config = folder / "config.yaml"
         config.write_text(json.dumps(plain))
@@ -126,7 +133,7 @@ def play_rank(job: Path) -> None:
     if not library_survives():
         raise SystemExit("this MPI library has no fault tolerance (mpirun --with-ft ulfm)")
     preflight.check_world()
-    mpi.Channel = functools.partial(SurvivingChannel, mend="start anew")  # type: ignore[assignment, misc]
+    mpi.Channel = functools.partial(SurvivingChannel, mend="start anew")  # type: ignore[assignment, attr-defined, misc]
     mpi.run_rank(Job.from_json(job.read_text()), progress=False)
 
 
@@ -176,12 +183,12 @@ def cost(streams: Path, folder: Path, answer: Answer, ranks: int, interval: str,
 # ---------------------------------------------------------------- recovery
 
 
-def recovery_config(window_s: int, rate: float, interval_s: float) -> Report:
+def recovery_config(window_s: int, rate: float, interval_s: float, around_s: int) -> Report:
     return {
         "seed": SEED,
         "pace": "realtime",
         "join": {"within": f"{window_s}s"},
-        "workload": {"rate": rate, "duration": f"{window_s + 2 * AROUND_S}s", "bias": BIAS},
+        "workload": {"rate": rate, "duration": f"{window_s + 2 * around_s}s", "bias": BIAS},
         "cluster": {"partition_count": 60, "distribution_epoch": "200ms", "mini_buffer": "256MB"},
         "module": {"theta": "32KB", "stream_buffer": "64MB", "window": "4GB"},
         "checkpoint": {"interval": f"{int(interval_s * 1e3)}ms"},
@@ -193,7 +200,9 @@ def newest(out: Path) -> Path | None:
     return max((out / "checkpoints").glob("checkpoint-*.json"), default=None)
 
 
-def run_with_a_death(plain: Report, interval_s: float, answer: Answer, folder: Path, ranks: int = 5) -> dict[str, float]:
+def run_with_a_death(
+    plain: Report, interval_s: float, around_s: int, answer: Answer, folder: Path, ranks: int = 5
+) -> dict[str, float]:
     """A slave is killed half an interval after a checkpoint, when the windows have been full for a while."""
     out, config = folder / "run", folder / "config.yaml"
     shutil.rmtree(out, ignore_errors=True)
@@ -201,7 +210,7 @@ def run_with_a_death(plain: Report, interval_s: float, answer: Answer, folder: P
     run = LaunchedRun([str(config), "-n", str(ranks), "--out", str(out)], folder / "log", {"PYTHONPATH": str(ROOT)})
     try:
         duration_s = config_from_plain(plain).workload.duration_us / 1e6
-        full_us = 1e6 * (duration_s - 1.5 * AROUND_S)
+        full_us = 1e6 * (duration_s - 1.5 * around_s)
         seen = None
         while run.process.poll() is None:
             time.sleep(0.02)
@@ -212,7 +221,7 @@ def run_with_a_death(plain: Report, interval_s: float, answer: Answer, folder: P
                     break
         time.sleep(interval_s / 2)
         run.kill([ranks - 1])
-        if run.end(3 * duration_s + 60):
+        if run.end(3 * duration_s + 300):
             raise SystemExit(f"the run with a death failed: {run.said()}")
     finally:
         if run.process.poll() is None:
@@ -242,7 +251,9 @@ def recovery_of(report: Report, out: Path) -> dict[str, float]:
     }
 
 
-def recovery(folder: Path, windows_s: tuple[int, ...], rate: float, interval_s: float, repeats: int) -> None:
+def recovery(
+    folder: Path, windows_s: list[int], rate: float, interval_s: float, repeats: int, around_s: int = AROUND_S
+) -> None:
     given = f"{rate:,.0f} tuples/s and stream, checkpoints every {interval_s:g} s, {repeats} deaths each"
     say(f"\n## Recovery from the death of one slave of three, {given}\n")
     heads = [
@@ -253,10 +264,10 @@ def recovery(folder: Path, windows_s: tuple[int, ...], rate: float, interval_s: 
     say("| " + " | ".join(["W", "tuples in the windows", *heads, "longest production delay (s)"]) + " |")
     say("|---" * 6 + "|")
     for window_s in windows_s:
-        plain = recovery_config(window_s, rate, interval_s)
+        plain = recovery_config(window_s, rate, interval_s, around_s)
         config = config_from_plain(plain)
         answer = expected(config.workload, SEED, config.query.bounds)
-        runs = [run_with_a_death(plain, interval_s, answer, folder) for _ in range(repeats)]
+        runs = [run_with_a_death(plain, interval_s, around_s, answer, folder) for _ in range(repeats)]
         values = {name: [r[name] for r in runs] for name in runs[0]}
         middle = {name: statistics.median(v) for name, v in values.items()}
         spans = {name: f"{middle[name]:.2f}, {min(values[name]):.2f} to {max(values[name]):.2f}" for name in ("s", "calm_s")}
@@ -277,7 +288,9 @@ def main() -> None:
     parser.add_argument("--recovery-repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "safety", help="streams and results.md")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    parser.add_argument("--around", type=int, default=AROUND_S, help="seconds before the death and after it")
+    few = {"ranks": [3], "repeats": 1, "windows": [1], "rate": 2_000, "recovery_interval": 1.0, "recovery_repeats": 1}
+    args = parse(parser, seconds=5, interval="500ms", around=4, **few)
     if args.rank is not None:
         play_rank(args.rank)
         return
@@ -292,10 +305,8 @@ def main() -> None:
             for ranks in args.ranks:
                 cost(streams, Path(name), answer, ranks, args.interval, args.repeats)
         if args.only != "cost":
-            recovery(Path(name), tuple(args.windows), args.rate, args.recovery_interval, args.recovery_repeats)
-    from run import _lines
-
-    (args.out / "results.md").write_text("\n".join(_lines) + "\n")
+            recovery(Path(name), args.windows, args.rate, args.recovery_interval, args.recovery_repeats, args.around)
+    (args.out / "results.md").write_text("\n".join(lines) + "\n")
     print(f"\nkept in {args.out}/results.md; {args.out}/streams may be removed", file=sys.stderr)
 
 

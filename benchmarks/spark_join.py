@@ -1,6 +1,6 @@
 """The window join inside Spark against Spark's own range join, in one session, turn by turn; the answer checked in each turn.
 
-Usage: python benchmarks/spark_join.py [reference|uniform|small|paper|skewed] [--cores 2] [--repeat 5] [--cached]
+Usage: python -m benchmarks.spark_join [reference|uniform|small|paper|skewed] [--cores 2] [--repeat 5] [--cached] [--tiny]
 
 Two measures: `count` counts and digests the pairs (ids only are read), `rows` writes every pair with both 48-byte payloads to
 Spark's noop format. Spark's own join is written in two ways (see `SPARKS`); the one that takes the least CPU in the turn that
@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from workloads import WORKLOADS as COMMON
-from workloads import expected, stream
 
+from benchmarks import parse
+from benchmarks.workloads import WORKLOADS as COMMON
+from benchmarks.workloads import expected, sized, stream
 from swjoin.config import WorkloadConfig
 from swjoin.oracle import format_digest
 from swjoin.sources.bmodel import payload_bytes
@@ -40,14 +41,14 @@ OURS = "swjoin.spark.window_join"
 FILES_OURS = "swjoin.spark.window_join of parquet()"
 
 
-def write(folder: Path, name: str) -> tuple[tuple[int, str], int]:
+def write(folder: Path, name: str, tiny: bool) -> tuple[tuple[int, str], int]:
     """Both streams as folders of Parquet files (id, ts, key, payload); the right answer and the number of tuples."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     workload, window_us = WORKLOADS[name]
-    batches = [stream(workload, side) for side in range(2)]
-    for side, batch in enumerate(batches):
+    left, right = (stream(sized(workload, tiny), side) for side in range(2))
+    for side, batch in enumerate((left, right)):
         ids = batch.id.view(np.int64)
         offsets = pa.py_buffer(np.arange(0, 48 * len(ids) + 1, 48, dtype=np.int32))
         data = pa.py_buffer(payload_bytes(batch.id, 1, side, 48).reshape(-1))
@@ -57,7 +58,7 @@ def write(folder: Path, name: str) -> tuple[tuple[int, str], int]:
         for part in range(FILES):
             a, b = (len(ids) * p // FILES for p in (part, part + 1))
             pq.write_table(table.slice(a, b - a), folder / str(side) / f"{part}.parquet", compression="lz4")
-    return expected(*batches, window_us), sum(len(b) for b in batches)
+    return expected(left, right, window_us), len(left) + len(right)
 
 
 # ---------------------------------------------------------------- the joins: both have id, ts and payload of both sides
@@ -130,12 +131,14 @@ def cpu_s() -> float:
 class Bench:
     def __init__(self, spark: SparkSession, folder: Path, window_us: int, partitions: int | None, cached: bool) -> None:
         self.window_us, self.partitions = window_us, partitions
-        self.frames = [spark.read.parquet(str(folder / str(side))) for side in range(2)]
+        left, right = (spark.read.parquet(str(folder / str(side))) for side in range(2))
         if cached:
-            self.frames = [frame.cache() for frame in self.frames]
-            for frame in self.frames:
+            left, right = left.cache(), right.cache()
+            for frame in (left, right):
                 frame.count()
-        self.sources = {OURS: self.frames, FILES_OURS: [parquet(spark, str(folder / str(side))) for side in range(2)]}
+        files = (parquet(spark, str(folder / "0")), parquet(spark, str(folder / "1")))
+        self.frames: tuple[Any, Any] = (left, right)
+        self.sources: dict[str, tuple[Any, Any]] = {OURS: self.frames, FILES_OURS: files}
 
     def count(self, name: str) -> tuple[int, str]:
         """Spark's optimizer sees for itself that a count needs no more than the ids; ours is told."""
@@ -202,12 +205,12 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, help="of both joins; ours has its own default, Spark's is 4 then")
     parser.add_argument("--cached", action="store_true", help="both inputs cached by Spark instead of read from Parquet")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a further Spark setting")
-    args = parser.parse_args()
+    args = parse(parser, repeat=1)
     with tempfile.TemporaryDirectory(prefix="spark-join-") as name:
         folder = Path(name)
-        answer, tuples = write(folder, args.workload)
+        answer, tuples = write(folder, args.workload, args.tiny)
         settings = {
-            "spark.driver.memory": "8g",
+            "spark.driver.memory": "1g" if args.tiny else "8g",
             "spark.local.dir": name,
             "spark.python.daemon.module": "swjoin.spark.daemon",  # or a turn pays for workers that have ended meanwhile
             "spark.sql.shuffle.partitions": str(args.partitions or 2 * args.cores),

@@ -4,7 +4,7 @@ What: `measure_all(folder)` writes one JSON of points, `draw(points, folder)` th
 Why: one figure is a coincidence, a curve shows where it holds.
 Stays out: other systems.
 
-Usage: python benchmarks/sweeps.py [--out FOLDER]
+Usage: python -m benchmarks.sweeps [--out FOLDER] [--tiny]
 """
 
 from __future__ import annotations
@@ -17,48 +17,52 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from join_module import THETA_BYTES, checked, run
-from workloads import EPOCH_TUPLES, WORKLOADS, deliveries, expected, from_columns, stream
+
+from benchmarks import parse
+from benchmarks.join_module import THETA_BYTES, checked, run
+from benchmarks.workloads import EPOCH_TUPLES, TINY, WORKLOADS, deliveries, expected, from_columns, sized, stream
 
 REPEATS = 3
 RATE = 100_000
 Point = dict[str, Any]
 
 
-def _synthetic(window_s: float, matches: float) -> Point:
-    """Uniform keys: `matches` per tuple with windows of `window_s` seconds at 100,000 tuples/s and stream."""
-    n = int(RATE * (window_s + 10))
-    domain = max(1, int(RATE * window_s / matches))
+def _synthetic(window_s: float, matches: float, rate: int, repeats: int) -> Point:
+    """Uniform keys: `matches` per tuple with windows of `window_s` seconds at `rate` tuples/s and stream."""
+    n = int(rate * (window_s + 10))
+    domain = max(1, int(rate * window_s / matches))
     streams = [
-        from_columns(np.random.default_rng(seed).integers(0, domain, n), np.arange(n, dtype=np.int64) * (1_000_000 // RATE))
+        from_columns(np.random.default_rng(seed).integers(0, domain, n), np.arange(n, dtype=np.int64) * (1_000_000 // rate))
         for seed in (1, 2)
     ]
-    return _point(streams, int(window_s * 1e6), THETA_BYTES)
+    return _point(streams, int(window_s * 1e6), THETA_BYTES, repeats)
 
 
-def _point(streams: list[Any], window_us: int, theta_bytes: int) -> Point:
+def _point(streams: list[Any], window_us: int, theta_bytes: int, repeats: int) -> Point:
     answer = expected(streams[0], streams[1], window_us)
     held = int(sum(len(b) for b in streams) * window_us / max(1, int(streams[0].ts[-1])))
     work = deliveries(streams[0], streams[1], max(EPOCH_TUPLES, held // 16))
-    runs = [checked(run(work, window_us, theta_bytes, window_us), answer, "sweep") for _ in range(REPEATS + 1)][1:]
+    runs = [checked(run(work, window_us, theta_bytes, window_us), answer, "sweep") for _ in range(repeats + 1)][1:]
     rates = [r.tuples / r.seconds for r in runs]
     tuples = sum(len(b) for b in streams)
     return {"rate": statistics.median(rates), "low": min(rates), "high": max(rates), "pairs_per_tuple": answer[0] / tuples}
 
 
-def measure_all(quick: bool = False) -> dict[str, list[Point]]:
+def measure_all(*, quick: bool = False, tiny: bool = False) -> dict[str, list[Point]]:
     """Points of all four curves: x, rate (tuples/s, once the windows are full), low, high."""
     workload, window_us = WORKLOADS["reference"]
+    workload = sized(workload, tiny)
+    rate, repeats = (RATE // TINY, 1) if tiny else (RATE, REPEATS)
     reference = [stream(workload, 0), stream(workload, 1)]
     out: dict[str, list[Point]] = {}
     windows = [0.1, 1, 10] if quick else [0.1, 0.3, 1, 3, 10, 30]
-    out["window"] = [{"x": w, **_synthetic(w, 1.0)} for w in windows]
+    out["window"] = [{"x": w, **_synthetic(w, 1.0, rate, repeats)} for w in windows]
     out["skew"] = []
     for bias in (0.5, 0.6, 0.65, 0.7, 0.75):
         skewed = dataclasses.replace(workload, bias=bias)
-        out["skew"].append({"x": bias, **_point([stream(skewed, 0), stream(skewed, 1)], window_us, THETA_BYTES)})
-    out["theta"] = [{"x": kb, **_point(reference, window_us, kb << 10)} for kb in (4, 8, 16, 32, 64, 128, 512, 1536)]
-    out["matches"] = [{"x": m, **_synthetic(3, m)} for m in (0.01, 0.1, 1, 10, 100)]
+        out["skew"].append({"x": bias, **_point([stream(skewed, 0), stream(skewed, 1)], window_us, THETA_BYTES, repeats)})
+    out["theta"] = [{"x": kb, **_point(reference, window_us, kb << 10, repeats)} for kb in (4, 8, 16, 32, 64, 128, 512, 1536)]
+    out["matches"] = [{"x": m, **_synthetic(3, m, rate, repeats)} for m in (0.01, 0.1, 1, 10, 100)]
     return out
 
 
@@ -99,9 +103,9 @@ def draw(points: dict[str, list[Point]], folder: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/bench"))
-    args = parser.parse_args()
+    args = parse(parser)
     args.out.mkdir(parents=True, exist_ok=True)
-    points = measure_all()
+    points = measure_all(tiny=args.tiny)
     (args.out / "sweeps.json").write_text(json.dumps(points, indent=1))
     for name, curve in points.items():
         print(name, ", ".join(f"{p['x']:g}: {p['rate'] / 1e6:.1f}" for p in curve), "M tuples/s")

@@ -65,12 +65,12 @@ def duckdb_parquet(paths: list[Path], answer: Answer, folder: Path, tuples: int)
     return tuples / seconds
 
 
-def memory(folder: Path, ranks: int, window_s: int) -> dict[str, float]:
+def memory(folder: Path, ranks: int, window_s: int, rate: int = 100_000) -> dict[str, float]:
     """Resident bytes of a slave over the bytes of the tuples in its windows, 64 a tuple; the payload goes to Parquet."""
     out = folder / "memory"
     config = folder / "memory.yaml"
     plain = {
-        "workload": {"rate": 100_000, "duration": f"{window_s + 15}s", "bias": 0.5, "domain": 1 << 31},
+        "workload": {"rate": rate, "duration": f"{window_s + 15}s", "bias": 0.5, "domain": 1 << 31},
         "join": {"within": f"{window_s}s"},
         "cluster": {"distribution_epoch": 0},
         "module": {"theta": "32KB"},

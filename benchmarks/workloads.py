@@ -8,6 +8,7 @@ Stays out: measuring.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +29,16 @@ WORKLOADS = {
     "small": (WorkloadConfig(10_000, 60_000_000, 0.7), 10_000_000),
     "paper": (WorkloadConfig(1_500, 1_200_000_000, 0.7), 600_000_000),
 }
+TINY = 100  # times fewer tuples with --tiny
 GROUPS = 60
 EPOCH_TUPLES = 131_072  # the default of asap runs
 I64 = NDArray[np.int64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def sized(workload: WorkloadConfig, tiny: bool) -> WorkloadConfig:
+    """The workload itself, or the same time with few tuples."""
+    return dataclasses.replace(workload, rate_per_s=workload.rate_per_s / TINY) if tiny else workload
 
 
 def stream(workload: WorkloadConfig, index: int) -> TupleBatch:
@@ -109,18 +116,18 @@ def deliveries(left: TupleBatch, right: TupleBatch, epoch_tuples: int = EPOCH_TU
     return out
 
 
-def write_streams(folder: Path, name: str = "reference") -> tuple[list[Path], tuple[int, str], int]:
+def write_streams(folder: Path, name: str = "reference", *, tiny: bool = False) -> tuple[list[Path], tuple[int, str], int]:
     """The streams as Parquet; paths, the right answer, and the number of tuples of both."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     workload, window_us = WORKLOADS[name]
-    batches = [stream(workload, side) for side in range(2)]
+    left, right = (stream(sized(workload, tiny), side) for side in range(2))
     paths = []
-    for side, batch in enumerate(batches):
+    for side, batch in enumerate((left, right)):
         data = payload_bytes(batch.id, 1, side, 48).reshape(-1)
         payload = pa.FixedSizeBinaryArray.from_buffers(pa.binary(48), len(batch), [None, pa.py_buffer(data)])
         path = folder / f"{name}-{side}.parquet"
         pq.write_table(pa.table({"ts": batch.ts, "key": batch.key, "payload": payload}), path, compression="lz4")
         paths.append(path)
-    return paths, expected(*batches, window_us), sum(len(b) for b in batches)
+    return paths, expected(left, right, window_us), len(left) + len(right)

@@ -25,7 +25,7 @@ def plot(folder: Path) -> Figure:
     """Medians over runs, with the range as a band. UserError without the measurement."""
     source = folder / "delay.json"
     if not source.is_file():
-        raise UserError(f"{source}: is missing; run benchmarks/live.py delay --out {folder}")
+        raise UserError(f"{source}: is missing; run ./run.sh bench live delay --out {folder}")
     points = json.loads(source.read_text())
     epochs = [point["epoch_ms"] for point in points]
     values = np.array([[np.quantile(np.array(point["all"]), q, axis=0) * 1e3 for q in (0.0, 0.5, 1.0)] for point in points])

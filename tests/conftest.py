@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import hypothesis
 import pytest
 
 from swjoin.cli.main import main
+from tests.limits import PROCESS_S
 
 ROOT = Path(__file__).resolve().parents[1]
 os.environ.pop("SWJOIN_PLAIN", None)
@@ -54,10 +57,95 @@ def swjoin(capfd: pytest.CaptureFixture[str]) -> Any:
     return run
 
 
-@pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
-    """One session that all Spark tests share; commands find it running and leave it running."""
-    from swjoin.spark.session import open_session
+class SharedSpark:
+    """One session that all Spark tests share; commands find it running and leave it running.
 
-    with open_session("local[2]", "swjoin tests") as session:
-        yield session
+    in_doubt: a test has failed since it was last seen to work, perhaps in the middle of a call.
+    """
+
+    def __init__(self) -> None:
+        self.in_doubt = False
+        self._opened: Any = None
+        self._session: Any = None
+
+    def session(self) -> Any:
+        """A session that works: after a failure the old one with a new connection, or, if that does not answer, a new one."""
+        if self._session is not None and self.in_doubt and not self._answers():
+            self._kill()
+        self.in_doubt = False
+        if self._session is None:
+            from swjoin.spark.session import open_session
+
+            self._opened = open_session("local[2]", "swjoin tests")
+            self._session = self._opened.__enter__()
+        return self._session
+
+    @property
+    def is_open(self) -> bool:
+        return self._session is not None
+
+    def _answers(self) -> bool:
+        """Asked in a thread of its own, which has a connection of its own, because a JVM that hangs says nothing."""
+        from swjoin.spark.session import drop_connection
+
+        found: list[int] = []
+
+        def ask() -> None:
+            with contextlib.suppress(Exception):
+                self._session.sparkContext.cancelAllJobs()
+                found.append(self._session.range(3).count())
+
+        with contextlib.suppress(Exception):
+            drop_connection(self._session)
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(PROCESS_S)
+        return found == [3]
+
+    def _kill(self) -> None:
+        """End the JVM, which need not take part, and make pyspark forget it."""
+        from pyspark import SparkContext
+        from pyspark.sql import SparkSession
+
+        gateway: Any = SparkContext._gateway
+        if getattr(gateway, "proc", None) is not None:
+            gateway.proc.kill()
+            gateway.proc.wait()
+        with contextlib.suppress(Exception):
+            self._opened.__exit__(None, None, None)
+        SparkContext._active_spark_context = SparkContext._gateway = SparkContext._jvm = None
+        SparkSession._instantiatedSession = SparkSession._activeSession = None  # type: ignore[attr-defined]
+        self._opened = self._session = None
+
+    def close(self) -> None:
+        if self.is_open and self.in_doubt and not self._answers():
+            self._kill()
+        if self.is_open:
+            self._opened.__exit__(None, None, None)
+
+
+_shared_spark = SharedSpark()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    _shared_spark.in_doubt |= call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception)
+    return (yield)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if _shared_spark.in_doubt and _shared_spark.is_open and item.get_closest_marker("spark"):
+        _shared_spark.session()
+
+
+@pytest.fixture(scope="session")
+def shared_spark() -> Iterator[SharedSpark]:
+    """For fixtures of a module; tests ask for `spark`."""
+    yield _shared_spark
+    _shared_spark.close()
+
+
+@pytest.fixture
+def spark(shared_spark: SharedSpark) -> Any:
+    """The session that all Spark tests share."""
+    return shared_spark.session()

@@ -12,6 +12,8 @@ from typing import Any
 
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
+from tests.limits import PROCESS_S
+
 PARTITIONS = 4
 Sent = tuple[int, bytes | None]  # partition, message
 
@@ -23,7 +25,7 @@ class MockCluster:
         self._producer: Producer | None = Producer(
             {"test.mock.num.brokers": brokers, "bootstrap.servers": "mock", "log_level": 0, "linger.ms": 0}
         )
-        found = self._producer.list_topics(timeout=10).brokers.values()
+        found = self._producer.list_topics(timeout=PROCESS_S).brokers.values()
         self.servers = ",".join(f"{broker.host}:{broker.port}" for broker in found)
 
     def send(self, topic: str, messages: Iterable[Sent], timestamp_ms: int = 0) -> None:
@@ -36,8 +38,8 @@ class MockCluster:
     def make(self, topic: str) -> None:
         """A topic without messages."""
         assert self._producer is not None
-        self._producer.list_topics(topic, timeout=10)
-        self._producer.list_topics(topic, timeout=10)
+        self._producer.list_topics(topic, timeout=PROCESS_S)
+        self._producer.list_topics(topic, timeout=PROCESS_S)
 
     def messages(self, topic: str) -> list[Message]:
         """All of a topic, partition by partition."""

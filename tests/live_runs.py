@@ -20,6 +20,7 @@ from swjoin.loading import config_from_plain
 from swjoin.oracle import Bounds, How, answer, format_digest, pair_digest
 from swjoin.runtime.job import Job
 from swjoin.runtime.local import run_local
+from tests.limits import PROCESS_S
 
 SCHEMA = "key: int64, ts: int64, id: int64"
 WIDTH_US = 20_000
@@ -87,7 +88,7 @@ class Live(threading.Thread):
         self.report: dict[str, Any] = {}
         self.error: BaseException | None = None
         self.start()
-        told = self._told.get(timeout=150)
+        told = self._told.get(timeout=PROCESS_S)
         if isinstance(told, BaseException):
             raise told
         self.address = told
@@ -105,7 +106,7 @@ class Live(threading.Thread):
 
     def end(self) -> dict[str, Any]:
         """run.json, when it has ended."""
-        self.join(30)
+        self.join(PROCESS_S)
         assert not self.is_alive(), "the run does not end"
         if self.error is not None:
             raise self.error
@@ -128,7 +129,7 @@ def live(plain: dict[str, Any], out: Path, slaves: int = 2, *, resumes: bool = F
             for stream in ("left", "right"):
                 with connect(run.address) as client:
                     client.end(stream)  # type: ignore[arg-type]
-            run.join(20)
+            run.join(PROCESS_S)
 
 
 def in_thread(action: Any, *args: Any, **options: Any) -> threading.Thread:

@@ -24,7 +24,7 @@ STEP_US, STEP_S = 10_000, 0.02
 WINDOW_US = 1_000_000
 NEAR = (WINDOW_US // STEP_US + 1) * ROWS
 KEYS = 1000
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 def spelled(schema: pa.Schema) -> str:
@@ -164,16 +164,14 @@ class Stage:
         assert time.monotonic() < deadline, f"the good clients hang: {what}"
         time.sleep(0.02)
 
-    def finish(self, within_s: float) -> float:
-        """End the streams; how many seconds the run takes to end. Its answer and the consumer's are right then."""
+    def finish(self, within_s: float) -> None:
+        """End the streams and wait for the run. Its answer and the consumer's are right then."""
         self._stop.set()
-        began_s = time.monotonic()
         with self.connect() as client:
             self._threads[0].join(PATIENCE_S)
             for name in ("left", "right"):
                 client.end(name)  # other producers have come and gone
         code = self.process.wait(within_s)
-        took_s = time.monotonic() - began_s
         self._threads[1].join(PATIENCE_S)
         assert not self._errors, self._errors
         assert code == 0, self.log
@@ -181,7 +179,6 @@ class Stage:
         assert self._found(0, self.pushed) == expected
         results = json.loads((self.folder / "run" / "run.json").read_text())["results"]
         assert (results["count"], results["digest"]) == expected
-        return took_s
 
     def kill(self) -> None:
         self._stop.set()

@@ -21,6 +21,8 @@ import threading
 import time
 from pathlib import Path
 
+from tests.limits import PROCESS_S
+
 MTU = 9000
 _TUNSETIFF, _IFF_TAP, _IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
 _NEWNET = 0x40000000
@@ -34,15 +36,15 @@ def why_not() -> str:
     if any(shutil.which(tool) is None for tool in ("ip", "unshare")):
         return "ip (iproute2) or unshare (util-linux) is missing"
     name = f"swj{os.getpid()}try"
-    done = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, timeout=10, check=False)
+    done = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, timeout=PROCESS_S, check=False)
     if done.returncode:
         return f"no network namespaces here: {done.stderr.strip()}"
-    subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=10, check=False)
+    subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=PROCESS_S, check=False)
     return ""
 
 
 def _ip(*argv: object) -> None:
-    done = subprocess.run(["ip", *map(str, argv)], capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(["ip", *map(str, argv)], capture_output=True, text=True, timeout=PROCESS_S, check=False)
     if done.returncode:
         raise OSError(f"ip {' '.join(map(str, argv))}: {done.stderr.strip()}")
 
@@ -186,12 +188,12 @@ class Hosts:
         except subprocess.TimeoutExpired:
             code = None
         self.kill_all()
-        process.wait(10)
+        process.wait(PROCESS_S)
         return code, (self._folder / "out").read_text(), (self._folder / "err").read_text()
 
     def processes(self, host: int) -> list[int]:
         done = subprocess.run(
-            ["ip", "netns", "pids", self.names[host]], capture_output=True, text=True, timeout=10, check=False
+            ["ip", "netns", "pids", self.names[host]], capture_output=True, text=True, timeout=PROCESS_S, check=False
         )
         return [int(pid) for pid in done.stdout.split()]
 
@@ -212,7 +214,7 @@ class Hosts:
     def shape(self, host: int, *rule: str) -> None:
         """A queueing discipline for what the host sends."""
         line = ["tc", "-n", self.names[host], "qdisc", "replace", "dev", "eth0", "root", *rule]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(line, capture_output=True, text=True, timeout=PROCESS_S, check=False)
         if done.returncode:
             raise OSError(done.stderr.strip())
 
@@ -222,4 +224,4 @@ class Hosts:
         if self.wire is not None:
             self.wire.close()
         for name in (*self.names, f"{self._prefix}net"):
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=20, check=False)
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=PROCESS_S, check=False)

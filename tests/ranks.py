@@ -17,9 +17,10 @@ from swjoin.runtime.launch import mpirun_options
 from swjoin.runtime.mpi import run_rank
 from swjoin.runtime.preflight import find_mpirun
 from tests.conftest import ROOT
+from tests.limits import PROCESS_S
 
 
-def run_jobs(ranks: int, jobs: list[Job], folder: Path, timeout_s: float = 100) -> None:
+def run_jobs(ranks: int, jobs: list[Job], folder: Path, timeout_s: float = 2 * PROCESS_S) -> None:
     """Play them all; AssertionError with what was printed when one fails."""
     files = []
     for i, job in enumerate(jobs):

@@ -27,6 +27,7 @@ from swjoin.config import RunConfig
 from swjoin.oracle import Bounds, brute_force, format_digest, pair_digest
 from tests.cases import CASES, Case, by_name
 from tests.conftest import ROOT
+from tests.limits import PROCESS_S
 
 Answer = tuple[int, str]
 BASICS: dict[str, Any] = {"on": "key", "left_time": "ts", "right_time": "ts", "time_unit": "us"}
@@ -733,7 +734,9 @@ def test_importing_the_package_is_cheap() -> None:
         "assert {'join', 'WindowJoin', 'run'} <= set(dir(swjoin))\n"
         "try:\n    swjoin.jion\nexcept AttributeError as error:\n    assert 'jion' in str(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PROCESS_S, check=False, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -748,7 +751,7 @@ def test_type_checkers_see_the_signatures(tmp_path: Path) -> None:
         "swjoin.WindowJoin(within=5)\n"
     )
     command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "setup.cfg"), str(code)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS_S, check=False, cwd=ROOT)
     said = "\n".join(line.split(": ", 1)[1] for line in done.stdout.splitlines() if "user.py:" in line)
     assert 'Revealed type is "int"' in said, done.stdout + done.stderr
     assert 'Revealed type is "str"' in said

@@ -18,6 +18,7 @@ from swjoin.loading import config_from_plain
 from swjoin.oracle import Bounds, brute_force, format_digest, pair_digest
 from swjoin.runtime.job import Job
 from swjoin.runtime.local import run_local
+from tests.limits import PROCESS_S
 
 pytestmark = pytest.mark.quiet
 
@@ -71,7 +72,7 @@ def test_the_reference_program_gives_the_right_pairs(bench: Any, tmp_path: Path,
     left, right = streams(bench)
     program = tmp_path / "reference"
     source = ROOT / "benchmarks" / "peers" / "reference.cpp"
-    subprocess.run(["g++", "-std=c++20", "-O1", *flags, str(source), "-o", str(program)], check=True, timeout=120)
+    subprocess.run(["g++", "-std=c++20", "-O1", *flags, str(source), "-o", str(program)], check=True, timeout=PROCESS_S)
     raw = [tmp_path / "0.bin", tmp_path / "1.bin"]
     for path, batch in zip(raw, (left, right), strict=True):
         np.stack([batch.ts, batch.key], 1).tofile(path)

@@ -46,6 +46,7 @@ from swjoin.sources.keys import Dictionary
 from swjoin.storage import AppendedFile, read_records, write_records
 from tests.cases import CASES, by_name, moving
 from tests.conftest import ROOT
+from tests.limits import PROCESS_S
 from tests.planted import complaints
 
 # ---------------------------------------------------------------- the simulator: crashes at any step
@@ -683,18 +684,20 @@ def test_sigterm_stops_a_process_which_another_resumes(tmp_path: Path) -> None:
         [*command, str(config), "--out", str(tmp_path / "run")], stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PROCESS_S
         while not list((tmp_path / "run" / "checkpoints").glob("checkpoint-*")) and time.monotonic() < deadline:
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=30)
+        said, _ = process.communicate(timeout=PROCESS_S)
     finally:
         process.kill()
     assert process.returncode == 0
     assert "--resume" in said
     report = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (report["complete"], report["resumable"]) == (False, True)
-    done = subprocess.run([*command, "--resume", str(tmp_path / "run")], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    done = subprocess.run(
+        [*command, "--resume", str(tmp_path / "run")], capture_output=True, text=True, timeout=PROCESS_S, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "run" / "run.json").read_text())
     ordeal = Ordeal(1, "stop", plain, 0, 0, 0, 0)
@@ -731,10 +734,10 @@ def test_a_slave_that_stands_by_takes_the_place_of_one_that_dies(tmp_path: Path)
     config, out = tmp_path / "config.yaml", tmp_path / "run"
     config.write_text(json.dumps(plain))
     cluster = LaunchedRun([str(config), "-n", "5", "--out", str(out)], tmp_path / "log")
-    cluster.wait_for_start(out, 5, 60)
+    cluster.wait_for_start(out, 5, PROCESS_S)
     time.sleep(2)
     cluster.kill([3])  # slave 1, active; slave 2 stands by
-    assert cluster.end(60) == 0, cluster.said()
+    assert cluster.end(PROCESS_S) == 0, cluster.said()
     report = json.loads((out / "run.json").read_text())
     assert (report["results"]["count"], report["results"]["digest"]) == Ordeal(1, "slave", plain, 0, 0, 0, 0).expected()
     assert [r["slaves"] for r in report["checkpoints"]["recoveries"]] == [2]
@@ -749,7 +752,7 @@ def test_a_case_with_checkpoints_on_ranks(tmp_path: Path) -> None:
     case = CASES[0]
     config = case.write(tmp_path, checkpoint={"epochs": 1})
     command = [sys.executable, "-m", "swjoin", "run", str(config), "-n", "5", "--out", str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS_S, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (report["results"]["count"], report["results"]["digest"]) == case.answer()

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from swjoin.cli.commands import join_config
 from swjoin.cli.main import build_parser
 from swjoin.config import RunConfig
 from tests.conftest import ROOT
+from tests.limits import PROCESS_S
 
 LEFT = pa.table(
     {
@@ -283,19 +283,19 @@ def test_the_command_knows_all_kinds_of_joins() -> None:
     assert list(JOIN_KINDS) == HOWS
 
 
-def test_help_is_quick_and_imports_nothing_heavy() -> None:
+def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; from swjoin.cli.main import main\ntry: main(['join', '--help'])\nexcept SystemExit: pass\n"
         "heavy = {'numpy', 'numba', 'pyarrow', 'pyspark', 'matplotlib', 'mpi4py'} & set(sys.modules)\nassert not heavy, heavy"
     )
-    start = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PROCESS_S, check=False, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - start < 10
 
 
 def test_run_sh_refuses_unknown_words() -> None:
-    done = subprocess.run([ROOT / "run.sh", "frobnicate"], capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run([ROOT / "run.sh", "frobnicate"], capture_output=True, text=True, timeout=PROCESS_S, check=False)
     assert done.returncode == 2
     assert done.stderr.strip() == "run.sh: unknown word frobnicate; ./run.sh help lists them"
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
@@ -326,7 +326,7 @@ def test_realtime_pace_gives_the_same_pairs_at_the_rows_times(files: tuple[Path,
         results.append(json.loads(report.read_text()))
     assert results[0]["results"] == results[1]["results"]
     assert results[0]["results"]["count"] == 2
-    assert results[1]["join_s"] > 1.5  # the rows span 2 s
+    assert results[1]["wall_s"] > 1.5  # the rows span 2 s
 
 
 def _run_sh_in(checkout: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -342,7 +342,7 @@ def _run_sh_in(checkout: Path, *words: str, **environment: str) -> subprocess.Co
         (binaries / name).chmod(0o755)
     command = ["bash", str(checkout / "run.sh"), *words]
     env = {**os.environ, **environment}
-    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False, env=env)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PROCESS_S, check=False, env=env)
 
 
 @pytest.mark.parametrize("step", ["ruff check*", "ruff format*", "mypy *", "python -m pytest*"])

@@ -17,12 +17,12 @@ import pytest
 
 from swjoin.observe.board import Board
 from swjoin.observe.web import Server
+from tests.limits import PROCESS_S
 from tests.test_observe import Clock, Run, a_board, collector_view, get, key, master_view, plain
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FOUND, DRIVER = next(filter(None, map(shutil.which, BROWSERS)), None), shutil.which("chromedriver")
 pytestmark = [
-    pytest.mark.timeout(100),
     pytest.mark.skipif(FOUND is None or DRIVER is None, reason="needs a browser: apt-get install chromium chromium-driver"),
 ]
 
@@ -44,7 +44,7 @@ def browser() -> Iterator[Any]:
     driver.quit()
 
 
-def until(condition: Any, what: str, limit_s: float = 40.0) -> Any:
+def until(condition: Any, what: str, limit_s: float = PROCESS_S) -> Any:
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         found = condition()
@@ -134,6 +134,6 @@ def test_many_groups_and_foreign_text(browser: Any) -> None:
         assert browser.execute_script(f"{inject} return window.injected") is None, "no other script runs"
     finally:
         stop.set()
-        writer.join(5)
+        writer.join(PROCESS_S)
         server.close()
         browser.get("about:blank")

@@ -19,6 +19,7 @@ from swjoin.runtime.doctor_ranks import MARK, clock_offset
 from swjoin.runtime.launch import mpirun_options
 from swjoin.runtime.preflight import find_mpirun
 from tests.conftest import ROOT
+from tests.limits import PROCESS_S
 
 RANKS = ["ranks", "same software", "cores", "/dev/shm", "clock offsets", "ping-pong", "ring", "shared directory"]
 
@@ -138,13 +139,12 @@ def test_a_library_without_fault_tolerance_is_told() -> None:
 
 
 def test_a_program_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
-    begun = time.monotonic()
-    done = run_limited(["sh", "-c", f"sleep 60 & echo $! >{tmp_path}/pid; wait"], 1)
+    done = run_limited(["sh", "-c", f"sleep 3600 & echo $! >{tmp_path}/pid; wait"], 1)
     assert done.code is None
-    assert time.monotonic() - begun < 10
+    deadline = time.monotonic() + PROCESS_S
     status = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/status")
     while status.exists() and "State:\tZ" not in status.read_text():  # it may be just ending
-        assert time.monotonic() - begun < 10
+        assert time.monotonic() < deadline
         time.sleep(0.05)
     assert run_limited(["/nowhere/program"], 1).code == 127
 
@@ -155,7 +155,7 @@ def test_a_program_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) 
 def _doctor(*argv: object, **environment: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "swjoin", "doctor", *map(str, argv)]
     return subprocess.run(
-        line, capture_output=True, text=True, timeout=110, check=False, cwd=ROOT, env={**os.environ, **environment}
+        line, capture_output=True, text=True, timeout=PROCESS_S, check=False, cwd=ROOT, env={**os.environ, **environment}
     )
 
 
@@ -170,7 +170,7 @@ def test_doctor_with_real_ranks(tmp_path: Path) -> None:
     assert "MPI library" in found
     assert "3 started on 1 host(s), Open MPI" in found["ranks"]["found"]
     assert [r["token"] for r in found["ring"]["figures"]["ring"]] == [[0, 1, 2], [0], [0, 1]]
-    assert all(abs(link["offset_s"]) < 0.01 for link in found["clock offsets"]["figures"]["links"])
+    assert all(abs(link["offset_s"]) <= link["uncertainty_s"] + 1e-3 for link in found["clock offsets"]["figures"]["links"])
     assert found["fault tolerance"]["verdict"] == "OK"
     assert list(tmp_path.iterdir()) == []
 
@@ -179,7 +179,7 @@ def test_doctor_with_real_ranks(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_doctor_under_mpirun() -> None:
     line = [*mpirun_options(find_mpirun(), 4), sys.executable, "-m", "swjoin", "doctor"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=110, check=False, cwd=ROOT)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=PROCESS_S, check=False, cwd=ROOT)
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(line.split()[0] in ("OK", "WARN") for line in lines)
@@ -208,23 +208,26 @@ def test_a_launcher_that_does_not_fit_fails(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_launcher_that_hangs_or_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _fake_mpirun(tmp_path, "sleep 100", monkeypatch)
-    begun = time.monotonic()
+    _fake_mpirun(tmp_path, "sleep 3600", monkeypatch)
     (check,) = doctor.launched_checks(3, None, None, -14.0)
     assert (check.name, check.verdict, check.found) == ("ranks", "FAIL", "not up within 1 s")
-    assert time.monotonic() - begun < 10
     _fake_mpirun(tmp_path, "echo ---------- >&2; echo 'There are not enough slots' >&2; exit 1", monkeypatch)
-    (check,) = doctor.launched_checks(3, None, None, 5.0)
+    (check,) = doctor.launched_checks(3, None, None, PROCESS_S)
     assert (check.verdict, check.found) == ("FAIL", "There are not enough slots")
 
 
 @pytest.mark.mpi
 def test_a_rank_that_waits_for_ever_says_in_which_step() -> None:
     """The other rank takes part in nothing."""
-    idle = "from mpi4py import MPI\nimport time\nMPI.COMM_WORLD.rank\ntime.sleep(20)"
-    line = [*mpirun_options(find_mpirun(), 1), sys.executable, "-m", "swjoin.runtime.doctor_ranks", "--limit", "4"]
+    idle = "from mpi4py import MPI\nimport time\nMPI.COMM_WORLD.rank\ntime.sleep(3600)"
+    line = [*mpirun_options(find_mpirun(), 1), sys.executable, "-m", "swjoin.runtime.doctor_ranks", "--limit", "12"]
     done = subprocess.run(
-        [*line, ":", "-n", "1", sys.executable, "-c", idle], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
+        [*line, ":", "-n", "1", sys.executable, "-c", idle],
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_S,
+        check=False,
+        cwd=ROOT,
     )
     assert "stuck: rank 0 on " in done.stdout, done.stdout + done.stderr
     assert "waited too long in the step: telling rank 0 where I am" in done.stdout

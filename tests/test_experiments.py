@@ -18,7 +18,8 @@ from swjoin.errors import RunFailed
 from swjoin.sweeps import calibration
 from swjoin.sweeps.calibration import calibrated_speed, calibration_config
 from swjoin.sweeps.design import load_experiment
-from tests.conftest import ROOT
+from tests.conftest import ROOT, SharedSpark
+from tests.limits import LONG_S
 
 pytestmark = pytest.mark.quiet
 
@@ -76,8 +77,11 @@ def settings(name: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def swept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, spark: Any) -> dict[str, Path]:
+def swept(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, shared_spark: SharedSpark
+) -> dict[str, Path]:
     """A sweep of two points for every experiment asked for that has runs of its own, all aggregated in one call."""
+    shared_spark.session()
     folder = tmp_path_factory.mktemp("sweeps")
     asked = {item.callspec.params["name"] for item in request.session.items if "swept" in getattr(item, "fixturenames", ())}
     sources = {load_experiment(EXPERIMENTS[name]).source.name for name in asked}
@@ -97,7 +101,7 @@ def swept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.spark
 @pytest.mark.mpi
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(LONG_S)
 @pytest.mark.parametrize(
     "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.long) for name in EXPERIMENTS]
 )

@@ -22,6 +22,7 @@ from swjoin.loading import config_from_plain
 from swjoin.sources import flight
 from swjoin.sources.flight import FlightSource, Spool
 from swjoin.sources.live import open_live_sources
+from tests.limits import PROCESS_S
 
 STREAM = {
     "flight": {},
@@ -259,7 +260,7 @@ def test_nothing_is_settled_before_it_is_on_disk(tmp_path: Path, monkeypatch: py
     assert not source.settled("~1")
     monkeypatch.setattr(Spool, "append", slow)
     assert source.ready(0.0)
-    asking[0].join(5)
+    asking[0].join(PROCESS_S)
     assert told == [True]
 
 

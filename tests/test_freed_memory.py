@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from swjoin.runtime import memory
+from tests.limits import PROCESS_S
 
 _PROGRAM = """
 import numpy as np
@@ -30,7 +31,7 @@ print(*(x >> 20 for x in (full, kept, early, memory.rss_bytes())), sum(int(block
 
 @pytest.mark.skipif(not memory.keep_freed_memory(), reason="the C library has no mallopt")
 def test_what_a_backlog_took_is_given_back_after_a_while() -> None:
-    run = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=60, check=True)
+    run = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=PROCESS_S, check=True)
     full, kept, early, late, pinned = map(int, run.stdout.split())
     assert full - kept < 10, "what is freed is kept"
     assert full - early < 10, "for a while"

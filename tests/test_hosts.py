@@ -19,13 +19,14 @@ from swjoin.loading import load_config
 from swjoin.runtime.job import Job
 from swjoin.runtime.local import run_local
 from tests.conftest import ROOT
+from tests.limits import LONG_S, PROCESS_S
 from tests.namespaces import ADDRESS, Hosts, why_not
 
 REASON = why_not()
 pytestmark = [
     pytest.mark.long,
     pytest.mark.mpi,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(LONG_S),
     pytest.mark.skipif(bool(REASON), reason=REASON or "never"),
 ]
 PLAIN: dict[str, Any] = {
@@ -176,7 +177,7 @@ def _after_a_checkpoint(hosts: Hosts, out: Path, trouble: Callable[[], None], se
     trouble()
     code = process.wait(seconds) if _wait(lambda: process.poll() is not None, seconds) else None
     hosts.kill_all()
-    process.wait(10)
+    process.wait(PROCESS_S)
     return code
 
 
@@ -212,7 +213,7 @@ def test_a_host_is_cut_off_and_the_detector_is_on(make: Callable[..., Hosts], tm
     _same(config, report, tmp_path)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(LONG_S)
 def test_a_host_is_cut_off_and_nobody_detects_it(make: Callable[..., Hosts], tmp_path: Path) -> None:
     """Without the detector nothing tells a silent host from a slow one: the run waits, and is resumed after it was killed."""
     hosts, out = make(), tmp_path / "run"

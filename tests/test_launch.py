@@ -22,6 +22,7 @@ from swjoin.runtime.job import Job
 from swjoin.runtime.launch import mpirun_command, several_hosts
 from tests.cases import CASES
 from tests.conftest import ROOT
+from tests.limits import LONG_S, PROCESS_S
 from tests.test_packaging import extras
 
 DONE = "echo '{\"complete\": true}' >$(dirname $job)/run.json"
@@ -96,12 +97,12 @@ def test_a_launcher_that_waits_for_a_lost_host_is_ended(tmp_path: Path, monkeypa
     monkeypatch.setattr(launch, "_LEFT_BEHIND_S", 0.5)
     monkeypatch.setattr(launch, "_GRACE_S", 0.5)
     monkeypatch.setattr(launch, "_LAST_WORDS_S", 0.5)
-    hanging = f"trap '' TERM; sleep 30 & echo $! >{tmp_path}/left; wait; wait"
+    hanging = f"trap '' TERM; sleep 3600 & echo $! >{tmp_path}/left; wait; wait"
     for report, code in (('{"complete": true}', 0), ('{"complete": false, "resumable": true}', 0)):
         _fake_mpirun(tmp_path, f"echo '{report}' >$(dirname $job)/run.json; {hanging}", monkeypatch)
         begun = time.monotonic()
         assert launch.launch_told(_job(tmp_path), 4, quiet=True, hostfile=tmp_path / "hosts")[0] == code
-        assert 0.5 < time.monotonic() - begun < 10
+        assert time.monotonic() - begun > 0.5
         os.kill(int((tmp_path / "left").read_text()), signal.SIGKILL)
         (tmp_path / "run" / "run.json").unlink()
     _fake_mpirun(tmp_path, "echo '{\"complete\": false}' >$(dirname $job)/run.json; sleep 3; exit 7", monkeypatch)
@@ -149,7 +150,7 @@ def test_an_mpirun_that_ends_well_without_a_run_has_failed(
 
 def test_the_slurm_script_is_a_script() -> None:
     path = ROOT / "mpi_configs" / "slurm.sh"
-    done = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True, timeout=10, check=False)
+    done = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True, timeout=PROCESS_S, check=False)
     assert done.returncode == 0, done.stderr
     assert re.search(r"(?m)^#SBATCH --signal=B:USR1@\d+$", path.read_text()), "to the script itself, which passes it on"
 
@@ -167,29 +168,29 @@ def test_the_container_definition_names_what_there_is() -> None:
     assert {"%files", "%post", "%environment", "%runscript", "%test"} <= set(re.findall(r"(?m)^%\w+", text))
     commands = re.findall(r"(?m)^ +swjoin (\S+)", text)
     listed = subprocess.run(
-        [sys.executable, "-m", "swjoin", "--help"], capture_output=True, text=True, timeout=30, check=True, cwd=ROOT
+        [sys.executable, "-m", "swjoin", "--help"], capture_output=True, text=True, timeout=PROCESS_S, check=True, cwd=ROOT
     ).stdout
     assert commands
     assert all(command in listed for command in commands)
     post = re.search(r"(?ms)^%post\n(.*?)^%", text)
     assert post is not None
     script = post[1].replace("{{ site_mpi }}", "no")
-    done = subprocess.run(["sh", "-n", "-c", script], capture_output=True, text=True, timeout=10, check=False)
+    done = subprocess.run(["sh", "-n", "-c", script], capture_output=True, text=True, timeout=PROCESS_S, check=False)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(LONG_S)
 @pytest.mark.skipif(
     not any(shutil.which(name) for name in ("apptainer", "singularity")),
     reason="neither apptainer nor singularity is installed",
 )
 def test_the_container_is_built_and_runs(tmp_path: Path) -> None:
     program = shutil.which("apptainer") or shutil.which("singularity")
-    subprocess.run([sys.executable, "-m", "build", "--wheel"], check=True, timeout=200, cwd=ROOT, capture_output=True)
+    subprocess.run([sys.executable, "-m", "build", "--wheel"], check=True, timeout=PROCESS_S, cwd=ROOT, capture_output=True)
     image = tmp_path / "swjoin.sif"
     subprocess.run([str(program), "build", str(image), str(DEFINITION)], check=True, timeout=600, cwd=ROOT)
     done = subprocess.run(
-        [str(program), "run", str(image), "--version"], capture_output=True, text=True, timeout=60, check=True
+        [str(program), "run", str(image), "--version"], capture_output=True, text=True, timeout=PROCESS_S, check=True
     )
     assert done.stdout.startswith("swjoin ")

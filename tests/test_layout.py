@@ -15,6 +15,7 @@ from swjoin.errors import UserError
 from swjoin.runtime.launch import mpirun_command
 from swjoin.runtime.preflight import find_java, java_major, launcher_size, world_complaint
 from tests.conftest import ROOT
+from tests.limits import PROCESS_S
 
 PACKAGE = ROOT / "swjoin"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -88,7 +89,9 @@ def test_a_slave_imports_little() -> None:
         "import sys, swjoin.cluster.slave, swjoin.runtime.mpi, swjoin.runtime.wire\n"
         "heavy = {'pyarrow', 'pyspark', 'matplotlib', 'pandas', 'rich'} & set(sys.modules)\nassert not heavy, heavy"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PROCESS_S, check=False, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -31,9 +31,8 @@ from swjoin.oracle import answer, format_digest, pair_digest
 from swjoin.runtime.live_session import Session, play
 from swjoin.runtime.processes import parent_of, ranks_of
 from tests.conftest import ROOT
+from tests.limits import LONG_S, PROCESS_S
 from tests.live_runs import config, digest_of, digest_of_folder, expected, in_thread, live, rows, tuples
-
-pytestmark = pytest.mark.timeout(200)
 
 
 def _pieces(table: pa.Table, n: int) -> Iterator[pa.RecordBatch]:
@@ -77,7 +76,7 @@ def test_many_producers_and_consumers(tmp_path: Path) -> None:
         time.sleep(0.3)
         client.push("left", pa.table({"key": [1], "ts": [2_000_000], "id": [9999]}), producer="known but away", end=True)
         for thread in producers:
-            thread.join(20)
+            thread.join(PROCESS_S)
         assert client.received("left", "producer 0") == 700
         assert client.received("right", "nobody") == 0
         for connection in waits:
@@ -86,7 +85,7 @@ def test_many_producers_and_consumers(tmp_path: Path) -> None:
             client.end(stream)  # type: ignore[arg-type]
         found = run.result()
         for thread in takers:
-            thread.join(10)
+            thread.join(PROCESS_S)
     last = pa.table({"key": [1], "ts": [2_000_000], "id": [9999]})
     assert found == expected(tuples(*left, last), tuples(*right))
     assert found[0] > 500
@@ -112,7 +111,7 @@ def test_late_rows_are_taken_and_kept(tmp_path: Path) -> None:
         client.end("left")
         client.end("right")
         report = run.end()
-        thread.join(10)
+        thread.join(PROCESS_S)
     table = pq.read_table(tmp_path / "run" / "late.parquet")
     lates = {row["row_id"] for row in table.to_pylist()}
     assert 3 in lates
@@ -134,7 +133,7 @@ def test_an_idle_producer_and_an_idle_stream_hold_nobody_up(tmp_path: Path) -> N
         results = client.results("start")
         begun = in_thread(_push, run.address, "left", left, name="a")
         _push(run.address, "right", right, name="b")
-        begun.join(10)
+        begun.join(PROCESS_S)
         first = next(iter(results))
         assert first.num_rows > 0, "nobody waits for a silent producer"
         time.sleep(0.6)
@@ -195,12 +194,12 @@ def test_kinds_of_runs(name: str, sections: dict[str, Any], tmp_path: Path) -> N
         taker = None if results is None else in_thread(lambda: taken.extend(results))
         other = in_thread(_push, run.address, "left", left, name="a", piece=100, pause_s=0.01)
         _push(run.address, "right", right, name=None, piece=70, pause_s=0.005)
-        other.join(20)
+        other.join(PROCESS_S)
         for stream in ("left", "right"):
             client.end(stream)  # type: ignore[arg-type]
         found = run.result()
         if taker is not None:
-            taker.join(10)
+            taker.join(PROCESS_S)
             assert digest_of(pa.Table.from_batches(taken)) == found
     assert found == expected(tuples(left), tuples(right), how=plain["join"].get("how", "inner"))
 
@@ -212,7 +211,7 @@ def test_count_windows(tmp_path: Path) -> None:
     with live(plain, tmp_path / "run") as (run, client):
         other = in_thread(_push, run.address, "left", left, name="a", pause_s=0.003)
         _push(run.address, "right", right, name="b")
-        other.join(20)
+        other.join(PROCESS_S)
         for stream in ("left", "right"):
             client.end(stream)  # type: ignore[arg-type]
         found = run.result()
@@ -229,7 +228,7 @@ def test_shedding_is_counted_and_written_down(tmp_path: Path) -> None:
     with live(plain, tmp_path / "run") as (run, client):
         other = in_thread(_push, run.address, "left", left, name="a", piece=500, pause_s=0.02)
         _push(run.address, "right", right, name="b", piece=500, pause_s=0.02)
-        other.join(20)
+        other.join(PROCESS_S)
         for stream in ("left", "right"):
             client.end(stream)  # type: ignore[arg-type]
         report = run.end()
@@ -257,7 +256,7 @@ def test_how_many_producers_is_said(tmp_path: Path) -> None:
             client.push("left", left[1], producer="l2")
         found = run.result()
         for thread in (first, *_push_all):
-            thread.join(10)
+            thread.join(PROCESS_S)
     assert found == expected(tuples(*left), tuples(*right))
 
 
@@ -358,7 +357,7 @@ class _Process:
 
     def said(self, text: str, times: int = 1) -> None:
         """Wait until it has."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PROCESS_S
         while self._log.read_text().count(text) < times:
             alive = self.process.poll() is None and time.monotonic() < deadline
             assert alive, self._log.read_text()[-2000:]
@@ -372,10 +371,10 @@ class _Process:
         for pid in others:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
-        self.process.wait(30)
+        self.process.wait(PROCESS_S)
 
     def ended(self) -> None:
-        assert self.process.wait(60) == 0, self._log.read_text()[-2000:]
+        assert self.process.wait(PROCESS_S) == 0, self._log.read_text()[-2000:]
 
 
 @pytest.fixture
@@ -394,7 +393,7 @@ def start(tmp_path: Path) -> Iterator[Any]:
 
 def _push_whatever_happens(address: str, stream: str, table: pa.Table, pause_s: float) -> None:
     """A producer that goes on where it was, as long as somebody comes back."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PROCESS_S
     while time.monotonic() < deadline:
         try:
             with connect(address) as client, client.producer(stream, "p") as producer:  # type: ignore[arg-type]
@@ -437,7 +436,7 @@ def test_stopped_and_resumed(ranks: int, start: Any, tmp_path: Path) -> None:
     run.ended()
     run = start("resumed", "serve", "--resume", tmp_path / "run", *more)
     for thread in producers:
-        thread.join(60)
+        thread.join(PROCESS_S)
     with connect(address) as client:
         assert client.received("left", "p") == 3000
         for stream in ("left", "right"):
@@ -470,7 +469,7 @@ def test_everybody_killed(ranks: int, interval: str, start: Any, tmp_path: Path)
         run.signal(signal.SIGKILL)
     if interval == "1h":
         again = start("again", "serve", tmp_path / "live.yaml", "--out", tmp_path / "run", *more)
-        assert again.process.wait(60) == 2
+        assert again.process.wait(PROCESS_S) == 2
         assert "holds rows that a run has accepted" in (tmp_path / "again.log").read_text()
     run = start("resumed", "serve", "--resume", tmp_path / "run", *more)
     run.said("listening")
@@ -549,7 +548,7 @@ def test_a_session_with_kills(tmp_path: Path) -> None:
 @pytest.mark.mpi
 @pytest.mark.long
 @pytest.mark.quiet
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(LONG_S)
 def test_a_long_session(tmp_path: Path) -> None:
     """100,000 tuples/s per stream for a minute."""
     kills = (("left", 0.2), ("right", 0.35), ("consumer", 0.5), ("slave", 0.65))

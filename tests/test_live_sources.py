@@ -24,6 +24,7 @@ from swjoin.oracle import Bounds, brute_force, format_digest, pair_digest
 from swjoin.runtime.processes import ranks_of
 from tests.conftest import ROOT
 from tests.kafka_cluster import PARTITIONS, MockCluster, Sent
+from tests.limits import PROCESS_S
 from tests.test_kafka_sink import content_of, without_repeats
 
 WITHIN_US, DISORDER_US = 2_000, 500
@@ -118,12 +119,12 @@ def start() -> Iterator[Start]:
 
 
 def whole(process: subprocess.Popen[str]) -> None:
-    said, _ = process.communicate(timeout=100)
+    said, _ = process.communicate(timeout=PROCESS_S)
     assert process.returncode == 0, said
 
 
 def wait_for_checkpoint(process: subprocess.Popen[str], folder: Path) -> None:
-    until_s = time.monotonic() + 60
+    until_s = time.monotonic() + PROCESS_S
     while not list((folder / "checkpoints").glob("checkpoint-*")):
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < until_s
@@ -179,7 +180,7 @@ def test_offsets_come_from_the_checkpoint(cluster: MockCluster, tmp_path: Path, 
     process = start(tmp_path / "c.yaml", "--out", tmp_path / "run")
     wait_for_checkpoint(process, tmp_path / "run")
     process.send_signal(signal.SIGKILL if how == "killed" else signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=PROCESS_S)
     cluster.send(f"{how}-0", [(0, b'{"key":1,"ts":1,"id":99999}')])  # after the end
     whole(start("--resume", tmp_path / "run"))
     report = report_of(tmp_path / "run")
@@ -232,7 +233,7 @@ def test_directories_while_files_appear(tmp_path: Path, start: Start) -> None:
     process = start(tmp_path / "c.yaml", "--out", tmp_path / "run")
     wait_for_checkpoint(process, tmp_path / "run")
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=PROCESS_S)
     process = start("--resume", tmp_path / "run")
     for side, name in enumerate(("left", "right")):
         for first in range(2000, 4000, 250):
@@ -257,7 +258,7 @@ def test_a_wrong_file_ends_the_run_with_one_line_and_it_goes_on_without_it(tmp_p
     process = start(tmp_path / "c.yaml", "--out", tmp_path / "run")
     wait_for_checkpoint(process, tmp_path / "run")
     pq.write_table(pa.table({"other": [1]}), tmp_path / "left" / "2.parquet")
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=PROCESS_S)
     assert process.returncode == 2
     assert "2.parquet: wrong schema: column key is missing" in said
     (tmp_path / "left" / "2.parquet").unlink()

@@ -140,9 +140,9 @@ def test_realtime_equals_asap(streams: dict[float, Path], tmp_path: Path) -> Non
     config.write_text(json.dumps(json.loads(config.read_text()) | {"pace": "realtime"}))
     report = run(config, tmp_path, 2)
     assert answer(report) == duckdb_answer(streams[0.7], bounds)
-    assert 2.9 < report["join_s"] < 20
-    assert 0 < report["delay_s"]["p50"] < 1
+    assert report["delay_s"]["p50"] > 0
     metrics = pq.read_table(tmp_path / "run" / "metrics" / "slaves.parquet")
+    assert max(metrics["epoch_end_us"].to_pylist()) > 2_900_000  # on the run's clock
     assert metrics["pairs"].to_numpy().sum() == report["results"]["count"]
     assert metrics.num_rows == 2 * report["epochs"]
 

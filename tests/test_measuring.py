@@ -134,7 +134,6 @@ def test_one_stream_silent_during_history(tmp_path: Path) -> None:
     assert report["prefill"]["pairs"] == 0
 
 
-@pytest.mark.timeout(120)
 def test_simulated_histories() -> None:
     """Scenarios with pairs on both sides of the start; every pair of both is checked."""
     found = 0

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.conftest import ROOT
+from tests.limits import LONG_S, PROCESS_S
 
 pytestmark = pytest.mark.quiet
 
@@ -20,7 +21,7 @@ ROWS, CHUNK = 20_000_000, 1_000_000
 SCHEMA = pa.schema([("ts", pa.int64()), ("key", pa.int64()), ("value", pa.float64())])
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(LONG_S)
 def test_twenty_million_a_side(tmp_path: Path) -> None:
     for side in range(2):
         random = np.random.default_rng(side)
@@ -32,7 +33,7 @@ def test_twenty_million_a_side(tmp_path: Path) -> None:
     argv = [tmp_path / "0.parquet", tmp_path / "1.parquet", "--on", "key", "--left-time", "ts", "--right-time", "ts"]
     argv += ["--time-unit", "us", "--within", "1s", "-o", tmp_path / "out.parquet", "--report", tmp_path / "report.json"]
     command = [sys.executable, "-m", "swjoin", "join", *map(str, argv)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS_S, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     assert [report["input"][side]["tuples"] for side in ("left", "right")] == [ROWS, ROWS]

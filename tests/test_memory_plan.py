@@ -33,6 +33,7 @@ from swjoin.sources.inflow import BModelKeys, workload_inflow
 from swjoin.state.arrays import MINI_BYTES, SLOT_BYTES, block_bytes
 from swjoin.state.payload import PAGE_ROWS, PayloadStore
 from tests.conftest import ROOT
+from tests.limits import PROCESS_S
 
 WITHIN = 0.15  # the contract; the figures in docs/memory.md are better
 END = END_OF_TIME_US
@@ -145,13 +146,12 @@ def files(folder: Path, rows: int, suffix: str = "parquet", *, text: bool = Fals
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(90)
 def test_four_real_ranks(tmp_path: Path) -> None:
     """Windows within the contract; whole processes, which also hold what no plan counts, within a quarter."""
     config = plain(1, 30_000, 3, 0.7, 48)
     (tmp_path / "config.yaml").write_text(json.dumps(config))
     command = [sys.executable, "-m", "swjoin", "run", str(tmp_path / "config.yaml"), "-n", "4", "--out", str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=80, check=False, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS_S, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert " predicted), 0 tuples left in them" in done.stdout
     memory = json.loads((tmp_path / "run" / "run.json").read_text())["memory"]

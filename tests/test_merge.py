@@ -16,6 +16,7 @@ from swjoin.deliveries import BEGIN_OF_TIME_US
 from swjoin.errors import UserError
 from swjoin.sources import merge as merge_module
 from swjoin.sources.merge import Merge, MergeClosedError
+from tests.limits import PROCESS_S
 
 PLENTY = 1 << 30
 Row = tuple[str, int]  # lane, number in the lane
@@ -315,7 +316,6 @@ def test_few_rows_linger(clock: Clock) -> None:
     assert len(rows_of(merge.take(9999))) == 4997, "many need not"
 
 
-@pytest.mark.timeout(20)
 def test_a_full_lane_holds_its_producer_and_nobody_else() -> None:
     one = batch_of("a", 0, 8)
     merge = Merge(expected=2, lane_bytes=2 * one.nbytes, linger_s=0)
@@ -345,12 +345,11 @@ def test_a_full_lane_holds_its_producer_and_nobody_else() -> None:
     assert not done.wait(0.3)
     push(merge, "b", [99], 0)
     assert len(rows_of(merge.take(8))) == 8
-    assert done.wait(5)
+    assert done.wait(PROCESS_S)
     thread.join()
     assert [row for _, row in rows_of(merge.take(99))] == list(range(8, 24))
 
 
-@pytest.mark.timeout(20)
 def test_closing_lets_everybody_go() -> None:
     merge = Merge(lane_bytes=1, linger_s=0)
     merge.open("a")
@@ -367,7 +366,7 @@ def test_closing_lets_everybody_go() -> None:
     thread.start()
     time.sleep(0.05)
     merge.close()
-    thread.join(5)
+    thread.join(PROCESS_S)
     assert not thread.is_alive()
     assert len(raised) == 1
     with pytest.raises(MergeClosedError):

@@ -23,13 +23,14 @@ from swjoin.runtime.local import run_local
 from swjoin.runtime.preflight import find_mpirun
 from tests.cases import CASES, Case, by_name, moving
 from tests.conftest import ROOT
+from tests.limits import PROCESS_S
 from tests.ranks import run_jobs
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.mpi]
 RANKS = [3, 4, 5, 7]
 
 
-def command(*argv: object, timeout: float = 50) -> subprocess.CompletedProcess[str]:
+def command(*argv: object, timeout: float = PROCESS_S) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "swjoin", *map(str, argv)]
     return subprocess.run(line, capture_output=True, text=True, timeout=timeout, check=False, cwd=ROOT)
 
@@ -79,7 +80,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
 
 def _together(ranks: int, value: object, name: str) -> Any:
     """A test's parameter; those of so many ranks run in one process, which has started them once."""
-    return pytest.param(value, marks=[pytest.mark.xdist_group(f"{ranks} ranks"), pytest.mark.timeout(150)], id=name)
+    return pytest.param(value, marks=[pytest.mark.xdist_group(f"{ranks} ranks")], id=name)
 
 
 @pytest.mark.parametrize("index", [_together(_ranks_for(i), i, by_name(c)) for i, c in enumerate(CASES)])
@@ -138,9 +139,9 @@ def test_started_by_mpirun_directly(tmp_path: Path) -> None:
         line.insert(1, "--allow-run-as-root")
     config = CASES[1].write(tmp_path)
     line += [str(config), "--out", str(tmp_path / "run")]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=50, check=False, cwd=ROOT)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=PROCESS_S, check=False, cwd=ROOT)
     if "listener thread failed to start" in done.stderr:  # mpirun itself: `swjoin` tries once more then, here nobody does
-        done = subprocess.run(line, capture_output=True, text=True, timeout=50, check=False, cwd=ROOT)
+        done = subprocess.run(line, capture_output=True, text=True, timeout=PROCESS_S, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (report["results"]["count"], report["results"]["digest"]) == CASES[1].answer()
@@ -180,9 +181,7 @@ def test_a_failing_slave_ends_the_job_with_rank_host_and_epoch(tmp_path: Path) -
     case = Case("wide", ([i % 97 for i in range(3000)], list(range(3000))), ([], []), (-(10**6), 10**6))
     module = {"block_bytes": 64 * 4096, "theta_bytes": 0, "window": "1MB"}
     config = case.write(tmp_path, module=module, cluster={"partition_count": 60})
-    start = time.monotonic()
     done = command("run", config, "-n", 4, "--out", tmp_path / "run")
-    assert time.monotonic() - start < 15
     assert done.returncode == 1
     line = _complaint(done)
     assert line.startswith("swjoin: rank ")
@@ -198,20 +197,18 @@ def test_a_failing_slave_ends_the_job_with_rank_host_and_epoch(tmp_path: Path) -
 
 
 def test_a_killed_rank_ends_the_job(tmp_path: Path) -> None:
-    case = Case("slow", ([1, 1], [0, 30_000_000]), ([1], [0]), (-10, 10))
+    case = Case("slow", ([1, 1], [0, 3_600_000_000]), ([1], [0]), (-10, 10))
     config = case.write(tmp_path, pace="realtime", cluster={"distribution_epoch_us": 50_000})
     command_line = [sys.executable, "-m", "swjoin", "run", str(config), "-n", "4", "--out", str(tmp_path / "run")]
     process = subprocess.Popen(command_line, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PROCESS_S
         while time.monotonic() < deadline and not (tmp_path / "run" / "metrics").exists():
             time.sleep(0.1)  # until the collector has opened its files: every rank is up
         time.sleep(1)
         victim = max(_ranks_of(process.pid))
         os.kill(victim, 9)
-        killed = time.monotonic()
-        code = process.wait(timeout=20)
-        assert time.monotonic() - killed < 8
+        code = process.wait(timeout=PROCESS_S)  # its streams last for an hour
     finally:
         process.kill()
     assert code == 1
@@ -265,7 +262,7 @@ def test_singletons_and_too_few_ranks(tmp_path: Path) -> None:
     config = CASES[0].write(tmp_path)
     line = [sys.executable, "-m", "swjoin", "run", str(config)]
     environment = {**os.environ, "PMI_SIZE": "4", "PMI_RANK": "0"}
-    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=30, check=False, cwd=ROOT)
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=PROCESS_S, check=False, cwd=ROOT)
     assert done.returncode == 2
     assert "separate processes" in _complaint(done)
     done = command("run", config, "-n", 2)

@@ -22,8 +22,9 @@ import pytest
 
 import swjoin
 from tests.conftest import ROOT
+from tests.limits import LONG_S
 
-pytestmark = [pytest.mark.newcomer, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.newcomer, pytest.mark.timeout(LONG_S)]
 HAS_API = hasattr(swjoin, "join")
 FOREIGN = ("tests/", "benchmarks/", "docs/", "__pycache__", ".nbi", ".nbc", ".pyc", ".venv", "runs/")
 
@@ -99,7 +100,7 @@ def test_the_wheel_holds_what_it_must_and_nothing_else(built: Built) -> None:
     expected |= {f"swjoin/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / "plots").glob("*.py")}
     expected |= {f"swjoin/experiments/{p.name}" for p in (ROOT / "experiments").glob("*.yaml")}
     expected |= {f"swjoin/mpi_configs/{p.name}" for p in (ROOT / "mpi_configs").iterdir() if p.is_file()}
-    assert names == expected | {"swjoin/py.typed"}
+    assert names == expected | {"swjoin/py.typed", "swjoin/observe/page.html"}
     assert not [name for name in names for part in FOREIGN if part in name]
 
 

@@ -42,6 +42,7 @@ from swjoin.sources.bmodel import slot_count, slot_tuples
 from swjoin.sources.keys import KeyEncoder
 from tests.cases import CASES
 from tests.conftest import ROOT
+from tests.limits import PROCESS_S
 
 # ---------------------------------------------------------------- hot keys
 
@@ -412,7 +413,7 @@ class Run:
 
     @property
     def address(self) -> str:
-        place, deadline = self.out / watchers.ADDRESS_FILE, time.monotonic() + 60
+        place, deadline = self.out / watchers.ADDRESS_FILE, time.monotonic() + PROCESS_S
         while not (place.exists() and place.read_text().endswith("\n")):
             assert self.process.poll() is None, self.process.communicate()
             assert time.monotonic() < deadline, "no address"
@@ -420,7 +421,7 @@ class Run:
         return place.read_text().strip()
 
     def report(self) -> dict[str, Any]:
-        out, err = self.process.communicate(timeout=60)
+        out, err = self.process.communicate(timeout=PROCESS_S)
         assert self.process.returncode == 0, err
         assert re.search(r"dashboard: http://127\.0\.0\.1:\d+/  \(in a terminal: swjoin top \d+\)", out)
         report: dict[str, Any] = json.loads((self.out / "run.json").read_text())
@@ -428,7 +429,7 @@ class Run:
 
 
 def get(address: str, path: str = "", **headers: str) -> bytes:
-    with urllib.request.urlopen(urllib.request.Request(address + path, headers=headers), timeout=10) as answer:
+    with urllib.request.urlopen(urllib.request.Request(address + path, headers=headers), timeout=PROCESS_S) as answer:
         content: bytes = answer.read()
         return content
 
@@ -440,12 +441,11 @@ def unobserved(folder: Path, config: dict[str, Any]) -> tuple[int, str]:
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(110)
 @pytest.mark.parametrize("more", [("--threads", 3), ("-n", 5)], ids=["in-process", "mpi"])
 def test_a_run_is_seen_while_it_runs(more: tuple[object, ...], tmp_path: Path, swjoin: Any) -> None:
     config = plain()
     with Run(tmp_path, config, *more) as run:
-        address, deadline = run.address, time.monotonic() + 60
+        address, deadline = run.address, time.monotonic() + PROCESS_S
         seen: dict[str, Any] = {}
         owners, counts = set(), []
         while not (
@@ -464,7 +464,7 @@ def test_a_run_is_seen_while_it_runs(more: tuple[object, ...], tmp_path: Path, s
         with pytest.raises(urllib.error.HTTPError, match="400"):
             get(address, "status.json?since=soon")
         with pytest.raises(urllib.error.HTTPError, match="405"):
-            urllib.request.urlopen(urllib.request.Request(address, data=b"x", method="POST"), timeout=10)
+            urllib.request.urlopen(urllib.request.Request(address, data=b"x", method="POST"), timeout=PROCESS_S)
         report = run.report()
     assert seen["run"]["phase"] == "running"
     assert seen["run"]["runtime"] == ("mpi" if more[0] == "-n" else "in-process")
@@ -488,12 +488,11 @@ def test_a_run_is_seen_while_it_runs(more: tuple[object, ...], tmp_path: Path, s
 
 @pytest.mark.mpi
 @pytest.mark.long
-@pytest.mark.timeout(110)
 def test_a_recovery_is_seen(tmp_path: Path) -> None:
     workload = {"rate": 6000, "duration": "14s", "bias": 0.7, "domain": 20_000, "payload": "16B"}
     config = plain(checkpoint={"interval": "1s"}, workload=workload)
     with Run(tmp_path, config, "-n", 5) as run:
-        address, deadline, killed = run.address, time.monotonic() + 60, False
+        address, deadline, killed = run.address, time.monotonic() + PROCESS_S, False
         phases, seen = set(), {"run": {"recoveries": 0}}
         while not seen["run"]["recoveries"] or seen["run"]["phase"] != "running" or not seen["results"]:
             assert time.monotonic() < deadline, seen
@@ -526,7 +525,7 @@ def test_everybody_may_ask_at_once() -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(PROCESS_S)
     finally:
         server.close()
     assert len(answers) == 80
@@ -617,7 +616,7 @@ def test_q_leaves_top() -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen([sys.executable, "-m", "swjoin", "top", str(server.port)], stdin=theirs, stdout=theirs, cwd=ROOT)
     try:
-        shown, deadline = b"", time.monotonic() + 30
+        shown, deadline = b"", time.monotonic() + PROCESS_S
         while b"running" not in shown:
             assert time.monotonic() < deadline, shown
             if select.select([ours], [], [], 0.1)[0]:
@@ -625,7 +624,7 @@ def test_q_leaves_top() -> None:
         os.write(ours, b"q")
         reader = threading.Thread(target=lambda: list(iter(lambda: os.read(ours, 65_536), b"")), daemon=True)
         reader.start()  # what it still writes must not stop it
-        assert process.wait(10) == 0
+        assert process.wait(PROCESS_S) == 0
     finally:
         process.kill()
         server.close()

@@ -27,6 +27,7 @@ from swjoin.oracle import Bounds, format_digest, pair_digest
 from swjoin.runtime.chaos import Scenario, run_scenario
 from swjoin.runtime.simulation_result import SimulationError, SimulationResult
 from swjoin.runtime.spill import SpilledBatch, SpillFolder
+from tests.limits import PROCESS_S
 
 POLICIES = [("shed", "oldest"), ("shed", "random"), ("shed", "least_matching"), ("spill", "random")]
 
@@ -359,7 +360,6 @@ def answer_without(report: dict[str, Any], aside: Path | None, reason: str = "sh
 
 
 @pytest.mark.quiet
-@pytest.mark.timeout(120)
 def test_a_run_that_sheds_says_what_is_missing(swjoin: Any, tmp_path: Path) -> None:
     recalls = {}
     whole = None
@@ -384,7 +384,6 @@ def test_a_run_that_sheds_says_what_is_missing(swjoin: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.quiet  # a master that others keep from its slots delivers everything in one
-@pytest.mark.timeout(120)
 def test_a_run_that_spills_loses_nothing(swjoin: Any, tmp_path: Path) -> None:
     out = tmp_path / "run"
     done = swjoin("run", config(tmp_path, 0.007, policy="spill"), "--threads", 2, "--out", out, *LONG_SLOTS)
@@ -398,7 +397,6 @@ def test_a_run_that_spills_loses_nothing(swjoin: Any, tmp_path: Path) -> None:
 
 @pytest.mark.quiet
 @pytest.mark.mpi
-@pytest.mark.timeout(120)
 def test_ranks_spill_and_a_resumption_knows_what_lay_on_disk(swjoin: Any, tmp_path: Path) -> None:
     """Stopped by a signal in the middle; the checkpoint holds what was on disk."""
     import os
@@ -412,12 +410,12 @@ def test_ranks_spill_and_a_resumption_knows_what_lay_on_disk(swjoin: Any, tmp_pa
     words = (*LONG_SLOTS, "--set", "checkpoint.epochs=3")
     command = [sys.executable, "-m", "swjoin", "run", str(path), *words, "-n", "4", "--out", str(out)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ}) as process:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PROCESS_S
         while time.monotonic() < deadline and not list(out.glob("checkpoints/checkpoint-*.json")) and process.poll() is None:
             time.sleep(0.02)
         time.sleep(0.2)
         process.send_signal(signal.SIGTERM)
-        _, complaints_told = process.communicate(timeout=60)
+        _, complaints_told = process.communicate(timeout=PROCESS_S)
     assert process.returncode == 0, complaints_told
     report = json.loads((out / "run.json").read_text())
     assert report["overload"]["spilled_tuples"] > 0

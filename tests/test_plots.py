@@ -134,7 +134,6 @@ def test_comparison_of_runs(adapted: Path, tmp_path: Path) -> None:
         comparison.plot({"nothing": tmp_path})
 
 
-@pytest.mark.timeout(180)
 def test_flights_in_process_and_duckdb_agree(swjoin: Any, tmp_path: Path) -> None:
     flights.prepare(tmp_path)
     streams = [tmp_path / "arrivals.parquet", tmp_path / "departures.parquet"]

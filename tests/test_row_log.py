@@ -21,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from swjoin.errors import SwjoinError, UserError
 from swjoin.live.row_log import ConsumerCutError, Place, Reader, RowLog, Taken
+from tests.limits import PROCESS_S
 
 SCHEMA = pa.schema([("row", pa.int64())])
 LIMIT_BYTES = 400
@@ -299,7 +300,7 @@ class _Taker(threading.Thread):
 
 
 def test_writing_waits_for_slow_readers_and_no_longer_than_its_patience() -> None:
-    log = RowLog(SCHEMA, LIMIT_BYTES, 0.3)
+    log = RowLog(SCHEMA, LIMIT_BYTES, 2.0)
     stuck = log.open(None, final=False)  # takes nothing
     fast = _Taker(log.open(None, final=False))
     longest_s = 0.0
@@ -309,24 +310,24 @@ def test_writing_waits_for_slow_readers_and_no_longer_than_its_patience() -> Non
         longest_s = max(longest_s, time.monotonic() - before)
         log.validate()
     log.close()
-    fast.join(5)
+    fast.join(PROCESS_S)
     assert fast.rows == list(range(200))
     assert fast.error is None
-    assert 0.25 < longest_s < 0.9
-    assert 0.25 < log.held_up_s < 0.9
+    assert longest_s > 1.9
+    assert log.held_up_s > 1.9
     assert log.cuts == 1
-    with pytest.raises(ConsumerCutError, match=r"cut: results were not taken for 0\.3 s while 400 bytes"):
+    with pytest.raises(ConsumerCutError, match=r"cut: results were not taken for 2 s while 400 bytes"):
         next(iter(stuck))
 
 
 def test_a_reader_that_is_slow_but_not_too_slow_loses_nothing() -> None:
-    log = RowLog(SCHEMA, LIMIT_BYTES, 5.0)
+    log = RowLog(SCHEMA, LIMIT_BYTES, PROCESS_S)
     slow = _Taker(log.open(None, final=False), 0.002)
     for row in range(0, 2000, 10):
         log.write(_batch(list(range(row, row + 10))))
     log.close()
-    assert log.drained(5.0)
-    slow.join(5)
+    assert log.drained(PROCESS_S)
+    slow.join(PROCESS_S)
     assert slow.rows == list(range(2000))
     assert slow.error is None
     assert log.held_up_s > 0
@@ -340,11 +341,10 @@ def test_a_lossy_log_skips_and_never_repeats_nor_waits() -> None:
     first = next(steps)
     assert first.batch is not None
     rows = first.batch.column(0).to_pylist()
-    before = time.monotonic()
     for row in range(2, 500, 3):
         log.write(_batch([row, row + 1, row + 2]))
         log.validate()
-    assert time.monotonic() - before < 5
+    assert log.held_up_s == 0
     log.close()
     for taken in steps:
         assert taken.batch is not None
@@ -373,7 +373,7 @@ def test_a_consumer_that_has_gone_is_not_waited_for() -> None:
     gone = threading.Event()
     taker = _Taker(log.open(None, final=False, given_up=gone.is_set))
     gone.set()
-    taker.join(5)
+    taker.join(PROCESS_S)
     assert not taker.is_alive()
     assert log.readers == 0
     assert log.drained(0.0)

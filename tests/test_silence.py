@@ -29,6 +29,7 @@ from swjoin.runtime.silence import Silence
 from swjoin.sources.generator import GeneratorSource
 from swjoin.sources.read_ahead import ReadAhead
 from tests.conftest import ROOT
+from tests.limits import PROCESS_S
 from tests.planted import complaints
 from tests.test_overload import answer_without
 
@@ -97,7 +98,7 @@ def test_silence_is_timed() -> None:
     begin = time.monotonic()
     while silence.of(1, source) is False:
         pass
-    assert 0.03 <= time.monotonic() - begin < 5
+    assert time.monotonic() - begin >= 0.03
     assert silence.any_idle
     assert silence.ended([source, source]) == []
     source.speaks = True
@@ -140,7 +141,8 @@ def test_a_source_that_is_silent_for_a_while(
     def ready_later(self: GeneratorSource, patience_s: float) -> bool:
         if self._stream == RIGHT and batches[0] == 2:
             silent_until[:] = silent_until or [time.monotonic() + 1.0]
-            if time.monotonic() < silent_until[0]:
+            if silent_until[0]:  # asked once more when it is over, so that its length is seen by a master that had to wait
+                silent_until[0] *= time.monotonic() < silent_until[0]
                 time.sleep(patience_s)
                 return False
         return ready(self, patience_s)
@@ -171,7 +173,8 @@ if "-m" in sys.orig_argv or any("swjoin" in word for word in sys.orig_argv):
     def ready_later(self, patience_s):
         if self._stream == 1 and self._rows:
             silent[:] = silent or [time.monotonic() + 0.6]
-            if time.monotonic() < silent[0]:
+            if silent[0]:  # as above
+                silent[0] *= time.monotonic() < silent[0]
                 time.sleep(patience_s)
                 return False
         return ready(self, patience_s)
@@ -188,7 +191,7 @@ def test_a_silent_source_on_real_ranks(pace: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     command = [sys.executable, "-m", "swjoin", "run", str(path), "-n", "4", "--out", str(out)]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=False, cwd=ROOT)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PROCESS_S, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     report = json.loads((out / "run.json").read_text())
     assert report["ledger"]["balanced"]

@@ -14,8 +14,9 @@ from swjoin.runtime.chaos import run_scenario
 from swjoin.runtime.keepers import MasterKeeper
 from swjoin.runtime.simulated_live import LiveBatchSource, LiveSimulation, live_scenario
 from swjoin.runtime.simulation_result import SimulationError
+from tests.limits import LONG_S
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(LONG_S)
 
 
 def _complaints(seeds: Iterable[int], enough: int) -> int:

@@ -16,6 +16,7 @@ from swjoin.messages import Deliver
 from swjoin.operators.window_join import WindowJoin
 from swjoin.runtime.chaos import Scenario, main
 from swjoin.runtime.simulator import Simulation
+from tests.limits import PROCESS_S
 from tests.planted import complaints
 
 
@@ -79,7 +80,7 @@ def test_kernels_run_without_the_compiler() -> None:
     code = "from swjoin.runtime.chaos import run_simulated\nfor seed in (8, 20): run_simulated(seed)"
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=PROCESS_S, check=False
     )
     assert done.returncode == 0, done.stderr
     assert Scenario.draw(8).expected()[0].total() > 50

@@ -21,6 +21,7 @@ import yaml
 from swjoin.cli.main import build_parser
 from swjoin.loading import config_from_plain
 from tests.conftest import ROOT
+from tests.limits import PROCESS_S
 
 FOLDER = ROOT / "docs" / "mkdocs"
 CONFIG = yaml.safe_load((FOLDER / "mkdocs.yml").read_text())
@@ -118,7 +119,9 @@ def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
 
     def build() -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=100)
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=PROCESS_S
+        )
 
     done = build()
     assert done.returncode == 0, done.stderr

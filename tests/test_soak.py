@@ -27,6 +27,7 @@ from swjoin.runtime.soak import ENDING, Soak, check, draw_strike, main, role_of
 from swjoin.runtime.soak_capacity import FIRST_RATE, Shape, Trial, find_capacity, keeps_up, result_bytes
 from swjoin.runtime.soak_memory import Growth, Sample, Samples, growth, slope
 from swjoin.sources.bmodel import slot_count, slot_tuples
+from tests.limits import PROCESS_S
 
 # ---------------------------------------------------------------- who is struck
 
@@ -129,7 +130,7 @@ def test_memory_of_processes() -> None:
         "before = mapped_of(os.getpid()); reserved = np.empty(300 << 20, np.uint8); reserved[: 50 << 20] = 1\n"
         "after = mapped_of(os.getpid()); print(before.proportional_bytes, after.reserved_bytes - before.reserved_bytes)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PROCESS_S, check=True)
     proportional, grown = map(int, done.stdout.split())
     assert proportional > MIB
     assert 49 * MIB < grown < 100 * MIB

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +26,14 @@ from swjoin.loading import load_config
 from swjoin.oracle import How
 from swjoin.runtime.job import EventsFile, Job
 from swjoin.runtime.local import run_local
+from swjoin.spark.session import open_session
 from swjoin.spark.verify import verify
 from swjoin.spark.workload import generate
 from tests.cases import CASES, Case, by_name
+from tests.conftest import SharedSpark
+from tests.limits import LONG_S, PROCESS_S
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(LONG_S)]
 WORKLOAD = WorkloadConfig(3_000, 2_000_000, 0.7, 5_000, 12)
 
 
@@ -61,8 +67,9 @@ def test_generate_writes_the_same_rows(partitions: int, drift_us: int, spark: An
 
 
 @pytest.fixture(scope="module")
-def finished(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(shared_spark: SharedSpark, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """config.yaml, its generated files, and the run of it."""
+    shared_spark.session()
     folder = tmp_path_factory.mktemp("finished")
     generate(WORKLOAD, 1, folder / "streams", None, 2)
     config = {
@@ -107,7 +114,7 @@ def test_verify_agrees_with_a_run_that_moved_on_real_ranks(finished: Path, tmp_p
     config["reorganization"] = {"policy": "random", "epoch": "100ms", "random_moves": 5, "declustering": "adaptive"}
     (tmp_path / "moving.yaml").write_text(json.dumps(config))
     line = [sys.executable, "-m", "swjoin", "run", str(tmp_path / "moving.yaml"), "-n", "6", "--out", str(tmp_path / "moved")]
-    subprocess.run(line, check=True, capture_output=True, timeout=60)
+    subprocess.run(line, check=True, capture_output=True, timeout=PROCESS_S)
     assert json.loads((tmp_path / "moved" / "run.json").read_text())["moves"] > 10
     assert verify(tmp_path / "moved", None).equal
 
@@ -288,3 +295,48 @@ def test_directories_that_are_no_runs(swjoin: Any, tmp_path: Path) -> None:
         done = swjoin(word, tmp_path)
         assert done.code == 2, word
         assert len([line for line in done.err if line.startswith("swjoin: ")]) == 1
+
+
+# ---------------------------------------------------------------- interruptions
+
+
+class Interrupted(BaseException):
+    """As pytest's own when a test takes too long."""
+
+
+def interrupted(session: Any) -> Interrupted:
+    """A call that takes 3 s is interrupted after half a second; the exception holds what was at work, as a report does."""
+
+    def interrupt(*_: Any) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR1))
+    try:
+        with open_session("local[2]", "tests"):
+            timer.start()
+            session._jvm.java.lang.Thread.sleep(3000)
+    except Interrupted as stop:
+        return stop
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+    raise AssertionError("it was not interrupted")
+
+
+def test_a_session_can_be_used_after_an_interruption(spark: Any) -> None:
+    """Without a new connection each call would be given the answer of the one before."""
+    held = interrupted(spark)
+    assert [spark.range(n).count() for n in (3, 5, 7)] == [3, 5, 7]
+    del held
+
+
+def test_a_session_that_no_longer_answers_is_replaced(shared_spark: SharedSpark) -> None:
+    old = shared_spark.session()
+    old.sparkContext._gateway.proc.kill()
+    shared_spark.in_doubt = True
+    new = shared_spark.session()
+    assert new is not old
+    assert new.range(4).count() == 4
+    shared_spark.in_doubt = True
+    assert shared_spark.session() is new

@@ -19,8 +19,9 @@ from swjoin.spark import digest, parquet, window_join
 from swjoin.spark.joining import Joiner, JoinPlan, join_parcels
 from swjoin.spark.parcels import StreamPlan, pack, unpack
 from tests.cases import CASES, Case, Rows, by_name
+from tests.limits import LONG_S
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(LONG_S)]
 COMMON: dict[str, Any] = {"on": "key", "left_time": "ts", "right_time": "ts", "time_unit": "us"}
 IDS = ["left_id", "right_id"]
 

@@ -20,8 +20,9 @@ from swjoin.spark.aggregate import aggregate
 from swjoin.spark.sweep_tables import aggregate_sweep
 from swjoin.sweeps.metrics import METRICS, is_metric, t_quantile
 from swjoin.sweeps.records import read_sweep
+from tests.limits import LONG_S
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(LONG_S)]
 COMMIT = "0123456789ab"
 FROM_S, TO_S = 10.0, 34.0
 EPOCHS = 20  # of 2 s: some before the measured interval, one that ends with it, some after

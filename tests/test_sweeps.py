@@ -26,6 +26,7 @@ from swjoin.sweeps.presets import scaled
 from swjoin.sweeps.search import bisect, growth, sustained
 from swjoin.sweeps.store import SweepStore, sweep_directory
 from tests.conftest import ROOT
+from tests.limits import PROCESS_S
 
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*.yaml"))
 BASE: dict[str, Any] = {
@@ -465,7 +466,7 @@ def test_runs_that_take_too_long_are_stopped(write: Any, fake: Fake, monkeypatch
 
 
 def _until_run(fake: Fake, name: str) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PROCESS_S
     while not (fake.log.exists() and name in fake.log.read_text()):
         assert time.monotonic() < deadline, "it never started"
         time.sleep(0.05)
@@ -496,7 +497,7 @@ def test_an_interrupted_sweep_goes_on(write: Any, fake: Fake, tmp_path: Path, nu
     _until_run(fake, "99-1")
     children = [int(p) for p in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     process.send_signal(number)
-    said = process.communicate(timeout=30)[0]
+    said = process.communicate(timeout=PROCESS_S)[0]
     if number == signal.SIGKILL:
         for child in children:  # nobody else can end them then
             os.kill(child, signal.SIGKILL)

@@ -13,6 +13,7 @@ import pytest
 from swjoin.config import NodesConfig, SpeedChange
 from swjoin.runtime.throttle import SLEEP_US, Throttle
 from tests.conftest import ROOT
+from tests.limits import PROCESS_S
 
 
 class Sleeper:
@@ -135,6 +136,7 @@ def test_a_node_that_is_never_slow_is_not_even_looked_up(nodes: NodesConfig, mon
     assert throttle.debt_us == 0
 
 
+@pytest.mark.quiet
 def test_on_the_real_clock() -> None:
     """0.1 s of CPU time at a quarter of the speed takes 0.4 s, and not much less or many times that."""
     throttle = Throttle(NodesConfig((0.25,)), 0)
@@ -154,7 +156,7 @@ def test_on_the_real_clock() -> None:
 
     thread = threading.Thread(target=spin)
     thread.start()
-    thread.join(60)
+    thread.join(PROCESS_S)
     assert 0.35 <= walls_s[0] <= 4
 
 
@@ -163,5 +165,7 @@ def test_it_imports_little() -> None:
         "import sys, swjoin.runtime.throttle\n"
         "heavy = {'mpi4py', 'pyarrow', 'pyspark', 'rich'} & set(sys.modules)\nassert not heavy, heavy"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PROCESS_S, check=False, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr

@@ -23,6 +23,7 @@ from swjoin.loading import config_from_plain
 from swjoin.runtime.job import EventsFile, Job
 from swjoin.runtime.local import run_local
 from tests.conftest import ROOT
+from tests.limits import PROCESS_S
 
 EVENTS = [
     RunEvent(8_250_000, 32, "occupancy", slave=0, amount=0.615, duration_us=412_000, text="supplier"),
@@ -247,7 +248,9 @@ def _unread(*argv: object) -> subprocess.CompletedProcess[str]:
     os.close(reader)
     try:
         command = [sys.executable, "-m", "swjoin", *map(str, argv)]
-        return subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=100, check=False, cwd=ROOT)
+        return subprocess.run(
+            command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=PROCESS_S, check=False, cwd=ROOT
+        )
     finally:
         os.close(writer)
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
+from tests.limits import LONG_S, PROCESS_S
 
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
 BLOCKS = re.findall(r'(?ms)^```(\w+)(?: title="([\w.]+)")?\n(.*?)^```$', TUTORIAL)
@@ -41,7 +42,7 @@ def test_every_block_is_of_a_known_kind() -> None:
 @pytest.mark.spark
 @pytest.mark.mpi
 @pytest.mark.long
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(LONG_S)
 def test_every_command_prints_what_the_tutorial_says(
     spark: Any, swjoin: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,7 +61,7 @@ def test_every_command_prints_what_the_tutorial_says(
             code, err = done.code, "\n".join(done.err)
         else:
             assert program == "python"
-            ran = subprocess.run([sys.executable, *argv], capture_output=True, text=True, check=False, timeout=100)
+            ran = subprocess.run([sys.executable, *argv], capture_output=True, text=True, check=False, timeout=PROCESS_S)
             code, out, err = ran.returncode, ran.stdout, ran.stderr
         assert code == 0, f"{command}\n{err}"
         assert fits(said, out), f"{command}\n{out}"

@@ -17,8 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-import child
-import common
+from benchmarks.peers import child, common
 
 THREADS = 2
 OUTPUT = "l.key, l.ts AS left_ts, l.payload AS left_payload, r.ts AS right_ts, r.payload AS right_payload"
@@ -106,7 +105,17 @@ def main() -> None:
         return
     tuples = row_count(args.left) + row_count(args.right)
     for variant in args.variants:
-        command = [sys.executable, __file__, "--left", args.left, "--right", args.right, "--within-us", str(args.within_us)]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.peers.batch_joins",
+            "--left",
+            args.left,
+            "--right",
+            args.right,
+            "--within-us",
+            str(args.within_us),
+        ]
         command += ["--repeat", str(args.repeat), "--variant", variant]
         ends = "Parquet in, count out"
         if args.out_parquet:

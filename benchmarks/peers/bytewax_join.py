@@ -23,8 +23,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import child
-import common
+from benchmarks.peers import child, common
 
 SHAPES = {"key": "operator state for each join key", "group": "operator state for each of {groups} groups of keys"}
 BATCH = 10_000  # tuples the source hands over at once
@@ -203,7 +202,7 @@ def free_addresses(number: int) -> list[str]:
 def run_workers(args: argparse.Namespace) -> None:
     """The workers, in this process group, so that the limit of our parent ends them with us."""
     addresses = free_addresses(args.cluster) if args.cluster > 1 else []
-    command = [sys.executable, *sys.argv, "--addresses", *addresses, "--child"]
+    command = [sys.executable, "-m", "benchmarks.peers.bytewax_join", *sys.argv[1:], "--addresses", *addresses, "--child"]
     children = [subprocess.Popen([*command, str(part)], stdout=subprocess.PIPE, text=True) for part in range(args.cluster)]
     outs = [worker.communicate()[0] for worker in children]
     if any(worker.returncode for worker in children):
@@ -238,7 +237,7 @@ def main() -> None:
     extent = "whole input" if args.max_event_s is None else f"first {args.max_event_s:g} s of event time"
     for shape in args.shapes:
         for workers in args.workers:
-            command = [sys.executable, __file__, "--left", args.left, "--right", args.right]
+            command = [sys.executable, "-m", "benchmarks.peers.bytewax_join", "--left", args.left, "--right", args.right]
             command += ["--within-us", str(args.within_us), "--shape", shape, "--groups", str(args.groups)]
             command += [] if args.max_event_s is None else ["--max-event-s", str(args.max_event_s)]
             command += ["--cluster", str(workers)]

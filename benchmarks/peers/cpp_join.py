@@ -13,8 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import child
-import common
+from benchmarks.peers import child, common
 
 FLAGS = ["-std=c++20", "-O3", "-march=native"]
 MODES = {

@@ -5,7 +5,7 @@ first run warms it up and is left out of the figures. The Parquet files are turn
 clock starts, so neither Parquet nor the payload costs Flink anything. Out of scope: checkpoints, fault tolerance,
 emission of the pairs, more than one machine.
 
-    python flink_join.py --left L.parquet --right R.parquet --within-us 10000000 --repeat 3
+    python -m benchmarks.peers.flink_join --left L.parquet --right R.parquet --within-us 10000000 --repeat 3
 
 Needs the packages of requirements-flink.txt and a JDK (java and javac, 17 or later) on the PATH. The last line of
 stdout is the result as JSON; everything else goes to stderr.
@@ -19,9 +19,10 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-import child
 import numpy as np
 import pyarrow.parquet as pq
+
+from benchmarks.peers import child
 
 SOURCE = Path(__file__).with_name("FlinkIntervalJoin.java")
 PACKAGES = ("util", "lang", "time", "nio")

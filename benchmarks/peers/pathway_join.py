@@ -15,8 +15,7 @@ import resource
 import sys
 import time
 
-import child
-import common
+from benchmarks.peers import child, common
 
 
 def run(args: argparse.Namespace) -> None:
@@ -53,7 +52,17 @@ def main() -> None:
         return
     left, right = common.read(args.left, args.right, args.max_event_s)
     tuples, right_count = len(left[0]) + len(right[0]), common.expected(left, right, args.within_us)
-    command = [sys.executable, __file__, "--left", args.left, "--right", args.right, "--within-us", str(args.within_us)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.peers.pathway_join",
+        "--left",
+        args.left,
+        "--right",
+        args.right,
+        "--within-us",
+        str(args.within_us),
+    ]
     command += ["--child", *([] if args.max_event_s is None else ["--max-event-s", str(args.max_event_s)])]
     extent = "whole input" if args.max_event_s is None else f"first {args.max_event_s:g} s of event time"
     for threads in args.threads:

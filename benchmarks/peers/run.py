@@ -8,7 +8,7 @@ Stays out: how each system is used; that is in its own script, with its configur
 A peer that cannot be installed or fails is shown as failed, one that answers wrongly as wrong. Bytewax and Pathway get the
 first seconds of event time only (with the right count for those), because the whole would take minutes.
 
-Usage: python benchmarks/peers/run.py [--only flink spark ...] [--repeat N] [--event-s S]
+Usage: python -m benchmarks.peers.run [--only flink spark ...] [--repeat N] [--event-s S] [--tiny]
 """
 
 from __future__ import annotations
@@ -19,54 +19,63 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-sys.path.insert(0, str(HERE.parent))
+from benchmarks import ROOT, parse, whole
+from benchmarks.workloads import write_streams
 
-import whole  # noqa: E402
-from workloads import write_streams  # noqa: E402
+HERE = ROOT / "benchmarks" / "peers"
 
 WITHIN_US = 10_000_000
 TIMEOUT_S = 1500
-# name: (requirements or None for our own environment, script, whether it gets the first seconds only)
-PEERS: dict[str, tuple[str | None, str, bool]] = {
-    "cpp": (None, "cpp_join.py", False),
-    "batch": ("requirements-batch.txt", "batch_joins.py", False),
-    "flink": ("requirements-flink.txt", "flink_join.py", False),
-    "spark": ("requirements-spark.txt", "spark_join.py", False),
-    "pathway": ("requirements-pathway.txt", "pathway_join.py", True),
-    "bytewax": ("requirements-bytewax.txt", "bytewax_join.py", True),
+# name: (module, its arguments, with --tiny these as well, whether it gets the first seconds only)
+PEERS: dict[str, tuple[str, list[str], list[str], bool]] = {
+    "cpp": ("cpp_join", [], [], False),
+    "duckdb": ("batch_joins", ["--variants", "duckdb-key", "duckdb-slot"], [], False),
+    "polars": ("batch_joins", ["--variants", "polars-stream", "polars-memory"], [], False),
+    "flink": ("flink_join", [], ["--heap", "1g", "--young", "400m"], False),
+    "spark": ("spark_join", [], ["--heap", "1g"], False),
+    "pathway": ("pathway_join", [], [], True),
+    "bytewax": ("bytewax_join", [], [], True),
 }
 
 
-def environment(name: str, requirements: str | None, folder: Path) -> Path:
-    """The python of a peer's environment, made if it is missing or its requirements have changed."""
-    if requirements is None:
+def installed_here(wanted: str) -> bool:
+    """Whether this environment has the very versions that a peer's requirements name."""
+    try:
+        return all(version(name) == pinned for name, pinned in (line.split("==") for line in wanted.split()))
+    except PackageNotFoundError:
+        return False
+
+
+def environment(name: str, folder: Path) -> Path:
+    """The python of a peer's environment: this one if it has all that is required, or one of its own, made when it is missing
+    or its requirements have changed."""
+    requirements = HERE / f"requirements-{name}.txt"
+    wanted = requirements.read_text() if requirements.exists() else ""
+    if installed_here(wanted):
         return Path(sys.executable)
     venv = folder / name
-    wanted = (HERE / requirements).read_text()
     stamp = venv / ".installed"
     if not stamp.exists() or stamp.read_text() != wanted:
         print(f"installing {name}", file=sys.stderr, flush=True)
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
         pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, "-r", str(HERE / requirements)], check=True)
+        subprocess.run([*pip, "-r", str(requirements)], check=True)
         stamp.write_text(wanted)
     return venv / "bin" / "python"
 
 
-def run_peer(name: str, paths: list[Path], repeat: int, event_s: float, folder: Path) -> list[dict[str, Any]]:
+def run_peer(name: str, paths: list[Path], repeat: int, event_s: float, folder: Path, *, tiny: bool) -> list[dict[str, Any]]:
     """The reports of a peer's variants."""
-    requirements, script, cut = PEERS[name]
-    python = environment(name, requirements, folder)
-    command = [str(python), str(HERE / script), "--left", str(paths[0]), "--right", str(paths[1])]
-    command += ["--within-us", str(WITHIN_US), "--repeat", str(repeat)]
+    module, more, small, cut = PEERS[name]
+    command = [str(environment(name, folder)), "-m", f"benchmarks.peers.{module}", *more, *(small if tiny else [])]
+    command += ["--left", str(paths[0]), "--right", str(paths[1]), "--within-us", str(WITHIN_US), "--repeat", str(repeat)]
     if cut and event_s > 0:
         command += ["--max-event-s", str(event_s)]
-    out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S).stdout
+    out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, cwd=ROOT).stdout
     return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
 
@@ -114,17 +123,18 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--event-s", type=float, default=6.0, help="event time given to Bytewax and Pathway; 0: all")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "bench")
-    args = parser.parse_args()
+    args = parse(parser, repeat=1)
     args.out.mkdir(parents=True, exist_ok=True)
     environments = ROOT / "runs" / "peers"
     environments.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="swjoin-peers-") as name:
         folder = Path(name)
-        paths, answer, tuples = write_streams(folder)
+        paths, answer, tuples = write_streams(folder, tiny=args.tiny)
         reports = ours(paths, answer, args.repeat, folder)
         for peer in args.only:
+            print(f"{peer}:", file=sys.stderr, flush=True)
             try:
-                reports += run_peer(peer, paths, args.repeat, args.event_s, environments)
+                reports += run_peer(peer, paths, args.repeat, args.event_s, environments, tiny=args.tiny)
             except (subprocess.SubprocessError, OSError, ValueError) as error:
                 reports.append({"system": peer, "version": "", "failed": " ".join(str(error).split())[:200]})
             (args.out / "peers.json").write_text(json.dumps(reports, indent=1))
@@ -132,6 +142,9 @@ def main() -> None:
     lines = [title, "", *table(reports, answer[0])]
     (args.out / "peers.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
+    wrong = [r["system"] for r in reports if "failed" in r or r["count"] != (r.get("expected") or answer[0])]
+    if wrong:
+        raise SystemExit(f"failed or wrong: {', '.join(wrong)}")
 
 
 if __name__ == "__main__":

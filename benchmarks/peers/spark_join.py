@@ -5,7 +5,7 @@ of the figures. Before any clock starts the Parquet files are cut by time into -
 (ts, key), which the query reads one a micro-batch. Out of scope: fault tolerance beyond what the query cannot switch
 off (its checkpoint lies in a temporary folder), emission of the pairs, more than one machine.
 
-    python spark_join.py --left L.parquet --right R.parquet --within-us 10000000 --repeat 3
+    python -m benchmarks.peers.spark_join --left L.parquet --right R.parquet --within-us 10000000 --repeat 3
 
 Needs the packages of requirements-spark.txt and a Java runtime (17 or later). The last line of stdout is the result as
 JSON; everything else goes to stderr.
@@ -21,10 +21,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import child
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+
+from benchmarks.peers import child
 
 STORES = {
     "memory": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
@@ -127,7 +128,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="spark-join-") as name:
         tuples = cut([args.left, args.right], Path(name), args.files)
         out = child.run(
-            [sys.executable, __file__, *sys.argv[1:], "--worker", name], args.timeout_s, {"SPARK_LOCAL_IP": "127.0.0.1"}
+            [sys.executable, "-m", "benchmarks.peers.spark_join", *sys.argv[1:], "--worker", name],
+            args.timeout_s,
+            {"SPARK_LOCAL_IP": "127.0.0.1"},
         )
     seconds, counts = [], set()
     for line in out.splitlines():

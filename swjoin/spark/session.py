@@ -1,6 +1,6 @@
 """A Spark session that works out of the box, local or on a cluster.
 
-What: `open_session(master, app, more)`, a context manager.
+What: `open_session(master, app, more)`, a context manager; `drop_connection`, after an interruption.
 Why: Java, Arrow, time zone and loopback settings belong in one place.
 Stays out: what is computed.
 """
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from swjoin.errors import RunFailed, UserError
 from swjoin.runtime.preflight import find_java
@@ -27,10 +27,12 @@ _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 def open_session(master: str | None, app: str, more: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
     """A session on `master` (default local[*]); stopped at the end unless it was running before. more: further settings.
 
-    UserError without pyspark or Java 17; RunFailed, in one line, when Spark fails.
+    UserError without pyspark or Java 17; RunFailed, in one line, when Spark fails. When an interruption (KeyboardInterrupt, a
+    test's time limit) passes through, the session can be used afterwards.
     """
     try:
         from py4j.protocol import Py4JError
+        from pyspark import SparkContext
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
     except ImportError:
@@ -38,7 +40,7 @@ def open_session(master: str | None, app: str, more: Mapping[str, str] | None = 
     java = find_java()
     os.environ.setdefault("JAVA_HOME", str(java.resolve().parents[1]))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    running = SparkSession.getActiveSession()
+    running = SparkContext._active_spark_context  # the active session is one of a thread, and of its connection
     local = master is None or master.startswith("local")
     if local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -72,6 +74,21 @@ def open_session(master: str | None, app: str, more: Mapping[str, str] | None = 
         yield session
     except (PySparkException, Py4JError) as error:
         raise RunFailed(f"Spark: {' '.join(str(error).split())[:500]}") from error
+    except BaseException as stop:
+        if not isinstance(stop, Exception):
+            drop_connection(session)
+        raise
     finally:
         if running is None:
             session.stop()
+
+
+def drop_connection(session: SparkSession) -> None:
+    """Close this thread's connection to the JVM; the next call makes a new one.
+
+    The answer to a call that was interrupted is still to come on that connection: the next call would take it for its own.
+    """
+    client: Any = session.sparkContext._gateway._gateway_client
+    connection = client.get_thread_connection() if hasattr(client, "get_thread_connection") else None
+    if connection is not None:
+        connection.close()

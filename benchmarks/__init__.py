@@ -1,0 +1,23 @@
+"""Benchmarks, each a module: `python -m benchmarks.NAME` in the root of the checkout, or `./run.sh bench`.
+
+Every answer is checked in the run that is timed. Modules in `peers` run in environments of their own, without swjoin, so this
+file imports nothing beyond the standard library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def parse(parser: argparse.ArgumentParser, **tiny: Any) -> argparse.Namespace:
+    """The arguments of a benchmark; with --tiny, `tiny` has the defaults."""
+    parser.allow_abbrev = False
+    parser.add_argument("--tiny", action="store_true", help="small inputs: answers are checked, figures mean nothing")
+    if "--tiny" in sys.argv[1:]:
+        parser.set_defaults(**tiny)
+    return parser.parse_args()
