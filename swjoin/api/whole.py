@@ -40,6 +40,7 @@ class Side:
         self, stream: int, table: pa.Table, config: StreamConfig, view: StreamView, keys: KeyEncoder, *, by_position: bool
     ) -> None:
         self.stream, self.table, self.codec = stream, table, view.codec
+        self.taken_from: dict[str, Any] = {}  # columns, ready to take output rows from
         tuples = Tuples(config, view.codec, keys, self._place)
         judged = [] if view.codec.rows is None else view.codec.rows.schema.names
         needed = list(dict.fromkeys([*config.key, config.time, *([config.id] if config.id else []), *judged]))
