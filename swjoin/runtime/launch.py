@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from swjoin.errors import UserError
+from swjoin.errors import NotWritten, UserError
 from swjoin.runtime.job import Job
 from swjoin.runtime.preflight import find_mpirun
 from swjoin.runtime.report import partial_report, write_json
@@ -132,16 +132,12 @@ def launch_told(
                 if code != _AGAIN:
                     break
             if code == 0 and finished is not None and not finished():  # seen when all processes of a host had died
-                code, failure = 1, f"mpirun ended before the run did: a host was lost; {_go_on(job, ranks)}"
+                code, failure = 1, f"mpirun ended before the run did: a host was lost; {job.go_on(ranks)}"
                 print(f"swjoin: {failure}", file=told)
     if code and report is not None and _stamp(report) in (None, before):
-        write_json(report, partial_report(job, {"count": None, "digest": None}, failure))
+        with contextlib.suppress(NotWritten):  # on a full disk, of which has been told
+            write_json(report, partial_report(job, {"count": None, "digest": None}, failure))
     return code, failure
-
-
-def _go_on(job: Job, ranks: int) -> str:
-    """What to do when not a rank, but all of them were lost."""
-    return "start it again" if job.checkpoints is None else f"go on with: {job.resume_command} -n {ranks}"
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

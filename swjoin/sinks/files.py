@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 from swjoin.batch import Pairs
 from swjoin.errors import RunFailed, UserError
 from swjoin.sinks.plan import OutputPlan
-from swjoin.storage import sync_file, sync_folder
+from swjoin.storage import not_written, sync_file, sync_folder, writing
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 GROUP_ROWS = 131_072
+GROUP_BYTES = 256 << 20  # of rows that wait for a row group to be full
 FILE_BYTES = 256 << 20
 
 
@@ -41,12 +42,16 @@ class _OpenFile:
         compression = "gzip" if target.name.endswith(".gz") else None
         self._stream: Any = pa.output_stream(str(self.temporary), compression=compression)
         self._parquet = kind == "parquet"
-        self._writer: Any = (
-            pq.ParquetWriter(self._stream, schema, compression="lz4", use_dictionary=False)
-            if self._parquet
-            else csv.CSVWriter(self._stream, schema)
-        )
-        self._finished = False
+        try:
+            self._writer: Any = (
+                pq.ParquetWriter(self._stream, schema, compression="lz4", use_dictionary=False)
+                if self._parquet
+                else csv.CSVWriter(self._stream, schema)
+            )
+        except OSError:
+            self.temporary.unlink(missing_ok=True)
+            raise
+        self._finished = self._failed = False  # failed: without its end, which Parquet cannot be read without
         self.bytes = 0
 
     def write(self, table: pa.Table) -> None:
@@ -59,9 +64,12 @@ class _OpenFile:
     def finish(self) -> None:
         """Nothing more is written."""
         if not self._finished:
-            self._finished = True
-            self._writer.close()
-            self._stream.close()
+            self._finished = self._failed = True
+            try:
+                self._writer.close()
+            finally:
+                self._stream.close()
+            self._failed = False
 
     def show(self) -> None:
         """Durable, and under its name."""
@@ -73,8 +81,11 @@ class _OpenFile:
     def abort(self) -> None:
         try:
             self.finish()
-            self.temporary.replace(self.target.with_name(self.target.name + ".incomplete"))
+            if not self._failed:
+                self.temporary.replace(self.target.with_name(self.target.name + ".incomplete"))
         except OSError:
+            self._failed = True
+        if self._failed:
             self.temporary.unlink(missing_ok=True)
 
     def drop(self) -> None:
@@ -89,7 +100,7 @@ class _Part:
 
     def __init__(self) -> None:
         self.batches: list[pa.RecordBatch] = []
-        self.rows = 0
+        self.rows = self.bytes = 0
         self.files: list[_OpenFile] = []
 
 
@@ -115,7 +126,7 @@ class FileSink:
             if not staged:
                 self._open_next(self._parts.setdefault(0, _Part()), 0)
         except OSError as error:
-            raise UserError(f"{target}: cannot be written ({error.strerror or error})") from None
+            raise UserError(str(not_written(target, error))) from None
 
     def _prepare(self) -> None:
         if self._directory:
@@ -152,7 +163,8 @@ class FileSink:
         part = self._parts.setdefault(generation, _Part())
         part.batches.append(rows)
         part.rows += rows.num_rows
-        if part.rows >= GROUP_ROWS:
+        part.bytes += rows.nbytes
+        if part.rows >= GROUP_ROWS or part.bytes >= GROUP_BYTES:
             self._flush(part, generation)
 
     def _flush(self, part: _Part, generation: int) -> None:
@@ -161,7 +173,7 @@ class FileSink:
         if not part.batches:
             return
         table = pa.Table.from_batches(part.batches, self._schema)
-        part.batches, part.rows = [], 0
+        part.batches, part.rows, part.bytes = [], 0, 0
         try:
             if not part.files or (self._directory and part.files[-1].bytes >= FILE_BYTES):
                 if part.files:
@@ -169,23 +181,21 @@ class FileSink:
                 self._open_next(part, generation)
             part.files[-1].write(table)
         except OSError as error:
-            raise self._failed(part.files[-1].target if part.files else self._target, error) from None
-
-    @staticmethod
-    def _failed(target: Path, error: OSError) -> RunFailed:
-        return RunFailed(f"{target}: cannot be written ({error.strerror or error})")
+            raise not_written(part.files[-1].target if part.files else self._target, error) from None
 
     # ------------------------------------------------------------ with checkpoints
 
     def seal(self, generation: int) -> list[Path]:
         part = self._parts.pop(generation, _Part())
         self._flush(part, generation)
-        for file in part.files:
-            try:
-                file.finish()
-            except OSError as error:
-                raise self._failed(file.target, error) from None
+        self._finish(part)
         return [file.temporary for file in part.files]
+
+    @staticmethod
+    def _finish(part: _Part) -> None:
+        for file in part.files:
+            with writing(file.target):
+                file.finish()
 
     def sync(self, files: Sequence[Path]) -> None:
         for path in files:
@@ -225,11 +235,11 @@ class FileSink:
             self._open_next(self._parts.setdefault(0, _Part()), 0)  # no results: a file that says so, with its columns
         for generation, part in sorted(self._parts.items()):
             self._flush(part, generation)
+            self._finish(part)
+        for _, part in sorted(self._parts.items()):  # no file is shown before all are whole
             for file in part.files:
-                try:
+                with writing(file.target):
                     file.show()
-                except OSError as error:
-                    raise self._failed(file.target, error) from None
 
     def abort(self) -> None:
         """Keep what was collected, under names that say it is not whole; with checkpoints, what the last one holds."""
