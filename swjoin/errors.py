@@ -28,3 +28,7 @@ class RunFailed(SwjoinError):
     """The input was fine, the run was not (a rank died, memory ran out, the ledger does not balance). Exit 1."""
 
     exit_code = 1
+
+
+class NotWritten(RunFailed):
+    """A file cannot be written, mostly because the disk is full."""

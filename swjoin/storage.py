@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 
 from swjoin.batch import U8
-from swjoin.errors import RunFailed, UserError
+from swjoin.errors import NotWritten, RunFailed, UserError
 
 MAGIC = 0x6B63656863  # "check"
 _HEADER_BYTES = 64
@@ -32,13 +32,32 @@ _PIECE_BYTES = 1 << 20
 _WAITING = 64  # operations that may wait for the disk; then whoever asks for more waits
 
 
+def not_written(path: Path, error: OSError) -> NotWritten:
+    """With the file, in the system's words."""
+    return NotWritten(f"{path}: cannot be written ({os.strerror(error.errno) if error.errno else error})")
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """RunFailed, with the file, where the system cannot write it."""
+    """NotWritten, with the file, where the system cannot write it."""
     try:
         yield
     except OSError as error:
-        raise RunFailed(f"{path}: cannot be written ({error.strerror or error})") from None
+        raise not_written(path, error) from None
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path`; what has been written there gets its name at the end. After an error nothing is left."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with writing(path):
+            yield temporary
+            temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def _padded(size: int) -> int:
@@ -158,26 +177,23 @@ def sync_folder(folder: Path) -> None:
 
 def write_records(path: Path, records: Iterable[U8]) -> int:
     """A whole file of records, under its name only when it is durable; returns its bytes."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    file = RecordFile(temporary)
-    for record in records:
-        file.append(record)
-    file.close()
+    with replacing(path) as temporary:
+        file = RecordFile(temporary)
+        for record in records:
+            file.append(record)
+        file.close()
     with writing(path):
-        temporary.replace(path)
         sync_folder(path.parent)
     return file.nbytes
 
 
 def write_whole(path: Path, data: bytes) -> None:
     """A whole file, under its name only when it is durable."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
     with writing(path):
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
         sync_folder(path.parent)
 
 

@@ -7,6 +7,8 @@ Stays out: which rows match (`api.embedded`), names and order of the columns (`s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from swjoin.api.whole import Side
 
 BLOCK_PAIRS = 1 << 18
+BLOCK_BYTES = 1 << 30  # Arrow's offsets of strings and lists reach 2 GiB, and its take does not always say when they do not
 
 
 class Gathered:
@@ -35,10 +38,12 @@ class Gathered:
         self._ids = plan.ids
         self._renamed = any(side.ids is not None for side in sides)
         self._id_columns = plan.id_columns
-        self._columns = [(side, _to_take_from(sides[side].table.column(name), name)) for side, name in plan.inputs]
+        self._columns = [(side, _column_of(sides[side], name)) for side, name in plan.inputs]
         keys = list(zip(plan.left.key, plan.right.key, strict=True)) if JOIN_KINDS[plan.how].unmatched[RIGHT] else []
-        right = sides[RIGHT].table
-        self._own_keys = {left: _to_take_from(right.column(name), name) for left, name in keys}
+        self._own_keys = {left: _column_of(sides[RIGHT], name) for left, name in keys}
+        taken = [*self._columns, *((RIGHT, column) for column in self._own_keys.values())]
+        self._by_side = [[column for side, column in taken if side == stream] for stream in (LEFT, RIGHT)]
+        self._most_bytes = sum(column.most_bytes for _, column in taken)  # of an output row
         self._names = [name for _, name in plan.inputs]
         self._waiting: list[tuple[U64, U64, I64, I64]] = []
         self._rows = 0
@@ -54,14 +59,25 @@ class Gathered:
             self._flush()
 
     def _flush(self) -> None:
-        import pyarrow as pa
-
         if not self._waiting:
             return
         left, right, left_ts, right_ts = (
             parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in zip(*self._waiting, strict=True)
         )
         self._waiting, self._rows = [], 0
+        if len(left) * self._most_bytes <= BLOCK_BYTES:
+            self._add_block(left, right, left_ts, right_ts)
+            return
+        sizes = np.zeros(len(left), np.int64)
+        for columns, positions in zip(self._by_side, (left, right), strict=True):
+            for column in columns:
+                sizes += np.append(column.bytes_by_row, 0)[np.minimum(positions, np.uint64(len(column.bytes_by_row)))]
+        for start, stop in pieces_of(sizes):
+            self._add_block(left[start:stop], right[start:stop], left_ts[start:stop], right_ts[start:stop])
+
+    def _add_block(self, left: U64, right: U64, left_ts: I64, right_ts: I64) -> None:
+        import pyarrow as pa
+
         arrays: list[Any] = []
         index = (_index(left), _index(right))
         if self._ids or self._renamed:
@@ -71,9 +87,9 @@ class Gathered:
             missing = [positions == MISSING_ID for positions in (left, right)]
             arrays = [pa.array(values[name], mask=missing[side]) for name, _, side in self._id_columns]
         for (side, column), name, field in zip(self._columns, self._names, list(self._schema)[len(arrays) :], strict=True):
-            array = _taken(column, index[side])
+            array = column.take(index[side])
             if side == LEFT and name in self._own_keys:
-                array = _either(index[LEFT], array, _taken(self._own_keys[name], index[RIGHT]), field.type)
+                array = _either(index[LEFT], array, self._own_keys[name].take(index[RIGHT]), field.type)
             arrays.append(array)
         self._blocks.append(pa.Table.from_arrays(arrays, schema=self._schema))
 
@@ -102,20 +118,123 @@ def _index(positions: U64) -> Any:
     return pa.array(positions, mask=missing) if missing.any() else pa.array(positions)
 
 
-def _to_take_from(column: pa.ChunkedArray, name: str) -> Any:
-    """A column as one array, for which chunks are joined once, unless there is too much for one. UserError for types that Arrow
-    cannot take from."""
+class _Column:
+    """A column of an input as one array, for which chunks are joined once. UserError for what Arrow cannot take from."""
+
+    def __init__(self, column: pa.ChunkedArray, name: str) -> None:
+        import pyarrow as pa
+
+        self._kind = column.type
+        if column.num_chunks == 1:
+            self._values = column.chunk(0)
+        else:
+            self._values = pa.array([], column.type) if not column.num_chunks else _combined(column, name)
+        try:
+            self.take(pa.array([], pa.uint64()))
+        except pa.ArrowNotImplementedError:
+            raise UserError(f"column {name}: type {column.type} cannot be carried; leave it out with columns") from None
+
+    def take(self, index: pa.Array) -> pa.Array:
+        """The rows at these positions; not more than an array of the column's type can hold."""
+        taken = _taken(self._values, index)
+        return taken if taken.type == self._kind else taken.cast(self._kind)
+
+    @cached_property
+    def bytes_by_row(self) -> Any:
+        return row_bytes(self._values)
+
+    @cached_property
+    def most_bytes(self) -> int:
+        """Of a row."""
+        return int(self.bytes_by_row.max(initial=0))
+
+
+def _column_of(side: Side, name: str) -> _Column:
+    if name not in side.taken_from:
+        side.taken_from[name] = _Column(side.table.column(name), name)
+    column: _Column = side.taken_from[name]
+    return column
+
+
+def _combined(column: pa.ChunkedArray, name: str) -> pa.Array:
+    """All chunks as one array; of the same type with longer offsets where they need them."""
     import pyarrow as pa
 
-    if column.num_chunks == 1:
-        values = column.chunk(0)
-    else:
-        values = column.combine_chunks() if column.num_chunks else pa.array([], column.type)
     try:
-        _taken(values.slice(0, 0), pa.array([], pa.uint64()))
-    except pa.ArrowNotImplementedError:
-        raise UserError(f"column {name}: type {column.type} cannot be carried; leave it out with columns") from None
-    return values
+        return column.combine_chunks()
+    except pa.ArrowInvalid:
+        pass
+    try:
+        return column.cast(_large(column.type)).combine_chunks()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise UserError(
+            f"column {name}: {column.nbytes} bytes of {column.type} are too many; leave it out with columns"
+        ) from None
+
+
+def _large(kind: pa.DataType) -> pa.DataType:
+    """The type with offsets of 64 bits."""
+    import pyarrow as pa
+    import pyarrow.types as t
+
+    if t.is_string(kind) or t.is_binary(kind):
+        return pa.large_string() if t.is_string(kind) else pa.large_binary()
+    if t.is_list(kind):
+        return pa.large_list(kind.value_field.with_type(_large(kind.value_type)))
+    if t.is_struct(kind):
+        return pa.struct([field.with_type(_large(field.type)) for field in kind])
+    return kind
+
+
+def row_bytes(array: pa.Array) -> Any:
+    """Bytes of every row, or more: integers (rows,). No array below an array of rows has more elements than they have bytes."""
+    import pyarrow as pa
+    import pyarrow.types as t
+
+    kind, n = array.type, len(array)
+    if isinstance(kind, pa.BaseExtensionType):
+        return row_bytes(array.storage)
+    if t.is_string(kind) or t.is_binary(kind) or t.is_list(kind) or t.is_map(kind):
+        bounds = _offsets(array, np.int32)
+    elif t.is_large_string(kind) or t.is_large_binary(kind) or t.is_large_list(kind):
+        bounds = _offsets(array, np.int64)
+    elif t.is_fixed_size_list(kind):
+        of_all = np.maximum(row_bytes(array.values), 1)[array.offset * kind.list_size : (array.offset + n) * kind.list_size]
+        return of_all.reshape(n, kind.list_size).sum(axis=1)
+    elif t.is_struct(kind):
+        return sum((row_bytes(array.field(i)) for i in range(kind.num_fields)), np.zeros(n, np.int64))
+    else:
+        if t.is_union(kind):
+            most = sum(int(row_bytes(array.field(i)).max(initial=0)) for i in range(kind.num_fields))
+        elif t.is_run_end_encoded(kind):
+            most = int(row_bytes(array.values).max(initial=0))
+        else:
+            fixed = t.is_primitive(kind) or t.is_decimal(kind) or t.is_fixed_size_binary(kind) or t.is_dictionary(kind)
+            most = -(-kind.bit_width // 8) if fixed else 16  # views: what they point to stays where it is
+        return np.broadcast_to(np.int64(most), n)
+    if not (t.is_list(kind) or t.is_large_list(kind) or t.is_map(kind)):
+        return np.diff(bounds)
+    below = [array.keys, array.items] if t.is_map(kind) else [array.values]
+    of_each = np.maximum(sum(row_bytes(values) for values in below), 1)
+    return np.diff(np.concatenate([np.zeros(1, np.int64), np.cumsum(of_each, dtype=np.int64)])[bounds])
+
+
+def _offsets(array: pa.Array, dtype: Any) -> Any:
+    data = array.buffers()[1]
+    if len(array) == 0 or data is None:
+        return np.zeros(len(array) + 1, dtype)
+    return np.frombuffer(data, dtype)[array.offset : array.offset + len(array) + 1]
+
+
+def pieces_of(sizes: I64) -> Iterator[tuple[int, int]]:
+    """First row and the row after the last of pieces of `BLOCK_BYTES`, or of a single row that has more."""
+    ends = np.cumsum(sizes)
+    start = 0
+    while start < len(ends):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + BLOCK_BYTES, side="right")))
+        yield start, stop
+        start = stop
 
 
 def _taken(values: Any, index: pa.Array) -> Any:

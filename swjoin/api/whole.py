@@ -53,6 +53,7 @@ class Side:
     ) -> None:
         self.stream, self.table, self.codec, self.keys = stream, table, view.codec, keys
         self.time, self._named = config.time, config.id is not None and not by_position
+        self.taken_from: dict[str, Any] = {}  # columns, ready to take output rows from
         self.untyped = untyped
         tuples = Tuples(config, view, keys, self._place)
         judged = [] if view.codec.rows is None else view.codec.rows.schema.names

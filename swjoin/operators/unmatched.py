@@ -77,11 +77,13 @@ class Unmatched:
         """All of the delivery's rows have come out."""
         return not self._todo
 
-    def step(self, output: Output, room: int) -> tuple[int, TupleBatch | None]:
+    def step(self, output: Output, room: int, tail_bytes: int) -> tuple[int, TupleBatch | None]:
         """Some rows, of one stream, which is returned: those in `output`, or these, whose keys are null; at most `room`, 0: any
-        number."""
+        number. tail_bytes: most bytes of the latter's tails, unless a single row has more."""
         stream, nulls = self._todo[0]
         if nulls is not None:
+            if room and nulls.rows is not None and nulls.rows.var_offsets is not None:
+                room = min(room, max(1, int(np.searchsorted(nulls.rows.var_offsets, tail_bytes, side="right")) - 1))
             return stream, self._take(stream, nulls, room)
         if self._sweep(stream, np.full(len(self._counts), self._below_us[stream], np.int64), output, emit=True):
             self.unsettled_us[stream] = self._below_us[stream]

@@ -46,6 +46,7 @@ from swjoin.state.payload import PayloadStore
 from swjoin.state.predicate import Program, Residual, no_program, no_rows
 
 _NO_PLACES = np.empty(0, np.int64)
+TAIL_BYTES = 64 << 20  # of payload of variable length in one piece of a result
 
 
 class WindowJoin:
@@ -96,6 +97,7 @@ class WindowJoin:
         self._candidates = new_candidates(self._mode)
         self.unmatched = Unmatched(kind, self.state)
         self._sweeping = False
+        self._given, self._given_side = 0, BOTH  # rows of the output that have been taken
         self._expired_below = self._merged_below = self._times_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
         self._open: Work | None = None
         self._settling: tuple[int, int] | None = None  # times of a supplier's tuples that are being joined here
@@ -112,6 +114,7 @@ class WindowJoin:
         to this slave, so nothing expires by its own times until they are joined.
         """
         assert self._open is None, "the delivery before is not done"
+        self._output.used[0] = self._given = 0
         self.state.open_groups(delivery.groups)
         self._settling = (delivery.left_time_us, delivery.right_time_us) if settles else None
         if not self.make_room((delivery.left, delivery.right)):
@@ -149,12 +152,14 @@ class WindowJoin:
         now_us: production time of this step's pairs. When the delivery is done, windows have expired and are tuned.
         """
         assert work is self._open, "step on a delivery that is not open"
-        self._output.used[0] = 0
+        if self._given < self._output.used[0]:
+            return Step(self._take_pairs(self._given_side), False, 0)
+        self._output.used[0] = self._given = 0
         if self._sweeping:
             return self._sweep(work, 0)
         status, tuples = self._join(work, now_us, tuple_budget)
         pairs = self._take_pairs(LEFT if self.kind.one_sided else BOTH)
-        if status != DONE or int(work.cursor[CUR_GROUP]) < len(work.delivery.groups):
+        if self._given < self._output.used[0] or status != DONE or int(work.cursor[CUR_GROUP]) < len(work.delivery.groups):
             return Step(pairs, False, tuples)
         if self.unmatched.wanted and not work.settles:
             self._sweeping = True
@@ -169,13 +174,13 @@ class WindowJoin:
         no match. tuples: joined in this step."""
         rows = None
         while rows is None and not self.unmatched.done:
-            stream, nulls = self.unmatched.step(self._output, self._room)
+            stream, nulls = self.unmatched.step(self._output, self._room, TAIL_BYTES)
             if nulls is None:
                 rows = self._take_pairs(stream)
             elif self._room:
                 rows = Pairs.alone(stream, nulls, null_keys=True)
                 rows = with_times(rows) if self.bounds.counted else rows
-        if not self.unmatched.done:
+        if not self.unmatched.done or self._given < self._output.used[0]:
             return Step(rows, False, tuples)
         self._sweeping = False
         work.unmatched = self.unmatched.results()
@@ -273,28 +278,39 @@ class WindowJoin:
         self.state.limit_blocks(sum(store.nbytes for store in self.payload if store is not None))
 
     def _take_pairs(self, side: int) -> Pairs | None:
-        """What lies in the output. side: LEFT or RIGHT when these are tuples of that stream alone."""
-        n = int(self._output.used[0])
-        if n == 0:
+        """What lies in the output; of long payload, a part, and the rest in the next steps. side: LEFT or RIGHT when these are
+        tuples of that stream alone."""
+        start, self._given_side = self._given, side
+        self._given = n = self._fitting(start, side)
+        if n == start:
             return None
         out = self._output
-        ids = out.id[LEFT, :n].copy(), out.id[RIGHT, :n].copy()
+        ids = out.id[LEFT, start:n].copy(), out.id[RIGHT, start:n].copy()
         if self._mode & IDS_ALONE:
             return Pairs(out.key[:0], out.key[:0], out.key[:0], *ids, side=side)
         rows: list[PayloadRows | None] = [
-            None if store is None or not self._room or side == 1 - stream else store.gather(out.ref[stream, :n])
+            None if store is None or not self._room or side == 1 - stream else store.gather(out.ref[stream, start:n])
             for stream, store in enumerate(self.payload)
         ]
         pairs = Pairs(
-            out.key[:n].copy(),
-            out.ts[LEFT, :n].copy(),
-            out.ts[RIGHT, :n].copy(),
+            out.key[start:n].copy(),
+            out.ts[LEFT, start:n].copy(),
+            out.ts[RIGHT, start:n].copy(),
             *ids,
             rows[LEFT],
             rows[RIGHT],
             side,
         )
         return with_times(pairs) if self.bounds.counted else pairs
+
+    def _fitting(self, start: int, side: int) -> int:
+        """Where a piece of the output ends whose tails are no more than `TAIL_BYTES`, one row at least."""
+        end = int(self._output.used[0])
+        stores = [s for s in enumerate(self.payload) if s[1] is not None and self._room and side != 1 - s[0]]
+        if self._mode & IDS_ALONE or sum(s.longest_tail for _, s in stores if s is not None) * (end - start) <= TAIL_BYTES:
+            return end
+        sizes = sum((s.tail_sizes(self._output.ref[stream, start:end]) for stream, s in stores if s is not None), np.int64(0))
+        return min(end, start + max(1, int(np.searchsorted(np.cumsum(sizes), TAIL_BYTES, side="right"))))
 
     def _close(self, delivery: Delivery) -> None:
         """The delivery's punctuations: expire what can match nothing any more, then tune."""

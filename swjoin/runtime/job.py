@@ -24,7 +24,7 @@ from swjoin.config import RunConfig, to_plain
 from swjoin.deliveries import RunEvent
 from swjoin.errors import RunFailed
 from swjoin.loading import config_from_plain
-from swjoin.storage import AppendedFile
+from swjoin.storage import AppendedFile, replacing, writing
 
 if TYPE_CHECKING:
     from swjoin.observe.watchers import MasterWatcher
@@ -66,6 +66,12 @@ class Job:
         """What a user types to go on from the newest checkpoint."""
         place = self.run_dir if self.config.checkpoint.directory is None else self.config.checkpoint.directory
         return f"swjoin run --resume {place}"
+
+    def go_on(self, ranks: int | None = None) -> str:
+        """What a user does after a run has ended early."""
+        if self.checkpoints is None or not any(self.checkpoints.glob("checkpoint-*.json")):
+            return "start it again"
+        return f"go on with: {self.resume_command}{'' if ranks is None else f' -n {ranks}'}"
 
     def to_json(self) -> str:
         plain: dict[str, Any] = {"config": to_plain(self.config), "directory": self.directory, "command": self.command}
@@ -172,8 +178,7 @@ class MetricsFile:
         self.rows.append(b"".join(row.tobytes() for _, row in self._waiting))
         schema = pa.schema([(n, pa.int64() if n in INTEGER_COLUMNS else pa.float64()) for n in COLUMNS])
         everything = np.frombuffer(self.rows.read(), np.float64).reshape(-1, len(COLUMNS))
-        temporary = self.path.with_name(".slaves.parquet.tmp")
-        with pq.ParquetWriter(temporary, schema) as writer:
+        with replacing(self.path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
             for at in range(0, len(everything), self.ROWS):
                 table = everything[at : at + self.ROWS]
                 columns = [
@@ -181,7 +186,6 @@ class MetricsFile:
                     for i, name in enumerate(COLUMNS)
                 ]
                 writer.write_batch(pa.record_batch(columns, schema=schema))
-        temporary.replace(self.path)
         self.rows.close()
         if not self._kept:
             self.rows.path.unlink()
@@ -211,21 +215,22 @@ class EventsFile:
             self._file.write("\n")  # the last line may be half of one
 
     def add(self, event: RunEvent) -> None:
-        self._file.write(json.dumps(dataclasses.asdict(event)) + "\n")
-        self._file.flush()
+        with writing(self.path):
+            self._file.write(json.dumps(dataclasses.asdict(event)) + "\n")
+            self._file.flush()
 
     def close(self, *, resumable: bool = False) -> None:
         """Write the table. resumable: more may follow."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        self._file.close()
+        with writing(self.path):
+            self._file.close()
         rows = [row for line in self._lines.read_text().splitlines() if (row := _whole_event(line)) is not None]
         kinds = {"int": pa.int64(), "str": pa.string(), "float": pa.float64()}
         schema = pa.schema([(f.name, kinds[str(f.type)]) for f in dataclasses.fields(RunEvent)])
-        temporary = self.path.with_name(".events.parquet.tmp")
-        pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary)
-        temporary.replace(self.path)
+        with replacing(self.path) as temporary:
+            pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary)
         if not resumable:
             self._lines.unlink()
 

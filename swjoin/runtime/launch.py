@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from swjoin.errors import UserError
+from swjoin.errors import NotWritten, UserError
 from swjoin.runtime.job import Job
 from swjoin.runtime.outputs import check_outputs
 from swjoin.runtime.preflight import find_mpirun
@@ -139,19 +139,15 @@ def launch_told(
                 if code != _AGAIN:
                     break
             if code == 0 and finished is not None and not finished():  # seen when all processes of a host had died
-                code, failure = 1, f"mpirun ended before the run did: a host was lost; {_go_on(job, ranks)}"
+                code, failure = 1, f"mpirun ended before the run did: a host was lost; {job.go_on(ranks)}"
                 print(f"swjoin: {failure}", file=told)
     # A refused run (code 2) leaves everything as it was; so does a resumed one that could not begin.
     replaceable = (None,) if job.resumes else (None, before)
     if code not in (0, 2) and report is not None and _stamp(report) in replaceable:
         ranks_known = rank_roles(ranks, "" if hostfile is not None or several_hosts() else platform.node())
-        write_json(report, partial_report(job, {"count": None, "digest": None}, failure, ranks_known))
+        with contextlib.suppress(NotWritten):  # the full disk has been reported
+            write_json(report, partial_report(job, {"count": None, "digest": None}, failure, ranks_known))
     return code, failure
-
-
-def _go_on(job: Job, ranks: int) -> str:
-    """What to do when not a rank, but all of them were lost."""
-    return "start it again" if job.checkpoints is None else f"go on with: {job.resume_command} -n {ranks}"
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

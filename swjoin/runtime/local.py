@@ -20,6 +20,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from swjoin.cluster.slave import Slave
 from swjoin.deliveries import ResultChunk, SlaveId
+from swjoin.errors import NotWritten
 from swjoin.messages import (
     AcknowledgeMove,
     ClockAdvanced,
@@ -76,6 +77,13 @@ def run_local(job: Job, progress: bool, slave_count: int | None = None) -> dict[
 
     Raises UserError for bad input, RunFailed when the run or its ledger fails; results then stay marked incomplete.
     """
+    try:
+        return _run_local(job, progress, slave_count)
+    except NotWritten as error:
+        raise NotWritten(f"{error}; make room, then {job.go_on()}") from None
+
+
+def _run_local(job: Job, progress: bool, slave_count: int | None) -> dict[str, Any]:
     started = time.monotonic()
     keep_freed_memory()
     slave_count = default_slave_count() if slave_count is None else slave_count

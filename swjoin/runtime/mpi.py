@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from swjoin.errors import SwjoinError, UserError
+from swjoin.errors import NotWritten, SwjoinError, UserError
 from swjoin.runtime.channel import Channel, PeerFailed, PeerLostError
 from swjoin.runtime.collector_rank import CollectorRank
 from swjoin.runtime.job import Job
@@ -88,6 +88,8 @@ def run_rank(job: Job, progress: bool, debug: bool = False, tell: Callable[[dict
         error = failure
         if rank == COLLECTOR:
             role.close(failure)  # before the end of all: what was collected is kept, and marked
+        if isinstance(failure, NotWritten):
+            failure = NotWritten(f"{failure}; make room, then {job.go_on(comm.size)}")
         _end_job(channel, failure, ", ".join(place), debug)
         raise
     finally:

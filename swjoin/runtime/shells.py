@@ -9,6 +9,7 @@ Stays out: carrying messages, clocks, processes.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import platform
 from collections import deque
@@ -116,13 +117,15 @@ class MasterShell:
             source.close()
         if self.keeper is not None:
             self.keeper.close()
-        if self._events is not None:
-            self._events.close(resumable=self.keeper is not None and (kind is not None or self.master.checkpoints.stopped))
-        if self._late is not None:
-            if kind is None and not self.master.checkpoints.stopped:
-                self._late.close()
-            else:
-                self._late.abort()
+        with contextlib.suppress(*() if kind is None else (SwjoinError,)):  # a full disk has been told of already
+            if self._events is not None:
+                resumable = self.keeper is not None and (kind is not None or self.master.checkpoints.stopped)
+                self._events.close(resumable=resumable)
+            if self._late is not None:
+                if kind is None and not self.master.checkpoints.stopped:
+                    self._late.close()
+                else:
+                    self._late.abort()
 
     def collector_beside(self, clock: RunClock) -> CollectorShell:
         """The collector in the same process."""
@@ -331,19 +334,27 @@ class CollectorShell:
                 self.offered.close()
 
     def _close(self, error: BaseException | None) -> None:
-        whole = error is None and not self.stopped
-        if whole:
+        if error is not None or self.stopped:
+            self._give_up(error)
+            return
+        try:
             if self.keeper is not None:
                 self.keeper.publish_all()
             self._sink.close(self.proof)
-        else:
-            self._sink.abort(begun=self._begun)
+            if self._metrics is not None:
+                self._metrics.close()
+        except SwjoinError as failure:
+            self._give_up(failure)
+            raise
+
+    def _give_up(self, error: BaseException | None) -> None:
+        """What goes wrong besides, on a full disk, does not hide the error itself."""
+        self._sink.abort(begun=self._begun)
+        with contextlib.suppress(*() if error is None else (SwjoinError,)):
             if error is not None and self._begun:
                 publish(self.job, partial_report(self.job, self.summary(), _reason(error), self.ranks))
-        if self._metrics is not None:
-            if whole:
-                self._metrics.close()
-            else:
+        with contextlib.suppress(*() if error is None else (SwjoinError,)):
+            if self._metrics is not None:
                 self._metrics.abort()
 
     def start(self, slave_count: int, manifest_name: str | None = None, on_saved: Callable[[Any], None] | None = None) -> None:

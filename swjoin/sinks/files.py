@@ -22,12 +22,13 @@ from swjoin.hashing import digest_pairs
 from swjoin.oracle import format_digest
 from swjoin.sinks.plan import OutputPlan
 from swjoin.sinks.proofs import Claim, HashedFile
-from swjoin.storage import sync_file, sync_folder
+from swjoin.storage import not_written, sync_file, sync_folder, writing
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 GROUP_ROWS = 131_072
+GROUP_BYTES = 256 << 20  # of rows that wait for a row group to be full
 FILE_BYTES = 256 << 20
 
 
@@ -46,12 +47,16 @@ class _OpenFile:
         self._ids = ids
         self._hashed = HashedFile(self.temporary) if self._parquet and not ids else None
         self._stream: Any = self._hashed or pa.output_stream(str(self.temporary), compression=compression)
-        self._writer: Any = (
-            pq.ParquetWriter(self._stream, schema, compression="lz4", use_dictionary=False)
-            if self._parquet
-            else csv.CSVWriter(self._stream, schema)
-        )
-        self._finished = False
+        try:
+            self._writer: Any = (
+                pq.ParquetWriter(self._stream, schema, compression="lz4", use_dictionary=False)
+                if self._parquet
+                else csv.CSVWriter(self._stream, schema)
+            )
+        except OSError:
+            self.temporary.unlink(missing_ok=True)
+            raise
+        self._finished = self._failed = False  # failed: without its end, which Parquet cannot be read without
         self.bytes = self._rows = self._digest = 0
 
     def write(self, table: pa.Table, digest: int) -> None:
@@ -74,13 +79,15 @@ class _OpenFile:
 
     def _end(self) -> None:
         if not self._finished:
-            self._finished = True
-            self._writer.close()
-            self._stream.close()
+            self._finished = self._failed = True
+            try:
+                self._writer.close()
+            finally:
+                self._stream.close()
+            self._failed = False
 
-    def show(self, whole: dict[str, Any] | None) -> None:
-        """Durable, and under its name."""
-        self.finish(whole)
+    def show(self) -> None:
+        """Durable, and under its name; it has been finished."""
         sync_file(self.temporary)
         self.temporary.replace(self.target)
         sync_folder(self.target.parent)
@@ -88,8 +95,11 @@ class _OpenFile:
     def abort(self) -> None:
         try:
             self._end()
-            self.temporary.replace(self.target.with_name(self.target.name + ".incomplete"))
+            if not self._failed:
+                self.temporary.replace(self.target.with_name(self.target.name + ".incomplete"))
         except OSError:
+            self._failed = True
+        if self._failed:
             self.temporary.unlink(missing_ok=True)
 
     def drop(self) -> None:
@@ -104,7 +114,7 @@ class _Part:
 
     def __init__(self) -> None:
         self.batches: list[pa.RecordBatch] = []
-        self.rows = self.digest = 0
+        self.rows = self.bytes = self.digest = 0
         self.files: list[_OpenFile] = []
 
 
@@ -145,7 +155,7 @@ class FileSink:
             if not staged:
                 self._open_next(self._parts.setdefault(0, _Part()), 0)
         except OSError as error:
-            raise UserError(f"{target}: cannot be written ({error.strerror or error})") from None
+            raise UserError(str(not_written(target, error))) from None
 
     def _prepare(self) -> None:
         if self._directory:
@@ -181,7 +191,8 @@ class FileSink:
         part.batches.append(rows)
         part.rows += rows.num_rows
         part.digest += digest
-        if part.rows >= GROUP_ROWS:
+        part.bytes += rows.nbytes
+        if part.rows >= GROUP_ROWS or part.bytes >= GROUP_BYTES:
             self._flush(part, generation)
 
     def _flush(self, part: _Part, generation: int) -> None:
@@ -190,7 +201,7 @@ class FileSink:
         if not part.batches:
             return
         table = pa.Table.from_batches(part.batches, self._schema)
-        digest, part.batches, part.rows, part.digest = part.digest, [], 0, 0
+        digest, part.batches, part.rows, part.bytes, part.digest = part.digest, [], 0, 0, 0
         try:
             if not part.files or (self._directory and part.files[-1].bytes >= FILE_BYTES):
                 if part.files:
@@ -198,23 +209,21 @@ class FileSink:
                 self._open_next(part, generation)
             part.files[-1].write(table, digest)
         except OSError as error:
-            raise self._failed(part.files[-1].target if part.files else self._target, error) from None
-
-    @staticmethod
-    def _failed(target: Path, error: OSError) -> RunFailed:
-        return RunFailed(f"{target}: cannot be written ({error.strerror or error})")
+            raise not_written(part.files[-1].target if part.files else self._target, error) from None
 
     # ------------------------------------------------------------ with checkpoints
 
     def seal(self, generation: int) -> list[Path]:
         part = self._parts.pop(generation, _Part())
         self._flush(part, generation)
-        for file in part.files:
-            try:
-                file.finish()
-            except OSError as error:
-                raise self._failed(file.target, error) from None
+        self._finish(part)
         return [file.temporary for file in part.files]
+
+    @staticmethod
+    def _finish(part: _Part, whole: dict[str, Any] | None = None) -> None:
+        for file in part.files:
+            with writing(file.target):
+                file.finish(whole)
 
     def sync(self, files: Sequence[Path]) -> None:
         for path in files:
@@ -254,11 +263,11 @@ class FileSink:
             self._open_next(self._parts.setdefault(0, _Part()), 0)  # no results: a file that says so, with its columns
         for generation, part in sorted(self._parts.items()):
             self._flush(part, generation)
+            self._finish(part, whole)
+        for _, part in sorted(self._parts.items()):  # no file is shown before all are whole
             for file in part.files:
-                try:
-                    file.show(whole)
-                except OSError as error:
-                    raise self._failed(file.target, error) from None
+                with writing(file.target):
+                    file.show()
 
     def abort(self, *, begun: bool = True) -> None:
         """Keep what was collected, under names that say it is not whole; with checkpoints, what the last one holds."""

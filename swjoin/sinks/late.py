@@ -13,7 +13,7 @@ import numpy as np
 
 from swjoin.batch import STREAM_NAMES, SourceBatch
 from swjoin.errors import RunFailed, UserError
-from swjoin.storage import AppendedFile
+from swjoin.storage import AppendedFile, replacing
 
 _GROUP_ROWS = 131_072
 
@@ -63,8 +63,7 @@ class LateSink:
         rows = np.frombuffer(self.rows.read(), _ROW)
         if len(rows) and (int(rows["stream"].max()) >= len(STREAM_NAMES) or int(rows["reason"].max()) >= len(_REASONS)):
             raise RunFailed(f"{self.rows.path}: corrupt: a row of no stream, or for no reason")
-        temporary = target.with_name(f".{target.name}.tmp")
-        with pq.ParquetWriter(temporary, schema) as writer:
+        with replacing(target) as temporary, pq.ParquetWriter(temporary, schema) as writer:
             for at in range(0, len(rows), _GROUP_ROWS):
                 part = rows[at : at + _GROUP_ROWS]
                 names = [
@@ -74,7 +73,6 @@ class LateSink:
                 times = pa.array(part["ts"].copy(), mask=part["known"] == 0)
                 columns = [names[0], pa.array(part["id"].copy()), times, names[1]]
                 writer.write_batch(pa.record_batch(columns, schema=schema))
-        temporary.replace(target)
         self.rows.close()
         if not self._kept:
             self.rows.path.unlink()

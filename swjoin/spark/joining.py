@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from swjoin.api.gather import BLOCK_BYTES, pieces_of, row_bytes
 from swjoin.batch import I64, LEFT, RIGHT, U64, Pairs, TupleBatch
 from swjoin.deliveries import BEGIN_OF_TIME_US, END_OF_TIME_US, Delivery, EpochIndex, QueryId, SlaveId
 from swjoin.errors import RunFailed
@@ -76,6 +77,7 @@ class _Stream:
         self.rows: pa.RecordBatch | None = None
         self.ts = np.empty(0, np.int64)
         self.first = 0
+        self._measured: tuple[pa.RecordBatch | None, I64, int] = None, np.empty(0, np.int64), 0
 
     def put(self, rows: pa.RecordBatch, key: I64, ts: I64) -> None:
         self.runs.append(_Run(rows, key, ts))
@@ -120,11 +122,17 @@ class _Stream:
         self.ts = np.concatenate([self.ts, ts])
         return TupleBatch(key, ts, np.arange(number, number + len(ts), dtype=np.uint64), np.zeros(len(ts), np.int64))
 
-    def places(self, numbers: U64) -> pa.Array:
+    def places(self, numbers: U64) -> I64:
         """Where rows lie beside the windows, by their numbers."""
-        import pyarrow as pa
+        return (numbers - np.uint64(self.first)).view(np.int64)
 
-        return pa.array((numbers - np.uint64(self.first)).view(np.int64))
+    def measured(self) -> tuple[I64, int]:
+        """Bytes of every row beside the windows, and the most of them."""
+        if self.rows is not self._measured[0]:
+            columns = [] if self.rows is None else self.rows.columns
+            sizes = sum((row_bytes(column) for column in columns), np.zeros(len(self.ts), np.int64))
+            self._measured = self.rows, sizes, int(sizes.max(initial=0))
+        return self._measured[1:]
 
 
 class Joiner:
@@ -204,29 +212,39 @@ class Joiner:
         while True:
             step = self._join.step(work, 0, 1 << 40)
             if step.pairs is not None:
-                yield self._rows(step.pairs)
+                yield from self._rows(step.pairs)
             if step.done:
                 return
 
-    def _rows(self, pairs: Pairs) -> pa.RecordBatch:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
+    def _rows(self, pairs: Pairs) -> Iterator[pa.RecordBatch]:
         numbers = (pairs.left_id, pairs.right_id)
         places = [
             stream.places(n) if stream.columns and pairs.side != 1 - side else None
             for side, (stream, n) in enumerate(zip(self.streams, numbers, strict=True))
         ]
+        measured = [(stream.measured(), at) for stream, at in zip(self.streams, places, strict=True) if at is not None]
+        if len(pairs) * sum(most for (_, most), _ in measured) <= BLOCK_BYTES:
+            yield self._batch(pairs, places, 0, len(pairs))
+            return
+        for start, stop in pieces_of(sum((sizes[at] for (sizes, _), at in measured), np.zeros(len(pairs), np.int64))):
+            yield self._batch(pairs, places, start, stop)
+
+    def _batch(self, pairs: Pairs, places: list[I64 | None], start: int, stop: int) -> pa.RecordBatch:
+        """Rows of some of the pairs. places: of all of them, in the rows of each stream."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
         columns = []
         for (side, index), kind in zip(self.plan.columns, self.plan.types, strict=True):
             if side == LEFT and pairs.side == RIGHT and index < self.plan.streams[LEFT].key_count:
                 side = RIGHT  # a key is the same on both sides
             if pairs.side == 1 - side:
-                columns.append(pa.nulls(len(pairs), kind))
+                columns.append(pa.nulls(stop - start, kind))
                 continue
-            stream = self.streams[side]
+            stream, at = self.streams[side], places[side]
             assert stream.rows is not None
-            column = pc.take(stream.rows.column(stream.columns.index(index)), places[side], boundscheck=False)
+            assert at is not None
+            column = pc.take(stream.rows.column(stream.columns.index(index)), pa.array(at[start:stop]), boundscheck=False)
             columns.append(column if column.type == kind else column.cast(kind))
         return pa.RecordBatch.from_arrays(columns, names=list(self.plan.names))
 

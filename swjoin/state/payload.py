@@ -145,6 +145,7 @@ class _Tails:
         self._size = 0
         self._used = 0
         self.peak_bytes = 0
+        self.longest = 0  # of all tails there have been
         self.tight = False  # grow by what is needed, and no more
 
     @property
@@ -182,6 +183,7 @@ class _Tails:
 
     def append(self, offsets: I64, data: U8, live: int) -> None:
         n = len(offsets) - 1
+        self.longest = max(self.longest, int(np.diff(offsets).max(initial=0)))
         self._reserve(n, len(data), live)
         self._offsets[self._size + 1 : self._size + n + 1] = offsets[1:] + self._used
         self._bytes[self._used : self._used + len(data)] = data
@@ -220,6 +222,11 @@ class _Tails:
         self._offsets, self._bytes, self._used = offsets, data, kept_bytes
         self._base, self._size = live, kept
         self.peak_bytes = max(self.peak_bytes, self.nbytes)
+
+    def sizes(self, references: I64) -> I64:
+        """Bytes of the tails of these references."""
+        rows = references - self._base
+        return self._offsets[rows + 1] - self._offsets[rows]
 
     def gather(self, references: I64, fixed: U8) -> PayloadRows:
         """The tails of these references, beside the fixed parts already gathered."""
@@ -317,6 +324,15 @@ class PayloadStore:
         """The rows of live references, in that order: int64 (n,) -> n rows."""
         fixed = self._pages.gather(references)
         return PayloadRows(fixed) if self._tails is None else self._tails.gather(references, fixed)
+
+    @property
+    def longest_tail(self) -> int:
+        """No row has a longer one, in bytes."""
+        return 0 if self._tails is None else self._tails.longest
+
+    def tail_sizes(self, references: I64) -> I64:
+        """Bytes of the tails of live references: int64 (n,)."""
+        return np.zeros(len(references), np.int64) if self._tails is None else self._tails.sizes(references)
 
     def expire(self, dead_below_us: int, keep: int | None = None) -> None:
         """Rows whose time is below the limit are needed by no pair any more; with the last of them the store is empty.
