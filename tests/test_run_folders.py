@@ -325,6 +325,7 @@ def test_the_report_of_a_live_run_does_not_advise_verify(finished: Path, tmp_pat
     side = {"flight": {"producers": 1}, "schema": "key: int64, ts: int64", "time_unit": "us"}
     report["config"]["left"] |= side
     report["config"]["right"] |= side
+    report["config"]["serve"]["listen"] = "127.0.0.1:0"
     (folder / "run.json").write_text(json.dumps(report))
     assert check(folder, tmp_path)["verify"] == 2
     page = (tmp_path / "page.html").read_text()

@@ -297,6 +297,49 @@ def test_directories_that_are_no_runs(swjoin: Any, tmp_path: Path) -> None:
         assert len([line for line in done.err if line.startswith("swjoin: ")]) == 1
 
 
+def test_damaged_results_and_metrics_are_one_line(a_run: Path, swjoin: Any) -> None:
+    """What the checks before Spark cannot see, and what they can."""
+    (file,) = (a_run / "results").glob("*.parquet")
+    whole = file.read_bytes()
+    metrics = (a_run / "metrics" / "slaves.parquet").read_bytes()
+    for data, code in (
+        (b"\xff".join([whole[:2000], whole[4000:]]), 1),
+        (whole[:4] + b"\xff" * 3000 + whole[3004:], 1),
+        (b"", 2),
+    ):
+        file.write_bytes(data)
+        done = swjoin("verify", a_run)
+        assert done.code == code, done.err
+        (line,) = [line for line in done.err if line.startswith("swjoin: ")]
+        assert "internal error" not in line
+    for data in (metrics[:-100], b"", b"PAR1"):
+        (a_run / "metrics" / "slaves.parquet").write_bytes(data)
+        done = swjoin("aggregate", a_run)
+        assert done.code == 2
+        assert "slaves.parquet: cannot be read" in done.err[-1]
+    assert not (a_run / "tables").exists()
+    file.unlink()
+    done = swjoin("verify", a_run)
+    assert done.code == 1
+    assert "holds no result files" in done.err[-1]
+
+
+def test_verify_reads_hours_without_rows(spark: Any, tmp_path: Path) -> None:
+    (tmp_path / "hours").mkdir()
+    header = "user,at\n"
+    (tmp_path / "hours" / "a.csv").write_text(header)
+    (tmp_path / "hours" / "b.csv").write_text(f"{header}x,1\ny,2\n")
+    (tmp_path / "hours" / "c.csv").write_text(header)
+    (tmp_path / "none.csv").write_text(header)
+    for name, other in (("some", "hours"), ("none", "none.csv")):
+        sides = [{"path": str(tmp_path / p), "key": "user", "time": "at", "time_unit": "s"} for p in ("hours", other)]
+        plain = {"join": {"within": "10s", "how": "left"}, "left": sides[0], "right": sides[1]}
+        (tmp_path / "config.yaml").write_text(json.dumps(plain))
+        report = run(tmp_path / "config.yaml", tmp_path / name)
+        assert report["results"]["count"] == 2
+        assert verify(tmp_path / name, None).equal
+
+
 # ---------------------------------------------------------------- interruptions
 
 

@@ -117,6 +117,9 @@ def aggregate(directories: Sequence[Path], master: str | None) -> list[Path]:
     directories = list(dict.fromkeys(directories))
     sweeps = {directory: read_sweep(directory) for directory in directories if is_sweep(directory)}
     for directory in directories:
+        source = directory / "metrics" / "slaves.parquet"
+        if directory not in sweeps and not source.is_file():
+            raise UserError(f"{source}: no such file; is {directory} the directory of a run or of a sweep?")
         if directory not in sweeps:
             _check_run(directory)
     written = []
