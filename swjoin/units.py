@@ -1,6 +1,6 @@
 """Durations and sizes as people write them.
 
-What: `parse_duration_us`, `parse_size_bytes`, and how far times may reach.
+What: `parse_duration_us`, `parse_size_bytes`, how far times may reach; `is_utf8`.
 Why: `250ms`, `6h` or `1.5MB` mean the same in a file, on a command line and in a call.
 Stays out: which values are allowed (`config`).
 """
@@ -63,3 +63,8 @@ def parse_size_bytes(text: str | int) -> int:
     if size >= MAX_SIZE_BYTES:
         raise UserError(f"size {text!r}: more than {MAX_SIZE_BYTES} bytes")
     return size
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a text from the command line or a file system can be written as UTF-8; its bytes may have been others."""
+    return not re.search("[\ud800-\udfff]", text)

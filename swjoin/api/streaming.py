@@ -15,7 +15,7 @@ import numpy as np
 
 from swjoin.api.arguments import Bound, Columns, Duration, Last, Late, Request, TimeUnit, speaking_python
 from swjoin.api.embedded import Engine, Joiner, check_rows
-from swjoin.api.inputs import Streamable, to_batches
+from swjoin.api.inputs import Streamable, check_names, to_batches
 from swjoin.batch import LEFT, RIGHT, STREAM_NAMES, Ledger, SourceBatch
 from swjoin.cluster.intake import StreamIntake
 from swjoin.config import RunConfig, StreamConfig
@@ -329,6 +329,7 @@ class WindowJoin:
         side = STREAM_NAMES[stream]
         if not isinstance(schema, pa.Schema):
             raise UserError(f"{side}_schema: a {type(schema).__name__} is no pyarrow.Schema")
+        check_names(schema, side)
         known = schemas[stream]
         if known is None:
             return (schema, schemas[RIGHT]) if stream == LEFT else (schemas[LEFT], schema)
