@@ -29,7 +29,7 @@ from swjoin.config import QueryConfig, RunConfig, StreamConfig, WorkloadConfig
 from swjoin.ends import LIVE_SOURCES
 from swjoin.errors import UserError
 from swjoin.shipped import relative_to
-from swjoin.units import parse_duration_us, parse_size_bytes
+from swjoin.units import is_utf8, parse_duration_us, parse_size_bytes
 
 LISTEN = "127.0.0.1:8815"
 _MOST_BYTES = 1 << 18  # of a file; reading more would take PyYAML seconds
@@ -84,6 +84,8 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
         value = as_bool(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise UserError(f"{where}: expected {kind.__name__}, got {shown(value)}")
+    if isinstance(value, str) and not is_utf8(value):
+        raise UserError(f"{where}: {value!a} is not UTF-8")
     if (isinstance(value, float) and not math.isfinite(value)) or (kind is int and not -(1 << 63) <= value < 1 << 63):
         raise UserError(f"{where}: {shown(value)} is out of range")
     return value

@@ -24,12 +24,19 @@ import numpy as np
 
 from swjoin.batch import U8
 from swjoin.errors import NotWritten, RunFailed, UserError
+from swjoin.units import is_utf8
 
 MAGIC = 0x6B63656863  # "check"
 _HEADER_BYTES = 64
 _ALIGN = 64
 _PIECE_BYTES = 1 << 20
 _WAITING = 64  # operations that may wait for the disk; then whoever asks for more waits
+
+
+def check_name(path: Path) -> None:
+    """UserError for a name that is not UTF-8: Arrow opens no such file."""
+    if not is_utf8(str(path)):
+        raise UserError(f"{ascii(str(path))[1:-1]}: the name is not UTF-8; rename it, or choose another one")
 
 
 def not_written(path: Path, error: OSError) -> NotWritten:

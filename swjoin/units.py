@@ -1,6 +1,6 @@
 """Durations, sizes and time zones as people write them.
 
-What: `parse_duration_us`, `parse_size_bytes`, `check_time_zone`, and how far times may reach.
+What: `parse_duration_us`, `parse_size_bytes`, `check_time_zone`, how far times may reach; `is_utf8`.
 Why: `250ms`, `6h` or `1.5MB` mean the same in a file, on a command line and in a call; a number without a unit is refused.
 Stays out: which values are allowed (`config`).
 """
@@ -105,3 +105,8 @@ def check_time_zone(name: object) -> None:
     full = [zone for folded, zone in known.items() if near and folded.rpartition("/")[2] == near[0]]
     hint = f"did you mean {known.get(near[0]) or full[0]}?" if near else "write one such as Europe/Berlin or UTC"
     raise UserError(f"assume_timezone: {text!r} is no time zone; {hint}")
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a text from the command line or a file system can be written as UTF-8; its bytes may have been others."""
+    return not re.search("[\ud800-\udfff]", text)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from swjoin.errors import UserError
+from swjoin.units import is_utf8
 
 _TOKEN = re.compile(
     r"""\s*(?:(?P<number>\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)
@@ -176,6 +177,8 @@ def parse_where(text: str) -> Node:
     """UserError, with the place, when it is no predicate."""
     if len(text) > _MOST_CHARACTERS:
         raise UserError(f"where: {len(text)} characters are too many, {_MOST_CHARACTERS} at most")
+    if not is_utf8(text):
+        raise UserError(f"where: {text!a} is not UTF-8")
     return _Parser(text).whole()
 
 

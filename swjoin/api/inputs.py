@@ -58,9 +58,17 @@ def to_table(value: object, side: str, time: str, wanted: Collection[str] | None
     if isinstance(value, (str, os.PathLike)):
         return _from_files(Path(value), time, wanted)
     _refuse_mixed_zones(value, side, time)
-    if isinstance(value, pa.Table):
-        return _without_index(value)
-    return _without_index(pa.Table.from_batches(*_opened(value, side)))
+    table = value if isinstance(value, pa.Table) else pa.Table.from_batches(*_opened(value, side))
+    check_names(table.schema, side)
+    return _without_index(table)
+
+
+def check_names(schema: pa.Schema, side: str) -> None:
+    """UserError when a column's name is no text."""
+    try:
+        _ = schema.names
+    except UnicodeDecodeError:
+        raise UserError(f"{side}: the name of a column is not UTF-8; rename it") from None
 
 
 def _without_index(table: pa.Table) -> pa.Table:
@@ -117,6 +125,7 @@ def to_batches(value: object, side: str, time: str) -> tuple[pa.Schema, Iterator
     if isinstance(value, pa.RecordBatch):
         return value.schema, iter([value])
     if isinstance(value, pa.Table):
+        check_names(value.schema, side)
         whole = value if all(c.num_chunks == 1 for c in value.columns) else value.combine_chunks()
         return value.schema, iter(whole.to_batches())
     if isinstance(value, (str, os.PathLike)):

@@ -15,7 +15,7 @@ import numpy as np
 
 from swjoin.api.arguments import Bound, Columns, Duration, Last, Late, Request, TimeUnit, speaking_python
 from swjoin.api.embedded import Engine, Joiner, check_rows
-from swjoin.api.inputs import Streamable, to_batches
+from swjoin.api.inputs import Streamable, check_names, to_batches
 from swjoin.batch import LEFT, RIGHT, STREAM_NAMES, Ledger, SourceBatch
 from swjoin.cluster.intake import StreamIntake
 from swjoin.config import RunConfig, StreamConfig
@@ -337,6 +337,7 @@ class WindowJoin:
         side = STREAM_NAMES[stream]
         if not isinstance(schema, pa.Schema):
             raise UserError(f"{side}_schema: a {type(schema).__name__} is no pyarrow.Schema")
+        check_names(schema, side)
         known = schemas[stream]
         if known is None:
             return (schema, schemas[RIGHT]) if stream == LEFT else (schemas[LEFT], schema)
@@ -365,10 +366,19 @@ class WindowJoin:
                 if own.id is not None:
                     fields[own.id] = other.id or ""
                 found = {n: known.field(o).type if known.names.count(o) == 1 else pa.int64() for n, o in fields.items()}
-                if known.names.count(other.time) != 1:
-                    found[own.time] = pa.timestamp("us")  # not what is to be complained about
+                found[own.time] = _assumed_time(own, other, found[own.time], known=known.names.count(other.time) == 1)
                 out[stream] = pa.schema(list(found.items()))
         return out[LEFT], out[RIGHT]
+
+
+def _assumed_time(own: StreamConfig, other: StreamConfig, kind: pa.DataType, *, known: bool) -> pa.DataType:
+    """A type of time column that has a use for this side's unit and time zone. kind: the other side's, if it is known."""
+    import pyarrow as pa
+
+    if own.time_unit is not None and own.time_unit != other.time_unit:
+        return pa.int64()
+    local = zoned(kind) and own.assume_timezone is not None
+    return pa.timestamp("us") if local or not known or (pa.types.is_integer(kind) and own.time_unit is None) else kind
 
 
 class _Promise(NamedTuple):

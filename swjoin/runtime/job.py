@@ -24,7 +24,7 @@ from swjoin.config import RunConfig, to_plain
 from swjoin.deliveries import RunEvent
 from swjoin.errors import RunFailed
 from swjoin.loading import config_from_plain
-from swjoin.storage import AppendedFile, replacing, writing
+from swjoin.storage import AppendedFile, check_name, replacing, writing
 
 if TYPE_CHECKING:
     from swjoin.observe.watchers import MasterWatcher
@@ -52,6 +52,11 @@ class Job:
     report: Path | None
     command: str
     resumes: bool = False
+
+    def __post_init__(self) -> None:
+        for path in (self.target, self.run_dir):
+            if path is not None:
+                check_name(path)
 
     @property
     def checkpoints(self) -> Path | None:

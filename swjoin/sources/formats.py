@@ -23,6 +23,7 @@ import numpy as np
 
 from swjoin.errors import UserError
 from swjoin.shipped import relative_to
+from swjoin.storage import check_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,6 +53,7 @@ def file_format(path: Path) -> str | None:
 
 def list_files(path: Path) -> list[Path]:
     """The data files of a path, in name order. UserError when there are none, or of several formats."""
+    check_name(path)
     if not os.path.exists(path):  # unlike Path.exists, it has no opinion on names that are too long
         raise UserError(f"{str(path)[:_LONGEST]}: no such file or directory{relative_to(path)}")
     if path.is_file():
@@ -61,6 +63,8 @@ def list_files(path: Path) -> list[Path]:
     files = sorted(p for p in path.iterdir() if p.is_file() and p.name[0] not in "._" and file_format(p) is not None)
     if not files:
         raise UserError(f"{path}: holds no data files ({', '.join(_SUFFIXES)})")
+    for file in files:
+        check_name(file)
     formats = {file_format(p) for p in files}
     if len(formats) > 1:
         raise UserError(f"{path}: mixes {' and '.join(sorted(str(f) for f in formats))}; keep one format per directory")
