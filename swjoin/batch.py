@@ -41,6 +41,21 @@ class RowLayout:
     has_var: bool = False
 
 
+def check_indexes(index: I64, first: int, end: int, what: str) -> None:
+    """RunFailed unless all of these lie in first .. end - 1: kernels do not check what they read and write by."""
+    if len(index):
+        least, most = int(index.min()), int(index.max())
+        if least < first or most >= end:
+            raise RunFailed(f"internal error: {what}: rows {least} to {most} are asked for, there are {first} to {end - 1}")
+
+
+def check_offsets(offsets: I64, size: int, what: str) -> None:
+    """RunFailed unless offsets[i] .. offsets[i + 1] lie within `size` bytes, one after the other."""
+    if len(offsets) == 0 or offsets[0] < 0 or offsets[-1] > size or (offsets[1:] < offsets[:-1]).any():
+        ends = f"{offsets[0]} to {offsets[-1]}" if len(offsets) else "none"
+        raise RunFailed(f"internal error: {what}: offsets ({ends}) of {len(offsets) - 1} rows do not fit {size} bytes")
+
+
 @njit(cache=True, nogil=True)
 def _gather_bytes(var: U8, starts: I64, offsets: I64, out: U8) -> None:
     """Copy var[starts[i] : starts[i] + length] to out[offsets[i] : offsets[i + 1]] for every i."""
@@ -83,12 +98,17 @@ class PayloadRows:
         return PayloadRows(fixed, np.zeros(1, np.int64), np.empty(0, np.uint8))
 
     def take(self, index: I64) -> PayloadRows:
+        """The rows with these indexes, in that order. RunFailed when there is no such row, or tails do not lie in `var`."""
+        check_indexes(index, 0, len(self), "taking payload rows")
         fixed = np.take(self.fixed, index, axis=0)
         if self.var_offsets is None or self.var is None:
             return PayloadRows(fixed)
-        starts = self.var_offsets[index]
+        starts, stops = self.var_offsets[index], self.var_offsets[index + 1]
+        sizes = stops - starts
+        if starts.min(initial=0) < 0 or stops.max(initial=0) > len(self.var) or sizes.min(initial=0) < 0:
+            raise RunFailed(f"internal error: taking payload rows: tails do not lie within {len(self.var)} bytes")
         offsets = np.zeros(len(index) + 1, np.int64)
-        np.cumsum(self.var_offsets[index + 1] - starts, out=offsets[1:])
+        np.cumsum(sizes, out=offsets[1:])
         var = np.empty(int(offsets[-1]), np.uint8)
         _gather_bytes(self.var, starts, offsets, var)
         return PayloadRows(fixed, offsets, var)

@@ -53,7 +53,7 @@ class Departure:
         self._chunk_bytes = chunk_bytes
         join.state.open_groups(np.array([journey.group], np.int64))
         self._times_us = join.times_us
-        self._dead_us = join.unmatched.limits(join.bounds.dead_below(self._times_us))
+        self._dead_us = join.bounds.dead_below(self._times_us)
         join.set_floor(journey.group, self._times_us)
         self._hidden = join.state.hide_group(journey.group)
         self._stream = LEFT
@@ -83,7 +83,9 @@ class Departure:
     def _window_chunk(self) -> StateChunk:
         stream, store = self._stream, self._join.payload[self._stream]
         room = max(1, self._chunk_bytes // (_TUPLE_BYTES + (0 if store is None else store.mean_bytes)))
-        counts, (key, ts, ids, refs) = self._join.state.drain(self._hidden, stream, self._place, self._dead_us[stream], room)
+        counts, (key, ts, ids, refs) = self._join.state.drain(
+            self._hidden, stream, self._place, self._dead_us[stream], room, settles=self._join.unmatched.settles(stream)
+        )
         which = np.flatnonzero(counts)
         flags = (refs >> FLAG_BITS).astype(np.uint8) if self._join.kind.marks[stream] else None
         refs &= ~FLAGS

@@ -41,6 +41,10 @@ class Unmatched:
     def wanted(self) -> bool:
         return bool(self._streams)
 
+    def settles(self, stream: int) -> bool:
+        """Whether tuples of this stream come out alone: a tuple may be dead and still be needed."""
+        return stream in self._streams
+
     # ------------------------------------------------------------ tuples come
 
     def stored(self, stream: int, batch: TupleBatch) -> None:

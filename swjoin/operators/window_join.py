@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from swjoin.batch import BOTH, I64, LEFT, RIGHT, Pairs, PayloadRows, RowLayout, TupleBatch
+from swjoin.batch import BOTH, I64, LEFT, RIGHT, STREAM_NAMES, Pairs, PayloadRows, RowLayout, TupleBatch
 from swjoin.deliveries import BEGIN_OF_TIME_US, END_OF_TIME_US, Delivery, GroupId, GroupResults, Route, StateChunk
 from swjoin.errors import RunFailed
 from swjoin.operators.state_movement import Arrival, Departure, Journey
@@ -28,6 +28,7 @@ from swjoin.state.arrays import (
     COUNTED,
     COUNTERS,
     FIRST_MATCHES,
+    FLAGS,
     FRESH,
     IDS_ALONE,
     MARK_LEFT,
@@ -163,7 +164,7 @@ class WindowJoin:
             return Step(pairs, False, tuples)
         if self.unmatched.wanted and not work.settles:
             self._sweeping = True
-            self._times_us = (work.delivery.left_time_us, work.delivery.right_time_us)
+            self._reach((work.delivery.left_time_us, work.delivery.right_time_us))
             self.unmatched.begin(self._dead_below(), work.delivery)
             return self._sweep(work, tuples) if pairs is None else Step(pairs, False, tuples)
         self._close(work.delivery)
@@ -322,9 +323,14 @@ class WindowJoin:
                 self.lift_floor(GroupId(group))
             self.state.tune()
             return
-        self._times_us = (delivery.left_time_us, delivery.right_time_us)
+        self._reach((delivery.left_time_us, delivery.right_time_us))
         self._expire(now=False)
         self.state.tune()
+
+    def _reach(self, times_us: tuple[int, int]) -> None:
+        """The windows have been joined up to these punctuations. They may be lower than the ones before: what was promised once
+        still holds, and what was dead then has lost its payload."""
+        self._times_us = (max(self._times_us[LEFT], times_us[LEFT]), max(self._times_us[RIGHT], times_us[RIGHT]))
 
     def _expire(self, *, now: bool) -> bool:
         """Drop what can match nothing any more, once it may be 1/64 of the windows (or now). True when anything was dropped.
@@ -385,7 +391,7 @@ class WindowJoin:
     def restored_until(self, times_us: tuple[int, int]) -> None:
         """All deliveries of a distribution epoch have been restored that promised these times; what was dead then had been
         settled before the crash, and is dropped."""
-        self._times_us = times_us
+        self._reach(times_us)
         if self.unmatched.wanted:
             groups = max(1, len(self.state.directories.start))
             dead = [np.full(groups, limit, np.int64) for limit in self._dead_below()]
@@ -398,7 +404,7 @@ class WindowJoin:
             dead = [self.bounds.dead_below((int(left), int(right))) for left, right in times_us]
             limits = np.array(dead, np.int64)
             self.unmatched.settled_before((limits[:, LEFT].copy(), limits[:, RIGHT].copy()), self._output)
-        self._expired_below = self._merged_below = self._times_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
+        self._expired_below = self._merged_below = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
 
     # ------------------------------------------------------------ state movement
 
@@ -472,5 +478,28 @@ class WindowJoin:
         for store in self.payload:
             if store is not None:
                 store.validate()
+        self._validate_payload()
         counters = self.state.minis.counters.reshape(-1, COUNTERS)[: int(self.state.minis.control[NEVER_USED])]
         assert not counters[:, FRESH : FRESH + 2].any(), "fresh tuples left uncounted"
+
+    def _validate_payload(self) -> None:
+        """What may still come out has its payload: tuples that are not dead, by the times of their partition-group, and those
+        that have not been settled."""
+        dead = self._dead_below()
+        for stream, store in enumerate(self.payload):
+            if store is None:
+                continue
+            settles = self.unmatched.settles(stream)
+            open_groups = [(group, self.state.minis_of(group)) for group in self.state.group_ids()]
+            hidden_groups = [(group, hidden.minis) for group, hidden in self.state.hidden.items()]
+            for group, minis in open_groups + hidden_groups:
+                moving = group in self._floors and not self.unmatched.wanted
+                alive_us = min(dead[stream], self._floors[group][stream]) if moving else dead[stream]
+                for mini in minis.tolist():
+                    _, ts, _, refs = self.state.columns(self.state.positions(mini, stream))
+                    needed = (ts >= alive_us) | (settles & (refs & FLAGS == 0))
+                    found = refs[needed] & ~FLAGS
+                    assert len(found) == 0 or found.min() >= store.live_from, (
+                        f"partition-group {group}, {STREAM_NAMES[stream]}: a tuple that may come out refers to payload row "
+                        f"{found.min()}, and all below {store.live_from} have been freed"
+                    )

@@ -34,7 +34,9 @@ from swjoin.runtime.simulation_result import SimulationError, SimulationResult
 from swjoin.runtime.simulator import Simulation
 from swjoin.sources.bmodel import payload_bytes
 
-_LAYOUT = RowLayout(8)
+# payload of a stream: fixed bytes alone, tails of variable length beside them, or tails alone
+_LAYOUTS = [RowLayout(8), RowLayout(8, True), RowLayout(0, True)]
+_LONGEST_TAIL = 300
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,9 @@ class Scenario:
             for _ in range(int(random_crashes.integers(0, 4))):
                 step = int(random_crashes.geometric(1 / random_crashes.choice([20, 100, 400])))
                 crashes.append((step, int(random_crashes.integers(0, 7))))
+        random_moving = np.random.default_rng([seed, 9])
+        if random_moving.random() < 0.15:
+            return _draw_moving(random_moving, seed, tuple(crashes))
         random_kind = np.random.default_rng([seed, 6])
         if "measure" not in plain and random_kind.random() < 0.5:
             plain["join"]["how"] = str(random_kind.choice(list(JOIN_KINDS)))
@@ -202,6 +207,48 @@ def _draw_adaptation(random: np.random.Generator, plain: dict[str, Any], slave_c
         plain["reorganization"]["declustering"] = "adaptive"
 
 
+def _draw_moving(random: np.random.Generator, seed: int, crashes: tuple[tuple[int, int], ...]) -> Scenario:
+    """Windows much shorter than the streams, and moves in every reorganization epoch: payload has been freed in the middle of
+    blocks when their partition-groups leave, and some leave that have only just come."""
+    span, n = 100_000, 200
+    rows = []
+    for _ in range(2):
+        ts, key = np.sort(random.integers(0, span, n)), random.integers(0, int(random.choice([20, 1000])), n)
+        rows.append(SourceBatch(key, ts, np.arange(n, dtype=np.uint64)))
+    epoch_us = int(random.choice([1000, 2500, 5000]))
+    w = int(random.choice([200, 1000, 5000]))
+    slave_count = int(random.integers(2, 5))
+    block_bytes = 64 * int(random.choice([2, 8, 64]))
+    window: dict[str, Any] = {"lower_us": -w, "upper_us": w} if random.random() < 0.8 else {"last": [5, 20]}
+    plain: dict[str, Any] = {
+        "join": {**window, "how": str(random.choice(list(JOIN_KINDS)))},
+        "seed": seed,
+        "cluster": {
+            "partition_count": int(random.choice([3, 7, 20])),
+            "distribution_epoch_us": epoch_us,
+            "sub_group_count": int(random.choice([1, 1, 2])),
+            "communication": str(random.choice(["overlapped", "synchronous"])),
+        },
+        "module": {
+            "block_bytes": block_bytes,
+            "theta_bytes": block_bytes * int(random.choice([0, 0, 2])),
+            "result_buffer_bytes": 4096,
+            "stream_buffer_bytes": 1 << 20,
+            "window_bytes": 1 << 20,
+        },
+        "reorganization": {
+            "policy": "random",
+            "epoch_us": epoch_us * int(random.choice([1, 1, 2])),
+            "random_moves": int(random.choice([1, 3])),
+            "chunk_bytes": int(random.choice([1 << 10, 1 << 16])),
+        },
+        "sink": {"kind": "parquet"},
+    }
+    if crashes:
+        plain["checkpoint"] = {"epochs": int(random.choice([1, 5]))}
+    return Scenario(seed, config_from_plain(plain), slave_count, (rows[0], rows[1]), crashes)
+
+
 def _draw_overload(random: np.random.Generator, plain: dict[str, Any]) -> None:
     """Mini-buffers that are full soon, and what is done then."""
     if random.random() < 0.7:
@@ -242,12 +289,42 @@ def _draw_stream(random: np.random.Generator, span: int, base: int, bound: int, 
     return SourceBatch(key.astype(np.int64), (ts + base).astype(np.int64), np.arange(n, dtype=np.uint64), key_valid, ts_valid)
 
 
-def _pieces(random: np.random.Generator, rows: SourceBatch, stream: int, payload: bool) -> list[SourceBatch]:
-    """The rows cut into batches of random sizes, with a payload that tells stream and id when wanted."""
+def _draw_layouts(scenario: Scenario) -> tuple[RowLayout, RowLayout]:
+    """Of both streams. A slave whose stream buffer is full with less than a tuple gets one at a time, after many empty
+    deliveries in realtime pace: such runs have no tails, or they would take millions of steps."""
+    config = scenario.config
+    if config.pace == "realtime" and config.module.stream_buffer_bytes < 1 << 10:
+        return _LAYOUTS[0], _LAYOUTS[0]
+    left, right = np.random.default_rng([scenario.seed, 8]).choice(len(_LAYOUTS), 2, p=[0.3, 0.5, 0.2])
+    return _LAYOUTS[left], _LAYOUTS[right]
+
+
+def payload_of(ids: U64, stream: int, layout: RowLayout) -> PayloadRows:
+    """Payload that follows from stream and id: of another tuple's, neither bytes nor length are the same."""
+    fixed = payload_bytes(ids, 1, stream, layout.fixed_bytes)
+    if not layout.has_var:
+        return PayloadRows(fixed)
+    tails = payload_bytes(ids, 2, stream, _LONGEST_TAIL + 1)
+    sizes = tails[:, 0].astype(np.int64) % 24
+    sizes[sizes == 23] = _LONGEST_TAIL  # most are short, some empty, few long
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    return PayloadRows(fixed, offsets, tails[:, 1:][np.arange(_LONGEST_TAIL) < sizes[:, None]])
+
+
+def _same_rows(one: PayloadRows, two: PayloadRows) -> bool:
+    if one.layout != two.layout or not np.array_equal(one.fixed, two.fixed):
+        return False
+    if one.var is None or two.var is None or one.var_offsets is None or two.var_offsets is None:
+        return True
+    return np.array_equal(one.var_offsets, two.var_offsets) and np.array_equal(one.var, two.var)
+
+
+def _pieces(random: np.random.Generator, rows: SourceBatch, stream: int, layout: RowLayout | None) -> list[SourceBatch]:
+    """The rows cut into batches of random sizes, with payload of this layout."""
     cuts = np.sort(random.integers(0, len(rows) + 1, int(random.integers(0, 6)))).tolist()
     out = []
     for a, b in zip([0, *cuts], [*cuts, len(rows)], strict=True):
-        packed = PayloadRows(payload_bytes(rows.id[a:b], 1, stream, 8)) if payload else None
+        packed = None if layout is None else payload_of(rows.id[a:b], stream, layout)
         masks = [None if m is None else m[a:b] for m in (rows.key_valid, rows.ts_valid)]
         out.append(SourceBatch(rows.key[a:b], rows.ts[a:b], rows.id[a:b], masks[0], masks[1], packed))
     return out
@@ -286,12 +363,12 @@ def run_scenario(scenario: Scenario, kind: type[Simulation] = Simulation) -> Sim
     seed = scenario.seed
     random = np.random.default_rng([seed, 1])
     payload = scenario.config.sink.kind != "count"
-    layout = _LAYOUT if payload else None
-    sources = (_pieces(random, scenario.rows[0], 0, payload), _pieces(random, scenario.rows[1], 1, payload))
+    layouts = _draw_layouts(scenario) if payload else (None, None)
+    sources = (_pieces(random, scenario.rows[0], 0, layouts[0]), _pieces(random, scenario.rows[1], 1, layouts[1]))
     memory = Path("/dev/shm")  # syncing to a disk takes longer than all the rest
     with tempfile.TemporaryDirectory(prefix="swjoin-chaos-", dir=memory if memory.is_dir() else None) as folder:
         place = Path(folder) if scenario.config.checkpoint.enabled else None
-        simulation = kind(scenario.config, sources, scenario.slave_count, seed, (layout, layout), place, scenario.crashes)
+        simulation = kind(scenario.config, sources, scenario.slave_count, seed, layouts, place, scenario.crashes)
         result = simulation.run()
     aside = ids_aside(result)
     expected, digest = scenario.expected(aside, ids_shed(result))
@@ -308,10 +385,11 @@ def run_scenario(scenario: Scenario, kind: type[Simulation] = Simulation) -> Sim
         found: Counter[tuple[int, int]] = Counter()
         for pairs in result.pairs:
             found.update(zip(pairs.left_id.tolist(), pairs.right_id.tolist(), strict=True))
-            for stream, (ids, rows) in enumerate(((pairs.left_id, pairs.left_rows), (pairs.right_id, pairs.right_rows))):
-                if pairs.side == 1 - stream:
+            sides = ((pairs.left_id, pairs.left_rows), (pairs.right_id, pairs.right_rows))
+            for stream, ((ids, rows), layout) in enumerate(zip(sides, layouts, strict=True)):
+                if pairs.side == 1 - stream or layout is None:
                     continue  # the side that is missing
-                if rows is None or not np.array_equal(rows.fixed, payload_bytes(ids, 1, stream, 8)):
+                if rows is None or not _same_rows(rows, payload_of(ids, stream, layout)):
                     raise SimulationError(f"{STREAM_NAMES[stream]}: a pair carries another tuple's payload")
         if found != expected:
             raise SimulationError(f"missing {list(expected - found)[:5]}, surplus {list(found - expected)[:5]}")

@@ -21,6 +21,7 @@ from swjoin.state.arrays import (
     FIRST,
     FIRST_TS,
     FLAG_BITS,
+    FLAGS,
     HEAD,
     HEADER,
     I32,
@@ -150,6 +151,7 @@ def drain_runs(
     which: I64,
     place: I64,
     dead_below: int,
+    settles: bool,
     key: I64,
     ts: I64,
     ids: U64,
@@ -159,7 +161,8 @@ def drain_runs(
     """Take tuples out of mini-partitions, oldest first, until the columns are full or nothing is left; returns how many.
 
     place: (2,) index into `which` and tuples already taken from the oldest block there; both move on. Tuples with ts below
-    `dead_below` are dropped. Emptied blocks are given back. counts[i]: tuples taken from which[i].
+    `dead_below` are dropped; settles: only those of them that have matched or have come out. Emptied blocks are given back.
+    counts[i]: tuples taken from which[i].
     """
     counters, header, rows = minis.counters, pool.header, pool.rows
     size, room = pool.shape[0], key.shape[0]
@@ -174,7 +177,7 @@ def drain_runs(
             while j < fill and n < room:
                 row = (block * size + j) * ROW
                 j += 1
-                if rows[row + TS] < dead_below:
+                if rows[row + TS] < dead_below and (not settles or rows[row + REF] & FLAGS != 0):
                     continue
                 key[n], ts[n], refs[n] = rows[row + KEY], rows[row + TS], rows[row + REF]
                 ids[n] = np.uint64(rows[row + ID])

@@ -240,15 +240,18 @@ class WindowState:
         self.hidden[group] = hidden
         return hidden
 
-    def drain(self, hidden: HiddenGroup, stream: int, place: I64, dead_below_us: int, room: int) -> tuple[I64, Columns]:
+    def drain(
+        self, hidden: HiddenGroup, stream: int, place: I64, dead_below_us: int, room: int, *, settles: bool
+    ) -> tuple[I64, Columns]:
         """Take at most `room` tuples of a stream, oldest first per mini-partition-group, and give their blocks back.
 
         Returns how many each mini-partition-group gave, int64 (minis,), and key, time, id, payload reference. place: int64
-        (2,), zeros at first, is moved on; it has reached len(minis) when the stream is empty.
+        (2,), zeros at first, is moved on; it has reached len(minis) when the stream is empty. Tuples with times below
+        `dead_below_us` are dropped; settles: only if they have matched or have come out.
         """
         counts = np.zeros(len(hidden.minis), np.int64)
         columns = (np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.uint64), np.empty(room, np.int64))
-        n = drain_runs(self.pool, self.minis, stream, hidden.minis, place, dead_below_us, *columns, counts)
+        n = drain_runs(self.pool, self.minis, stream, hidden.minis, place, dead_below_us, settles, *columns, counts)
         key, ts, ids, refs = columns
         return counts, (key[:n], ts[:n], ids[:n], refs[:n])
 

@@ -16,7 +16,7 @@ from collections import deque
 import numpy as np
 from numba import njit
 
-from swjoin.batch import I64, U8, PayloadRows, RowLayout
+from swjoin.batch import I64, U8, PayloadRows, RowLayout, check_indexes, check_offsets
 from swjoin.errors import RunFailed
 from swjoin.state.predicate import PAGE_BITS, Rows, no_rows
 from swjoin.state.simd import copy_items, prefetch
@@ -236,6 +236,12 @@ class _Tails:
         tails = everything.take(references - self._base)
         return PayloadRows(fixed, tails.var_offsets, tails.var)
 
+    def validate(self, live: int, end: int) -> None:
+        """live, end: references of the oldest row that has not been freed, and after the newest."""
+        assert self._base <= live, f"payload: tails from {self._base} on, rows from {live} on are live"
+        assert self._base + self._size == end, f"payload: tails up to {self._base + self._size}, rows up to {end}"
+        check_offsets(self._offsets[: self._size + 1], self._used, "payload")
+
 
 class PayloadStore:
     """Rows of one layout with consecutive references. limit_bytes: most bytes of fixed parts, reserved and not touched."""
@@ -260,6 +266,11 @@ class PayloadStore:
     def peak_bytes(self) -> int:
         """The most there have been; of pages and of tails, each at its own moment."""
         return self._pages.peak * self._page_bytes + (0 if self._tails is None else self._tails.peak_bytes)
+
+    @property
+    def live_from(self) -> int:
+        """Reference of the oldest row that has not been freed."""
+        return self._live
 
     @property
     def page_count(self) -> int:
@@ -301,8 +312,12 @@ class PayloadStore:
     def append(self, rows: PayloadRows, newest_us: int) -> int:
         """Store rows (copied); returns the reference of the first. newest_us: the highest time among them.
 
-        RunFailed when the pages are full.
+        RunFailed when the pages are full, or the rows are not whole.
         """
+        if rows.layout != self.layout:
+            raise RunFailed(f"internal error: storing payload: rows of {rows.layout}, the stream has {self.layout}")
+        if rows.var_offsets is not None and rows.var is not None:
+            check_offsets(rows.var_offsets, len(rows.var), "storing payload")
         first = self._pages.append(rows.fixed)
         if self._tails is not None and rows.var_offsets is not None and rows.var is not None:
             self._tails.append(rows.var_offsets, rows.var, self._live)
@@ -321,7 +336,8 @@ class PayloadStore:
         return Rows(pages.bytes, pages.slots, self._tails.offsets, self._tails.bytes, shape)
 
     def gather(self, references: I64) -> PayloadRows:
-        """The rows of live references, in that order: int64 (n,) -> n rows."""
+        """The rows of live references, in that order: int64 (n,) -> n rows. RunFailed when one of them has been freed."""
+        check_indexes(references, self._live, self._pages.next_reference, "gathering payload")
         fixed = self._pages.gather(references)
         return PayloadRows(fixed) if self._tails is None else self._tails.gather(references, fixed)
 
@@ -353,4 +369,7 @@ class PayloadStore:
     def validate(self) -> None:
         self._pages.validate()
         assert 0 <= self._live <= self._pages.next_reference, f"payload: {self._live} of {self._pages.next_reference}"
+        assert self._pages.first_page << PAGE_BITS <= self._live, "payload: a page with live rows has been freed"
+        if self._tails is not None:
+            self._tails.validate(self._live, self._pages.next_reference)
         assert not self._epochs or self._epochs[-1][0] == self._pages.next_reference, "payload: rows without an epoch"
