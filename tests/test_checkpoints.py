@@ -725,7 +725,7 @@ def test_a_slave_that_stands_by_takes_the_place_of_one_that_dies(tmp_path: Path)
     plain = {
         "join": {"within": "500ms", "how": "full"},
         "pace": "realtime",
-        "workload": {"rate_per_s": 1000.0, "duration": "4s", "domain": 2000, "payload": "8B"},
+        "workload": {"rate_per_s": 1000.0, "duration": "8s", "domain": 2000, "payload": "8B"},
         "cluster": {"distribution_epoch": "100ms", "partition_count": 8},
         "module": {"window": "64MB"},
         "reorganization": {"active_slaves": 2},
@@ -735,7 +735,9 @@ def test_a_slave_that_stands_by_takes_the_place_of_one_that_dies(tmp_path: Path)
     config.write_text(json.dumps(plain))
     cluster = LaunchedRun([str(config), "-n", "5", "--out", str(out)], tmp_path / "log")
     cluster.wait_for_start(out, 5, PROCESS_S)
-    time.sleep(2)
+    deadline = time.monotonic() + PROCESS_S
+    while len(list((out / "checkpoints").glob("checkpoint-*"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
     cluster.kill([3])  # slave 1, active; slave 2 stands by
     assert cluster.end(PROCESS_S) == 0, cluster.said()
     report = json.loads((out / "run.json").read_text())
