@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +24,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from swjoin.batch import SourceBatch
+from swjoin.cli import live as live_commands
 from swjoin.cluster.intake import StreamIntake
 from swjoin.cluster.master import Master
 from swjoin.config import TimeConfig
 from swjoin.errors import RunFailed, UserError
+from swjoin.live import client as live_client
 from swjoin.live.client import connect
 from swjoin.loading import config_from_plain
 from swjoin.messages import ReadTuples, StreamIdle, StreamSpoke, TuplesRead
@@ -95,6 +101,96 @@ def test_many_producers_and_consumers(tmp_path: Path) -> None:
     assert run.report["late"] == {"left": 0, "right": 0}
     assert sum(batch["pairs"].to_numpy().sum() for batch in metrics) > 0
     assert not (tmp_path / "run" / "checkpoints").exists(), "what a run has kept for its resumption goes with its end"
+
+
+def _until(done: Callable[[], Any]) -> None:
+    """Wait, as long as a loaded machine may take."""
+    end_s = time.monotonic() + 120
+    while not done():
+        assert time.monotonic() < end_s, "it does not come"
+        time.sleep(0.02)
+
+
+def test_a_push_behind_silent_producers_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose rows are missing, since when and from where; producers that are away, nameless or only on the other stream, too."""
+    monkeypatch.setattr(live_client, "_NOTICE_S", 0.1)
+    monkeypatch.setattr(live_client, "_NOTICE_AGAIN_S", 0.1)
+    said: list[str] = []
+    rows_of = partial(rows, keys=5, span_us=50_000)
+    with live(config(), tmp_path / "run") as (_run, client):
+        client.push("left", rows_of(1, 3), producer="away")
+        nameless, quiet = client.producer("left"), client.producer("left", "sensor-7")
+        for connection in (nameless, quiet):
+            connection.advance(60_000)
+        thread = in_thread(
+            client.push, "left", rows_of(3, 50, begin_us=900_000), producer="busy", end=True, on_wait=said.append
+        )
+        _until(lambda: said and "without a name" in said[-1] and "sensor-7" in said[-1])
+        assert thread.is_alive()
+        line = said[-1]
+        assert line.startswith("rows of left wait for ")
+        assert "producer away (not connected, silent for " in line
+        assert re.search(r"producer sensor-7 \(from \S*127\.0\.0\.1\S*, silent for \d+ s\)", line), line
+        assert re.search(r"a producer without a name \(from \S*127\.0\.0\.1\S*, silent for \d+ s\)", line), line
+        assert "busy" not in line
+        assert line.endswith("let them send rows, advance or end, or set time.idle_timeout in the run's configuration")
+        for connection in (nameless, quiet):
+            connection.end()
+            in_thread(connection.close)
+        client.push("left", rows_of(1, 0), producer="away", end=True)
+        _until(lambda: not thread.is_alive())
+
+
+def test_a_push_that_waits_for_the_other_stream_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_client, "_NOTICE_S", 0.1)
+
+    def far_ahead(client: Any) -> None:
+        for second in range(0, 60, 5):
+            client.push("left", rows(second, 50, begin_us=second * 1_000_000))
+
+    with live(config(), tmp_path / "run") as (_run, client), warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        thread = in_thread(far_ahead, client)
+        _until(lambda: warned)
+        assert thread.is_alive()
+        assert warned[0].category is RuntimeWarning
+        assert "rows of left wait for stream right: a producer, none has come; let them send" in str(warned[0].message)
+        client.end("right")
+        _until(lambda: not thread.is_alive())
+
+
+def test_a_push_names_the_producers_that_have_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swjoin: Any) -> None:
+    """From the command line, on its error output."""
+    monkeypatch.setattr(live_client, "_NOTICE_S", 0.1)
+    told = threading.Event()
+    say = live_commands._say
+    monkeypatch.setattr(live_commands, "_say", lambda text: (say(text), told.set()))
+    pq.write_table(rows(1, 30), tmp_path / "one.parquet")
+    plain = config(left={"flight": {"producers": 3}})
+    with live(plain, tmp_path / "run") as (run, _client):
+
+        def others() -> None:
+            told.wait(120)
+            with connect(run.address) as client:
+                for name in ("two", "three"):
+                    client.push("left", rows(2, 0), producer=name, end=True)
+                client.end("right")
+
+        in_thread(others)
+        done = swjoin("push", run.address, "left", tmp_path / "one.parquet")
+    assert done.code == 0
+    assert "left: 30 rows pushed and accepted" in done.out
+    assert "rows of left wait for 2 of its producers, which have not come; let them send rows" in "".join(done.err)
+
+
+def test_a_push_returns_how_many_rows_are_accepted(tmp_path: Path) -> None:
+    with live(config(), tmp_path / "run") as (_run, client):
+        table = rows(1, 70)
+        assert client.push("left", table) == 70  # without a name: these
+        assert client.push("left", table.slice(0, 0)) == 0
+        assert client.push("left", table.slice(30), end=True) == 40
+        assert client.push("right", table, producer="a") == 70
+        assert client.push("right", table.slice(50), producer="a", end=True) == 90  # under a name: all of them
 
 
 def test_late_rows_are_taken_and_kept(tmp_path: Path) -> None:

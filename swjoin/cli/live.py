@@ -82,7 +82,7 @@ def _push(args: argparse.Namespace) -> int:
         if row:
             print(f"{name}: {row:,} rows are there already")
         began_s, sent = time.monotonic(), 0
-        with client.producer(args.stream, name, wanted) as producer:
+        with client.producer(args.stream, name, wanted, on_wait=_say) as producer:
             for batch in _batches(args, wanted, row):
                 producer.push(batch)
                 sent += batch.num_rows
@@ -92,6 +92,10 @@ def _push(args: argparse.Namespace) -> int:
                 producer.end()
         print(f"{args.stream}: {sent:,} rows pushed and accepted in {time.monotonic() - began_s:.1f} s")
     return 0
+
+
+def _say(text: str) -> None:
+    print(f"swjoin: {text}", file=sys.stderr, flush=True)
 
 
 def _batches(args: argparse.Namespace, wanted: pa.Schema, skip: int) -> Iterator[pa.RecordBatch]:

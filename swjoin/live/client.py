@@ -1,6 +1,7 @@
 """Clients of a live run: `swjoin.connect`.
 
-What: `Client`: `push` rows and `producer`, take `results`, late rows and metrics, ask for the `status`, `end` a stream.
+What: `Client`: `push` rows and `producer`, which say whom they wait for; take `results`, late rows and metrics; ask for the
+`status`; `end` a stream.
 Why: five lines of Python reach a run; what goes wrong on the other side is one clear line here.
 Stays out: the command line (`cli.live`). Any Arrow Flight client can do the same: docs/live.md says what goes over the wire.
 """
@@ -9,6 +10,10 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+import time
+import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,12 +27,13 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from swjoin.batch import Bool
-from swjoin.errors import RunFailed, UserError
+from swjoin.errors import RunFailed, SwjoinError, UserError
 from swjoin.live.door import plain_text
 from swjoin.live.row_log import Place
 from swjoin.sources.times import cast_complaint, instants, zoned
 
 BATCH_ROWS = 16_384
+_NOTICE_S, _NOTICE_AGAIN_S, _LOOK_S = 4.0, 30.0, 0.5  # until a push that waits says so; until it says so again
 _REACH_S = 3.0  # how long the collector's own endpoint may take to answer
 Start = Literal["start", "now"] | Place
 # A run that is resumed is there again within seconds; gRPC would in time look for it every two minutes only. The middle one is
@@ -125,12 +131,54 @@ class Taking:
         self.cancel()
 
 
+class _Waiting:
+    """Around calls that may wait: after some seconds, whom for. ask: a line, or nothing. tell: takes it, in another thread."""
+
+    def __init__(self, ask: Callable[[], str], tell: Callable[[str], object]) -> None:
+        self._ask, self._tell = ask, tell
+        self._since_s: float | None = None
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> None:
+        self._since_s = time.monotonic()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="swjoin-waiting", daemon=True)
+            self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._since_s = None
+
+    def _watch(self) -> None:
+        told_s = None
+        while not self._over.wait(_LOOK_S):
+            since_s, now_s = self._since_s, time.monotonic()
+            if since_s is None or now_s - since_s < _NOTICE_S or (told_s is not None and now_s - told_s < _NOTICE_AGAIN_S):
+                told_s = None if since_s is None else told_s
+                continue
+            try:
+                text = self._ask()
+            except SwjoinError:
+                return  # the call that waits says what is wrong
+            if text and not self._over.is_set():
+                told_s = now_s
+                self._tell(text)
+
+    def close(self) -> None:
+        self._over.set()
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
 class Producer:
     """A connection that pushes one producer's rows, in time order up to the run's bound. Leave a `with` block to let go: all
     rows are accepted then. row: number of the next row among this producer's; a named producer goes on where it was."""
 
-    def __init__(self, writer: Any, replies: Any, schema: pa.Schema, row: int, *, numbered: bool) -> None:
-        self._writer, self._replies, self._schema = writer, replies, schema
+    def __init__(self, writer: Any, replies: Any, schema: pa.Schema, row: int, waiting: _Waiting, *, numbered: bool) -> None:
+        self._writer, self._replies, self._schema, self._waiting = writer, replies, schema, waiting
+        weakref.finalize(self, waiting.close)
         self.row = row
         self.accepted = row
         self._numbered = numbered
@@ -153,10 +201,11 @@ class Producer:
     def _write(self, batch: pa.RecordBatch | None, said: dict[str, Any]) -> None:
         data = json.dumps(said).encode()
         try:
-            if batch is None:
-                self._writer.write_metadata(data)
-            else:
-                self._writer.write_with_metadata(batch, data)
+            with self._waiting:
+                if batch is None:
+                    self._writer.write_metadata(data)
+                else:
+                    self._writer.write_with_metadata(batch, data)
         except (*_ERRORS, StopIteration) as error:
             raise self._why(error) from None
 
@@ -171,12 +220,15 @@ class Producer:
     def close(self) -> None:
         """Wait until all rows are accepted."""
         try:
-            self._writer.done_writing()
-            while (reply := self._replies.read()) is not None:
-                self.accepted = json.loads(reply.to_pybytes())["accepted"]
-            self._writer.close()
+            with self._waiting:
+                self._writer.done_writing()
+                while (reply := self._replies.read()) is not None:
+                    self.accepted = json.loads(reply.to_pybytes())["accepted"]
+                self._writer.close()
         except _ERRORS as error:
             raise _said(error) from None
+        finally:
+            self._waiting.close()
 
     def __enter__(self) -> Self:
         return self
@@ -185,6 +237,7 @@ class Producer:
         if kind is None:
             self.close()
             return
+        self._waiting.close()
         with suppress(*_ERRORS):  # it is about the error that is on its way
             self._writer.close()
 
@@ -233,8 +286,19 @@ class Client:
 
     # ------------------------------------------------------------ in
 
-    def producer(self, stream: Literal["left", "right"], name: str | None = None, schema: pa.Schema | None = None) -> Producer:
-        """Begin to push, under a name that can go on later, or without one. schema: of the rows; None: the stream's own."""
+    def producer(
+        self,
+        stream: Literal["left", "right"],
+        name: str | None = None,
+        schema: pa.Schema | None = None,
+        *,
+        on_wait: Callable[[str], object] | None = None,
+    ) -> Producer:
+        """Begin to push, under a name that can go on later, or without one. schema: of the rows; None: the stream's own.
+
+        on_wait: called, in another thread, with a line that names the silent producers for which a push has waited for some
+        seconds; None: it is a RuntimeWarning.
+        """
         schema = self.schema(stream) if schema is None else schema
         row = 0 if name is None else self.received(stream, name)
         request: dict[str, Any] = {"stream": stream, **({} if name is None else {"producer": name})}
@@ -243,7 +307,8 @@ class Client:
             writer, replies = self._client.do_put(descriptor, schema, self._options)
         except _ERRORS as error:
             raise _said(error) from None
-        return Producer(writer, replies, schema, row, numbered=name is not None)
+        waiting = _Waiting(lambda: str(self._act("waits", {"stream": stream})["text"]), on_wait or _warn)
+        return Producer(writer, replies, schema, row, waiting, numbered=name is not None)
 
     def push(
         self,
@@ -252,11 +317,12 @@ class Client:
         *,
         producer: str | None = None,
         end: bool = False,
+        on_wait: Callable[[str], object] | None = None,
     ) -> int:
-        """Push these rows and wait until they are accepted; returns how many of this producer's are. end: there will be no
-        more."""
+        """Push these rows and wait until they are accepted; returns how many of this producer's are: with a name all that were
+        ever pushed under it, without one these. end: there will be no more. on_wait: see `producer`."""
         batches = [rows] if isinstance(rows, pa.Table | pa.RecordBatch) else rows
-        with self.producer(stream, producer) as connection:
+        with self.producer(stream, producer, on_wait=on_wait) as connection:
             for batch in batches:
                 connection.push(batch)
             if end:

@@ -38,6 +38,8 @@ from swjoin.units import MAX_SPAN_US
 _LATE_BYTES = 4 << 20
 _PREFIX = re.compile(r"^Flight (error: |returned [\w ]+ error, with message: )")
 _ACK_S = 0.1
+_SILENT_S = 1.0  # a stream that has brought nothing for so long may be what the other one waits for
+_MOST_SHOWN = 5
 _LONGEST_NAME = 200
 _SMALL_BYTES = 1 << 10  # of a message, besides its rows
 LATE_SCHEMA = pa.schema([("stream", pa.string()), ("row_id", pa.uint64()), ("ts", pa.int64()), ("reason", pa.string())])
@@ -48,6 +50,9 @@ class _Session:
     """One connection of a producer. A later one of the same name replaces it."""
 
     name: str
+    peer: str
+    passing: bool
+    rows: int = 0  # taken, of those that came over this connection
     replaced: bool = False
 
 
@@ -68,7 +73,7 @@ class LiveDoor:
             endpoint.puts[name] = self._put
             endpoint.schemas[name] = partial(_same, (source.schema, self.location))
         serve_log(endpoint, "late", self.late)
-        endpoint.acts |= {"status": self._status, "received": self._received, "end": self._end}
+        endpoint.acts |= {"status": self._status, "received": self._received, "waits": self._waits, "end": self._end}
 
     def open(self) -> None:
         """Let clients in, and tell where, if that has not been done yet."""
@@ -115,7 +120,7 @@ class LiveDoor:
                 "this stream waits for a number of producers: say which one you are (descriptor path: stream, producer)"
             )
         received = source.merge.open(name, passing=passing)
-        session = _Session(name)
+        session = _Session(name, context.peer(), passing)
         with self._lock:
             older = self._sessions.get((request["stream"], name))
             self._sessions[request["stream"], name] = session
@@ -134,7 +139,10 @@ class LiveDoor:
                     if not ended:
                         source.merge.leave(name)
         self._wait_accepted(source, session, context)
-        _tell(writer, {"received": source.merge.received(name), "accepted": self._accepted(source, name), "done": True})
+        done = {"received": source.merge.received(name), "accepted": self._accepted(source, name)}
+        if passing:  # the merge forgets who cannot come back
+            done = {"received": session.rows, "accepted": session.rows}
+        _tell(writer, {**done, "done": True})
 
     def _name_of(self, request: Metadata) -> tuple[str, bool]:
         name = request.get("producer")
@@ -192,6 +200,7 @@ class LiveDoor:
         except MergeClosedError:
             why = "this producer has connected anew" if session.replaced else "the run has ended"
             raise RunFailed(f"{why}; rows that were not accepted are not joined") from None
+        session.rows += batch.num_rows
         if session.replaced:
             raise RunFailed("this producer has connected anew; rows that were not accepted are not joined")
 
@@ -222,6 +231,29 @@ class LiveDoor:
             raise UserError(f"received: name a stream ({', '.join(self._sources) or 'none is pushed here'}) and a producer")
         return {"received": source.merge.received(name), "accepted": self._accepted(source, name)}
 
+    def _waits(self, request: Metadata) -> Metadata:
+        """Whom the rows of a stream wait for: {stream} -> {producers: [{stream, producer, from, silent_s}], text}."""
+        name = str(request.get("stream"))
+        source = self._sources.get(name)
+        if source is None:
+            raise UserError(f"waits: name a stream ({', '.join(self._sources) or 'none is pushed here'})")
+        held, of = source.merge.holding_back(), name
+        if not held and source.merge.waiting_rows:  # nobody within: the join may wait for the other stream
+            for of, other in self._sources.items():
+                if of != name and not other.merge.ended and not other.merge.waiting_rows and other.merge.silent_s >= _SILENT_S:
+                    held = other.merge.open_lanes()
+                    held += [("", other.merge.silent_s)] if other.merge.missing or not held else []
+                    break
+        if not held:
+            return {"producers": [], "text": ""}
+        shown = []
+        with self._lock:
+            for producer, silent_s in sorted(held):
+                session = self._sessions.get((of, producer))
+                peer = None if session is None else session.peer
+                shown.append({"stream": of, "producer": producer or None, "from": peer, "silent_s": round(silent_s, 1)})
+        return {"producers": shown, "text": _waiting_for(name, shown, self._sources[of])}
+
     def _end(self, request: Metadata) -> Metadata:
         """A stream ends: {stream}. Rows that have been received are joined, later ones refused."""
         source = self._sources.get(str(request.get("stream")))
@@ -234,6 +266,29 @@ class LiveDoor:
         self._closed = True
         self.late.close()
         self.endpoint.close()
+
+
+def _waiting_for(stream: str, producers: list[Metadata], source: FlightSource) -> str:
+    """A line: for whom the rows of a stream wait, and what to do."""
+    said = []
+    for one in producers[:_MOST_SHOWN]:
+        name, peer, since = one["producer"], one["from"], f"silent for {one['silent_s']:.0f} s"
+        if name is None:
+            missing = source.merge.missing
+            said.append(f"{missing} of its producers, which have not come" if missing else "a producer, none has come")
+        elif name.startswith("~"):
+            said.append(f"a producer without a name (from {peer}, {since})")
+        else:
+            said.append(f"producer {name} ({f'from {peer}' if peer else 'not connected'}, {since})")
+    if len(producers) > _MOST_SHOWN:
+        said.append(f"{len(producers) - _MOST_SHOWN} more")
+    idle_s, of = source.merge.idle_s, producers[0]["stream"]
+    remedy = (
+        f"after {idle_s:g} s (time.idle_timeout) the run goes on without them"
+        if idle_s >= 1e-3  # with arrival times lanes have a shorter one, which is nobody's setting
+        else "let them send rows, advance or end, or set time.idle_timeout in the run's configuration"
+    )
+    return f"rows of {stream} wait for {'' if of == stream else f'stream {of}: '}{', '.join(said)}; {remedy}"
 
 
 def parse_metadata(data: Any) -> Metadata:

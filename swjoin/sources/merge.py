@@ -282,6 +282,43 @@ class Merge:
             found[""] = BEGIN_OF_TIME_US
         return found
 
+    def holding_back(self) -> list[tuple[str, float]]:
+        """Lanes without rows for which the first row of the others waits, and for how many seconds each has been silent. "":
+        those that have not come, of the expected ones."""
+        with self._changed:
+            first = min(((int(lane.pieces[0].places[0]), n) for n, lane in self._lanes.items() if lane.waiting), default=None)
+            if first is None:
+                return []
+            place, name = first
+            found = []
+            for other, high in self._waited_for().items():
+                lane = self._lanes.get(other)
+                if (lane is None or not lane.waiting) and place > (high if name < other else high - 1):
+                    found.append((other, time.monotonic() - (self._began_s if lane is None else lane.spoke_s)))
+            return found
+
+    def open_lanes(self) -> list[tuple[str, float]]:
+        """Lanes that may still bring rows, and for how many seconds each has been silent."""
+        with self._changed:
+            return [(name, time.monotonic() - lane.spoke_s) for name, lane in self._lanes.items() if not lane.ended]
+
+    @property
+    def missing(self) -> int:
+        """Expected lanes that have not come."""
+        with self._changed:
+            return max(0, self._expected - len(self._lanes))
+
+    @property
+    def silent_s(self) -> float:
+        """For how long nobody has brought anything."""
+        with self._changed:
+            return time.monotonic() - max([self._began_s, *(lane.spoke_s for lane in self._lanes.values())])
+
+    @property
+    def idle_s(self) -> float:
+        """After how long a silent lane is waited for no longer; 0: never."""
+        return self._idle_s
+
     def _ready(self, most: int) -> list[tuple[_Lane, int]]:
         """Of each lane, in the order of their names, how many rows no other lane can come before."""
         waited_for = self._waited_for()
