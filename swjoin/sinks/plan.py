@@ -89,7 +89,9 @@ class OutputPlan:
             return kind
         if other == kind:  # the order of the values is each side's own
             return pa.dictionary(kind.index_type, kind.value_type) if pa.types.is_dictionary(kind) else kind
-        plain = [k.value_type if pa.types.is_dictionary(k) else k for k in (kind, other)]
+        plain = [kind, other]
+        while any(pa.types.is_dictionary(k) for k in plain):
+            plain = [k.value_type if pa.types.is_dictionary(k) else k for k in plain]
         if plain[0] == plain[1]:
             return plain[0]
         if pa.types.is_integer(plain[0]):
