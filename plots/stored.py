@@ -7,6 +7,7 @@ Stays out: drawing, measuring (`swjoin.cluster.metrics`), tables (`swjoin.spark.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,7 +47,7 @@ def metrics(run_dir: Path) -> Columns:
 
 def events(run_dir: Path) -> Columns:
     """DIR/metrics/events.parquet, column by column; without columns when there is none. UserError when it is damaged."""
-    if not (run_dir / "metrics" / "events.parquet").exists():
+    if not os.path.exists(run_dir / "metrics" / "events.parquet"):
         return {}
     rows = read_events(run_dir)
     return {field.name: np.array([getattr(row, field.name) for row in rows]) for field in fields(RunEvent)} if rows else {}

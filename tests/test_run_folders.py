@@ -28,6 +28,7 @@ import pytest
 
 import swjoin as sj
 from swjoin.cli.main import main
+from swjoin.config import to_plain
 from swjoin.errors import RunFailed, SwjoinError
 from swjoin.loading import config_from_plain
 from swjoin.runtime.job import Job
@@ -325,6 +326,7 @@ def test_the_report_of_a_live_run_does_not_advise_verify(finished: Path, tmp_pat
     report["config"]["left"] |= side
     report["config"]["right"] |= side
     report["config"]["serve"]["listen"] = "127.0.0.1:0"
+    report["config"]["time"]["late"] = "drop"
     (folder / "run.json").write_text(json.dumps(report))
     assert check(folder, tmp_path)["verify"] == 2
     page = (tmp_path / "page.html").read_text()
@@ -336,7 +338,11 @@ def test_an_old_report(tmp_path: Path) -> None:
     """Of a version that knew little."""
     folder = tmp_path / "run"
     folder.mkdir()
-    old = {"config": {"pace": "asap"}, "ledger": {"balanced": True}, "results": {"count": 3, "digest": "0" * 16}}
+    old = {
+        "config": to_plain(config_from_plain(PLAIN)),
+        "ledger": {"balanced": True},
+        "results": {"count": 3, "digest": "0" * 16},
+    }
     (folder / "run.json").write_text(json.dumps(old))
     codes = check(folder, tmp_path)
     assert codes["report"] == 0

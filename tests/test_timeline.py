@@ -174,7 +174,7 @@ def test_what_it_refuses(swjoin: Any, tmp_path: Path) -> None:
     assert "did you mean released?" in refused(tmp_path, "--kind", "release")
     assert "one of occupancy, decided" in refused(tmp_path, "--kind", "xyz")
     (tmp_path / "metrics" / "events.parquet").write_text("not parquet")
-    assert "cannot be read as the events of a run" in refused(tmp_path)
+    assert "events.parquet: cannot be read" in refused(tmp_path)
     with pytest.raises(UserError):
         select(EVENTS, ["nothing"])
 

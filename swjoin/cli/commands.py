@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import platform
 import sys
 from pathlib import Path
@@ -238,7 +239,7 @@ def resumed_job(folder: Path) -> Job:
     """The job whose checkpoints lie in DIR/checkpoints, or in DIR. UserError when none does."""
     from swjoin.runtime.checkpoint_folder import CheckpointFolder
 
-    for place in (folder / "checkpoints", folder):
+    for place in (folder / "checkpoints", folder) if os.path.isdir(folder) else ():
         checkpoints = CheckpointFolder(place, {})
         manifest = checkpoints.newest()
         told = checkpoints.started() if manifest is None else manifest.plain

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ class Line:
 
 def read_events(run_dir: Path) -> list[RunEvent]:
     """The events of a run, in the order in which they happened. UserError when it has none."""
-    if not (run_dir / "metrics" / "events.parquet").is_file():
+    if not os.path.isfile(run_dir / "metrics" / "events.parquet"):  # unlike Path.is_file, for names that are too long as well
         raise UserError(f"{run_dir}: holds no metrics/events.parquet; is it the directory of a run, and has the run ended?")
     events = run_folder.read_events(run_dir)
     if not events:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def refuse_inputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[Path]) -
 
 def refuse_run(run_dir: Path, words: str, *, simulated: bool = False) -> None:
     """UserError when this directory holds a finished run, or one that can be resumed. simulated: a simulation may be there."""
-    if run_dir.exists() and not run_dir.is_dir():
+    if os.path.exists(run_dir) and not os.path.isdir(run_dir):
         raise UserError(f"{words} {run_dir}: is a file; name a directory")
     try:
         found = json.loads((run_dir / "run.json").read_text())

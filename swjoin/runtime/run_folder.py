@@ -9,6 +9,7 @@ Stays out: what becomes of it (`cli.reporting`, `cli.timeline`, `plots`, `api.ru
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -122,7 +123,7 @@ def _table(path: Path) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UserError(f"{path}: no such file; is {path.parents[1]} the directory of a run, and has the run ended?")
     try:
         with pq.ParquetFile(path) as file:

@@ -9,6 +9,7 @@ Stays out: the tables of sweeps, drawing (`plots`), measuring (`cluster.metrics`
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -118,7 +119,7 @@ def aggregate(directories: Sequence[Path], master: str | None) -> list[Path]:
     sweeps = {directory: read_sweep(directory) for directory in directories if is_sweep(directory)}
     for directory in directories:
         source = directory / "metrics" / "slaves.parquet"
-        if directory not in sweeps and not source.is_file():
+        if directory not in sweeps and not os.path.isfile(source):
             raise UserError(f"{source}: no such file; is {directory} the directory of a run or of a sweep?")
         if directory not in sweeps:
             _check_run(directory)

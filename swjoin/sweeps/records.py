@@ -8,6 +8,7 @@ Stays out: metrics and tables (`spark.sweep_tables`), writing any of it (`sweeps
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +82,7 @@ class Sweep:
 
 
 def is_sweep(directory: Path) -> bool:
-    return (directory / "experiment.json").is_file()
+    return os.path.isfile(directory / "experiment.json")
 
 
 def _text(value: Any) -> str:
