@@ -138,6 +138,8 @@ def test_an_mpirun_that_ends_well_without_a_run_has_failed(
     """Open MPI 5.0.11 returns 0 when a host's daemon has died."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text('{"complete": false, "failure": "of an earlier run"}')
+    (tmp_path / "run" / "checkpoints").mkdir()
+    (tmp_path / "run" / "checkpoints" / "checkpoint-000000.json").touch()
     _fake_mpirun(tmp_path, "exit 0", monkeypatch)
     code, failure = launch.launch_told(_job(tmp_path, **sections), 4, quiet=True, hostfile=tmp_path / "hosts")
     assert code == 1
