@@ -467,7 +467,9 @@ def test_promises_are_values_of_the_time_column() -> None:
     with pytest.raises(swjoin.UserError, match="left, row id 0: its time is 1000000 us behind"):
         join.push(left=pa.table({"k": ["a"], "at": pa.array([at - dt.timedelta(seconds=1)])}, schema=schema))
     mistakes = [("tomorrow", "is no value of the left side's time column at"), (None, "to is null")]
-    mistakes += [(naive, "one has a time zone, the other has none") for naive in (at.replace(tzinfo=None), np.datetime64(0, "us"))]
+    mistakes += [
+        (naive, "one has a time zone, the other has none") for naive in (at.replace(tzinfo=None), np.datetime64(0, "us"))
+    ]
     for wrong, text in mistakes:
         with pytest.raises(swjoin.UserError, match=text):
             join.advance(wrong)

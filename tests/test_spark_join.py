@@ -274,9 +274,15 @@ def test_a_frame_joins_itself(spark: Any) -> None:
         ({"on": "id2"}, "right: no column id2"),
         ({"right_time": "when"}, "right: no column when"),
         ({"left_time": "name"}, "left: time column name is string; it must be a timestamp, a date or an integer"),
-        ({"left_time": "at", "right_time": "ntz", "time_unit": None}, "right: time column ntz has no time zone (timestamp[us])"),
+        (
+            {"left_time": "at", "right_time": "ntz", "time_unit": None},
+            "right: time column ntz has no time zone (timestamp[us])",
+        ),
         ({"time_unit": None}, "left: time column ts holds integers; say which unit with time_unit='s' or"),
-        ({"time_unit": None, "left_time_unit": "s"}, "right: time column ts holds integers; say which unit with right_time_unit="),
+        (
+            {"time_unit": None, "left_time_unit": "s"},
+            "right: time column ts holds integers; say which unit with right_time_unit=",
+        ),
         ({"left_time_unit": "s", "right_time_unit": "ms"}, "not all three"),
         ({"left_time": "at", "right_time": "at"}, "left: time column at is timestamp[us, tz=UTC]; time units are for integers"),
         ({"lower": 0}, "give within, or lower and upper, not both"),
