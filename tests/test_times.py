@@ -20,6 +20,7 @@ import swjoin
 from swjoin.batch import TupleBatch
 from swjoin.cli.main import main
 from swjoin.errors import SwjoinError, UserError
+from swjoin.live.client import connect
 from swjoin.loading import config_from_plain
 from swjoin.oracle import Bounds, brute_force, format_digest, pair_digest
 from swjoin.runtime.job import Job
@@ -29,7 +30,7 @@ from swjoin.sources.live import open_live_sources, parse_schema
 from swjoin.sources.message_rows import MessageDecoder
 from swjoin.units import check_time_zone
 from tests.live_runs import config as live_config
-from tests.live_runs import live
+from tests.live_runs import in_thread, live
 
 pytestmark = pytest.mark.timeout(200)
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")  # its clocks are turned forward on 29 March 2026, back on 25 October
@@ -308,12 +309,20 @@ def test_streams_that_producers_push(times: Times, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=times.refusal):
             open_live_sources(config_from_plain(plain), None)
         return
-    with live(plain, tmp_path) as (run, client):
-        for side, whole in zip(SIDES, _tables(times), strict=True):
-            client.push(side, whole.slice(0, 5), producer="a")  # type: ignore[arg-type]
-            client.push(side, whole.slice(5), producer="a", end=True)  # type: ignore[arg-type]
-            client.end(side)  # type: ignore[arg-type]
+    with live(plain, tmp_path) as (run, _):
+        pushes = [in_thread(_push, run.address, side, whole) for side, whole in zip(SIDES, _tables(times), strict=True)]
+        for push in pushes:
+            push.join(60)
         assert run.result() == expected()
+
+
+def _push(address: str, side: str, whole: pa.Table) -> None:
+    with connect(address) as client:
+        with client.producer(side, "a") as producer:  # type: ignore[arg-type]
+            for at in range(0, len(whole), 5):
+                producer.push(whole.slice(at, 5))
+            producer.end()
+        client.end(side)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("times", [t for t in LIVE if t.refusal], ids=lambda t: t.name)
@@ -326,12 +335,11 @@ def test_streams_of_messages(times: Times) -> None:
 def test_producers_of_one_stream_push_times_of_its_kind(tmp_path: Path) -> None:
     plain = _live(Times("naive", "local", zone="Europe/Berlin"), {"flight": {}})
     with live(plain, tmp_path) as (_, client):
-        client.push("left", table("naive", "left"), producer="one")
         with pytest.raises(
             UserError, match=r"push: column ts is .*UTC\], the stream wants timestamp\[s\]: one has a time zone"
         ):
             client.push("left", table("utc", "left"), producer="two")
-        with pytest.raises(UserError, match="push: column ts is int64, .*: a number has no unit; cast it first"):
+        with pytest.raises(UserError, match=r"push: column ts is int64, .*: a number has no unit; cast it first"):
             client.push("left", table("s", "left"), producer="two")
         own = table("utc", "left").to_batches()[0]
         with (
@@ -377,8 +385,10 @@ def test_rows_that_the_command_pushes(tmp_path: Path, capfd: pytest.CaptureFixtu
             code, said = push(run.address, "left", name, *options)
             assert code == 2
             assert text.replace("timestamp[ns]", "timestamp[s]") in said
-        for side in SIDES:
-            assert push(run.address, side, f"{side}.csv", "--assume-timezone", "Europe/Berlin")[0] == 0
+        words = [[run.address, side, str(tmp_path / f"{side}.csv"), "--assume-timezone", "Europe/Berlin"] for side in SIDES]
+        pushes = [in_thread(main, ["push", *each]) for each in words]
+        for side, thread in zip(SIDES, pushes, strict=True):
+            thread.join(60)
             client.end(side)  # type: ignore[arg-type]
         assert run.result() == expected()
 

@@ -191,18 +191,16 @@ def _batches(path: Path, schema: pa.Schema, columns: list[str], rows: int, skip:
                     yield batch.slice(skip)
                 skip = max(0, skip - batch.num_rows)
     elif kind == "CSV":
-        reader = _open_csv(
-            path, read_options=pacsv.ReadOptions(block_size=4 << 20), convert_options=_csv_options(schema, columns)
-        )
-        with reader:
-            try:
+        options = pacsv.ReadOptions(block_size=4 << 20)
+        try:
+            with _open_csv(path, read_options=options, convert_options=_csv_options(schema, columns)) as reader:
                 yield from reader
-            except pa.ArrowInvalid as error:
-                if "zone offset" in str(error):  # which does not say the row
-                    for name in columns:
-                        if pa.types.is_timestamp(schema.field(name).type):
-                            refuse_mixed_zones(path, name, schema.field(name).type.tz is not None)
-                raise
+        except pa.ArrowInvalid as error:
+            if "zone offset" in str(error):  # which does not say the row
+                for name in columns:
+                    if pa.types.is_timestamp(schema.field(name).type):
+                        refuse_mixed_zones(path, name, schema.field(name).type.tz is not None)
+            raise
     else:
         with _open_ipc(path) as reader:
             batches = (

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
 
 TIME_UNITS = ("s", "ms", "us", "ns")
 _UNIT_US = {"s": 1_000_000, "ms": 1_000, "us": 1}
+_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+_DAY_S = 86_400
+_EPOCH = datetime(1970, 1, 1)
+_FIRST_S, _LAST_S = (int((datetime(year, 1, 1) - _EPOCH).total_seconds()) for year in (1, 9999))
 ASSUME = (
     "or name the zone in which the {side} times are local with --assume-timezone ZONE "
     "({side}.assume_timezone in a configuration)"
@@ -145,35 +151,65 @@ def instants(column: pa.Array, zone: str, refuse: Callable[[Bool, str], None]) -
     """Timestamps or dates without a zone as instants: they are local times of this zone; a date is its midnight. Refused: a
     local time that exists twice, or never."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     if not pa.types.is_timestamp(column.type):
         column = column.cast(pa.timestamp("s" if pa.types.is_date32(column.type) else "ms"))
-    try:
-        return pc.assume_timezone(column, zone)
-    except pa.ArrowInvalid as error:
-        early, late = (pc.assume_timezone(column, zone, ambiguous=w, nonexistent=w) for w in ("earliest", "latest"))
-        wrong = booleans_of(pc.not_equal(early, late).fill_null(False))
-        if wrong.any():
-            row = int(np.flatnonzero(wrong)[0])
-            twice = pc.local_timestamp(early.slice(row, 1)).equals(column.slice(row, 1))
-            text = str(column[row])
-            refuse(wrong, f"is {text}, which {'exists twice' if twice else 'does not exist'} in {zone}: {_CLOCKS[twice]}")
-        raise UserError(f"assume_timezone {zone}: {' '.join(str(error).split())[:200]}") from None
+    per_s = _PER_SECOND[column.type.unit]
+    known = booleans_of(column.is_valid())
+    values = integers_of(column.cast(pa.int64()).fill_null(0))
+    seconds = values // per_s
+    refuse(((seconds < _FIRST_S) | (seconds >= _LAST_S)) & known, f"is out of range: {zone} has local times in years 1 to 9998")
+    before, after = _offsets_s(zone, np.clip(seconds, _FIRST_S, _LAST_S - 1))
+    wrong = (before != after) & known
+    if wrong.any():
+        row = int(wrong.argmax())
+        what = (
+            f"exists twice in {zone}: its clocks are turned back over it; give such times with a zone or an offset"
+            if before[row] > after[row]
+            else f"does not exist in {zone}: its clocks are turned forward over it; is it the right zone?"
+        )
+        refuse(wrong, f"is {column[row]}, which {what}")
+    return pa.array(values - before * per_s, mask=~known).cast(pa.timestamp(column.type.unit, "UTC"))
 
 
-_CLOCKS = {
-    True: "its clocks are turned back over that time; give such times with a zone or an offset",
-    False: "its clocks are turned forward over that time; is it the right zone?",
-}
+def _offsets_s(zone: str, local_s: I64) -> tuple[I64, I64]:
+    """Offsets from UTC of these local times, as their first and as their second occurrence. Only days with a change of the
+    clocks have more than one piece; Arrow's own rules end in 2037."""
+    pieces = [piece for day in np.unique(local_s // _DAY_S).tolist() for piece in _pieces(zone, day)]
+    starts, before, after = (np.array(column, np.int64) for column in zip(*pieces, strict=True)) if pieces else [local_s] * 3
+    at = np.searchsorted(starts, local_s, side="right") - 1
+    return before[at], after[at]
+
+
+@lru_cache(maxsize=1 << 12)
+def _pieces(zone: str, day: int) -> list[tuple[int, int, int]]:
+    """Pieces of a local day with the same offsets: (first second, offset of the first occurrence, of the second one)."""
+    from zoneinfo import ZoneInfo
+
+    rules = ZoneInfo(zone)
+
+    def offsets(local_s: int) -> tuple[int, int]:
+        time = _EPOCH + timedelta(seconds=local_s)
+        both = (time.replace(tzinfo=rules, fold=fold).utcoffset() or timedelta() for fold in (0, 1))
+        first, second = (offset.days * _DAY_S + offset.seconds for offset in both)
+        return first, second
+
+    def changes(low: int, high: int) -> list[int]:
+        """Seconds in (low, high] at which the offsets change."""
+        if offsets(low) == offsets(high):
+            return []
+        middle = (low + high) // 2
+        return [high] if high - low == 1 else changes(low, middle) + changes(middle, high)
+
+    first = day * _DAY_S
+    return [(at, *offsets(at)) for at in [first, *changes(first, first + _DAY_S - 1)]]
 
 
 def local_as_us(value: Any, kind: pa.DataType, zone: str | None) -> float:
     """One timestamp or date, such as a file's statistics hold, in microseconds; a local time that exists twice is the first."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
-    time = pa.scalar(value, kind).cast(pa.timestamp("us", getattr(kind, "tz", None)))
+    time = pa.array([value], kind)
     if zone is not None and zoned(kind) is False:
-        time = pc.assume_timezone(time, zone, ambiguous="earliest", nonexistent="earliest")
-    return float(time.value)
+        time = instants(time, zone, lambda wrong, what: None)
+    return float(time.cast(pa.timestamp("us", getattr(time.type, "tz", None)))[0].value)
