@@ -17,7 +17,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from swjoin.errors import RunFailed
+from swjoin.errors import RunFailed, SwjoinError
 from swjoin.stale_kernels import forget_stale_kernels
 
 forget_stale_kernels(Path(__file__).parent)  # here, because every file with kernels imports this one before it calls them
@@ -49,11 +49,11 @@ def check_indexes(index: I64, first: int, end: int, what: str) -> None:
             raise RunFailed(f"internal error: {what}: rows {least} to {most} are asked for, there are {first} to {end - 1}")
 
 
-def check_offsets(offsets: I64, size: int, what: str) -> None:
-    """RunFailed unless offsets[i] .. offsets[i + 1] lie within `size` bytes, one after the other."""
+def check_offsets(offsets: I64, size: int, what: str, error: type[SwjoinError] = RunFailed) -> None:
+    """An error unless offsets[i] .. offsets[i + 1] lie within `size` bytes, one after the other."""
     if len(offsets) == 0 or offsets[0] < 0 or offsets[-1] > size or (offsets[1:] < offsets[:-1]).any():
         ends = f"{offsets[0]} to {offsets[-1]}" if len(offsets) else "none"
-        raise RunFailed(f"internal error: {what}: offsets ({ends}) of {len(offsets) - 1} rows do not fit {size} bytes")
+        raise error(f"{what}: offsets ({ends}) of {len(offsets) - 1} rows do not fit {size} bytes")
 
 
 @njit(cache=True, nogil=True)

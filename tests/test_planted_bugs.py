@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from swjoin.deliveries import Delivery, Directory, EpochIndex, GroupId, MoveEnd,
 from swjoin.errors import RunFailed
 from swjoin.loading import config_from_plain
 from swjoin.operators.state_movement import Arrival, Departure, Journey
+from swjoin.operators.unmatched import Unmatched
 from swjoin.operators.window_join import WindowJoin
 from swjoin.operators.work import Work
 from swjoin.oracle import Bounds
@@ -98,6 +99,35 @@ def test_a_directory_that_is_not_sent_is_caught(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(Departure, "_chunk", undirected)
     assert _caught(5) == 5
+
+
+def _outer_seeds(count: int) -> Iterator[int]:
+    """Scenarios of rows of one stream alone whose windows are short beside what has been delivered when a move is ordered."""
+    for seed in range(count):
+        config = Scenario.draw(seed).config
+        if any(config.query.kind.unmatched) and config.reorganization.policy == "random" and config.sink.kind != "count":
+            yield seed
+
+
+def test_dead_tuples_that_leave_with_their_partition_group_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of the oldest tuple that may be unsettled decides alone. It is unknown when another partition-group has just come:
+    then everything leaves, also what refers to payload that has been freed."""
+    begin = Departure.__init__
+
+    def everything(self: Departure, join: WindowJoin, *args: Any) -> None:
+        begin(self, join, *args)
+        self._dead_us = join.unmatched.limits(self._dead_us)
+
+    monkeypatch.setattr(Departure, "__init__", everything)
+    monkeypatch.setattr(Unmatched, "settles", lambda self, stream: False)
+    monkeypatch.setattr(WindowJoin, "_validate_payload", lambda self: None)  # the payload that comes out is enough
+    assert complaints(_outer_seeds(200), 3) == 3
+
+
+def test_payload_that_is_freed_too_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a partition-group is on its way."""
+    monkeypatch.setattr(WindowJoin, "set_floor", lambda self, group, times: None)
+    assert complaints(_outer_seeds(200), 3) == 3
 
 
 def _patched(name: str, change: Callable[[Any], Any], owner: type) -> Callable[[pytest.MonkeyPatch], None]:

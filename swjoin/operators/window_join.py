@@ -485,21 +485,23 @@ class WindowJoin:
     def _validate_payload(self) -> None:
         """What may still come out has its payload: tuples that are not dead, by the times of their partition-group, and those
         that have not been settled."""
-        dead = self._dead_below()
+        minis = {group: self.state.minis_of(group) for group in self.state.group_ids()}
+        minis |= {group: hidden.minis for group, hidden in self.state.hidden.items()}
+        settling = [] if self._settling is None or self._open is None else self._open.delivery.groups.tolist()
         for stream, store in enumerate(self.payload):
-            if store is None:
+            if store is None or store.live_from == 0:
                 continue
             settles = self.unmatched.settles(stream)
-            open_groups = [(group, self.state.minis_of(group)) for group in self.state.group_ids()]
-            hidden_groups = [(group, hidden.minis) for group, hidden in self.state.hidden.items()]
-            for group, minis in open_groups + hidden_groups:
-                moving = group in self._floors and not self.unmatched.wanted
-                alive_us = min(dead[stream], self._floors[group][stream]) if moving else dead[stream]
-                for mini in minis.tolist():
-                    _, ts, _, refs = self.state.columns(self.state.positions(mini, stream))
-                    needed = (ts >= alive_us) | (settles & (refs & FLAGS == 0))
-                    found = refs[needed] & ~FLAGS
-                    assert len(found) == 0 or found.min() >= store.live_from, (
-                        f"partition-group {group}, {STREAM_NAMES[stream]}: a tuple that may come out refers to payload row "
-                        f"{found.min()}, and all below {store.live_from} have been freed"
-                    )
+            for group, members in minis.items():
+                alive_us = self.bounds.dead_below(self._times_us)[stream]
+                if group in settling:
+                    alive_us = min(alive_us, self._dead_below()[stream])
+                elif group in self._floors and not self.unmatched.wanted:
+                    alive_us = min(alive_us, self._floors[group][stream])
+                at = np.concatenate([self.state.positions(mini, stream) for mini in members.tolist()])
+                _, ts, _, refs = self.state.columns(at)
+                found = refs[(ts >= alive_us) | (settles & (refs & FLAGS == 0))] & ~FLAGS
+                assert len(found) == 0 or found.min() >= store.live_from, (
+                    f"partition-group {group}, {STREAM_NAMES[stream]}: a tuple that may come out refers to payload row "
+                    f"{found.min()}, and all below {store.live_from} have been freed"
+                )

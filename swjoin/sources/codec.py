@@ -16,7 +16,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from swjoin.batch import I64, U8, PayloadRows, RowLayout
+from swjoin.batch import I64, U8, PayloadRows, RowLayout, check_offsets
 from swjoin.errors import RunFailed, UserError
 from swjoin.sources.views import booleans_of, borrowed, decoded, integers_of
 
@@ -150,6 +150,7 @@ class RowCodec:
                     borrowed(array.buffers()[1], np.int64)[array.offset : array.offset + n + 1] if n else np.zeros(1, np.int64)
                 )
                 data = array.buffers()[2]
+                check_offsets(bounds, 0 if data is None else data.size, f"column {column.name}", UserError)
                 size = np.diff(bounds)
                 if array.null_count:
                     size = np.where(missing, 0, size)
@@ -207,8 +208,9 @@ class RowCodec:
 
     def _check_tails(self, rows: PayloadRows) -> None:
         """RunFailed unless the lengths in the fixed parts add up to the tails: they are copied by these."""
-        if rows.var_offsets is None:
+        if rows.var_offsets is None or rows.var is None:
             return
+        check_offsets(rows.var_offsets, len(rows.var), "corrupt payload")
         total = np.zeros(len(rows), np.int64)
         for i in self._var:
             total += _column_bytes(rows.fixed, self._slots[i][0], 4).view("<u4").astype(np.int64)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba import njit
 
-from swjoin.batch import I64, U8, Bool
+from swjoin.batch import I64, U8, Bool, check_offsets
 from swjoin.errors import RunFailed, UserError
 from swjoin.sources.views import booleans_of, borrowed, decoded, integers_of
 
@@ -106,6 +106,7 @@ class Dictionary:
 
     def encode(self, data: U8, offsets: I64, valid: Bool | None) -> I64:
         """Codes of n byte strings data[offsets[i] : offsets[i + 1]]; 0 for invalid rows."""
+        check_offsets(offsets, len(data), "keys", UserError)
         n = len(offsets) - 1
         codes = np.empty(n, np.int64)
         mask = np.empty(0, np.bool_) if valid is None else valid
@@ -292,7 +293,9 @@ def _concatenate(parts: Sequence[tuple[I64 | U8, I64 | None]]) -> tuple[U8, I64]
     """One byte string per row: 8 bytes per integer; length (8 bytes) and bytes per string. Different keys differ."""
     n = len(parts[0][0]) if parts[0][1] is None else len(parts[0][1]) - 1
     sizes = np.zeros(n, np.int64)
-    for _, offsets in parts:
+    for data, offsets in parts:
+        if offsets is not None:
+            check_offsets(offsets, data.nbytes, "keys", UserError)
         sizes += 8 if offsets is None else 8 + np.diff(offsets)
     bounds = np.zeros(n + 1, np.int64)
     np.cumsum(sizes, out=bounds[1:])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swjoin.batch import I64, U8, U64
+from swjoin.batch import I64, U8, U64, check_indexes
 from swjoin.deliveries import Directory, GroupId
 from swjoin.errors import RunFailed
 from swjoin.hashing import hash_key, tag_of
@@ -283,8 +283,15 @@ class WindowState:
     ) -> None:
         """Append runs of window tuples (key, time, id) to mini-partition-groups `which` (indexes into the directory's lists).
 
-        RunFailed when the windows are full.
+        RunFailed when the windows are full, or the runs do not fit the columns.
         """
+        check_indexes(which, 0, len(hidden.minis), f"partition-group {hidden.group} arrives")
+        tuples = len(columns[0])
+        flagged = tuples if flags is None else len(flags)
+        if len(which) != len(counts) or counts.min(initial=0) < 0 or int(counts.sum()) != tuples or flagged != tuples:
+            raise RunFailed(
+                f"internal error: partition-group {hidden.group} arrives: runs and marks do not fit {tuples} tuples"
+            )
         if self.blocks_wanted(counts) > free_blocks(self.pool):
             raise self.no_room(hidden.group, len(columns[0]))
         marks = np.empty(0, np.uint8) if flags is None else flags

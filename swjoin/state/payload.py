@@ -240,7 +240,7 @@ class _Tails:
         """live, end: references of the oldest row that has not been freed, and after the newest."""
         assert self._base <= live, f"payload: tails from {self._base} on, rows from {live} on are live"
         assert self._base + self._size == end, f"payload: tails up to {self._base + self._size}, rows up to {end}"
-        check_offsets(self._offsets[: self._size + 1], self._used, "payload")
+        check_offsets(self._offsets[: self._size + 1], self._used, "tails of payload")
 
 
 class PayloadStore:
@@ -317,7 +317,7 @@ class PayloadStore:
         if rows.layout != self.layout:
             raise RunFailed(f"internal error: storing payload: rows of {rows.layout}, the stream has {self.layout}")
         if rows.var_offsets is not None and rows.var is not None:
-            check_offsets(rows.var_offsets, len(rows.var), "storing payload")
+            check_offsets(rows.var_offsets, len(rows.var), "internal error: storing payload")
         first = self._pages.append(rows.fixed)
         if self._tails is not None and rows.var_offsets is not None and rows.var is not None:
             self._tails.append(rows.var_offsets, rows.var, self._live)
