@@ -378,7 +378,8 @@ def _assumed_time(own: StreamConfig, other: StreamConfig, kind: pa.DataType, *, 
     if own.time_unit is not None and own.time_unit != other.time_unit:
         return pa.int64()
     local = zoned(kind) and own.assume_timezone is not None
-    return pa.timestamp("us") if local or not known or (pa.types.is_integer(kind) and own.time_unit is None) else kind
+    unitless = pa.types.is_integer(kind) and own.time_unit is None and other.time_unit is not None
+    return pa.timestamp("us") if local or not known or unitless else kind
 
 
 class _Promise(NamedTuple):
