@@ -105,11 +105,9 @@ class Times:
         return {side: form for side, form in zip(SIDES, (self.left, self.right), strict=True) if form in UNITS}
 
 
-NO_LEFT = "left .*time column ts has no time zone .*, right .*time column ts has one .*cannot be compared; give both a zone, or"
-NO_RIGHT = (
-    "right .*time column ts has no time zone .*, left .*time column ts has one .*cannot be compared; give both a zone, or"
-)
-NO_USE = "left .*assume.timezone.* is for timestamps and dates without a zone: leave it out"
+NO_LEFT = "left.*time column ts has no time zone .*, right.*time column ts has one .*cannot be compared; give both a zone, or"
+NO_RIGHT = "right.*time column ts has no time zone .*, left.*time column ts has one .*cannot be compared; give both a zone, or"
+NO_USE = "left.*assume.timezone.* is for timestamps and dates without a zone: leave it out"
 MATRIX = [
     *(Times(form, form) for form in FORMS if form not in ("bare", "local")),
     Times("utc", "berlin"), Times("berlin", "utc"), Times("naive", "date"), Times("date", "naive"), Times("s", "date"),
@@ -117,11 +115,11 @@ MATRIX = [
     Times("s", "ns"), Times("ms", "us"), Times("us", "s"), Times("ns", "ms"),
     Times("utc", "naive", NO_RIGHT), Times("naive", "utc", NO_LEFT), Times("berlin", "local", NO_RIGHT),
     Times("date", "berlin", NO_LEFT), Times("utc", "date", NO_RIGHT),
-    Times("bare", "bare", "left .*holds integers; say which unit with (--)?time.unit"),
-    Times("bare", "utc", "left .*holds integers; say which unit with (--)?left.time.unit"),
-    Times("s", "bare", "right .*holds integers; say which unit with (--)?right.time.unit"),
-    Times("naive", "bare", "right .*holds integers; say which unit with (--)?right.time.unit"),
-    Times("utc", "naive", "left .*time units are for integers", unit="s"),
+    Times("bare", "bare", "left.*holds integers; say which unit with (--)?time.unit"),
+    Times("bare", "utc", "left.*holds integers; say which unit with (--)?left.time.unit"),
+    Times("s", "bare", "right.*holds integers; say which unit with (--)?right.time.unit"),
+    Times("naive", "bare", "right.*holds integers; say which unit with (--)?right.time.unit"),
+    Times("utc", "naive", "left.*time units are for integers", unit="s"),
     Times("utc", "local", zone="Europe/Berlin"), Times("local", "utc", zone="Europe/Berlin"),
     Times("local", "local", zone="Europe/Berlin"), Times("local", "ms", zone="Europe/Berlin"),
     Times("ns", "local", zone="Europe/Berlin"), Times("date", "utc", zone="UTC"), Times("berlin", "naive", zone="UTC"),
