@@ -674,7 +674,9 @@ def test_wrong_runs_are_one_clear_exception(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(swjoin.UserError, match="not valid JSON"):
         swjoin.Run.open(tmp_path)
-    (tmp_path / "run.json").write_text(json.dumps({"results": {"count": None, "digest": None}, "failure": "<it broke>"}))
+    (tmp_path / "run.json").write_text(
+        json.dumps({"config": {}, "ledger": {}, "results": {"count": None, "digest": None}, "failure": "<it broke>"})
+    )
     failed = swjoin.Run.open(tmp_path)
     assert "&lt;it broke&gt;" in failed._repr_html_()
     with pytest.raises(swjoin.RunFailed, match="it broke"):

@@ -32,6 +32,8 @@ from swjoin.spark.workload import generate
 from tests.cases import CASES, Case, by_name
 from tests.conftest import SharedSpark
 from tests.limits import LONG_S, PROCESS_S
+from tests.test_times import WRITERS, expected
+from tests.test_times import table as times_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(LONG_S)]
 WORKLOAD = WorkloadConfig(3_000, 2_000_000, 0.7, 5_000, 12)
@@ -248,6 +250,25 @@ def test_verify_of_strings_in_csv(spark: Any, tmp_path: Path) -> None:
     result = verify(tmp_path / "run", None)
     assert result.equal, result.lines()
     assert result.count > 100
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "arrow"])
+def test_verify_of_local_times(suffix: str, spark: Any, tmp_path: Path) -> None:
+    """Over a change of the clocks; the right side's are instants, local times, or dates."""
+    for form, zone in (("utc", None), ("local", "Europe/Berlin"), ("date", "UTC")):
+        plain: dict[str, Any] = {"join": {"within": "1d"}, "sink": {"kind": "count"}}
+        for side, kind, own in (("left", "local", "Europe/Berlin"), ("right", form, zone)):
+            path = tmp_path / f"{form}-{side}.{suffix}"
+            whole = times_table(kind, side)
+            if kind == "local":  # Spark has no nanoseconds
+                whole = whole.set_column(1, "ts", whole.column("ts").cast(pa.timestamp("us")))
+            WRITERS[suffix](whole, path)
+            plain[side] = {"path": str(path), "time": "ts", **({} if own is None else {"assume_timezone": own})}
+        (tmp_path / "config.yaml").write_text(json.dumps(plain))
+        run(tmp_path / "config.yaml", tmp_path / form)
+        result = verify(tmp_path / form, None)
+        assert result.equal, result.lines()
+        assert (result.count, result.digest) == expected()
 
 
 def test_aggregate_adds_up(a_run: Path, swjoin: Any) -> None:

@@ -20,6 +20,8 @@ from swjoin.spark.joining import Joiner, JoinPlan, join_parcels
 from swjoin.spark.parcels import StreamPlan, pack, unpack
 from tests.cases import CASES, Case, Rows, by_name
 from tests.limits import LONG_S
+from tests.test_times import MATRIX, Times, expected
+from tests.test_times import table as times_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(LONG_S)]
 COMMON: dict[str, Any] = {"on": "key", "left_time": "ts", "right_time": "ts", "time_unit": "us"}
@@ -341,6 +343,31 @@ def test_times_that_only_an_executor_sees(spark: Any) -> None:
     left = frame(spark, [1], [1 << 60])
     with pytest.raises(PythonException, match="time column ts is out of range; check time_unit"):
         window_join(left, right, within="1us", partitions=1, **{**COMMON, "time_unit": "s"}).count()
+
+
+@pytest.mark.parametrize(
+    "times",
+    [pytest.param(t, marks=pytest.mark.long if i % 6 else ()) for i, t in enumerate(t for t in MATRIX if t.zone is None)],
+    ids=lambda t: t.name,
+)
+def test_times_of_every_form(times: Times, spark: Any, tmp_path: Path) -> None:
+    frames = []
+    for side, form in zip(("left", "right"), (times.left, times.right), strict=True):
+        whole = times_table(form, side)
+        kind = whole.schema.field("ts").type  # Spark has no nanoseconds, and nothing unsigned
+        plain = pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else pa.int64() if pa.types.is_uint64(kind) else kind
+        whole = whole.set_column(1, "ts", whole.column("ts").cast(plain)).append_column("id", pa.array(range(len(whole))))
+        path = str(tmp_path / f"{side}.parquet")
+        pq.write_table(whole, path)
+        frames.append(spark.read.parquet(path) if side == "left" else parquet(spark, path))
+    units = {f"{side}_time_unit": unit for side, unit in times.units.items()}
+    arguments: dict[str, Any] = {"on": "key", "left_time": "ts", "right_time": "ts", "within": "1d", "partitions": 3}
+    arguments |= {"time_unit": times.unit} if times.unit else units
+    if times.refusal is None:
+        assert found(window_join(*frames, **arguments)) == expected()
+    else:
+        with pytest.raises(UserError, match=times.refusal):
+            window_join(*frames, **arguments)
 
 
 # ---------------------------------------------------------------- files, and the daemon

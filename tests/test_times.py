@@ -105,11 +105,9 @@ class Times:
         return {side: form for side, form in zip(SIDES, (self.left, self.right), strict=True) if form in UNITS}
 
 
-NO_LEFT = "left .*time column ts has no time zone .*, right .*time column ts has one .*cannot be compared; give both a zone, or"
-NO_RIGHT = (
-    "right .*time column ts has no time zone .*, left .*time column ts has one .*cannot be compared; give both a zone, or"
-)
-NO_USE = "left .*assume.timezone.* is for timestamps and dates without a zone: leave it out"
+NO_LEFT = "left.*time column ts has no time zone .*, right.*time column ts has one .*cannot be compared; give both a zone, or"
+NO_RIGHT = "right.*time column ts has no time zone .*, left.*time column ts has one .*cannot be compared; give both a zone, or"
+NO_USE = "left.*assume.timezone.* is for timestamps and dates without a zone: leave it out"
 MATRIX = [
     *(Times(form, form) for form in FORMS if form not in ("bare", "local")),
     Times("utc", "berlin"), Times("berlin", "utc"), Times("naive", "date"), Times("date", "naive"), Times("s", "date"),
@@ -117,11 +115,11 @@ MATRIX = [
     Times("s", "ns"), Times("ms", "us"), Times("us", "s"), Times("ns", "ms"),
     Times("utc", "naive", NO_RIGHT), Times("naive", "utc", NO_LEFT), Times("berlin", "local", NO_RIGHT),
     Times("date", "berlin", NO_LEFT), Times("utc", "date", NO_RIGHT),
-    Times("bare", "bare", "left .*holds integers; say which unit with (--)?time.unit"),
-    Times("bare", "utc", "left .*holds integers; say which unit with (--)?left.time.unit"),
-    Times("s", "bare", "right .*holds integers; say which unit with (--)?right.time.unit"),
-    Times("naive", "bare", "right .*holds integers; say which unit with (--)?right.time.unit"),
-    Times("utc", "naive", "left .*time units are for integers", unit="s"),
+    Times("bare", "bare", "left.*holds integers; say which unit with (--)?time.unit"),
+    Times("bare", "utc", "left.*holds integers; say which unit with (--)?left.time.unit"),
+    Times("s", "bare", "right.*holds integers; say which unit with (--)?right.time.unit"),
+    Times("naive", "bare", "right.*holds integers; say which unit with (--)?right.time.unit"),
+    Times("utc", "naive", "left.*time units are for integers", unit="s"),
     Times("utc", "local", zone="Europe/Berlin"), Times("local", "utc", zone="Europe/Berlin"),
     Times("local", "local", zone="Europe/Berlin"), Times("local", "ms", zone="Europe/Berlin"),
     Times("ns", "local", zone="Europe/Berlin"), Times("date", "utc", zone="UTC"), Times("berlin", "naive", zone="UTC"),
@@ -379,7 +377,7 @@ def test_rows_that_the_command_pushes(tmp_path: Path, capfd: pytest.CaptureFixtu
             (
                 ["--assume-timezone", "Europe/Berlin"],
                 "gap.csv",
-                "gap.csv, row 1 (counting from 0): column ts is 2027-03-28 02:30:00",
+                "gap.csv, line 3: column ts is 2027-03-28 02:30:00",
             ),
         ):
             code, said = push(run.address, "left", name, *options)
@@ -474,11 +472,14 @@ def mixed(folder: Path, *texts: str) -> str:
 MIXED = {
     "rows": (
         ["2026-01-01T10:00 2026-01-01T11:00 2026-01-01T12:00Z"],
-        r"0\.csv, row 2 .*column ts: '2026-01-01T12:00Z' has a time",
+        r"0\.csv, line 4: column ts: '2026-01-01T12:00Z' has a time",
     ),
-    "rows with offsets": (["2026-01-01T10:00+01:00 2026-01-01T11:00"], r"0\.csv, row 1 .*'2026-01-01T11:00' has no time zone"),
-    "files": (["2026-01-01T10:00", "2026-01-01T11:00-0500 2026-01-01T12:00Z"], r"1\.csv, row 0 .*'.*-0500' has a time zone"),
-    "a later block": (["2026-01-01T10:00Z " * 300_000 + "2026-01-02T12:00:07"], r"0\.csv, row 300000 .*has no time zone"),
+    "rows with offsets": (
+        ["2026-01-01T10:00+01:00 2026-01-01T11:00"],
+        r"0\.csv, line 3: .*'2026-01-01T11:00' has no time zone",
+    ),
+    "files": (["2026-01-01T10:00", "2026-01-01T11:00-0500 2026-01-01T12:00Z"], r"1\.csv, line 2: .*'.*-0500' has a time zone"),
+    "a later block": (["2026-01-01T10:00Z " * 300_000 + "2026-01-02T12:00:07"], r"0\.csv, line 300002: .*has no time zone"),
 }
 
 

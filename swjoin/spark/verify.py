@@ -187,6 +187,19 @@ def _stream(spark: SparkSession, config: RunConfig, side: int) -> tuple[DataFram
     return rows.select("id", "ts", *kept, *place), names
 
 
+def _streams(spark: SparkSession, config: RunConfig) -> list[tuple[DataFrame, list[str]]]:
+    """Both streams. Where local times are among them, Spark tells those of CSV and Arrow files from times with a zone."""
+    if config.left.assume_timezone is None and config.right.assume_timezone is None:
+        return [_stream(spark, config, side) for side in range(len(STREAM_NAMES))]
+    name = "spark.sql.timestampType"
+    before = spark.conf.get(name)
+    spark.conf.set(name, "TIMESTAMP_NTZ")
+    try:
+        return [_stream(spark, config, side) for side in range(len(STREAM_NAMES))]
+    finally:
+        spark.conf.set(name, before or "TIMESTAMP_LTZ")
+
+
 def _origin(*streams: DataFrame) -> int:
     """The lowest first time of both streams, 0 without any."""
     from pyspark.sql import functions as f
@@ -338,10 +351,8 @@ def _checked(run_dir: Path) -> tuple[dict[str, Any], RunConfig]:
 def verify(run_dir: Path, master: str | None) -> VerifyResult:
     """Recompute and compare. UserError when the run or its input cannot be read; RunFailed when the run did not finish."""
     report, config = _checked(run_dir)
-    zones = config.left.assume_timezone or config.right.assume_timezone
-    more = {"spark.sql.timestampType": "TIMESTAMP_NTZ"} if zones else {}  # of CSV files, and of Arrow's without a zone
-    with open_session(master, "swjoin verify", more) as spark:
-        (left, left_names), (right, right_names) = (_stream(spark, config, side) for side in range(len(STREAM_NAMES)))
+    with open_session(master, "swjoin verify") as spark:
+        (left, left_names), (right, right_names) = _streams(spark, config)
         origin = _origin(left, right) if config.time.model == "arrival" or config.measure.prefill_us else 0
         if config.time.model == "arrival":
             left, right = (_rebased(frame, origin) for frame in (left, right))

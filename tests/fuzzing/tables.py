@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from swjoin.config import StreamConfig, TimeConfig
 from swjoin.errors import SwjoinError
+from swjoin.sources.times import zoned
 from tests.fuzzing.harness import Wrong, check_refusal
 from tests.fuzzing.joins import Answer, Inputs, answer_of, check_answer, check_whole_run
 from tests.fuzzing.mutations import BOUNDARIES, spoil_bytes
@@ -137,12 +138,16 @@ def draw(random: Random, keys: tuple[pa.DataType, ...], times: tuple[pa.DataType
     names = ("k",) if random.random() < 0.8 else ("k", "k2")
     kinds = {name: random.choice(keys) for name in names}
     tables, streams = [], []
+    time = random.choice(times)
     for _ in range(2):
-        table = _table(random, random.choice((0, 1, 5, 20, 20, 30)), {**kinds, "ts": random.choice(times)}, random.randrange(3))
+        table = _table(random, random.choice((0, 1, 5, 20, 20, 30)), {**kinds, "ts": time}, random.randrange(3))
         with_id = "row" in table.column_names and random.random() < 0.5
-        unit = random.choice(("us", "us", "ms", "s", "ns")) if random.random() < 0.97 else None
+        needs_unit = random.random() < (0.97 if pa.types.is_integer(time) else 0.03)
+        unit = random.choice(("us", "us", "ms", "s", "ns")) if needs_unit else None
         streams.append(StreamConfig("", names, "ts", unit, "row" if with_id else None))  # type: ignore[arg-type]
         tables.append(table)
+        comparable = [t for t in times if pa.types.is_integer(t) or pa.types.is_integer(time) or zoned(t) == zoned(time)]
+        time = random.choice(comparable if random.random() < 0.95 else times)
     bounds = random.choice(_BOUNDS)
     scale = random.choice((1, 1, 1000, 10**6))
     late, allowed = random.choice(("drop",) * 5 + ("error",)), random.choice((0, 0, 10, 10**8))
