@@ -422,7 +422,7 @@ def test_errors_that_nobody_catches_are_caught(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(formats, "refusing", lambda path: nullcontext())
     monkeypatch.setattr(files, "refusing", lambda path: nullcontext())
-    assert "Arrow" in _findings(ParquetTarget(), tmp_path, 100, 1)[0]
+    assert _findings(ParquetTarget(), tmp_path, 100, 1)[0].startswith(("Arrow", "OSError"))
 
 
 def test_a_configuration_that_forgets_a_value_is_caught(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ MATRIX = [
     Times("utc", "naive", NO_RIGHT), Times("naive", "utc", NO_LEFT), Times("berlin", "local", NO_RIGHT),
     Times("date", "berlin", NO_LEFT), Times("utc", "date", NO_RIGHT),
     Times("bare", "bare", "left.*holds integers; say which unit with (--)?time.unit"),
-    Times("bare", "utc", "left.*holds integers; say which unit with (--)?left.time.unit"),
+    Times("bare", "utc", "left.*holds integers; say which unit with (--)?(left.)?time.unit"),
     Times("s", "bare", "right.*holds integers; say which unit with (--)?right.time.unit"),
     Times("naive", "bare", "right.*holds integers; say which unit with (--)?right.time.unit"),
     Times("utc", "naive", "left.*time units are for integers", unit="s"),

@@ -118,7 +118,7 @@ def _read(name: str, wanted: pa.Schema, zone: str | None) -> Iterator[pa.RecordB
             _check_zone(zone, reader.schema, wanted, "standard input")
             first = 0
             for batch in reader:
-                yield fitted(batch, wanted, _placed("standard input", first), zone)
+                yield fitted(batch, wanted, _placed(None, first), zone)
                 first += batch.num_rows
         return
     for path in list_files(Path(name)):
@@ -130,12 +130,17 @@ def _read(name: str, wanted: pa.Schema, zone: str | None) -> Iterator[pa.RecordB
         with refusing(path):
             first = 0
             for batch in read_batches(path, schema, wanted.names, 65_536, 0):
-                yield fitted(batch, wanted, _placed(str(path), first), zone)
+                yield fitted(batch, wanted, _placed(path, first), zone)
                 first += batch.num_rows
 
 
-def _placed(where: str, first: int) -> Callable[[int], str]:
-    return lambda row: where if row < 0 else f"{where}, row {first + row} (counting from 0)"
+def _placed(path: Path | None, first: int) -> Callable[[int], str]:
+    """Where a row of a batch is in its file, or on standard input (None); the file itself for rows below 0."""
+    from swjoin.sources.formats import place_in
+
+    if path is None:
+        return lambda row: "standard input" if row < 0 else f"standard input, row {first + row} (counting from 0)"
+    return lambda row: str(path) if row < 0 else place_in(path, first + row)
 
 
 def _check_zone(zone: str | None, schema: pa.Schema, wanted: pa.Schema, where: str) -> None:

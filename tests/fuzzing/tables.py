@@ -443,14 +443,19 @@ class CsvTarget(_FilesTarget):
         return sink.getvalue()
 
     def read(self, config: StreamConfig, files: list[Path]) -> list[pa.Table]:
+        """Types are those of the first file with rows; a header needs no line break."""
         options, out = {"strings_can_be_null": True, "quoted_strings_can_be_null": False, "null_values": [""]}, []
+        types: dict[str, Any] | None = None
         for path in files:
-            types = None if not out else {f.name: f.type for f in out[0].schema}
+            with pa.input_stream(str(path)) as file:
+                data = file.read()
+            source = pa.BufferReader(data if data.endswith(b"\n") or not data.strip() else data + b"\n")
             convert = arrow_csv.ConvertOptions(column_types=types, **options)
-            table = arrow_csv.read_csv(path, arrow_csv.ReadOptions(use_threads=False), convert_options=convert)
-            fields = [f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in table.schema]
-            out.append(table.cast(pa.schema(fields)))
-        return out
+            out.append(arrow_csv.read_csv(source, arrow_csv.ReadOptions(use_threads=False), convert_options=convert))
+            if types is None and out[-1].num_rows:
+                types = {f.name: pa.string() if pa.types.is_null(f.type) else f.type for f in out[-1].schema}
+        known = types or {}
+        return [t.cast(pa.schema([(n, known.get(n, pa.string())) for n in t.column_names])) for t in out]
 
     def spoil(self, random: Random, data: bytes) -> bytes:
         choice = random.randrange(8)
