@@ -449,7 +449,7 @@ class CsvTarget(_FilesTarget):
         for path in files:
             with pa.input_stream(str(path)) as file:
                 data = file.read()
-            source = pa.BufferReader(data if data.endswith(b"\n") or not data.strip() else data + b"\n")
+            source = pa.BufferReader(data if b"\n" in data or b"\r" in data or not data.strip() else data + b"\n")
             convert = arrow_csv.ConvertOptions(column_types=types, **options)
             out.append(arrow_csv.read_csv(source, arrow_csv.ReadOptions(use_threads=False), convert_options=convert))
             if types is None and out[-1].num_rows:
