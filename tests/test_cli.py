@@ -176,7 +176,7 @@ def _bad(files: tuple[Path, Path], tmp: Path) -> dict[str, tuple[list[object], s
     floats = write(pa.table({"name": [1.0], "at": LEFT["at"].slice(0, 1)}), tmp / "floats.parquet")
     nested = write(pa.table({"name": ["a"], "at": LEFT["at"].slice(0, 1), "list": [[1]]}), tmp / "nested.parquet")
     integers = write(pa.table({"name": ["a"], "at": [1]}), tmp / "integers.parquet")
-    fine = write(pa.table({"name": ["a"], "at": pa.array([1], pa.timestamp("ns"))}), tmp / "fine.parquet")
+    fine = write(pa.table({"name": ["a"], "at": pa.array([1], pa.timestamp("ns", "UTC"))}), tmp / "fine.parquet")
     void = tmp / "void"
     void.mkdir()
     mixed = tmp / "mixed"
