@@ -110,8 +110,8 @@ def _outer_seeds(count: int) -> Iterator[int]:
 
 
 def test_dead_tuples_that_leave_with_their_partition_group_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time of the oldest tuple that may be unsettled decides alone. It is unknown when another partition-group has just
-    come: then everything leaves, also what refers to payload that has been freed."""
+    """The time of the oldest tuple that may be unsettled decides alone. When another partition-group has just come it is not
+    known: everything leaves, also what refers to payload that has been freed."""
     begin = Departure.__init__
 
     def everything(self: Departure, join: WindowJoin, *args: Any) -> None:
