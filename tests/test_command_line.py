@@ -131,7 +131,8 @@ def test_a_column_on_neither_side_is_refused(sides: tuple[Path, Path], swjoin: A
 def test_kinds_of_events_are_separated_by_commas_too(swjoin: Any, tmp_path: Path) -> None:
     assert parsed("events", "--kind", "left", "held,decided", str(tmp_path)).kinds == ["left", "held,decided"]
     done = swjoin("events", "--kind", "left", "helt", tmp_path)
-    assert (done.code, done.err) == (2, [f"swjoin: {tmp_path}: holds no metrics/events.parquet; is it the directory of a run?"])
+    assert done.code == 2
+    assert "holds no metrics/events.parquet" in done.err[0]
 
 
 @pytest.mark.parametrize("suffix", ["csv", "csv.gz"])

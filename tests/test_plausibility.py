@@ -295,7 +295,8 @@ def written(folder: Path, kind: str = "parquet", hours: int = 1) -> list[str]:
 
 
 def nearest_in(folder: Path, kind: str = "parquet") -> str:
-    places = [f"{side} {folder}/{side}.{kind}, row 0 (counting from 0)" for side in ("left", "right")]
+    row = "line 2" if kind == "csv" else "row 0 (counting from 0)"
+    places = [f"{side} {folder}/{side}.{kind}, {row}" for side in ("left", "right")]
     return (
         "nothing matched, though 144 keys are on both sides: the nearest pair with equal keys is 59 min 50 s outside the "
         f"bounds (right 1 h after left): {', '.join(places)}"

@@ -48,7 +48,7 @@ def in_new_folder(start: Callable[[Path], int], *, as_ranks: bool) -> int:
 
 def named(folder: Path) -> Path:
     """The folder itself, where `folder` is a link, which may soon lead to another one."""
-    return folder.parent / os.readlink(folder) if folder.is_symlink() else folder
+    return folder.parent / os.readlink(folder) if os.path.islink(folder) else folder
 
 
 def _made() -> Path:

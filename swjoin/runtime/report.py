@@ -207,7 +207,7 @@ def partial_report(job: Job, collector: dict[str, Any], failure: str, ranks: dic
 
 def speed_means_something(report: dict[str, Any]) -> bool:
     """Throughput and production delay of a paced run, or of a second's work on many rows; else they are those of starting."""
-    tuples = sum(side["tuples"] for side in report.get("input", {}).values())
+    tuples = sum(side["tuples"] for side in (report.get("input") or {}).values())
     long = (report.get("join_s") or 0.0) > 1.0 and tuples >= 10_000
     return bool(report.get("simulated") or report["config"].get("pace") == "realtime" or long)
 
