@@ -27,7 +27,7 @@ from swjoin.loading import apply_overrides, config_from_plain, load_config
 from swjoin.messages import Delivered
 from swjoin.runtime import local, manifest_checks, wire
 from swjoin.runtime.costs import load_costs
-from swjoin.sources import columns, files, formats
+from swjoin.sources import files, formats, times
 from swjoin.sources.files import FileSource
 from swjoin.storage import AppendedFile
 from swjoin.sweeps.experiment import load_experiment
@@ -403,7 +403,7 @@ def test_a_reader_that_loses_a_row_is_caught(target: type, count: int, monkeypat
 
 
 def test_times_in_another_unit_are_caught(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(columns, "_UNIT_US", {"s": 1_000_000, "ms": 2_000, "us": 1})
+    monkeypatch.setattr(times, "_UNIT_US", {"s": 1_000_000, "ms": 2_000, "us": 1})
     assert _findings(ParquetTarget(), tmp_path, 800, 1)
 
 

@@ -196,6 +196,9 @@ def check_answer(inputs: Inputs, answer: Answer, read: Reading) -> None:
             tables.append(_one_table(config, read(config, list_files(Path(str(config.path))))))
         except (pa.ArrowException, OSError, ValueError) as error:
             raise Wrong(f"{STREAM_NAMES[stream]} was accepted; read in one piece it is refused: {str(error)[:200]}") from None
+    clocks = [table.schema.field(config.time).type for config, table in zip(inputs.streams, tables, strict=True)]
+    if len({kind.tz is None if t.is_timestamp(kind) else True for kind in clocks if not t.is_integer(kind)}) > 1:
+        raise Wrong(f"times with and without a zone were joined: {clocks}")
     lefts, rights = (_good(inputs, stream, tables[stream]) for stream in (0, 1))
     lower, upper = inputs.bounds
     pairs = [

@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from swjoin.config import StreamConfig, TimeConfig
 from swjoin.errors import SwjoinError
+from swjoin.sources.times import zoned
 from tests.fuzzing.harness import Wrong, check_refusal
 from tests.fuzzing.joins import Answer, Inputs, answer_of, check_answer, check_whole_run
 from tests.fuzzing.mutations import BOUNDARIES, spoil_bytes
@@ -132,15 +133,23 @@ def _table(random: Random, n: int, schema: dict[str, pa.DataType], more: int) ->
     return pa.table(columns)
 
 
+def _mixed(one: pa.DataType, other: pa.DataType) -> bool:
+    """Times with a zone, and times without one."""
+    return {zoned(one), zoned(other)} == {True, False}
+
+
 def draw(random: Random, keys: tuple[pa.DataType, ...], times: tuple[pa.DataType, ...]) -> tuple[Inputs, list[pa.Table]]:
     """Two streams that can be joined, and how."""
     names = ("k",) if random.random() < 0.8 else ("k", "k2")
     kinds = {name: random.choice(keys) for name in names}
     tables, streams = [], []
-    for _ in range(2):
-        table = _table(random, random.choice((0, 1, 5, 20, 20, 30)), {**kinds, "ts": random.choice(times)}, random.randrange(3))
+    clocks = [random.choice(times)]
+    clocks.append(random.choice([kind for kind in times if random.random() < 0.05 or not _mixed(kind, clocks[0])] or clocks))
+    for clock in clocks:
+        table = _table(random, random.choice((0, 1, 5, 20, 20, 30)), {**kinds, "ts": clock}, random.randrange(3))
         with_id = "row" in table.column_names and random.random() < 0.5
-        unit = random.choice(("us", "us", "ms", "s", "ns")) if random.random() < 0.97 else None
+        unit = random.choice(("us", "us", "ms", "s", "ns"))
+        unit = unit if pa.types.is_integer(clock) == (random.random() < 0.98) else None
         streams.append(StreamConfig("", names, "ts", unit, "row" if with_id else None))  # type: ignore[arg-type]
         tables.append(table)
     bounds = random.choice(_BOUNDS)
