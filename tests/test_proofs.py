@@ -163,23 +163,20 @@ def test_a_changed_byte_and_a_cut_file_are_refused(tmp_path: Path) -> None:
         swjoin.proof(path)
 
 
-def test_blocks_are_hashed_alike_in_whatever_pieces_they_are_written(tmp_path: Path) -> None:
-    from swjoin.sinks.proofs import _BLOCK, HashedFile, _hash_of
+def test_sampled_hashes_see_rows_that_moved(tmp_path: Path) -> None:
+    from swjoin.sinks.proofs import _BLOCK, _WHOLE, sampled_hash
 
-    data = np.random.default_rng(1).bytes(2 * _BLOCK + 13)
-    for size in (0, 5, 64, _BLOCK, _BLOCK + 1, 2 * _BLOCK, len(data)):
-        found = set()
-        for piece in (len(data), 65_537, _BLOCK):
-            file = HashedFile(tmp_path / "f")
-            for at in range(0, size, piece):
-                file.write(data[at : min(at + piece, size)])
-            found.add(file.written())
-            file.write(b"a footer")
-            file.close()
-        ((count, hashed),) = found
-        assert count == size
-        assert (tmp_path / "f").read_bytes() == data[:size] + b"a footer"
-        assert _hash_of(tmp_path / "f", size) == hashed
+    data = np.random.default_rng(1).bytes(_WHOLE + 3 * _BLOCK + 13)
+    path, found = tmp_path / "f", {}
+    for size in (0, 5, 64, _BLOCK + 1, _WHOLE, _WHOLE + 1, len(data)):
+        path.write_bytes(data[:size] + b"a footer")
+        found[size] = sampled_hash(path, size)
+    assert len(set(found.values())) == len(found)
+    for at in (0, 1, _BLOCK, 2 * _BLOCK + 7, len(data) - 1):  # without one byte, and another at the end
+        path.write_bytes(data[:at] + data[at + 1 :] + b"xa footer")
+        assert sampled_hash(path, len(data)) != found[len(data)]
+    with pytest.raises(ValueError, match="length|size"):
+        sampled_hash(path, 2 * _WHOLE)
 
 
 def test_what_carries_no_proof_is_refused_in_one_line(tmp_path: Path) -> None:

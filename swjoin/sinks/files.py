@@ -21,7 +21,7 @@ from swjoin.errors import RunFailed, UserError
 from swjoin.hashing import digest_pairs
 from swjoin.oracle import format_digest
 from swjoin.sinks.plan import OutputPlan
-from swjoin.sinks.proofs import Claim, HashedFile
+from swjoin.sinks.proofs import Claim, sampled_hash
 from swjoin.storage import not_written, sync_file, sync_folder, writing
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ class _OpenFile:
         compression = "gzip" if target.name.endswith(".gz") else None
         self._parquet = kind == "parquet"
         self._ids = ids
-        self._hashed = HashedFile(self.temporary) if self._parquet and not ids else None
-        self._stream: Any = self._hashed or pa.output_stream(str(self.temporary), compression=compression)
+        self._stream: Any = pa.output_stream(str(self.temporary), compression=compression)
         try:
             self._writer: Any = (
                 pq.ParquetWriter(self._stream, schema, compression="lz4", use_dictionary=False)
@@ -72,10 +71,16 @@ class _OpenFile:
         """Nothing more is written. whole: what is known of the whole result, if it is."""
         if not self._finished:
             if self._parquet:
-                written = None if self._hashed is None else self._hashed.written()
+                written = None if self._ids else self._written()
                 claim = Claim(self._rows, format_digest(self._digest), self._ids, written, whole)
                 self._writer.add_key_value_metadata(claim.to_metadata())
             self._end()
+
+    def _written(self) -> tuple[int, int]:
+        """How many bytes come before the footer, and their sampled hash."""
+        self._stream.flush()
+        size = self._stream.tell()
+        return size, sampled_hash(self.temporary, size)
 
     def _end(self) -> None:
         if not self._finished:
