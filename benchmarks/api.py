@@ -28,11 +28,11 @@ from benchmarks.join_module import THETA_BYTES, new_join
 from benchmarks.run import row, turns
 from benchmarks.workloads import I64, WORKLOADS, deliveries, expected, sized, stream
 from swjoin.api.arguments import JOIN_PARTITIONS
-from swjoin.batch import TupleBatch
-from swjoin.deliveries import Delivery
-from swjoin.oracle import format_digest
-from swjoin.runtime.memory import keep_freed_memory
-from swjoin.sources.bmodel import payload_bytes
+from swjoin.connectors.generator.bmodel import payload_bytes
+from swjoin.core.batch import TupleBatch
+from swjoin.core.data_messages import Delivery
+from swjoin.core.join_semantics import format_digest
+from swjoin.monitor.process_memory import keep_freed_memory
 
 Answer = tuple[int, str]
 _clock: Callable[[], float] = time.perf_counter

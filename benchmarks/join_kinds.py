@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from benchmarks import parse
 from benchmarks.join_module import BLOCK_TUPLES, THETA_BYTES, TUPLE_BYTES, touch
 from benchmarks.workloads import EPOCH_TUPLES, GROUPS, WORKLOADS, deliveries, expected, sized, stream
-from swjoin.batch import LEFT, MISSING_ID, RIGHT, PayloadRows, RowLayout, TupleBatch
-from swjoin.deliveries import Delivery
+from swjoin.core.batch import LEFT, MISSING_ID, RIGHT, PayloadRows, RowLayout, TupleBatch
+from swjoin.core.data_messages import Delivery
+from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How, format_digest, pair_digest
 from swjoin.operators.window_join import WindowJoin
-from swjoin.oracle import JOIN_KINDS, Bounds, How, format_digest, pair_digest
 
 PAYLOAD = RowLayout(48)
 

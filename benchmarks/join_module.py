@@ -15,10 +15,11 @@ import numpy as np
 
 from benchmarks import parse
 from benchmarks.workloads import EPOCH_TUPLES, GROUPS, WORKLOADS, deliveries, expected, sized, stream
-from swjoin.deliveries import Delivery
+from swjoin.core.data_messages import Delivery
+from swjoin.core.join_semantics import Bounds, format_digest
+from swjoin.core.record_layout import ROW
 from swjoin.operators.window_join import WindowJoin
-from swjoin.oracle import Bounds, format_digest
-from swjoin.state.arrays import HEADER, ROW
+from swjoin.state.arrays import HEADER
 
 THETA_BYTES = 32 << 10
 BLOCK_TUPLES, TUPLE_BYTES = 64, 64

@@ -20,16 +20,16 @@ from numba import njit
 from benchmarks import parse
 from benchmarks.join_module import new_join, touch
 from benchmarks.workloads import GROUPS, WORKLOADS, deliveries, sized, stream
-from swjoin.batch import SourceBatch, TupleBatch
-from swjoin.cluster.intake import StreamIntake
-from swjoin.config import TimeConfig
-from swjoin.deliveries import Delivery
+from swjoin.cluster.master.intake import StreamIntake
+from swjoin.cluster.wire import pack_delivery
+from swjoin.config.run import TimeConfig
+from swjoin.core.batch import SourceBatch, TupleBatch
+from swjoin.core.data_messages import Delivery
+from swjoin.core.record_layout import ROW
 from swjoin.policy.placement import round_robin
 from swjoin.routing.hash_partition import GroupMap, HashPartition
-from swjoin.runtime.wire import pack_delivery
-from swjoin.state.arrays import ROW
 from swjoin.state.candidates import count_matches
-from swjoin.state.fresh import scatter_fresh, sort_fresh
+from swjoin.state.fresh_tuples import scatter_fresh, sort_fresh
 from swjoin.state.simd import LANES, match_mask
 
 REPEATS = 7
@@ -182,7 +182,7 @@ def breakdown(turns: int = 5, *, tiny: bool = False) -> dict[str, float]:
 
 
 def main() -> None:
-    from swjoin.runtime.memory import keep_freed_memory
+    from swjoin.monitor.process_memory import keep_freed_memory
 
     args = parse(argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]))
     keep_freed_memory()

@@ -37,15 +37,15 @@ def _channel() -> Any:
     mpi4py.rc.thread_level = "serialized"
     from mpi4py import MPI
 
-    from swjoin.runtime.channel import Channel
-    from swjoin.runtime.memory import keep_freed_memory
+    from swjoin.monitor.process_memory import keep_freed_memory
+    from swjoin.runtime.mpi.channel import Channel
 
     keep_freed_memory()
     return Channel(MPI.COMM_WORLD)
 
 
 def _config(paths: list[str] | None) -> Any:
-    from swjoin.loading import config_from_plain
+    from swjoin.config.loader import config_from_plain
 
     streams = {
         side: {"path": (paths or ["none", "none"])[i], "key": ["key"], "time": "ts", "time_unit": "us"}
@@ -66,7 +66,7 @@ class _Memory:
     """Rows in memory, as a source would hand them over."""
 
     def __init__(self, seed: int, tuples: int) -> None:
-        from swjoin.batch import SourceBatch
+        from swjoin.core.batch import SourceBatch
 
         random = np.random.default_rng(seed)
         ts = np.arange(tuples, dtype=np.int64) * 10
@@ -82,12 +82,12 @@ class _Memory:
 
 def master(channel: Any, paths: list[str] | None, tuples: int) -> float:
     """Tuples per second through the master to a null slave."""
-    from swjoin.cluster.master import Master
-    from swjoin.deliveries import SlaveId
-    from swjoin.messages import Deliver, ReadTuples, SlaveReported, StreamEnded, TuplesRead
-    from swjoin.runtime.rank import DELIVERY, REPORT
-    from swjoin.runtime.wire import pack_delivery
-    from swjoin.sources.files import open_sources
+    from swjoin.cluster.master.master import Master
+    from swjoin.cluster.messages import Deliver, ReadTuples, SlaveReported, StreamEnded, TuplesRead
+    from swjoin.cluster.wire import pack_delivery
+    from swjoin.connectors.files.source import open_sources
+    from swjoin.core.ids import SlaveId
+    from swjoin.runtime.mpi.rank import DELIVERY, REPORT
 
     config = _config(paths)
     role = Master(config, 1, (None, None))
@@ -132,8 +132,8 @@ def master(channel: Any, paths: list[str] | None, tuples: int) -> float:
 
 def null_slave(channel: Any) -> None:
     """Receives and reports; as a slave does, it asks for the next delivery before it looks at this one."""
-    from swjoin.runtime.rank import DELIVERY, REPORT
-    from swjoin.runtime.wire import unpack_delivery
+    from swjoin.cluster.wire import unpack_delivery
+    from swjoin.runtime.mpi.rank import DELIVERY, REPORT
 
     report = np.zeros(1).view(np.uint8)
     channel.comm.Barrier()
@@ -151,15 +151,16 @@ def null_slave(channel: Any) -> None:
 
 def results(channel: Any, pairs_sent: int) -> float | None:
     """Pairs per second from a slave (rank 1) to the collector (rank 0)."""
-    from swjoin.batch import Pairs
     from swjoin.cluster.collector import Collector
-    from swjoin.cluster.metrics import COLUMNS
-    from swjoin.deliveries import EpochIndex, GroupResults, QueryId, ResultChunk, SlaveId
-    from swjoin.hashing import digest_pairs
-    from swjoin.messages import ResultsReceived
-    from swjoin.runtime.rank import RESULTS
-    from swjoin.runtime.wire import pack_results, unpack_results
-    from swjoin.state.histogram import HISTOGRAM_SIZE
+    from swjoin.cluster.messages import ResultsReceived
+    from swjoin.cluster.wire import pack_results, unpack_results
+    from swjoin.core.batch import Pairs
+    from swjoin.core.data_messages import GroupResults, ResultChunk
+    from swjoin.core.hashing import digest_pairs
+    from swjoin.core.ids import EpochIndex, QueryId, SlaveId
+    from swjoin.core.metric_columns import COLUMNS
+    from swjoin.runtime.mpi.rank import RESULTS
+    from swjoin.state.delay_histogram import HISTOGRAM_SIZE
 
     random = np.random.default_rng(3)
     times = [random.integers(0, 1 << 40, ROWS) for _ in range(3)]

@@ -4,7 +4,7 @@ What: `session`, a minute in real time with a producer, a consumer and a slave k
 as it comes; `delay`, production delay over the distribution epoch at a low rate, with a figure. Every answer is compared with
 DuckDB's: in the run's report, at a consumer of final rows, and at one that takes rows as they come.
 Why: what a live run promises has to be seen from outside, at its clients.
-Stays out: playing a session (`swjoin.runtime.live_session`).
+Stays out: playing a session (`benchmarks.workloads.live_session`).
 
 Producers, the run and consumers share the machine; a tuple has 72 bytes on the wire (key, time, id, 40 to 48 bytes of payload).
 
@@ -25,7 +25,7 @@ from pathlib import Path
 
 from benchmarks import parse
 from benchmarks.run import environment, say
-from swjoin.runtime.live_session import Played, Session, play
+from benchmarks.workloads.live_session import Played, Session, play
 
 KILLS = (("right", 0.25), ("consumer", 0.45), ("slave", 0.65))
 RATES = (25_000, 50_000, 100_000, 150_000, 200_000, 300_000, 400_000)

@@ -32,11 +32,11 @@ import pyarrow.parquet as pq
 from benchmarks import parse
 from benchmarks.run import row, say, turns
 from benchmarks.workloads import WORKLOADS, expected, sized, stream
-from swjoin.config import WorkloadConfig
-from swjoin.loading import load_config
-from swjoin.observe.watchers import ADDRESS_FILE, CollectorWatcher, MasterWatcher
-from swjoin.runtime.job import Job
-from swjoin.runtime.local import run_local
+from swjoin.config.job import Job
+from swjoin.config.loader import load_config
+from swjoin.config.run import WorkloadConfig
+from swjoin.monitor.role_watchers import ADDRESS_FILE, CollectorWatcher, MasterWatcher
+from swjoin.runtime.in_process import run_local
 
 MODES = ("off", "dashboard", "dashboard, asked twice a second")
 

@@ -4,16 +4,15 @@ What: six configurations that differ in window, payload, skew, distribution epoc
 is planned with costs that are measured on this machine just before it, or given. Then its saturation is looked for with real
 runs, and its memory is taken from three runs at half of it: run.json has what was foretold beside what was taken.
 Saturation: the highest rate per stream at which a run in realtime pace, whose windows have been filled beforehand, keeps its
-production delay flat (`sweeps.search.sustained`, the same criterion for both; that a machine at its limit is overloaded is no
-objection here). It is found by bisection until the lowest rate that is not sustained is within 8 %; the answer is the middle. A
-rate counts as sustained if one of two runs sustains it: what else the machine does can only take away.
+production delay flat (`monitor.sustainability.sustained`, the same criterion for both; that a machine at its limit is
+overloaded is no objection here). It is found by bisection until the lowest rate that is not sustained is within 8 %; the
+answer is the middle. A rate counts as sustained if one of two runs sustains it: what else the machine does can only take away.
 Four configurations imitate slower nodes, which are held to their share of CPU time, so that slaves and not the shared cores of
-the machine are the limit; two use the cores as they are.
-Memory: window state of the heaviest slave, and resident bytes of all ranks together, highest against predicted; medians.
-The answers are checked: the ledger of every run balances, and its pairs are within 3 % of the expected ones where the plan
-says them (inner joins).
-Calibration is the full one, once more for each configuration, because the speed of a shared machine changes; --quick has too
-few tuples in a delivery to tell what a tuple costs.
+the machine are the limit; two use the cores as they are. Memory: window state of the heaviest slave, and resident bytes of all
+ranks together, highest against predicted; medians. The answers are checked: the ledger of every run balances, and its pairs
+are within 3 % of the expected ones where the plan says them (inner joins). Calibration is the full one, once more for each
+configuration, because the speed of a shared machine changes; --quick has too few tuples in a delivery to tell what a tuple
+costs.
 Why: a forecast whose error nobody knows is an opinion.
 Stays out: keeping the figures; they are printed.
 
@@ -36,7 +35,7 @@ from typing import Any
 import yaml
 
 from benchmarks import parse
-from swjoin.sweeps.search import read_rows, sustained
+from swjoin.monitor.sustainability import read_rows, sustained
 
 EPOCHS = 16  # that are measured
 STEP = 1.08

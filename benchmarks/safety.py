@@ -4,7 +4,7 @@ What: `cost`, four ways to run the same join in turns on the same ranks: without
 tolerance (ULFM) and the channel that survives deaths, with both; `recovery`, one slave of three killed in the middle of a run
 with windows of different lengths. Every answer is checked in the run that is timed, against DuckDB's.
 Why: who turns checkpoints on should know what they pay, and what they get.
-Stays out: whether recovery is right (`swjoin.runtime.chaos`), hours (`swjoin.runtime.soak`).
+Stays out: whether recovery is right (`tests.tools.random_runs`), hours (`tests.tools.soak.run`).
 
 The reference workload is played for much longer than elsewhere, so that a run sees several checkpoints of 10 s; its two Parquet
 files a side are large and lie in FOLDER/streams until they are removed. ULFM without checkpoints is no mode of `swjoin run`: a
@@ -34,13 +34,13 @@ import pyarrow.parquet as pq
 
 from benchmarks import ROOT, parse
 from benchmarks.run import environment, lines, row, say, turns
-from swjoin.config import WorkloadConfig
-from swjoin.loading import config_from_plain
-from swjoin.oracle import Bounds
-from swjoin.runtime.generated_answer import expected
-from swjoin.runtime.job import Job
-from swjoin.runtime.processes import LaunchedRun
-from swjoin.sources.bmodel import SLOT_US, slot_count, slot_tuples
+from benchmarks.workloads.expected_results import expected
+from swjoin.config.job import Job
+from swjoin.config.loader import config_from_plain
+from swjoin.config.run import WorkloadConfig
+from swjoin.connectors.generator.bmodel import SLOT_US, slot_count, slot_tuples
+from swjoin.core.join_semantics import Bounds
+from tests.tools.processes import LaunchedRun
 
 RATE, BIAS, SEED, WINDOW_US = 100_000, 0.7, 1, 10_000_000
 PIECE_S = 60  # of stream, in one file
@@ -127,14 +127,15 @@ def checked(report: Report, answer: Answer) -> Report:
 
 def play_rank(job: Path) -> None:
     """What mpirun starts for a run that survives deaths without checkpoints: every rank gets the surviving channel."""
-    from swjoin.runtime import mpi, preflight
-    from swjoin.runtime.surviving_channel import SurvivingChannel, library_survives
+    from swjoin.runtime import preflight
+    from swjoin.runtime.mpi import main
+    from swjoin.runtime.mpi.resilient_channel import SurvivingChannel, library_survives
 
     if not library_survives():
         raise SystemExit("this MPI library has no fault tolerance (mpirun --with-ft ulfm)")
     preflight.check_world()
-    mpi.Channel = functools.partial(SurvivingChannel, mend="start anew")  # type: ignore[assignment, attr-defined, misc]
-    mpi.run_rank(Job.from_json(job.read_text()), progress=False)
+    main.Channel = functools.partial(SurvivingChannel, mend="start anew")  # type: ignore[assignment, attr-defined, misc]
+    main.run_rank(Job.from_json(job.read_text()), progress=False)
 
 
 def cost(streams: Path, folder: Path, answer: Answer, ranks: int, interval: str, repeats: int) -> dict[str, list[float]]:

@@ -29,14 +29,14 @@ import pyarrow.parquet as pq
 import yaml
 
 from benchmarks import parse
-from swjoin.cluster.metrics import COLUMNS
-from swjoin.config import RunConfig
-from swjoin.loading import config_from_plain
-from swjoin.runtime.calibrate import calibrate
-from swjoin.runtime.costs import CostModel, load_costs
-from swjoin.runtime.forecast import forecast
-from swjoin.runtime.generated_answer import expected
-from swjoin.runtime.planner import plan
+from benchmarks.workloads.expected_results import expected
+from swjoin.config.loader import config_from_plain
+from swjoin.config.run import RunConfig
+from swjoin.core.metric_columns import COLUMNS
+from swjoin.forecast.calibrate.roles import calibrate
+from swjoin.forecast.costs import CostModel, load_costs
+from swjoin.forecast.model.run import plan
+from swjoin.forecast.summary import forecast
 
 
 def _case(slaves: int, pace: str = "asap", **sections: Any) -> tuple[int, dict[str, Any]]:

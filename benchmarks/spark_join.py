@@ -24,11 +24,11 @@ import numpy as np
 from benchmarks import parse
 from benchmarks.workloads import WORKLOADS as COMMON
 from benchmarks.workloads import expected, sized, stream
-from swjoin.config import WorkloadConfig
-from swjoin.oracle import format_digest
-from swjoin.sources.bmodel import payload_bytes
+from swjoin.config.run import WorkloadConfig
+from swjoin.connectors.generator.bmodel import payload_bytes
+from swjoin.core.join_semantics import format_digest
 from swjoin.spark import parquet, window_join
-from swjoin.spark.answers import count_and_digest
+from swjoin.spark.row_digest import count_and_digest
 from swjoin.spark.session import open_session
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def main() -> None:
         settings = {
             "spark.driver.memory": "1g" if args.tiny else "8g",
             "spark.local.dir": name,
-            "spark.python.daemon.module": "swjoin.spark.daemon",  # or a turn pays for workers that have ended meanwhile
+            "spark.python.daemon.module": "swjoin.spark.worker_daemon",  # or a turn pays for workers that have ended meanwhile
             "spark.sql.shuffle.partitions": str(args.partitions or 2 * args.cores),
             **dict(setting.split("=", 1) for setting in args.set),
         }

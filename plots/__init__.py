@@ -4,5 +4,5 @@ What: `style` (shared look), `stored` (what a run stored), `run_overview`, `adap
 of sweeps `sweep_tables` (their tables), `experiments`, `sweep_figures`, `claims` (verdicts on the paper), `reproduction` (its
 page).
 Why: a figure must be rebuildable from what a run stored.
-Stays out: measuring, aggregating (`swjoin.spark.aggregate`).
+Stays out: measuring, aggregating (`swjoin.spark.aggregate_run`).
 """

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from swjoin.errors import UserError
+from swjoin.core.errors import UserError
 
 from . import stored
 from .style import bar_style, figure, legend, points, series_style

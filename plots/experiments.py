@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from swjoin.errors import UserError
-from swjoin.loading import load_plain
+from swjoin.config.loader import load_plain
+from swjoin.core.errors import UserError
 from swjoin.sweeps.experiment import Experiment, load_experiment
 
 FIGURE_METRICS = {

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from swjoin.errors import UserError
+from swjoin.core.errors import UserError
 
 from .style import COLOURS, caption, figure, legend
 from .style import save as save_figure

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from swjoin.errors import SwjoinError, UserError
+from swjoin.core.errors import SwjoinError, UserError
 from swjoin.sweeps.experiment import Experiment
 
 from . import claims, sweep_figures, sweep_tables

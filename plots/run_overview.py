@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from swjoin.errors import UserError
+from swjoin.core.errors import UserError
 
 from . import stored
 from .style import COLOURS, figure, legend, points

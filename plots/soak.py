@@ -2,7 +2,7 @@
 
 What: `plot(folder) -> Figure`, `save(folder) -> paths` (FOLDER/plots/soak.png and .svg), and `python -m plots.soak FOLDER`.
 Why: whether memory is flat, and what moved it when it is not, is seen only beside what befell the run.
-Stays out: the run and the verdicts (`swjoin.runtime.soak`); it reads the table of memory, FOLDER/soak.json and
+Stays out: the run and the verdicts (`tests.tools.soak.run`); it reads the table of memory, FOLDER/soak.json and
 FOLDER/checkpoints.json.
 """
 
@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from swjoin.errors import UserError
+from swjoin.core.errors import UserError
 
 from .style import COLOURS, caption, figure, legend, series_style
 from .style import save as save_figure

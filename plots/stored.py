@@ -2,7 +2,7 @@
 
 What: `report`, `setting`, `metrics`, `events`, `drawing`, `mean_delay`, `active_steps`.
 Why: a weighted mean, or what happens between two changes, must not differ from figure to figure.
-Stays out: drawing, measuring (`swjoin.cluster.metrics`), tables (`swjoin.spark.aggregate`).
+Stays out: drawing, measuring (`swjoin.core.metric_columns`), tables (`swjoin.spark.aggregate_run`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from matplotlib import pyplot as plt
 
-from swjoin.deliveries import RunEvent
-from swjoin.errors import UserError
-from swjoin.runtime.run_folder import read_events, read_metrics, read_report
+from swjoin.connectors.files.run_folder import read_events, read_metrics, read_report
+from swjoin.core.data_messages import RunEvent
+from swjoin.core.errors import UserError
 
 Columns = dict[str, np.ndarray]
 

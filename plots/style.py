@@ -18,7 +18,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from swjoin.errors import UserError
+from swjoin.core.errors import UserError
 
 mpl.rcParams["svg.hashsalt"] = "swjoin"  # the same figure is the same file
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")  # Okabe and Ito

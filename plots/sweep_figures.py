@@ -20,8 +20,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
-from swjoin.errors import UserError
-from swjoin.loading import as_bool
+from swjoin.config.loader import as_bool
+from swjoin.core.errors import UserError
 from swjoin.sweeps.experiment import Experiment
 from swjoin.sweeps.metrics import AT_LEAST, BELOW
 

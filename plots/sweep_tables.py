@@ -2,7 +2,7 @@
 
 What: `Table` (`load`, `load_stored`, `curve`, `gone`, `values`, `axis_label`, `left_out`), `Curve`, `metric_label`, `setting`.
 Why: a run of preset `quick` has its own seconds, ten times shorter; figures and verdicts must convert them in one place.
-Stays out: making tables (`swjoin.spark.sweep_tables`), drawing, judging.
+Stays out: making tables (`swjoin.sweeps.aggregate`), drawing, judging.
 
 Values of the axes are in the experiment's scale already, and so is what a search has found (`sustainable_...`). Metrics are in
 the run's own scale: seconds are multiplied by `time_scale`, anything per second is divided by it.
@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from swjoin.errors import UserError
-from swjoin.units import parse_duration_us, parse_size_bytes
+from swjoin.core.errors import UserError
+from swjoin.core.units import parse_duration_us, parse_size_bytes
 
 Value = float | str
 Where = dict[str, Value]

@@ -2,7 +2,7 @@
 
 What: `plot(pairs) -> Figure`, `save(pairs_file, folder) -> paths`.
 Why: a picture of a real join's result.
-Stays out: preparing the data (`swjoin.examples.flights`).
+Stays out: preparing the data (`examples.flights`).
 """
 
 from __future__ import annotations

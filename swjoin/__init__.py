@@ -6,7 +6,7 @@ docs/api.md. Whatever they need is imported when they are first used.
 
 from typing import TYPE_CHECKING, Any
 
-from swjoin.errors import ImplausibleWarning, RunFailed, UserError
+from swjoin.core.errors import ImplausibleWarning, RunFailed, UserError
 
 if TYPE_CHECKING:
     from swjoin.api.arguments import Proof
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from swjoin.api.runs import Run, run
     from swjoin.api.streaming import WindowJoin
     from swjoin.api.tables import count, join
-    from swjoin.live.client import connect
+    from swjoin.connectors.flight.client import connect
 
 __version__ = "0.1.0"
 __all__ = [
@@ -36,7 +36,7 @@ _HOMES = {
     "Proof": "swjoin.api.arguments",
     "Run": "swjoin.api.runs",
     "WindowJoin": "swjoin.api.streaming",
-    "connect": "swjoin.live.client",
+    "connect": "swjoin.connectors.flight.client",
     "count": "swjoin.api.tables",
     "join": "swjoin.api.tables",
     "proof": "swjoin.api.proofs",

@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 
 from swjoin.cli.main import main
-from tests.limits import PROCESS_S
+from tests.support.limits import PROCESS_S
 
 ROOT = Path(__file__).resolve().parents[1]
 os.environ.pop("SWJOIN_PLAIN", None)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from swjoin.cli.main import build_parser
-from swjoin.config import RunConfig
+from swjoin.config.run import RunConfig
 
 DURATIONS = ((60_000_000, "min"), (1_000_000, "s"), (1000, "ms"), (1, "us"))
 SIZES = ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "KB"), (1, "B"))

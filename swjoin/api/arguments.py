@@ -3,7 +3,7 @@
 What: `Request` (the arguments that all joins share) and its `config`; `speaking_python`; `Proof`.
 Why: there is one place where `how`, bounds, keys and lateness become a `QueryConfig` and a `RunConfig`, so that a join means
 the same from Python as from the command line.
-Stays out: data (`api.inputs`), joining (`api.embedded`).
+Stays out: data (`api.inputs`), joining (`api.embedded_join`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, TypeAlias, cast, get_args
 
-from swjoin.batch import LEFT, STREAM_NAMES, Ledger
-from swjoin.config import ClusterConfig, ModuleConfig, QueryConfig, RunConfig, SinkConfig, StreamConfig, TimeConfig
-from swjoin.errors import SwjoinError, UserError
-from swjoin.oracle import How
-from swjoin.units import parse_duration_us, parse_size_bytes
+from swjoin.config.run import ClusterConfig, ModuleConfig, QueryConfig, RunConfig, SinkConfig, StreamConfig, TimeConfig
+from swjoin.core.batch import LEFT, STREAM_NAMES
+from swjoin.core.errors import SwjoinError, UserError
+from swjoin.core.join_semantics import How
+from swjoin.core.ledger import Ledger
+from swjoin.core.units import parse_duration_us, parse_size_bytes
 
 JOIN_THETA_BYTES = 32 << 10  # 512 tuples of both streams, near the optimum of benchmarks/join_module.py
 JOIN_PARTITIONS, CLUSTER_PARTITIONS = 16, 60  # in-process; on MPI there must be many more than slaves

@@ -3,7 +3,7 @@
 What: `to_table` (a whole input), `to_batches` (a piece of a stream).
 Why: Arrow tables, pandas, polars, DuckDB and whatever else has the Arrow C stream interface are the same thing here, without a
 dependency on any of them.
-Stays out: which columns there must be (`sources.columns`).
+Stays out: which columns there must be (`connectors.row_encoder`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
-from swjoin.errors import UserError
-from swjoin.sources.formats import (
+from swjoin.connectors.files.formats import (
     common_schema,
     file_format,
     list_files,
@@ -25,6 +24,7 @@ from swjoin.sources.formats import (
     refuse_mixed_times,
     refusing,
 )
+from swjoin.core.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow as pa

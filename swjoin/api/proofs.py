@@ -3,7 +3,7 @@
 What: `proof`; `remember(table, proof)`, for joins.
 Why: a proof is of one result. What is derived from a table is another one, so tables are known by identity, not by what they
 carry; files and runs are checked against what they say before they are believed.
-Stays out: what a file says of itself (`sinks.proofs`), digests (`hashing`), recomputing (`spark.verify`).
+Stays out: what a file says of itself (`connectors.files.proofs`), digests (`hashing`), recomputing (`spark.verify`).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swjoin.api.arguments import Proof
-from swjoin.batch import Ledger, StreamCounts
-from swjoin.errors import UserError
-from swjoin.loading import config_from_plain
+from swjoin.config.loader import config_from_plain
+from swjoin.core.errors import UserError
+from swjoin.core.ledger import Ledger, StreamCounts
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from swjoin.api.runs import Run
-    from swjoin.config import RunConfig
+    from swjoin.config.run import RunConfig
 
 _OF_TABLES: dict[int, tuple[weakref.ref[pa.Table], Proof]] = {}  # by id; tables have no hash
 
@@ -56,7 +56,7 @@ def proof(of: pa.Table | str | os.PathLike[str]) -> Proof:
 
 
 def _of_file(path: Path) -> Proof:
-    from swjoin.sinks.proofs import checked_claim
+    from swjoin.connectors.files.proofs import checked_claim
 
     if not path.is_file():
         raise UserError(f"{path}: no such file or directory")
@@ -80,7 +80,7 @@ def _of_file(path: Path) -> Proof:
 def _complete(run_dir: Path) -> Run:
     """A run that has come to its end. UserError for others."""
     from swjoin.api.runs import Run
-    from swjoin.runtime.report import FORMAT
+    from swjoin.connectors.files.run_folder import FORMAT
 
     run = Run.open(run_dir)
     report = run.report
@@ -114,8 +114,8 @@ def _of_directory(path: Path) -> Proof:
 
 def _in_files(folder: Path, config: RunConfig) -> tuple[int, str | None]:
     """Rows and digest over all files; no digest where CSV has no ids."""
-    from swjoin.oracle import format_digest
-    from swjoin.sinks.proofs import IDS, checked_claim, csv_pairs
+    from swjoin.connectors.files.proofs import IDS, checked_claim, csv_pairs
+    from swjoin.core.join_semantics import format_digest
 
     kind, ids = config.sink.kind, IDS[: 1 if config.query.kind.one_sided else 2] if config.sink.ids else ()
     rows, total, known = 0, 0, True

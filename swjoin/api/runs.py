@@ -2,7 +2,7 @@
 
 What: `run(config)` starts what `swjoin run` starts; `Run` reads what a run has left, also of one that somebody else started.
 Why: results, metrics and events as Arrow tables, without knowing which file holds what.
-Stays out: what a run does (`runtime`), figures (`plots`), the page in a notebook (`api.display`).
+Stays out: what a run does (`runtime`), figures (`plots`), the page in a notebook (`api.html_repr`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from swjoin.batch import Ledger
-from swjoin.config import RunConfig
-from swjoin.errors import RunFailed, UserError
-from swjoin.loading import config_from_plain, load_config
-from swjoin.shipped import given_or_shipped
+from swjoin.config.loader import config_from_plain, load_config
+from swjoin.config.run import RunConfig
+from swjoin.core.errors import RunFailed, UserError
+from swjoin.core.ledger import Ledger
+from swjoin.core.resources import given_or_shipped
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,7 +36,7 @@ def run(
     threads: int | None = None,
     progress: bool = False,
 ) -> Run:
-    """Run a cluster as configured, to its end: a YAML file, a mapping with the same keys, or a `swjoin.config.RunConfig`.
+    """Run a cluster as configured, to its end: a YAML file, a mapping with the same keys, or a `swjoin.config.run.RunConfig`.
 
     ranks: on so many MPI ranks of this machine, at least 3; without, in this process, with `threads` slaves (default: one per
     core but one, at most four). out: the run's directory, which must not hold results yet; without, a temporary one that lasts
@@ -44,10 +44,10 @@ def run(
 
     Raises UserError for a configuration or input that is wrong, RunFailed when the run fails or its ledger does not balance.
     """
-    from swjoin.api.ranks import launch_quietly
+    from swjoin.api.mpi_join import launch_quietly
     from swjoin.api.tables import check_workers
-    from swjoin.runtime.job import Job
-    from swjoin.runtime.local import run_local
+    from swjoin.config.job import Job
+    from swjoin.runtime.in_process import run_local
     from swjoin.runtime.plausibility import warn
 
     check_workers(threads, ranks)
@@ -95,7 +95,7 @@ class Run:
     @cached_property
     def report(self) -> dict[str, Any]:
         """run.json: what was run, ledger, count, digest, throughput, production delay, memory (README.md, "Reading a run")."""
-        from swjoin.runtime.run_folder import read_report
+        from swjoin.connectors.files.run_folder import read_report
 
         return read_report(self.path)
 
@@ -117,7 +117,7 @@ class Run:
     @property
     def ledger(self) -> Ledger:
         """The account of all rows and pairs. RunFailed, saying why, for a run that failed."""
-        from swjoin.runtime.report import ledger_of
+        from swjoin.runtime.run_report import ledger_of
 
         if self.report.get("input") is None:
             raise RunFailed(f"{self.path}: {self.report.get('failure') or 'the run has not been completed'}")
@@ -164,7 +164,7 @@ class Run:
 
     def plot(self) -> Figure:
         """Throughput, production delay and occupancy over time. UserError without a checkout and matplotlib."""
-        from swjoin.shipped import load_figures
+        from swjoin.core.resources import load_figures
 
         figure: Figure = load_figures("run_overview").plot(self.path)
         return figure
@@ -178,6 +178,6 @@ class Run:
             return f"<swjoin.Run {self.path}: no report>"
 
     def _repr_html_(self) -> str:
-        from swjoin.api.display import run_as_html
+        from swjoin.api.html_repr import run_as_html
 
         return run_as_html(self)

@@ -2,7 +2,7 @@
 
 What: `WindowJoin`: `push`, `advance`, `close`, each of which yields the pairs that have become certain, as record batches.
 Why: whoever has a loop that gets batches from somewhere needs no cluster and no files.
-Stays out: judging, joining and counting (`api.embedded`), whole tables (`api.tables`).
+Stays out: judging, joining and counting (`api.embedded_join`), whole tables (`api.tables`).
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 import numpy as np
 
 from swjoin.api.arguments import Bound, Columns, Duration, Last, Late, Request, TimeUnit, speaking_python
-from swjoin.api.embedded import Engine, Joiner, check_rows
+from swjoin.api.embedded_join import Engine, Joiner, check_rows
 from swjoin.api.inputs import Streamable, check_names, to_batches
-from swjoin.batch import LEFT, RIGHT, STREAM_NAMES, Ledger, SourceBatch
-from swjoin.cluster.intake import StreamIntake
-from swjoin.config import RunConfig, StreamConfig
-from swjoin.deliveries import BEGIN_OF_TIME_US
-from swjoin.errors import RunFailed, SwjoinError, UserError
-from swjoin.oracle import How
+from swjoin.cluster.master.intake import StreamIntake
+from swjoin.config.run import RunConfig, StreamConfig
+from swjoin.connectors.output_columns import OutputPlan
+from swjoin.connectors.row_encoder import Tuples, describe_streams
+from swjoin.connectors.times import zoned
+from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, SourceBatch
+from swjoin.core.errors import RunFailed, SwjoinError, UserError
+from swjoin.core.ids import BEGIN_OF_TIME_US
+from swjoin.core.join_semantics import How
+from swjoin.core.ledger import Ledger
+from swjoin.expressions.compiler import compile_query
 from swjoin.runtime.plausibility import Answer, warn, warnings_of
-from swjoin.sinks.plan import OutputPlan
-from swjoin.sources.columns import Tuples, describe_streams
-from swjoin.sources.predicate import compile_query
-from swjoin.sources.times import zoned
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from swjoin.sources.columns import StreamView
-    from swjoin.sources.keys import KeyEncoder
+    from swjoin.connectors.row_encoder import StreamView
+    from swjoin.core.key_encoder import KeyEncoder
 
     Schemas: TypeAlias = tuple[pa.Schema | None, pa.Schema | None]
 

@@ -3,7 +3,7 @@
 What: two inputs in, an Arrow table of pairs or their number and digest out; in this process, or on MPI ranks of this machine.
 Why: the common case takes one call. In this process the calling thread judges and partitions one distribution epoch while the
 join modules, a thread each, join the one before.
-Stays out: what the arguments mean (`api.arguments`), tuples and output columns (`api.whole`), streams (`api.streaming`),
+Stays out: what the arguments mean (`api.arguments`), tuples and output columns (`api.table_input`), streams (`api.streaming`),
 proofs (`api.proofs`).
 """
 
@@ -29,21 +29,21 @@ from swjoin.api.arguments import (
     TimeUnit,
     speaking_python,
 )
-from swjoin.api.embedded import Engine, Joiner
-from swjoin.api.gather import Gathered
+from swjoin.api.embedded_join import Engine, Joiner
 from swjoin.api.inputs import Input
+from swjoin.api.materialize import Gathered
 from swjoin.api.proofs import remember
-from swjoin.api.whole import Side, SidesAgain, open_sides
-from swjoin.batch import LEFT, RIGHT, SourceBatch
-from swjoin.config import RunConfig
-from swjoin.deliveries import Delivery
-from swjoin.errors import UserError
-from swjoin.oracle import How, format_digest
-from swjoin.runtime.local import SWITCH_S, default_slave_count
-from swjoin.runtime.memory import keep_freed_memory
+from swjoin.api.table_input import Side, SidesAgain, open_sides
+from swjoin.config.run import RunConfig
+from swjoin.core.batch import LEFT, RIGHT, SourceBatch
+from swjoin.core.data_messages import Delivery
+from swjoin.core.errors import UserError
+from swjoin.core.join_semantics import How, format_digest
+from swjoin.expressions.compiler import compile_query
+from swjoin.monitor.process_memory import keep_freed_memory
+from swjoin.runtime.in_process import SWITCH_S, default_slave_count
+from swjoin.runtime.kernel_preload import compilations_told
 from swjoin.runtime.plausibility import Answer, warn, warnings_of
-from swjoin.runtime.preload import compilations_told
-from swjoin.sources.predicate import compile_query
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -170,7 +170,7 @@ def _perform(
             config = dataclasses.replace(config, queries=(dataclasses.replace(config.query, where=None),))
         gathered = [Gathered(plan, both) for _ in range(threads or default_slave_count())] if materialise else None
         if ranks is not None:
-            from swjoin.api.ranks import join_on_ranks
+            from swjoin.api.mpi_join import join_on_ranks
 
             found, matches = join_on_ranks(config, both, ranks, gathered[0] if gathered else None, sort=_sorts(request))
         else:

@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from swjoin.api.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS, JOIN_THETA_BYTES, side_units
-from swjoin.batch import LEFT, RIGHT
-from swjoin.cli.given import given_ranks, one_or_two, separate
-from swjoin.config import ClusterConfig, ModuleConfig, QueryConfig, RunConfig, SinkConfig, StreamConfig, TimeConfig
-from swjoin.errors import UserError
-from swjoin.loading import config_from_plain, load_config
-from swjoin.runtime.job import Job, late_target
+from swjoin.cli.common_args import given_ranks, one_or_two, separate
+from swjoin.config.job import Job, late_target
+from swjoin.config.loader import config_from_plain, load_config
+from swjoin.config.run import ClusterConfig, ModuleConfig, QueryConfig, RunConfig, SinkConfig, StreamConfig, TimeConfig
+from swjoin.core.batch import LEFT, RIGHT
+from swjoin.core.errors import UserError
+from swjoin.core.resources import given_or_shipped, load_figures
+from swjoin.core.units import parse_duration_us, parse_size_bytes
 from swjoin.runtime.new_folder import in_new_folder, named
 from swjoin.runtime.preflight import launcher_size
-from swjoin.shipped import given_or_shipped, load_figures
-from swjoin.units import parse_duration_us, parse_size_bytes
 
 # ---------------------------------------------------------------- join
 
@@ -129,7 +129,7 @@ def _start(job: Job, ranks: int | None, debug: bool, threads: int | None, hostfi
         preflight.check_world()
         return _play_rank(job, debug)
     from swjoin.cli.summary import print_summary
-    from swjoin.runtime.local import run_local
+    from swjoin.runtime.in_process import run_local
 
     print_summary(run_local(job, progress=True, slave_count=threads), job)
     return 0
@@ -137,7 +137,7 @@ def _start(job: Job, ranks: int | None, debug: bool, threads: int | None, hostfi
 
 def _play_rank(job: Job, debug: bool) -> int:
     from swjoin.cli.summary import print_summary
-    from swjoin.runtime.mpi import run_rank as play
+    from swjoin.runtime.mpi.main import run_rank as play
 
     play(job, progress=True, debug=debug, tell=lambda report: print_summary(report, job))
     return 0
@@ -205,21 +205,21 @@ def start_run(args: argparse.Namespace, config: RunConfig | None) -> int:
 
 
 def run_serve(args: argparse.Namespace) -> int:
-    from swjoin.cli import live
+    from swjoin.cli import serve
 
-    return live.run_serve(args)
+    return serve.run_serve(args)
 
 
 def run_push(args: argparse.Namespace) -> int:
-    from swjoin.cli import live
+    from swjoin.cli import serve
 
-    return live.run_push(args)
+    return serve.run_push(args)
 
 
 def run_tail(args: argparse.Namespace) -> int:
-    from swjoin.cli import live
+    from swjoin.cli import serve
 
-    return live.run_tail(args)
+    return serve.run_tail(args)
 
 
 def observed(config: RunConfig, port: int | None) -> RunConfig:
@@ -230,14 +230,14 @@ def observed(config: RunConfig, port: int | None) -> RunConfig:
 
 
 def run_top(args: argparse.Namespace) -> int:
-    from swjoin.cli import watching
+    from swjoin.cli import top
 
-    return watching.run_top(args)
+    return top.run_top(args)
 
 
 def resumed_job(folder: Path) -> Job:
     """The job whose checkpoints lie in DIR/checkpoints, or in DIR. UserError when none does."""
-    from swjoin.runtime.checkpoint_folder import CheckpointFolder
+    from swjoin.checkpoint.store import CheckpointFolder
 
     for place in (folder / "checkpoints", folder) if os.path.isdir(folder) else ():
         checkpoints = CheckpointFolder(place, {})
@@ -271,8 +271,8 @@ def _schedule(text: str) -> dict[str, Any]:
 
 
 def run_generate(args: argparse.Namespace) -> int:
-    from swjoin.loading import workload_from_plain
-    from swjoin.spark.workload import generate
+    from swjoin.config.loader import workload_from_plain
+    from swjoin.spark.generate import generate
 
     plain = {
         "rate_per_s": args.rate,
@@ -290,7 +290,7 @@ def run_generate(args: argparse.Namespace) -> int:
 
 
 def run_verify(args: argparse.Namespace) -> int:
-    from swjoin.runtime.report import write_json
+    from swjoin.core.storage import write_json
     from swjoin.spark.verify import verify
 
     result = verify(Path(args.dir), args.spark_master)
@@ -301,7 +301,7 @@ def run_verify(args: argparse.Namespace) -> int:
 
 
 def run_aggregate(args: argparse.Namespace) -> int:
-    from swjoin.spark.aggregate import aggregate
+    from swjoin.spark.aggregate_run import aggregate
 
     for path in aggregate([Path(d) for d in args.dirs], args.spark_master):
         print(path)
@@ -309,7 +309,7 @@ def run_aggregate(args: argparse.Namespace) -> int:
 
 
 def run_events(args: argparse.Namespace) -> int:
-    from swjoin.cli.timeline import print_timeline
+    from swjoin.cli.events import print_timeline
 
     print_timeline(Path(args.dir), separate(args.kinds), args.slave, args.group)
     return 0
@@ -341,30 +341,30 @@ def run_plot(args: argparse.Namespace) -> int:
 
 
 def run_sweep(args: argparse.Namespace) -> int:
-    from swjoin.cli import sweeping
+    from swjoin.cli import sweep
 
-    return sweeping.run_sweep(args)
+    return sweep.run_sweep(args)
 
 
 # ---------------------------------------------------------------- foretelling runs
 
 
 def run_simulate(args: argparse.Namespace) -> int:
-    from swjoin.cli import simulation
+    from swjoin.cli import simulate
 
-    return simulation.run_simulate(args)
+    return simulate.run_simulate(args)
 
 
 def run_plan(args: argparse.Namespace) -> int:
-    from swjoin.cli import planning
+    from swjoin.cli import plan
 
-    return planning.run_plan(args)
+    return plan.run_plan(args)
 
 
 def run_calibrate(args: argparse.Namespace) -> int:
-    from swjoin.cli import simulation
+    from swjoin.cli import simulate
 
-    return simulation.run_calibrate(args)
+    return simulate.run_calibrate(args)
 
 
 # ---------------------------------------------------------------- the machine
@@ -377,12 +377,12 @@ def run_doctor(args: argparse.Namespace) -> int:
 
 
 def run_explain(args: argparse.Namespace) -> int:
-    from swjoin.cli import explaining
+    from swjoin.cli import explain
 
-    return explaining.run_explain(args)
+    return explain.run_explain(args)
 
 
 def run_report(args: argparse.Namespace) -> int:
-    from swjoin.cli import reporting
+    from swjoin.cli import report
 
-    return reporting.run_report(args)
+    return report.run_report(args)

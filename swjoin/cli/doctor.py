@@ -2,7 +2,7 @@
 
 What: `run_doctor`, by itself or as one of the ranks that somebody launched (`mpirun -n 4 python -m swjoin doctor`).
 Why: what is wrong with a cluster should be known before a job waits in its queue.
-Stays out: the checks (`runtime.doctor`), what ranks measure (`runtime.doctor_ranks`).
+Stays out: the checks (`diagnostics.doctor`), what ranks measure (`diagnostics.doctor_ranks`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from swjoin.errors import UserError
-from swjoin.runtime.doctor import Check, judge_ranks, launched_checks, machine_checks
+from swjoin.core.errors import UserError
+from swjoin.diagnostics.doctor import Check, judge_ranks, launched_checks, machine_checks
 from swjoin.runtime.preflight import launcher_size
 
 
@@ -54,7 +54,7 @@ def _as_a_rank(args: argparse.Namespace, launched: int, directory: Path | None) 
     """Rank 0 alone speaks. What starts ranks of its own (fault tolerance) is left out."""
     if args.ranks is not None or args.hostfile is not None:
         raise UserError("-n and --hostfile: these ranks have been started already; leave them out")
-    from swjoin.runtime.doctor_ranks import examine
+    from swjoin.diagnostics.doctor_ranks import examine
     from swjoin.runtime.preflight import launcher_index
 
     figures = examine(directory, args.limit)

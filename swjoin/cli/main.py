@@ -18,7 +18,7 @@ from types import FrameType
 from typing import NoReturn
 
 from swjoin.cli.parser import Parser
-from swjoin.errors import SwjoinError
+from swjoin.core.errors import SwjoinError
 
 TIME_UNITS = ["s", "ms", "us", "ns"]
 HOWS = ["inner", "left", "right", "full", "semi", "anti"]  # as in `oracle`, which is not to be imported here
@@ -352,7 +352,7 @@ def main(argv: list[str] | None = None) -> int:
 def entry() -> NoReturn:
     """The command as a process. One whose endpoint has a client that does not let go would wait for it at the end."""
     code = main()
-    endpoint = sys.modules.get("swjoin.live.endpoint")
+    endpoint = sys.modules.get("swjoin.connectors.flight.server")
     if endpoint is not None and endpoint.any_stuck():
         mpi = sys.modules.get("mpi4py.MPI")
         if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():

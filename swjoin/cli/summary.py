@@ -2,7 +2,7 @@
 
 What: `print_summary(report, job)`; `size_text`, `duration_text`, `on_terminal` for whatever else prints.
 Why: count, digest, ledger, speed and delay at a glance, and where everything is.
-Stays out: the report's content (`runtime.report`).
+Stays out: the report's content (`runtime.run_report`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import os
 import sys
 from typing import Any
 
-from swjoin.runtime.job import Job
+from swjoin.config.job import Job
 from swjoin.runtime.plausibility import report_ranges
-from swjoin.runtime.report import WARNING, speed_means_something
+from swjoin.runtime.run_report import WARNING, speed_means_something
 
 
 def on_terminal() -> bool:

@@ -15,14 +15,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swjoin.batch import I64
-from swjoin.cluster.metrics import COLUMNS
-from swjoin.deliveries import EpochIndex, ResultChunk
-from swjoin.errors import RunFailed
-from swjoin.hashing import digest_pairs
-from swjoin.messages import CollectorCommand, CollectorEvent, CommitEpoch, FinishCollector, SavePart, Snapshot, WritePairs
-from swjoin.oracle import format_digest
-from swjoin.state.histogram import HISTOGRAM_SIZE, histogram_quantile
+from swjoin.cluster.messages import (
+    CollectorCommand,
+    CollectorEvent,
+    CommitEpoch,
+    FinishCollector,
+    SavePart,
+    Snapshot,
+    WritePairs,
+)
+from swjoin.core.batch import I64
+from swjoin.core.data_messages import ResultChunk
+from swjoin.core.errors import RunFailed
+from swjoin.core.hashing import digest_pairs
+from swjoin.core.ids import EpochIndex
+from swjoin.core.join_semantics import format_digest
+from swjoin.core.metric_columns import COLUMNS
+from swjoin.state.delay_histogram import HISTOGRAM_SIZE, histogram_quantile
 
 
 @dataclass

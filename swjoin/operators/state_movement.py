@@ -3,7 +3,7 @@
 What: `Departure` at the supplier yields `StateChunk`s of bounded size; `Arrival` at the consumer takes them, and `settle` joins
 what the supplier had not joined yet.
 Why: a partition-group may be large; copying it at once would need its size in memory twice and stall both slaves.
-Stays out: when to move and whom to tell (`cluster.mover`), blocks (`state`).
+Stays out: when to move and whom to tell (`cluster.slave.state_mover`), blocks (`state`).
 
 From `Departure` on, the partition-group is hidden at the supplier: neither joined nor expired nor tuned there. At the consumer
 it is hidden until it is complete, and then revealed at the very moment when its pending tuples begin to be joined: the consumer
@@ -13,32 +13,23 @@ may be ahead of the supplier in time, and its expiry would drop windows that tho
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from swjoin.batch import I64, LEFT, RIGHT, U8, RowLayout, TupleBatch, check_layout
-from swjoin.deliveries import Delivery, EpochIndex, GroupId, QueryId, SlaveId, StateChunk
-from swjoin.errors import RunFailed
-from swjoin.state.arrays import FLAG_BITS, FLAGS
+from swjoin.core.batch import I64, LEFT, RIGHT, U8, RowLayout, TupleBatch, check_layout
+from swjoin.core.data_messages import Delivery, StateChunk
+from swjoin.core.errors import RunFailed
+from swjoin.core.ids import EpochIndex, GroupId
+from swjoin.core.record_layout import FLAG_BITS, FLAGS
 
 if TYPE_CHECKING:
+    from swjoin.operators.join_step import Work
     from swjoin.operators.window_join import WindowJoin
-    from swjoin.operators.work import Work
+from swjoin.operators.join_operator import Journey
 
 _TUPLE_BYTES = 24  # key, time, id
-
-
-@dataclass(frozen=True)
-class Journey:
-    """Which partition-group goes from whom to whom."""
-
-    query: QueryId
-    move: int
-    group: GroupId
-    supplier: SlaveId
-    consumer: SlaveId
 
 
 class Departure:

@@ -2,7 +2,8 @@
 
 What: `WindowJoin.open(delivery) -> Work`, then `step(work, now_us, budget) -> Step` until done.
 Why: one bounded step at a time keeps the slave on time and results bounded, even when one tuple has a million matches.
-Stays out: kernels and tuning (`state`), state movement (`operators.state_movement`), messages to anyone (`cluster.slave`).
+Stays out: kernels and tuning (`state`), state movement (`operators.state_movement`), messages to anyone
+(`cluster.slave.slave`).
 
 A delivery's tuples are fresh until they have been joined. Per mini-partition-group, fresh left tuples meet the stored right
 ones, fresh right tuples the stored left ones, fresh left the fresh right; then they are stored. So every pair is found once,
@@ -16,19 +17,24 @@ from dataclasses import replace
 
 import numpy as np
 
-from swjoin.batch import BOTH, I64, LEFT, RIGHT, STREAM_NAMES, Pairs, PayloadRows, RowLayout, TupleBatch
-from swjoin.deliveries import BEGIN_OF_TIME_US, END_OF_TIME_US, Delivery, GroupId, GroupResults, Route, StateChunk
-from swjoin.errors import RunFailed
-from swjoin.operators.state_movement import Arrival, Departure, Journey
-from swjoin.operators.unmatched import Unmatched
-from swjoin.operators.work import Step, WindowMemory, Work, offsets
-from swjoin.oracle import JOIN_KINDS, Bounds, JoinKind
-from swjoin.places import passed_of, with_times
+from swjoin.core.batch import BOTH, I64, LEFT, RIGHT, STREAM_NAMES, Pairs, PayloadRows, RowLayout, TupleBatch
+from swjoin.core.data_messages import Delivery, GroupResults, Route, StateChunk
+from swjoin.core.errors import RunFailed
+from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, GroupId
+from swjoin.core.join_semantics import JOIN_KINDS, Bounds, JoinKind
+from swjoin.core.record_layout import (
+    FLAGS,
+)
+from swjoin.core.sequence_numbers import passed_of, with_times
+from swjoin.expressions.vm import Program, Residual, no_program, no_rows
+from swjoin.operators.join_operator import Journey
+from swjoin.operators.join_step import Step, WindowMemory, Work, offsets
+from swjoin.operators.state_movement import Arrival, Departure
+from swjoin.operators.unmatched_rows import Unmatched
 from swjoin.state.arrays import (
     COUNTED,
     COUNTERS,
     FIRST_MATCHES,
-    FLAGS,
     FRESH,
     IDS_ALONE,
     MARK_LEFT,
@@ -41,10 +47,9 @@ from swjoin.state.arrays import (
     new_hits,
     new_output,
 )
-from swjoin.state.kernels import CUR_GROUP, CUR_SORTED, DONE, NEED_BLOCKS, join_groups
-from swjoin.state.partition_group import WindowState
-from swjoin.state.payload import PayloadStore
-from swjoin.state.predicate import Program, Residual, no_program, no_rows
+from swjoin.state.join_kernel import CUR_GROUP, CUR_SORTED, DONE, NEED_BLOCKS, join_groups
+from swjoin.state.payload_store import PayloadStore
+from swjoin.state.window_state import WindowState
 
 _NO_PLACES = np.empty(0, np.int64)
 TAIL_BYTES = 64 << 20  # of payload of variable length in one piece of a result

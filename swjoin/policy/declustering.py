@@ -3,7 +3,7 @@
 What: `wanted_change` (one slave more, one fewer, or none), `wanted_by_work` (the same by measured work), `Confirmation` (the
 same wish several times in a row), and `next_to_rest`.
 Why: idle nodes cost communication, overloaded ones delay; the system is kept minimally overloaded on purpose.
-Stays out: emptying a slave (`policy.reorganization`), waking and resting it (`cluster.controller`).
+Stays out: emptying a slave (`policy.reorganization`), waking and resting it (`cluster.master.controller`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 What: boundaries of distribution epochs, in event time (asap pace) or on the run's clock (realtime pace).
 Also how many tuples make an epoch where no time does, and the slots of sub-groups (paper section V-B).
 Why: the master asks, the policy answers; the simulator and the tests ask the same functions.
-Stays out: buffering and sending (`cluster.master`), reorganization epochs.
+Stays out: buffering and sending (`cluster.master.master`), reorganization epochs.
 """
 
 from __future__ import annotations

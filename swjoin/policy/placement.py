@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from swjoin.batch import I64
+from swjoin.core.batch import I64
 
 
 def round_robin(partition_count: int, slave_count: int) -> I64:

@@ -3,7 +3,7 @@
 What: `classify` (supplier, consumer, neutral), `empty_slaves`, and the policies `paper`, `balanced`, `random`, by name in
 `POLICIES`.
 Why: a policy suggests, the master enacts; so policies can be compared, tested on a table of numbers, and replaced.
-Stays out: how many slaves should be active (`policy.declustering`), enacting (`cluster.controller`).
+Stays out: how many slaves should be active (`policy.declustering`), enacting (`cluster.master.controller`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from enum import StrEnum
 
 import numpy as np
 
-from swjoin.batch import I64
-from swjoin.config import ReorganizationConfig
-from swjoin.deliveries import GroupId, SlaveId
+from swjoin.config.run import ReorganizationConfig
+from swjoin.core.batch import I64
+from swjoin.core.ids import GroupId, SlaveId
 
 
 class Kind(StrEnum):

@@ -4,8 +4,8 @@ What: `GroupMap` (owner of every partition-group, with a version), and `HashPart
 delivery: slave by slave, partition-group by partition-group, each in stream order.
 Why: a level of indirection between keys and slaves lets partition-groups move (paper section IV-C). One counting sort fills all
 mini-buffers of an epoch at once, so that a slave's delivery is one contiguous slice of every column.
-Stays out: when to send (`cluster.master`), who should own what (`policy`). Every tuple goes to one slave with Route.BOTH;
-routers that replicate will return other tags.
+Stays out: when to send (`cluster.master.master`), who should own what (`policy`). Every tuple goes to one slave with
+Route.BOTH; routers that replicate will return other tags.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from swjoin.batch import I64, U64, TupleBatch
-from swjoin.deliveries import Route
-from swjoin.hashing import group_of, hash_key
+from swjoin.core.batch import I64, U64, TupleBatch
+from swjoin.core.data_messages import Route
+from swjoin.core.hashing import group_of, hash_key
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 What: `launch(job, ranks)`, `launch_told` (for Python, which wants to be told), `mpirun_command`.
 Why: nobody should need to know the launcher's flags to use four ranks; its noise must not bury our one line.
-Stays out: what a rank does (`runtime.mpi`).
+Stays out: what a rank does (`runtime.mpi.main`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from swjoin.errors import NotWritten, UserError
-from swjoin.runtime.job import Job
-from swjoin.runtime.outputs import check_outputs
+from swjoin.config.job import Job
+from swjoin.connectors.output_paths import check_outputs
+from swjoin.core.errors import NotWritten, UserError
+from swjoin.core.storage import write_json
 from swjoin.runtime.preflight import find_mpirun
-from swjoin.runtime.report import WARNING, partial_report, rank_roles, write_json
-from swjoin.runtime.stopping import STOP_SIGNALS
+from swjoin.runtime.run_report import WARNING, partial_report, rank_roles
+from swjoin.runtime.signals import STOP_SIGNALS
 
 _GRACE_S = 10.0
 _LEFT_BEHIND_S = 15.0  # how long mpirun may take to end when the run is over, on several hosts

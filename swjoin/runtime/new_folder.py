@@ -2,7 +2,7 @@
 
 What: `in_new_folder(start)`; `named(folder)`, what a link stands for.
 Why: `swjoin run` without `--out` works every time, and overwrites nothing.
-Stays out: what goes into the folder (`runtime.report`, `sinks`).
+Stays out: what goes into the folder (`runtime.run_report`, `sinks`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from swjoin.errors import UserError
+from swjoin.core.errors import UserError
 from swjoin.runtime import preflight
 
 RUNS = Path("runs")

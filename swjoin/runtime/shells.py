@@ -21,14 +21,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from swjoin.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout, empty_pairs
+from swjoin.checkpoint.checkpointers import CollectorKeeper, MasterKeeper
 from swjoin.cluster.collector import Collector
-from swjoin.cluster.intake import LateRowError
-from swjoin.cluster.master import Master
-from swjoin.deliveries import Delivery, ResultChunk, RunEvent
-from swjoin.errors import RunFailed, SwjoinError
-from swjoin.hashing import digest_pairs
-from swjoin.messages import (
+from swjoin.cluster.master.intake import LateRowError
+from swjoin.cluster.master.master import Master
+from swjoin.cluster.messages import (
     BeginMeasuring,
     CompleteCheckpoint,
     Deliver,
@@ -46,32 +43,39 @@ from swjoin.messages import (
     TuplesRead,
     WritePairs,
 )
-from swjoin.observe.watchers import CollectorWatcher
-from swjoin.runtime.clock import ReadingProgress, RunClock
-from swjoin.runtime.job import (
-    EventsFile,
+from swjoin.config.job import (
     Job,
-    MetricsFile,
-    compile_job_where,
     late_target,
+)
+from swjoin.connectors.files.run_files import (
+    EventsFile,
+    MetricsFile,
+)
+from swjoin.connectors.output_paths import check_outputs
+from swjoin.connectors.source import is_live
+from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout, empty_pairs
+from swjoin.core.data_messages import Delivery, ResultChunk, RunEvent
+from swjoin.core.errors import RunFailed, SwjoinError
+from swjoin.core.hashing import digest_pairs
+from swjoin.monitor.role_watchers import CollectorWatcher
+from swjoin.runtime.clock import ReadingProgress, RunClock
+from swjoin.runtime.flight_serving import OfferedResults, open_door
+from swjoin.runtime.idle_sources import Silence
+from swjoin.runtime.open import (
+    compile_job_where,
     open_job_sink,
     open_job_sources,
     open_job_watcher,
     open_spill,
     row_place,
 )
-from swjoin.runtime.keepers import CollectorKeeper, MasterKeeper
-from swjoin.runtime.offered import OfferedResults, open_door
-from swjoin.runtime.outputs import check_outputs
-from swjoin.runtime.report import partial_report, publish
-from swjoin.runtime.silence import Silence
-from swjoin.sources import is_live
+from swjoin.runtime.run_report import partial_report, publish
 
 if TYPE_CHECKING:
-    from swjoin.live.door import LiveDoor
-    from swjoin.live.endpoint import Endpoint
-    from swjoin.sinks.late import LateSink
-    from swjoin.sinks.plan import OutputPlan
+    from swjoin.connectors.files.late_rows import LateSink
+    from swjoin.connectors.flight.ingest import LiveDoor
+    from swjoin.connectors.flight.server import Endpoint
+    from swjoin.connectors.output_columns import OutputPlan
 
 
 class MasterShell:
@@ -141,7 +145,7 @@ class MasterShell:
 
     def output_plan(self) -> OutputPlan:
         """What result rows look like; made from both sources' schemas."""
-        from swjoin.sinks.plan import OutputPlan
+        from swjoin.connectors.output_columns import OutputPlan
 
         return OutputPlan.build(self.sources[LEFT], self.sources[RIGHT], self.job.config)
 
@@ -165,7 +169,7 @@ class MasterShell:
             assert on_saved is not None, "a run with checkpoints has to hear what is durable"
             manifest = keeper.begin(on_saved)
         if self._late_target is not None and (self._late is None or keeper is not None):
-            from swjoin.sinks.late import LateSink
+            from swjoin.connectors.files.late_rows import LateSink
 
             self._late = LateSink(self._late_target, None if keeper is None else keeper.late_rows)
         if self.job.run_dir is not None and self._events is None:

@@ -2,7 +2,7 @@
 
 What: `SpillFolder`: called with a batch, it returns a `StoredBatch`.
 Why: disk is large, and what waits longest is read once, in order.
-Stays out: which tuples are spilled, and how many (`cluster.overload`).
+Stays out: which tuples are spilled, and how many (`cluster.master.overload`).
 
 Files have no names: whatever ends the process, the system takes their space back. A file is gone with the last of its batches.
 What must survive a crash is in the checkpoint, not here.
@@ -20,10 +20,10 @@ from typing import IO
 
 import numpy as np
 
-from swjoin.batch import TupleBatch
-from swjoin.cluster.pending import StoreFullError
-from swjoin.errors import RunFailed, UserError
-from swjoin.runtime.wire import pack_tuples, unpack_tuples
+from swjoin.cluster.master.tuple_queue import StoreFullError
+from swjoin.cluster.wire import pack_tuples, unpack_tuples
+from swjoin.core.batch import TupleBatch
+from swjoin.core.errors import RunFailed, UserError
 
 _FILE_BYTES = 64 << 20  # then the next file begins
 _MOST_FILES = 256  # each has a descriptor
@@ -32,7 +32,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 
 @dataclass(frozen=True)
 class SpilledBatch:
-    """A batch in a file, at `offset`; see `batch.StoredBatch`."""
+    """A batch in a file, at `offset`; see `core.batch.StoredBatch`."""
 
     file: IO[bytes]
     folder: Path

@@ -8,11 +8,11 @@ __all__ = ["digest", "parquet", "window_join"]
 def __getattr__(name: str) -> Any:
     # Lazily: commands that need neither should not load the kernels.
     if name == "window_join":
-        from swjoin.spark.frames import window_join
+        from swjoin.spark.dataframe_join import window_join
 
         return window_join
     if name == "digest":
-        from swjoin.spark.answers import digest
+        from swjoin.spark.row_digest import digest
 
         return digest
     if name == "parquet":

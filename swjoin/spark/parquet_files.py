@@ -2,7 +2,7 @@
 
 What: `parquet(spark, *paths) -> ParquetFiles`, in the place of a DataFrame; `read_pieces` in executors.
 Why: a row that Spark reads becomes columns, a row, and columns again before Python sees it; that costs more than the join.
-Stays out: packing and joining (`spark.parcels`, `spark.joining`).
+Stays out: packing and joining (`spark.shuffle_batches`, `spark.executor_join`).
 
 For files as they are, on storage that pyarrow and every executor can read (a shared file system, hdfs, s3, gs). For views,
 filters and tables whose files are not all of the truth (Delta, Iceberg, partition columns in folder names): a DataFrame.
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from swjoin.errors import UserError
+from swjoin.core.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swjoin.errors import RunFailed, UserError
-from swjoin.runtime.preflight import find_java
+from swjoin.core.errors import RunFailed, UserError
+from swjoin.spark.java import find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -3,7 +3,7 @@
 What: `verify(run_dir, master) -> VerifyResult`.
 Why: the proof attached to every answer must come from another engine than ours: Spark's readers, Spark's join, the digest in
 SQL.
-Stays out: everything of the engine but the generator's definition (`sources.bmodel`) and the configuration.
+Stays out: everything of the engine but the generator's definition (`connectors.generator.bmodel`) and the configuration.
 
 The equi-join on the key gets a second equal column, the time bucket of the window's width, so that Spark hashes instead of
 comparing all pairs of a hot key; the exact bounds are checked on every pair.
@@ -17,19 +17,18 @@ from operator import and_, or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swjoin.batch import STREAM_NAMES
-from swjoin.config import RunConfig, StreamConfig
-from swjoin.errors import RunFailed, UserError
-from swjoin.loading import config_from_plain
-from swjoin.oracle import JOIN_KINDS, format_digest
-from swjoin.runtime.report import FORMAT
-from swjoin.runtime.run_folder import not_verifiable, read_report
-from swjoin.sources.formats import row_count
-from swjoin.sources.predicate import resolve
-from swjoin.spark.answers import count_and_digest
+from swjoin.config.loader import config_from_plain
+from swjoin.config.run import RunConfig, StreamConfig
+from swjoin.connectors.files.formats import row_count
+from swjoin.connectors.files.run_folder import FORMAT, not_verifiable, read_report
+from swjoin.core.batch import STREAM_NAMES
+from swjoin.core.errors import RunFailed, UserError
+from swjoin.core.join_semantics import JOIN_KINDS, format_digest
+from swjoin.expressions.compiler import resolve
+from swjoin.expressions.parser import parse_where, to_sql
+from swjoin.spark.generate import stream_frame
+from swjoin.spark.row_digest import count_and_digest
 from swjoin.spark.session import open_session
-from swjoin.spark.workload import stream_frame
-from swjoin.where import parse_where, to_sql
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -17,21 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from swjoin.batch import I64, U64
+from swjoin.core.batch import I64, U64
+from swjoin.core.record_layout import ROW
 from swjoin.state.simd import LANES
 
 I32 = NDArray[np.int32]
-Reaches = tuple[int, int, int, int]  # `oracle.Bounds.reaches`
+Reaches = tuple[int, int, int, int]  # `core.join_semantics.Bounds.reaches`
 U16 = NDArray[np.uint16]
-
-# a tuple's record: key, time, id (the bits of a uint64), payload reference
-KEY, TS, ID, REF = 0, 1, 2, 3
-ROW = 4
-
-# beside a payload reference: the tuple has matched; nothing more of it comes out
-MATCHED, SETTLED = 1 << 62, 1 << 61
-FLAGS = MATCHED | SETTLED
-FLAG_BITS = 61  # from here on
 
 # what joining does with a match: pairs come out, or left tuples by their first match; left, right tuples are marked
 PAIRS, FIRST_MATCHES, MARK_LEFT, MARK_RIGHT = 1, 2, 4, 8

@@ -2,7 +2,7 @@
 
 What: `take_block`, `give_block`, `append_row`, `append_columns`, `drain_runs`, `expire`, counts.
 Why: joining, tuning and state movement all build chains; they must do it the same way.
-Stays out: joining (`state.kernels`), splitting and merging (`state.tuning`).
+Stays out: joining (`state.join_kernel`), splitting and merging (`state.extendible_hash`).
 
 Blocks of one mini-partition form a chain from the oldest (FIRST) to the head block (HEAD), in time order.
 """
@@ -12,29 +12,31 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from swjoin.batch import I64, U8, U64
-from swjoin.hashing import hash_key, tag_of
+from swjoin.core.batch import I64, U8, U64
+from swjoin.core.hashing import hash_key, tag_of
+from swjoin.core.record_layout import (
+    FLAG_BITS,
+    FLAGS,
+    ID,
+    KEY,
+    REF,
+    ROW,
+    TS,
+)
 from swjoin.state.arrays import (
     ALLOWED,
     COUNTERS,
     FILL,
     FIRST,
     FIRST_TS,
-    FLAG_BITS,
-    FLAGS,
     HEAD,
     HEADER,
     I32,
-    ID,
     IN_USE,
-    KEY,
     LAST_TS,
     NEVER_USED,
     NEXT,
     RECYCLED,
-    REF,
-    ROW,
-    TS,
     TUPLES,
     Minis,
     Pool,

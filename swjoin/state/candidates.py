@@ -3,7 +3,7 @@
 What: `take_candidates` turns hits (a probe, a block, a mask of equal tags) into candidates and asks for their records; `verify`
 checks some hundreds of them, counts, digests, marks who has matched, and writes the pairs if they are wanted.
 Why: the records lie all over the memory. Asking for hundreds before reading one lets their cache misses overlap.
-Stays out: which tags are compared (`state.kernels`).
+Stays out: which tags are compared (`state.join_kernel`).
 """
 
 from __future__ import annotations
@@ -12,32 +12,34 @@ import numpy as np
 from numba import njit, uint64
 from numpy.typing import NDArray
 
-from swjoin.batch import I64, MISSING_ID
-from swjoin.hashing import pair_hash
+from swjoin.core.batch import I64, MISSING_ID
+from swjoin.core.hashing import pair_hash
+from swjoin.core.record_layout import (
+    FLAGS,
+    ID,
+    KEY,
+    MATCHED,
+    REF,
+    ROW,
+    TS,
+)
+from swjoin.expressions.vm import Residual, judge
 from swjoin.state.arrays import (
     CANDIDATES,
     COUNTED,
     FIRST_MATCHES,
-    FLAGS,
-    ID,
     IDS_ALONE,
-    KEY,
     MARK_LEFT,
     MARK_RIGHT,
-    MATCHED,
     PAIRS,
-    REF,
-    ROW,
     STAT_PAIRS,
-    TS,
     Candidates,
     FreshTuples,
     Hits,
     Output,
     Reaches,
 )
-from swjoin.state.histogram import record_delay
-from swjoin.state.predicate import Residual, judge
+from swjoin.state.delay_histogram import record_delay
 from swjoin.state.simd import LANES, count_ones, prefetch, trailing_zeros
 
 _ONE = np.uint64(1)

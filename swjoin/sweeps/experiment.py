@@ -2,7 +2,7 @@
 
 What: `load_experiment(path) -> Experiment`; `Axis`, `Choice`, `Search`; `KEYS`, all configuration keys with their units.
 Why: whatever is misspelt in a file is told in one line, with the nearest word that is known.
-Stays out: the runs that follow from it (`sweeps.design`), which values a run accepts (`config`), drawing (`plots/`).
+Stays out: the runs that follow from it (`sweeps.points`), which values a run accepts (`config`), drawing (`plots/`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from swjoin.config import QueryConfig, RunConfig, StreamConfig
-from swjoin.errors import UserError
-from swjoin.loading import apply_overrides, as_bool, bare, load_plain
-from swjoin.shipped import given_or_shipped
+from swjoin.config.loader import apply_overrides, as_bool, bare, load_plain
+from swjoin.config.run import QueryConfig, RunConfig, StreamConfig
+from swjoin.core.errors import UserError
+from swjoin.core.resources import given_or_shipped
+from swjoin.core.units import parse_duration_us, parse_size_bytes
 from swjoin.sweeps.metrics import METRICS, SUSTAINABLE, is_metric
 from swjoin.sweeps.presets import PRESETS
-from swjoin.units import parse_duration_us, parse_size_bytes
 
 RUNNERS = ("mpi", "simulate", "local")
 _LONGEST = 1000  # characters of a complaint, which may quote a value

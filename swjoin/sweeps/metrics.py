@@ -3,7 +3,7 @@
 What: `METRICS`, name -> `Metric(unit, over, meaning)`; `is_metric(name)`, which also knows `sustainable_<axis key>`;
 BELOW and AT_LEAST, marks of the latter; `t_quantile`, for confidence intervals.
 Why: an experiment names metrics, Spark computes them and plots draw them; one table says what they mean.
-Stays out: computing them (`spark.sweep_tables`), drawing.
+Stays out: computing them (`sweeps.aggregate`), drawing.
 
 Words of the meanings. A *row* is one slave's line in metrics/slaves.parquet for one distribution epoch. Counted are the rows of
 the measured phase: from_s < epoch_end <= to_s of run.json's "measured" (to_s null: to the last row; no "measured": all rows,

@@ -3,7 +3,7 @@
 What: `PRESETS` (name -> how many times faster than the paper), `scaled(config, factor)`.
 Why: 20 minutes a point is too long. When all times are divided and all rates multiplied by the same factor, as many tuples are
 in the windows and as many arrive in a distribution epoch as before; only what a message costs by itself does not shrink.
-Stays out: what is swept (`sweeps.design`), how fast an imitated node must be (`sweeps.calibration`).
+Stays out: what is swept (`sweeps.points`), how fast an imitated node must be (`sweeps.node_speed`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from swjoin.config import RunConfig
-from swjoin.errors import UserError
+from swjoin.config.run import RunConfig
+from swjoin.core.errors import UserError
 
 PRESETS = {"paper": 1, "quick": 10, "none": 1}
 

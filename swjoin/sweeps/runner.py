@@ -2,7 +2,7 @@
 
 What: `sweep(experiment, directory) -> Summary`, `point_command` (what starts a run), `estimate_s`, `Reporter`.
 Why: one crashed or disturbed run must not cost the others; whoever interrupts a sweep finds all that had ended.
-Stays out: what a point is (`sweeps.design`), what lies where (`sweeps.store`), what a person sees (`cli.sweeping`).
+Stays out: what a point is (`sweeps.points`), what lies where (`sweeps.store`), what a person sees (`cli.sweep`).
 
 All points of the first repeat, then of the second: an interrupted sweep has the whole picture, less often. A failed run is
 recorded; an invalid one (the machine was overloaded) is tried once more. The next call tries both again.
@@ -21,13 +21,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from swjoin.config import RunConfig, digest, to_plain
-from swjoin.errors import RunFailed, SwjoinError, UserError
-from swjoin.sweeps.calibration import calibrated_speed
-from swjoin.sweeps.design import Point, design_digest, needs_calibration, points, probe_at
+from swjoin.config.run import RunConfig, digest, to_plain
+from swjoin.core.errors import RunFailed, SwjoinError, UserError
+from swjoin.monitor.sustainability import read_rows, sustained
 from swjoin.sweeps.experiment import Experiment
-from swjoin.sweeps.process import run_to_end
-from swjoin.sweeps.search import Found, bisect, read_rows, sustained
+from swjoin.sweeps.node_speed import calibrated_speed
+from swjoin.sweeps.points import Point, design_digest, needs_calibration, points, probe_at
+from swjoin.sweeps.run_process import run_to_end
+from swjoin.sweeps.search import Found, bisect
 from swjoin.sweeps.store import SweepStore, commit, describe, read_json
 
 STARTUP_S = 4.0  # interpreters, kernels, MPI, and the end

@@ -2,7 +2,7 @@
 
 What: `SweepStore` (open, points, searches), `sweep_directory`, `commit`, `machine`.
 Why: a sweep of an hour that was interrupted goes on where it was; results of different code or questions are never mixed.
-Stays out: running (`sweeps.runner`), tables over the runs (`spark.sweep_tables`).
+Stays out: running (`sweeps.runner`), tables over the runs (`sweeps.aggregate`).
 
 DIR/experiment.json, DIR/points/<config digest>-s<slaves>-r<repeat>/ with the run and done.json, DIR/searches/<key>.json.
 A point has ended when its done.json is there: it is written last, and atomically.
@@ -22,8 +22,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from swjoin.errors import UserError
-from swjoin.runtime.report import versions, write_json
+from swjoin.core.errors import UserError
+from swjoin.core.storage import write_json
+from swjoin.runtime.run_report import versions
 from swjoin.sweeps.experiment import Experiment
 
 FORMAT = 1

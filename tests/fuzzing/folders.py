@@ -3,7 +3,7 @@
 What: `CheckpointTarget`.
 Why: what a crash, a disk or a copy has done to a checkpoint must be told before the run goes on; going on from something else
 than what was written would be a wrong answer that balances.
-Stays out: crashes while a checkpoint is written (`swjoin.runtime.chaos`).
+Stays out: crashes while a checkpoint is written (`tests.tools.random_runs`).
 
 How far a run had come when it was stopped differs a little between processes; a seed repeats what is spoilt, and where.
 
@@ -31,14 +31,14 @@ import pyarrow as pa
 import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 
+from swjoin.checkpoint.delivery_log import replay
+from swjoin.checkpoint.store import CheckpointFolder
 from swjoin.cli.commands import resumed_job
-from swjoin.errors import SwjoinError
-from swjoin.loading import config_from_plain
-from swjoin.runtime import local
-from swjoin.runtime.checkpoint_folder import CheckpointFolder
-from swjoin.runtime.job import Job
-from swjoin.runtime.segments import replay
-from swjoin.storage import AppendedFile
+from swjoin.config.job import Job
+from swjoin.config.loader import config_from_plain
+from swjoin.core.errors import SwjoinError
+from swjoin.core.storage import AppendedFile
+from swjoin.runtime import in_process
 from tests.fuzzing.frames import spoil_frame, spoil_words
 from tests.fuzzing.harness import Wrong, check_refusal
 from tests.fuzzing.mutations import pick_integer, spoil_bytes, spoil_plain
@@ -68,9 +68,9 @@ def _stopping(times: int) -> Iterator[None]:
         yield _After(times)
 
     with (
-        mock.patch.object(local, "stop_signals", signals),
-        mock.patch("swjoin.sources.files.BATCH_ROWS", _BATCH_ROWS),
-        mock.patch("swjoin.runtime.report.versions", return_value={}),  # it looks through all that is installed
+        mock.patch.object(in_process, "stop_signals", signals),
+        mock.patch("swjoin.connectors.files.source.BATCH_ROWS", _BATCH_ROWS),
+        mock.patch("swjoin.runtime.run_report.versions", return_value={}),  # it looks through all that is installed
     ):
         yield
 
@@ -154,14 +154,14 @@ class CheckpointTarget:
         config, slaves = config_from_plain(plain), 1 + number % 2
         target = None if config.sink.kind == "count" else folder / f"whole{number}" / "results"
         with _stopping(10**9):
-            report = local.run_local(Job(config, target, True, folder / f"whole{number}", None, "fuzz"), False, slaves)
+            report = in_process.run_local(Job(config, target, True, folder / f"whole{number}", None, "fuzz"), False, slaves)
         answer = report["results"]["count"], report["results"]["digest"]
         for times in [*range(12, 60, 2)] * 5:  # when it stops depends on threads, too
             run = folder / f"run{number}"
             shutil.rmtree(run, ignore_errors=True)
             target = None if config.sink.kind == "count" else run / "results"
             with _stopping(times):
-                report = local.run_local(Job(config, target, True, run, None, "fuzz"), False, slaves)
+                report = in_process.run_local(Job(config, target, True, run, None, "fuzz"), False, slaves)
             manifests = sorted((run / "checkpoints").glob("checkpoint-*.json")) if (run / "checkpoints").exists() else []
             if manifests and _is_in_the_middle(json.loads(manifests[-1].read_text())):
                 self.stopped.append(_Stopped(run, slaves, answer, manifests[-1]))
@@ -199,7 +199,7 @@ class CheckpointTarget:
             if read_alone:
                 _read_alone(self.case)
             with _stopping(10**9):
-                report = local.run_local(resumed_job(self.case), False, slaves)
+                report = in_process.run_local(resumed_job(self.case), False, slaves)
         except SwjoinError as error:
             check_refusal(
                 error,

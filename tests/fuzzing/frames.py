@@ -19,26 +19,28 @@ from typing import Any
 
 import numpy as np
 
-from swjoin.batch import Pairs, PayloadRows, TupleBatch
-from swjoin.cluster.metrics import COLUMNS
-from swjoin.deliveries import (
+from swjoin.cluster import wire
+from swjoin.cluster.messages import Report
+from swjoin.core.batch import Pairs, PayloadRows, TupleBatch
+from swjoin.core.data_messages import (
     Delivery,
     Directory,
-    EpochIndex,
-    GroupId,
     GroupLoads,
     GroupResults,
     MoveEnd,
-    QueryId,
     ResultChunk,
     Route,
-    SlaveId,
     StateChunk,
 )
-from swjoin.errors import SwjoinError
-from swjoin.messages import Report
-from swjoin.runtime import wire
-from swjoin.state.histogram import HISTOGRAM_SIZE
+from swjoin.core.errors import SwjoinError
+from swjoin.core.ids import (
+    EpochIndex,
+    GroupId,
+    QueryId,
+    SlaveId,
+)
+from swjoin.core.metric_columns import COLUMNS
+from swjoin.state.delay_histogram import HISTOGRAM_SIZE
 from tests.fuzzing.harness import Wrong, check_refusal
 from tests.fuzzing.mutations import BOUNDARIES, pick_integer, spoil_bytes
 

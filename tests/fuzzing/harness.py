@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from swjoin.errors import SwjoinError
+from swjoin.core.errors import SwjoinError
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST_LINE = 2000  # characters of an error that is still one line for a person

@@ -21,18 +21,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as t
 
-from swjoin.batch import STREAM_NAMES, TupleBatch
-from swjoin.cluster.intake import LateRowError, StreamIntake
-from swjoin.config import ModuleConfig, QueryConfig, RunConfig, SinkConfig, StreamConfig, TimeConfig
-from swjoin.deliveries import END_OF_TIME_US, Delivery, EpochIndex, QueryId, SlaveId
-from swjoin.errors import RunFailed
+from swjoin.cluster.master.intake import LateRowError, StreamIntake
+from swjoin.config.job import Job
+from swjoin.config.run import ModuleConfig, QueryConfig, RunConfig, SinkConfig, StreamConfig, TimeConfig
+from swjoin.connectors.files.formats import list_files
+from swjoin.connectors.files.source import FileSource, open_sources
+from swjoin.connectors.output_columns import OutputPlan
+from swjoin.core.batch import STREAM_NAMES, TupleBatch
+from swjoin.core.data_messages import Delivery
+from swjoin.core.errors import RunFailed
+from swjoin.core.ids import END_OF_TIME_US, EpochIndex, QueryId, SlaveId
+from swjoin.core.join_semantics import format_digest, pair_digest
 from swjoin.operators.window_join import WindowJoin
-from swjoin.oracle import format_digest, pair_digest
-from swjoin.runtime.job import Job, row_place
-from swjoin.runtime.local import run_local
-from swjoin.sinks.plan import OutputPlan
-from swjoin.sources.files import FileSource, open_sources
-from swjoin.sources.formats import list_files
+from swjoin.runtime.in_process import run_local
+from swjoin.runtime.open import row_place
 from tests.fuzzing.harness import Wrong
 
 _SCALES = {"s": 1_000_000, "ms": 1_000, "us": 1}

@@ -2,7 +2,7 @@
 
 What: `YamlTarget`.
 Why: a configuration decides for hours of many machines; it is understood or refused, and never run as anything else.
-Stays out: whether a configuration is sensible (`swjoin.config`).
+Stays out: whether a configuration is sensible (`swjoin.config.run`).
 
 A configuration that is accepted must be what the file says: values that stand there as they are used are compared with another
 reading of the file, and its plain form must give the same configuration again.
@@ -18,11 +18,11 @@ from typing import Any
 
 import yaml
 
-from swjoin.config import RunConfig, digest, to_plain
-from swjoin.errors import SwjoinError
-from swjoin.loading import config_from_plain, load_config
-from swjoin.runtime.costs import PRESETS as COSTS
-from swjoin.runtime.costs import CostModel, load_costs, save_costs
+from swjoin.config.loader import config_from_plain, load_config
+from swjoin.config.run import RunConfig, digest, to_plain
+from swjoin.core.errors import SwjoinError
+from swjoin.forecast.costs import PRESETS as COSTS
+from swjoin.forecast.costs import CostModel, load_costs, save_costs
 from swjoin.sweeps.experiment import Experiment, load_experiment
 from tests.fuzzing.harness import ROOT, Wrong, check_refusal
 from tests.fuzzing.mutations import spoil_bytes, spoil_plain

@@ -23,9 +23,9 @@ import pyarrow as pa
 import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 
-from swjoin.config import StreamConfig, TimeConfig
-from swjoin.errors import SwjoinError
-from swjoin.sources.times import zoned
+from swjoin.config.run import StreamConfig, TimeConfig
+from swjoin.connectors.times import zoned
+from swjoin.core.errors import SwjoinError
 from tests.fuzzing.harness import Wrong, check_refusal
 from tests.fuzzing.joins import Answer, Inputs, answer_of, check_answer, check_whole_run
 from tests.fuzzing.mutations import BOUNDARIES, spoil_bytes

@@ -1,0 +1,1 @@
+"""Examples on real data, each runnable: `python -m examples.NAME`."""

@@ -1,0 +1,260 @@
+"""Columns of pairs out of the user's own tables, once the pairs are known.
+
+What: `Gathered`: pairs of row positions become blocks of output rows.
+Why: payload is touched once, for the rows that match; and Arrow takes columns of any type, also of those that cannot be packed.
+Stays out: which rows match (`api.embedded_join`), names and order of the columns (`connectors.output_columns`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from swjoin.connectors.output_columns import OutputPlan, as_type
+from swjoin.core.arrow_views import decoded
+from swjoin.core.batch import I64, LEFT, MISSING_ID, RIGHT, U64, Pairs
+from swjoin.core.errors import UserError
+from swjoin.core.hashing import digest_pairs
+from swjoin.core.join_semantics import JOIN_KINDS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from swjoin.api.table_input import Side
+
+BLOCK_PAIRS = 1 << 18
+BLOCK_BYTES = 1 << 30  # Arrow's offsets of strings and lists reach 2 GiB, and its take does not always say when they do not
+
+
+class Gathered:
+    """Pairs of positions, as output rows. For one thread. digest: of the user's own ids, where there are such."""
+
+    def __init__(self, plan: OutputPlan, sides: tuple[Side, Side]) -> None:
+        self._sides = sides
+        self._schema = plan.schema
+        self._ids = plan.ids
+        self._renamed = any(side.ids is not None for side in sides)
+        self._id_columns = plan.id_columns
+        self._columns = [(side, _column_of(sides[side], name)) for side, name in plan.inputs]
+        keys = list(zip(plan.left.key, plan.right.key, strict=True)) if JOIN_KINDS[plan.how].unmatched[RIGHT] else []
+        self._own_keys = {left: _column_of(sides[RIGHT], name) for left, name in keys}
+        taken = [*self._columns, *((RIGHT, column) for column in self._own_keys.values())]
+        self._by_side = [[column for side, column in taken if side == stream] for stream in (LEFT, RIGHT)]
+        self._most_bytes = sum(column.most_bytes for _, column in taken)  # of an output row
+        self._names = [name for _, name in plan.inputs]
+        self._waiting: list[tuple[U64, U64, I64, I64]] = []
+        self._rows = 0
+        self._blocks: list[pa.Table] = []
+        self.digest = 0
+
+    def add(self, pairs: Pairs) -> None:
+        """Remember pairs; their columns are taken a block at a time."""
+        times = (pairs.left_ts, pairs.right_ts) if self._ids else (pairs.left_ts[:0], pairs.right_ts[:0])
+        self._waiting.append((pairs.left_id, pairs.right_id, *times))
+        self._rows += len(pairs)
+        if self._rows >= BLOCK_PAIRS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        left, right, left_ts, right_ts = (
+            parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in zip(*self._waiting, strict=True)
+        )
+        self._waiting, self._rows = [], 0
+        if len(left) * self._most_bytes <= BLOCK_BYTES:
+            self._add_block(left, right, left_ts, right_ts)
+            return
+        sizes = np.zeros(len(left), np.int64)
+        for columns, positions in zip(self._by_side, (left, right), strict=True):
+            for column in columns:
+                sizes += np.append(column.bytes_by_row, 0)[np.minimum(positions, np.uint64(len(column.bytes_by_row)))]
+        for start, stop in pieces_of(sizes):
+            self._add_block(left[start:stop], right[start:stop], left_ts[start:stop], right_ts[start:stop])
+
+    def _add_block(self, left: U64, right: U64, left_ts: I64, right_ts: I64) -> None:
+        import pyarrow as pa
+
+        arrays: list[Any] = []
+        index = (_index(left), _index(right))
+        if self._ids or self._renamed:
+            ids = [side.ids_of(positions) for side, positions in zip(self._sides, (left, right), strict=True)]
+            self.digest = (self.digest + digest_pairs(*ids)) % 2**64
+            values = {"left_id": ids[LEFT], "right_id": ids[RIGHT], "left_ts": left_ts, "right_ts": right_ts}
+            missing = [positions == MISSING_ID for positions in (left, right)]
+            arrays = [pa.array(values[name], mask=missing[side]) for name, _, side in self._id_columns]
+        for (side, column), name, field in zip(self._columns, self._names, list(self._schema)[len(arrays) :], strict=True):
+            array = column.take(index[side])
+            if side == LEFT and name in self._own_keys:
+                array = _either(index[LEFT], array, self._own_keys[name].take(index[RIGHT]), field.type)
+            arrays.append(array)
+        self._blocks.append(pa.Table.from_arrays(arrays, schema=self._schema))
+
+    def finish(self) -> list[pa.Table]:
+        """All blocks."""
+        self._flush()
+        return self._blocks
+
+
+def _either(left: Any, mine: Any, theirs: Any, kind: pa.DataType) -> Any:
+    """The key of the side that is there. left: positions there, null where that side is missing."""
+    import pyarrow.compute as pc
+
+    if left.null_count == 0:
+        return as_type(mine, kind) if mine.type != kind else mine
+    mine, theirs = decoded(mine), decoded(theirs)
+    plain = mine.type if mine.type == theirs.type else kind
+    return as_type(pc.if_else(left.is_valid(), as_type(mine, plain), as_type(theirs, plain)), kind)
+
+
+def _index(positions: U64) -> Any:
+    """Positions as Arrow indices; a missing side (SPEC section 1) is a null, which takes nulls."""
+    import pyarrow as pa
+
+    missing = positions == MISSING_ID
+    return pa.array(positions, mask=missing) if missing.any() else pa.array(positions)
+
+
+class _Column:
+    """A column of an input as one array, for which chunks are joined once. UserError for what Arrow cannot take from."""
+
+    def __init__(self, column: pa.ChunkedArray, name: str) -> None:
+        import pyarrow as pa
+
+        self._kind = column.type
+        if column.num_chunks == 1:
+            self._values = column.chunk(0)
+        else:
+            self._values = pa.array([], column.type) if not column.num_chunks else _combined(column, name)
+        try:
+            self.take(pa.array([], pa.uint64()))
+        except pa.ArrowNotImplementedError:
+            raise UserError(f"column {name}: type {column.type} cannot be carried; leave it out with columns") from None
+
+    def take(self, index: pa.Array) -> pa.Array:
+        """The rows at these positions; not more than an array of the column's type can hold."""
+        taken = _taken(self._values, index)
+        return taken if taken.type == self._kind else taken.cast(self._kind)
+
+    @cached_property
+    def bytes_by_row(self) -> Any:
+        return row_bytes(self._values)
+
+    @cached_property
+    def most_bytes(self) -> int:
+        """Of a row."""
+        return int(self.bytes_by_row.max(initial=0))
+
+
+def _column_of(side: Side, name: str) -> _Column:
+    if name not in side.taken_from:
+        side.taken_from[name] = _Column(side.table.column(name), name)
+    column: _Column = side.taken_from[name]
+    return column
+
+
+def _combined(column: pa.ChunkedArray, name: str) -> pa.Array:
+    """All chunks as one array; of the same type with longer offsets where they need them."""
+    import pyarrow as pa
+
+    try:
+        return column.combine_chunks()
+    except pa.ArrowInvalid:
+        pass
+    try:
+        return column.cast(_large(column.type)).combine_chunks()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise UserError(
+            f"column {name}: {column.nbytes} bytes of {column.type} are too many; leave it out with columns"
+        ) from None
+
+
+def _large(kind: pa.DataType) -> pa.DataType:
+    """The type with offsets of 64 bits."""
+    import pyarrow as pa
+    import pyarrow.types as t
+
+    if t.is_string(kind) or t.is_binary(kind):
+        return pa.large_string() if t.is_string(kind) else pa.large_binary()
+    if t.is_list(kind):
+        return pa.large_list(kind.value_field.with_type(_large(kind.value_type)))
+    if t.is_struct(kind):
+        return pa.struct([field.with_type(_large(field.type)) for field in kind])
+    return kind
+
+
+def row_bytes(array: pa.Array) -> Any:
+    """Bytes of every row, or more: integers (rows,). No array below an array of rows has more elements than they have bytes."""
+    import pyarrow as pa
+    import pyarrow.types as t
+
+    kind, n = array.type, len(array)
+    if isinstance(kind, pa.BaseExtensionType):
+        return row_bytes(array.storage)
+    if t.is_string(kind) or t.is_binary(kind) or t.is_list(kind) or t.is_map(kind):
+        bounds = _offsets(array, np.int32)
+    elif t.is_large_string(kind) or t.is_large_binary(kind) or t.is_large_list(kind):
+        bounds = _offsets(array, np.int64)
+    elif t.is_fixed_size_list(kind):
+        of_all = np.maximum(row_bytes(array.values), 1)[array.offset * kind.list_size : (array.offset + n) * kind.list_size]
+        return of_all.reshape(n, kind.list_size).sum(axis=1)
+    elif t.is_struct(kind):
+        return sum((row_bytes(array.field(i)) for i in range(kind.num_fields)), np.zeros(n, np.int64))
+    else:
+        if t.is_union(kind):
+            most = sum(int(row_bytes(array.field(i)).max(initial=0)) for i in range(kind.num_fields))
+        elif t.is_run_end_encoded(kind):
+            most = int(row_bytes(array.values).max(initial=0))
+        else:
+            fixed = t.is_primitive(kind) or t.is_decimal(kind) or t.is_fixed_size_binary(kind) or t.is_dictionary(kind)
+            most = -(-kind.bit_width // 8) if fixed else 16  # views: what they point to stays where it is
+        return np.broadcast_to(np.int64(most), n)
+    if not (t.is_list(kind) or t.is_large_list(kind) or t.is_map(kind)):
+        return np.diff(bounds)
+    below = [array.keys, array.items] if t.is_map(kind) else [array.values]
+    of_each = np.maximum(sum(row_bytes(values) for values in below), 1)
+    return np.diff(np.concatenate([np.zeros(1, np.int64), np.cumsum(of_each, dtype=np.int64)])[bounds])
+
+
+def _offsets(array: pa.Array, dtype: Any) -> Any:
+    data = array.buffers()[1]
+    if len(array) == 0 or data is None:
+        return np.zeros(len(array) + 1, dtype)
+    return np.frombuffer(data, dtype)[array.offset : array.offset + len(array) + 1]
+
+
+def pieces_of(sizes: I64) -> Iterator[tuple[int, int]]:
+    """First row and the row after the last of pieces of `BLOCK_BYTES`, or of a single row that has more."""
+    ends = np.cumsum(sizes)
+    start = 0
+    while start < len(ends):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + BLOCK_BYTES, side="right")))
+        yield start, stop
+        start = stop
+
+
+def _taken(values: Any, index: pa.Array) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type):
+        return _taken_views(values, index)
+    return pc.take(values, index, boundscheck=False)
+
+
+def _taken_views(values: Any, index: pa.Array) -> Any:
+    """Arrow has no take for views, although it is the easiest: 16 bytes each, and the text stays where it is."""
+    import pyarrow as pa
+
+    n = len(index)
+    if len(values) == 0:
+        return pa.nulls(n, values.type)
+    places = index.fill_null(0).to_numpy()
+    views = np.frombuffer(values.buffers()[1] or b"", np.int64).reshape(-1, 2)[values.offset : values.offset + len(values)]
+    valid = values.is_valid().take(index).fill_null(False)
+    buffers = [valid.buffers()[1], pa.py_buffer(views[places]), *values.buffers()[2:]]
+    return pa.Array.from_buffers(values.type, n, buffers, valid.false_count)

@@ -1,0 +1,307 @@
+"""What makes each role's part of a checkpoint durable, and gives it back: around the folder of checkpoints.
+
+What: `MasterKeeper`: source positions, dictionary of keys, late rows, and the master's own state. `CollectorKeeper`: result
+files, rows of metrics, and the collector's state. `SlaveKeeper`: the log of deliveries, and the windows rebuilt from it.
+Why: the roles say what has to be saved and when; files, threads and positions are the runtimes', the same in all of them.
+Stays out: when a checkpoint is made (`cluster.master.checkpoint_coordinator`), formats (`checkpoint.store`,
+`checkpoint.delivery_log`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swjoin import __version__
+from swjoin.checkpoint.delivery_log import SegmentLog, replay, replay_epochs
+from swjoin.checkpoint.manifest import check_master_state, restoring
+from swjoin.checkpoint.store import CheckpointFolder, Manifest, read_manifest
+from swjoin.cluster.collector import Collector
+from swjoin.cluster.master.master import Master
+from swjoin.cluster.master.snapshots import restore
+from swjoin.cluster.messages import PartSaved, SavePart, Snapshot
+from swjoin.cluster.slave.slave import Slave
+from swjoin.config.job import Job, sets_aside
+from swjoin.config.run import RunConfig, digest, to_plain
+from swjoin.connectors.files.late_rows import LATE_ROW_BYTES
+from swjoin.connectors.files.run_files import METRICS_ROW_BYTES, MetricsFile
+from swjoin.connectors.sink import Sink
+from swjoin.connectors.source import Source, is_live
+from swjoin.core.batch import LEFT, RIGHT, check_layout, in_memory
+from swjoin.core.data_messages import Delivery
+from swjoin.core.errors import RunFailed, UserError
+from swjoin.core.sequence_numbers import stamped_layout
+from swjoin.core.storage import AppendedFile, Background, Executor, Executors
+
+
+def checkpoint_folder(job: Job, executors: Executors = Background) -> CheckpointFolder:
+    """The folder of a job's checkpoints. UserError when it holds those of another run, or of one that should be resumed."""
+    path = job.checkpoints
+    assert path is not None, "the job makes no checkpoints"
+    identity = {"config": to_plain(job.config), "config_digest": digest(job.config), "inputs": input_files(job)}
+    identity |= {"command": job.command, "run_dir": str(job.run_dir), "swjoin": __version__}
+    folder = CheckpointFolder(path, identity, executors)
+    manifest = folder.newest()
+    if manifest is None:
+        if job.resumes and folder.started() is None:
+            raise UserError(f"{path}: holds no checkpoint to resume from; run it from the start")
+        if not job.resumes and folder.accepted_rows:
+            raise UserError(
+                f"{path}: holds rows that a run has accepted and not joined; resume it with --resume, or remove them"
+            )
+        return folder
+    if not job.resumes:
+        raise UserError(f"{path}: holds checkpoints of a run that did not end; resume it with --resume, or remove them")
+    if manifest.plain["config_digest"] != identity["config_digest"]:
+        raise UserError(f"{manifest.path}: is a checkpoint of another configuration")
+    for old, new in zip(manifest.plain["inputs"], identity["inputs"], strict=False):
+        if old != new:
+            sizes = f"{old[1]} bytes then, {new[1]} now" if old[1] != new[1] else "as many bytes, but other ones"
+            raise UserError(f"{new[0]}: has changed since the checkpoint ({sizes}); run anew")
+    if len(manifest.plain["inputs"]) != len(identity["inputs"]):
+        raise UserError(f"{manifest.path}: had {len(manifest.plain['inputs'])} input files, now there are others; run anew")
+    return folder
+
+
+def input_files(job: Job) -> list[list[Any]]:
+    """Path, size and a checksum of every input file: a resumed run must read what the first one did."""
+    from swjoin.connectors.files.formats import edges_checksum, list_files
+
+    paths = [
+        p for stream in (job.config.left, job.config.right) if stream.path is not None for p in list_files(Path(stream.path))
+    ]
+    return [[str(path), path.stat().st_size, edges_checksum(path)] for path in paths]
+
+
+class MasterKeeper:
+    """The master's side; opens the folder. UserError as `checkpoint_folder`."""
+
+    def __init__(self, job: Job, sources: tuple[Source, Source], executors: Executors = Background) -> None:
+        self.folder = checkpoint_folder(job, executors)
+        self.late_rows: AppendedFile | None = None
+        self._keys: tuple[AppendedFile, AppendedFile] | None = None
+        self._job, self._sources = job, sources
+        self._keys_saved = 0
+        self.manifest: Manifest | None = None  # from which the roles have been restored
+
+    def begin(self, done: Callable[[Any], None]) -> Manifest | None:
+        """A start or a recovery; returns the checkpoint to go on from."""
+        self.folder.end()
+        manifest = self.manifest = self.folder.newest()
+        self.folder.begin(manifest, done)
+        if manifest is None and any(side.flight for side in (self._job.config.left, self._job.config.right)):
+            self.folder.note_start()
+        nothing: dict[str, Any] = {"late": [0, 0], "keys": [0, [0, 0], [0, 0]]}
+        content = nothing if manifest is None else manifest.plain["master"]
+        path = self.folder.path
+        if sets_aside(self._job.config):
+            self._close(self.late_rows)
+            self.late_rows = AppendedFile(path / "late.rows", content["late"], LATE_ROW_BYTES)
+        if self._dictionary is not None:
+            for file in self._keys or ():
+                self._close(file)
+            self._keys_saved, lengths, data = content["keys"]
+            if lengths[0] != 8 * self._keys_saved:
+                raise RunFailed(f"{path / 'keys.lengths'}: holds {lengths[0]} bytes for {self._keys_saved} keys")
+            self._keys = AppendedFile(path / "keys.lengths", lengths), AppendedFile(path / "keys.bytes", data)
+        return manifest
+
+    @property
+    def _dictionary(self) -> Any:
+        return self._sources[LEFT].dictionary
+
+    @staticmethod
+    def _close(file: AppendedFile | None) -> None:
+        if file is not None:
+            file.close()
+
+    @property
+    def manifest_name(self) -> str | None:
+        """Of the checkpoint that everybody goes on from."""
+        return None if self.manifest is None else self.manifest.path.name
+
+    def restore(self, master: Master, manifest: Manifest | None, now_us: int) -> None:
+        """A new master goes on from there, and its sources with it; without a checkpoint both are at the beginning."""
+        if manifest is None:
+            for source in self._sources:
+                source.seek(0)
+            return
+        positions = manifest.plain["master"]["positions"]
+        snapshot = self.folder.read_master(manifest)
+        groups = master.config.cluster.partition_count
+        check_master_state(manifest.path, snapshot.plain, manifest.generation, manifest.plain["epoch"], groups)
+        with restoring(manifest.path):
+            for stream, name in ((LEFT, "left"), (RIGHT, "right")):
+                for what, batches in snapshot.tuples.items():
+                    if what.startswith(name):
+                        layout = self._sources[stream].layout
+                        if what.endswith("buffered") and master.order is not None:
+                            layout = stamped_layout(layout)
+                        check_layout([in_memory(batch) for batch in batches], layout, what)
+            restore(master, snapshot.plain, snapshot.tuples, now_us)
+        dictionary = self._dictionary
+        if dictionary is not None and self._keys is not None and len(dictionary) == 0:  # else: of this process, and larger
+            with restoring(self._keys[0].path):
+                lengths, data = (np.frombuffer(file.read(), kind) for file, kind in zip(self._keys, ("<i8", "u1"), strict=True))
+                dictionary.restore(lengths.astype(np.int64), data.astype(np.uint8))
+        for stream in (LEFT, RIGHT):
+            source, rows = self._sources[stream], master.streams[stream].counts.tuples
+            if is_live(source):
+                source.go_on(rows, positions[stream])
+            else:
+                source.seek(rows)
+
+    def forget(self) -> None:
+        """A checkpoint is complete: what came before the oldest that is kept is read no more."""
+        kept = self.folder.kept
+        for stream, source in enumerate(self._sources):
+            if kept and is_live(source):
+                source.forget(kept[0].plain["master"]["state"]["streams"][stream]["counts"]["tuples"])
+
+    def save(self, generation: int, snapshot: Snapshot) -> None:
+        """The master's part of a checkpoint; `done` gets PartSaved."""
+        extra: dict[str, Any] = {"late": [0, 0], "keys": [0, [0, 0], [0, 0]]}
+        extra["positions"] = [source.position() if is_live(source) else {} for source in self._sources]
+        files = []
+        if self.late_rows is not None:
+            extra["late"] = self.late_rows.flush()
+            files.append(self.late_rows)
+        if self._keys is not None:
+            lengths, data = self._dictionary.entries(self._keys_saved)
+            self._keys_saved += len(lengths)
+            self._keys[0].append(lengths.astype("<i8").tobytes())
+            self._keys[1].append(data.tobytes())
+            extra["keys"] = [self._keys_saved, self._keys[0].flush(), self._keys[1].flush()]
+            files += self._keys
+        for file in files:
+            self.folder.submit(file.sync)
+        self.folder.save_master(generation, snapshot, extra)
+
+    def close(self) -> None:
+        self.folder.end()
+        for file in self._keys or ():
+            file.close()
+        self.folder.unlock()
+
+
+class CollectorKeeper:
+    """The collector's side."""
+
+    def __init__(self, job: Job, sink: Sink, executors: Executors = Background) -> None:
+        assert job.checkpoints is not None, "the job makes no checkpoints"
+        self._path, self._job, self._sink, self._executors = job.checkpoints, job, sink, executors
+        self._names: list[str] = []  # of all result files up to the last checkpoint begun
+        self._sealed: dict[int, list[str]] = {}
+        self._background: Executor | None = None
+        self._metrics: MetricsFile | None = None
+
+    def begin(self, collector: Collector, manifest_name: str | None, done: Callable[[Any], None]) -> MetricsFile | None:
+        """A start or a recovery: the collector, its results and its metrics are as this checkpoint says."""
+        self.end()
+        self._background = self._executors("results", done)
+        content: dict[str, Any] = {"results": [], "metrics": [0, 0]}
+        if manifest_name is not None:
+            content = read_manifest(self._path / manifest_name).plain["collector"]
+        self._names, self._sealed = list(content["results"]), {}
+        self._sink.restore(
+            self._names, 0 if manifest_name is None else read_manifest(self._path / manifest_name).generation + 1
+        )
+        if manifest_name is not None:
+            with restoring(self._path / manifest_name):
+                collector.restore(content["state"])
+        if self._job.run_dir is not None:
+            self._path.mkdir(parents=True, exist_ok=True)
+            if self._metrics is not None:
+                self._metrics.abort()
+            self._metrics = MetricsFile(
+                self._job.run_dir, AppendedFile(self._path / "metrics.rows", content["metrics"], METRICS_ROW_BYTES)
+            )
+        return self._metrics
+
+    def save(self, generation: int, snapshot: Snapshot) -> None:
+        """The collector's part of a checkpoint; `done` gets PartSaved once results and metrics are durable."""
+        hidden = self._sink.seal(generation)
+        names = self._sealed[generation] = [self._sink.name_of(path) for path in hidden]
+        self._names += names
+        content: dict[str, Any] = {"state": snapshot.plain, "results": list(self._names), "metrics": [0, 0]}
+        metrics = self._metrics
+        if metrics is not None:
+            metrics.cut(generation)
+            content["metrics"] = metrics.rows.flush()
+
+        def sync() -> PartSaved:
+            self._sink.sync(hidden)
+            if metrics is not None:
+                metrics.rows.sync()
+            return PartSaved(generation, "collector", content)
+
+        assert self._background is not None, "save before begin"
+        self._background.submit(sync)
+
+    def publish(self, generation: int) -> None:
+        """Results up to the end of this generation may be seen."""
+        self._sink.publish(self._sealed.pop(generation, []), generation)
+
+    def publish_all(self) -> None:
+        """The run is complete."""
+        for generation in sorted(self._sealed):
+            self.publish(generation)
+
+    def end(self) -> BaseException | None:
+        """Finish what is being written; returns what went wrong."""
+        background, self._background = self._background, None
+        if background is None:
+            return None
+        background.end()
+        return background.failure
+
+
+class SlaveKeeper:
+    """A slave's side: its log, and its share of the windows at the newest checkpoint."""
+
+    def __init__(
+        self,
+        folder: Path,
+        incarnation: int,
+        slave: Slave,
+        config: RunConfig,
+        done: Callable[[Any], None],
+        executors: Executors = Background,
+    ) -> None:
+        self._folder = folder
+        self._slave = slave
+        self._marks = any(config.query.kind.marks)
+        sub_groups = config.cluster.sub_group_count
+        self._log = SegmentLog(folder, incarnation, slave.id, sub_groups, done, executors, promises=self._marks)
+
+    def restore(self, manifest_name: str | None, owner: list[int], active: list[int]) -> None:
+        """Rebuild the windows of the partition-groups that this slave owns. RunFailed, with its place, what is corrupt."""
+        self._slave.take_part(active)
+        if manifest_name is None:
+            return
+        manifest = read_manifest(self._folder / manifest_name)
+        mine = np.array(owner, np.int64) == self._slave.id
+        if not self._marks:
+            for delivery in replay(self._folder, manifest.segments, mine, manifest.alive_us):
+                self._slave.restore(delivery)
+            return
+        for times_us, deliveries in replay_epochs(self._folder, manifest.segments, mine, manifest.alive_us):
+            for delivery in deliveries:
+                self._slave.restore(delivery)
+            self._slave.restored_until(times_us)
+        with restoring(manifest.path):
+            self._slave.restored(manifest.joined_until_us(len(owner)))
+
+    def received(self, delivery: Delivery, frame: Any = None) -> None:
+        """Hand a delivery to the log."""
+        self._log.append(delivery, frame)
+
+    def save(self, command: SavePart) -> None:
+        """The slave's part of a checkpoint; `done` gets PartSaved."""
+        self._log.seal(command.generation, command.snapshot.plain)
+
+    def close(self) -> None:
+        self._log.close()

@@ -1,0 +1,204 @@
+"""What a manifest must look like, before anything in it is used.
+
+What: `check_manifest`; `restoring`, around whatever takes up a role's part of a checkpoint.
+Why: a checksum says that the file is what somebody has written, not that it is a checkpoint. Names in it become paths, numbers
+become sizes and indexes.
+Stays out: what the values mean (`checkpoint.store`, the roles).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from swjoin.core.errors import RunFailed
+from swjoin.core.ids import BEGIN_OF_TIME_US
+from swjoin.core.path_patterns import is_amount, is_count, is_number, wrong_place
+from swjoin.state.delay_histogram import HISTOGRAM_SIZE
+
+
+def _digest(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < 1 << 64
+
+
+def _bin(value: Any) -> bool:
+    return is_count(value) and value < HISTOGRAM_SIZE
+
+
+def _time(value: Any) -> bool:
+    return is_number(value) and abs(value) <= 3 << 61  # punctuations, and what is dead below them
+
+
+def _maybe_time(value: Any) -> bool:
+    return value is None or _time(value)
+
+
+def _boundary(value: Any) -> bool:
+    """Of a distribution epoch: tuples' times lie below 2^61. At the end of time the next one would never come."""
+    return is_number(value) and BEGIN_OF_TIME_US <= value < 3 << 60
+
+
+def _maybe_boundary(value: Any) -> bool:
+    return value is None or _boundary(value)
+
+
+def _log_name(value: Any) -> bool:
+    """A name in this folder, and not a path to any other place."""
+    return isinstance(value, str) and re.fullmatch(r"(master|segment)-[\d-]+\.(frames|log)", value, re.ASCII) is not None
+
+
+def _result_name(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"part-[\d-]+(\.\w+)?", value, re.ASCII) is not None
+
+
+def _maybe_estimates(value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and is_amount(value.get("lost_pairs")))
+
+
+def _maybe_order(value: Any) -> bool:
+    """Places: at most as many have passed as have been given, and they grow with the ends of slots."""
+    shape = {
+        "placed": (is_count, is_count),
+        "passed": (is_count, is_count),
+        "last_us": _time,
+        "ends": ([_time], [is_count], [is_count]),
+    }
+    if value is None:
+        return True
+    if wrong_place(shape, value) is not None:
+        return False
+    ends = value["ends"]
+    rising = all(a <= b for known in ends for a, b in itertools.pairwise(known))
+    fewer = all(a <= b for a, b in zip(value["passed"], value["placed"], strict=True))
+    return rising and fewer and len({len(known) for known in ends}) == 1
+
+
+_MARK = (is_count, is_count)  # length and checksum
+_STREAM = {
+    "counts": {
+        **{name: is_count for name in ("tuples", "joined", "null_key", "late", "shed")},
+        "earliest_us": _maybe_time,
+        "latest_us": _maybe_time,
+    },
+    "high_us": _time,
+    "first_us": _maybe_time,
+    "ended": bool,
+    "idle": bool,
+    "arrived_high_us": _time,
+}
+_MASTER = {
+    "master": {
+        **dict.fromkeys(("generation", "completed", "epochs_closed"), is_count),
+        "origin_us": _maybe_boundary,
+        "boundary_us": _boundary,
+        "streams_ended_us": _maybe_time,
+        "all_held": bool,
+        "promised": (_time, _time),
+        "epoch": is_number,
+        "epoch_size": [(_time, is_count)],
+        "peaks": (is_count, is_count),
+        "order": _maybe_order,
+    },
+    "controller": {
+        **dict.fromkeys(("slaves", "next_number"), is_count),
+        **{key: [is_count] for key in ("active", "emptying", "owner")},
+        "first_epoch": is_number,
+        "random": dict,
+        "finished_moves": [(is_number, is_count)],
+        "history": [{"epoch": is_number, "time_s": is_amount, "active_slaves": is_count}],
+    },
+    "overload": {
+        "by_group": ([is_count], [is_count]),
+        "estimates": _maybe_estimates,
+        **dict.fromkeys(("spilled_tuples", "peak_stored_bytes"), is_count),
+    },
+    "streams": (_STREAM, _STREAM),
+}
+_SEGMENT = {
+    "name": _log_name,
+    **dict.fromkeys(("generation", "sub_group", "nbytes", "count", "tuples"), is_count),
+    "newest_us": (_time, _time),
+}
+_TALLY = {
+    "count": is_count,
+    "digest": _digest,
+    **dict.fromkeys(("delay_sum_us", "delay_max_us"), is_amount),
+    "histogram": ([_bin], [is_count]),
+}
+_MANIFEST = {
+    "config": dict,
+    "config_digest": str,
+    **dict.fromkeys(("generation", "incarnation", "epoch", "produced"), is_count),
+    "clock_us": _time,
+    "alive_us": (_time, _time),
+    "joined": (is_count, is_count),
+    "joined_until_us": [(_time, _time)],
+    "segments": [_SEGMENT],
+    "master": {
+        "state": dict,
+        "frames": {"name": _log_name, "nbytes": is_count, "count": is_count},
+        "tuples": [(str, is_count)],
+        "late": _MARK,
+        "keys": (is_count, _MARK, _MARK),
+        "positions": (dict, dict),
+    },
+    "collector": {"results": [_result_name], "metrics": _MARK, "state": {"epoch": is_number, "tally": _TALLY}},
+    "inputs": [(str, is_count, is_count)],
+    "command": str,
+    "run_dir": str,
+}
+
+
+def check_manifest(path: Path, plain: dict[str, Any]) -> None:
+    """RunFailed, with file and key, when this is no manifest."""
+    wrong = wrong_place(_MANIFEST, plain)
+    if wrong is None and len({len(part) for part in plain["collector"]["state"]["tally"]["histogram"]}) > 1:
+        wrong = ".collector.state.tally.histogram"
+    if wrong is None and plain["collector"]["state"]["epoch"] != plain["epoch"]:
+        wrong = ".collector.state.epoch"  # it would wait for epochs that never come
+    if wrong is None and len(plain["segments"]) != len({s["name"] for s in plain["segments"]}):
+        wrong = ".segments (one comes twice)"
+    if wrong is not None:
+        raise RunFailed(f"{path}: corrupt checkpoint ({wrong[1:]} is not what it must be)")
+
+
+def check_master_state(path: Path, state: Any, generation: int, epoch: int, group_count: int) -> None:
+    """The master's own part. RunFailed, with file and key, when it is none, or of another run or checkpoint."""
+    wrong = wrong_place(_MASTER, state)
+    if wrong is None:
+        controller = state["controller"]
+        slaves = controller["slaves"]
+        members = [*controller["active"], *controller["emptying"], *controller["owner"]]
+        if state["master"]["epoch"] != epoch:
+            wrong = ".master.epoch"
+        elif state["master"]["generation"] != generation + 1:
+            wrong = ".master.generation"
+        elif not controller["history"]:
+            wrong = ".controller.history"
+        elif any(len(counts) != group_count for counts in state["overload"]["by_group"]):
+            wrong = ".overload.by_group"
+        elif len(controller["owner"]) != group_count or any(s >= slaves for s in members) or not controller["active"]:
+            wrong = ".controller"
+        elif len(set(controller["active"])) != len(controller["active"]) or not set(controller["owner"]) <= set(
+            controller["active"]
+        ):
+            wrong = ".controller.active"
+    if wrong is not None:
+        raise RunFailed(f"{path}: corrupt checkpoint (master.state{wrong} is not what it must be)")
+
+
+@contextmanager
+def restoring(path: Path) -> Iterator[None]:
+    """RunFailed, with the file, when a role cannot take up what a checkpoint holds."""
+    try:
+        yield
+    except RunFailed as error:
+        text = str(error)
+        raise error if str(path.parent) in text else RunFailed(f"{path}: {text}") from None
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError) as error:
+        text = " ".join(str(error).split())[:300]
+        raise RunFailed(f"{path}: corrupt checkpoint ({type(error).__name__}: {text})") from None

@@ -1,0 +1,305 @@
+"""The folder of a run's checkpoints: manifests, and the files that they bind together.
+
+What: `CheckpointFolder` writes the master's part and the manifests, finds the newest one, and clears up; `Manifest`, one
+checkpoint as read back.
+Why: a checkpoint exists exactly when its manifest does, which appears under its name in one step; whatever happens before or
+after, the newest manifest is a consistent cut.
+Stays out: slaves' logs (`checkpoint.delivery_log`), result files (`sinks`), rebuilding roles (`checkpoint.checkpointers`).
+
+The last two checkpoints are kept, with the files that either needs. Everything else that an earlier incarnation (the time
+from a start or a recovery to the next) has left is removed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from swjoin.checkpoint.delivery_log import Segment, living
+from swjoin.checkpoint.manifest import check_manifest
+from swjoin.cluster.messages import CheckpointCompleted, CompleteCheckpoint, PartSaved, Snapshot
+from swjoin.cluster.wire import pack_tuples, unpack_tuples
+from swjoin.core.batch import I64, TupleBatch, in_memory
+from swjoin.core.errors import RunFailed, UserError
+from swjoin.core.storage import Background, Executor, Executors, read_records, sync_folder, write_records, write_whole
+
+FORMAT = 6  # 5: sums of another digest
+_LOCK = ".lock"
+_STARTED = "started.json"
+APPENDED = ("metrics.rows", "late.rows", "keys.bytes", "keys.lengths")  # grow all the time; a manifest says how far they count
+_KEPT = 2
+_MANIFEST = re.compile(r"\.?checkpoint-(\d{6,})\.json(?:\.tmp)?")
+# incarnation and generation
+_NUMBERED = re.compile(r"\.?(?:master|segment)-(\d{4})-(?:\d{4}-)?(\d{6,})\.(?:frames|log)(?:\.tmp)?")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One checkpoint. generation: which ends with it. plain: as in the file."""
+
+    path: Path
+    generation: int
+    plain: dict[str, Any]
+
+    @property
+    def segments(self) -> list[Segment]:
+        return [Segment.from_plain(s) for s in self.plain["segments"]]
+
+    @property
+    def alive_us(self) -> tuple[int, int]:
+        left, right = self.plain["alive_us"]
+        return left, right
+
+    def joined_until_us(self, group_count: int) -> I64:
+        """Punctuations up to which each partition-group had been joined: int64 (groups, 2)."""
+        owner = np.array(self.plain["master"]["state"]["controller"]["owner"], np.int64)
+        times = np.array(self.plain["joined_until_us"], np.int64).reshape(-1, 2)[owner]
+        if len(times) != group_count:
+            raise RunFailed(f"{self.path}: corrupt checkpoint ({len(times)} partition-groups of {group_count})")
+        return times
+
+    @property
+    def joined(self) -> list[int]:
+        """Left and right tuples that slaves had joined."""
+        return list(self.plain["joined"])
+
+    @property
+    def produced(self) -> int:
+        """Pairs that slaves had produced."""
+        return int(self.plain["produced"])
+
+    @property
+    def files(self) -> set[str]:
+        """Names of all files of this checkpoint in the folder, its own included."""
+        return {self.path.name, self.plain["master"]["frames"]["name"], *(s.name for s in self.segments)}
+
+
+def _checksum(plain: dict[str, Any]) -> str:
+    text = json.dumps({k: v for k, v in plain.items() if k != "checksum"}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_manifest(path: Path) -> Manifest:
+    """RunFailed, with the file, when it is not whole; UserError when another version wrote it."""
+    try:
+        plain = json.loads(path.read_bytes())
+    except OSError as error:
+        raise RunFailed(f"{path}: cannot be read ({error.strerror or error})") from None
+    except (ValueError, RecursionError) as error:
+        raise RunFailed(f"{path}: corrupt checkpoint ({error})") from None
+    if not isinstance(plain, dict) or "format" not in plain or "checksum" not in plain:
+        raise RunFailed(f"{path}: corrupt checkpoint (no format or no checksum)")
+    if plain["format"] != FORMAT:
+        old = str(plain["format"])[:50]
+        raise UserError(
+            f"{path}: a checkpoint of format {old}; this version reads format {FORMAT}: resume with the version of swjoin that "
+            f"wrote it, or remove the checkpoints and run from the start"
+        )
+    if plain["checksum"] != _checksum(plain):
+        raise RunFailed(f"{path}: corrupt checkpoint (its checksum is another one); remove it to resume from the one before")
+    check_manifest(path, plain)
+    return Manifest(path, plain["generation"], plain)
+
+
+class CheckpointFolder:
+    """Of one run. identity: what of the run is told in every manifest (its configuration, the command)."""
+
+    def __init__(self, path: Path, identity: dict[str, Any], executors: Executors = Background) -> None:
+        self.path = path
+        self._executors = executors
+        self._identity = identity
+        self._restored: Manifest | None = None  # where this incarnation began
+        self._kept: list[Manifest] = []  # the newest last
+        self.incarnation = 0
+        self._background: Executor | None = None
+        self._locked: TextIO | None = None
+
+    # ------------------------------------------------------------ reading
+
+    def manifests(self) -> list[Path]:
+        """Of all checkpoints, the newest last."""
+        if not self.path.is_dir():
+            return []
+        found = [(m, p) for p in self.path.iterdir() if (m := _MANIFEST.fullmatch(p.name)) and p.suffix == ".json"]
+        return [p for m, p in sorted(found, key=lambda item: int(item[0][1])) if not p.name.startswith(".")]
+
+    def newest(self) -> Manifest | None:
+        """The checkpoint to go on from. RunFailed when it is corrupt: choosing an older one is the user's decision."""
+        paths = self.manifests()
+        return read_manifest(paths[-1]) if paths else None
+
+    def read_master(self, manifest: Manifest) -> Snapshot:
+        """The master's part. RunFailed, with file and place, when it is not what was written."""
+        part = manifest.plain["master"]
+        path = self.path / part["frames"]["name"]
+        records = read_records(path, part["frames"]["nbytes"], part["frames"]["count"])
+        tuples: dict[str, list[TupleBatch]] = {}
+        for name, count in part["tuples"]:
+            tuples[name] = []
+            for _ in range(count):  # there cannot be more than there are records
+                try:
+                    tuples[name].append(unpack_tuples(next(records)))
+                except (StopIteration, RunFailed) as error:
+                    raise RunFailed(f"{path}: {name}: {str(error) or 'a record is missing'}") from None
+        for _ in records:
+            raise RunFailed(f"{path}: more records than the checkpoint says")
+        return Snapshot(part["state"], tuples)
+
+    # ------------------------------------------------------------ before the first checkpoint
+
+    def note_start(self) -> None:
+        """From now on there is something to go on from without a checkpoint: rows that a live run has accepted."""
+        write_whole(self.path / _STARTED, json.dumps(self._identity).encode())
+
+    def started(self) -> dict[str, Any] | None:
+        """What a run has told of itself that accepted rows and made no checkpoint; None: there is none."""
+        path = self.path / _STARTED
+        if not path.exists() or not self.accepted_rows:
+            return None
+        try:
+            plain: dict[str, Any] = json.loads(path.read_bytes())
+            return {name: plain[name] for name in ("config", "config_digest", "inputs", "command", "run_dir")}
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise RunFailed(f"{path}: corrupt, or cannot be read ({error})") from None
+
+    @property
+    def accepted_rows(self) -> list[Path]:
+        """Files of rows that have been accepted (`connectors.flight.source`)."""
+        return list((self.path / "intake").glob("*.spool"))
+
+    # ------------------------------------------------------------ writing
+
+    def begin(self, base: Manifest | None, done: Callable[[Any], None]) -> int:
+        """A start or a recovery, from `base` or from nothing; returns the number of this incarnation.
+
+        done: takes events of what has become durable, or an exception; called in a thread.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be made for checkpoints ({error.strerror})") from None
+        self.end()
+        self._lock()
+        self._restored = base
+        self._kept = [] if base is None else [read_manifest(p) for p in self.manifests()[-_KEPT:]]
+        found = [_NUMBERED.fullmatch(p.name) for p in self.path.iterdir()]
+        self.incarnation = 1 + max([self.incarnation, *(int(m[1]) for m in found if m is not None)])
+        self._background = self._executors("checkpoints", done)
+        return self.incarnation
+
+    def _lock(self) -> None:
+        """Nobody else may write here: ranks of a run whose launcher was killed may still be alive."""
+        if self._locked is not None:
+            return
+        file = (self.path / _LOCK).open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise UserError(f"{self.path}: another process writes checkpoints there; is the run still going on?") from None
+        except OSError:
+            pass  # a file system without locks
+        self._locked = file
+
+    def unlock(self) -> None:
+        """This process writes no more."""
+        if self._locked is not None:
+            self._locked.close()
+            self._locked = None
+            (self.path / _LOCK).unlink(missing_ok=True)
+
+    @property
+    def kept(self) -> list[Manifest]:
+        """The checkpoints that are kept, the newest last."""
+        return self._kept
+
+    def end(self) -> None:
+        """Finish what is being written."""
+        if self._background is not None:
+            self._background.end()
+            self._background = None
+
+    def save_master(self, generation: int, snapshot: Snapshot, extra: dict[str, Any]) -> None:
+        """Write the master's part in the background; `done` gets PartSaved. extra: more of its content."""
+
+        def save() -> PartSaved:
+            counts = [[name, len(batches)] for name, batches in snapshot.tuples.items()]
+            records = (pack_tuples(in_memory(batch)) for batches in snapshot.tuples.values() for batch in batches)
+            path = self.path / f"master-{self.incarnation:04d}-{generation:06d}.frames"
+            nbytes = write_records(path, records)
+            frames = {"name": path.name, "nbytes": nbytes, "count": sum(len(b) for b in snapshot.tuples.values())}
+            return PartSaved(generation, "master", {"state": snapshot.plain, "frames": frames, "tuples": counts, **extra})
+
+        self.submit(save)
+
+    def submit(self, operation: Callable[[], Any]) -> None:
+        """Do something in the background, after all that was asked for before."""
+        assert self._background is not None, "the folder of checkpoints has not begun"
+        self._background.submit(operation)
+
+    def complete(self, command: CompleteCheckpoint) -> None:
+        """Bind the parts together in the background; `done` gets CheckpointCompleted."""
+        self.submit(lambda: self._complete(command))
+
+    def _complete(self, command: CompleteCheckpoint) -> CheckpointCompleted:
+        slaves = [content for part, content in command.parts.items() if part.startswith("slave ")]
+        restored, last = self._restored, self._kept[-1] if self._kept else None
+        joined = [sum(s["joined"][i] for s in slaves) + (0 if restored is None else restored.joined[i]) for i in (0, 1)]
+        produced = sum(s["produced"] for s in slaves) + (0 if restored is None else restored.produced)
+        kept = [] if last is None else living(last.segments, command.alive_us, whole=True)
+        older = [segment.to_plain() for segment in kept]
+        plain: dict[str, Any] = {
+            "format": FORMAT,
+            **self._identity,
+            "generation": command.generation,
+            "incarnation": self.incarnation,
+            "epoch": int(command.epoch),
+            "clock_us": command.clock_us,
+            "alive_us": list(command.alive_us),
+            "joined": joined,
+            "produced": produced,
+            "joined_until_us": [command.parts[f"slave {number}"]["times_us"] for number in range(len(slaves))],
+            "segments": [*older, *(s["segment"] for s in slaves if s["segment"] is not None)],
+            "master": command.parts["master"],
+            "collector": command.parts["collector"],
+        }
+        plain["checksum"] = _checksum(plain)
+        path = self.path / f"checkpoint-{command.generation:06d}.json"
+        write_whole(path, json.dumps(plain).encode())
+        self._kept = [*self._kept, Manifest(path, command.generation, plain)][-_KEPT:]
+        return CheckpointCompleted(command.generation, self._clear_up(command.generation))
+
+    def _clear_up(self, generation: int) -> int:
+        """Remove what no kept checkpoint needs; returns the bytes of what is left."""
+        needed = {name for manifest in self._kept for name in manifest.files}
+        total = 0
+        for path in list(self.path.iterdir()):
+            numbers = _NUMBERED.fullmatch(path.name)
+            growing = numbers is not None and int(numbers[1]) == self.incarnation and int(numbers[2]) > generation
+            ours = numbers is not None or _MANIFEST.fullmatch(path.name) is not None
+            if ours and path.name not in needed and not growing:
+                path.unlink(missing_ok=True)
+            elif path.name in needed or not ours:
+                total += path.stat().st_size
+        return total
+
+    def remove(self) -> None:
+        """The run is complete; there is nothing to go on from."""
+        self.end()
+        for path in self.manifests():  # first, the newest last: without them the rest is nothing to go on from
+            path.unlink()
+        sync_folder(self.path)
+        for path in self.path.iterdir():
+            if _NUMBERED.fullmatch(path.name) or _MANIFEST.fullmatch(path.name) or path.name in (*APPENDED, _STARTED):
+                path.unlink(missing_ok=True)
+        self.unlock()
+        if not any(self.path.iterdir()):
+            self.path.rmdir()

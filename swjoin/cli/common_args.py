@@ -1,0 +1,53 @@
+"""What several commands are given alike: ranks or threads, and one number or two.
+
+What: `given_ranks`, `in_process_or_ranks`, `one_or_two`, `separate`.
+Why: `-n 6` and `--threads 2` mean the same to every command, and are refused with the same words.
+Stays out: the parser (`cli.main`), what is done with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from swjoin.core.errors import UserError
+from swjoin.runtime.preflight import launcher_size
+
+Number = TypeVar("Number", int, float)
+
+
+def given_ranks(args: argparse.Namespace) -> int | None:
+    """MPI ranks, or None. UserError for too few, or threads beside them."""
+    ranks: int | None = args.ranks
+    if ranks is not None and ranks < 3:
+        raise UserError(f"-n {ranks}: a cluster needs at least 3 ranks: master, collector and one slave")
+    if args.threads is not None:
+        if args.threads < 1:
+            raise UserError(f"--threads {args.threads}: at least one slave is needed")
+        if ranks is not None or launcher_size() > 1:
+            raise UserError("--threads: on MPI every slave is a rank of its own; leave it out")
+    return ranks
+
+
+def in_process_or_ranks(args: argparse.Namespace) -> tuple[int | None, int]:
+    """MPI ranks, or None in one process; and how many slaves that gives."""
+    from swjoin.runtime.in_process import default_slave_count
+
+    ranks = given_ranks(args)
+    return ranks, ranks - 2 if ranks is not None else args.threads or default_slave_count()
+
+
+def separate(words: Iterable[str] | None) -> tuple[str, ...]:
+    """Names that were given as words, with commas between them, or both."""
+    return tuple(name for word in words or () for name in word.split(",") if name)
+
+
+def one_or_two(text: str, number: Callable[[str], Number], refusal: str) -> tuple[Number, Number]:
+    """`5` for both streams, or `5,7` for left and right. UserError with `refusal` for anything else."""
+    try:
+        found = [number(part) for part in text.split(",")]
+        left, right = found * 2 if len(found) == 1 else found
+    except ValueError:
+        raise UserError(refusal) from None
+    return left, right

@@ -1,0 +1,443 @@
+"""The command `explain`: what a configuration will do, in words and a diagram.
+
+What: `explain(config, slaves, in_process)` -> sections of sentences; `diagram`; `run_explain`.
+Why: forty keys say what a run is; who submits one wants to read where tuples come from, where they go, and what happens when
+something goes wrong.
+Stays out: how much and how fast (`plan`), the parser (`cli.main`). Reads schemas, no data.
+
+A table of sections, each a function from what is known to sentences. A section or key that is not in the tables here (a source
+or a service that came later) is told as it is spelled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swjoin.cli.common_args import in_process_or_ranks
+from swjoin.cli.summary import size_text
+from swjoin.config.loader import load_config
+from swjoin.config.run import RunConfig, to_plain
+from swjoin.core.batch import STREAM_NAMES
+from swjoin.core.errors import SwjoinError
+from swjoin.core.resources import given_or_shipped
+from swjoin.policy.placement import round_robin
+
+_WIDTH = 100
+_STREAM_KEYS = {"path", "key", "time", "time_unit", "id", "columns", "assume_timezone"}
+_LIVE = {
+    "flight": "Arrow Flight: clients send record batches to the master",
+    "kafka": "a Kafka topic, read by the master",
+    "watch": "a directory that is watched: files that appear are read",
+}
+_SERVICES = {
+    "serve": "results are also served while the run goes on",
+    "observe": "the run can be observed while it goes on",
+}
+_KNOWN = {
+    "queries", "left", "right", "seed", "pace", "workload", "time", "cluster", "module", "reorganization", "nodes", "measure",
+    "checkpoint", "on_overload", "sink",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Setting:
+    """in_process: threads of one process instead of MPI ranks. columns: of the results; None: not known (why: `unknown`)."""
+
+    config: RunConfig
+    slaves: int
+    in_process: bool
+    columns: list[tuple[str, str]] | None = None
+    unknown: str = ""
+
+    @property
+    def active(self) -> int:
+        return min(self.slaves, self.config.reorganization.active_slaves or self.slaves)
+
+
+def _span(us: float) -> str:
+    """Microseconds in the unit in which they read best."""
+    for unit, scale in (("h", 3_600_000_000), ("min", 60_000_000), ("s", 1_000_000), ("ms", 1_000)):
+        if us and abs(us) >= scale and us % (scale / 10) == 0:
+            return f"{us / scale:,g} {unit}"
+    return f"{us:,g} us"
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+# ---------------------------------------------------------------- what comes in
+
+
+def _live(stream: Any) -> list[tuple[str, Any]]:
+    """Sources of a stream that are neither files nor the generator: (name, settings)."""
+    return [
+        (f.name, getattr(stream, f.name))
+        for f in dataclasses.fields(stream)
+        if f.name not in _STREAM_KEYS and getattr(stream, f.name) not in (None, (), "", False)
+    ]
+
+
+def _settings(value: Any) -> str:
+    plain = to_plain(value)
+    if isinstance(plain, dict):
+        return ", ".join(f"{k} {v}" for k, v in plain.items() if v not in (None, "", []))
+    return str(plain)
+
+
+def _source(config: RunConfig, name: str) -> tuple[str, str]:
+    """(a few words for the diagram, a sentence) about where a stream comes from."""
+    stream, workload = getattr(config, name), config.workload
+    live = _live(stream)
+    if live:
+        kind, settings = live[0]
+        return kind, f"{_LIVE.get(kind, f'source {kind}')} ({_settings(settings)})"
+    if stream.path is not None:
+        place = "all files of a directory, in name order" if Path(stream.path).is_dir() else "a file"
+        return stream.path, f"{stream.path}: {place} (Parquet, CSV or Arrow IPC)"
+    schedule = "" if workload.schedule.kind == "constant" else f", {workload.schedule.kind} schedule"
+    drift = f", other keys are hot every {_span(workload.drift_us)}" if workload.drift_us else ""
+    return (
+        f"generator, {workload.rate_per_s:,.12g}/s",
+        f"made by the master: {workload.rate_per_s:,.12g} tuples/s for {_span(workload.duration_us)}{schedule}, keys of a "
+        f"b-model (b = {workload.bias:g}) below {workload.domain:,}{drift}, {workload.payload_bytes} bytes of payload; "
+        f"seed {config.seed}",
+    )
+
+
+def _inputs(s: Setting) -> list[str]:
+    out: list[str] = []
+    for name in STREAM_NAMES:
+        stream = getattr(s.config, name)
+        told = _source(s.config, name)[1]
+        if name == "right" and s.config.left.path is None and not _live(stream) and not _live(s.config.left):
+            out[0] = f"Both streams are {told}."
+            break
+        text = f"{name.capitalize()}: {told}."
+        if stream.path is not None or _live(stream):
+            unit = f" ({stream.time_unit})" if stream.time_unit else ""
+            unit += f" (local times of {stream.assume_timezone})" if stream.assume_timezone else ""
+            ids = f"row ids from column {stream.id}" if stream.id else "row ids are positions"
+            text += f" Key {', '.join(stream.key)}; time {stream.time}{unit}; {ids}."
+        out.append(text)
+    if s.config.pace == "asap":
+        out.append("Pace asap: streams are replayed as fast as the slaves join; the source waits for them.")
+    else:
+        out.append("Pace realtime: each tuple arrives when the wall clock says so, counted from the start of the run.")
+    return out
+
+
+def _query(s: Setting) -> list[str]:
+    query = s.config.query
+    if query.last is not None:
+        left, right = query.last
+        rule = f"each left tuple meets the last {right:,} right ones before it, each right tuple the last {left:,} left ones"
+    elif query.lower_us == -query.upper_us and not query.exclusive:
+        rule = f"equal keys, and times at most {_span(query.upper_us)} apart"
+    else:
+        signs = tuple("<" if side in query.exclusive else "<=" for side in ("lower", "upper"))
+        rule = f"equal keys, and {_span(query.lower_us)} {signs[0]} right time - left time {signs[1]} {_span(query.upper_us)}"
+    kinds = {
+        "inner": "Every pair that matches comes out exactly once",
+        "left": "Every pair that matches comes out once, and every left tuple without a match, once its window has passed",
+        "right": "Every pair that matches comes out once, and every right tuple without a match, once its window has passed",
+        "full": "Every pair that matches comes out once, and every tuple without a match, once its window has passed",
+        "semi": "Every left tuple that has a match comes out once, alone",
+        "anti": "Every left tuple without a match comes out once, when its window has passed",
+    }
+    where = f" Besides, {query.where} must hold." if query.where else ""
+    return [f"A pair matches when: {rule}.{where}", f"{kinds[query.how]} ({query.how} join). Null keys match nothing."]
+
+
+def _time(s: Setting) -> list[str]:
+    time = s.config.time
+    if time.model == "arrival":
+        return ["A tuple's time is when the master reads it; nothing is ever late."]
+    late = {
+        "error": "one later than that ends the run with an error",
+        "drop": "one later than that is dropped and counted",
+        "side": "one later than that goes to late.parquet and is counted",
+    }[time.late]
+    bound = time.max_out_of_order_us
+    order = f"it may lie {_span(bound)} behind the highest before" if bound else "tuples come in time order"
+    out = [f"A tuple's time is its time column; {order}; {late}."]
+    if time.idle_timeout_us:
+        out.append(f"A stream that is silent for {_span(time.idle_timeout_us)} does not hold time back any more.")
+    else:
+        out.append("Time goes on with both streams: a stream that is silent, but has not ended, is waited for.")
+    return out
+
+
+def _routing(s: Setting) -> list[str]:
+    cluster, groups = s.config.cluster, s.config.cluster.partition_count
+    owned = np.bincount(round_robin(groups, s.active), minlength=s.active)
+    share = f"{owned.min()} to {owned.max()}" if owned.min() != owned.max() else f"{owned.max()}"
+    out = [
+        f"The key's hash says which of {_plural(groups, 'partition-group')} a tuple belongs to; tuples of equal keys meet at "
+        f"one slave. {_plural(s.active, 'slave')} with {share} of them each"
+        + (f"; {s.slaves - s.active} more stand by." if s.active < s.slaves else ".")
+    ]
+    if cluster.sub_group_count > 1:
+        slot = _span(cluster.distribution_epoch_us / cluster.sub_group_count)
+        out.append(f"Slaves form {cluster.sub_group_count} sub-groups, each served in a slot of its own, {slot} long.")
+    module = s.config.module
+    out.append(
+        f"Within a slave, partition-groups above {size_text(2 * module.theta_bytes)} are split by more bits of the hash "
+        "(fine tuning)."
+        if module.theta_bytes
+        else "Partition-groups are not fine-tuned: each tuple is compared with the whole opposite window of its group."
+    )
+    return out
+
+
+def _epochs(s: Setting) -> list[str]:
+    cluster = s.config.cluster
+    if cluster.distribution_epoch_us:
+        length = f"Every {_span(cluster.distribution_epoch_us)} of stream time"
+    else:
+        length = f"Every {cluster.epoch_tuples:,} tuples, or a sixteenth of the windows if that is more,"
+    mode = "receives while it joins" if cluster.communication == "overlapped" else "asks for more when it has joined all it has"
+    out = [f"{length} the master sends each slave what has come for it (distribution epoch). A slave {mode}."]
+    if s.config.pace == "realtime":
+        half = _span(cluster.distribution_epoch_us / 2)
+        out.append(f"So a pair waits half an epoch ({half}) in the mean before it can be found.")
+    measure = s.config.measure
+    if measure.prefill_us:
+        out.append(
+            f"The first {_span(measure.prefill_us)} of the streams fill the windows at full speed and are counted apart."
+        )
+    return out
+
+
+def _memory(s: Setting) -> list[str]:
+    cluster, module = s.config.cluster, s.config.module
+    return [
+        f"Windows and payload of a slave: at most {size_text(module.window_bytes)}, or the run ends and says so. Its stream "
+        f"buffer: {size_text(module.stream_buffer_bytes)}. The master's mini-buffers: {size_text(cluster.mini_buffer_bytes)}.",
+        "State is given back when windows have passed. swjoin plan foretells the bytes of each rank.",
+    ]
+
+
+def _ranks(s: Setting) -> list[str]:
+    if s.in_process:
+        return [f"One process: the master in its main thread, a thread for each slave ({s.slaves}), one for the collector."]
+    last = s.slaves + 1
+    names = "Rank 2 is the slave: keeps" if s.slaves == 1 else f"Ranks 2 to {last} are slaves 0 to {s.slaves - 1}: keep"
+    out = [
+        "Rank 0 is the master: reads, judges lateness, routes, decides moves, keeps the ledger. "
+        "Rank 1 is the collector: merges and writes results and metrics.",
+        f"{names} windows, find{'s' if s.slaves == 1 else ''} pairs.",
+    ]
+    nodes = s.config.nodes
+    if nodes.imitates:
+        speeds = ", ".join(f"{nodes.speed_of(i, 0):g}" for i in range(min(s.slaves, 8)))
+        out.append(
+            f"Slower nodes are imitated: slaves run at {speeds}{', ...' if s.slaves > 8 else ''} of a core at the start."
+        )
+    for change in nodes.changes:
+        out.append(f"From {_span(change.at_us)} on slave {change.slave} runs at {nodes.node_speed * change.speed:g} of a core.")
+    return out
+
+
+def _overload(s: Setting) -> list[str]:
+    overload = s.config.on_overload
+    if s.config.pace == "asap":
+        return ["More than the slaves can join cannot come: the source is read as they allow."]
+    return [
+        {
+            "block": "When the mini-buffers are full the source waits: nothing is lost, and the production delay grows.",
+            "shed": f"When the mini-buffers are full tuples are dropped ({overload.victims}): counted, written to "
+            "late.parquet, and the recall is estimated.",
+            "spill": f"When the mini-buffers are full tuples go to disk, {size_text(overload.disk_bytes)} at most, and come "
+            "back when their slave has room.",
+        }[overload.policy]
+    ]
+
+
+def _crash(s: Setting) -> list[str]:
+    checkpoint = s.config.checkpoint
+    if not checkpoint.enabled:
+        return ["No checkpoints: when a process dies the run ends, results so far stay *.incomplete, and it begins anew."]
+    when = [f"every {_span(checkpoint.interval_us)}"] if checkpoint.interval_us else []
+    when += [f"every {_plural(checkpoint.epochs, 'distribution epoch')}"] if checkpoint.epochs else []
+    place = checkpoint.directory or "the run's directory"
+    out = [f"Checkpoints {' or '.join(when)}, kept in {place}. Results up to each of them are final."]
+    if not s.in_process and checkpoint.recover:
+        out.append("When a slave dies the others go back to the newest checkpoint and go on without it.")
+    out.append("After the death of all, or a stop (SIGTERM, Ctrl-C), swjoin run --resume DIR goes on, on any number of ranks.")
+    return out
+
+
+def _adaptation(s: Setting) -> list[str]:
+    settings = s.config.reorganization
+    if settings.policy == "none":
+        return ["Partition-groups stay where they start; the number of active slaves does not change."]
+    what = {
+        "paper": f"a partition-group moves from each slave whose stream buffer is above {settings.supplier_threshold:g} full "
+        f"to one below {settings.consumer_threshold:g}",
+        "balanced": "as many partition-groups move as even out the measured work",
+        "random": "partition-groups move at random, to test with",
+    }[settings.policy]
+    out = [f"Every {_span(settings.epoch_us)} {what} (policy {settings.policy}). The join goes on meanwhile; no pair is lost."]
+    if settings.declustering != "fixed":
+        by = "the occupancy of their buffers" if settings.declustering == "adaptive" else "how busy they are"
+        out.append(f"Slaves are activated and put to rest by {by}.")
+    return out
+
+
+def _results(s: Setting) -> list[str]:
+    sink = s.config.sink
+    if sink.kind == "count":
+        out = ["Pairs are counted and digested, not kept" + ("; payload travels all the same." if sink.carry_payload else ".")]
+    else:
+        out = [f"DIR/results/*.{sink.kind}; names appear when the files are whole."]
+        if s.columns is not None:
+            out.append("Columns: " + ", ".join(f"{name} ({kind})" for name, kind in s.columns) + ".")
+        else:
+            out.append(f"Columns: the key, then all others of both sides; {s.unknown}.")
+    out.append(
+        "Each pair exactly once, whatever the ranks, epochs and moves; the ledger accounts for every tuple, and a run whose "
+        "ledger does not balance fails."
+    )
+    return out
+
+
+def _services(s: Setting) -> list[str]:
+    """Sections that came later than this command."""
+    out = []
+    for field in dataclasses.fields(s.config):
+        value = getattr(s.config, field.name)
+        default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+        if field.name in _KNOWN or value is None or value == default:
+            continue
+        what = _SERVICES.get(field.name, f"section {field.name}")
+        out.append(f"{what.capitalize()} ({_settings(value)}).")
+    return out
+
+
+SECTIONS: tuple[tuple[str, Callable[[Setting], list[str]]], ...] = (
+    ("what comes in", _inputs),
+    ("what matches", _query),
+    ("time", _time),
+    ("where keys go", _routing),
+    ("epochs", _epochs),
+    ("memory", _memory),
+    ("who does what", _ranks),
+    ("too much", _overload),
+    ("a crash", _crash),
+    ("adaptation", _adaptation),
+    ("results", _results),
+    ("besides", _services),
+)
+
+
+def explain(setting: Setting) -> dict[str, list[str]]:
+    """Sentences by section; sections that have nothing to say are left out."""
+    return {title: said for title, tell in SECTIONS if (said := tell(setting))}
+
+
+# ---------------------------------------------------------------- the diagram
+
+
+def diagram(s: Setting) -> list[str]:
+    """Sources, master, slaves, collector, results, from left to right."""
+    config = s.config
+    left, right = (f"{n}: {_short(_source(config, n)[0])}" for n in STREAM_NAMES)
+    sink = "count and digest" if config.sink.kind == "count" else f"results/*.{config.sink.kind}"
+    role = (lambda rank, name: name) if s.in_process else (lambda rank, name: f"{rank} {name}")
+    shown = list(range(s.slaves)) if s.slaves <= 4 else [0, 1, -1, s.slaves - 1]
+    boxes = ["..." if i < 0 else role(i + 2, f"slave {i}") + (" (stands by)" if i >= s.active else "") for i in shown]
+    wide = max(map(len, boxes))
+    source_width = max(len(left), len(right))
+    middle = (len(boxes) - 1) // 2
+    feeds = f"{left:<{source_width}} ─┬─", f"{right:<{source_width}} ─┘ "
+    master, collector = f"▶ {role(0, 'master')} ", f"▶ {role(1, 'collector')} ─▶ {sink}"
+    out = []
+    for row, box in enumerate(boxes):
+        if row == middle:
+            head = f"{feeds[0]}{master}"
+        elif row == middle + 1:
+            head = feeds[1] + " " * len(master)
+        else:
+            head = " " * (len(feeds[0]) + len(master))
+        joints = _joint(row, len(boxes), middle)
+        tail = collector if row == middle else ""
+        out.append(f"{head}{joints[0]}▶ {box:<{wide}} {joints[1]}{tail}".rstrip())
+    if len(boxes) == 1:
+        out.append(feeds[1])
+    return out
+
+
+def _joint(row: int, rows: int, middle: int) -> tuple[str, str]:
+    """Lines before and behind the slave of this row."""
+    if rows == 1:
+        return "──", "──"
+    first, last = row == 0, row == rows - 1
+    if row == middle:
+        return ("─┬" if first else "─┴" if last else "─┼"), ("─┬" if first else "─┴" if last else "─┼")
+    return (" ┌" if first else " └" if last else " ├"), ("─┐" if first else "─┘" if last else "─┤")
+
+
+def _short(text: str, most: int = 34) -> str:
+    return text if len(text) <= most else "..." + text[3 - most :]
+
+
+# ---------------------------------------------------------------- the command
+
+
+def result_columns(config: RunConfig) -> tuple[list[tuple[str, str]] | None, str]:
+    """(name, type) of the result's columns by the inputs' schemas; or None and why they are not known."""
+    from swjoin.config.job import Job
+    from swjoin.connectors.output_columns import OutputPlan
+    from swjoin.runtime.open import open_job_sources
+
+    if any(_live(getattr(config, name)) for name in STREAM_NAMES):
+        return None, "their names and types come with the live streams"
+    try:
+        sources = open_job_sources(Job(config, None, False, None, None, "explain"))
+    except SwjoinError as error:
+        return None, f"names and types are not known yet: {error}"
+    try:
+        schema = OutputPlan.build(*sources, config).schema
+    finally:
+        for source in sources:
+            source.close()
+    return [(field.name, str(field.type)) for field in schema], ""
+
+
+def setting_of(config: RunConfig, slaves: int, *, in_process: bool) -> Setting:
+    """What there is to explain. UserError when the configuration needs more slaves."""
+    config.check_slaves(slaves)
+    columns, unknown = (None, "") if config.sink.kind == "count" else result_columns(config)
+    return Setting(config, slaves, in_process, columns, unknown)
+
+
+def run_explain(args: argparse.Namespace) -> int:
+    ranks, slaves = in_process_or_ranks(args)
+    config = load_config(given_or_shipped(args.config), args.overrides)
+    if ranks is None and args.threads is None:
+        named = [config.reorganization.active_slaves, config.cluster.sub_group_count, len(config.nodes.speed)]
+        slaves = max(slaves, *named, *(c.slave + 1 for c in config.nodes.changes))
+    setting = setting_of(config, slaves, in_process=ranks is None)
+    said = explain(setting)
+    if args.json:
+        columns = None if setting.columns is None else [{"name": n, "type": t} for n, t in setting.columns]
+        plain = {"slaves": slaves, "ranks": ranks, "sections": said, "columns": columns, "diagram": diagram(setting)}
+        print(json.dumps(plain | {"config": to_plain(config)}, indent=2, ensure_ascii=False))
+        return 0
+    print("\n".join(diagram(setting)))
+    for title, sentences in said.items():
+        print()
+        lines = textwrap.wrap(" ".join(sentences), _WIDTH, break_long_words=False, break_on_hyphens=False)
+        for i, line in enumerate(lines):
+            print(f"{title if i == 0 else '':<16}{line}")
+    return 0

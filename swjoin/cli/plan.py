@@ -1,0 +1,171 @@
+"""The command `plan`: memory rank by rank, network, delay and saturation of a run, before it is submitted.
+
+What: `run_plan` and its table of memory.
+Why: a script can ask, by the exit code, whether the windows fit, and how many slaves they need.
+Stays out: parsing (`cli.main`), planning (`forecast.memory`), all but memory (`cli.plan_forecast`), what a process takes at
+its start (`diagnostics.startup_memory`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from swjoin.cli.common_args import in_process_or_ranks, one_or_two
+from swjoin.cli.plan_forecast import Foretelling
+from swjoin.cli.summary import size_text
+from swjoin.config.job import Job
+from swjoin.config.loader import load_config
+from swjoin.config.run import RunConfig
+from swjoin.core.errors import RunFailed, UserError
+from swjoin.core.resources import given_or_shipped
+from swjoin.core.units import parse_size_bytes
+from swjoin.forecast.input_profile import Inflow, UnforeseenError
+from swjoin.forecast.memory import MemoryPlan, SlavePlan, plan_memory, to_plain
+from swjoin.forecast.memory_report import job_inflow, rank_bytes
+
+_MOST_LINES = 8  # slaves that are all shown
+
+
+def _rates(text: str) -> tuple[float, float]:
+    refusal = f"--rate {text}: write tuples per second of each stream, such as 5000 or 5000,200"
+    rates = one_or_two(text, float, refusal)
+    if min(rates) <= 0:
+        raise UserError(f"--rate {text}: must be positive")
+    return rates
+
+
+def _inflow(args: argparse.Namespace, config: RunConfig) -> Inflow:
+    generated = config.left.path is None
+    if args.rate is not None and generated:
+        raise UserError("--rate is for files; of generated streams set the rate with --set workload.rate=R")
+    if args.row is not None and generated:
+        raise UserError("--row is for files; of generated streams set the payload with --set workload.payload=B")
+    rates = None if args.rate is None else _rates(args.rate)
+    try:
+        inflow = job_inflow(Job(config, None, False, None, None, "plan"), with_rates=rates is None)
+    except UnforeseenError as error:
+        raise UserError(str(error)) from None
+    if rates is not None:
+        inflow = inflow.at_rates(rates, config.query.bounds.retention_us)
+    if args.row is not None:
+        width = parse_size_bytes(args.row)
+        inflow = dataclasses.replace(
+            inflow, fixed_bytes=(width, width), tail_bytes=(0.0, 0.0), told=f"payload as given; {inflow.told}"
+        )
+    return inflow
+
+
+def _roles(ranks: int | None, slaves: int) -> list[str]:
+    return ["in-process"] if ranks is None else ["master", "collector", *(f"slave {i}" for i in range(slaves))]
+
+
+def _start_bytes(roles: list[str]) -> list[int | None]:
+    """What processes in these roles take before the first tuple, measured on this machine."""
+    from swjoin.diagnostics.startup_memory import measure
+
+    kinds = [role.split()[0] for role in roles]
+    distinct = sorted(set(kinds))
+    with ThreadPoolExecutor(len(distinct)) as pool:
+        found = dict(zip(distinct, pool.map(measure, distinct), strict=True))
+    return [found[kind] for kind in kinds]
+
+
+def plan_json(plan: MemoryPlan, roles: list[str], starts: list[int | None]) -> dict[str, Any]:
+    """What --json prints: the plan, and all of each rank."""
+    grown = rank_bytes(plan, len(roles))
+    ranks = {
+        str(i): {
+            "role": role,
+            "start_bytes": start,
+            "grows_by_bytes": round(more),
+            "bytes": None if start is None else start + round(more),
+        }
+        for i, (role, start, more) in enumerate(zip(roles, starts, grown, strict=True))
+    }
+    return {**to_plain(plan), "ranks": ranks}
+
+
+def _columns(start: int | None, parts: tuple[float, float, float, float], role: str) -> list[str]:
+    total = sum(parts) + (start or 0)
+    cells = [size_text(part) if part else "-" for part in ((start or 0), *parts)]
+    return [role, "unknown" if start is None else cells[0], *cells[1:], size_text(total)]
+
+
+def plan_lines(plan: MemoryPlan, roles: list[str], starts: list[int | None]) -> list[str]:
+    """The table: a line for every rank, or of many slaves for the heaviest and the lightest."""
+
+    def of(slave: SlavePlan) -> tuple[float, float, float, float]:
+        return slave.block_bytes + slave.directory_bytes, slave.payload_bytes, slave.buffer_bytes, slave.other_bytes
+
+    master = (0.0, 0.0, plan.master.buffer_bytes, plan.master.other_bytes)
+    collector = (0.0, 0.0, 0.0, plan.collector_bytes)
+    table = [["", "at start", "windows", "payload", "buffers", "other", "in all"]]
+    many = len(plan.slaves) > _MOST_LINES
+    ordered = sorted(plan.slaves, key=lambda s: s.window_bytes)
+    shown = [ordered[-1], ordered[0]] if many else list(plan.slaves)
+    if len(roles) == 1:
+        parts = [master, collector, *(of(s) for s in plan.slaves)]
+        table += [_columns(0, of(s), f"thread of slave {s.slave}") for s in shown]
+        table += [_columns(0, master, "thread of the master"), _columns(0, collector, "thread of the collector")]
+        sums = [sum(part[i] for part in parts) for i in range(4)]
+        table.append(_columns(starts[0], (sums[0], sums[1], sums[2], sums[3]), "the process"))
+    else:
+        table += [_columns(starts[0], master, "0 master"), _columns(starts[1], collector, "1 collector")]
+        names = {shown[0].slave: " (heaviest)", shown[-1].slave: " (lightest)"} if many else {}
+        table += [_columns(starts[2], of(s), f"{s.slave + 2} slave {s.slave}{names.get(s.slave, '')}") for s in shown]
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    lines = [f"{'known from':<17} {plan.told}"]
+    lines += [
+        f"{row[0]:<{widths[0]}}  " + "  ".join(f"{c:>{w}}" for c, w in zip(row[1:], widths[1:], strict=True)) for row in table
+    ]
+    heaviest = plan.heaviest
+    lines.append(
+        f"{'windows':<17} {size_text(heaviest.window_bytes)} on slave {heaviest.slave}, the heaviest, with "
+        f"{heaviest.window_tuples:,.0f} tuples, {plan.at_s:,.1f} s after the start; "
+        f"module.window allows {size_text(plan.limit_bytes)}"
+    )
+    needed = "no number of slaves" if plan.needed is None else f"{plan.needed:,} slave{'s' if plan.needed > 1 else ''}"
+    lines.append(f"{'enough':<17} {needed}{' or more' if plan.needed else ''} within this limit")
+    return lines + [f"{'note':<17} {note}" for note in plan.notes]
+
+
+def excess(plan: MemoryPlan) -> str:
+    """What is wrong with a plan that does not fit, and how to mend it."""
+    heaviest = plan.heaviest
+    mend = (
+        "one partition-group alone is too large for that; raise it, use more partition-groups, or a shorter window"
+        if plan.needed is None
+        else f"use {plan.needed:,} slaves or more, or raise it"
+    )
+    return (
+        f"slave {heaviest.slave} will need {size_text(heaviest.window_bytes)} for its windows, module.window allows "
+        f"{size_text(plan.limit_bytes)}; {mend}"
+    )
+
+
+def run_plan(args: argparse.Namespace) -> int:
+    ranks, slaves = in_process_or_ranks(args)
+    config = load_config(given_or_shipped(args.config), args.overrides)
+    config.check_slaves(slaves)
+    foretell = Foretelling.of(args)
+    inflow = _inflow(args, config)
+    plan = plan_memory(config, slaves, inflow, in_process=ranks is None)
+    roles = _roles(ranks, slaves)
+    starts = _start_bytes(roles)
+    if not args.json:
+        print("\n".join(plan_lines(plan, roles, starts)), flush=True)
+    told = foretell(config, slaves, inflow)
+    if args.json:
+        plain = plan_json(plan, roles, starts)
+        print(json.dumps({**plain, **told.plain, "notes": [*plain["notes"], *told.notes]}, indent=2))
+    else:
+        print("\n".join(told.lines()))
+    sys.stdout.flush()
+    if not plan.fits:
+        raise RunFailed(excess(plan))
+    return 0

@@ -1,0 +1,354 @@
+"""The command `report`: one HTML file about a run, for who was not there.
+
+What: `run_report`, `build(run_dir) -> Page`.
+Why: the verdict first (did the ledger balance, which answer, was it verified), then everything that explains it, in one file
+that can be kept and sent.
+Stays out: how a page looks (`cli.report_html`), figures (`plots`), the timeline's words (`cli.events`).
+
+A run may be complete, stopped, failed or simulated; of one that failed run.json has less, and the page says what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from swjoin.cli.events import closing, read_events, timeline
+from swjoin.cli.explain import Setting, diagram, explain
+from swjoin.cli.report_html import Html, Page, bar, escape, folded, listing, paragraph, picture, pre, table, tiles
+from swjoin.cli.summary import duration_text, size_text
+from swjoin.config.loader import config_from_plain
+from swjoin.connectors.files.run_folder import not_verifiable, read_metrics, read_report, read_verified
+from swjoin.connectors.output_paths import refuse_inputs
+from swjoin.core.batch import STREAM_NAMES
+from swjoin.core.errors import UserError
+from swjoin.core.path_patterns import is_amount
+from swjoin.core.resources import load_figures
+from swjoin.runtime.plausibility import report_ranges
+from swjoin.runtime.run_report import speed_means_something
+
+_MOST_EVENTS = 300  # lines of the timeline
+_MOST_SVG_BYTES = 1_500_000  # beyond, a figure becomes PNG
+
+
+# ---------------------------------------------------------------- the verdict
+
+
+def verified(run_dir: Path, report: dict[str, Any]) -> tuple[bool | None, str]:
+    """Whether `swjoin verify` found this very answer right; None: it has not been asked."""
+    try:
+        found = read_verified(run_dir)
+        why = not_verifiable(config_from_plain(report["config"])) if found is None else None
+    except UserError as error:
+        return None, f"Not verified: {error}."
+    if found is None:
+        return None, f"Not verified: {why or f'swjoin verify {run_dir} recomputes the result with Spark'}."
+    results = report["results"]
+    if (found["claimed_count"], found["claimed_digest"]) != (results.get("count"), results.get("digest")):
+        return None, "Not verified: DIR/verified.json is of another run in this directory."
+    if not found["equal"]:
+        return False, f"Verification failed: Spark finds {found['count']:,} pairs, digest {found['digest']}."
+    return True, f"Verified: Spark finds the same {found['count']:,} pairs, digest {found['digest']}."
+
+
+def _count(value: int | None) -> str:
+    return "unknown" if value is None else f"{value:,}"
+
+
+def _verdict(page: Page, report: dict[str, Any], run_dir: Path) -> None:
+    results, ledger = report["results"], report["ledger"]
+    known = results.get("count") is not None
+    answer = f"{results['count']:,} pairs, digest {results.get('digest')}" if known else "how many pairs is not known"
+    good, checked = verified(run_dir, report)
+    complaints = "; ".join(ledger.get("complaints") or [])
+    machine = report.get("machine") or {}
+    doubts = [f"The machine was overloaded: {'; '.join(machine.get('reasons') or [])}."] if machine.get("overloaded") else []
+    go_on = f"It can be resumed: swjoin run --resume {run_dir}." if report.get("resumable") else ""
+    if report.get("simulated"):
+        page.verdict("warn", "Simulated, not run", f"Expected: {_count(results.get('count'))} pairs. No tuple has been joined.")
+    elif report.get("failure"):
+        page.verdict("bad", "The run failed", report["failure"], f"Collected until then: {answer}.", go_on or "Not resumable.")
+    elif not report.get("complete", True):
+        page.verdict("warn", "Stopped before its end", f"Until then: {answer}.", go_on, *doubts)
+    elif not ledger.get("balanced"):
+        page.verdict("bad", "The ledger does not balance", complaints, answer)
+    elif good is False:
+        page.verdict("bad", "The answer is wrong", checked, f"The run claims {answer}.")
+    elif report.get("warnings"):
+        page.verdict("warn", "Complete and balanced, but implausible", f"{answer}.", *report["warnings"], checked, *doubts)
+    else:
+        page.verdict("good", "Complete, and the ledger balances", f"{answer}.", checked, *doubts)
+
+
+def _tiles(report: dict[str, Any]) -> Html:
+    results, delay, memory = report["results"], report.get("delay_s") or {}, report.get("memory") or {}
+    values: list[tuple[str, object]] = [("pairs", _count(results.get("count")))]
+    if report.get("input") is not None:
+        values.append(("input tuples", f"{sum(report['input'][n]['tuples'] for n in STREAM_NAMES):,}"))
+    speed = speed_means_something(report)
+    if report.get("input_tuples_per_s") and speed:
+        values.append(("input tuples per second", f"{report['input_tuples_per_s']:,.0f}"))
+    if report.get("join_s") is not None:
+        values.append(("joining", f"{report['join_s']:,.2f} s"))
+    if speed:
+        quantiles = [(q, delay[q]) for q in ("p50", "p99") if delay.get(q) is not None]
+        values += [(f"production delay, {q}", duration_text(value * 1e6)) for q, value in quantiles]
+    if memory.get("ranks"):
+        values.append(("largest rank", size_text(max(r["peak"] for r in memory["ranks"].values()))))
+    if report.get("moves"):
+        values.append(("moves", f"{report['moves']:,}"))
+    return tiles(values)
+
+
+def _ledger(report: dict[str, Any]) -> list[Html]:
+    complaints = "; ".join(report["ledger"].get("complaints") or [])
+    if report.get("input") is None:
+        return [paragraph("No account was made: the run ended before." if report.get("failure") else complaints or "Unknown.")]
+    parts = ("joined", "null_key", "late", "shed")
+    rows = []
+    for name in STREAM_NAMES:
+        counts = [(report.get(part) or {}).get(name, 0) for part in parts]
+        read_in = report["input"][name]["tuples"]
+        missing = read_in - sum(counts)
+        rows.append([name, f"{read_in:,}", *(f"{c:,}" for c in counts), f"{missing:,}"])
+    results = report["results"]
+    produced, prefill = results.get("produced"), report.get("prefill")
+    told = [table(["stream", "read", "joined", "null key", "late", "shed", "unaccounted"], rows)]
+    told.append(table(["stream", "times"], report_ranges(report), text=True))
+    if results.get("columns"):
+        told.append(paragraph(f"Columns: {', '.join(results['columns'])}."))
+    if produced is not None:
+        told.append(paragraph(f"Pairs produced by slaves: {produced:,}; collected: {_count(results.get('count'))}."))
+    if prefill:
+        told.append(paragraph(f"History, counted apart: {prefill['pairs']:,} pairs, digest {prefill['digest']}."))
+    if complaints:
+        told.append(paragraph(complaints))
+    return told
+
+
+# ---------------------------------------------------------------- figures and timeline
+
+
+def _figure(module: str, run_dir: Path, alt: str) -> Html | None:
+    """A figure of `plots/`; a sentence where it cannot be drawn; None where there is nothing to be seen."""
+    try:
+        figures, stored = load_figures(module), load_figures("stored")
+        if module == "adaptation" and not figures.has_adapted(run_dir):
+            return None
+        figure = figures.plot(run_dir)
+        from matplotlib import pyplot as plt
+
+        out, kind = io.BytesIO(), "svg+xml"
+        with stored.drawing(run_dir):
+            try:
+                figure.savefig(out, format="svg", metadata={"Date": None})
+                if out.tell() > _MOST_SVG_BYTES:
+                    out, kind = io.BytesIO(), "png"
+                    figure.savefig(out, format="png", dpi=110)
+            finally:
+                plt.close(figure)
+    except UserError as error:
+        return paragraph(f"No figure: {error}", soft=True)
+    return picture(out.getvalue(), kind, alt)
+
+
+def _timeline(page: Page, run_dir: Path) -> None:
+    try:
+        events = read_events(run_dir)
+    except UserError:
+        return
+    lines = [line for line in timeline(events) if line.kind != "occupancy"]
+    rows = [[f"{line.time_us / 1e6:,.3f} s", line.epoch, line.text.strip()] for line in lines[:_MOST_EVENTS]]
+    parts = [listing(closing(events))]
+    if rows:
+        cut = f", the first {_MOST_EVENTS} of {len(lines):,}" if len(lines) > _MOST_EVENTS else ""
+        parts.append(folded(f"what was decided and what became of it{cut}", table(["time", "epoch", "event"], rows, text=True)))
+    page.section("Timeline", *parts)
+
+
+# ---------------------------------------------------------------- what happened
+
+
+def _amount(name: str, value: Any) -> str:
+    """A number of run.json with its unit."""
+    if not is_amount(value):
+        return str(value)
+    if name.endswith("_s"):
+        return f"{value:,.3g} s"
+    return size_text(value) if name.endswith("bytes") else f"{value:,}"
+
+
+def _safety(page: Page, report: dict[str, Any]) -> None:
+    found = report.get("checkpoints")
+    if not found:
+        return
+    rows: list[tuple[str, object]] = [
+        (name.removesuffix("_s").replace("_", " "), _amount(name, value))
+        for name, value in found.items()
+        if not isinstance(value, (list, dict)) and value is not None
+    ]
+    parts = [listing(rows)]
+    if found.get("recoveries"):
+        heads = sorted({key for recovery in found["recoveries"] for key in recovery})
+        parts.append(table(heads, [[recovery.get(h, "") for h in heads] for recovery in found["recoveries"]]))
+    else:
+        parts.append(paragraph("No recoveries: no slave died.", soft=True))
+    page.section("Checkpoints and recoveries", *parts)
+
+
+def _overload(page: Page, report: dict[str, Any]) -> None:
+    found = report.get("overload") or {}
+    if found.get("shed_by_group") is None and not found.get("spilled_tuples"):
+        return
+    rows: list[tuple[str, object]] = [("policy", found.get("policy", ""))]
+    if found.get("shed_by_group") is not None:
+        rows += [
+            ("shed", f"{sum((report.get('shed') or {}).values()):,} tuples ({found.get('victims')})"),
+            ("lost pairs, estimated", f"{found.get('lost_pairs_estimate') or 0:,.0f}"),
+            ("recall, estimated", f"{found.get('recall_estimate') or 0:.1%}"),
+        ]
+    if found.get("spilled_tuples"):
+        rows.append(
+            (
+                "spilled",
+                f"{found['spilled_tuples']:,} tuples, at most {size_text(found.get('peak_spilled_bytes') or 0)} at once",
+            )
+        )
+    page.section("Overload", listing(rows))
+
+
+def _memory(page: Page, report: dict[str, Any]) -> None:
+    memory = report.get("memory")
+    if not memory:
+        return
+
+    def size(value: Any) -> str:
+        return "-" if value is None else size_text(value)
+
+    ranks, roles = memory["ranks"], report.get("ranks") or {}
+    most = max((max(r["peak"], r.get("predicted") or 0) for r in ranks.values()), default=1)
+    rows = [
+        [
+            f"{rank} {roles.get(rank, {}).get('role', '')}",
+            size(r.get("start")),
+            size(r.get("predicted")),
+            size(r["peak"]),
+            bar(r["peak"], r.get("predicted"), most),
+        ]
+        for rank, r in ranks.items()
+    ]
+    parts = [table(["rank", "at start", "foretold", "taken", "taken, and a mark where it was foretold"], rows)]
+    windows = [
+        [
+            f"slave {s['slave']}",
+            *(size(s["window"].get(k)) for k in ("predicted", "peak", "limit")),
+            *(size(s["buffer"].get(k)) for k in ("predicted", "peak")),
+            f"{s['left']['window_tuples']:,}",
+        ]
+        for s in memory["slaves"]
+    ]
+    heads = ["windows", "foretold", "taken", "limit", "stream buffer, foretold", "taken", "tuples left at the end"]
+    parts.append(table(heads, windows))
+    if memory.get("unforeseen"):
+        parts.append(paragraph(f"Nothing was foretold: {memory['unforeseen']}", soft=True))
+    page.section("Memory, foretold and taken", *parts)
+
+
+def _slaves(run_dir: Path) -> dict[str, list[str]]:
+    """Of each slave: tuples, pairs, share of the time in the join module, mean delay, highest occupancy; by role."""
+    import numpy as np
+
+    try:
+        rows = read_metrics(run_dir)
+    except UserError:
+        return {}
+    out = {}
+    for slave in np.unique(rows["slave"]):
+        mine = rows["slave"] == slave
+        pairs = float(rows["pairs"][mine].sum())
+        span_us = max(1.0, float(rows["epoch_end_us"].max()))
+        delay = float((rows["pairs"] * rows["delay_mean_us"])[mine].sum()) / pairs if pairs else None
+        out[f"slave {int(slave)}"] = [
+            f"{int((rows['left_tuples'] + rows['right_tuples'])[mine].sum()):,}",
+            f"{int(pairs):,}",
+            f"{100 * float(rows['process_us'][mine].sum()) / span_us:.1f} %",
+            "-" if delay is None else duration_text(delay),
+            f"{float(rows['occupancy_ratio'][mine].max()):.2f}",
+        ]
+    return out
+
+
+def _ranks(page: Page, report: dict[str, Any], run_dir: Path) -> None:
+    slaves = _slaves(run_dir)
+    heads = ["rank", "host", "tuples joined", "pairs", "time in the join", "mean delay", "highest occupancy"]
+    roles = [(f"{rank} {r['role']}", r["role"], r["host"]) for rank, r in (report.get("ranks") or {}).items()]
+    named = {role for _, role, _ in roles}
+    roles += [(f"thread of {role}", role, "") for role in slaves if role not in named]
+    if roles:
+        page.section("Ranks", table(heads, [[label, host, *slaves.get(role, ["-"] * 5)] for label, role, host in roles]))
+
+
+def _configuration(page: Page, report: dict[str, Any]) -> None:
+    parts = []
+    ranks = report.get("ranks") or {}
+    count = max(1, sum("slave" in r["role"] for r in ranks.values()))
+    if report.get("memory"):
+        count = max(1, len(report["memory"]["slaves"]))
+    try:
+        config = config_from_plain(report["config"])
+        if ranks:
+            setting = Setting(config, count, len(ranks) == 1, None, "see the files' schemas")
+            parts.append(pre("\n".join(diagram(setting))))
+            parts.append(listing((title, " ".join(said)) for title, said in explain(setting).items()))
+        else:
+            parts.append(paragraph("On how many ranks it ran is not known.", soft=True))
+    except UserError as error:  # of a version that knew other keys
+        parts.append(paragraph(f"This version cannot explain the configuration: {error}", soft=True))
+    parts.append(folded("all keys", pre(json.dumps(report["config"], indent=2, ensure_ascii=False))))
+    page.section("What was run", *parts)
+
+
+def build(run_dir: Path) -> Page:
+    """The page about a run. UserError when the directory holds none."""
+    report = read_report(run_dir)
+    page = Page(f"swjoin: {run_dir.name}")
+    page.add(
+        Html(f"<h1>{escape(run_dir.name)}</h1>"),
+        paragraph(Html(f"<code>{escape(report.get('command') or '')}</code>"), soft=True),
+    )
+    _verdict(page, report, run_dir)
+    page.add(_tiles(report))
+    page.section("Ledger", *_ledger(report))
+    overview = _figure("run_overview", run_dir, "throughput, production delay and occupancy over time")
+    adapted = (
+        _figure("adaptation", run_dir, "occupancy, active slaves, moves and delay over time") if report.get("moves") else None
+    )
+    page.section("Over time", *(f for f in (overview, adapted) if f is not None))
+    _timeline(page, run_dir)
+    _safety(page, report)
+    _overload(page, report)
+    _memory(page, report)
+    _ranks(page, report, run_dir)
+    _configuration(page, report)
+    versions = listing((report.get("versions") or {}).items())
+    page.section(
+        "Versions", versions, paragraph(f"configuration {report.get('config_digest', '-')}, seed {report.get('seed', '-')}")
+    )
+    return page
+
+
+def run_report(args: argparse.Namespace) -> int:
+    run_dir = Path(args.dir)
+    target = run_dir / "report.html" if args.out is None else Path(args.out)
+    names = ("run.json", "verified.json", "simulation.json", "late.parquet", "metrics", "results")
+    refuse_inputs([("-o", target)], [run_dir / name for name in names])
+    text = build(run_dir).text()
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"-o {target}: cannot be written ({error.strerror})") from None
+    print(f"{target} ({size_text(len(text.encode()))})")
+    return 0

@@ -1,0 +1,263 @@
+"""The commands of live runs: `serve`, `push`, `tail`.
+
+What: `run_serve`, `run_push`, `run_tail`.
+Why: whoever has a file, a pipe or a terminal can feed a run and watch what comes out of it.
+Stays out: parsing (`cli.main`), what goes over the wire (`connectors.flight.client`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from swjoin.config.loader import load_config
+from swjoin.core.errors import UserError
+from swjoin.core.resources import given_or_shipped
+from swjoin.core.units import check_time_zone, parse_duration_us
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from swjoin.connectors.flight.client import Client, Event
+
+_AGAIN_S = 0.5
+
+
+def run_serve(args: argparse.Namespace) -> int:
+    from swjoin.cli.commands import start_run
+
+    config = None
+    if args.resume is None and args.config is not None:
+        listen = [] if args.listen is None else [f"serve.listen={json.dumps(args.listen)}"]
+        config = load_config(given_or_shipped(args.config), [*args.overrides, *listen], served=True)
+    return start_run(args, config)
+
+
+# ---------------------------------------------------------------- clients
+
+
+def _client(args: argparse.Namespace) -> Client:
+    from swjoin.connectors.flight.client import connect
+
+    return connect(args.address, token_file=args.token_file, root_certificate=args.root_certificate)
+
+
+def _patiently(args: argparse.Namespace, attempt: Callable[[], int]) -> int:
+    """Try again while nobody answers, for as long as asked for since the last time that somebody did."""
+    from swjoin.connectors.flight.client import ServerGoneError
+
+    patience_s = parse_duration_us(args.retry) / 1e6
+    gone_s: float | None = None
+    while True:
+        began_s = time.monotonic()
+        try:
+            return attempt()
+        except ServerGoneError as error:
+            if time.monotonic() - began_s > _AGAIN_S or gone_s is None:
+                gone_s = time.monotonic()
+            if time.monotonic() - gone_s >= patience_s:
+                raise
+            print(f"swjoin: {args.address}: {error}; trying again", file=sys.stderr)
+            time.sleep(_AGAIN_S)
+
+
+def run_push(args: argparse.Namespace) -> int:
+    if args.batch < 1:
+        raise UserError("--batch: must be at least 1")
+    if args.rate is not None and args.rate <= 0:
+        raise UserError("--rate: must be positive")
+    return _patiently(args, lambda: _push(args))
+
+
+def _push(args: argparse.Namespace) -> int:
+    with _client(args) as client:
+        wanted = client.schema(args.stream)
+        name = args.producer or (None if args.file == "-" else Path(args.file).name)
+        row = 0 if name is None else client.received(args.stream, name)
+        if row:
+            print(f"{name}: {row:,} rows are there already")
+        began_s, sent = time.monotonic(), 0
+        with client.producer(args.stream, name, wanted, on_wait=_say) as producer:
+            for batch in _batches(args, wanted, row):
+                producer.push(batch)
+                sent += batch.num_rows
+                if args.rate is not None:
+                    time.sleep(max(0.0, began_s + sent / args.rate - time.monotonic()))
+            if not args.keep_open:
+                producer.end()
+        print(f"{args.stream}: {sent:,} rows pushed and accepted in {time.monotonic() - began_s:.1f} s")
+    return 0
+
+
+def _say(text: str) -> None:
+    print(f"swjoin: {text}", file=sys.stderr, flush=True)
+
+
+def _batches(args: argparse.Namespace, wanted: pa.Schema, skip: int) -> Iterator[pa.RecordBatch]:
+    """Rows of a file, a directory or standard input, with the columns and types that the stream wants."""
+    for batch in _read(args.file, wanted, args.assume_timezone):
+        start = min(skip, batch.num_rows)
+        skip -= start
+        for at in range(start, batch.num_rows, args.batch):
+            yield batch.slice(at, args.batch)
+
+
+def _read(name: str, wanted: pa.Schema, zone: str | None) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    from swjoin.connectors.files.formats import list_files, read_batches, read_schema, refusing
+    from swjoin.connectors.flight.client import fitted
+
+    if name == "-":
+        with pa.ipc.open_stream(sys.stdin.buffer) as reader:
+            _check_zone(zone, reader.schema, wanted, "standard input")
+            first = 0
+            for batch in reader:
+                yield fitted(batch, wanted, _placed(None, first), zone)
+                first += batch.num_rows
+        return
+    for path in list_files(Path(name)):
+        schema = read_schema(path)
+        for column in wanted.names:
+            if schema.names.count(column) != 1:
+                raise UserError(f"{path}: column {column} is missing; the stream wants {', '.join(wanted.names)}")
+        _check_zone(zone, schema, wanted, str(path))
+        with refusing(path):
+            first = 0
+            for batch in read_batches(path, schema, wanted.names, 65_536, 0):
+                yield fitted(batch, wanted, _placed(path, first), zone)
+                first += batch.num_rows
+
+
+def _placed(path: Path | None, first: int) -> Callable[[int], str]:
+    """Where a row of a batch is in its file, or on standard input (None); the file itself for rows below 0."""
+    from swjoin.connectors.files.formats import place_in
+
+    if path is None:
+        return lambda row: "standard input" if row < 0 else f"standard input, row {first + row} (counting from 0)"
+    return lambda row: str(path) if row < 0 else place_in(path, first + row)
+
+
+def _check_zone(zone: str | None, schema: pa.Schema, wanted: pa.Schema, where: str) -> None:
+    """UserError where --assume-timezone is given and is for no column, or is the name of no zone."""
+    from swjoin.connectors.times import zoned
+
+    if zone is None:
+        return
+    check_time_zone(zone)
+    both = [(schema.field(f.name).type, f.type) for f in wanted if schema.names.count(f.name) == 1]
+    if not any(zoned(mine) is False and zoned(theirs) for mine, theirs in both):
+        raise UserError(f"{where}: --assume-timezone has no effect: no column without a zone is pushed into one with a zone")
+
+
+def run_tail(args: argparse.Namespace) -> int:
+    out = None if args.out is None else Path(args.out)
+    if out is not None and (args.what != "results" or args.format is not None):
+        raise UserError("-o: Parquet files of final results; leave --format and other things than results out")
+    state = _Tail(args, out)
+    return _patiently(args, state.follow)
+
+
+class _Tail:
+    """Follows a run; after a loss of the connection it goes on where it was."""
+
+    def __init__(self, args: argparse.Namespace, out: Path | None) -> None:
+        from swjoin.connectors.flight.client import Start
+
+        self._args = args
+        self._out = None if out is None else _Generations(out)
+        self._rows = 0
+        self._start: Start = args.start
+        if self._out is not None:
+            self._start = self._out.place
+
+    def follow(self) -> int:
+        args = self._args
+        with _client(args) as client:
+            if args.what == "results":
+                taking = client.results(self._start, final=args.final or self._out is not None)
+            else:
+                taking = client.late() if args.what == "late" else client.metrics()
+            with taking:
+                for event in taking.events():
+                    if args.what == "results":
+                        self._start = event.place
+                    if self._take(event):
+                        return 0
+        return 0
+
+    def _take(self, event: Event) -> bool:
+        """Whether that was all that was asked for."""
+        if self._out is not None:
+            self._out.take(event)
+        elif event.kind == "void":
+            print(f"swjoin: the run has recovered: rows from generation {event.generation} on come again", file=sys.stderr)
+        elif event.kind == "rows":
+            limit = self._args.count
+            batch = event.batch if limit is None else event.batch.slice(0, limit - self._rows)
+            print_rows(batch, self._args.format or "json", sys.stdout, header=self._rows == 0)
+            self._rows += batch.num_rows
+            return limit is not None and self._rows >= limit
+        return False
+
+
+def print_rows(batch: pa.RecordBatch, form: str, out: TextIO, *, header: bool) -> None:
+    """Rows as lines of JSON, or as CSV."""
+    if form == "csv":
+        import pyarrow as pa
+        import pyarrow.csv as csv
+
+        sink = pa.BufferOutputStream()
+        csv.write_csv(batch, sink, csv.WriteOptions(include_header=header))
+        out.write(sink.getvalue().to_pybytes().decode())
+    else:
+        out.writelines(json.dumps(row, default=str) + "\n" for row in batch.to_pylist())
+    out.flush()
+
+
+class _Generations:
+    """A folder with a Parquet file for every generation that is complete; whoever is killed goes on with the first that is
+    not."""
+
+    def __init__(self, folder: Path) -> None:
+        from swjoin.connectors.flight.result_log import Place
+
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be made ({error.strerror or error})") from None
+        self._folder = folder
+        self._place_file = folder / ".place.json"
+        self.place = Place()
+        if self._place_file.exists():
+            self.place = Place.from_plain(json.loads(self._place_file.read_text()))
+        elif any(folder.glob("part-*.parquet")):
+            raise UserError(f"{folder}: holds files of something else; name an empty folder")
+        self._writer: Any = None
+
+    def _path(self, generation: int) -> Path:
+        return self._folder / f"part-{generation:06d}.parquet"
+
+    def take(self, event: Event) -> None:
+        import pyarrow.parquet as pq
+
+        from swjoin.core.storage import write_whole
+
+        path = self._path(event.generation)
+        temporary = path.with_name(f".{path.name}.tmp")
+        if event.kind == "rows":
+            if self._writer is None:
+                self._writer = pq.ParquetWriter(temporary, event.batch.schema)
+            self._writer.write_batch(event.batch)
+        elif event.kind == "complete":
+            if self._writer is not None:
+                self._writer.close()
+                self._writer = None
+                temporary.replace(path)
+            write_whole(self._place_file, json.dumps(event.place.to_plain()).encode())
+            self.place = event.place

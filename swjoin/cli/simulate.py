@@ -1,0 +1,147 @@
+"""The commands that foretell runs: `simulate` and `calibrate`.
+
+What: `run_simulate`, `run_calibrate`, and their tables.
+Why: `cli.commands` is about runs.
+Stays out: parsing (`cli.main`), the plan (`forecast.model.run`), measuring (`forecast.calibrate.roles`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+from swjoin.config.loader import load_config
+from swjoin.config.run import RunConfig
+from swjoin.core.errors import RunFailed, UserError
+from swjoin.core.resources import given_or_shipped
+from swjoin.core.units import parse_duration_us
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def forecast_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """(name, value) lines of a forecast."""
+    from swjoin.forecast.summary import streams
+
+    used, first = report["utilisation"], report["saturates_first"]
+    slaves = used["slaves"]
+    rows = [
+        ("simulated", f"{report['slaves']:,} slaves, costs {report['costs']['name']}, pace {report['config']['pace']}"),
+        ("input", f"{streams(report)} tuples"),
+        ("pairs", f"{report['results']['count']:,} expected"),
+        ("time", f"{report['join_s']:,.2f} s of virtual time, {report['epochs']:,} distribution epochs"),
+        ("throughput", f"{report['input_tuples_per_s']:,.0f} input tuples/s"),
+    ]
+    delay = report["delay_s"]
+    if delay["mean"] is not None:
+        text = ", ".join(f"{name} {delay[name] * 1e3:,.1f} ms" for name in ("mean", "p50", "p99", "max"))
+        rows.append(("production delay", text))
+    rows += [
+        (
+            "slaves",
+            f"busy {_percent(slaves['min'])} (least), {_percent(slaves['mean'])} (mean), {_percent(slaves['max'])} (most)",
+        ),
+        (
+            "master",
+            f"busy {_percent(used['master'])}: CPU {_percent(used['master_cpu'])}, link {_percent(used['master_link'])}",
+        ),
+        ("collector", f"busy {_percent(used['collector'])}"),
+    ]
+    if "host" in used:
+        rows.append(("host's cores", f"busy {_percent(used['host'])}"))
+    rows.append(("saturates first", f"{first['resource']}, at {_percent(first['utilisation'])}"))
+    if "keeps_up" in report:
+        kept = "keeps up" if report["keeps_up"] else f"falls behind: {report['behind_s']:,.1f} s at the end"
+        rows.append(
+            ("rate", f"{kept}; about {report['largest_rate_per_s']:,.0f} tuples/s and stream at most, if a tuple costs no more")
+        )
+    if report["moves"] or len(report["declustering"]) > 1:
+        counts = [entry["active_slaves"] for entry in report["declustering"]]
+        rows.append(
+            ("adaptation", f"{report['moves']:,} moves, active slaves {min(counts)} to {max(counts)}, {counts[-1]} at the end")
+        )
+    if not report["complete"]:
+        rows.append(("ended early", "after twice the duration, or by --limit; figures are of the part that was simulated"))
+    return rows + [("note", note) for note in report["notes"]]
+
+
+def _print_rows(rows: list[tuple[str, str]]) -> None:
+    for name, value in rows:
+        print(f"{name:<17} {value}", flush=True)
+
+
+def _limit_us(config: RunConfig) -> float:
+    """Where a real-time run that falls behind is given up: at twice its duration."""
+    if config.pace == "asap":
+        return float("inf")
+    return 2.0 * config.workload.duration_us + 4.0 * config.cluster.distribution_epoch_us
+
+
+def run_simulate(args: argparse.Namespace) -> int:
+    from swjoin.connectors.output_paths import refuse_run
+    from swjoin.forecast.costs import load_costs, with_changes
+    from swjoin.forecast.model.run import plan
+    from swjoin.forecast.summary import fed, feed, forecast, store
+
+    if args.out is not None:
+        refuse_run(Path(args.out), "--out", simulated=True)
+    if args.slaves < 1:
+        raise UserError(f"--slaves {args.slaves}: at least one slave is needed")
+    if args.host_cores < 0:
+        raise UserError(f"--host-cores {args.host_cores}: must not be negative (0: a core for every rank)")
+    costs = with_changes(load_costs(args.costs), args.changes)
+    config = load_config(given_or_shipped(args.config), args.overrides)
+    if config.measure.prefill_us:
+        raise UserError("simulate plays no history; leave out measure.prefill (--set measure.prefill=0)")
+    if config.query.how != "inner" or config.query.where is not None:
+        raise UserError(f"{args.config}: inner joins by keys and times are foretold; leave join.how, join.where out")
+    if args.search:
+        reports = []
+        print(
+            f"{'slaves':>7} {'input tuples/s':>16} {'slaves busy':>12} {'master CPU':>11} {'link':>7} {'collector':>10}  "
+            "saturates first"
+        )
+        for slaves, report in feed(config, args.slaves, costs, args.host_cores):
+            if isinstance(report, RunFailed):
+                print(f"{slaves:>7,}  fails: {report}", flush=True)
+                continue
+            used = report["utilisation"]
+            print(
+                f"{slaves:>7,} {report['input_tuples_per_s']:>16,.0f} {_percent(used['slaves']['max']):>12} "
+                f"{_percent(used['master_cpu']):>11} {_percent(used['master_link']):>7} {_percent(used['collector']):>10}  "
+                f"{report['saturates_first']['resource']}",
+                flush=True,
+            )
+            reports.append(report)
+        print(fed(reports))
+        return 0
+    limit_us = _limit_us(config) if args.limit is None else float(parse_duration_us(args.limit))
+    foretold = plan(config, args.slaves, costs, host_cores=args.host_cores, limit_us=limit_us)
+    report = forecast(foretold, " ".join(["swjoin", *sys.argv[1:]]))
+    _print_rows(forecast_rows(report))
+    if args.out is not None:
+        store(report, foretold, Path(args.out))
+        print(f"{'simulation':<17} {args.out}")
+    return 0
+
+
+def run_calibrate(args: argparse.Namespace) -> int:
+    from swjoin.forecast.calibrate.roles import calibrate
+    from swjoin.forecast.costs import save_costs
+
+    if args.out is not None and not Path(args.out).parent.is_dir():
+        raise UserError(f"-o {args.out}: directory {Path(args.out).parent} does not exist")
+    costs, fits = calibrate(quick=args.quick, tell=lambda line: print(line, file=sys.stderr, flush=True))
+    for name, value in dataclasses.asdict(costs).items():
+        print(f"{name:<22} {value if isinstance(value, str) else f'{value:,.4g}'}")
+    for line in fits:
+        print(line)
+    if args.out is not None:
+        save_costs(costs, Path(args.out))
+        print(f"{'written':<22} {args.out}")
+    return 0

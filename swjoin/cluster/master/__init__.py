@@ -1,0 +1,1 @@
+"""The master: intake, mini-buffers, distribution epochs, slots, moves, checkpoints."""

@@ -1,0 +1,399 @@
+"""One stream at the master's door: judged, stamped, put in time order.
+
+What: `StreamIntake` turns `SourceBatch`es into time-ordered tuples. Null keys and late rows (null times, times below the
+highest time before them minus the declared bound) leave here, each counted; what is out of order within the bound is sorted.
+Why: behind this door every stream is in time order and every lost row has a reason, so windows and epochs can be simple.
+Lateness is a function of the input rows alone, never of speed.
+Stays out: partitioning and epochs (`cluster.master.mini_buffers`, `cluster.master.master`), reading files (`sources`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from swjoin.config.run import TimeConfig
+from swjoin.core.batch import I64, STREAM_NAMES, U8, Bool, SourceBatch, TupleBatch
+from swjoin.core.errors import UserError
+from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
+from swjoin.core.ledger import StreamCounts
+from swjoin.core.sequence_numbers import unplaced
+
+GOOD, NULL_KEY, NULL_TIME, LATE = 0, 1, 2, 3
+_EMPTY_MASK = np.empty(0, np.bool_)
+
+
+class LateRowError(UserError):
+    """Late policy `error`: a row without a time or past the declared bound. The runtime adds file and row from `row_id`."""
+
+    def __init__(self, stream: int, row_id: int, reason: str, mend: str, place: str | None = None) -> None:
+        super().__init__(f"{place or f'{STREAM_NAMES[stream]}, row id {row_id}'}: {reason}; {mend}")
+        self.stream, self.row_id, self.reason, self.mend = stream, row_id, reason, mend
+
+    def at(self, place: str) -> LateRowError:
+        """The same error with the place spelled out."""
+        return LateRowError(self.stream, self.row_id, self.reason, self.mend, place)
+
+
+@njit(cache=True, nogil=True)
+def judge(
+    ts: I64, ts_valid: Bool, key_valid: Bool, high: int, allowed: int, verdict: U8, running: I64
+) -> tuple[int, int, int, int, int]:
+    """Verdict of every row and the running maximum of times (both (n,), filled in).
+
+    Empty masks mean all valid. Returns (new high, null keys, late rows, index of the first late row or -1, high before that
+    row).
+    """
+    null_keys = 0
+    late = 0
+    first_late = -1
+    high_at_first = high
+    masked_ts = ts_valid.shape[0] > 0
+    masked_key = key_valid.shape[0] > 0
+    for i in range(ts.shape[0]):
+        has_ts = not masked_ts or ts_valid[i]
+        t = ts[i]
+        v = GOOD
+        if masked_key and not key_valid[i]:
+            v = NULL_KEY
+            null_keys += 1
+        elif not has_ts:
+            v = NULL_TIME
+        elif t < high - allowed:
+            v = LATE
+        if v >= NULL_TIME:
+            late += 1
+            if first_late < 0:
+                first_late = i
+                high_at_first = high
+        if has_ts and t > high:
+            high = t
+        verdict[i] = v
+        running[i] = high
+    return high, null_keys, late, first_late, high_at_first
+
+
+class StreamIntake:
+    """Judges and orders one stream.
+
+    asap pace: `arrive_all()` after every `read`. realtime pace: `arrive_until(t)` lets rows in whose running maximum of times
+    is below t (that is when they reach the master). Times are microseconds of the stream's own time axis.
+    keeps_null_keys: rows with a null key, though counted and joined with nothing, have to come out again. live: rows come when
+    they come, and arrive as they are read; `arrive_until` takes a time of the run's clock, and the stream's own time is carried
+    on by rows alone (with arrival times, by the clock).
+    """
+
+    def __init__(self, stream: int, time: TimeConfig, keeps_null_keys: bool = False, *, live: bool = False) -> None:
+        self.stream = stream
+        self.live = live
+        self.time = time
+        self._keeps_null_keys = keeps_null_keys
+        self._null_keys: list[TupleBatch] = []
+        self.counts = StreamCounts()
+        self.high_us = BEGIN_OF_TIME_US
+        self.first_us: int | None = None
+        self.ended = False
+        self.idle = False
+        self._arriving: deque[TupleBatch] = deque()
+        self._held: list[TupleBatch] = []
+        self._released: list[TupleBatch] = []
+        self._arrived_high_us = BEGIN_OF_TIME_US
+
+    # ------------------------------------------------------------ reading
+
+    def check(self, batch: SourceBatch, high_us: int) -> int:
+        """LateRowError where `read` would raise it for these rows after others up to this time; returns the highest time with
+        them. Nothing is taken."""
+        verdict, running = np.empty(len(batch), np.uint8), np.empty(len(batch), np.int64)
+        high, _, late, first_late, high_then = self._judge(batch, high_us, verdict, running)
+        if late and self.time.late == "error":
+            self._refuse(batch, int(first_late), int(verdict[first_late]), int(high_then))
+        return int(high)
+
+    def _judge(self, batch: SourceBatch, high_us: int, verdict: U8, running: I64) -> tuple[int, int, int, int, int]:
+        """See `judge`. By arrival nothing is late."""
+        ts_valid = _EMPTY_MASK if batch.ts_valid is None else batch.ts_valid
+        key_valid = _EMPTY_MASK if batch.key_valid is None else batch.key_valid
+        by_arrival = self.time.model == "arrival"
+        allowed = END_OF_TIME_US if by_arrival else self.time.max_out_of_order_us
+        high, null_keys, late, first_late, high_then = judge(batch.ts, ts_valid, key_valid, high_us, allowed, verdict, running)
+        if by_arrival:
+            late = 0
+            np.copyto(verdict, GOOD, where=verdict != NULL_KEY)
+        return high, null_keys, late, first_late, high_then
+
+    def read(self, batch: SourceBatch, arrival_us: int | None) -> list[tuple[SourceBatch, str]]:
+        """Take rows as read; returns the late rows with their reasons (late policy `side` writes them).
+
+        arrival_us: stamp for production delay; None: the row's own place on the time axis (realtime pace), kept in
+        `arrival_us` until the master rebases it. Raises LateRowError under late policy `error`.
+        """
+        n = len(batch)
+        self.counts.tuples += n
+        if n == 0:
+            return []
+        verdict, running = np.empty(n, np.uint8), np.empty(n, np.int64)
+        by_arrival, high_before = self.time.model == "arrival", self.high_us
+        allowed = END_OF_TIME_US if by_arrival else self.time.max_out_of_order_us
+        self.high_us, null_keys, late, first_late, high_then = self._judge(batch, high_before, verdict, running)
+        if late and self.time.late == "error":
+            self._refuse(batch, int(first_late), int(verdict[first_late]), int(high_then))
+        self.counts.null_key += int(null_keys)
+        self.counts.late += int(late)
+        if not (by_arrival and self.live):  # these are joined by the run's clock, not by their own times
+            self._extend_range(batch, high_before - allowed, rises=self.high_us > high_before, regular=not (null_keys or late))
+        if self.first_us is None and self.high_us > BEGIN_OF_TIME_US:
+            known = np.flatnonzero(running > BEGIN_OF_TIME_US)[0]
+            self.first_us = int(running[known])
+        aside = self._late_rows(batch, verdict) if late and self.time.late == "side" else []
+        stamps = running if arrival_us is None else np.full(n, arrival_us, np.int64)
+        times = stamps if self.time.model == "arrival" else batch.ts
+        if null_keys and self._keeps_null_keys:
+            self._keep_null_keys(batch, times, verdict)
+        rows = batch.rows
+        key, ts, ids = batch.key, times, batch.id
+        if null_keys or late:
+            keep = np.flatnonzero(verdict == GOOD)
+            key, ts, ids, stamps = key[keep], ts[keep], ids[keep], stamps[keep]
+            rows = None if rows is None else rows.take(keep)
+        if len(key):
+            self._arriving.append(TupleBatch(key, ts, ids, stamps, rows))
+        return aside
+
+    def _extend_range(self, batch: SourceBatch, least_us: int, *, rises: bool, regular: bool) -> None:
+        """Take the times into the time range. regular: no row has a null key or is late, so none is below least_us; rises: one
+        of them is the highest so far. Mostly no time has to be looked at."""
+        counts = self.counts
+        if regular and counts.earliest_us is not None and counts.latest_us is not None and counts.earliest_us <= least_us:
+            if rises:
+                counts.latest_us = max(counts.latest_us, self.high_us)
+                return
+            if counts.latest_us >= self.high_us:
+                return
+        counts.extend_range(batch.ts if batch.ts_valid is None else batch.ts[batch.ts_valid])
+
+    def _keep_null_keys(self, batch: SourceBatch, ts: I64, verdict: U8) -> None:
+        """Rows without a time, too, have no place on the axis and stay out."""
+        wanted = verdict == NULL_KEY
+        if batch.ts_valid is not None and self.time.model == "event":
+            wanted &= batch.ts_valid
+        index = np.flatnonzero(wanted)
+        if len(index):
+            nothing = np.zeros(len(index), np.int64)
+            rows = None if batch.rows is None else batch.rows.take(index)
+            self._null_keys.append(TupleBatch(nothing, ts[index], batch.id[index], nothing, rows))
+
+    def take_null_keys(self, rebase_us: int = 0) -> TupleBatch:
+        """Hand over the rows with a null key that have to come out again; they need not wait for anything.
+
+        rebase_us: where the time axis begins, with arrival times.
+        """
+        out, self._null_keys = self._null_keys, []
+        if not out:
+            return TupleBatch.empty()
+        batch = TupleBatch.concat(out)
+        return batch if self.time.model == "event" else dataclasses.replace(batch, ts=np.maximum(batch.ts - rebase_us, 0))
+
+    @property
+    def null_key_bytes(self) -> int:
+        """Bytes of rows with a null key that wait for the next delivery."""
+        return sum(batch.nbytes for batch in self._null_keys)
+
+    def _refuse(self, batch: SourceBatch, index: int, verdict: int, high_us: int) -> None:
+        row_id = int(batch.id[index])
+        if verdict == NULL_TIME:
+            raise LateRowError(self.stream, row_id, "no time", "choose --late drop or --late side to leave such rows out")
+        behind = high_us - int(batch.ts[index])
+        raise LateRowError(
+            self.stream,
+            row_id,
+            f"its time is {behind} us behind an earlier row, more than the declared {self.time.max_out_of_order_us} us",
+            f"sort the input, declare --max-out-of-order {behind}us or more, or choose --late drop or --late side",
+        )
+
+    def _late_rows(self, batch: SourceBatch, verdict: U8) -> list[tuple[SourceBatch, str]]:
+        out = []
+        for code, reason in ((NULL_TIME, "null time"), (LATE, "late")):
+            index = np.flatnonzero(verdict == code)
+            if len(index):
+                valid = np.full(len(index), code == LATE)
+                out.append((SourceBatch(batch.key[index], batch.ts[index], batch.id[index], None, valid), reason))
+        return out
+
+    # ------------------------------------------------------------ arriving and ordering
+
+    def arrive_all(self) -> None:
+        """asap pace: everything read has arrived."""
+        while self._arriving:
+            self._order(self._arriving.popleft())
+        self._arrived_high_us = self.high_us
+        self._release()
+
+    def arrive_until(self, time_us: int) -> None:
+        """realtime pace: rows arrive whose place on the time axis is below `time_us`."""
+        while self._arriving:
+            head = self._arriving[0]
+            n = len(head) if self.live else int(np.searchsorted(head.arrival_us, time_us, side="left"))
+            if n:
+                self._order(head.slice(0, n))
+            if n < len(head):
+                self._arriving[0] = head.slice(n, len(head))
+                break
+            self._arriving.popleft()
+        # The clock carries a silent stream onwards, but not past rows that are due and not read yet.
+        behind = not self.ended and not self.idle and self.high_us < time_us
+        by_clock = self.time.model == "arrival" if self.live else not behind
+        self._arrived_high_us = max(self._arrived_high_us, time_us if by_clock else self.high_us)
+        self._release()
+
+    def become_idle(self) -> None:
+        """The source has nothing to read: time goes on without this stream."""
+        self.idle = True
+
+    def speak(self) -> None:
+        """The source has something again. What is older than what has been promised meanwhile is late."""
+        self.idle = False
+        self.high_us = max(self.high_us, self._arrived_high_us)
+
+    def carry(self, time_us: int) -> None:
+        """asap pace, and live streams: the other one has come so far, and this one is idle."""
+        self._arrived_high_us = max(self._arrived_high_us, time_us)
+        self._release()
+
+    def _order(self, batch: TupleBatch) -> None:
+        (self._released if self._in_order else self._held).append(batch)
+
+    @property
+    def _in_order(self) -> bool:
+        """Rows pass straight through: the bound is zero (late rows are gone), or times are stamped in order."""
+        return self.time.model == "arrival" or self.time.max_out_of_order_us == 0
+
+    def _release(self) -> None:
+        """Move held tuples that nothing can come before any more to the released ones, sorted by time (ties in row order)."""
+        if not self._held:
+            return
+        mark = self.watermark_us
+        batch = TupleBatch.concat(self._held)
+        if (batch.ts[1:] < batch.ts[:-1]).any():
+            batch = batch.take(np.argsort(batch.ts, kind="stable").astype(np.int64))
+        n = int(np.searchsorted(batch.ts, mark, side="right"))
+        if n:
+            self._released.append(batch.slice(0, n))
+        self._held = [batch.slice(n, len(batch))] if n < len(batch) else []
+
+    @property
+    def arriving_bytes(self) -> int:
+        """Bytes of rows read that have not arrived yet (realtime pace)."""
+        return sum(batch.nbytes for batch in self._arriving)
+
+    @property
+    def arriving(self) -> bool:
+        """Some rows read have not arrived yet (realtime pace)."""
+        return bool(self._arriving)
+
+    @property
+    def exhausted(self) -> bool:
+        """Ended, and every row read has arrived."""
+        return self.ended and not self._arriving
+
+    @property
+    def watermark_us(self) -> int:
+        """Every tuple that arrives from now on has ts >= this; END_OF_TIME_US once the stream has ended."""
+        if self.exhausted:
+            return END_OF_TIME_US
+        if self._arrived_high_us == BEGIN_OF_TIME_US:
+            return BEGIN_OF_TIME_US
+        bound = 0 if self.time.model == "arrival" else self.time.max_out_of_order_us
+        return self._arrived_high_us - bound
+
+    def end(self) -> None:
+        """The source has no more rows."""
+        self.ended = True
+
+    def take_released(self) -> list[TupleBatch]:
+        """Hand over the time-ordered tuples that are ready (they follow all handed over before)."""
+        self._release()
+        out, self._released = self._released, []
+        return out
+
+    def take_certain(self, time_us: int, *, equal: bool) -> TupleBatch:
+        """As `take_released`, but only what is before this time, or with `equal` not after it."""
+        self._release()
+        taken: list[TupleBatch] = []
+        while self._released:
+            head = self._released[0]
+            n = int(np.searchsorted(head.ts, time_us, side="right" if equal else "left"))
+            if n:
+                taken.append(head.slice(0, n))
+            if n < len(head):
+                self._released[0] = head.slice(n, len(head))
+                break
+            self._released.pop(0)
+        return TupleBatch.concat(taken) if taken else TupleBatch.empty()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes read but not yet handed over."""
+        queues = (self._arriving, self._held, self._released, self._null_keys)
+        return sum(b.nbytes for queue in queues for b in queue)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that have arrived and wait for older rows."""
+        return sum(b.nbytes for b in self._held)
+
+    @property
+    def arrived_bytes(self) -> int:
+        """Bytes that have arrived but are not yet handed over."""
+        return sum(b.nbytes for queue in (self._held, self._released) for b in queue)
+
+    @property
+    def waiting_tuples(self) -> int:
+        """Tuples read and good but not yet handed over."""
+        return sum(len(b) for queue in (self._arriving, self._held, self._released) for b in queue)
+
+    # ------------------------------------------------------------ across a crash
+
+    def plain_state(self) -> dict[str, Any]:
+        """All but tuples, ready for JSON."""
+        return {
+            "counts": dataclasses.asdict(self.counts),
+            "high_us": self.high_us,
+            "first_us": self.first_us,
+            "ended": self.ended,
+            "idle": self.idle,
+            "arrived_high_us": self._arrived_high_us,
+        }
+
+    def tuples_kept(self) -> dict[str, list[TupleBatch]]:
+        """Tuples read and not handed over, by where they wait."""
+        kept = {"arriving": list(self._arriving), "held": list(self._held), "released": list(self._released)}
+        return {**kept, "null_keys": list(self._null_keys)} if self._keeps_null_keys else kept
+
+    def restore(self, plain: dict[str, Any], tuples: dict[str, list[TupleBatch]]) -> None:
+        """Go on where another intake of this stream was."""
+        self.counts = StreamCounts(**plain["counts"])
+        self.high_us, self.first_us, self.ended = plain["high_us"], plain["first_us"], plain["ended"]
+        self._arrived_high_us = plain["arrived_high_us"]
+        if plain["idle"]:
+            self.speak()
+        self._arriving, self._held, self._released = deque(tuples["arriving"]), tuples["held"], tuples["released"]
+        self._null_keys = tuples.get("null_keys", [])
+
+    def validate(self) -> None:
+        for batch in self._released:
+            assert (np.diff(batch.ts) >= 0).all(), f"{STREAM_NAMES[self.stream]}: released tuples out of time order"
+        counts = self.counts
+        assert counts.null_key + counts.late <= counts.tuples, f"{STREAM_NAMES[self.stream]}: more rows refused than read"
+
+
+def take_null_keys(
+    streams: tuple[StreamIntake, StreamIntake], rebase_us: int = 0, *, counted: bool = False
+) -> tuple[TupleBatch, TupleBatch]:
+    """Of both streams, see `StreamIntake.take_null_keys`. counted: in the layout of tuples with places."""
+    left, right = (stream.take_null_keys(rebase_us) for stream in streams)
+    return (unplaced(left), unplaced(right)) if counted else (left, right)

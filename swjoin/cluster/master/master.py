@@ -1,0 +1,460 @@
+"""The master: gateway and controller (SPEC sections 2 and 3), without I/O and without a clock.
+
+What: `Master.handle(event, now_us) -> [command]`. It asks for rows, judges them (`intake`), buffers them (`buffers`), closes
+slots and distribution epochs (`policy.epochs`), serves the slaves of a sub-group in their fixed order, each when it has
+reported, and sends the controller's orders along.
+Why: the same object runs under MPI, in one process and in the simulator.
+Stays out: files, messages on the wire, ranks, window state, who owns what (`controller`).
+
+Paces. asap: an epoch ends when both watermarks have passed its boundary in event time (or, with distribution_epoch_us = 0,
+when `epoch_tuples` are buffered, more for large windows); full mini-buffers end it early. realtime: an epoch ends on the
+run's clock; rows reach the master when the clock passes their place on the time axis, whether the other stream speaks or not.
+Rows of live streams arrive as they are read. A distribution epoch has a slot for each sub-group; with one, slot and epoch are
+the same.
+History (`measure.prefill`) comes before the first epoch of realtime pace, as fast as the slaves join it; then the clock starts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from swjoin.cluster.master.arrival_sequence import CommonOrder, released
+from swjoin.cluster.master.checkpoint_coordinator import Checkpoints
+from swjoin.cluster.master.controller import Controller, Move
+from swjoin.cluster.master.deferral import make_room
+from swjoin.cluster.master.ingress import Door, door_of
+from swjoin.cluster.master.intake import take_null_keys
+from swjoin.cluster.master.mini_buffers import Order
+from swjoin.cluster.master.overload import Overload
+from swjoin.cluster.master.prefill import History
+from swjoin.cluster.master.read_scheduler import Reading
+from swjoin.cluster.master.slots import Slots
+from swjoin.cluster.master.snapshots import snapshot
+from swjoin.cluster.master.tuple_queue import Store
+from swjoin.cluster.messages import (
+    BeginMeasuring,
+    CheckpointCompleted,
+    Deliver,
+    FinishMaster,
+    Log,
+    MasterCommand,
+    MasterEvent,
+    MoveEnded,
+    PartSaved,
+    ReadTuples,
+    SavePart,
+    SetAside,
+    SlaveReported,
+    StopRequested,
+    StreamEnded,
+    StreamIdle,
+    StreamSpoke,
+    TuplesRead,
+)
+from swjoin.config.run import RunConfig
+from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout
+from swjoin.core.data_messages import Delivery, GroupLoads
+from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, QueryId, SlaveId
+from swjoin.policy.epochs import slot_end_us, slots_ended, slots_to_skip, sub_group_of
+
+
+class Master:
+    """One master for one run. `start` first, then `handle` every event; `finished` once FinishMaster was commanded.
+
+    Raises UserError when the configuration needs more slaves than there are.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        slave_count: int,
+        layouts: tuple[RowLayout | None, RowLayout | None],
+        door: Door | None = None,
+        store: Store | None = None,
+    ) -> None:
+        """door: another intake and other mini-buffers than those for tuples. store: where tuples can be spilled to."""
+        config.check_slaves(slave_count)
+        self.config = config
+        self.slave_count = slave_count
+        self.controller = Controller(config, slave_count)
+        door = door or door_of(config, layouts)
+        self.streams, self.buffers = door.streams, door.buffers(self.controller.router)
+        self.order = CommonOrder.of(config.query)
+        self.epoch = EpochIndex(-1)
+        self.finished = False
+        self.peak_buffer_bytes = 0
+        self.peak_pending_tuples = 0  # arrived and not delivered
+        self._query = QueryId(0)
+        self._epoch_us = config.cluster.distribution_epoch_us
+        self._sub_groups = config.cluster.sub_group_count
+        self._realtime = config.pace == "realtime"
+        self._reported: dict[int, tuple[float, GroupLoads | None]] = {}
+        self._serving: deque[Delivery] = deque()
+        self._released: list[tuple[Move, int]] = []  # arrived, and how many of their tuples wait for their consumer's slot
+        self._sub_group = self._sub_groups - 1  # of the slot closed last
+        self._served: list[SlaveId] = []  # slaves with a delivery in this distribution epoch
+        self._resting: list[SlaveId] = []  # of them, those that rest afterwards
+        self._last = False  # this is the last distribution epoch
+        self._everything = False  # nothing is left after this distribution epoch
+        self._last_closed = False
+        self.checkpoints = Checkpoints(config.checkpoint, slave_count)
+        self.slots = Slots(config, self.streams, self.buffers, self.controller, self.checkpoints)
+        self.overload = Overload(config, self.streams, self.buffers, self.slots, self.controller, store)
+        self._checkpoint = False  # one ends this distribution epoch
+        self._saves: list[MasterCommand] = []
+        self._promised: dict[SlaveId, tuple[int, int]] = {}  # each slave's last punctuations
+        self._history = History(self.streams, config.measure.prefill_us)
+        self._slots_closed = self._history.length_us // (self._epoch_us or 1) * self._sub_groups  # realtime pace, run clock
+        self.streams_ended_us: int | None = None  # realtime pace: when the last tuple had arrived
+        self.reading = Reading(config, self.streams, self.slots, self.overload, self._history)
+
+    def start(self, now_us: int = 0) -> list[MasterCommand]:
+        """Ask for the first rows; a restored master may have something to deliver at once."""
+        return self._advance(now_us)
+
+    def handle(self, event: MasterEvent, now_us: int) -> list[MasterCommand]:
+        """Take one event at `now_us` on the run's clock; the commands are to be performed in order.
+
+        Raises LateRowError (late policy `error`) and RunFailed (buffers too small for the declared bound).
+        """
+        commands: list[MasterCommand] = []
+        match event:
+            case TuplesRead(stream, batch):
+                self.reading.pending = None
+                aside = self.streams[stream].read(batch, None if self._realtime and not self.config.live else now_us)
+                commands += [SetAside(stream, rows, reason) for rows, reason in aside]
+                self._collect(stream)
+            case StreamEnded(stream):
+                self.reading.pending = None
+                self.streams[stream].end()
+                self._collect(stream)
+            case StreamIdle(stream):
+                self.reading.fall_idle(stream)
+                self.controller.note(now_us, "idle", text=STREAM_NAMES[stream])
+                self._collect(stream)
+            case StreamSpoke(stream):
+                self.reading.speaks(stream)
+                self.controller.note(now_us, "speaks", text=STREAM_NAMES[stream])
+            case SlaveReported(slave, occupancy_ratio, loads):
+                self._reported[slave] = (occupancy_ratio, loads)
+            case MoveEnded(end):
+                move = self.controller.acknowledge(end, now_us)
+                if move is not None:
+                    self._released.append((move, self.buffers.release(move.group, self.controller.router)))
+            case PartSaved():
+                commands += self.checkpoints.saved(event)
+            case CheckpointCompleted():
+                commands += self.checkpoints.complete(event, now_us)
+                took_us = self.checkpoints.durations_us[-1]
+                self.controller.note(now_us, "checkpoint", duration_us=took_us, amount=float(event.generation))
+            case StopRequested():
+                self.checkpoints.stopping = True
+        commands += self._advance(now_us)
+        return commands + [Log(event) for event in self.controller.take_events()]
+
+    # ------------------------------------------------------------ one step after every event
+
+    def _advance(self, now_us: int) -> list[MasterCommand]:
+        commands: list[MasterCommand] = []
+        commands += self._serve()
+        if self._history.running and self._history_joined():
+            return [*commands, *self._begin_measuring()]
+        while not self._serving and not self._last_closed and not self._halted and self._close_slot(now_us):
+            commands += [*self._saves, *self._serve()]
+            self._saves.clear()
+        if (self._last_closed or self.checkpoints.stopped) and not self._serving and not self.finished:
+            self.finished = True
+            commands.append(FinishMaster())
+        return [*commands, *([] if self._history.running else self.overload.relieve(now_us)), *self._read_on()]
+
+    @property
+    def _halted(self) -> bool:
+        """The run is to stop, and the deliveries before its last checkpoint have been made."""
+        return self.checkpoints.stopped or (self.checkpoints.is_last and not self._checkpoint)
+
+    def _read_on(self) -> list[MasterCommand]:
+        unknown = self._realtime and self.reading.origin_us is None  # no slot can be closed before the axis has its start
+        wanted = None
+        if unknown or not self.checkpoints.stopping:
+            delivering = bool(self.buffers.tuples or self._serving)
+            wanted = self.reading.next_stream(self._next_end_us, mid_epoch=self._mid_epoch, delivering=delivering)
+        if wanted is not None:
+            self.reading.pending = wanted
+        return [] if wanted is None else [ReadTuples(wanted, self.reading.instead_of(wanted))]
+
+    def _serve(self) -> list[MasterCommand]:
+        """Deliver in the fixed order of slaves; a slave is served once it has reported."""
+        commands: list[MasterCommand] = []
+        while self._serving and self._serving[0].slave in self._reported:
+            delivery = self._serving.popleft()
+            occupancy_ratio, loads = self._reported.pop(delivery.slave)
+            if not self._history.running:
+                self.controller.sample(delivery.slave, occupancy_ratio, loads)
+                self.controller.delivered(delivery.slave, delivery.nbytes)
+            commands.append(Deliver(delivery))
+        return commands
+
+    def _collect(self, stream: int) -> None:
+        """asap pace, and history: what was read has arrived; what is in order goes to the mini-buffers."""
+        origin = self.reading.origin_us
+        if not self._realtime:
+            self.streams[stream].arrive_all()
+            self.reading.carry()
+        elif self._history.running and origin is not None:
+            self._history.admit(origin)
+        else:
+            return
+        both = self._realtime or any(s.idle for s in self.streams)  # the other one's time may have come further, too
+        for of, batch in released(self.streams if both else [self.streams[stream]], self.order, self.streams):
+            self.buffers.append(of, batch)
+        self.peak_buffer_bytes = max(self.peak_buffer_bytes, self.slots.waiting_bytes)
+
+    # ------------------------------------------------------------ history
+
+    def _history_joined(self) -> bool:
+        """Delivered, and every slave has reported since: during history it does so when it has joined all it has."""
+        waiting = self._serving or self.buffers.tuples or self._mid_epoch or not self._history.is_read(self.reading.origin_us)
+        return not waiting and all(s in self._reported for s in self.controller.active)
+
+    def _begin_measuring(self) -> list[MasterCommand]:
+        """Slaves that are active report anew, in their slots; those that rest have reported for good."""
+        self._history.running = False
+        self.controller.begin_measuring(self.epoch + 1, self._history.length_us)
+        self._reported = {s: report for s, report in self._reported.items() if s not in self.controller.active}
+        return [BeginMeasuring(self._history.length_us), *self._read_on()]
+
+    def _close_history(self, now_us: int) -> bool:
+        origin, tuples = self.reading.origin_us, self.buffers.tuples
+        full = tuples >= self.slots.size.tuples or self.slots.waiting_bytes >= self.config.cluster.mini_buffer_bytes
+        if origin is None or not (tuples or self._mid_epoch) or not (full or self._history.is_read(origin)):
+            return False
+        times = self._history.times_us(origin, rebased=self.config.time.model == "arrival")
+        self._drain(END_OF_TIME_US, times, now_us, origin)
+        return True
+
+    # ------------------------------------------------------------ closing slots
+
+    @property
+    def _mid_epoch(self) -> bool:
+        """Some sub-groups of the current distribution epoch have not had their slot yet."""
+        return self._sub_group < self._sub_groups - 1
+
+    def _close_slot(self, now_us: int) -> bool:
+        """Close the current slot if it has ended; its deliveries wait in `_serving`."""
+        if self._history.running:
+            return self._close_history(now_us)
+        return self._close_realtime(now_us) if self._realtime else self._close_asap(now_us)
+
+    def _close_asap(self, now_us: int) -> bool:
+        end = self.slots.end(self.reading.origin_us, mid_epoch=self._mid_epoch)
+        if end is None:
+            return False
+        self._drain(end, self.slots.closed(end), now_us, None)
+        return True
+
+    @property
+    def _next_end_us(self) -> int:
+        """realtime pace: when the open slot ends on the run's clock."""
+        return slot_end_us(self._slots_closed, self._epoch_us, self._sub_groups)
+
+    def _close_realtime(self, now_us: int) -> bool:
+        due = slots_ended(now_us, self._epoch_us, self._sub_groups)
+        origin = self.reading.origin_us
+        silent = origin is None and self.checkpoints.stopping and self.reading.pending is None  # from the start
+        if self._slots_closed >= due or (origin is None and not silent) or not self._all_reported():
+            return False
+        self._slots_closed += slots_to_skip(self._slots_closed, due, self._sub_groups) + 1
+        if origin is None:
+            self._drain(END_OF_TIME_US, (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US), now_us, 0)
+            return True
+        axis_us = origin + slot_end_us(due - 1, self._epoch_us, self._sub_groups)
+        self.overload.advance(axis_us if self.order is None else self.order.total)
+        for intake in self.streams:
+            intake.arrive_until(axis_us)
+        self.reading.carry()
+        for stream, batch in released(self.streams, self.order, self.streams):
+            self.buffers.append(stream, batch)
+            self.overload.arrived(stream, batch)
+        times = [intake.watermark_us for intake in self.streams]
+        self.peak_buffer_bytes = max(self.peak_buffer_bytes, self.slots.waiting_bytes)
+        if self.slots.exhausted and self.streams_ended_us is None:
+            self.streams_ended_us = now_us
+        if not any(s.arriving for s in self.streams):
+            self.slots.check_room()
+        if self.config.time.model == "arrival":
+            times = [t if t == END_OF_TIME_US else t - origin for t in times]
+        self._drain(END_OF_TIME_US, (times[LEFT], times[RIGHT]), now_us, origin)
+        return True
+
+    def _all_reported(self) -> bool:
+        """Whether all slaves of the slot have said how much room they have; they do so in every slot."""
+        sub_group = (self._sub_group + 1) % self._sub_groups
+        slaves = self._served if self._mid_epoch else self.controller.active
+        return all(s in self._reported for s in slaves if sub_group_of(s, self._sub_groups) == sub_group)
+
+    def _make_room(self, slaves: list[SlaveId], rebase_us: int) -> dict[SlaveId, tuple[int, int]]:
+        """realtime pace: see `cluster.master.deferral`; otherwise, and in the end, everything goes."""
+        if not self._realtime or self._history.running or self._everything:
+            for slave in slaves:
+                self.buffers.unpark(slave)
+            return {}
+        occupancies = {SlaveId(s): ratio for s, (ratio, _) in self._reported.items()}
+        capacity = self.config.module.stream_buffer_bytes
+        if self.slots.exhausted and self.buffers.stored_bytes:  # nothing new comes: what lies on disk may come in larger pieces
+            capacity = max(capacity, self.config.cluster.mini_buffer_bytes // (4 * self.slave_count))
+        return make_room(self.buffers, self.controller, slaves, occupancies, self._promised, capacity, rebase_us, self.order)
+
+    def _drain(self, below_us: int, times_us: tuple[int, int], now_us: int, rebase_us: int | None) -> None:
+        """Close a slot: deliveries to the active slaves of the next sub-group, with their orders."""
+        self._sub_group = (self._sub_group + 1) % self._sub_groups
+        if not self._history.running:
+            self.peak_pending_tuples = max(self.peak_pending_tuples, self.buffers.tuples + self.buffers.held_tuples)
+        if self._sub_group == 0:
+            self.controller.parked_bytes = self.buffers.parked_bytes()
+            self._begin_epoch(below_us, now_us)
+        if self._everything:
+            below_us = END_OF_TIME_US
+        if self.order is not None:
+            times_us = self.order.passed(below_us)
+        if self._everything:
+            times_us = (END_OF_TIME_US, END_OF_TIME_US)
+        slaves = [s for s in self._served if sub_group_of(s, self._sub_groups) == self._sub_group]
+        behind = self._make_room(slaves, rebase_us if rebase_us is not None and self.config.time.model == "arrival" else 0)
+        drained = self.buffers.drain(
+            below_us, self._sub_group, slaves, rebase_us=rebase_us, rebase_ts=self.config.time.model == "arrival"
+        )
+        epoch = self.epoch, len(self._served), self.checkpoints.generation, self._checkpoint, self._needed_us
+        for slave, tuples in zip(slaves, drained, strict=True):
+            moves_out, moves_in = self.controller.orders(slave)
+            left_us, right_us = self.controller.limit_times(slave, times_us)
+            if slave in behind:
+                left_us, right_us = min(left_us, behind[slave][LEFT]), min(right_us, behind[slave][RIGHT])
+            self._promised[slave] = (left_us, right_us)
+            for number in moves_out[:, 0].tolist():
+                self.buffers.hold(self.controller.hold(number, times_us, now_us).group)
+            self._serving.append(
+                tuples.delivery(
+                    Order(self._query, slave, *epoch),
+                    (left_us, right_us),
+                    (moves_out, moves_in),
+                    last=self._last,
+                    rests=slave in self._resting,
+                    null_keys=take_null_keys(self.streams, rebase_us or 0, counted=self.order is not None),
+                )
+            )
+        for move, count in [x for x in self._released if x[0].consumer in slaves and x[0].consumer not in behind]:
+            self._released.remove((move, count))
+            self.controller.released(move, count, now_us)
+        self._last_closed = self._last and not self._mid_epoch
+        if self._checkpoint and not self._mid_epoch:
+            self._cut()
+
+    def _least_promised(self) -> tuple[int, int]:
+        left, right = (min(promise[stream] for promise in self._promised.values()) for stream in (LEFT, RIGHT))
+        return left, right
+
+    @property
+    def _needed_us(self) -> tuple[int, int]:
+        """Tuples below these times are needed no more after a crash. Slaves that have no partition-groups need none."""
+        promises = [self._promised.get(s, (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)) for s in self.controller.owners()]
+        left, right = (min(promise[stream] for promise in promises) for stream in (LEFT, RIGHT))
+        return (self.order or self.config.query).needed_below((left, right))
+
+    def _cut(self) -> None:
+        """All deliveries before a checkpoint have been made: the master's part of it is what it has kept."""
+        generation = self.checkpoints.cut(self._needed_us)
+        self._checkpoint = False
+        self._saves.append(SavePart(generation, snapshot(self)))
+
+    def _begin_epoch(self, below_us: int, now_us: int) -> None:
+        """The next distribution epoch: whom it serves, and whether it is the last."""
+        self.epoch = EpochIndex(self.epoch + 1)
+        if (self._epoch_us == 0 or self._history.running) and self.buffers.tuples:
+            newest = self.buffers.last_ts_us if self.order is None else self.order.total
+            self.slots.size.closed(newest, self.buffers.tuples)
+        exhausted = self.slots.exhausted
+        past = not self._history.running
+        everything = past and exhausted and self.buffers.last_ts_us < below_us and not self.controller.moves
+        everything = everything and not self.buffers.stored_bytes  # one delivery, so it must fit into memory
+        self._last = everything and self.checkpoints.run_may_end
+        due = past and not self._last and self.checkpoints.due(self.epoch, now_us, everything=everything)
+        self._checkpoint = due and not self.controller.moves
+        still = due or self.checkpoints.being_joined
+        self._resting = self.controller.begin_epoch(self.epoch, now_us, ending=exhausted or not past, still=still)
+        self._served = sorted([*self.controller.active, *self._resting])
+        self._everything = everything and (self._last or self._checkpoint)
+        if self._checkpoint:
+            self.checkpoints.begin(self.epoch, now_us, everything=everything)
+        if self._last or self._checkpoint:  # also those that rest, to end them or to have their part
+            self._served = [SlaveId(s) for s in range(self.slave_count)]
+            self._resting = [] if self._last else [s for s in self._served if s not in self.controller.active]
+
+    # ------------------------------------------------------------ across a crash (`cluster.master.snapshots`)
+
+    def plain_state(self) -> dict[str, Any]:
+        """All but streams, buffers and controller, ready for JSON."""
+        return {
+            "epoch": int(self.epoch),
+            "generation": self.checkpoints.generation,
+            "completed": self.checkpoints.completed,
+            "all_held": self.checkpoints.all_held,
+            "promised": self._least_promised(),
+            "epochs_closed": self._slots_closed // self._sub_groups,
+            "origin_us": self.reading.origin_us,
+            "boundary_us": self.slots.boundary_us,
+            "streams_ended_us": self.streams_ended_us,
+            "epoch_size": self.slots.size.plain_state(),
+            "peaks": [self.peak_buffer_bytes, self.peak_pending_tuples],
+            "order": None if self.order is None else self.order.plain_state(),
+        }
+
+    def restore_state(self, plain: dict[str, Any], now_us: int) -> None:
+        self.epoch = EpochIndex(plain["epoch"])
+        self.checkpoints.restore(plain["generation"], plain["epoch"], now_us, plain["completed"] + 1)
+        self.checkpoints.all_held = plain["all_held"]
+        self._slots_closed = plain["epochs_closed"] * self._sub_groups
+        self._promised = {SlaveId(s): (plain["promised"][LEFT], plain["promised"][RIGHT]) for s in range(self.slave_count)}
+        if self._realtime and self.buffers.nbytes + self.buffers.stored_bytes > self.config.module.stream_buffer_bytes:
+            for slave in range(self.slave_count):  # each gets as much at once as it has room for
+                self.buffers.park(SlaveId(slave))
+        self.reading.restore(plain["origin_us"])
+        self.slots.boundary_us = plain["boundary_us"]
+        self.streams_ended_us = plain["streams_ended_us"]
+        self.slots.size.restore(plain["epoch_size"])
+        self.peak_buffer_bytes, self.peak_pending_tuples = plain["peaks"]
+        if self.order is not None:
+            self.order.restore(plain["order"], self.buffers)
+
+    # ------------------------------------------------------------ after the run
+
+    def waiting_tuples(self, stream: int) -> int:
+        """Tuples of a stream that have been read and judged good but are in no Deliver command yet."""
+        serving = sum(len(d.left if stream == LEFT else d.right) for d in self._serving)
+        return self.streams[stream].waiting_tuples + self.buffers.stream_tuples(stream) + serving
+
+    def summary(self) -> dict[str, Any]:
+        """The master's share of run.json."""
+        counts = {
+            field: {name: getattr(self.streams[i].counts, field) for i, name in enumerate(STREAM_NAMES)}
+            for field in ("tuples", "null_key", "late", "shed", "earliest_us", "latest_us")
+        }
+        return {
+            "counts": counts,
+            "epochs": self.epoch + 1,
+            "peak_buffer_bytes": self.peak_buffer_bytes,
+            "peak_pending_tuples": self.peak_pending_tuples,
+            "streams_ended_us": self.streams_ended_us,
+            "checkpoints": self.checkpoints.summary(),
+            "overload": self.overload.summary(),
+            **self.controller.summary(),
+        }
+
+    def validate(self) -> None:
+        self.buffers.validate()
+        self.controller.validate()
+        self.checkpoints.validate()
+        for intake in self.streams:
+            intake.validate()
+        waiting = [d.slave for d in self._serving]
+        assert waiting == sorted(waiting), f"slaves out of their fixed order: {waiting}"

@@ -1,0 +1,323 @@
+"""The master's mini-buffers: tuples that wait for the end of their slot.
+
+What: `MiniBuffers`, both streams' pending tuples in time order, drained once per slot into deliveries; partition-groups that
+move are held back apart.
+Why: the paper keeps one mini-buffer per partition and stream and merges a slave's at the end of the epoch (section IV-B). Here
+the pending tuples of a sub-group stay in arrival order and one counting sort at the drain lays out all mini-buffers of its
+slaves at once: the same content, one copy instead of two.
+Stays out: what an epoch is (`policy.epochs`), who is served when (`cluster.master.master`), who owns what
+(`cluster.master.controller`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from swjoin.cluster.master.tuple_queue import Pending, Store, StoreFullError
+from swjoin.core.batch import I64, LEFT, RIGHT, RowLayout, StoredBatch, TupleBatch
+from swjoin.core.data_messages import Delivery, Route
+from swjoin.core.ids import BEGIN_OF_TIME_US, EpochIndex, GroupId, QueryId, SlaveId
+from swjoin.core.sequence_numbers import delivered, travelling
+from swjoin.policy.epochs import sub_group_of
+from swjoin.routing.hash_partition import HashPartition, arrange
+
+_PUT_BACK_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which delivery it is, as in `core.data_messages.Delivery`."""
+
+    query: QueryId
+    slave: SlaveId
+    epoch: EpochIndex
+    served: int
+    generation: int
+    checkpoint: bool
+    needed_us: tuple[int, int] = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
+
+
+@dataclass(frozen=True)
+class Drained:
+    """The tuples of one slave's delivery, as in `core.data_messages.Delivery`."""
+
+    groups: I64
+    left_counts: I64
+    right_counts: I64
+    left: TupleBatch
+    right: TupleBatch
+    route: Route
+
+    def delivery(
+        self,
+        order: Order,
+        times_us: tuple[int, int],
+        moves: tuple[I64, I64],
+        *,
+        last: bool,
+        rests: bool,
+        null_keys: tuple[TupleBatch, TupleBatch],
+    ) -> Delivery:
+        """The delivery itself. times_us: its punctuations. moves: out and in. null_keys: tuples of both streams."""
+        return Delivery(
+            order.query,
+            order.slave,
+            order.epoch,
+            *times_us,
+            self.groups,
+            self.left_counts,
+            self.right_counts,
+            self.left,
+            self.right,
+            last,
+            self.route,
+            self.route,
+            order.served,
+            *moves,
+            rests,
+            order.generation,
+            order.checkpoint,
+            null_keys,
+            order.needed_us,
+        )
+
+
+class MiniBuffers:
+    """Pending tuples of both streams, by sub-group; and by partition-group, of those that are held back."""
+
+    def __init__(
+        self,
+        layouts: tuple[RowLayout | None, RowLayout | None],
+        router: HashPartition,
+        sub_group_count: int = 1,
+        *,
+        counted: bool = False,
+    ) -> None:
+        """counted: tuples have places (`places`), and leave with them for times."""
+        self._counted = counted
+        self.store: Store | None = None  # where tuples can lie instead of here (`cluster.master.overload`)
+        self._layouts = travelling(layouts, counted=counted)
+        self._sub_group_count = sub_group_count
+        self._shelves = [self._new_shelf() for _ in range(sub_group_count)]
+        self._held: dict[GroupId, tuple[Pending, Pending]] = {}
+        self._parked: dict[SlaveId, tuple[Pending, Pending]] = {}
+        self.router = router
+        self._shelf_of_group = np.empty(0, np.int64)
+        self._assign()
+
+    def _new_shelf(self) -> tuple[Pending, Pending]:
+        return Pending(self._layouts[LEFT]), Pending(self._layouts[RIGHT])
+
+    def _assign(self) -> None:
+        """Which shelf a partition-group's tuples go to: its owner's sub-group's, or one apart while they have to wait."""
+        shelf_of_slave = np.array([sub_group_of(s, self._sub_group_count) for s in range(self.router.slave_count)], np.int64)
+        for place, slave in enumerate(self._parked, self._sub_group_count):
+            shelf_of_slave[slave] = place
+        self._shelf_of_group = shelf_of_slave[self.router.map.owner]
+        for place, group in enumerate(self._held, self._sub_group_count + len(self._parked)):
+            self._shelf_of_group[group] = place
+        self._open_shelves = [*self._shelves, *self._parked.values()]
+        self._all_shelves = [*self._open_shelves, *self._held.values()]
+
+    def append(self, stream: int, batch: TupleBatch, store: Store | None = None) -> None:
+        """Tuples of a stream, not older than those before. store: give them away at once."""
+        if len(self._all_shelves) == 1:
+            self._shelves[0][stream].append(batch, store)
+            return
+        arranged = arrange(batch, self._shelf_of_group, len(self._all_shelves))
+        for place, shelf in enumerate(self._all_shelves):
+            part = arranged.batch.slice(int(arranged.starts[place]), int(arranged.starts[place + 1]))
+            apart = place >= self._sub_group_count and 0 < len(part) < len(batch)
+            if apart:  # it may wait for long, and must not keep the others in memory
+                part = part.take(np.arange(len(part), dtype=np.int64))
+            shelf[stream].append(part, store)
+
+    # ------------------------------------------------------------ partition-groups that move
+
+    def hold(self, group: GroupId) -> None:
+        """From now on this partition-group's tuples are held back, those that wait already included."""
+        shelf = self._all_shelves[int(self._shelf_of_group[group])]
+        self._held[group] = self._new_shelf()
+        self._assign()
+        self._shelve_again(shelf)
+
+    def _shelve_again(self, shelf: tuple[Pending, Pending]) -> None:
+        """Its tuples may belong elsewhere now."""
+        for stream in (LEFT, RIGHT):
+            for batch, stored in shelf[stream].take_all():
+                self.append(stream, batch, self.store if stored else None)
+
+    def park(self, slave: SlaveId) -> None:
+        """A slave has no room: its tuples wait until it has, and are in nobody's way."""
+        if slave not in self._parked:
+            shelf = self._shelves[sub_group_of(slave, self._sub_group_count)]
+            self._parked[slave] = self._new_shelf()
+            self._assign()
+            self._shelve_again(shelf)
+
+    def unpark(self, slave: SlaveId) -> None:
+        """The slave has room again."""
+        parked = self._parked.pop(slave, None)
+        if parked is not None:
+            self._assign()
+            self._merge_into_slot(slave, *([batch for batch, _ in pending.take_all()] for pending in parked))
+
+    def unpark_some(self, slave: SlaveId, limit_bytes: int) -> int | None:
+        """Let about `limit_bytes` of a parked slave's tuples go, the oldest. Returns the time below which none waits any more.
+
+        None when nothing waits any more at all: the slave is parked no longer.
+        """
+        parked = self._parked.get(slave)
+        if parked is None or sum(pending.bytes + pending.stored_bytes for pending in parked) <= limit_bytes:
+            self.unpark(slave)
+            return None
+        cut = min(pending.time_after(limit_bytes // 2) for pending in parked)
+        self._merge_into_slot(slave, *([pending.take_below(cut)] for pending in parked))
+        return cut
+
+    def unpark_group(self, slave: SlaveId, group: GroupId) -> None:
+        """Let all of one partition-group's tuples go: it leaves the slave, which may have no room for the others."""
+        parked = self._parked.get(slave)
+        if parked is None:
+            return
+        place = np.zeros(self.router.map.partition_count, np.int64)
+        place[group] = 1
+        taken: list[list[TupleBatch]] = []
+        for pending in parked:
+            taken.append([])
+            for batch, stored in pending.take_all():
+                arranged = arrange(batch, place, 2)
+                pending.append(arranged.batch.slice(0, int(arranged.starts[1])), self.store if stored else None)
+                if arranged.counts[1]:
+                    taken[-1].append(arranged.batch.slice(int(arranged.starts[1]), int(arranged.starts[2])))
+        self._merge_into_slot(slave, *taken)
+
+    def _merge_into_slot(self, slave: SlaveId, left: list[TupleBatch], right: list[TupleBatch]) -> None:
+        shelf = self._shelves[sub_group_of(slave, self._sub_group_count)]
+        shelf[LEFT].merge(left, self.store)
+        shelf[RIGHT].merge(right, self.store)
+
+    def release(self, group: GroupId, router: HashPartition) -> int:
+        """A partition-group has arrived at its new owner, as `router` says; its tuples wait for that one's slot now.
+
+        Returns how many had been held back.
+        """
+        held = self._held.pop(group)
+        self.reroute(router)
+        shelf = self._all_shelves[int(self._shelf_of_group[group])]
+        for stream in (LEFT, RIGHT):
+            shelf[stream].merge([batch for batch, _ in held[stream].take_all()], self.store)
+        return held[LEFT].tuples + held[RIGHT].tuples
+
+    def reroute(self, router: HashPartition) -> None:
+        """Partition-groups have new owners. None of them may have tuples on a shelf: they were held back."""
+        self.router = router
+        self._assign()
+
+    # ------------------------------------------------------------ across a crash
+
+    def pending(self, stream: int) -> list[TupleBatch | StoredBatch]:
+        """All that waits of a stream, from every shelf."""
+        return [part for shelf in self._all_shelves for part in shelf[stream].parts]
+
+    def put_back(self, stream: int, batches: list[TupleBatch]) -> None:
+        """Into buffers that are empty: what `pending` gave, shelf by shelf. With a store, only a piece stays in memory."""
+        queue = Pending(self._layouts[stream])
+        for batch in batches:
+            queue.merge([batch], self.store, behind=True)
+            if self.store is not None and queue.bytes > _PUT_BACK_BYTES:
+                with suppress(StoreFullError):
+                    queue.store(queue.bytes, self.store)
+        for batch, stored in queue.take_all():
+            self.append(stream, batch, self.store if stored else None)
+
+    # ------------------------------------------------------------ measures
+
+    def parked_bytes(self) -> dict[SlaveId, int]:
+        """Bytes that wait for slaves without room."""
+        return {slave: sum(p.bytes + p.stored_bytes for p in shelf) for slave, shelf in self._parked.items()}
+
+    def waiting(self, *, parked: bool) -> list[tuple[int, Pending]]:
+        """(stream, what waits of it) of every shelf: those of slaves without room, or the others."""
+        shelves = list(self._parked.values()) if parked else [*self._shelves, *self._held.values()]
+        return [(stream, shelf[stream]) for shelf in shelves for stream in (LEFT, RIGHT)]
+
+    @property
+    def tuples(self) -> int:
+        """Tuples that can be delivered, now or when their slave has room."""
+        return sum(p.tuples for shelf in self._open_shelves for p in shelf)
+
+    @property
+    def held_tuples(self) -> int:
+        return sum(p.tuples for shelf in self._held.values() for p in shelf)
+
+    def stream_tuples(self, stream: int) -> int:
+        """Tuples of a stream, those held back included."""
+        return sum(shelf[stream].tuples for shelf in self._all_shelves)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        return sum(p.bytes for shelf in self._all_shelves for p in shelf)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that lie on disk instead."""
+        return sum(p.stored_bytes for shelf in self._all_shelves for p in shelf)
+
+    @property
+    def first_ts_us(self) -> int | None:
+        """The lowest time that can be delivered, of both streams; None when nothing can."""
+        times = [p.first_ts_us for shelf in self._open_shelves for p in shelf if p.first_ts_us is not None]
+        return min(times, default=None)
+
+    @property
+    def last_ts_us(self) -> int:
+        """The highest time that can be delivered, of both streams; BEGIN_OF_TIME_US when nothing can."""
+        return max(p.last_ts_us for shelf in self._open_shelves for p in shelf)
+
+    # ------------------------------------------------------------ draining
+
+    def drain(
+        self, below_us: int, sub_group: int, slaves: Sequence[int], *, rebase_us: int | None = None, rebase_ts: bool = False
+    ) -> list[Drained]:
+        """The sub-group's tuples of ts < below_us, for each of `slaves`: all of its slaves that own anything. A parked
+        one gets nothing.
+
+        rebase_us: subtracted from arrival stamps that are on the stream's time axis (realtime pace), and from ts as well with
+        `rebase_ts` (time model arrival: ts is the arrival on the run's clock).
+        """
+        parts = []
+        for stream in (LEFT, RIGHT):
+            batch = self._shelves[sub_group][stream].take_below(below_us)
+            if rebase_us is not None:
+                arrival = np.maximum(batch.arrival_us - rebase_us, 0)
+                batch = TupleBatch(batch.key, arrival if rebase_ts else batch.ts, batch.id, arrival, batch.rows)
+            parts.append(self.router.partition(delivered(batch) if self._counted else batch))
+        left, right = parts
+        out = []
+        for slave in slaves:
+            places = self.router.places_of(slave)
+            used = places.start + np.flatnonzero(left.counts[places] + right.counts[places])
+            out.append(
+                Drained(
+                    self.router.groups_in_order[used],
+                    left.counts[used],
+                    right.counts[used],
+                    left.batch.slice(int(left.starts[places.start]), int(left.starts[places.stop])),
+                    right.batch.slice(int(right.starts[places.start]), int(right.starts[places.stop])),
+                    self.router.route,
+                )
+            )
+        drained = sum(len(d.left) + len(d.right) for d in out)
+        assert drained == len(left.batch) + len(right.batch), "tuples of a slave that is not served"
+        return out
+
+    def validate(self) -> None:
+        for shelf in self._all_shelves:
+            for pending in shelf:
+                pending.validate()

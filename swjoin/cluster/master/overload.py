@@ -1,0 +1,196 @@
+"""Mini-buffers that are full: what is done when more tuples arrive than the slaves can join (realtime pace).
+
+What: `Overload.relieve`, after every step of the master: sheds tuples, or spills them to disk, until the buffers have room.
+Why: a source that cannot wait must not make the master's memory grow; what that costs is counted, estimated and written down.
+Stays out: slaves without room (`cluster.master.deferral`), files (`runtime.spill`), when a source waits
+(`cluster.master.master`).
+
+Tuples of slaves without room go first; only then those that wait for their slot. Random choice by a seed of its own, so that a
+run is repeatable as far as its timing is.
+Shedding what matches least is the heuristic PROB of Das, Gehrke and Riedewald (Approximate join processing over data streams,
+SIGMOD 2003).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from swjoin.cluster.master.controller import Controller
+from swjoin.cluster.master.intake import StreamIntake
+from swjoin.cluster.master.mini_buffers import MiniBuffers
+from swjoin.cluster.master.selectivity import F64, MatchEstimates
+from swjoin.cluster.master.slots import Slots
+from swjoin.cluster.master.tuple_queue import Pending, Store, StoreFullError
+from swjoin.cluster.messages import SetAside
+from swjoin.config.run import RunConfig
+from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, SourceBatch, StoredBatch, TupleBatch
+from swjoin.routing.hash_partition import arrange
+
+_ROOM = 8  # of full buffers, one part in so many is freed at once
+
+
+class Overload:
+    """The policy of one run. `relieve` after every step; `arrived` for all that comes into the mini-buffers."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        streams: tuple[StreamIntake, StreamIntake],
+        buffers: MiniBuffers,
+        slots: Slots,
+        controller: Controller,
+        store: Store | None,
+    ) -> None:
+        """store: where tuples can be spilled to."""
+        self.config = config.on_overload
+        self._streams, self._buffers, self._slots = streams, buffers, slots
+        self._controller, self._store = controller, store
+        self._limit_bytes = config.cluster.mini_buffer_bytes
+        self._counted = config.query.bounds.counted
+        self._random = np.random.default_rng([config.seed, 0x5ED])
+        self._sheds = self.config.policy == "shed"
+        self.estimates = MatchEstimates(config.query.bounds) if self._sheds else None
+        self.by_group: I64 = np.zeros((2, config.cluster.partition_count), np.int64)
+        self._groups = np.arange(config.cluster.partition_count, dtype=np.int64)
+        self.spilled_tuples = 0
+        self.peak_stored_bytes = 0
+        self._most_stored_bytes = 1 << 62  # that the disk has had room for
+        if self.config.policy == "spill":
+            buffers.store = store
+
+    def arrived(self, stream: int, batch: TupleBatch) -> None:
+        """Tuples have come into the mini-buffers."""
+        if self.estimates is not None:
+            self.estimates.arrived(stream, batch.key)
+
+    def advance(self, time_us: int) -> None:
+        """The streams have come so far on their own time axis."""
+        if self.estimates is not None:
+            self.estimates.advance(time_us)
+
+    @property
+    def full(self) -> bool:
+        """Nothing more should be read. What has been read ahead of its time counts only if the source is to wait."""
+        waiting_bytes = self._slots.waiting_bytes if self.config.policy == "block" else self._arrived_bytes
+        return waiting_bytes >= self._limit_bytes
+
+    @property
+    def _arrived_bytes(self) -> int:
+        """With count windows not what waits for its place: that can be neither shed nor spilled."""
+        return self._buffers.nbytes + (0 if self._counted else sum(s.arrived_bytes for s in self._streams))
+
+    def relieve(self, now_us: int) -> list[SetAside]:
+        """Make room in full buffers, if need be and as far as can be; returns what to write down."""
+        if self.config.policy == "block" or not self.full or self._buffers.nbytes == 0:
+            return []
+        excess = self._arrived_bytes - self._limit_bytes
+        wanted = min(excess + self._limit_bytes // _ROOM, self._buffers.nbytes)
+        if self._sheds:
+            return self._shed(wanted, now_us)
+        self._spill(wanted, now_us)
+        return []
+
+    # ------------------------------------------------------------ spilling
+
+    def _spill(self, nbytes: int, now_us: int) -> None:
+        stored_bytes, before = self._buffers.stored_bytes, self.spilled_tuples
+        nbytes = min(nbytes, min(self.config.disk_bytes, self._most_stored_bytes) - stored_bytes)
+        freed = 0
+        try:
+            for parked in (True, False):
+                for _, pending in self._buffers.waiting(parked=parked):
+                    if freed < nbytes:
+                        freed += pending.store(nbytes - freed, self._put)
+        except StoreFullError as error:  # until something has come back, as if that were the limit
+            self._most_stored_bytes = self._buffers.stored_bytes
+            self._controller.note(now_us, "spilled", text=str(error), amount=float(self._most_stored_bytes))
+        tuples, there = self.spilled_tuples - before, self._buffers.stored_bytes
+        if tuples:
+            self.peak_stored_bytes = max(self.peak_stored_bytes, there)
+            self._controller.note(now_us, "spilled", tuples=tuples, state_bytes=there - stored_bytes, amount=float(there))
+
+    def _put(self, batch: TupleBatch) -> StoredBatch:
+        assert self._store is not None, "policy spill without a place to spill to"
+        stored = self._store(batch)
+        self.spilled_tuples += len(batch)
+        return stored
+
+    # ------------------------------------------------------------ shedding
+
+    def _shed(self, nbytes: int, now_us: int) -> list[SetAside]:
+        dropped: tuple[list[TupleBatch], list[TupleBatch]] = ([], [])
+        for parked in (True, False):
+            nbytes -= self._drop(self._buffers.waiting(parked=parked), nbytes, dropped)
+        aside, keys, freed = [], [], 0
+        for stream in (LEFT, RIGHT):
+            for batch in dropped[stream]:
+                self._streams[stream].counts.shed += len(batch)
+                freed += batch.nbytes
+                self.by_group[stream] += arrange(batch, self._groups, len(self._groups)).counts
+                aside.append(SetAside(stream, SourceBatch(batch.key, batch.ts, batch.id), "shed"))
+            keys.append(np.concatenate([np.empty(0, np.int64), *(batch.key for batch in dropped[stream])]))
+        if aside and self.estimates is not None:
+            self.estimates.dropped((keys[LEFT], keys[RIGHT]))
+            self._controller.note(now_us, "shed", tuples=len(keys[LEFT]) + len(keys[RIGHT]), state_bytes=freed)
+        return aside
+
+    def _drop(self, waiting: list[tuple[int, Pending]], nbytes: int, dropped: tuple[list[TupleBatch], list[TupleBatch]]) -> int:
+        """Drop tuples of these queues worth about `nbytes`, the lowest scores first; returns how many bytes."""
+        batches = [(stream, batch) for stream, pending in waiting for batch in pending.in_memory()]
+        total, count = sum(batch.nbytes for _, batch in batches), sum(len(batch) for _, batch in batches)
+        if nbytes <= 0 or count == 0:
+            return 0
+        goes = np.ones(count, np.bool_)
+        wanted = -(-nbytes * count // total)
+        if wanted < count:
+            scores = np.concatenate([self._scores(stream, batch) for stream, batch in batches])
+            goes[:] = False
+            goes[np.argpartition(scores, wanted - 1)[:wanted]] = True
+        at = 0
+        for stream, pending in waiting:
+            masks = []
+            for batch in pending.in_memory():
+                masks.append(goes[at : at + len(batch)])
+                at += len(batch)
+            dropped[stream].extend(pending.drop(masks))
+        return nbytes if wanted < count else total
+
+    def _scores(self, stream: int, batch: TupleBatch) -> F64:
+        """What has the lowest goes first."""
+        if self.config.victims == "oldest":
+            return batch.ts.astype(np.float64)
+        chance: F64 = self._random.random(len(batch))
+        if self.config.victims == "random" or self.estimates is None:
+            return chance
+        return self.estimates.matches(stream, batch.key) + chance * 1e-3
+
+    # ------------------------------------------------------------ across a crash, and after the run
+
+    def plain_state(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        estimates = None if self.estimates is None else self.estimates.plain_state()
+        return {
+            "by_group": self.by_group.tolist(),
+            "estimates": estimates,
+            "spilled_tuples": self.spilled_tuples,
+            "peak_stored_bytes": self.peak_stored_bytes,
+        }
+
+    def restore(self, plain: dict[str, Any]) -> None:
+        self.by_group = np.array(plain["by_group"], np.int64)
+        self.spilled_tuples, self.peak_stored_bytes = plain["spilled_tuples"], plain["peak_stored_bytes"]
+        if self.estimates is not None:
+            self.estimates.restore(plain["estimates"])
+
+    def summary(self) -> dict[str, Any]:
+        """For run.json."""
+        return {
+            "policy": self.config.policy,
+            "victims": self.config.victims if self._sheds else None,
+            "shed_by_group": {name: self.by_group[i].tolist() for i, name in enumerate(STREAM_NAMES)} if self._sheds else None,
+            "lost_pairs_estimate": None if self.estimates is None else max(0.0, self.estimates.lost_pairs),
+            "spilled_tuples": self.spilled_tuples,
+            "peak_spilled_bytes": self.peak_stored_bytes,
+        }

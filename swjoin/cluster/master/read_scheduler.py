@@ -1,0 +1,118 @@
+"""Which stream is read next, where the time axis starts, and streams that have nothing to say.
+
+What: `Reading`: `next_stream`, `origin_us`; what a stream that falls idle, or speaks again, means for the time of both.
+Why: both streams must advance together, no further than the buffers hold, and a silent one must not stop the other.
+Stays out: what becomes of rows (`cluster.master.intake`), sources, and when one counts as idle (the runtimes).
+"""
+
+from __future__ import annotations
+
+from swjoin.cluster.master.intake import StreamIntake
+from swjoin.cluster.master.overload import Overload
+from swjoin.cluster.master.prefill import History
+from swjoin.cluster.master.slots import Slots
+from swjoin.config.run import RunConfig
+
+_LEAST_LEAD_US = 1_000_000
+_ARRIVING = 4  # times the mini-buffers that may arrive with one slot
+
+
+class Reading:
+    """Reads one batch at a time, of one stream. pending: the stream that is being read."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        streams: tuple[StreamIntake, StreamIntake],
+        slots: Slots,
+        overload: Overload,
+        history: History,
+    ) -> None:
+        self.pending: int | None = None
+        self._origin_us: int | None = None
+        self._streams, self._slots, self._overload, self._history = streams, slots, overload, history
+        self._realtime = config.pace == "realtime"
+        self._live = config.live
+        self._lead_us = max(_LEAST_LEAD_US, config.query.bounds.retention_us)  # with count windows the least
+        self._epoch_us = config.cluster.distribution_epoch_us
+        self._limit_bytes = config.cluster.mini_buffer_bytes
+        self._counted = config.query.bounds.counted
+        self._by_arrival = config.time.model == "arrival"
+
+    @property
+    def origin_us(self) -> int | None:
+        """Start of the time axis: the lowest first time of both streams; known once each has shown one, ended or is idle.
+
+        Live streams in realtime pace: 0, for their tuples are stamped on the run's clock as they come.
+        """
+        if self._live and self._realtime:
+            return 0
+        streams = self._streams
+        firsts = [s.first_us for s in streams if s.first_us is not None]
+        known = all(s.first_us is not None or s.ended or s.idle for s in streams)
+        if self._origin_us is None and known and (firsts or all(s.ended for s in streams)):
+            self._origin_us = min(firsts, default=0)
+        return self._origin_us
+
+    def restore(self, origin_us: int | None) -> None:
+        self._origin_us = origin_us
+
+    def next_stream(self, next_end_us: int, *, mid_epoch: bool, delivering: bool) -> int | None:
+        """The stream that is behind, so that both advance together; None when one is being read, or the buffers suffice.
+
+        next_end_us: of the open slot, on the run's clock (realtime pace). delivering: something can be delivered.
+        """
+        if self.pending is not None:
+            return None
+        origin = self.origin_us
+        if self._history.running:
+            # When nothing can be delivered, history is read even past the limit of the mini-buffers.
+            full = self._slots.waiting_bytes >= self._limit_bytes and delivering
+            return None if full else self._history.stream_to_read(origin)
+        open_streams = [s for s in self._streams if not s.ended and not s.idle]
+        # Until the axis has its start nothing can be delivered: then a stream without a time is read even past the limit. With
+        # count windows so is the stream behind, for which the other's tuples wait.
+        if not open_streams or (self._overload.full and origin is not None and (delivering or not self._counted)):
+            return None
+        behind = min(open_streams, key=lambda s: s.high_us)
+        if self._realtime and self._live:  # what has not arrived cannot be shed nor spilled, and must not grow without end
+            enough = sum(s.arriving_bytes for s in self._streams) >= _ARRIVING * self._limit_bytes
+        elif self._realtime:
+            enough = origin is not None and behind.high_us - origin > next_end_us + self._epoch_us
+        else:
+            enough = self._slots.ripe(origin, mid_epoch=mid_epoch) is not None
+        return None if enough else behind.stream
+
+    def instead_of(self, stream: int) -> int | None:
+        """Live streams: what may be read when that one has nothing now. The other one may be ahead by what the windows reach;
+        without a limit a silent stream would fill them. With arrival times the clock carries the silent one."""
+        mine, other = self._streams[stream], self._streams[1 - stream]
+        if not self._live or other.ended or other.idle:
+            return None
+        if self._by_arrival:
+            return other.stream
+        since_us = mine.high_us if mine.first_us is not None else other.first_us
+        ahead = other.first_us is not None and since_us is not None and other.high_us - since_us > self._lead_us
+        return None if ahead else other.stream
+
+    # ------------------------------------------------------------ silence
+
+    def fall_idle(self, stream: int) -> None:
+        """Its source has nothing to read: time goes on without it. In realtime pace not before the slot ends: what has been
+        read of it arrives only then, and must not come after a time that has been promised."""
+        self.pending = None
+        self._streams[stream].become_idle()
+        if not self._realtime:
+            self.carry()
+
+    def speaks(self, stream: int) -> None:
+        """Its source has something again. A live one may be read at once, whatever is waited for."""
+        self._streams[stream].speak()
+        if self._live:
+            self.pending = None
+
+    def carry(self) -> None:
+        """asap pace, and live streams: the time of an idle one is the other's. In realtime pace the clock carries it."""
+        for mine, other in (self._streams, self._streams[::-1]):
+            if mine.idle and (self._live or not self._realtime):
+                mine.carry(other.high_us)

@@ -1,0 +1,1 @@
+"""The slave: its join, its reports, and the state-mover."""

@@ -1,0 +1,448 @@
+"""A slave: receives deliveries into its stream buffer and joins them (SPEC sections 2 to 4), without I/O and without a clock.
+
+What: `Slave.handle(event, now_us) -> [command]`. `Delivered` fills the stream buffer; `WorkDue` does one bounded piece of join
+work and may send one result chunk; `ExchangeDue` (realtime) reports although work is left.
+Why: the same object runs under MPI, in one process and in the simulator; bounded pieces keep the exchange with the master on
+time.
+Stays out: window state and kernels (`operators`, `state`), sending, measuring CPU time (the runtime tells it by
+`TimesMeasured`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+import numpy as np
+
+from swjoin.cluster.messages import (
+    Delivered,
+    ExchangeDue,
+    FinishSlave,
+    MeasuringBegan,
+    Report,
+    SavePart,
+    SendResults,
+    SlaveCommand,
+    SlaveEvent,
+    Snapshot,
+    StateReceived,
+    StateWanted,
+    TimesMeasured,
+    WorkDue,
+)
+from swjoin.cluster.slave.state_mover import Mover
+from swjoin.config.run import RunConfig
+from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, RowLayout, check_layout
+from swjoin.core.data_messages import (
+    Delivery,
+    GroupLoads,
+    GroupResults,
+    ResultChunk,
+)
+from swjoin.core.errors import RunFailed
+from swjoin.core.ids import (
+    BEGIN_OF_TIME_US,
+    END_OF_TIME_US,
+    EpochIndex,
+    QueryId,
+    SlaveId,
+)
+from swjoin.core.metric_columns import COLUMNS
+from swjoin.core.sequence_numbers import passed_of, travelling
+from swjoin.expressions.vm import Program
+from swjoin.operators.join_operator import JoinModule
+from swjoin.operators.join_step import Step, Work
+from swjoin.operators.window_join import WindowJoin
+from swjoin.state.delay_histogram import histogram_quantile
+
+STEP_TUPLES = 16_384  # one WorkDue joins about this many tuples, some milliseconds of work
+LEAST_STEP_TUPLES = 256  # a slow node joins fewer, so that what it works on takes it no longer; but a step has its own cost
+MOST_DELIVERIES = 64  # in the stream buffer, most of them empty: with the next one everybody waits for this slave
+PAIR_BYTES = 40  # key, two times, two ids
+_TUPLE_NS, _COMPARISON_NS, _PAIR_NS = 30.0, 0.007, 8.0  # nominal work: only ratios matter, to compare partition-groups
+
+
+class Slave:
+    """One slave for one run. `start` first, then `handle` every event; `finished` once FinishSlave was commanded."""
+
+    def __init__(
+        self,
+        slave: SlaveId,
+        config: RunConfig,
+        layouts: tuple[RowLayout | None, RowLayout | None],
+        join: JoinModule | None = None,
+        where: Program | None = None,
+    ) -> None:
+        """join: another join module than the one that the configuration describes. where: its predicate, for rows of these
+        layouts."""
+        module, reorganization = config.module, config.reorganization
+        layouts = travelling(layouts, counted=config.query.bounds.counted)
+        pair_bytes = PAIR_BYTES + sum(layout.fixed_bytes for layout in layouts if layout is not None)
+        self.id = slave
+        self._layouts = layouts
+        self.finished = False
+        self._counted = config.query.bounds.counted
+        self.join: JoinModule = join or WindowJoin(
+            config.query.bounds,
+            block_tuples=module.block_tuples,
+            theta_tuples=module.theta_tuples,
+            window_bytes=module.window_bytes,
+            left_layout=layouts[0],
+            right_layout=layouts[1],
+            materialise=config.sink.kind != "count",
+            result_tuples=max(1, module.result_buffer_bytes // pair_bytes),
+            kind=config.query.kind,
+            where=where,
+            name=f"slave {slave}",
+        )
+        self.joined = [0, 0]
+        self.produced = self.matches = 0
+        self._kind = config.query.kind
+        self.epoch = EpochIndex(-1)
+        self._generation = 0  # what is joined next belongs to it
+        self.peak_buffer_bytes = 0
+        self.in_history = config.measure.prefill_us > 0
+        self._realtime = config.pace == "realtime" and not self.in_history
+        self.history_produced = 0
+        slowest = min([config.nodes.speed_of(slave, 0), *(config.nodes.speed_of(slave, c.at_us) for c in config.nodes.changes)])
+        self.step_tuples = max(LEAST_STEP_TUPLES, int(STEP_TUPLES * slowest))
+        self._overlapped = config.cluster.communication == "overlapped"
+        self._awaiting = True  # a report is on its way, or its delivery is
+        self._capacity_bytes = module.stream_buffer_bytes
+        self._buffer: deque[Delivery] = deque()
+        self._buffered_bytes = 0.0
+        self._work: Work | None = None
+        self._work_bytes = 0.0
+        self._joined: Step | None = None  # the step that ended the work; the epoch is completed in a piece of work of its own
+        self._occupancies: deque[float] = deque()
+        self._exchanges_us: deque[int] = deque()
+        self._reported_us: int | None = None  # None: the wait for this delivery is not the exchange's
+        self._exchange_due = False
+        self._last_delivered = False
+        self._times = TimesMeasured()
+        self._query = QueryId(0)
+        self.mover = Mover(slave, self._query, self.join, layouts, reorganization.chunk_bytes)
+        self._mover_turn = True
+        self._promised_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
+        self._moved_last = False  # the last piece of work was a state movement's, not the join's
+        self._settled: list[Work] = []  # joined for a partition-group that has just come; told with the next epoch
+        self._resting = 0 < reorganization.active_slaves <= slave
+        self._tells_loads = reorganization.policy == "balanced"
+        self._cost_ns = np.zeros(config.cluster.partition_count)
+        self._busy_us = 0
+        self._state_tuple_bytes = 24 + sum(layout.fixed_bytes for layout in layouts if layout is not None) // 2
+
+    def restore(self, delivery: Delivery) -> None:
+        """Before `start`: take up tuples that had been joined before a crash, in the order of their delivery."""
+        assert isinstance(self.join, WindowJoin), "a slave over counts has no tuples to restore"
+        self._check_fits(delivery)
+        self.join.restore(delivery)
+
+    def restored_until(self, times_us: tuple[int, int]) -> None:
+        """Before `start`: all deliveries of a distribution epoch, which promised at least these times, have been restored."""
+        assert isinstance(self.join, WindowJoin), "a slave over counts has no tuples to restore"
+        self.join.restored_until(times_us)
+
+    def restored(self, times_us: I64) -> None:
+        """Before `start`: everything has been restored. times_us: see `WindowJoin.restored`."""
+        assert isinstance(self.join, WindowJoin), "a slave over counts has no tuples to restore"
+        self.join.restored(times_us)
+
+    def take_part(self, active: Sequence[int]) -> None:
+        """Before `start`, after a crash: whether it is active is not what the configuration says at the start of a run."""
+        self._resting = self.id not in active
+
+    def start(self) -> list[SlaveCommand]:
+        """Report for the first delivery; in realtime pace the first slot is time enough.
+
+        A report ahead of it would stand for that of the first slot, that one for the second's, and so on: deliveries would be
+        a slot early, for whoever's clock is a little late.
+        """
+        if self._realtime:
+            self._awaiting = False
+            return []
+        return [Report(0.0)]
+
+    @property
+    def expects_delivery(self) -> bool:
+        """It has reported, and its delivery is about to come; a resting slave's may be far away."""
+        return self._awaiting and not self._resting
+
+    @property
+    def last_delivered(self) -> bool:
+        """Nothing more will come."""
+        return self._last_delivered
+
+    @property
+    def has_work(self) -> bool:
+        return self._joins or self.mover.ready or self.mover.wants_to_begin or self.mover.wants_to_settle
+
+    @property
+    def _joins(self) -> bool:
+        return self._work is not None or bool(self._buffer)
+
+    @property
+    def occupancy_ratio(self) -> float:
+        return max(0.0, self._buffered_bytes) / self._capacity_bytes  # pieces of a delivery are fractions, and round
+
+    def handle(self, event: SlaveEvent, now_us: int) -> list[SlaveCommand]:
+        """Take one event at `now_us` on the run's clock; the commands are to be performed in order.
+
+        Raises RunFailed when the window state reaches its limit, or a delivery breaks an earlier one's promise.
+        """
+        match event:
+            case Delivered(delivery):
+                return self._receive(delivery, now_us)
+            case WorkDue():
+                return self._work_some(now_us)
+            case MeasuringBegan():
+                self.in_history, self._realtime = False, True
+                self._awaiting = self._resting  # the master has forgotten the reports of the others
+                self.peak_buffer_bytes = self._busy_us = 0
+                self._reported_us = None
+                self._times = TimesMeasured()
+                return []
+            case StateWanted(move):
+                self.mover.wanted(move)
+                return []
+            case StateReceived(chunk):
+                self.mover.received(chunk)
+                return []
+            case ExchangeDue():
+                self._exchange_due = True
+                return self._report_if_due(now_us)
+            case TimesMeasured():
+                self._busy_us += 0 if self._moved_last else event.process_us
+                past = self._times
+                self._times = TimesMeasured(
+                    past.cpu_us + event.cpu_us,
+                    past.communication_us + event.communication_us,
+                    past.idle_us + event.idle_us,
+                    past.process_us + event.process_us,
+                )
+                return []
+
+    def _receive(self, delivery: Delivery, now_us: int) -> list[SlaveCommand]:
+        self._check_fits(delivery)
+        self._check_promise(delivery)
+        self._buffer.append(delivery)
+        self._buffered_bytes += delivery.nbytes
+        self.peak_buffer_bytes = max(self.peak_buffer_bytes, int(self._buffered_bytes))
+        self._occupancies.append(self.occupancy_ratio)
+        self._exchanges_us.append(0 if self._reported_us is None else now_us - self._reported_us)
+        self._reported_us = None
+        self._last_delivered = delivery.last
+        self._awaiting = False
+        self._resting = delivery.rests
+        return self.mover.order(delivery, now_us)
+
+    def _check_fits(self, delivery: Delivery) -> None:
+        """Whole as a message, and of this run: kernels index by partition-groups and take the width of rows for granted."""
+        where = f"slave {self.id}, epoch {delivery.epoch}"
+        groups, moves = delivery.groups, (delivery.moves_out, delivery.moves_in)
+        largest = [int(groups[-1]) if len(groups) else 0, *(int(m[:, 1].max()) for m in moves if len(m))]
+        if max(largest) >= len(self._cost_ns) or any((m < 0).any() for m in moves):
+            raise RunFailed(f"{where}: a delivery of partition-group {max(largest)}, the run has {len(self._cost_ns)}")
+        if not isinstance(self.join, WindowJoin):
+            return  # counts of tuples have no rows
+        for stream, batch in ((LEFT, delivery.left), (RIGHT, delivery.right)):
+            check_layout([batch, delivery.null_keys[stream]], self._layouts[stream], f"{where}, {STREAM_NAMES[stream]}")
+
+    def _check_promise(self, delivery: Delivery) -> None:
+        """Windows have expired by what the deliveries before promised: an older tuple now would lose pairs silently."""
+        for stream, batch in ((LEFT, delivery.left), (RIGHT, delivery.right)):
+            times = passed_of(batch) if self._counted else batch.ts
+            oldest_us = int(times.min()) if len(batch) else END_OF_TIME_US
+            if oldest_us < self._promised_us[stream]:
+                where = f"slave {self.id}, epoch {delivery.epoch}: a {STREAM_NAMES[stream]} tuple"
+                raise RunFailed(f"{where} of time {oldest_us} us came after the promise of {self._promised_us[stream]} us")
+        self._promised_us = (delivery.left_time_us, delivery.right_time_us)
+
+    def _report_if_due(self, now_us: int) -> list[SlaveCommand]:
+        """Ask for the next delivery.
+
+        asap: when no delivery waits (overlapped: one may be joined meanwhile; synchronous: nor is any being joined; the same
+        during history).
+        realtime: in every slot; a full stream buffer says so by its occupancy. But empty deliveries must not come faster than
+        they are dealt with for ever. A resting slave reports once and then waits.
+        """
+        if self._last_delivered:
+            return []
+        if self._resting:
+            ready = not self._awaiting and not self.has_work
+        elif self._realtime:
+            ready = self._exchange_due and len(self._buffer) < MOST_DELIVERIES
+        else:
+            overlapped = self._overlapped and not self.in_history
+            ready = not self._awaiting and (not self._buffer if overlapped else not self._joins)
+        if not ready:
+            return []
+        self._exchange_due = False
+        if not self._awaiting:
+            self._reported_us = None if self._resting else now_us
+        self._awaiting = True
+        return [Report(self.occupancy_ratio, self._loads() if self._tells_loads else None)]
+
+    def _loads(self) -> GroupLoads:
+        """What every partition-group cost since the last report."""
+        groups = np.array(self.join.group_ids(), np.int64)
+        tuples = self.join.tuples_by_group(len(self._cost_ns))
+        cost_ns = self._cost_ns[groups].astype(np.int64)
+        busy_us, self._busy_us = self._busy_us, 0
+        self._cost_ns[:] = 0
+        return GroupLoads(busy_us, groups, cost_ns, tuples[groups] * self._state_tuple_bytes)
+
+    def _work_some(self, now_us: int) -> list[SlaveCommand]:
+        """A piece of joining or of moving; they take turns when both wait."""
+        self._moved_last = False
+        if self._work is None:
+            if self.mover.wants_to_settle:
+                return self._settle()
+            if self.mover.wants_to_begin:
+                before = sum(d.nbytes for d in self._buffer)
+                self.mover.begin(self._buffer)
+                self._buffered_bytes -= before - sum(d.nbytes for d in self._buffer)
+                return []
+        self._mover_turn = not self._mover_turn
+        if self.mover.ready and (self._mover_turn or not self._joins):
+            self._moved_last = True
+            return self.mover.step(now_us) + (self._report_if_due(now_us) if self._resting else [])
+        return self._join_some(now_us)
+
+    def _settle(self) -> list[SlaveCommand]:
+        """A partition-group has come; what its supplier had not joined is joined now."""
+        self._work = self.mover.settle(self.epoch)
+        if self._work is not None:
+            self._work_bytes = float(self._work.delivery.nbytes)
+            self._buffered_bytes += self._work_bytes
+        return []
+
+    def _join_some(self, now_us: int) -> list[SlaveCommand]:
+        if self._work is None:
+            if not self._buffer:
+                return []
+            delivery = self._buffer.popleft()
+            self._work = self.join.open(delivery)
+            self._work_bytes = float(delivery.nbytes)
+            self.epoch, self._generation = delivery.epoch, delivery.generation
+            return [] if self._realtime else self._report_if_due(now_us)
+        work = self._work
+        if self._joined is not None:
+            return self._finish_epoch(work, self._joined, now_us)
+        step = self.join.step(work, now_us, STEP_TUPLES if self.in_history else self.step_tuples)
+        tuples = len(work.delivery.left) + len(work.delivery.right)
+        used = work.delivery.nbytes * step.tuples / tuples if tuples else 0.0
+        self._work_bytes -= used
+        self._buffered_bytes -= used
+        if step.done and not work.settles:
+            self._joined = step
+            return []
+        commands: list[SlaveCommand] = []
+        if step.pairs is not None and len(step.pairs):
+            labels = (self._query, self.id, self.epoch, False, False)
+            chunk = ResultChunk(*labels, step.pairs, history=self.in_history, generation=self._generation)
+            commands.append(SendResults(chunk))
+        if step.done:
+            self._buffered_bytes = max(0.0, self._buffered_bytes - self._work_bytes)
+            self._work = None
+            self._settled.append(work)
+            self._account(work)
+        return commands
+
+    def _account(self, work: Work) -> None:
+        """A delivery has been joined."""
+        delivery = work.delivery
+        self.joined[LEFT] += len(delivery.left)
+        self.joined[RIGHT] += len(delivery.right)
+        self.produced += work.pair_count
+        self.matches += work.match_count(self._kind)
+        self.history_produced += work.pair_count if self.in_history else 0
+        if self._tells_loads:
+            tuples = delivery.left_counts + delivery.right_counts
+            cost = _TUPLE_NS * tuples + _COMPARISON_NS * work.comparisons_by_group + _PAIR_NS * work.results.counts
+            self._cost_ns[delivery.groups] += cost
+
+    def _finish_epoch(self, work: Work, step: Step, now_us: int) -> list[SlaveCommand]:
+        """Send the final chunk; a piece of work of its own, so that the times measured before belong to this epoch."""
+        self._buffered_bytes = max(0.0, self._buffered_bytes - self._work_bytes)
+        self._work = self._joined = None
+        commands: list[SlaveCommand] = [SendResults(self._complete(work, step, now_us))]
+        if work.delivery.checkpoint:
+            times_us = [work.delivery.left_time_us, work.delivery.right_time_us]
+            plain = {"joined": list(self.joined), "produced": self.produced, "times_us": times_us}
+            commands.append(SavePart(self._generation, Snapshot(plain)))
+            self._generation += 1
+        if work.delivery.last:
+            self.finished = True
+            commands.append(FinishSlave())
+        return commands + self._report_if_due(now_us)
+
+    def _complete(self, work: Work, step: Step, now_us: int) -> ResultChunk:
+        """The final chunk of an epoch, with its counts and metrics."""
+        delivery = work.delivery
+        self._account(work)
+        works, self._settled = [*self._settled, work], []
+        left, right = (sum(len(w.delivery.left if s == LEFT else w.delivery.right) for w in works) for s in (LEFT, RIGHT))
+        pairs = sum(w.pair_count for w in works)
+        parts = [part for w in works for part in w.all_results]
+        results = GroupResults(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(GroupResults)))
+        histogram = np.add.reduce([w.delay_histogram for w in works], dtype=np.int64)
+        timed = int(histogram.sum())  # rows of one stream alone are late by nature
+        delay_max_us = max(w.delay_max_us for w in works)
+        values = {
+            "slave": self.id,
+            "epoch": delivery.epoch,
+            "epoch_end_us": now_us,
+            "left_tuples": left,
+            "right_tuples": right,
+            "delivered_bytes": delivery.nbytes,
+            "pairs": pairs,
+            "comparisons": sum(w.comparisons for w in works),
+            "process_us": self._times.process_us,
+            "cpu_us": self._times.cpu_us,
+            "communication_us": self._times.communication_us,
+            "exchange_us": self._exchanges_us.popleft(),
+            "idle_us": self._times.idle_us,
+            "occupancy_ratio": self._occupancies.popleft(),
+            "delay_mean_us": sum(w.delay_sum_us for w in works) / timed if timed else 0.0,
+            "delay_p99_us": histogram_quantile(histogram, 0.99, delay_max_us),
+            "delay_max_us": delay_max_us,
+            "window_tuples": sum(self.join.window_tuples()),
+            "window_bytes": self.join.window_bytes(),
+            "mini_group_count": self.join.mini_group_count(),
+            "block_count": self.join.block_count(),
+        }
+        self._times = TimesMeasured()
+        metrics = np.array([values[name] for name in COLUMNS], np.float64)
+        labels = (self._query, self.id, delivery.epoch, True, delivery.last)
+        sums = (results, metrics, histogram, delivery.served, self.in_history)
+        return ResultChunk(*labels, step.pairs, *sums, self._generation, delivery.checkpoint)
+
+    def buffered_tuples(self, stream: int) -> int:
+        """Tuples of a stream that were delivered and whose epoch is not completed."""
+        deliveries = [*self._buffer, *([] if self._work is None else [self._work.delivery])]
+        return sum(len(d.left if stream == LEFT else d.right) for d in deliveries) + self.mover.waiting_tuples(stream)
+
+    def summary(self) -> dict[str, Any]:
+        """The slave's share of run.json."""
+        return {
+            "slave": int(self.id),
+            "joined": {"left": self.joined[0], "right": self.joined[1]},
+            "produced": self.produced,
+            "matches": self.matches,
+            "history_produced": self.history_produced,
+            "peak_buffer_bytes": self.peak_buffer_bytes,
+            "windows": asdict(self.join.window_memory()),
+        }
+
+    def validate(self) -> None:
+        self.join.validate()
+        self.mover.validate()
+        assert not self.finished or self.mover.idle, f"slave {self.id}: finished in the middle of a state movement"
+        assert self._buffered_bytes > -1, f"slave {self.id}: stream buffer below zero ({self._buffered_bytes})"
+        assert not self.finished or (not self.has_work and sum(self.join.window_tuples()) == 0), (
+            f"slave {self.id}: finished with {sum(self.join.window_tuples())} tuples in its windows"
+        )

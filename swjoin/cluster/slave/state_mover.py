@@ -1,0 +1,185 @@
+"""A slave's side of state movements: partition-groups that it yields and that it takes (paper section IV-C, "state-mover").
+
+What: `Mover` keeps what the master ordered, and does it in bounded pieces, one chunk at a time, between pieces of join work.
+Why: a chunk is sent only when its consumer has asked for it, so memory is bounded on both sides, and no slave ever waits inside
+a send for a slave that waits for it.
+Stays out: what a chunk holds (`operators.state_movement`), who moves what (`policy`, the master).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from swjoin.cluster.messages import AcknowledgeMove, SendState, SlaveCommand, WantState
+from swjoin.core.batch import RowLayout, TupleBatch
+from swjoin.core.data_messages import Delivery, MoveEnd, StateChunk
+from swjoin.core.errors import RunFailed
+from swjoin.core.ids import EpochIndex, GroupId, QueryId, SlaveId
+from swjoin.operators.join_operator import JoinModule, Journey, Taking, Yielding
+from swjoin.operators.join_step import Work
+from swjoin.operators.state_movement import take_group
+
+_CREDITS = 2  # chunks on their way or waiting at the consumer: one is rebuilt while the next one travels
+
+
+@dataclass
+class _Leaving:
+    journey: Journey
+    begun_us: int
+    departure: Yielding | None = None  # None: waits for the end of the delivery that is being joined
+
+
+@dataclass
+class _Coming:
+    group: GroupId
+    supplier: SlaveId
+    begun_us: int
+    arrival: Taking | None = None  # None: no chunk yet
+    chunks: deque[StateChunk] = field(default_factory=deque)
+
+
+class Mover:
+    """All state movements of one slave. chunk_bytes: about the largest chunk."""
+
+    def __init__(
+        self,
+        slave: SlaveId,
+        query: QueryId,
+        join: JoinModule,
+        layouts: tuple[RowLayout | None, RowLayout | None],
+        chunk_bytes: int,
+    ) -> None:
+        self._slave, self._query, self._join = slave, query, join
+        self._layouts, self._chunk_bytes = layouts, chunk_bytes
+        self._leaving: dict[int, _Leaving] = {}  # by move
+        self._coming: dict[int, _Coming] = {}
+        self._credits: dict[int, int] = {}  # by move
+        self._newest_move = -1  # of those to yield, which come in the order of their numbers
+
+    # ------------------------------------------------------------ orders and messages
+
+    def order(self, delivery: Delivery, now_us: int) -> list[SlaveCommand]:
+        """Take the moves that came with a delivery."""
+        commands: list[SlaveCommand] = []
+        for move, group, consumer in delivery.moves_out.tolist():
+            journey = Journey(self._query, move, GroupId(group), self._slave, SlaveId(consumer))
+            self._leaving[move] = _Leaving(journey, now_us)
+            self._newest_move = move
+        for move, group, supplier in delivery.moves_in.tolist():
+            self._coming[move] = _Coming(GroupId(group), SlaveId(supplier), now_us)
+            commands += [WantState(SlaveId(supplier), move)] * _CREDITS
+        return commands
+
+    def wanted(self, move: int) -> None:
+        """The consumer has room for one more chunk. It may know of the move before this slave does, or ask once too often."""
+        if move in self._leaving or move > self._newest_move:
+            self._credits[move] = self._credits.get(move, 0) + 1
+
+    def received(self, chunk: StateChunk) -> None:
+        coming = self._coming.get(chunk.move)
+        if coming is None or (coming.supplier, coming.group) != (chunk.supplier, chunk.group):
+            raise RunFailed(f"slave {self._slave}: partition-group {chunk.group} came from slave {chunk.supplier} unasked")
+        coming.chunks.append(chunk)
+
+    # ------------------------------------------------------------ between two deliveries
+
+    def settle(self, epoch: EpochIndex) -> Work | None:
+        """Reveal partition-groups that are complete; the first one's pending tuples, to be joined before anything else."""
+        for move, coming in list(self._coming.items()):
+            if coming.arrival is not None and coming.arrival.complete:
+                del self._coming[move]
+                work = coming.arrival.settle(epoch)
+                if work is not None:
+                    return work
+        return None
+
+    def begin(self, stream_buffer: deque[Delivery]) -> None:
+        """Ordered departures begin: their delivered, unjoined tuples leave the stream buffer."""
+        for leaving in self._leaving.values():
+            if leaving.departure is not None:
+                continue
+            parts: tuple[list[TupleBatch], list[TupleBatch]] = ([], [])
+            for i in range(len(stream_buffer)):
+                stream_buffer[i], *taken = take_group(stream_buffer[i], leaving.journey.group)
+                for stream, batch in enumerate(taken):
+                    if batch is not None and len(batch):
+                        parts[stream].append(batch)
+            left, right = (
+                TupleBatch.concat(p) if p else TupleBatch.empty(layout) for p, layout in zip(parts, self._layouts, strict=True)
+            )
+            leaving.departure = self._join.depart(leaving.journey, (left, right), self._chunk_bytes)
+
+    @property
+    def wants_to_begin(self) -> bool:
+        return any(leaving.departure is None for leaving in self._leaving.values())
+
+    @property
+    def wants_to_settle(self) -> bool:
+        return any(c.arrival is not None and c.arrival.complete for c in self._coming.values())
+
+    # ------------------------------------------------------------ pieces of work
+
+    @property
+    def ready(self) -> bool:
+        """Whether `step` has a chunk to send or to install."""
+        return self._next_leaving() is not None or self._next_coming() is not None
+
+    def _next_leaving(self) -> _Leaving | None:
+        for move, leaving in self._leaving.items():
+            if leaving.departure is not None and self._credits.get(move, 0) > 0:
+                return leaving
+        return None
+
+    def _next_coming(self) -> _Coming | None:
+        if not self._join.may_append:
+            return None
+        return next((c for c in self._coming.values() if c.chunks), None)
+
+    def step(self, now_us: int) -> list[SlaveCommand]:
+        """Send one chunk, or install one. RunFailed when it does not fit into the windows."""
+        leaving = self._next_leaving()
+        if leaving is not None and leaving.departure is not None:
+            return self._send(leaving, leaving.departure, now_us)
+        coming = self._next_coming()
+        return [] if coming is None else self._install(coming, now_us)
+
+    def _send(self, leaving: _Leaving, departure: Yielding, now_us: int) -> list[SlaveCommand]:
+        move, group = leaving.journey.move, leaving.journey.group
+        self._credits[move] -= 1
+        commands: list[SlaveCommand] = [SendState(departure.next_chunk())]
+        if departure.done:
+            del self._leaving[move], self._credits[move]
+            end = MoveEnd(move, group, self._slave, False, departure.tuples, departure.nbytes, leaving.begun_us, now_us)
+            commands.append(AcknowledgeMove(end))
+        return commands
+
+    def _install(self, coming: _Coming, now_us: int) -> list[SlaveCommand]:
+        chunk = coming.chunks.popleft()
+        if coming.arrival is None:
+            coming.arrival = self._join.arrive(chunk)
+        arrival = coming.arrival
+        arrival.add(chunk)
+        if not arrival.complete:
+            return [WantState(coming.supplier, chunk.move)]
+        end = MoveEnd(chunk.move, chunk.group, self._slave, True, arrival.tuples, arrival.nbytes, coming.begun_us, now_us)
+        return [AcknowledgeMove(end)]
+
+    # ------------------------------------------------------------ measures and invariants
+
+    @property
+    def idle(self) -> bool:
+        return not self._leaving and not self._coming
+
+    def waiting_tuples(self, stream: int) -> int:
+        """Unjoined tuples of a stream that are here and in no delivery."""
+        leaving = sum(x.departure.waiting_tuples(stream) for x in self._leaving.values() if x.departure is not None)
+        coming = sum(c.arrival.waiting_tuples(stream) for c in self._coming.values() if c.arrival is not None)
+        chunks = sum(len(k.tuples) for c in self._coming.values() for k in c.chunks if k.pending and k.stream == stream)
+        return leaving + coming + chunks
+
+    def validate(self) -> None:
+        for move, coming in self._coming.items():
+            assert len(coming.chunks) <= _CREDITS, f"move {move}: {len(coming.chunks)} chunks wait, {_CREDITS} were asked for"
+        assert not set(self._leaving) & set(self._coming), "a slave is supplier and consumer of one move"
+        assert all(n >= 0 for n in self._credits.values()), "a chunk was sent that nobody asked for"

@@ -1,0 +1,427 @@
+"""Messages as bytes: one header and contiguous columns, little-endian, without pickle.
+
+What: `pack_...` and `unpack_...` of deliveries, results, chunks of partition-groups, reports and acknowledgements, over a small
+frame format.
+Why: a message is machine-independent, is sent with one buffer call, and is read as views without a copy. Sizes, types and
+whatever kernels index by are checked before anything is believed: kernels check nothing.
+Stays out: sending (`runtime.mpi.main`).
+
+Frame: int64 header [magic, version, kind, integers, arrays, total bytes], the integers, one int64 quadruple per array
+[dtype code, dimensions or -1 for an absent array, rows, columns], then each array's bytes, aligned to 64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swjoin.cluster.messages import Report
+from swjoin.core.batch import BOTH, LEFT, RIGHT, U8, Pairs, PayloadRows, TupleBatch
+from swjoin.core.data_messages import (
+    Delivery,
+    Directory,
+    GroupLoads,
+    GroupResults,
+    MoveEnd,
+    ResultChunk,
+    Route,
+    StateChunk,
+)
+from swjoin.core.errors import RunFailed
+from swjoin.core.ids import (
+    EpochIndex,
+    GroupId,
+    QueryId,
+    SlaveId,
+)
+from swjoin.state.extendible_hash import MAX_DEPTH
+
+MAGIC = 0x6E696F6A7773  # "swjoin"
+VERSION = 4
+DELIVERY, RESULTS, STATE, REPORT, MOVE_END, TUPLES = 1, 2, 3, 4, 5, 6
+_HEADER = 6
+_ALIGN = 64
+_DTYPES: tuple[np.dtype[Any], ...] = (np.dtype("<i8"), np.dtype("<u8"), np.dtype("<f8"), np.dtype("u1"))
+_CODES = {d: i for i, d in enumerate(_DTYPES)}
+
+Array = NDArray[Any]
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN
+
+
+def pack(kind: int, integers: Sequence[int], arrays: Sequence[Array | None]) -> U8:
+    """One contiguous uint8 buffer holding the integers and arrays (one- or two-dimensional, or None)."""
+    head = np.zeros(_HEADER + len(integers) + 4 * len(arrays), "<i8")
+    offset = _aligned(head.nbytes)
+    places: list[tuple[int, Array]] = []
+    for i, array in enumerate(arrays):
+        at = _HEADER + len(integers) + 4 * i
+        if array is None:
+            head[at : at + 4] = (0, -1, 0, 0)
+            continue
+        head[at : at + 4] = (_CODES[array.dtype], array.ndim, array.shape[0], array.shape[1] if array.ndim == 2 else 1)
+        places.append((offset, array))
+        offset += _aligned(array.nbytes)
+    head[:_HEADER] = (MAGIC, VERSION, kind, len(integers), len(arrays), offset)
+    head[_HEADER : _HEADER + len(integers)] = integers
+    buffer = np.empty(offset, np.uint8)
+    buffer[: head.nbytes] = head.view(np.uint8)
+    buffer[head.nbytes : _aligned(head.nbytes)] = 0  # the same message is the same bytes, and no stale memory leaves
+    for start, array in places:
+        if array.nbytes:
+            buffer[start : start + array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
+            buffer[start + array.nbytes : start + _aligned(array.nbytes)] = 0
+    return buffer
+
+
+# ---------------------------------------------------------------- what each kind consists of
+
+_I, _U, _F, _B = range(4)  # codes of _DTYPES
+
+
+@dataclass(frozen=True)
+class _Column:
+    """An array of a message: its dtype code, its dimensions, whether it may be absent."""
+
+    name: str
+    code: int
+    dimensions: int = 1
+    optional: bool = False
+
+
+def _rows_of(stream: str) -> tuple[_Column, ...]:
+    names = (("payload", _B, 2), ("offsets of tails", _I, 1), ("tails", _B, 1))
+    return tuple(_Column(f"{stream}{name}", code, dimensions, True) for name, code, dimensions in names)
+
+
+def _tuples_of(stream: str, *, arrivals: bool = True) -> tuple[_Column, ...]:
+    arrival = _Column(f"{stream}arrivals", _I, 1, not arrivals)
+    return _Column(f"{stream}keys", _I), _Column(f"{stream}times", _I), _Column(f"{stream}ids", _U), arrival, *_rows_of(stream)
+
+
+def _absent(columns: tuple[_Column, ...]) -> tuple[_Column, ...]:
+    """The same columns, which may be absent."""
+    return tuple(replace(column, optional=True) for column in columns)
+
+
+def _optional(code: int, *names: str) -> tuple[_Column, ...]:
+    return tuple(_Column(name, code, 1, True) for name in names)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What a kind of message holds. flags: indexes of integers that are 0 or 1."""
+
+    kind: int
+    name: str
+    integers: int
+    flags: tuple[int, ...]
+    columns: tuple[_Column, ...]
+
+
+_DELIVERY = _Layout(
+    DELIVERY,
+    "a delivery",
+    14,
+    (5, 9, 11),
+    (
+        *(_Column("partition-groups", _I), _Column("left counts", _I), _Column("right counts", _I)),
+        *(*_tuples_of("left "), *_tuples_of("right ")),
+        *(_Column("moves out", _I, 2), _Column("moves in", _I, 2)),
+        *(*_absent(_tuples_of("left null-key ")), *_absent(_tuples_of("right null-key "))),
+    ),
+)
+_STATE = _Layout(
+    STATE,
+    "a chunk of a partition-group",
+    12,
+    (6, 9, 10),
+    (
+        *(_Column("mini-partition-groups", _I), _Column("counts", _I), *_tuples_of("", arrivals=False)),
+        *(*_optional(_I, "directory patterns", "directory depths"), *_optional(_B, "flags")),
+    ),
+)
+_RESULTS = _Layout(
+    RESULTS,
+    "a result chunk",
+    11,
+    (3, 4, 6, 8, 10),
+    (
+        *(*_optional(_I, "keys", "left times", "right times"), *_optional(_U, "left ids", "right ids")),
+        *(*_rows_of("left "), *_rows_of("right "), *_optional(_I, "partition-groups", "counts"), *_optional(_U, "digests")),
+        *(*_optional(_F, "metrics"), *_optional(_I, "delays")),
+    ),
+)
+_TUPLES = _Layout(TUPLES, "a batch of tuples", 0, (), _tuples_of(""))
+_REPORT = _Layout(
+    REPORT, "a report", 1, (), (_Column("occupancy", _F), *_optional(_I, "partition-groups", "costs", "state bytes"))
+)
+_MOVE_END = _Layout(MOVE_END, "an acknowledgement", 8, (3,), ())
+
+
+class _Frame:
+    """A frame taken apart: `integers`, and `arrays` as views into the buffer. RunFailed when it is not what `layout` says."""
+
+    def __init__(self, buffer: U8, layout: _Layout) -> None:
+        self._nbytes = buffer.nbytes
+        self._layout = layout
+        if buffer.nbytes < _HEADER * 8:
+            raise self.refuse("shorter than its header")
+        head = buffer[: _HEADER * 8].view("<i8").tolist()
+        if head[:3] != [MAGIC, VERSION, layout.kind]:
+            raise self.refuse(f"header {head[:3]} instead of {[MAGIC, VERSION, layout.kind]}")
+        counts = [layout.integers, len(layout.columns)]
+        if head[3:5] != counts or head[5] != buffer.nbytes:
+            raise self.refuse(f"header claims {head[3]} integers, {head[4]} arrays, {head[5]} bytes; it needs {counts}")
+        words = layout.integers + 4 * len(layout.columns)
+        if (_HEADER + words) * 8 > buffer.nbytes:
+            raise self.refuse("its tables run past the end")
+        body = buffer[_HEADER * 8 : (_HEADER + words) * 8].view("<i8").tolist()
+        self.integers: list[int] = body[: layout.integers]
+        if any(self.integers[i] not in (0, 1) for i in layout.flags):
+            raise self.refuse(f"flags that are neither 0 nor 1 among {self.integers}")
+        self.arrays: list[Any] = []
+        offset = _aligned((_HEADER + words) * 8)
+        for i, column in enumerate(layout.columns):
+            view, offset = self._array(buffer, column, body[layout.integers + 4 * i :][:4], offset)
+            self.arrays.append(view)
+        if offset != buffer.nbytes:
+            raise self.refuse(f"{buffer.nbytes - offset} bytes follow its last array")
+
+    def refuse(self, what: str) -> RunFailed:
+        return RunFailed(f"corrupt message of {self._nbytes} bytes, {self._layout.name}: {what}")
+
+    def _array(self, buffer: U8, column: _Column, entry: list[int], offset: int) -> tuple[Array | None, int]:
+        code, dimensions, rows, columns = entry
+        if dimensions == -1 and column.optional and not (code or rows or columns):
+            return None, offset
+        most = self._nbytes  # rows of no bytes each are rows, too
+        fits = 0 <= rows <= most and (0 <= columns <= most if dimensions == 2 else columns == 1)
+        if (code, dimensions) != (column.code, column.dimensions) or not fits:
+            raise self.refuse(f"{column.name}: dtype code {code}, {dimensions} dimensions, shape ({rows}, {columns})")
+        size = _DTYPES[code].itemsize * rows * columns
+        if offset + size > buffer.nbytes:
+            raise self.refuse(f"{column.name}: {size} bytes from byte {offset} run past the end")
+        view = buffer[offset : offset + size].view(_DTYPES[code])
+        return (view.reshape(rows, columns) if dimensions == 2 else view), offset + _aligned(size)
+
+    def same_length(self, first: int, *others: int) -> int:
+        """Length of these columns; RunFailed if they differ, or only some are there."""
+        wanted = None if self.arrays[first] is None else len(self.arrays[first])
+        for i in others:
+            found = None if self.arrays[i] is None else len(self.arrays[i])
+            if found != wanted:
+                names = [self._layout.columns[c].name for c in (first, i)]
+                raise self.refuse(f"{names[0]} and {names[1]} are of unequal length: {wanted} and {found}")
+        return wanted or 0
+
+    def rows(self, first: int, count: int) -> PayloadRows | None:
+        """Payload rows from columns first, first + 1, first + 2: of so many tuples, or none."""
+        fixed, offsets, tails = self.arrays[first : first + 3]
+        name = self._layout.columns[first].name
+        if (offsets is None) != (tails is None) or (fixed is None and offsets is not None):
+            raise self.refuse(f"{name}: offsets without tails, or tails without offsets")
+        if fixed is None:
+            return None
+        if len(fixed) != count:
+            raise self.refuse(f"{name}: {len(fixed)} rows for {count} tuples")
+        if offsets is not None:
+            whole = len(offsets) == count + 1 and offsets[0] == 0 and offsets[-1] == len(tails)
+            if not whole or (offsets[1:] < offsets[:-1]).any():
+                raise self.refuse(f"{name}: offsets of {count} rows do not fit {len(tails)} bytes of tails")
+        return PayloadRows(fixed, offsets, tails)
+
+    def tuples(self, first: int, arrivals: Array | None = None) -> TupleBatch:
+        """A batch from seven columns. arrivals: instead of the fourth."""
+        count = self.same_length(first, first + 1, first + 2, *([] if arrivals is not None else [first + 3]))
+        key, ts, ids, arrival = self.arrays[first : first + 4]
+        return TupleBatch(key, ts, ids, arrival if arrivals is None else arrivals, self.rows(first + 4, count))
+
+    def tuples_if_any(self, first: int) -> TupleBatch:
+        """A batch from seven columns, all of which may be absent: no tuples then."""
+        if self.arrays[first] is not None:
+            return self.tuples(first)
+        if any(array is not None for array in self.arrays[first : first + 7]):
+            raise self.refuse(f"{self._layout.columns[first].name} are missing, others are not")
+        return TupleBatch.empty()
+
+    def ascending(self, column: int) -> None:
+        """Indexes that no entry of comes twice."""
+        found = self.arrays[column]
+        if len(found) and (found[0] < 0 or (found[1:] <= found[:-1]).any()):
+            raise self.refuse(f"{self._layout.columns[column].name} are not ascending")
+
+    def sums_up(self, column: int, total: int) -> None:
+        """Counts of tuples."""
+        counts = self.arrays[column]
+        if counts.min(initial=0) < 0 or counts.max(initial=0) > total or int(counts.sum()) != total:
+            raise self.refuse(f"{self._layout.columns[column].name} do not add up to {total} tuples")
+
+
+def _rows_out(rows: PayloadRows | None) -> list[Array | None]:
+    return [None, None, None] if rows is None else [rows.fixed, rows.var_offsets, rows.var]
+
+
+def _tuples_out(batch: TupleBatch) -> list[Array | None]:
+    return [batch.key, batch.ts, batch.id, batch.arrival_us, *_rows_out(batch.rows)]
+
+
+def pack_delivery(d: Delivery) -> U8:
+    integers = [d.query, d.slave, d.epoch, d.left_time_us, d.right_time_us, int(d.last), int(d.left_route), int(d.right_route)]
+    integers += [d.served, int(d.rests), d.generation, int(d.checkpoint), *d.needed_us]
+    columns = [d.groups, d.left_counts, d.right_counts, *_tuples_out(d.left), *_tuples_out(d.right), d.moves_out, d.moves_in]
+    for batch in d.null_keys:
+        columns += _tuples_out(batch) if len(batch) else [None] * 7
+    return pack(DELIVERY, integers, columns)
+
+
+def unpack_delivery(buffer: U8) -> Delivery:
+    """RunFailed when the bytes are not a whole delivery."""
+    frame = _Frame(buffer, _DELIVERY)
+    i, a = frame.integers, frame.arrays
+    frame.same_length(0, 1, 2)
+    frame.ascending(0)
+    left, right = frame.tuples(3), frame.tuples(10)
+    frame.sums_up(1, len(left))
+    frame.sums_up(2, len(right))
+    if a[17].shape[1] != 3 or a[18].shape[1] != 3:
+        raise frame.refuse(f"moves of shape {a[17].shape} and {a[18].shape}")
+    if not (1 <= i[6] <= 3 and 1 <= i[7] <= 3):
+        raise frame.refuse(f"routes {i[6:8]}")
+    labels = (QueryId(i[0]), SlaveId(i[1]), EpochIndex(i[2]), i[3], i[4])
+    ends = (bool(i[9]), i[10], bool(i[11]), (frame.tuples_if_any(19), frame.tuples_if_any(26)), (i[12], i[13]))
+    return Delivery(*labels, a[0], a[1], a[2], left, right, bool(i[5]), Route(i[6]), Route(i[7]), i[8], a[17], a[18], *ends)
+
+
+def pack_state(c: StateChunk) -> U8:
+    integers = [c.query, c.move, c.group, c.supplier, c.consumer, c.index, int(c.last), *c.times_us, c.stream, int(c.pending)]
+    t, d = c.tuples, c.directory
+    arrival = t.arrival_us if c.pending else None  # a window tuple's arrival means nothing any more
+    directory: list[Array | None] = [None, None] if d is None else [d.patterns, d.depths]
+    columns = [c.minis, c.counts, t.key, t.ts, t.id, arrival, *_rows_out(t.rows), *directory, c.flags]
+    return pack(STATE, [*integers, -1 if d is None else d.depth], columns)
+
+
+def unpack_state(buffer: U8) -> StateChunk:
+    """RunFailed when the bytes are not a whole chunk of a partition-group."""
+    frame = _Frame(buffer, _STATE)
+    i, a = frame.integers, frame.arrays
+    pending = bool(i[10])
+    if pending != (a[5] is not None):
+        raise frame.refuse("arrivals of window tuples, or none of others")
+    tuples = frame.tuples(2, None if pending else np.zeros(len(a[2]), np.int64))
+    frame.same_length(0, 1)
+    frame.ascending(0)
+    frame.sums_up(1, 0 if pending else len(tuples))
+    directory = None
+    if frame.same_length(9, 10) or a[9] is not None:
+        directory = Directory(i[11], a[9], a[10])
+        _check_directory(frame, directory)
+        if len(a[0]) and a[0][-1] >= len(a[9]):
+            raise frame.refuse(f"mini-partition-group {a[0][-1]} of {len(a[9])}")
+    elif i[11] != -1:
+        raise frame.refuse(f"a directory of depth {i[11]} that is not there")
+    flags = a[11]
+    if flags is not None and (pending or len(flags) != len(tuples) or flags.max(initial=0) > 3):
+        raise frame.refuse(
+            f"{len(flags)} flags of {len(tuples)} tuples, or others than 0 to 3, or of tuples that are not joined"
+        )
+    labels = (QueryId(i[0]), i[1], GroupId(i[2]), SlaveId(i[3]), SlaveId(i[4]), i[5], bool(i[6]), (i[7], i[8]), i[9])
+    return StateChunk(*labels, pending, a[0], a[1], tuples, directory, flags)
+
+
+def _check_directory(frame: _Frame, directory: Directory) -> None:
+    """Each of the 2^depth entries must belong to exactly one mini-partition-group; nothing is allocated by a depth alone."""
+    depth, patterns, depths = directory.depth, directory.patterns, directory.depths
+    if not 0 <= depth <= MAX_DEPTH or depths.min(initial=0) < 0 or depths.max(initial=0) > depth:
+        raise frame.refuse(f"a directory of depth {depth}, at most {MAX_DEPTH}")
+    owners = np.zeros(1 << depth, np.int64)
+    if not ((patterns >= 0) & (patterns < np.left_shift(1, depths))).all():
+        raise frame.refuse("a directory with a pattern that is longer than its depth")
+    for pattern, local in zip(patterns.tolist(), depths.tolist(), strict=True):
+        owners[pattern :: 1 << local] += 1
+    if (owners != 1).any():
+        raise frame.refuse("a directory with entries that belong to none or to several mini-partition-groups")
+
+
+def pack_tuples(batch: TupleBatch) -> U8:
+    return pack(TUPLES, [], _tuples_out(batch))
+
+
+def unpack_tuples(buffer: U8) -> TupleBatch:
+    """RunFailed when the bytes are not a whole batch of tuples."""
+    return _Frame(buffer, _TUPLES).tuples(0)
+
+
+def pack_report(report: Report) -> U8:
+    loads = report.loads
+    ratio = np.array([report.occupancy_ratio])
+    if loads is None:
+        return pack(REPORT, [-1], [ratio, None, None, None])
+    return pack(REPORT, [loads.busy_us], [ratio, loads.groups, loads.cost_ns, loads.state_bytes])
+
+
+def unpack_report(buffer: U8) -> Report:
+    """RunFailed when the bytes are not a whole report."""
+    frame = _Frame(buffer, _REPORT)
+    (busy_us,), a = frame.integers, frame.arrays
+    ratio = float(a[0][0]) if len(a[0]) == 1 else -1.0
+    if not 0 <= ratio < float("inf"):
+        raise frame.refuse(f"an occupancy of {ratio}")
+    frame.same_length(1, 2, 3)
+    if a[1] is None:
+        if busy_us != -1:
+            raise frame.refuse("work of no partition-groups")
+        return Report(ratio)
+    frame.ascending(1)
+    return Report(ratio, GroupLoads(busy_us, a[1], a[2], a[3]))
+
+
+def pack_move_end(end: MoveEnd) -> U8:
+    integers = [end.move, end.group, end.slave, int(end.installed), end.tuples, end.state_bytes, end.begun_us, end.ended_us]
+    return pack(MOVE_END, integers, [])
+
+
+def unpack_move_end(buffer: U8) -> MoveEnd:
+    """RunFailed when the bytes are not a whole acknowledgement."""
+    i = _Frame(buffer, _MOVE_END).integers
+    return MoveEnd(i[0], GroupId(i[1]), SlaveId(i[2]), bool(i[3]), *i[4:8])
+
+
+def pack_results(chunk: ResultChunk) -> U8:
+    integers = [chunk.query, chunk.slave, chunk.epoch, int(chunk.final), int(chunk.last), chunk.served, int(chunk.history)]
+    p, r = chunk.pairs, chunk.results
+    integers += [chunk.generation, int(chunk.checkpoint), BOTH if p is None else p.side, int(p is not None and p.null_keys)]
+    pairs: list[Array | None] = [None] * 11
+    if p is not None:
+        pairs = [p.key, p.left_ts, p.right_ts, p.left_id, p.right_id, *_rows_out(p.left_rows), *_rows_out(p.right_rows)]
+    results: list[Array | None] = [None] * 3 if r is None else [r.groups, r.counts, r.digests]
+    return pack(RESULTS, integers, [*pairs, *results, chunk.metrics, chunk.delay_histogram])
+
+
+def unpack_results(buffer: U8) -> ResultChunk:
+    """RunFailed when the bytes are not a whole result chunk."""
+    frame = _Frame(buffer, _RESULTS)
+    i, a = frame.integers, frame.arrays
+    count = frame.same_length(0, 1, 2, 3, 4)
+    left_rows, right_rows = frame.rows(5, count), frame.rows(8, count)
+    if a[0] is None and (left_rows is not None or right_rows is not None):
+        raise frame.refuse("payload of no pairs")
+    side, null_keys = i[9], bool(i[10])
+    rows_of_others = (side == RIGHT and left_rows is not None) or (side == LEFT and right_rows is not None)
+    of_nothing = a[0] is None and side != BOTH
+    if side not in (LEFT, RIGHT, BOTH) or rows_of_others or of_nothing or (side == BOTH and null_keys):
+        raise frame.refuse(f"rows of side {side}: none, or with payload of others, or pairs without keys")
+    pairs = None if a[0] is None else Pairs(a[0], a[1], a[2], a[3], a[4], left_rows, right_rows, side, null_keys)
+    frame.same_length(11, 12, 13)
+    results = None if a[11] is None else GroupResults(a[11], a[12], a[13])
+    if results is not None and (results.groups.min(initial=0) < 0 or results.counts.min(initial=0) < 0):
+        raise frame.refuse("negative partition-groups or counts")
+    labels = (QueryId(i[0]), SlaveId(i[1]), EpochIndex(i[2]), bool(i[3]), bool(i[4]))
+    return ResultChunk(*labels, pairs, results, a[14], a[15], i[5], bool(i[6]), i[7], bool(i[8]))

@@ -1,0 +1,184 @@
+"""Both ends of a run as sections of a configuration: where streams come from, where results go, who may reach it meanwhile.
+
+What: `StreamConfig` with `FlightConfig` and `KafkaConfig`; `SinkConfig` with `KafkaSinkConfig`; `ServeConfig`.
+Why: a section is checked where it is described.
+Stays out: the other sections (`sections`), what only several of them together tell (`config`).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Literal
+
+from swjoin.config.sections import check
+from swjoin.core.units import check_time_zone
+
+LIVE_SOURCES = ("flight", "kafka", "watch")
+
+
+@dataclass(frozen=True)
+class FlightConfig:
+    """Producers push the stream over Arrow Flight (`swjoin serve`).
+
+    producers: how many, by name: rows wait until so many have come, and the stream ends when they all have; 0: any number, and
+    somebody has to say when the stream ends.
+    """
+
+    producers: int = 0
+
+    def __post_init__(self) -> None:
+        check(0 <= self.producers <= 1024, "flight: producers must be 0 (any number) to 1024")
+
+
+@dataclass(frozen=True)
+class KafkaConfig:
+    """A Kafka topic. servers: bootstrap servers, host:port,... format: `json`, an object per message with a field per column;
+    `arrow`, an Arrow IPC stream per message. start: where a stream begins without a checkpoint. until_end: it ends at the
+    offsets that were the topic's last when the run began. properties: of librdkafka, name=value; a value @FILE stands for what
+    is in that file.
+    """
+
+    servers: str
+    topic: str
+    format: Literal["json", "arrow"] = "json"
+    start: Literal["earliest", "latest"] = "earliest"
+    until_end: bool = False
+    properties: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check(bool(self.servers.strip()), "kafka: servers is empty; name bootstrap servers, host:port,...")
+        check(bool(self.topic.strip()), "kafka: topic is empty")
+        for item in self.properties:
+            name, separator, _ = item.partition("=")
+            check(bool(name and separator), f"kafka: property {item!r}: write name=value")
+
+
+@dataclass(frozen=True)
+class StreamConfig:
+    """Where one stream comes from: `path` (a file or a directory: Parquet, CSV, Arrow IPC), or the in-master generator.
+
+    Or, live: `flight`, producers push it; `kafka`, a topic; `watch`, a directory in which Parquet files appear.
+    key: the join columns. time: the time column. time_unit: unit of an integer time column (s, ms, us, ns). assume_timezone:
+    the zone in which times without a zone are local times.
+    id: column of row ids; None: the 0-based position. columns: which other columns to carry; None: all.
+    schema: a live stream's columns and their Arrow types, `user: int64, ts: timestamp[us], note: string`.
+    """
+
+    path: str | None = None
+    key: tuple[str, ...] = ("key",)
+    time: str = "ts"
+    time_unit: Literal["s", "ms", "us", "ns"] | None = None
+    id: str | None = None
+    columns: tuple[str, ...] | None = None
+    flight: FlightConfig | None = None
+    kafka: KafkaConfig | None = None
+    watch: str | None = None
+    schema: str | None = None
+    assume_timezone: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.assume_timezone is not None:
+            check_time_zone(self.assume_timezone)
+        check(len(self.key) > 0, "stream: key names no column")
+        given = [name for name in ("path", *LIVE_SOURCES) if getattr(self, name) is not None]
+        check(len(given) <= 1, f"stream: {' and '.join(given)} given; a stream comes from one place")
+        needs = self.flight is not None or self.kafka is not None
+        check(not needs or self.schema is not None, "stream: give its schema, such as 'user: int64, ts: timestamp[us]'")
+        check(self.schema is None or self.live, "stream: schema is for live streams; files say theirs themselves")
+
+    @property
+    def live(self) -> bool:
+        """Its rows come when they come."""
+        return any(getattr(self, name) is not None for name in LIVE_SOURCES)
+
+
+@dataclass(frozen=True)
+class KafkaSinkConfig:
+    """A topic that results go to. servers, format, properties: as of a stream (`KafkaConfig`)."""
+
+    servers: str
+    topic: str
+    format: Literal["json", "arrow"] = "json"
+    properties: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        KafkaConfig(self.servers, self.topic, self.format, properties=self.properties)
+
+
+@dataclass(frozen=True)
+class SinkConfig:
+    """What becomes of the results: `parquet` or `csv` files, or `count`: count and digest only.
+
+    Or `kafka`, a topic (section `kafka`); or `flight`, nothing but what consumers take over Arrow Flight (`ServeConfig`).
+    ids: files also hold left_id, right_id, left_ts, right_ts. carry_payload: a count sink wants no payload, so it is not even
+    read; true ships it all the same (to measure communication with whole tuples).
+    """
+
+    kind: Literal["parquet", "csv", "count", "kafka", "flight"] = "parquet"
+    ids: bool = True
+    carry_payload: bool = False
+    kafka: KafkaSinkConfig | None = None
+
+    def __post_init__(self) -> None:
+        check((self.kind == "kafka") == (self.kafka is not None), "sink: kind kafka and a section kafka go together")
+
+    @property
+    def in_files(self) -> bool:
+        return self.kind in ("parquet", "csv")
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """The Arrow Flight endpoint of a run (docs/live.md). Off unless `listen` is given.
+
+    listen: HOST:PORT, or a PORT of the loopback; port 0: a free one. Elsewhere than on the loopback it needs a certificate with
+    its private key (PEM files) and a token_file (clients must present what is in it). root_certificate: what signed the
+    certificate, if the system does not know it. result_buffer_bytes: results kept in memory for consumers. patience_us: how
+    long a slow consumer may hold up the join before it is cut. producer_buffer_bytes: what one producer may have waiting.
+    message_bytes: the largest batch that is taken. clients: calls that push or take at a time.
+    """
+
+    listen: str | None = None
+    certificate: str | None = None
+    private_key: str | None = None
+    root_certificate: str | None = None
+    token_file: str | None = None
+    result_buffer_bytes: int = 64 << 20
+    patience_us: int = 5_000_000
+    producer_buffer_bytes: int = 8 << 20
+    message_bytes: int = 16 << 20
+    clients: int = 64
+
+    def __post_init__(self) -> None:
+        check(self.result_buffer_bytes >= 1 << 16, "serve: result_buffer must be at least 64KB")
+        check(self.patience_us >= 0, "serve: patience must not be negative")
+        check(self.producer_buffer_bytes >= 1 << 16, "serve: producer_buffer must be at least 64KB")
+        check(1 << 10 <= self.message_bytes <= 1 << 30, "serve: message must be 1KB to 1GB")
+        check(self.clients >= 1, "serve: clients must be at least 1")
+        check((self.certificate is None) == (self.private_key is None), "serve: give certificate and private_key, or neither")
+        if self.listen is not None and not self.loopback:
+            safe = self.certificate is not None and self.token_file is not None
+            check(
+                safe,
+                f"serve: {self.address[0]} is not the loopback: give certificate, private_key and token_file, or listen there",
+            )
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port. UserError when `listen` says none."""
+        host, separator, port = (self.listen or "").rpartition(":")
+        host = host.strip("[]") if separator else "127.0.0.1"
+        check(port.isdigit() and int(port) < 1 << 16 and bool(host), f"serve: listen {self.listen!r}: write HOST:PORT")
+        return host, int(port)
+
+    @property
+    def loopback(self) -> bool:
+        """Only this machine can reach it."""
+        host = self.address[0]
+        if host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return False

@@ -1,0 +1,97 @@
+"""A job: a configuration, and where its results and reports go.
+
+What: `Job`, its JSON form for the ranks of one run, and what follows from a job alone.
+Why: the command line, the Python API and every runtime hand over one value.
+Stays out: opening sources and sinks (`runtime.open`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swjoin.config.loader import config_from_plain
+from swjoin.config.run import RunConfig, to_plain
+from swjoin.core.storage import check_name
+
+
+@dataclass(frozen=True)
+class Job:
+    """config: the run. target: OUT file of `join`, DIR/results of `run`, None with a count sink. directory: target is a
+    directory.
+    run_dir: where metrics and run.json go (`run`), or None. report: another copy of run.json, or None. command: as typed.
+    resumes: go on from the newest checkpoint.
+    """
+
+    config: RunConfig
+    target: Path | None
+    directory: bool
+    run_dir: Path | None
+    report: Path | None
+    command: str
+    resumes: bool = False
+
+    def __post_init__(self) -> None:
+        for path in (self.target, self.run_dir):
+            if path is not None:
+                check_name(path)
+
+    @property
+    def checkpoints(self) -> Path | None:
+        """Folder of the run's checkpoints; None when it makes none."""
+        checkpoint = self.config.checkpoint
+        if not checkpoint.enabled or self.run_dir is None:
+            return None
+        return self.run_dir / "checkpoints" if checkpoint.directory is None else Path(checkpoint.directory)
+
+    @property
+    def resume_command(self) -> str:
+        """What a user types to go on from the newest checkpoint."""
+        place = self.run_dir if self.config.checkpoint.directory is None else self.config.checkpoint.directory
+        return f"swjoin run --resume {place}"
+
+    def go_on(self, ranks: int | None = None) -> str:
+        """What a user does after a run has ended early."""
+        if self.checkpoints is None or not any(self.checkpoints.glob("checkpoint-*.json")):
+            return "start it again"
+        return f"go on with: {self.resume_command}{'' if ranks is None else f' -n {ranks}'}"
+
+    def to_json(self) -> str:
+        plain: dict[str, Any] = {"config": to_plain(self.config), "directory": self.directory, "command": self.command}
+        plain["resumes"] = self.resumes
+        for name in ("target", "run_dir", "report"):
+            value = getattr(self, name)
+            plain[name] = None if value is None else str(value)
+        return json.dumps(plain)
+
+    @staticmethod
+    def from_json(text: str) -> Job:
+        plain = json.loads(text)
+        paths = {n: None if plain[n] is None else Path(plain[n]) for n in ("target", "run_dir", "report")}
+        return Job(
+            config_from_plain(plain["config"]),
+            paths["target"],
+            plain["directory"],
+            paths["run_dir"],
+            paths["report"],
+            plain["command"],
+            plain["resumes"],
+        )
+
+
+def sets_aside(config: RunConfig) -> bool:
+    """Rows that are left out are written to a file: late ones under policy `side`, shed ones always."""
+    return config.time.late == "side" or config.on_overload.policy == "shed"
+
+
+def late_target(job: Job) -> Path | None:
+    """Where rows that are left out go: DIR/late.parquet, or OUT.late.parquet beside a join's output."""
+    if not sets_aside(job.config):
+        return None
+    if job.run_dir is not None:
+        return job.run_dir / "late.parquet"
+    if job.target is not None:
+        return job.target.with_name(job.target.name + ".late.parquet")
+    return job.report.with_name(job.report.name + ".late.parquet") if job.report is not None else None

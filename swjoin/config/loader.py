@@ -1,0 +1,355 @@
+"""Configurations from YAML files and `--set`: an unknown key is an error, with the nearest known one.
+
+What: `load_config`, `config_from_plain`, `apply_overrides` (--set), `workload_from_plain`.
+Why: dataclasses say what a run is; how a file spells it, and every complaint about the spelling, is here. A file from anywhere
+is plain values of bounded size or is refused: no objects, no aliases that unfold without end, no numbers beyond 64 bits.
+Stays out: what the values mean and which are allowed (`config`).
+
+In YAML a key with a unit (`distribution_epoch_us`, `theta_bytes`) may also be written without it and with the unit in the
+value: `distribution_epoch: 2s`, `theta: 1.5MB`. Whole numbers stand for microseconds and bytes only where the key says so, as
+in what `to_plain` writes. Words are words: only `true` and `false` are no text, and keys are as they were typed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import json
+import math
+import os
+import re
+import reprlib
+import types
+import typing
+from pathlib import Path
+from typing import Any, Literal
+
+from swjoin.config.connectors import LIVE_SOURCES
+from swjoin.config.run import QueryConfig, RunConfig, StreamConfig, WorkloadConfig
+from swjoin.core.errors import UserError
+from swjoin.core.resources import relative_to
+from swjoin.core.units import is_utf8, parse_duration_us, parse_size_bytes
+
+LISTEN = "127.0.0.1:8815"
+_MOST_BYTES = 1 << 18  # of a file; reading more would take PyYAML seconds
+_MOST_VALUES = 20_000  # once all aliases are unfolded
+_DEEPEST = 20
+_WORDS = {"yes": True, "on": True, "no": False, "off": False}
+_ALIASES: dict[type, dict[str, str]] = {RunConfig: {"join": "queries"}, StreamConfig: {"on": "key"}}
+_MEANT: dict[type, dict[str, str]] = {  # what people write first, and nothing like the key
+    StreamConfig: {**dict.fromkeys(("file", "files", "folder", "directory"), "path"), "by": "key", "timestamp": "time"},
+    QueryConfig: {"window": "within", "type": "how"},
+}
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+
+
+def shown(value: Any) -> str:
+    """A value in a complaint: never longer than a person wants to read."""
+    return _SHORT.repr(value)
+
+
+def word(key: Any) -> str:
+    """A key in a complaint."""
+    return key if isinstance(key, str) and len(key) < 60 else shown(key)
+
+
+def as_bool(value: Any) -> Any:
+    """True and False for yes, no, on and off; anything else as it is."""
+    return _WORDS.get(value.lower(), value) if isinstance(value, str) else value
+
+
+def _convert(kind: Any, value: Any, where: str) -> Any:
+    origin = typing.get_origin(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return _build(kind, value, where)
+    if origin is Literal:
+        options = typing.get_args(kind)
+        if value not in options:
+            near = difflib.get_close_matches(str(value), [str(o) for o in options], 1)
+            hint = f"; did you mean {near[0]}?" if near else f"; one of: {', '.join(map(str, options))}"
+            raise UserError(f"{where}: {shown(value)} is not known{hint}")
+        return value
+    if origin is tuple:
+        items = [value] if isinstance(value, str) else value
+        if not isinstance(items, (list, tuple)):
+            raise UserError(f"{where}: expected a list, got {shown(value)}")
+        return tuple(_convert(typing.get_args(kind)[0], v, where) for v in items)
+    if origin in (typing.Union, types.UnionType):
+        return None if value is None else _convert(next(a for a in typing.get_args(kind) if a is not type(None)), value, where)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63:
+        return float(value)
+    if kind is bool:
+        value = as_bool(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise UserError(f"{where}: expected {kind.__name__}, got {shown(value)}")
+    if isinstance(value, str) and not is_utf8(value):
+        raise UserError(f"{where}: {value!a} is not UTF-8")
+    if (isinstance(value, float) and not math.isfinite(value)) or (kind is int and not -(1 << 63) <= value < 1 << 63):
+        raise UserError(f"{where}: {shown(value)} is out of range")
+    return value
+
+
+def _build(kind: type, data: Any, where: str) -> Any:
+    if data is None:
+        data = {}
+    if not isinstance(data, dict):
+        raise UserError(f"{where or 'configuration'}: expected a mapping, got {shown(data)}")
+    hints = typing.get_type_hints(kind)
+    aliases = _aliases(kind)
+    values: dict[str, Any] = {}
+    if kind is QueryConfig and "within" in data:
+        data = dict(data)
+        if "lower" in data or "upper" in data or "lower_us" in data or "upper_us" in data:
+            raise UserError(f"{where}: give within, or lower and upper, not both")
+        window_us = _quantity("lower_us", "within", data.pop("within"), f"{where}.within")
+        if window_us < 0:
+            raise UserError(f"{where}.within: a window cannot be negative")
+        values["lower_us"], values["upper_us"] = -window_us, window_us
+    if kind is QueryConfig and data.get("last") is not None:
+        data = {"lower_us": 0, "upper_us": 0, **data}
+        if values or "lower" in data or "upper" in data:
+            raise UserError(f"{where}: give last, or bounds of time, not both")
+        if isinstance(data["last"], int) and not isinstance(data["last"], bool):
+            data["last"] = [data["last"], data["last"]]
+    if kind is RunConfig and isinstance(data.get("on_overload"), str):
+        data = {**data, "on_overload": {"policy": data["on_overload"]}}
+    for key, value in data.items():
+        here = f"{where}.{word(key)}" if where else word(key)
+        name = aliases.get(key) if isinstance(key, str) else None
+        if name is None:
+            raise UserError(f"{here}: unknown configuration key{_meant(kind, word(key), aliases)}")
+        if name in values:
+            other = next((k for k in data if k != key and aliases.get(k) == name), name)
+            raise UserError(f"{here}: given twice, also as {other}")
+        if name == "queries" and key == "join":
+            values[name] = (_build(QueryConfig, value, here),)
+        elif name.endswith(("_us", "_bytes")):
+            values[name] = _quantity(name, key, value, here)
+        else:
+            try:
+                values[name] = _convert(hints[name], value, here)
+            except UserError as error:
+                text = str(error)
+                raise UserError(text if text.startswith(here) else f"{here}: {text}") from None
+    required = [
+        f.name
+        for f in dataclasses.fields(kind)
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
+    for name in required:
+        if name not in values:
+            missing = "join" if name == "queries" else name.removesuffix("_us")
+            raise UserError(f"{where or 'configuration'}: {missing} is missing")
+    return kind(**values)
+
+
+def _aliases(kind: type) -> dict[str, str]:
+    """Every way to write a key, and the field that it is."""
+    names = [f.name for f in dataclasses.fields(kind)]
+    aliases = {name.removesuffix(suffix): name for name in names for suffix in ("_us", "_bytes", "_per_s")}
+    return aliases | {name: name for name in names} | _ALIASES.get(kind, {})
+
+
+def _meant(kind: type, key: str, aliases: dict[str, str]) -> str:
+    """The hint of a complaint: the key that is nearest, or all of them."""
+    known = sorted({*aliases, "within"} if kind is QueryConfig else set(aliases))
+    near = [_MEANT[kind][key]] if key in _MEANT.get(kind, {}) else difflib.get_close_matches(key, known, 1, 0.5)
+    return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
+
+
+def _quantity(name: str, key: str, value: Any, here: str) -> int:
+    """A duration in microseconds or a size in bytes, of the field `name` written as `key`."""
+    try:
+        if name.endswith("_us"):
+            return parse_duration_us(value, in_us=key == name)
+        return parse_size_bytes(value, in_bytes=key == name)
+    except UserError as error:
+        raise UserError(f"{here}: {error}") from None
+
+
+def config_from_plain(data: Any) -> RunConfig:
+    """Build a RunConfig from parsed YAML or JSON. UserError names the offending key."""
+    config = _build(RunConfig, data, "")
+    assert isinstance(config, RunConfig)
+    return config
+
+
+def apply_overrides(data: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """`path.to.key=value` settings (values are YAML) laid over a parsed configuration; returns a new mapping."""
+    merged: dict[str, Any] = json.loads(json.dumps(data))
+    for item in overrides:
+        path, separator, text = item.partition("=")
+        if not separator or not path:
+            raise UserError(f"--set {item!r}: write path.to.key=value")
+        node = merged
+        *parents, leaf = path.split(".")
+        for parent in parents:
+            child = node.get(parent)
+            if child is None:
+                child = node[parent] = {}
+            if not isinstance(child, dict):
+                raise UserError(f"--set {item!r}: {parent} is not a section")
+            node = child
+        for twin in set(node) - {leaf}:
+            if bare(twin) == bare(leaf):
+                del node[twin]
+        node[leaf] = _parse(text, f"--set {shown(item)}: the value is")
+    return merged
+
+
+def bare(key: str) -> str:
+    """A key, or a dotted path to one, without its unit and as one of its spellings, to compare two."""
+    path, dot, leaf = re.sub("(_us|_bytes|_per_s)+$", "", key).rpartition(".")
+    return f"{path}{dot}{'key' if leaf == 'on' else leaf}"
+
+
+@functools.cache
+def _reader() -> Any:
+    """PyYAML's safe loader, but as in YAML 1.2 `on`, `off`, `yes` and `no` are text; all keys are text, as typed; and a mapping
+    that has a key twice is refused."""
+    import yaml
+
+    class Reader(yaml.SafeLoader):  # type: ignore[misc, unused-ignore]
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)
+            lines: dict[str, int] = {}
+            for i, (key, value) in enumerate(node.value):
+                line = key.start_mark.line + 1
+                if not isinstance(key, yaml.ScalarNode):
+                    raise yaml.YAMLError(f"line {line}: a key must be a word")
+                if key.tag == f"{tags}merge":
+                    continue
+                if key.tag in texts:
+                    node.value[i] = (yaml.ScalarNode(f"{tags}str", key.value, key.start_mark, key.end_mark), value)
+                if key.value in lines:
+                    raise yaml.YAMLError(f"line {line}: {word(key.value)} is given twice, first in line {lines[key.value]}")
+                lines[key.value] = line
+            return node
+
+    tags = "tag:yaml.org,2002:"
+    texts = {f"{tags}{kind}" for kind in ("bool", "int", "float", "null", "timestamp", "value")}
+    Reader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != f"{tags}bool"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    Reader.add_implicit_resolver(f"{tags}bool", re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+    return Reader
+
+
+def _parse(text: str, where: str) -> Any:
+    """Plain values from YAML. UserError, which begins with `where`, for anything else.
+
+    PyYAML's constructors of dates, huge integers and explicit tags raise whatever comes up in them, not YAMLError.
+    """
+    import yaml
+
+    try:
+        data = _reader()(text).get_single_data()
+    except RecursionError:
+        raise UserError(f"{where} nested too deeply") from None
+    except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError) as error:
+        told = " ".join(str(error).split()).replace('in "<unicode string>", line', "in line")
+        raise UserError(f"{where} not valid YAML ({told[:300]})") from None
+    values = 0
+
+    def check(value: Any, path: str, depth: int) -> str | None:
+        """What is wrong with a value, if anything is."""
+        nonlocal values
+        values += 1
+        if depth > _DEEPEST or values > _MOST_VALUES:
+            return "nested too deeply" if depth > _DEEPEST else f"too large: more than {_MOST_VALUES} values"
+        if isinstance(value, (dict, list)):
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                name = f"{path}{word(key)}"
+                wrong = check(None if isinstance(key, (dict, list)) else key, name, depth) or check(item, f"{name}.", depth + 1)
+                if wrong:
+                    return wrong
+            return None
+        wrong = _not_plain(value)
+        return f"not what can be used here: {path.rstrip('.')}: {wrong}" if wrong else None
+
+    wrong = check(data, "", 0)
+    if wrong:
+        raise UserError(f"{where} {wrong}")
+    return data
+
+
+def _not_plain(value: Any) -> str | None:
+    """Why a single value cannot stand in a configuration."""
+    if isinstance(value, str):
+        text = not ("\0" in value or any("\ud800" <= c <= "\udfff" for c in value))
+        return None if text else f"{shown(value)} is no text"
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"{value} is no finite number"
+    if isinstance(value, int):
+        return None if -(1 << 63) <= value < 1 << 63 else "a number beyond 64 bits"
+    return None if value is None else f"a {type(value).__name__}; put it in quotes"
+
+
+def load_plain(path: Path) -> dict[str, Any]:
+    """Parse a YAML file into a mapping. UserError when it cannot be read or is no mapping of plain values."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        text = data.decode()
+    except OSError as error:
+        raise UserError(f"{str(path)[:1000]}: cannot be read ({error.strerror})") from None
+    except ValueError as error:  # not UTF-8; a NUL in the path
+        raise UserError(f"{path}: not valid YAML ({error})") from None
+    if len(data) > _MOST_BYTES:
+        raise UserError(f"{path}: too large for a configuration, more than {_MOST_BYTES} bytes")
+    plain = _parse(text, f"{path}:")
+    if not isinstance(plain, dict):
+        raise UserError(f"{path}: expected a mapping of configuration keys")
+    return plain
+
+
+def _with_live_defaults(data: dict[str, Any], served: bool) -> dict[str, Any]:
+    """What live streams have, unless the file says otherwise: an endpoint on the loopback where producers push (or `served`);
+    real time; and late rows set aside instead of ending the run."""
+    sides = [side for side in (data.get("left"), data.get("right")) if isinstance(side, dict)]
+    live = any(side.get(source) is not None for side in sides for source in LIVE_SOURCES)
+    pushed = any(side.get("flight") is not None for side in sides)
+    wanted = [("serve", "listen", LISTEN)] if served or pushed else []
+    if live:
+        data = {"pace": "realtime", **data}
+        wanted.append(("time", "late", "side"))
+    for section, key, value in wanted:
+        given = {} if data.get(section) is None else data[section]
+        if isinstance(given, dict) and not (section == "time" and given.get("model") == "arrival"):
+            data = {**data, section: {key: value, **given}}
+    return data
+
+
+def load_config(path: Path, overrides: list[str] | None = None, *, served: bool = False) -> RunConfig:
+    """The configuration in a YAML file with --set overrides applied. UserError names file and key. served: with an endpoint."""
+    plain = load_plain(path)
+    if "question" in plain and not {"join", "queries"} & plain.keys():
+        raise UserError(f"{path}: is an experiment, not the configuration of a run; run it with: swjoin sweep {path}")
+    data = _with_live_defaults(apply_overrides(plain, overrides or []), served)
+    try:
+        config = config_from_plain(data)
+        _check_beside(config, path.parent)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    return config
+
+
+def _check_beside(config: RunConfig, folder: Path) -> None:
+    """UserError for an input that lies where the configuration does, and not where its path leads."""
+    for side, stream in (("left", config.left), ("right", config.right)):
+        for name, given in (("path", stream.path), ("watch", stream.watch)):
+            if given is not None and not os.path.exists(given) and os.path.exists(folder / given):
+                raise UserError(
+                    f"{side}.{name}: {given}: no such file or directory{relative_to(given)}; "
+                    f"it lies beside the configuration: write {folder / given}, or start swjoin in {folder}"
+                )
+
+
+def workload_from_plain(data: Any) -> WorkloadConfig:
+    """Build a WorkloadConfig alone (for `generate`). UserError names the offending key."""
+    workload = _build(WorkloadConfig, data, "workload")
+    assert isinstance(workload, WorkloadConfig)
+    return workload

@@ -1,0 +1,193 @@
+"""What a run is: its sections, and what must hold between them.
+
+What: `RunConfig`, `to_plain`, `digest`; the sections themselves come from `sections`.
+Why: one validated value describes a run completely; equal configurations have equal digests.
+Stays out: YAML files and `--set` (`loading`), reading data, deciding anything at run time. Imports nothing of the package but
+the sections.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from swjoin.config.connectors import FlightConfig, KafkaConfig, KafkaSinkConfig, ServeConfig, SinkConfig, StreamConfig
+from swjoin.config.sections import (
+    CheckpointConfig,
+    ClusterConfig,
+    MeasureConfig,
+    ModuleConfig,
+    NodesConfig,
+    ObserveConfig,
+    OverloadConfig,
+    QueryConfig,
+    ReorganizationConfig,
+    ScheduleConfig,
+    SpeedChange,
+    TimeConfig,
+    WorkloadConfig,
+    check,
+)
+
+__all__ = [
+    "CheckpointConfig",
+    "ClusterConfig",
+    "FlightConfig",
+    "KafkaConfig",
+    "KafkaSinkConfig",
+    "MeasureConfig",
+    "ModuleConfig",
+    "NodesConfig",
+    "ObserveConfig",
+    "OverloadConfig",
+    "QueryConfig",
+    "ReorganizationConfig",
+    "RunConfig",
+    "ScheduleConfig",
+    "ServeConfig",
+    "SinkConfig",
+    "SpeedChange",
+    "StreamConfig",
+    "TimeConfig",
+    "WorkloadConfig",
+    "digest",
+    "to_plain",
+]
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A complete run. `queries` has length one for now; results, state and ledger are keyed by its name."""
+
+    queries: tuple[QueryConfig, ...]
+    left: StreamConfig = field(default_factory=StreamConfig)
+    right: StreamConfig = field(default_factory=StreamConfig)
+    seed: int = 1
+    pace: Literal["asap", "realtime"] = "asap"
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    time: TimeConfig = field(default_factory=TimeConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    module: ModuleConfig = field(default_factory=ModuleConfig)
+    reorganization: ReorganizationConfig = field(default_factory=ReorganizationConfig)
+    nodes: NodesConfig = field(default_factory=NodesConfig)
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    on_overload: OverloadConfig = field(default_factory=OverloadConfig)
+    observe: ObserveConfig = field(default_factory=ObserveConfig)
+    sink: SinkConfig = field(default_factory=SinkConfig)
+    serve: ServeConfig = field(default_factory=ServeConfig)
+
+    def __post_init__(self) -> None:
+        check(len(self.queries) == 1, f"join: {len(self.queries)} queries given; one query per run for now")
+        check(self.seed >= 0, "seed: must not be negative")
+        check((self.left.path is None) == (self.right.path is None), "left and right: give both paths, or neither (generator)")
+        self._check_live()
+        if self.pace == "realtime":
+            check(self.cluster.distribution_epoch_us > 0, "cluster: realtime pace needs a distribution_epoch above 0")
+        else:
+            check(self.time.model == "event", "time: model arrival needs pace realtime")
+            policy = self.on_overload.policy
+            check(policy == "block", f"on_overload: {policy} needs pace realtime; in asap pace the source waits for the join")
+        if self.measure.prefill_us:
+            self._check_prefill()
+        if self.reorganization.policy != "none":
+            t_d, t_r = self.cluster.distribution_epoch_us, self.reorganization.epoch_us
+            check(t_d > 0, "reorganization: needs a cluster.distribution_epoch above 0")
+            check(
+                t_d == 0 or t_r % t_d == 0,
+                f"reorganization: epoch ({t_r} us) must be a whole multiple of cluster.distribution_epoch ({t_d} us)",
+            )
+        adaptive = self.reorganization.declustering != "fixed"
+        check(
+            not adaptive or self.reorganization.policy != "none",
+            "reorganization: adaptive declustering needs a policy (paper, balanced)",
+        )
+        check(
+            self.reorganization.declustering != "measured" or self.reorganization.policy == "balanced",
+            "reorganization: measured declustering needs policy balanced, which measures",
+        )
+
+    @property
+    def live(self) -> bool:
+        """Both streams come from outside, as they come."""
+        return self.left.live
+
+    @property
+    def observed(self) -> bool:
+        """An account of the run is kept while it goes on: for a page, or for clients that ask for the status."""
+        return self.observe.enabled or self.serve.listen is not None
+
+    def _check_live(self) -> None:
+        check(self.left.live == self.right.live, "left and right: both are live (flight, kafka, watch), or neither")
+        check(self.sink.kind != "flight" or self.serve.listen is not None, "sink: kind flight needs serve.listen")
+        served = self.serve.listen is None or self.sink.kind != "csv"
+        check(
+            served, "serve: results are served from memory and from Parquet files; choose sink kind parquet or flight, not csv"
+        )
+        flight = self.left.flight is not None or self.right.flight is not None
+        check(not flight or self.serve.listen is not None, "flight: needs serve.listen, where producers find the run")
+        if not self.live:
+            return
+        tolerant = self.time.model == "arrival" or self.time.late != "error"
+        check(tolerant, "time: with live streams a late row must not end the run; choose late: drop or side")
+        check(self.measure.prefill_us == 0, "measure: live streams have no history; leave prefill out")
+
+    def _check_prefill(self) -> None:
+        t_d = self.cluster.distribution_epoch_us
+        check(self.pace == "realtime", "measure: prefill needs pace realtime (asap has no phase that is measured)")
+        check(
+            self.measure.prefill_us % t_d == 0,
+            f"measure: prefill ({self.measure.prefill_us} us) must be a whole multiple of cluster.distribution_epoch "
+            f"({t_d} us)",
+        )
+        check(self.time.max_out_of_order_us == 0, "measure: prefill needs streams in time order (time.max_out_of_order 0)")
+        check(self.query.last is None, "measure: count windows cannot be measured after a prefill; leave it out")
+        check(self.query.how == "inner", f"measure: a {self.query.how} join cannot be measured after a prefill; leave it out")
+        check(not self.checkpoint.enabled, "measure: a run with prefill cannot be checkpointed; leave checkpoint out")
+
+    def check_slaves(self, slave_count: int) -> None:
+        """UserError when this configuration needs more slaves than the run has."""
+        active, groups = self.reorganization.active_slaves, self.cluster.sub_group_count
+        check(active <= slave_count, f"reorganization: active_slaves is {active}, but the run has {slave_count} slaves")
+        check(groups <= slave_count, f"cluster: sub_group_count is {groups}, but the run has {slave_count} slaves")
+        check(
+            len(self.nodes.speed) <= slave_count,
+            f"nodes: speed lists {len(self.nodes.speed)} slaves, but the run has {slave_count}",
+        )
+        for change in self.nodes.changes:
+            check(change.slave < slave_count, f"nodes.changes: there is no slave {change.slave}, the run has {slave_count}")
+
+    def fitted_to(self, slave_count: int) -> RunConfig:
+        """The same run on so many slaves, after some have died or been added: what names more slaves names fewer."""
+        nodes, reorganization, cluster = self.nodes, self.reorganization, self.cluster
+        return dataclasses.replace(
+            self,
+            cluster=dataclasses.replace(cluster, sub_group_count=min(cluster.sub_group_count, slave_count)),
+            reorganization=dataclasses.replace(reorganization, active_slaves=min(reorganization.active_slaves, slave_count)),
+            nodes=dataclasses.replace(
+                nodes, speed=nodes.speed[:slave_count], changes=tuple(c for c in nodes.changes if c.slave < slave_count)
+            ),
+        )
+
+    @property
+    def query(self) -> QueryConfig:
+        return self.queries[0]
+
+
+def to_plain(value: Any) -> Any:
+    """A configuration as dicts, lists and scalars, ready for JSON and YAML."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [to_plain(v) for v in value]
+    return value
+
+
+def digest(config: RunConfig) -> str:
+    """Identity of a configuration: 16 hex digits of SHA-256 over its canonical JSON. Who looks on does not change a run."""
+    plain = {name: value for name, value in to_plain(config).items() if name != "observe"}
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

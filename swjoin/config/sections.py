@@ -1,0 +1,405 @@
+"""The sections of a configuration: frozen dataclasses with units in the names.
+
+What: one dataclass per section; each refuses values that it cannot mean.
+Why: a section is checked where it is described.
+Stays out: what only several sections together tell (`config`), YAML files and `--set` (`loading`). Imports nothing of the
+package but errors, units and the oracle's `Bounds`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from swjoin.core.errors import UserError
+from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How, JoinKind
+from swjoin.core.units import MAX_SPAN_US
+from swjoin.expressions.parser import parse_where
+
+
+def check(ok: bool, message: str) -> None:
+    """UserError unless ok."""
+    if not ok:
+        raise UserError(message)
+
+
+@dataclass(frozen=True)
+class QueryConfig:
+    """One join: equal keys and lower_us <= right.ts - left.ts <= upper_us (SPEC section 1). `within: W` sets both.
+
+    how: `inner`; `left`, `right`, `full`: also the tuples of that side, or of both, that match nothing; `semi`, `anti`: the
+    left tuples alone that match something, that match nothing. Tuples with a null key match nothing.
+    where: what must hold of a pair's columns besides (`where` says how it is written); None: nothing.
+    last: count windows instead of those bounds: each tuple meets the last so many tuples of the other stream before it; of the
+    left, of the right stream.
+    """
+
+    lower_us: int
+    upper_us: int
+    exclusive: tuple[Literal["lower", "upper"], ...] = ()
+    name: str = "join"
+    how: How = "inner"
+    where: str | None = None
+    last: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        check(
+            self.lower_us <= self.upper_us,
+            f"join: lower ({self.lower_us} us) is above upper ({self.upper_us} us); swap them",
+        )
+        check(max(abs(self.lower_us), abs(self.upper_us)) < MAX_SPAN_US, "join: a bound is too large")
+        if self.where is not None:
+            parse_where(self.where)
+        if self.last is not None:
+            check(len(self.last) == 2, "join: last takes one number, or two: of left tuples, of right tuples")
+            check(min(self.last) >= 1, f"join: last ({min(self.last)}) must be 1 or more")
+            check(max(self.last) < MAX_SPAN_US, "join: last is too large")
+            timeless = self.lower_us == self.upper_us == 0 and not self.exclusive
+            check(timeless, "join: give last, or bounds of time, not both")
+
+    @property
+    def bounds(self) -> Bounds:
+        if self.last is not None:
+            return Bounds.last(*self.last)
+        return Bounds.of(self.lower_us, self.upper_us, self.exclusive)
+
+    @property
+    def told(self) -> str:
+        """What is joined, for people."""
+        kind = "" if self.how == "inner" else f"{self.how} join, "
+        where = "" if self.where is None else f", where {self.where}"
+        if self.last is not None:
+            return f"{kind}last {self.last[0]:,} left, {self.last[1]:,} right tuples{where}"
+        low, high = ("<" if side in self.exclusive else "<=" for side in ("lower", "upper"))
+        return f"{kind}{self.lower_us / 1e6:g} s {low} right - left {high} {self.upper_us / 1e6:g} s{where}"
+
+    @property
+    def kind(self) -> JoinKind:
+        return JOIN_KINDS[self.how]
+
+    def needed_below(self, times_us: tuple[int, int]) -> tuple[int, int]:
+        """Left and right tuples below these times are needed no more after a crash, when `times_us` have been promised.
+
+        Of windows of time; `cluster.master.arrival_sequence` knows it of count windows."""
+        alive_us = self.bounds.dead_below(times_us)
+        # Who of those alive has matched must be found again, with partners that are not.
+        return self.bounds.partners_below(alive_us) if any(self.kind.marks) else alive_us
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """How the rate changes over time: rate(t) = rate * factor(t), t from the start of the stream.
+
+    step: factor `factor` from `at_us` on. sine: 1 + amplitude * sin(2 pi t / period_us). burst: `factor` during the first
+    `length_us` of every `period_us`. constant: 1.
+    """
+
+    kind: Literal["constant", "step", "sine", "burst"] = "constant"
+    factor: float = 2.0
+    at_us: int = 0
+    amplitude: float = 0.5
+    period_us: int = 60_000_000
+    length_us: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        check(self.factor >= 0, "schedule: factor must not be negative")
+        check(0 <= self.amplitude <= 1, "schedule: amplitude must lie in 0..1")
+        check(self.period_us > 0, "schedule: period must be positive")
+        check(0 <= self.length_us <= self.period_us, "schedule: length must lie within the period")
+
+
+@dataclass(frozen=True)
+class WorkloadConfig:
+    """The paper's synthetic streams (SPEC section 5): Poisson arrivals, b-model keys in [0, domain), a fixed payload.
+
+    drift_us: after every such time the hot keys are other ones (all keys are rotated within the domain); 0: never.
+    """
+
+    rate_per_s: float = 1500.0
+    duration_us: int = 60_000_000
+    bias: float = 0.7
+    domain: int = 10_000_000
+    payload_bytes: int = 48
+    drift_us: int = 0
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+
+    def __post_init__(self) -> None:
+        check(self.rate_per_s > 0, "workload: rate must be positive")
+        check(self.duration_us > 0, "workload: duration must be positive")
+        check(0.5 <= self.bias < 1, "workload: bias must lie in [0.5, 1)")
+        check(1 <= self.domain < 1 << 62, "workload: domain must be at least 1")
+        check(0 <= self.payload_bytes <= 65536, "workload: payload must be 0 to 65536 bytes")
+        check(self.drift_us >= 0, "workload: drift must not be negative (0: the hot keys stay)")
+
+
+@dataclass(frozen=True)
+class TimeConfig:
+    """event: the time column; arrival: the master stamps tuples as it reads them (realtime pace only).
+
+    A tuple is late when its time is below the highest time seen before it in its stream minus max_out_of_order_us.
+    idle_timeout_us: a stream whose source has had nothing to read for so long does not hold time back any more; what it brings
+    later may be late. 0: the join waits for it.
+    """
+
+    model: Literal["event", "arrival"] = "event"
+    max_out_of_order_us: int = 0
+    late: Literal["error", "drop", "side"] = "error"
+    idle_timeout_us: int = 0
+
+    def __post_init__(self) -> None:
+        check(0 <= self.max_out_of_order_us < MAX_SPAN_US, "time: max_out_of_order must not be negative")
+        check(self.idle_timeout_us >= 0, "time: idle_timeout must not be negative (0: never)")
+        check(
+            self.idle_timeout_us == 0 or self.model == "event",
+            "time: idle_timeout needs model event; with arrival times no row is ever late",
+        )
+        check(
+            self.idle_timeout_us == 0 or self.late != "error",
+            "time: after an idle_timeout rows may be late; choose late: drop or side",
+        )
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """The master's side: partition-groups, distribution epochs, buffers.
+
+    distribution_epoch_us: t_d; 0 lets the master close an epoch at `epoch_tuples` buffered tuples, or 1/16 of the
+    tuples in the windows if that is more (asap pace only).
+    sub_group_count: n_g; the slaves are divided into sub-groups and the distribution epoch into as many slots; each sub-group
+    is served in its slot (paper section V-B).
+    mini_buffer_bytes: what the master may buffer; a full master closes the epoch early (asap) or makes the source wait.
+    communication: `overlapped`, a slave receives a delivery while it joins the one before; `synchronous`, it asks for the next
+    when it has joined all it has (the paper's mode). Realtime pace exchanges in its slots either way.
+    """
+
+    partition_count: int = 60
+    distribution_epoch_us: int = 2_000_000
+    sub_group_count: int = 1
+    epoch_tuples: int = 131_072
+    mini_buffer_bytes: int = 64 << 20
+    communication: str = "overlapped"
+
+    def __post_init__(self) -> None:
+        check(1 <= self.partition_count <= 65536, "cluster: partition_count must be 1 to 65536")
+        check(self.distribution_epoch_us >= 0, "cluster: distribution_epoch must not be negative")
+        check(self.sub_group_count >= 1, "cluster: sub_group_count must be at least 1")
+        check(
+            self.sub_group_count == 1 or self.distribution_epoch_us >= self.sub_group_count,
+            f"cluster: sub_group_count {self.sub_group_count} needs a distribution_epoch to divide, of as many us at least",
+        )
+        check(self.epoch_tuples >= 1, "cluster: epoch_tuples must be at least 1")
+        check(self.communication in ("overlapped", "synchronous"), "cluster: communication must be overlapped or synchronous")
+        check(self.mini_buffer_bytes >= 1 << 10, "cluster: mini_buffer must be at least 1KB")
+
+
+@dataclass(frozen=True)
+class ModuleConfig:
+    """The join module of a slave (SPEC section 4).
+
+    theta_bytes: a partition-group above 2 * theta is fine-tuned; 0 turns fine tuning off. block_bytes: one block.
+    tuple_bytes: what one tuple counts for in both. stream_buffer_bytes: capacity of the stream buffer (occupancy 1.0).
+    window_bytes: limit of the window state of one slave; the run fails with one line when it is reached.
+    result_buffer_bytes: results leave a slave in chunks of at most this size.
+    """
+
+    theta_bytes: int = 3 << 19
+    block_bytes: int = 4096
+    tuple_bytes: int = 64
+    stream_buffer_bytes: int = 1 << 20
+    window_bytes: int = 8 << 30
+    result_buffer_bytes: int = 4 << 20
+
+    def __post_init__(self) -> None:
+        check(self.tuple_bytes >= 16, "module: tuple_bytes must be at least 16 (time and key)")
+        check(self.block_bytes >= self.tuple_bytes, "module: a block must hold at least one tuple")
+        check(
+            self.theta_bytes == 0 or self.theta_bytes >= self.block_bytes,
+            "module: theta must be at least one block (or 0: off)",
+        )
+        check(self.stream_buffer_bytes >= self.tuple_bytes, "module: stream_buffer must hold at least one tuple")
+        check(self.result_buffer_bytes >= 1 << 12, "module: result_buffer must be at least 4KB")
+        check(self.window_bytes >= 1 << 20, "module: window must be at least 1MB")
+
+    @property
+    def block_tuples(self) -> int:
+        return self.block_bytes // self.tuple_bytes
+
+    @property
+    def theta_tuples(self) -> int:
+        """theta in tuples of both streams; 0 when fine tuning is off."""
+        return self.theta_bytes // self.tuple_bytes
+
+
+@dataclass(frozen=True)
+class ReorganizationConfig:
+    """How the run adapts while it runs (paper sections IV-C and V-A). Off unless a policy is named.
+
+    policy: `none`; `paper`, one random partition-group from each supplier to a consumer; `balanced`, as many and such
+    partition-groups as even out the measured work; `random`, moves (and, with adaptive declustering, resizes) at random, to
+    test with. epoch_us: t_r, a whole multiple of the distribution epoch. supplier_threshold, consumer_threshold: Th_sup,
+    Th_con of the average occupancy. declustering: `fixed`; `adaptive`, the paper's rule with granularity beta;
+    or `measured`, by how busy the slaves are (policy balanced).
+    active_slaves: how many start active; 0: all. confirmations: reorganization epochs in a row that must want the same change
+    of the degree of declustering. random_moves: moves per reorganization epoch of policy `random`. emptied_groups: most
+    partition-groups that a slave which is about to rest yields in one reorganization epoch. chunk_bytes: largest message of a
+    state movement.
+    """
+
+    policy: Literal["none", "paper", "balanced", "random"] = "none"
+    epoch_us: int = 20_000_000
+    supplier_threshold: float = 0.5
+    consumer_threshold: float = 0.01
+    declustering: Literal["fixed", "adaptive", "measured"] = "fixed"
+    beta: float = 0.5
+    active_slaves: int = 0
+    confirmations: int = 1
+    random_moves: int = 1
+    emptied_groups: int = 16
+    chunk_bytes: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        check(self.epoch_us > 0, "reorganization: epoch must be positive")
+        check(
+            0 <= self.consumer_threshold < self.supplier_threshold,
+            f"reorganization: consumer_threshold ({self.consumer_threshold:g}) must lie in 0 up to, but not at, "
+            f"supplier_threshold ({self.supplier_threshold:g}), or a slave could be both",
+        )
+        check(0 < self.beta < 1, "reorganization: beta must lie between 0 and 1")
+        check(self.active_slaves >= 0, "reorganization: active_slaves must not be negative (0: all)")
+        check(self.confirmations >= 1, "reorganization: confirmations must be at least 1")
+        check(self.random_moves >= 0, "reorganization: random_moves must not be negative")
+        check(self.emptied_groups >= 1, "reorganization: emptied_groups must be at least 1")
+        check(self.chunk_bytes >= 1 << 10, "reorganization: chunk must be at least 1KB")
+
+
+@dataclass(frozen=True)
+class SpeedChange:
+    """From `at_us` on the run's clock on, `slave` runs at `speed`: somebody else's work on a shared node comes or goes."""
+
+    slave: int
+    at_us: int
+    speed: float
+
+    def __post_init__(self) -> None:
+        check(self.slave >= 0, "nodes.changes: slave must not be negative")
+        check(self.at_us >= 0, "nodes.changes: at must not be negative")
+        check(0 < self.speed <= 1, "nodes.changes: speed must lie in 0..1, above 0")
+
+
+@dataclass(frozen=True)
+class NodesConfig:
+    """Slower, heterogeneous and non-dedicated nodes, imitated on fast equal ones: a slave at speed 0.25 gets a quarter of a
+    core.
+
+    node_speed: what speed 1 stands for, as a fraction of a core. speed: of slave 0, 1, ..., relative to node_speed; slaves
+    beyond the list run at 1. changes: in any order. link_bytes_per_s: a slower network between MPI ranks, for
+    what slaves receive; 0: as fast as it is.
+    """
+
+    speed: tuple[float, ...] = ()
+    changes: tuple[SpeedChange, ...] = ()
+    node_speed: float = 1.0
+    link_bytes_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        check(0 < self.node_speed <= 1, "nodes: node_speed must lie in 0..1, above 0")
+        check(all(0 < s <= 1 for s in self.speed), "nodes: every speed must lie in 0..1, above 0")
+        check(self.link_bytes_per_s >= 0, "nodes: link_bytes_per_s must not be negative (0: as fast as it is)")
+
+    @property
+    def imitates(self) -> bool:
+        """Some node is slower than a core."""
+        return min([self.node_speed, *self.speed, *(c.speed for c in self.changes)]) < 1
+
+    def speed_of(self, slave: int, now_us: int) -> float:
+        """Speed of a slave at a time on the run's clock, as a fraction of a core."""
+        speed = self.speed[slave] if slave < len(self.speed) else 1.0
+        due = [c for c in self.changes if c.slave == slave and c.at_us <= now_us]
+        return self.node_speed * (max(due, key=lambda c: c.at_us).speed if due else speed)
+
+
+@dataclass(frozen=True)
+class MeasureConfig:
+    """Which part of a realtime run is measured; for experiments whose windows must be full before anything counts.
+
+    prefill_us: history, a whole multiple of the distribution epoch: tuples of the first prefill_us of the streams are joined as
+    fast as possible, before the run's clock, which then starts at prefill_us, so that it shows stream time. Pairs of two such
+    tuples are counted apart and not kept. warm_up_us: start of the measured phase that aggregation leaves out. rush: once the
+    streams have ended, what is left is joined at full speed (`nodes` is not imitated any longer), so that an overloaded run
+    ends soon after its streams; aggregation leaves that out, too.
+    """
+
+    prefill_us: int = 0
+    warm_up_us: int = 0
+    rush: bool = False
+
+    def __post_init__(self) -> None:
+        check(0 <= self.prefill_us < MAX_SPAN_US, "measure: prefill must not be negative")
+        check(self.warm_up_us >= 0, "measure: warm_up must not be negative")
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When the run's state is made durable, so that it survives the death of any process. Off unless a measure is given.
+
+    interval_us: a checkpoint at the first distribution epoch that ends so long after the last one began, on the run's clock.
+    epochs: or after so many distribution epochs; 0: not by this measure. directory: where; None: `checkpoints` in the run's
+    directory. On several hosts all must see it. recover: with MPI ranks, go on without a slave that died (needs
+    fault tolerance of the MPI library); otherwise the run ends and can be resumed.
+    """
+
+    interval_us: int = 0
+    epochs: int = 0
+    directory: str | None = None
+    recover: bool = True
+
+    def __post_init__(self) -> None:
+        check(self.interval_us >= 0, "checkpoint: interval must not be negative (0: off)")
+        check(self.epochs >= 0, "checkpoint: epochs must not be negative (0: off)")
+
+    @property
+    def enabled(self) -> bool:
+        return self.interval_us > 0 or self.epochs > 0
+
+
+@dataclass(frozen=True)
+class OverloadConfig:
+    """What the master does when its mini-buffers are full (realtime pace; in asap pace the source always waits).
+
+    policy: `block`, the source waits; `shed`, tuples are dropped, each one counted and written down; `spill`, tuples go to disk
+    until their slave has room. victims: which are dropped; `oldest`, those that have waited longest, `random`, or
+    `least_matching`, those whose keys are expected to match the fewest tuples of the other stream. disk_bytes: at most so much
+    is spilled; then the source waits. directory: of spilled tuples; None: the run's directory.
+    """
+
+    policy: Literal["block", "shed", "spill"] = "block"
+    victims: Literal["oldest", "random", "least_matching"] = "random"
+    disk_bytes: int = 16 << 30
+    directory: str | None = None
+
+    def __post_init__(self) -> None:
+        check(self.disk_bytes >= 1 << 20, "on_overload: disk must be at least 1MB")
+
+
+@dataclass(frozen=True)
+class ObserveConfig:
+    """Looking at a run while it runs. Off unless a port is given; then nothing is done for it.
+
+    port: of the page, /status.json and /metrics on 127.0.0.1; 0: a free one, which is printed. interval_us: how often the roles
+    are looked at. hot_keys: so many of the most frequent keys of each stream, from a sample; 0: none. board: keep the account
+    also without a port, for whoever asks in another way.
+    """
+
+    port: int | None = None
+    interval_us: int = 250_000
+    hot_keys: int = 10
+    board: bool = False
+
+    def __post_init__(self) -> None:
+        check(self.port is None or 0 <= self.port <= 65535, "observe: port must be 0 to 65535 (0: a free one)")
+        check(self.interval_us >= 10_000, "observe: interval must be at least 10ms")
+        check(0 <= self.hot_keys <= 1000, "observe: hot_keys must be 0 to 1000 (0: none)")
+
+    @property
+    def enabled(self) -> bool:
+        return self.port is not None or self.board

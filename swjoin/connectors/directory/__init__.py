@@ -1,0 +1,1 @@
+"""A directory in which files appear, as a live stream."""

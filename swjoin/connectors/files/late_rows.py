@@ -1,0 +1,78 @@
+"""The side output of late rows (policy `side`): a Parquet file of stream, row id, time and reason.
+
+What: `LateSink`.
+Why: a row that is left out of the join stays findable.
+Stays out: which rows are late (`cluster.master.intake`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from swjoin.core.batch import STREAM_NAMES, SourceBatch
+from swjoin.core.errors import RunFailed, UserError
+from swjoin.core.storage import AppendedFile, replacing
+
+_GROUP_ROWS = 131_072
+
+
+_ROW = np.dtype([("stream", "u1"), ("reason", "u1"), ("known", "u1"), ("id", "<u8"), ("ts", "<i8")])
+_REASONS = ("null time", "late", "shed")
+LATE_ROW_BYTES = _ROW.itemsize
+
+
+class LateSink:
+    """Columns: stream (string), row_id (uint64), ts (int64 microseconds, null for null times), reason (string).
+
+    rows: where rows are kept until the end (a temporary file without one).
+    """
+
+    def __init__(self, target: Path, rows: AppendedFile | None = None) -> None:
+        self._target = target
+        self._kept = rows is not None
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{target}: cannot be written ({error.strerror or error})") from None
+        self.rows = AppendedFile(target.with_name(f".{target.name}.rows")) if rows is None else rows
+
+    def write(self, stream: int, batch: SourceBatch, reason: str) -> None:
+        rows = np.zeros(len(batch), _ROW)
+        rows["stream"], rows["reason"] = stream, _REASONS.index(reason)
+        rows["known"] = True if batch.ts_valid is None else batch.ts_valid
+        rows["id"], rows["ts"] = batch.id, batch.ts
+        self.rows.append(rows.tobytes())
+
+    def close(self) -> None:
+        self._finish(self._target)
+
+    def abort(self) -> None:
+        """Of a run that can be resumed the rows stay where they are kept."""
+        if self._kept:
+            self.rows.close()
+        else:
+            self._finish(self._target.with_name(self._target.name + ".incomplete"))
+
+    def _finish(self, target: Path) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        schema = pa.schema([("stream", pa.string()), ("row_id", pa.uint64()), ("ts", pa.int64()), ("reason", pa.string())])
+        rows = np.frombuffer(self.rows.read(), _ROW)
+        if len(rows) and (int(rows["stream"].max()) >= len(STREAM_NAMES) or int(rows["reason"].max()) >= len(_REASONS)):
+            raise RunFailed(f"{self.rows.path}: corrupt: a row of no stream, or for no reason")
+        with replacing(target) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+            for at in range(0, len(rows), _GROUP_ROWS):
+                part = rows[at : at + _GROUP_ROWS]
+                names = [
+                    pa.DictionaryArray.from_arrays(pa.array(part[field]), list(names)).cast(pa.string())
+                    for field, names in (("stream", STREAM_NAMES), ("reason", _REASONS))
+                ]
+                times = pa.array(part["ts"].copy(), mask=part["known"] == 0)
+                columns = [names[0], pa.array(part["id"].copy()), times, names[1]]
+                writer.write_batch(pa.record_batch(columns, schema=schema))
+        self.rows.close()
+        if not self._kept:
+            self.rows.path.unlink()

@@ -1,0 +1,128 @@
+"""Files that a run appends to: metrics and events.
+
+What: `MetricsFile`, `EventsFile`.
+Why: their rows survive a recovery exactly once: what was written after a checkpoint is cut off.
+Stays out: reading them (`connectors.files.run_folder`), tables made of them (`spark.aggregate_run`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swjoin.core.data_messages import RunEvent
+from swjoin.core.errors import RunFailed
+from swjoin.core.metric_columns import COLUMNS, INTEGER_COLUMNS
+from swjoin.core.storage import AppendedFile, replacing, writing
+
+METRICS_ROW_BYTES = 8 * len(COLUMNS)
+
+
+class MetricsFile:
+    """DIR/metrics/slaves.parquet: one row per slave and distribution epoch, written at the end.
+
+    rows: where they are kept until then (a temporary file without one); those of a generation are kept once it is cut.
+    """
+
+    ROWS = 4096
+
+    def __init__(self, run_dir: Path, rows: AppendedFile | None = None) -> None:
+        """RunFailed when rows that are there already hold what a table cannot."""
+        if rows is not None:
+            there = np.frombuffer(rows.read(), np.float64).reshape(-1, len(COLUMNS))
+            integers = there[:, [name in INTEGER_COLUMNS for name in COLUMNS]]
+            if not (np.abs(integers) < 2.0**63).all():
+                raise RunFailed(f"{rows.path}: corrupt: a metric that must be an integer is not finite, or too large")
+        self.path = run_dir / "metrics" / "slaves.parquet"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._kept = rows is not None
+        self.rows = AppendedFile(self.path.with_name(".slaves.rows")) if rows is None else rows
+        self._waiting: list[tuple[int, NDArray[np.float64]]] = []
+
+    def add(self, rows: list[tuple[int, NDArray[np.float64]]]) -> None:
+        """Rows with their generations."""
+        self._waiting += rows
+        if not self._kept:
+            self.cut(self._waiting[-1][0] if self._waiting else 0)
+
+    def cut(self, generation: int) -> None:
+        """Keep the rows up to this generation."""
+        self.rows.append(b"".join(row.tobytes() for g, row in self._waiting if g <= generation))
+        self._waiting = [(g, row) for g, row in self._waiting if g > generation]
+
+    def close(self) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self.rows.append(b"".join(row.tobytes() for _, row in self._waiting))
+        schema = pa.schema([(n, pa.int64() if n in INTEGER_COLUMNS else pa.float64()) for n in COLUMNS])
+        everything = np.frombuffer(self.rows.read(), np.float64).reshape(-1, len(COLUMNS))
+        with replacing(self.path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+            for at in range(0, len(everything), self.ROWS):
+                table = everything[at : at + self.ROWS]
+                columns = [
+                    pa.array(table[:, i].astype(np.int64) if name in INTEGER_COLUMNS else table[:, i].copy())
+                    for i, name in enumerate(COLUMNS)
+                ]
+                writer.write_batch(pa.record_batch(columns, schema=schema))
+        self.rows.close()
+        if not self._kept:
+            self.rows.path.unlink()
+
+    def abort(self) -> None:
+        """Of a run that can be resumed the rows stay where they are kept."""
+        if self._kept:
+            self.rows.close()
+        else:
+            self.close()
+
+
+class EventsFile:
+    """DIR/metrics/events.parquet: one row per `RunEvent`, in the order in which they happened.
+
+    Until the end they are lines of JSON in a hidden file beside it: nothing grows in memory, and what a process has noted
+    before it was killed is there when the run is resumed.
+    """
+
+    def __init__(self, run_dir: Path, *, resumes: bool = False) -> None:
+        """resumes: those that are there come first."""
+        self.path = run_dir / "metrics" / "events.parquet"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._lines = self.path.with_name(".events.jsonl")
+        self._file = self._lines.open("a" if resumes else "w")
+        if resumes:
+            self._file.write("\n")  # the last line may be half of one
+
+    def add(self, event: RunEvent) -> None:
+        with writing(self.path):
+            self._file.write(json.dumps(dataclasses.asdict(event)) + "\n")
+            self._file.flush()
+
+    def close(self, *, resumable: bool = False) -> None:
+        """Write the table. resumable: more may follow."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        with writing(self.path):
+            self._file.close()
+        rows = [row for line in self._lines.read_text().splitlines() if (row := _whole_event(line)) is not None]
+        kinds = {"int": pa.int64(), "str": pa.string(), "float": pa.float64()}
+        schema = pa.schema([(f.name, kinds[str(f.type)]) for f in dataclasses.fields(RunEvent)])
+        with replacing(self.path) as temporary:
+            pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary)
+        if not resumable:
+            self._lines.unlink()
+
+
+def _whole_event(line: str) -> dict[str, Any] | None:
+    """None for a line that a process was writing when it was killed."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None

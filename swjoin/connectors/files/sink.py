@@ -1,0 +1,294 @@
+"""Result files: Parquet and CSV, whole or not there.
+
+What: `FileSink`: rows go to a temporary name beside the target; `close` syncs and renames, `abort` renames to `.incomplete`.
+Why: a reader must never take half a result for a whole one, whenever it looks.
+Stays out: what a row looks like (`connectors.output_columns`), what a file says of itself (`connectors.files.proofs`).
+
+Parquet is written with LZ4 and without dictionaries: results are wide, hardly repeat, and are written once per run at full
+speed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swjoin.connectors.files.proofs import Claim, sampled_hash
+from swjoin.connectors.output_columns import OutputPlan
+from swjoin.core.batch import Pairs
+from swjoin.core.errors import RunFailed, UserError
+from swjoin.core.hashing import digest_pairs
+from swjoin.core.join_semantics import format_digest
+from swjoin.core.storage import not_written, sync_file, sync_folder, writing
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+GROUP_ROWS = 131_072
+GROUP_BYTES = 256 << 20  # of rows that wait for a row group to be full
+FILE_BYTES = 256 << 20
+
+
+class _OpenFile:
+    """One file being written. ids: its id columns."""
+
+    def __init__(self, kind: str, target: Path, schema: pa.Schema, ids: list[str], temporary: Path) -> None:
+        import pyarrow as pa
+        import pyarrow.csv as csv
+        import pyarrow.parquet as pq
+
+        self.target = target
+        self.temporary = temporary
+        compression = "gzip" if target.name.endswith(".gz") else None
+        self._parquet = kind == "parquet"
+        self._ids = ids
+        self._stream: Any = pa.output_stream(str(self.temporary), compression=compression)
+        try:
+            self._writer: Any = (
+                pq.ParquetWriter(self._stream, schema, compression="lz4", use_dictionary=False)
+                if self._parquet
+                else csv.CSVWriter(self._stream, schema)
+            )
+        except OSError:
+            self.temporary.unlink(missing_ok=True)
+            raise
+        self._finished = self._failed = False  # failed: without its end, which Parquet cannot be read without
+        self.bytes = self._rows = self._digest = 0
+
+    def write(self, table: pa.Table, digest: int) -> None:
+        if self._parquet:
+            self._writer.write_table(table, row_group_size=GROUP_ROWS)
+        else:
+            self._writer.write_table(table)
+        self.bytes += table.nbytes
+        self._rows += table.num_rows
+        self._digest += digest
+
+    def finish(self, whole: dict[str, Any] | None = None) -> None:
+        """Nothing more is written. whole: what is known of the whole result, if it is."""
+        if not self._finished:
+            if self._parquet:
+                written = None if self._ids else self._written()
+                claim = Claim(self._rows, format_digest(self._digest), self._ids, written, whole)
+                self._writer.add_key_value_metadata(claim.to_metadata())
+            self._end()
+
+    def _written(self) -> tuple[int, int]:
+        """How many bytes come before the footer, and their sampled hash."""
+        self._stream.flush()
+        size = self._stream.tell()
+        return size, sampled_hash(self.temporary, size)
+
+    def _end(self) -> None:
+        if not self._finished:
+            self._finished = self._failed = True
+            try:
+                self._writer.close()
+            finally:
+                self._stream.close()
+            self._failed = False
+
+    def show(self) -> None:
+        """Durable, and under its name; it has been finished."""
+        sync_file(self.temporary)
+        self.temporary.replace(self.target)
+        sync_folder(self.target.parent)
+
+    def abort(self) -> None:
+        try:
+            self._end()
+            if not self._failed:
+                self.temporary.replace(self.target.with_name(self.target.name + ".incomplete"))
+        except OSError:
+            self._failed = True
+        if self._failed:
+            self.temporary.unlink(missing_ok=True)
+
+    def drop(self) -> None:
+        """As if it had never been."""
+        with contextlib.suppress(OSError):
+            self._end()
+        self.temporary.unlink(missing_ok=True)
+
+
+class _Part:
+    """The files of one generation, the last one open, and rows that wait for a row group to be full."""
+
+    def __init__(self) -> None:
+        self.batches: list[pa.RecordBatch] = []
+        self.rows = self.bytes = self.digest = 0
+        self.files: list[_OpenFile] = []
+
+
+def refuse_results(target: Path, *, staged: bool, resumes: bool) -> None:
+    """UserError when results are to go into this directory, and cannot or must not."""
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise UserError(f"{target}: cannot be made (File exists)")
+    left_behind = set(target.glob(".part-*.tmp")) if staged else set()  # of a run that ended before its first checkpoint
+    if not resumes and any(path not in left_behind for path in target.iterdir()):
+        raise UserError(f"{target}: is not empty; choose another --out or remove it")
+    if not os.access(target, os.W_OK):
+        raise UserError(f"{target}: cannot be written (Permission denied)")
+
+
+class FileSink:
+    """Writes one file, or a directory of files rolled at about 256 MB. UserError at once when the target cannot be written.
+
+    staged: files are called part-GENERATION-NUMBER, and each generation's are shown by `publish`.
+    """
+
+    def __init__(
+        self, kind: str, target: Path, plan: OutputPlan, *, directory: bool, staged: bool = False, resumes: bool = False
+    ) -> None:
+        self._kind = kind
+        self._target = target
+        self._plan = plan
+        self._schema = plan.schema
+        self._ids = [name for name, _, _ in plan.id_columns if name.endswith("_id")]
+        self._directory = directory
+        self._staged = staged
+        self._resumes = resumes
+        self._parts: dict[int, _Part] = {}
+        self._made: list[Path] = []  # folders that were not there before, the innermost first
+        self._prepare()
+        try:
+            if not staged:
+                self._open_next(self._parts.setdefault(0, _Part()), 0)
+        except OSError as error:
+            raise UserError(str(not_written(target, error))) from None
+
+    def _prepare(self) -> None:
+        if self._directory:
+            refuse_results(self._target, staged=self._staged, resumes=self._resumes)
+            self._made = [path for path in (self._target, *self._target.parents) if not path.exists()]
+            try:
+                self._target.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UserError(f"{self._target}: cannot be made ({error.strerror})") from None
+            if self._staged and not self._resumes:
+                for path in self._target.glob(".part-*.tmp"):
+                    path.unlink()
+        elif self._target.is_dir():
+            raise UserError(f"{self._target}: is a directory; name a file with -o")
+        elif not self._target.parent.is_dir():
+            raise UserError(f"{self._target}: directory {self._target.parent} does not exist")
+
+    def _open_next(self, part: _Part, generation: int) -> None:
+        if self._directory:
+            number = f"{generation:06d}-{len(part.files):05d}" if self._staged else f"{len(part.files):05d}"
+            target = self._target / f"part-{number}.{'parquet' if self._kind == 'parquet' else 'csv'}"
+        else:
+            target = self._target
+        mark = "" if self._staged else f".{os.getpid()}"
+        part.files.append(_OpenFile(self._kind, target, self._schema, self._ids, target.with_name(f".{target.name}{mark}.tmp")))
+
+    def write(self, pairs: Pairs, generation: int = 0) -> None:
+        self.write_rows(self._plan.decode(pairs), generation, digest_pairs(pairs.left_id, pairs.right_id))
+
+    def write_rows(self, rows: pa.RecordBatch, generation: int, digest: int = 0) -> None:
+        """Pairs as output rows already. digest: of their ids."""
+        part = self._parts.setdefault(generation, _Part())
+        part.batches.append(rows)
+        part.rows += rows.num_rows
+        part.digest += digest
+        part.bytes += rows.nbytes
+        if part.rows >= GROUP_ROWS or part.bytes >= GROUP_BYTES:
+            self._flush(part, generation)
+
+    def _flush(self, part: _Part, generation: int) -> None:
+        import pyarrow as pa
+
+        if not part.batches:
+            return
+        table = pa.Table.from_batches(part.batches, self._schema)
+        digest, part.batches, part.rows, part.bytes, part.digest = part.digest, [], 0, 0, 0
+        try:
+            if not part.files or (self._directory and part.files[-1].bytes >= FILE_BYTES):
+                if part.files:
+                    part.files[-1].finish()
+                self._open_next(part, generation)
+            part.files[-1].write(table, digest)
+        except OSError as error:
+            raise not_written(part.files[-1].target if part.files else self._target, error) from None
+
+    # ------------------------------------------------------------ with checkpoints
+
+    def seal(self, generation: int) -> list[Path]:
+        part = self._parts.pop(generation, _Part())
+        self._flush(part, generation)
+        self._finish(part)
+        return [file.temporary for file in part.files]
+
+    @staticmethod
+    def _finish(part: _Part, whole: dict[str, Any] | None = None) -> None:
+        for file in part.files:
+            with writing(file.target):
+                file.finish(whole)
+
+    def sync(self, files: Sequence[Path]) -> None:
+        for path in files:
+            sync_file(path)
+        if files:
+            sync_folder(self._target)
+
+    def name_of(self, file: Path) -> str:
+        return file.name.removeprefix(".").removesuffix(".tmp")
+
+    def publish(self, names: Sequence[str], generation: int) -> None:
+        for name in names:
+            hidden, shown = self._target / f".{name}.tmp", self._target / name
+            if hidden.exists():
+                hidden.replace(shown)
+            elif not shown.exists():
+                raise RunFailed(f"{shown}: results that a checkpoint holds are gone")
+        if names:
+            sync_folder(self._target)
+
+    def restore(self, names: Sequence[str], generation: int) -> None:
+        for part in self._parts.values():
+            for file in part.files:
+                file.drop()
+        self._parts.clear()
+        self.publish(names, generation)
+        for path in self._target.glob("part-*"):
+            if path.name not in names:
+                path.unlink()
+        for path in self._target.glob(".part-*.tmp"):
+            path.unlink()
+
+    # ------------------------------------------------------------ the end
+
+    def close(self, whole: dict[str, Any] | None = None) -> None:
+        if self._staged and not self._parts and not any(self._target.glob("part-*")):
+            self._open_next(self._parts.setdefault(0, _Part()), 0)  # no results: a file that says so, with its columns
+        for generation, part in sorted(self._parts.items()):
+            self._flush(part, generation)
+            self._finish(part, whole)
+        for _, part in sorted(self._parts.items()):  # no file is shown before all are whole
+            for file in part.files:
+                with writing(file.target):
+                    file.show()
+
+    def abort(self, *, begun: bool = True) -> None:
+        """Keep what was collected, under names that say it is not whole; with checkpoints, what the last one holds."""
+        for generation, part in self._parts.items():
+            if self._staged:
+                continue  # these rows will be found again
+            try:
+                self._flush(part, generation)
+            except RunFailed:
+                part.batches = []
+            for file in part.files:
+                if begun:
+                    file.abort()
+                else:
+                    file.drop()
+        if not begun:
+            with contextlib.suppress(OSError):  # not empty
+                for folder in self._made:
+                    folder.rmdir()

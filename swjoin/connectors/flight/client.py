@@ -1,0 +1,458 @@
+"""Clients of a live run: `swjoin.connect`.
+
+What: `Client`: `push` rows and `producer`, which say whom they wait for; take `results`, late rows and metrics; ask for the
+`status`; `end` a stream.
+Why: five lines of Python reach a run; what goes wrong on the other side is one clear line here.
+Stays out: the command line (`cli.serve`). Any Arrow Flight client can do the same: docs/live.md says what goes over the wire.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from swjoin.connectors.flight.ingest import plain_text
+from swjoin.connectors.flight.result_log import Place
+from swjoin.connectors.times import cast_complaint, instants, zoned
+from swjoin.core.batch import Bool
+from swjoin.core.errors import RunFailed, SwjoinError, UserError
+
+BATCH_ROWS = 16_384
+_NOTICE_S, _NOTICE_AGAIN_S, _LOOK_S = 4.0, 30.0, 0.5  # until a push that waits says so; until it says so again
+_REACH_S = 3.0  # how long the collector's own endpoint may take to answer
+Start = Literal["start", "now"] | Place
+# A run that is resumed is there again within seconds; gRPC would in time look for it every two minutes only. The middle one is
+# how long an attempt may take.
+_BACKOFF = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 10_000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+_ERRORS = (pa.ArrowException, flight.FlightError, OSError)  # some calls of Flight complain with the last
+
+
+class ServerGoneError(RunFailed):
+    """Nobody answers, or the connection was lost; trying again may help."""
+
+
+def _said(error: BaseException) -> UserError | RunFailed:
+    """What the other side complains of."""
+    text = plain_text(error) or type(error).__name__
+    if "handshake failed" in text:
+        return UserError(f"{text}; does the run speak TLS (grpc+tls://, else grpc://), and is this its root certificate?")
+    if "failed to connect" in text and "Socket closed" in text:  # a run that has just died says the same
+        return ServerGoneError(f"{text}; if the run speaks TLS, write grpc+tls://")
+    nobody = re.search(r"ipv[46]:(\S+): .*Connection refused", text)
+    if nobody is not None:
+        return ServerGoneError(f"nothing listens at {unquote(nobody[1])}; is swjoin serve running?")
+    gone = isinstance(error, OSError) and "unavailable" in text
+    if gone or isinstance(error, flight.FlightUnavailableError | flight.FlightCancelledError | flight.FlightTimedOutError):
+        return ServerGoneError(text)
+    if isinstance(error, flight.FlightUnauthenticatedError | flight.FlightUnauthorizedError):
+        return UserError(text)
+    return RunFailed(text)
+
+
+@dataclass(frozen=True)
+class Event:
+    """What comes out of a run. kind: `rows`, with their batch; `complete`, the rows of this generation have been taken, and are
+    final; `void`, rows of this generation and later ones that were taken before do not count, and come again. place: where to
+    go on after it."""
+
+    kind: str
+    batch: pa.RecordBatch
+    generation: int
+    place: Place
+
+
+class Taking:
+    """Rows of a run as they come. Iterate over it for batches, or over `events`; both end with the run.
+
+    place: after the last batch or event; give it to `results(start=...)` to go on there, in any process.
+    """
+
+    def __init__(self, reader: Any, place: Place) -> None:
+        self._reader, self.place = reader, place
+
+    @property
+    def schema(self) -> pa.Schema:
+        try:
+            return self._reader.schema
+        except _ERRORS as error:
+            raise _said(error) from None
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """RunFailed where a recovery makes rows void that were given before: take events, or final rows."""
+        for event in self.events():
+            if event.kind == "void":
+                raise RunFailed(
+                    f"the run has recovered: results from generation {event.generation} on come again; "
+                    f"iterate over events(), or take final=True"
+                )
+            if event.kind == "rows":
+                yield event.batch
+
+    def events(self) -> Iterator[Event]:
+        """Rows, and what becomes of them."""
+        while True:
+            try:
+                chunk = self._reader.read_chunk()
+            except StopIteration:
+                return
+            except _ERRORS as error:
+                raise _said(error) from None
+            said = json.loads(chunk.app_metadata.to_pybytes())
+            self.place = Place.from_plain(said["place"])
+            if said["kind"] != "began":
+                yield Event(said["kind"], chunk.data, said["generation"], self.place)
+
+    def cancel(self) -> None:
+        self._reader.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.cancel()
+
+
+class _Waiting:
+    """Around calls that may wait: after some seconds, whom for. ask: a line, or nothing. tell: takes it, in another thread."""
+
+    def __init__(self, ask: Callable[[], str], tell: Callable[[str], object]) -> None:
+        self._ask, self._tell = ask, tell
+        self._since_s: float | None = None
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> None:
+        self._since_s = time.monotonic()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="swjoin-waiting", daemon=True)
+            self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._since_s = None
+
+    def _watch(self) -> None:
+        told_s = None
+        while not self._over.wait(_LOOK_S):
+            since_s, now_s = self._since_s, time.monotonic()
+            if since_s is None or now_s - since_s < _NOTICE_S or (told_s is not None and now_s - told_s < _NOTICE_AGAIN_S):
+                told_s = None if since_s is None else told_s
+                continue
+            try:
+                text = self._ask()
+            except SwjoinError:
+                return  # the call that waits says what is wrong
+            if text and not self._over.is_set():
+                told_s = now_s
+                self._tell(text)
+
+    def close(self) -> None:
+        self._over.set()
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+class Producer:
+    """A connection that pushes one producer's rows, in time order up to the run's bound. Leave a `with` block to let go: all
+    rows are accepted then. row: number of the next row among this producer's; a named producer goes on where it was."""
+
+    def __init__(self, writer: Any, replies: Any, schema: pa.Schema, row: int, waiting: _Waiting, *, numbered: bool) -> None:
+        self._writer, self._replies, self._schema, self._waiting = writer, replies, schema, waiting
+        weakref.finalize(self, waiting.close)
+        self.row = row
+        self.accepted = row
+        self._numbered = numbered
+
+    def push(self, rows: pa.RecordBatch | pa.Table) -> None:
+        """More rows, with the stream's columns at least. Waits while the run cannot take them. UserError if they do not fit."""
+        batches = rows.to_batches(BATCH_ROWS) if isinstance(rows, pa.Table) else [rows]
+        for batch in batches:
+            self._write(fitted(batch, self._schema, _in_push), {"row": self.row} if self._numbered else {})
+            self.row += batch.num_rows
+
+    def advance(self, to_us: int) -> None:
+        """A promise: no row from now on has a time before this, in microseconds."""
+        self._write(None, {"until_us": to_us})
+
+    def end(self) -> None:
+        """This producer has no more rows, now or later."""
+        self._write(None, {"end": True})
+
+    def _write(self, batch: pa.RecordBatch | None, said: dict[str, Any]) -> None:
+        data = json.dumps(said).encode()
+        try:
+            with self._waiting:
+                if batch is None:
+                    self._writer.write_metadata(data)
+                else:
+                    self._writer.write_with_metadata(batch, data)
+        except (*_ERRORS, StopIteration) as error:
+            raise self._why(error) from None
+
+    def _why(self, error: BaseException) -> UserError | RunFailed:
+        """A write that fails says nothing; the reply does."""
+        try:
+            self._writer.close()
+        except _ERRORS as told:
+            return _said(told)
+        return _said(error)
+
+    def close(self) -> None:
+        """Wait until all rows are accepted."""
+        try:
+            with self._waiting:
+                self._writer.done_writing()
+                while (reply := self._replies.read()) is not None:
+                    self.accepted = json.loads(reply.to_pybytes())["accepted"]
+                self._writer.close()
+        except _ERRORS as error:
+            raise _said(error) from None
+        finally:
+            self._waiting.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+            return
+        self._waiting.close()
+        with suppress(*_ERRORS):  # it is about the error that is on its way
+            self._writer.close()
+
+
+class Client:
+    """A connection to a live run. address: grpc://HOST:PORT, or grpc+tls:// with the root certificate's file. token: or its
+    file's path, what the run wants to see.
+
+    RunFailed when the run says no, or is not there; UserError for a wrong token or address.
+    """
+
+    def __init__(
+        self,
+        address: str = "grpc://127.0.0.1:8815",
+        *,
+        token: str | None = None,
+        token_file: str | Path | None = None,
+        root_certificate: str | Path | None = None,
+    ) -> None:
+        if "://" not in address:
+            address = f"grpc://{address}"
+        options: dict[str, Any] = {"generic_options": list(_BACKOFF)}
+        if root_certificate is not None:
+            options["tls_root_certs"] = _read(root_certificate, "root certificate")
+        if token_file is not None:
+            token = _read(token_file, "token file").decode(errors="replace").strip()
+        if token is not None and not (token.isascii() and token.isprintable() and token):
+            raise UserError("token: one line of printable ASCII characters is one")
+        headers = [] if token is None else [(b"authorization", b"Bearer " + token.encode())]
+        self.address = address
+        self._options = flight.FlightCallOptions(headers=headers)
+        self._headers = headers
+        self._tls = options
+        self._holders: dict[str, Any] = {}
+        try:
+            self._client = flight.FlightClient(address, **options)
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(f"{address}: is no address of a run ({plain_text(error)})") from None
+
+    def schema(self, name: str) -> pa.Schema:
+        """Columns of left, right, results, late or metrics."""
+        try:
+            return self._client.get_flight_info(flight.FlightDescriptor.for_path(name), self._options).schema
+        except _ERRORS as error:
+            raise _said(error) from None
+
+    # ------------------------------------------------------------ in
+
+    def producer(
+        self,
+        stream: Literal["left", "right"],
+        name: str | None = None,
+        schema: pa.Schema | None = None,
+        *,
+        on_wait: Callable[[str], object] | None = None,
+    ) -> Producer:
+        """Begin to push, under a name that can go on later, or without one. schema: of the rows; None: the stream's own.
+
+        on_wait: called, in another thread, with a line that names the silent producers for which a push has waited for some
+        seconds; None: it is a RuntimeWarning.
+        """
+        schema = self.schema(stream) if schema is None else schema
+        row = 0 if name is None else self.received(stream, name)
+        request: dict[str, Any] = {"stream": stream, **({} if name is None else {"producer": name})}
+        descriptor = flight.FlightDescriptor.for_command(json.dumps(request).encode())
+        try:
+            writer, replies = self._client.do_put(descriptor, schema, self._options)
+        except _ERRORS as error:
+            raise _said(error) from None
+        waiting = _Waiting(lambda: str(self._act("waits", {"stream": stream})["text"]), on_wait or _warn)
+        return Producer(writer, replies, schema, row, waiting, numbered=name is not None)
+
+    def push(
+        self,
+        stream: Literal["left", "right"],
+        rows: pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch],
+        *,
+        producer: str | None = None,
+        end: bool = False,
+        on_wait: Callable[[str], object] | None = None,
+    ) -> int:
+        """Push these rows and wait until they are accepted; returns how many of this producer's are: with a name all that were
+        ever pushed under it, without one these. end: there will be no more. on_wait: see `producer`."""
+        batches = [rows] if isinstance(rows, pa.Table | pa.RecordBatch) else rows
+        with self.producer(stream, producer, on_wait=on_wait) as connection:
+            for batch in batches:
+                connection.push(batch)
+            if end:
+                connection.end()
+        return connection.accepted
+
+    def received(self, stream: str, producer: str) -> int:
+        """How many rows of a producer have been received: the number of the one to go on with."""
+        return int(self._act("received", {"stream": stream, "producer": producer})["received"])
+
+    def end(self, stream: Literal["left", "right"]) -> None:
+        """The stream ends; when both have, the run does."""
+        self._act("end", {"stream": stream})
+
+    # ------------------------------------------------------------ out
+
+    def results(self, start: Start = "now", *, final: bool = False) -> Taking:
+        """Result rows, from the start of the run, from now on, or from a place. final: only what no crash can take back."""
+        return self._take("results", start, final)
+
+    def late(self) -> Taking:
+        """Rows that are left out of the join, from now on: stream, row_id, ts (microseconds), reason."""
+        return self._take("late", "now", False)
+
+    def metrics(self) -> Taking:
+        """A row per slave and distribution epoch, from now on."""
+        return self._take("metrics", "now", False)
+
+    def _take(self, what: str, start: Start, final: bool) -> Taking:
+        told = start.to_plain() if isinstance(start, Place) else start
+        ticket = flight.Ticket(json.dumps({"take": what, "from": told, "final": final}).encode())
+        try:
+            reader = self._holder_of(what).do_get(ticket, self._options)
+        except _ERRORS as error:
+            raise _said(error) from None
+        return Taking(reader, start if isinstance(start, Place) else Place())
+
+    def _holder_of(self, what: str) -> Any:
+        """A client of whoever holds the rows: the collector, where it can be reached, spares the master the way through it."""
+        if what in self._holders:
+            return self._holders[what]
+        info = self._client.get_flight_info(flight.FlightDescriptor.for_path(what), self._options)
+        places = [location.uri.decode() for endpoint in info.endpoints for location in endpoint.locations]
+        holder = self._client
+        if places and places[0] != self.address:
+            other = flight.FlightClient(places[0], **self._tls)
+            try:
+                other.get_flight_info(
+                    flight.FlightDescriptor.for_path(what),
+                    flight.FlightCallOptions(timeout=_REACH_S, headers=self._headers),
+                )
+                holder = other
+            except _ERRORS:
+                other.close()  # behind a tunnel, or under a name that the certificate has not got
+        self._holders[what] = holder
+        return holder
+
+    # ------------------------------------------------------------ asked
+
+    def status(self) -> dict[str, Any]:
+        """How the run goes: what the dashboard shows."""
+        return self._act("status", {})
+
+    def _act(self, action: str, body: dict[str, Any]) -> dict[str, Any]:
+        options = flight.FlightCallOptions(timeout=30.0, headers=self._headers)
+        try:
+            (result,) = self._client.do_action(flight.Action(action, json.dumps(body).encode()), options)
+        except _ERRORS as error:
+            raise _said(error) from None
+        answer: dict[str, Any] = json.loads(result.body.to_pybytes())
+        return answer
+
+    def close(self) -> None:
+        for client in {id(c): c for c in (*self._holders.values(), self._client)}.values():
+            client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def fitted(batch: pa.RecordBatch, wanted: pa.Schema, place: Callable[[int], str], zone: str | None = None) -> pa.RecordBatch:
+    """The columns that a stream wants, in its order and types. UserError when one is missing or of another type.
+
+    place: where a row of the batch is, or (-1) the batch itself, in error messages. zone: times without a zone are local times
+    of it, where the stream wants a zone.
+    """
+    if batch.schema.equals(wanted):
+        return batch
+    where, arrays = place(-1), []
+    for field in wanted:
+        if field.name not in batch.schema.names:
+            raise UserError(f"{where}: column {field.name} is missing; the stream wants {', '.join(wanted.names)}")
+        array = batch.column(field.name)
+        if zone is not None and zoned(array.type) is False and zoned(field.type):
+            array = instants(array, zone, partial(_refuse_first, place, field.name))
+        complaint = cast_complaint(array.type, field.type)
+        if complaint is not None:
+            raise UserError(f"{where}: column {field.name} is {array.type}, the stream wants {field.type}: {complaint}")
+        try:
+            arrays.append(array if array.type == field.type else array.cast(field.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise UserError(f"{where}: column {field.name}: {array.type} does not become {field.type} ({error})") from None
+    return pa.record_batch(arrays, schema=wanted)
+
+
+def _in_push(row: int) -> str:
+    return "push" if row < 0 else f"push, row {row} of the batch (counting from 0)"
+
+
+def _refuse_first(place: Callable[[int], str], name: str, wrong: Bool, what: str) -> None:
+    if wrong.any():
+        raise UserError(f"{place(int(wrong.argmax()))}: column {name} {what}")
+
+
+def connect(
+    address: str = "grpc://127.0.0.1:8815",
+    *,
+    token: str | None = None,
+    token_file: str | Path | None = None,
+    root_certificate: str | Path | None = None,
+) -> Client:
+    """A connection to a live run (`swjoin serve`); see `Client`."""
+    return Client(address, token=token, token_file=token_file, root_certificate=root_certificate)
+
+
+def _read(path: str | Path, what: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"{what} {path}: cannot be read ({error.strerror or error})") from None

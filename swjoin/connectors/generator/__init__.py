@@ -1,0 +1,1 @@
+"""Streams drawn by the b-model while they are read."""

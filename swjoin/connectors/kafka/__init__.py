@@ -1,0 +1,1 @@
+"""Kafka topics as streams and as sinks."""

@@ -1,0 +1,305 @@
+"""Results as messages of a Kafka topic.
+
+What: `KafkaSink`; `json_messages`, `arrow_messages`, rows as messages.
+Why: whoever reads the topic must be able to have each row exactly once, though a broker and a crashed run between them can say
+it twice: every message says its position, which is the same when it is sent again.
+Stays out: what a row looks like (`connectors.output_columns`), the client's settings (`connectors.kafka.client`).
+
+Without checkpoints rows are sent as they come. With checkpoints those of a generation are kept in hidden Arrow files until the
+checkpoint after it is complete; then they are sent, and a small file says so once the broker has them all. A crash between the
+two sends the generation again. Rows of one partition have ascending positions, so a consumer drops those that are not above the
+highest that it has seen there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swjoin.config.run import KafkaSinkConfig
+from swjoin.connectors.kafka.client import KafkaTrouble, client_library, client_settings, find_topic, one_line
+from swjoin.connectors.output_columns import OutputPlan
+from swjoin.core.batch import Pairs
+from swjoin.core.errors import RunFailed, UserError
+from swjoin.core.storage import sync_file, sync_folder, write_whole, writing
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from confluent_kafka import Producer
+
+_POLL_S = 0.1
+_JSON_ROWS = 8192  # made into messages at a time
+_ARROW_ROWS, _ARROW_BYTES = 16_384, 512 << 10  # of one message; a broker takes 1 MB unless told otherwise
+_FILE = re.compile(r"part-(\d{6})\.arrow")
+Message = tuple[str | None, bytes, int]  # key, value, number of its first row
+
+
+def json_messages(rows: pa.RecordBatch, keys: Sequence[str]) -> Iterator[Message]:
+    """A message per row: an object with a field per column. Times are text, bytes are base64, NaN and infinity are null."""
+    for start in range(0, rows.num_rows, _JSON_ROWS):
+        part = rows.slice(start, _JSON_ROWS)
+        columns = {name: _plain(column).to_pylist() for name, column in zip(part.schema.names, part.columns, strict=True)}
+        texts = (json.dumps(dict(zip(columns, row, strict=True)), default=str) for row in zip(*columns.values(), strict=True))
+        marks: Iterator[tuple[Any, ...]] = zip(*(columns[name] for name in keys), strict=True)
+        for number, (text, mark) in enumerate(zip(texts, marks, strict=True), start):
+            yield _key_text(mark), text.encode(), number
+
+
+def _key_text(values: tuple[Any, ...]) -> str | None:
+    if all(value is None for value in values):
+        return None
+    return str(values[0]) if len(values) == 1 else json.dumps(values, default=str)
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """Of a type that JSON has."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _plain(column.dictionary_decode())
+    if pa.types.is_floating(kind):
+        return pc.if_else(pc.is_finite(column), column, pa.scalar(None, kind))
+    if pa.types.is_duration(kind):
+        return column.cast(pa.int64())
+    if pa.types.is_temporal(kind) or pa.types.is_decimal(kind):
+        return column.cast(pa.string())
+    binary = pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view
+    if any(of_kind(kind) for of_kind in binary):
+        import base64
+
+        return pa.array([None if v is None else base64.b64encode(v).decode() for v in column.to_pylist()], pa.string())
+    return column
+
+
+def arrow_messages(rows: pa.RecordBatch) -> Iterator[Message]:
+    """Arrow IPC streams of at most about half a megabyte; they have no keys."""
+    import pyarrow as pa
+
+    per_row = max(1, rows.nbytes // max(1, rows.num_rows))
+    step = max(1, min(_ARROW_ROWS, _ARROW_BYTES // per_row))
+    left = [(start, min(step, rows.num_rows - start)) for start in range(0, rows.num_rows, step)][::-1]
+    while left:
+        start, count = left.pop()
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema) as writer:
+            writer.write_batch(rows.slice(start, count))
+        if sink.tell() > _ARROW_BYTES * 3 // 2 and count > 1:  # these rows are longer than others
+            left += [(start + count // 2, count - count // 2), (start, count // 2)]
+        else:
+            yield None, sink.getvalue().to_pybytes(), start
+
+
+class _Kept:
+    """Rows of one generation in a hidden file."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        import pyarrow as pa
+
+        self.path = path
+        with writing(path):
+            self._writer: Any = pa.ipc.new_stream(str(path), schema)
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        with writing(self.path):
+            self._writer.write_batch(rows)
+
+    def close(self) -> None:
+        with writing(self.path):
+            self._writer.close()
+
+    def drop(self) -> None:
+        with contextlib.suppress(OSError):
+            self._writer.close()
+        self.path.unlink(missing_ok=True)
+
+
+class KafkaSink:
+    """folder: of what is kept until a checkpoint. UserError when there is no broker, no topic or no library.
+
+    staged, resumes: see `open_sink`.
+    """
+
+    def __init__(
+        self, config: KafkaSinkConfig, plan: OutputPlan, folder: Path, *, staged: bool = False, resumes: bool = False
+    ) -> None:
+        self._config, self._plan, self._folder = config, plan, folder
+        self._staged = staged
+        self._keys = [name for name in plan.schema.names if name in plan.left.key]
+        self._where = f"sink kafka: topic {config.topic}"
+        self._trouble = KafkaTrouble()
+        self._failure: str | None = None  # of a message that could not be delivered
+        self._rows_sent = 0  # by a run without checkpoints
+        self._kept: dict[int, _Kept] = {}
+        self._producer = self._open()
+        if staged:
+            self._prepare(resumes)
+
+    def _open(self) -> Producer:
+        kafka = client_library()
+        ours = {"delivery.report.only.error": True, "on_delivery": self._delivered, "error_cb": self._trouble}
+        defaults: dict[str, Any] = {"enable.idempotence": True, "linger.ms": 5, "message.timeout.ms": 60_000}
+        defaults |= {"queue.buffering.max.kbytes": 32_768, "compression.type": "lz4"}
+        settings = client_settings("sink kafka", self._config.servers, self._config.properties, ours, defaults)
+        try:
+            producer: Producer = kafka.Producer(settings)
+        except (kafka.KafkaException, ValueError, TypeError) as error:
+            raise UserError(f"sink kafka: {one_line(error)}") from None
+        find_topic(producer, self._config.topic, "sink kafka", self._config.servers, self._trouble)
+        return producer
+
+    def _prepare(self, resumes: bool) -> None:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{self._folder}: cannot be made ({error.strerror})") from None
+        if not resumes:
+            if self._note.exists():
+                raise UserError(f"{self._folder}: holds what another run has sent; choose another --out or remove it")
+            for path in self._folder.glob(".part-*.arrow"):  # of a run that ended before its first checkpoint
+                path.unlink()
+
+    # ------------------------------------------------------------ to the broker
+
+    def _delivered(self, error: Any, message: Any) -> None:
+        if error is not None and self._failure is None:
+            self._failure = one_line(error.str())
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise RunFailed(f"{self._where}: results cannot be delivered: {self._failure}")
+
+    def _send(self, rows: pa.RecordBatch, generation: int, first: int) -> None:
+        """Rows with the positions from this one on. Waits while the client's queue is full."""
+        kafka = client_library()
+        messages = json_messages(rows, self._keys) if self._config.format == "json" else arrow_messages(rows)
+        for key, value, number in messages:
+            headers: list[tuple[str, str | bytes | None]] = [("position", f"{generation}.{first + number}".encode())]
+            while True:
+                try:
+                    self._producer.produce(self._config.topic, value, key, headers=headers)
+                    break
+                except BufferError:
+                    self._producer.poll(_POLL_S)
+                    self._check()
+                except kafka.KafkaException as error:
+                    text = one_line(error.args[0].str())
+                    raise RunFailed(f"{self._where}: a message of {len(value)} bytes cannot be sent: {text}") from None
+        self._producer.poll(0)
+        self._check()
+
+    def _flush(self) -> None:
+        """Until the broker has everything; each message has its time limit."""
+        while self._producer.flush(_POLL_S):
+            self._check()
+        self._check()
+
+    # ------------------------------------------------------------ rows
+
+    def write(self, pairs: Pairs, generation: int = 0) -> None:
+        self.write_rows(self._plan.decode(pairs), generation)
+
+    def write_rows(self, rows: pa.RecordBatch, generation: int, digest: int = 0) -> None:
+        """Pairs as output rows already."""
+        if not rows.num_rows:
+            return
+        if not self._staged:
+            first, self._rows_sent = self._rows_sent, self._rows_sent + rows.num_rows
+            self._send(rows, 0, first)
+            return
+        if generation not in self._kept:
+            self._kept[generation] = _Kept(self._hidden(self._name(generation)), rows.schema)
+        self._kept[generation].write(rows)
+
+    # ------------------------------------------------------------ with checkpoints
+
+    @staticmethod
+    def _name(generation: int) -> str:
+        return f"part-{generation:06d}.arrow"
+
+    def _hidden(self, name: str) -> Path:
+        return self._folder / f".{name}"
+
+    @property
+    def _note(self) -> Path:
+        return self._folder / ".sent.json"
+
+    @property
+    def _sent_generations(self) -> int:
+        """As many, from 0 on, have been sent as a whole."""
+        try:
+            return int(json.loads(self._note.read_text())["generations"])
+        except FileNotFoundError:
+            return 0
+        except (OSError, ValueError, KeyError, TypeError):
+            raise RunFailed(f"{self._note}: cannot be read; it said what has been sent") from None
+
+    def seal(self, generation: int) -> list[Path]:
+        kept = self._kept.pop(generation, None)
+        if kept is None:
+            return []
+        kept.close()
+        return [kept.path]
+
+    def sync(self, files: Sequence[Path]) -> None:
+        for path in files:
+            sync_file(path)
+        if files:
+            sync_folder(self._folder)
+
+    def name_of(self, file: Path) -> str:
+        return file.name.removeprefix(".")
+
+    def publish(self, names: Sequence[str], generation: int) -> None:
+        import pyarrow as pa
+
+        done = self._sent_generations
+        for name in names:
+            found = _FILE.fullmatch(name)
+            if found is None:
+                raise RunFailed(f"{self._folder}: a checkpoint names {name[:100]}, which is no file of this sink")
+            number, path, first = int(found[1]), self._hidden(name), 0
+            if number < done:
+                continue
+            try:
+                with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
+                    for rows in reader:
+                        self._send(rows, number, first)
+                        first += rows.num_rows
+            except (OSError, pa.ArrowException) as error:
+                raise RunFailed(f"{path}: results that a checkpoint holds cannot be read: {one_line(error)}") from None
+        self._flush()
+        write_whole(self._note, json.dumps({"generations": max(done, generation + 1)}).encode())
+        for name in names:
+            self._hidden(name).unlink(missing_ok=True)
+
+    def restore(self, names: Sequence[str], generation: int) -> None:
+        for kept in self._kept.values():
+            kept.drop()
+        self._kept.clear()
+        if generation:
+            self.publish(names, generation - 1)
+        for path in self._folder.glob(".part-*.arrow"):
+            path.unlink()
+
+    # ------------------------------------------------------------ the end
+
+    def close(self, whole: dict[str, Any] | None = None) -> None:
+        for generation in sorted(self._kept):
+            names = [self.name_of(path) for path in self.seal(generation)]
+            self.publish(names, generation)
+        self._flush()
+
+    def abort(self, *, begun: bool = True) -> None:
+        """What has been sent stays; with checkpoints the rest will be found again."""
+        for kept in self._kept.values():
+            kept.drop()
+        self._kept.clear()
+        with contextlib.suppress(Exception):
+            self._producer.flush(1.0)
+        self._producer.purge()

@@ -1,0 +1,203 @@
+"""A Kafka topic as a stream: all its partitions, merged by time.
+
+What: `KafkaSource`.
+Why: a checkpoint says of every partition which message comes next after the rows that have been handed over, so that a recovery
+reads exactly the others. The broker keeps no offsets for us.
+Stays out: the thread that consumes (`connectors.kafka.reader`), what a message means (`connectors.kafka.decoder`), settings of
+the client (`connectors.kafka.client`), results (`connectors.kafka.sink`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from swjoin.config.run import StreamConfig
+from swjoin.connectors.kafka.client import KafkaTrouble, client_library, client_settings, find_topic, marks_of, one_line
+from swjoin.connectors.kafka.decoder import MessageDecoder
+from swjoin.connectors.kafka.reader import PartitionReader, Trail, lane_of
+from swjoin.connectors.live_source import MergedSource
+from swjoin.connectors.producer_merge import MOST_LANES, Merge
+from swjoin.connectors.row_encoder import StreamView
+from swjoin.core.batch import STREAM_NAMES, SourceBatch
+from swjoin.core.errors import RunFailed, UserError
+from swjoin.core.ids import BEGIN_OF_TIME_US
+from swjoin.core.key_encoder import KeyEncoder
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from confluent_kafka import Consumer
+
+
+class KafkaSource(MergedSource):
+    """make_merge: an empty merge for any number of lanes. UserError when there is no broker, no topic or no library."""
+
+    def __init__(
+        self,
+        stream: int,
+        config: StreamConfig,
+        schema: pa.Schema,
+        view: StreamView,
+        keys: KeyEncoder,
+        make_merge: Callable[[], Merge],
+    ) -> None:
+        super().__init__(stream, config, schema, view, keys, make_merge())
+        assert config.kafka is not None, "a stream from elsewhere"
+        self._make_merge, self.kafka = make_merge, config.kafka
+        self.where = f"{STREAM_NAMES[stream]} kafka"
+        try:
+            self.decoder = MessageDecoder(self.kafka.format, self.schema, self.times_of, config.id)
+        except UserError as error:
+            raise UserError(f"{self.where}: {error}") from None
+        offsets, ends = self._look_at_topic()
+        self._beginning: dict[str, Any] = {
+            "lanes": {lane_of(p): [0, BEGIN_OF_TIME_US, False] for p in offsets},
+            "emitted_us": BEGIN_OF_TIME_US,
+            "finished": False,
+            "offsets": {lane_of(p): [offset, 0] for p, offset in offsets.items()},
+            "ends": {lane_of(p): end for p, end in ends.items()} if self.kafka.until_end else None,
+            "unusable": 0,
+        }
+        self._position = self._after = self._beginning
+        self._trails: dict[str, Trail] = {}
+        self._unusable = 0
+        self._reader: PartitionReader | None = None
+
+    # ------------------------------------------------------------ the topic
+
+    def client(self, trouble: KafkaTrouble) -> Consumer:
+        """A consumer that has nothing assigned yet."""
+        kafka = client_library()
+        settings = client_settings(
+            self.where,
+            self.kafka.servers,
+            self.kafka.properties,
+            {"enable.auto.commit": False, "enable.partition.eof": True, "auto.offset.reset": "error", "error_cb": trouble},
+            {"group.id": "swjoin", "queued.max.messages.kbytes": 16384, "fetch.wait.max.ms": 100},
+        )
+        try:
+            made: Consumer = kafka.Consumer(settings)
+        except (kafka.KafkaException, ValueError, TypeError) as error:
+            raise UserError(f"{self.where}: {one_line(error)}") from None
+        return made
+
+    def _look_at_topic(self) -> tuple[dict[int, int], dict[int, int]]:
+        """Where every partition begins, as `start` says, and where it ends now."""
+        kafka, trouble = client_library(), KafkaTrouble()
+        client = self.client(trouble)
+        try:
+            first, last = {}, {}
+            partitions = find_topic(client, self.kafka.topic, self.where, self.kafka.servers, trouble)
+            if len(partitions) > MOST_LANES:
+                raise UserError(
+                    f"{self.where}: topic {self.kafka.topic} has {len(partitions)} partitions, more than {MOST_LANES}"
+                )
+            for partition in partitions:
+                try:
+                    low, high = marks_of(client, self.kafka.topic, partition)
+                except kafka.KafkaException as error:
+                    text = one_line(error.args[0].str())
+                    raise UserError(f"{self.where}: topic {self.kafka.topic}, partition {partition}: {text}") from None
+                first[partition], last[partition] = (low if self.kafka.start == "earliest" else high), high
+            return first, last
+        finally:
+            client.close()
+
+    # ------------------------------------------------------------ read, by the master
+
+    def next_batch(self) -> pa.RecordBatch | None:
+        if self._reader is None:
+            self._reader = PartitionReader(
+                self.client, self.kafka.topic, self.where, self.decoder, self.times_of, self.merge, self._position
+            )
+            self._trails = self._reader.trails
+            self._unusable = self._position["unusable"]
+        if self._reader.failure is not None:
+            raise self._reader.failure
+        batch = super().next_batch()
+        if batch is not None:
+            merged = self.merge.position()
+            for lane, (rows, *_) in merged["lanes"].items():
+                self._unusable += self._trails[lane].follow(rows)
+            self._after = {
+                **merged,
+                "offsets": {lane: list(self._trails[lane].following) for lane in merged["lanes"]},
+                "ends": self._position["ends"],
+                "unusable": self._unusable,
+            }
+        return batch
+
+    def read(self) -> SourceBatch | None:
+        batch = super().read()
+        if batch is not None:
+            self._position = self._after
+        return batch
+
+    def _place(self, position: int) -> str:
+        return f"{self.where}, topic {self.kafka.topic}, row {position} (counting from 0)"
+
+    # ------------------------------------------------------------ across a crash
+
+    def position(self) -> dict[str, Any]:
+        """What the merge has handed over; of each partition the next message and the row in it; ends; unusable messages."""
+        return self._position
+
+    def seek(self, row: int) -> None:
+        """Row 0: the offsets at which the run began."""
+        assert row == 0, "a topic has no rows by number; go_on"
+        self._restart(0, self._beginning)
+
+    def go_on(self, row: int, position: dict[str, Any]) -> None:
+        self._check_there(position)
+        self._restart(row, position)
+
+    def _check_there(self, position: dict[str, Any]) -> None:
+        """RunFailed when the topic has not got any more what comes after a position."""
+        kafka, trouble = client_library(), KafkaTrouble()
+        topic = self.kafka.topic
+        client = self.client(trouble)
+        try:
+            there = {lane_of(p): p for p in find_topic(client, topic, self.where, self.kafka.servers, trouble)}
+            for lane, (offset, _) in position["offsets"].items():
+                if lane not in there:
+                    raise RunFailed(f"{self.where}: topic {topic} has no partition {int(lane)} any more; run anew")
+                low, high = marks_of(client, topic, there[lane])
+                if not low <= offset <= high:
+                    gone = f"it begins at {low} now" if offset < low else f"it ends at {high} now; is it another topic?"
+                    here = f"{self.where}: topic {topic}, partition {int(lane)}"
+                    raise RunFailed(f"{here}: message {offset}, which comes next, is gone: {gone}")
+        except kafka.KafkaException as error:
+            raise RunFailed(f"{self.where}: topic {topic}: {one_line(error.args[0].str())}") from None
+        except UserError as error:
+            raise RunFailed(str(error)) from None
+        finally:
+            client.close()
+
+    def _restart(self, row: int, position: dict[str, Any]) -> None:
+        self._stop()
+        self.merge = self._make_merge()
+        # The partitions' stops say when they have been read, and not whether they had been then: rows that waited come again.
+        self.merge.restore({**position, "finished": False})
+        self.rows, self._next = row, None
+        self._position = self._after = position
+
+    # ------------------------------------------------------------ to whoever watches
+
+    def status(self) -> dict[str, float]:
+        reader, position = self._reader, self._position
+        found = {**super().status(), "unusable_messages": float(position["unusable"])}
+        if reader is None:
+            return found
+        found |= {"received_messages": float(reader.messages), "received_bytes": float(reader.bytes)}
+        lags = {lane: max(0, reader.ends[lane] - offset) for lane, (offset, _) in position["offsets"].items()}
+        found["lag_messages"] = float(sum(lags.values()))
+        return found | {f"lag_messages_{int(lane)}": float(lag) for lane, lag in lags.items()}
+
+    def _stop(self) -> None:
+        self.merge.close()
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+    def close(self) -> None:
+        self._stop()

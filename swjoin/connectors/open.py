@@ -1,0 +1,88 @@
+"""Opens the live streams of a configuration.
+
+What: `open_live_sources`, `merge_of`.
+Why: the factory of the sources knows all technologies; the technologies do not know each other.
+Stays out: reading (`connectors.live_source`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swjoin.config.run import RunConfig, StreamConfig
+from swjoin.connectors.producer_merge import Merge
+from swjoin.connectors.row_encoder import StreamView, describe_streams
+from swjoin.core.batch import STREAM_NAMES
+from swjoin.core.key_encoder import KeyEncoder
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from swjoin.connectors.source import LiveSource
+from swjoin.connectors.schema import parse_schema
+
+_LINGERS = 16  # times in a distribution epoch that rows are taken from a merge
+_LONGEST_LINGER_S, _SHORTEST_LINGER_S = 0.02, 0.001
+
+
+def merge_of(config: RunConfig, *, expected: int = 0) -> Merge:
+    """For one stream of a run. With arrival times no row is ever late: no lane waits for another one."""
+    linger_s = min(_LONGEST_LINGER_S, max(_SHORTEST_LINGER_S, config.cluster.distribution_epoch_us / 1e6 / _LINGERS))
+    return Merge(
+        expected=expected,
+        lane_bytes=config.serve.producer_buffer_bytes,
+        idle_timeout_us=1 if config.time.model == "arrival" else config.time.idle_timeout_us,
+        linger_s=linger_s,
+    )
+
+
+def open_live_sources(config: RunConfig, keep: Path | None) -> tuple[LiveSource, LiveSource]:
+    """Both streams of a configuration with live ones, checked by their schemas. UserError says what is wrong with which.
+
+    keep: folder for what has to be read again after a recovery and cannot be had anew; None: the run makes no checkpoints.
+    """
+    sides = (config.left, config.right)
+    schemas = [_schema_of(side, name) for side, name in zip(sides, STREAM_NAMES, strict=True)]
+    carry = config.sink.kind != "count" or config.sink.carry_payload
+    views, keys = describe_streams(
+        (config.left, schemas[0]),
+        (config.right, schemas[1]),
+        carry=carry,
+        time_is_ts=config.time.model == "event",
+        packed=True,
+        query=config.query,
+    )
+    left, right = (_open(stream, config, sides[stream], schemas[stream], views[stream], keys, keep) for stream in (0, 1))
+    return left, right
+
+
+def _schema_of(side: StreamConfig, name: str) -> pa.Schema:
+    if side.schema is not None:
+        return parse_schema(side.schema, name)
+    from swjoin.connectors.directory.source import first_schema
+
+    assert side.watch is not None, "a live stream without a schema is a directory"
+    return first_schema(Path(side.watch), name)
+
+
+def _open(
+    stream: int,
+    config: RunConfig,
+    side: StreamConfig,
+    schema: pa.Schema,
+    view: StreamView,
+    keys: KeyEncoder,
+    keep: Path | None,
+) -> LiveSource:
+    if side.flight is not None:
+        from swjoin.connectors.flight.source import FlightSource
+
+        return FlightSource(stream, side, schema, view, keys, merge_of(config, expected=side.flight.producers), keep)
+    if side.kafka is not None:
+        from swjoin.connectors.kafka.source import KafkaSource
+
+        return KafkaSource(stream, side, schema, view, keys, lambda: merge_of(config))
+    from swjoin.connectors.directory.source import WatchSource
+
+    return WatchSource(stream, side, schema, view, keys)

@@ -1,0 +1,210 @@
+"""What a result row looks like.
+
+What: `OutputPlan`, output columns from both streams' codecs, and `decode(pairs) -> RecordBatch`.
+Why: the collector may be another process than the master that read the schemas: a plan travels as bytes, without pickle.
+Stays out: files (`connectors.files.sink`).
+
+Columns: the key once, named as on the left, then every other column of both sides, prefixed `left_` / `right_` where names
+clash; with ids also left_id, right_id (uint64) and left_ts, right_ts (int64 microseconds). A side that is missing is null. Semi
+and anti joins have the left columns only.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from swjoin.config.run import RunConfig
+from swjoin.core.arrow_views import booleans_of, decoded
+from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, Pairs, PayloadRows
+from swjoin.core.errors import UserError
+from swjoin.core.join_semantics import JOIN_KINDS, How
+from swjoin.core.row_codec import RowCodec, StreamCodec
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from swjoin.connectors.source import Source
+
+
+@dataclass(frozen=True)
+class OutputPlan:
+    """left, right: codecs of both streams. ids: whether the id and time columns come first."""
+
+    left: StreamCodec
+    right: StreamCodec
+    ids: bool
+    how: How = "inner"
+
+    @staticmethod
+    def build(left: Source, right: Source, config: RunConfig) -> OutputPlan:
+        return OutputPlan(left.codec, right.codec, config.sink.ids, config.query.how)
+
+    # ------------------------------------------------------------ columns
+
+    def _columns(self) -> list[tuple[str, Any, int, str, str]]:
+        """(output name, type, side, origin, input name) of every column from the streams."""
+        right_columns = [] if JOIN_KINDS[self.how].one_sided else self.right.shown
+        left_names = [name for name, _, _ in self.left.shown]
+        right_names = [name for name, _, _ in right_columns if name not in self.right.key]
+        reserved = {name for name, _, _ in self.id_columns}
+        taken: set[str] = set(reserved)
+        out: list[tuple[str, Any, int, str, str]] = []
+        keys = [c for c in self.left.shown if c[0] in self.left.key]
+        others = [c for c in self.left.shown if c[0] not in self.left.key]
+        mine = [(c, 0) for c in [*keys, *others]] + [(c, 1) for c in right_columns if c[0] not in self.right.key]
+        for (name, kind, origin), side in mine:
+            is_key = side == 0 and name in self.left.key
+            clash = name in (right_names if side == 0 else left_names) or name in reserved
+            label = name if is_key or not clash else f"{('left', 'right')[side]}_{name}"
+            while label in taken:
+                label += "_"
+            taken.add(label)
+            out.append((label, self._key_type(name, kind) if is_key else kind, side, origin, name))
+        return out
+
+    @property
+    def inputs(self) -> list[tuple[int, str]]:
+        """(side, input name) of every column from the streams, in output order."""
+        return [(side, name) for _, _, side, _, name in self._columns()]
+
+    @property
+    def id_columns(self) -> list[tuple[str, str, int]]:
+        """(name, field of `Pairs`, side)."""
+        sides = (LEFT,) if JOIN_KINDS[self.how].one_sided else (LEFT, RIGHT)
+        names = [(f"{STREAM_NAMES[side]}_{what}", side) for what in ("id", "ts") for side in sides]
+        return [(name, name, side) for name, side in names] if self.ids else []
+
+    def _key_type(self, name: str, kind: pa.DataType) -> pa.DataType:
+        """Type of a key column: the left one's; one that holds both sides' values where right tuples come out alone."""
+        import pyarrow as pa
+
+        types = {column: right for column, right, _ in self.right.columns}
+        other = types.get(self.right.key[self.left.key.index(name)], kind)
+        if not JOIN_KINDS[self.how].unmatched[RIGHT]:
+            return kind
+        if other == kind:  # the order of the values is each side's own
+            return pa.dictionary(kind.index_type, kind.value_type) if pa.types.is_dictionary(kind) else kind
+        plain = [kind, other]
+        while any(pa.types.is_dictionary(k) for k in plain):
+            plain = [k.value_type if pa.types.is_dictionary(k) else k for k in plain]
+        if plain[0] == plain[1]:
+            return plain[0]
+        if pa.types.is_integer(plain[0]):
+            return pa.int64()
+        if pa.types.is_temporal(plain[0]):
+            return plain[0]
+        strings = pa.types.is_string(plain[0]) or pa.types.is_large_string(plain[0]) or pa.types.is_string_view(plain[0])
+        return pa.large_string() if strings else pa.large_binary()
+
+    @property
+    def schema(self) -> pa.Schema:
+        import pyarrow as pa
+
+        ids = [(name, pa.int64() if name.endswith("ts") else pa.uint64()) for name, _, _ in self.id_columns]
+        return pa.schema([*ids, *((label, kind) for label, kind, _, _, _ in self._columns())])
+
+    def check_text(self) -> None:
+        """UserError when a column cannot be written as text."""
+        import pyarrow.types as t
+
+        for field in self.schema:
+            kind = field.type.value_type if t.is_dictionary(field.type) else field.type
+            if t.is_binary(kind) or t.is_large_binary(kind) or t.is_fixed_size_binary(kind) or t.is_binary_view(kind):
+                raise UserError(f"column {field.name} is {kind}, which CSV cannot hold; write Parquet or leave the column out")
+
+    def decode(self, pairs: Pairs) -> pa.RecordBatch:
+        """Pairs as a batch of output rows."""
+        import pyarrow as pa
+
+        unpacked = [_unpack(self.left.rows, pairs.left_rows), _unpack(self.right.rows, pairs.right_rows)]
+        times = (pairs.left_ts, pairs.right_ts)
+        schema, n = self.schema, len(pairs)
+        arrays: list[pa.Array] = []
+        for name, field, side in self.id_columns:
+            arrays.append(pa.nulls(n, schema.field(name).type) if pairs.side == 1 - side else pa.array(getattr(pairs, field)))
+        for _, kind, side, origin, name in self._columns():
+            is_key = side == LEFT and name in self.left.key
+            if is_key and pairs.side == RIGHT:
+                side, name = RIGHT, self.right.key[self.left.key.index(name)]
+            if pairs.side == 1 - side or (origin == "key" and pairs.null_keys):
+                arrays.append(pa.nulls(n, kind))
+            elif origin == "row":
+                array = unpacked[side][name]
+                arrays.append(array if array.type == kind else as_type(array, kind))
+            else:
+                arrays.append(rebuilt(pairs.key if origin == "key" else times[side], kind))
+        return pa.record_batch(arrays, schema=schema)
+
+    # ------------------------------------------------------------ to another process
+
+    def to_bytes(self) -> bytes:
+        plain = {"ids": self.ids, "how": self.how, "left": _codec_out(self.left), "right": _codec_out(self.right)}
+        return json.dumps(plain).encode()
+
+    @staticmethod
+    def from_bytes(data: bytes) -> OutputPlan:
+        plain = json.loads(data)
+        return OutputPlan(_codec_in(plain["left"]), _codec_in(plain["right"]), plain["ids"], plain["how"])
+
+
+def _unpack(codec: RowCodec | None, rows: PayloadRows | None) -> dict[str, pa.Array]:
+    if codec is None or rows is None:
+        return {}
+    return dict(zip(codec.schema.names, codec.decode(rows), strict=True))
+
+
+def as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A cast; Arrow has none to dictionaries of anything but strings, and none from dictionaries of views."""
+    import pyarrow as pa
+
+    plain = decoded(array)
+    if not pa.types.is_dictionary(kind):
+        return plain.cast(kind)
+    try:
+        encoded = plain.dictionary_encode()
+        indices, values = encoded.indices, encoded.dictionary
+    except pa.ArrowNotImplementedError:  # a type that Arrow has no hash of: every row brings its own value
+        indices, values = pa.array(np.arange(len(plain)), mask=~booleans_of(plain.is_valid())), plain
+    return pa.DictionaryArray.from_arrays(indices.cast(kind.index_type), as_type(values, kind.value_type), ordered=kind.ordered)
+
+
+def rebuilt(values: I64, kind: pa.DataType) -> pa.Array:
+    """A key or time column from int64 values."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        return as_type(rebuilt(values, kind.value_type), kind)
+    if pa.types.is_uint64(kind):
+        return pa.array(values.view(np.uint64))
+    if pa.types.is_boolean(kind):
+        return pa.array(values != 0)
+    if pa.types.is_temporal(kind):
+        return pa.array(values).cast(pa.int32() if kind.bit_width == 32 else pa.int64()).cast(kind)
+    return pa.array(values).cast(kind)
+
+
+def _codec_out(codec: StreamCodec) -> dict[str, Any]:
+    import pyarrow as pa
+
+    schema = pa.schema([(name, kind) for name, kind, _ in codec.columns])
+    return {
+        "schema": base64.b64encode(bytes(schema.serialize())).decode(),
+        "origins": [origin for _, _, origin in codec.columns],
+        "key": list(codec.key),
+        "hidden": list(codec.hidden),
+        "rows": None if codec.rows is None else base64.b64encode(codec.rows.to_bytes()).decode(),
+    }
+
+
+def _codec_in(plain: dict[str, Any]) -> StreamCodec:
+    import pyarrow as pa
+
+    schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(plain["schema"])))
+    columns = tuple((f.name, f.type, origin) for f, origin in zip(schema, plain["origins"], strict=True))
+    rows = None if plain["rows"] is None else RowCodec.from_bytes(base64.b64decode(plain["rows"]))
+    return StreamCodec(columns, tuple(plain["key"]), rows, tuple(plain["hidden"]))

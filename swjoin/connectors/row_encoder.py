@@ -1,0 +1,252 @@
+"""Columns of a stream as tuples: keys, times, ids and payload out of Arrow batches.
+
+What: `settle_types` (of columns that no row gives a type), `describe_streams` (which columns a join needs of both sides, and
+how each comes back from a pair), and `Tuples`, which makes a `SourceBatch` of an Arrow batch.
+Why: files and tables in memory mean the same by the same columns, and are refused for the same reasons.
+Stays out: where batches come from (`connectors.files.source`, `api`), judging null keys and late rows
+(`cluster.master.intake`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from swjoin.config.run import QueryConfig, StreamConfig
+from swjoin.connectors.times import TimeColumn, check_times, microseconds, zoned
+from swjoin.core.arrow_views import booleans_of, integers_of
+from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, U64, Bool, SourceBatch
+from swjoin.core.errors import SwjoinError, UserError
+from swjoin.core.join_semantics import JOIN_KINDS
+from swjoin.core.key_encoder import KeyEncoder
+from swjoin.core.row_codec import RowCodec, StreamCodec, returned
+from swjoin.expressions.compiler import resolve
+from swjoin.expressions.parser import columns_of, parse_where
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Tuples:
+    """Makes tuples of one stream's batches. place: where a row is, by its position, for error lines."""
+
+    def __init__(self, config: StreamConfig, view: StreamView, keys: KeyEncoder, place: Callable[[int], str]) -> None:
+        self._config = config
+        self._codec = view.codec
+        self._time = view.time
+        self._keys = keys
+        self._place = place
+
+    def of(self, batch: pa.RecordBatch, first: int) -> SourceBatch:
+        """n rows, the first of them at this position. UserError when a time or an id cannot be used."""
+        key, key_valid = self._keys.encode([batch.column(name) for name in self._config.key])
+        ts, ts_valid = self.times(batch.column(self._config.time), first)
+        rows = None if self._codec.rows is None else self._codec.rows.encode(batch)
+        return SourceBatch(key, ts, self.ids(batch, first), key_valid, ts_valid, rows)
+
+    def ids(self, batch: pa.RecordBatch, first: int) -> U64:
+        """Ids of the rows. UserError when one is null."""
+        import pyarrow as pa
+
+        if self._config.id is None:
+            return np.arange(first, first + batch.num_rows, dtype=np.uint64)
+        column = batch.column(self._config.id)
+        if column.null_count:
+            row = int(np.flatnonzero(booleans_of(column.is_null()))[0])
+            raise UserError(f"{self._place(first + row)}: id column {self._config.id} is null; every row needs an id")
+        return integers_of(column.cast(pa.uint64() if column.type == pa.uint64() else pa.int64())).astype(np.uint64)
+
+    def times(self, column: pa.Array, first: int) -> tuple[I64, Bool | None]:
+        """Microseconds, and which rows have a time. UserError when a time is finer than microseconds, out of range, or a local
+        time that its zone has twice or never."""
+        valid = booleans_of(column.is_valid()) if column.null_count else None
+        return microseconds(column, self._time, lambda wrong, what: self._refuse_first(wrong, valid, first, what)), valid
+
+    def _refuse_first(self, wrong: Bool, valid: Bool | None, first: int, what: str) -> None:
+        wrong = wrong if valid is None else wrong & valid
+        if wrong.any():
+            raise UserError(f"{self._place(first + int(np.flatnonzero(wrong)[0]))}: time column {self._config.time} {what}")
+
+
+@dataclass(frozen=True)
+class StreamView:
+    """columns: what has to be read of a stream. codec: how its columns come back from a pair. time: its time column."""
+
+    codec: StreamCodec
+    columns: list[str]
+    time: TimeColumn
+
+
+def _origin(config: StreamConfig) -> str:
+    """Where a stream comes from, in complaints."""
+    return config.path or config.watch or ("stream" if config.live else "table")
+
+
+def _find(schema: pa.Schema, name: str, side: str, path: str, role: str) -> pa.DataType:
+    """Type of a column. UserError, with the nearest name, when it is missing or ambiguous."""
+    count = schema.names.count(name)
+    if count == 1:
+        return schema.field(name).type
+    if count > 1:
+        raise UserError(f"{side} {path}: column {name} is there {count} times; rename one")
+    name = name[:200]
+    near = difflib.get_close_matches(name, schema.names, 1, 0.5)
+    hint = f"did you mean {near[0]}?" if near else f"its columns are {', '.join(schema.names)[:1000]}"
+    raise UserError(f"{side} {path}: {role} column {name} is missing; {hint}")
+
+
+def settle_types(
+    configs: Sequence[StreamConfig], schemas: Sequence[pa.Schema], whole: Sequence[bool]
+) -> tuple[pa.Schema, pa.Schema]:
+    """Both schemas with types for columns of the type null, which a CSV file or a data frame without rows has: keys and times
+    have the other side's. whole: of this side, the columns that are no keys, times or ids become strings, too."""
+    import pyarrow as pa
+    import pyarrow.types as t
+
+    settled = []
+    for side, (config, schema) in enumerate(zip(configs, schemas, strict=True)):
+        other = dict(zip((*config.key, config.time), (*configs[1 - side].key, configs[1 - side].time), strict=False))
+        theirs = {f.name: f.type for f in schemas[1 - side] if not t.is_null(f.type)}
+        fields = []
+        for field in schema:
+            kind = theirs.get(other.get(field.name, ""))
+            if not t.is_null(field.type):
+                kind = field.type
+            elif field.name == config.time:
+                if kind is None or not t.is_temporal(kind):
+                    kind = pa.timestamp("us") if config.time_unit is None else pa.int64()
+            elif field.name == config.id:
+                kind = pa.int64()
+            elif kind is None and (field.name in config.key or whole[side]):
+                kind = pa.string()
+            fields.append(field.with_type(kind or field.type))
+        settled.append(pa.schema(fields, schema.metadata))
+    return settled[LEFT], settled[RIGHT]
+
+
+def _stream_view(
+    config: StreamConfig,
+    schema: pa.Schema,
+    time: TimeColumn,
+    *,
+    carry: bool,
+    packed: bool,
+    native: bool,
+    own_key: bool,
+    time_is_ts: bool,
+    judged: Collection[str],
+) -> StreamView:
+    """Which columns are read, and how each comes back from a pair.
+
+    own_key: a row may come out without its partner's key. judged: columns that a predicate needs.
+    """
+    import pyarrow as pa
+
+    needed = [*config.key, config.time, *([config.id] if config.id else [])]
+    unit = config.time_unit if pa.types.is_integer(schema.field(config.time).type) else None
+    if not carry and not judged:
+        return StreamView(StreamCodec((), config.key, None, time_unit=unit), list(dict.fromkeys(needed)), time)
+    chosen = schema.names if config.columns is None else [n for n in schema.names if n in {*config.columns, *needed}]
+    shown = chosen if carry else []
+    wanted = [name for name in schema.names if name in shown or name in judged]
+    columns: list[tuple[str, Any, str]] = []
+    for name in wanted:
+        kind = returned(schema.field(name).type) if packed else schema.field(name).type
+        same_time = pa.types.is_timestamp(kind) and kind.unit == "us" and (config.assume_timezone is None or zoned(kind))
+        lossless = (kind == pa.int64() and config.time_unit == "us") or same_time
+        if name in config.key:
+            if native:
+                columns.append((name, kind, "key"))
+            elif own_key or name in judged:
+                columns.append((name, kind, "row"))
+        elif name == config.time and lossless and time_is_ts:
+            columns.append((name, kind, "ts"))
+        else:
+            columns.append((name, kind, "row"))
+    in_rows = [(name, kind) for name, kind, origin in columns if origin == "row" and (packed or name in judged)]
+    rows = RowCodec(pa.schema(in_rows)) if packed or judged else None
+    hidden = tuple(name for name in wanted if name not in shown)
+    codec = StreamCodec(tuple(columns), config.key, rows, hidden, unit)
+    return StreamView(codec, list(dict.fromkeys([*needed, *wanted])), time)
+
+
+def _check_chosen(left: tuple[StreamConfig, pa.Schema], right: tuple[StreamConfig, pa.Schema]) -> None:
+    """UserError when a chosen column does not exist. One that is chosen of both sides may be on one of them alone."""
+    both = set(left[0].columns or ()) & set(right[0].columns or ())
+    for side, (config, schema) in zip(STREAM_NAMES, (left, right), strict=True):
+        for name in config.columns or ():
+            if name not in both:
+                _find(schema, name, side, _origin(config), "chosen")
+            elif name not in left[1].names and name not in right[1].names:
+                there = list(dict.fromkeys([*left[1].names, *right[1].names]))
+                near = difflib.get_close_matches(name[:200], there, 1, 0.5)
+                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(there)[:1000]}"
+                raise UserError(f"columns: {name[:200]} is on neither side; {hint}")
+
+
+def _judged(query: QueryConfig | None, *streams: tuple[StreamConfig, pa.Schema]) -> tuple[set[str], set[str]]:
+    """The columns of both sides that a predicate needs. UserError when there is no such column."""
+    found: tuple[set[str], set[str]] = (set(), set())
+    if query is not None and query.where is not None:
+        (left, left_schema), (right, right_schema) = streams
+        for name in columns_of(parse_where(query.where)):
+            side, column = resolve(name, (left_schema.names, right_schema.names), (left.key, right.key))
+            found[side].add(column)
+    return found
+
+
+def describe_streams(
+    left: tuple[StreamConfig, pa.Schema],
+    right: tuple[StreamConfig, pa.Schema],
+    *,
+    carry: bool,
+    packed: bool,
+    time_is_ts: bool = True,
+    query: QueryConfig | None = None,
+) -> tuple[tuple[StreamView, StreamView], KeyEncoder]:
+    """Both streams of a join, checked by their schemas. UserError says which side and column is wrong.
+
+    carry: all other columns too, as far as rows of this kind of join hold them, else keys, times and ids alone. packed: they
+    travel as payload rows, so their types must be such as can be packed; what a predicate needs does so in any case.
+    time_is_ts: result times are the time columns (not arrival stamps). query: None: an inner join without a predicate.
+    """
+    import pyarrow.types as t
+
+    keys, times = [], []
+    for side, (config, schema) in zip(STREAM_NAMES, (left, right), strict=True):
+        where = _origin(config)
+        keys.append([(name, _find(schema, name, side, where, "key")) for name in config.key])
+        kind = _find(schema, config.time, side, where, "time")
+        unit, zone = config.time_unit, config.assume_timezone
+        times.append(TimeColumn(side, f"{side} {where}", config.time, kind, unit, zone))
+        if config.id is not None and not t.is_integer(_find(schema, config.id, side, where, "id")):
+            raise UserError(f"{side} {where}: id column {config.id} must hold integers")
+        if carry and len(set(schema.names)) < len(schema.names):
+            twice = next(n for n in schema.names if schema.names.count(n) > 1)
+            raise UserError(f"{side} {where}: column {twice} is there {schema.names.count(twice)} times; rename one")
+    _check_chosen(left, right)
+    check_times(times[LEFT], times[RIGHT])
+    encoder, judged = KeyEncoder(keys[0], keys[1]), _judged(query, left, right)
+    join_kind = JOIN_KINDS["inner"] if query is None else query.kind
+    views = []
+    for index, (config, schema) in enumerate((left, right)):
+        try:
+            view = _stream_view(
+                config,
+                schema,
+                times[index],
+                carry=carry and (index == LEFT or not join_kind.one_sided),
+                packed=packed,
+                native=encoder.native,
+                own_key=index == LEFT or join_kind.unmatched[index],
+                time_is_ts=time_is_ts,
+                judged=judged[index],
+            )
+        except SwjoinError as error:
+            raise UserError(f"{STREAM_NAMES[index]} {_origin(config)}: {error}") from None
+        views.append(view)
+    return (views[0], views[1]), encoder

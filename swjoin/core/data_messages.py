@@ -1,0 +1,216 @@
+"""What travels between the roles: deliveries, result chunks, partition-groups on their way, what slaves report.
+
+What: small frozen dataclasses over columnar batches, the ids of slaves, partition-groups, epochs and queries, and times before
+and after everything.
+Why: the wire, the log of a checkpoint and the roles speak of the same things.
+Stays out: events and commands (`messages`), bytes (`cluster.wire`), decisions (`cluster`, `policy`), ranks
+(`runtime.mpi.main`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntFlag
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swjoin.core.batch import I64, U8, U64, Pairs, TupleBatch
+from swjoin.core.ids import BEGIN_OF_TIME_US, EpochIndex, GroupId, QueryId, SlaveId
+
+
+class Route(IntFlag):
+    """What a slave does with delivered tuples: keep them, match them, or both (hash partitioning uses BOTH)."""
+
+    STORE = 1
+    PROBE = 2
+    BOTH = 3
+
+
+def no_moves() -> I64:
+    """An empty list of moves: int64 (0, 3)."""
+    return np.empty((0, 3), np.int64)
+
+
+_NOTHING = TupleBatch.empty()
+
+
+# ---------------------------------------------------------------- data messages
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Master -> slave, once per distribution epoch, also when empty: the tuples of the slave's partition-groups.
+
+    groups: int64 (g,), ascending. left_counts, right_counts: int64 (g,): tuples of each group; `left` and `right` hold them
+    group after group, each group in time order. left_time_us, right_time_us: punctuations, every later tuple of that stream
+    has ts >= its punctuation. last: no delivery follows.
+    served: how many slaves get a delivery of this distribution epoch. moves_out: int64 (m, 3), (move, partition-group,
+    consumer): these leave with all that has been delivered so far, this delivery included. moves_in: int64 (m, 3), (move,
+    partition-group, supplier). Moves are numbered in the order in which they were decided.
+    null_keys: left and right tuples whose key is null, which only come out again (outer and anti joins), in no partition-group.
+    rests: the slave has no partition-groups left and is inactive after this delivery, until the next one comes.
+    generation: how many checkpoints come before this distribution epoch. checkpoint: one ends with it, and everybody is served.
+    needed_us: left and right tuples below these times are needed by no checkpoint to come.
+    """
+
+    query: QueryId
+    slave: SlaveId
+    epoch: EpochIndex
+    left_time_us: int
+    right_time_us: int
+    groups: I64
+    left_counts: I64
+    right_counts: I64
+    left: TupleBatch
+    right: TupleBatch
+    last: bool = False
+    left_route: Route = Route.BOTH
+    right_route: Route = Route.BOTH
+    served: int = 1
+    moves_out: I64 = field(default_factory=no_moves)
+    moves_in: I64 = field(default_factory=no_moves)
+    rests: bool = False
+    generation: int = 0
+    checkpoint: bool = False
+    null_keys: tuple[TupleBatch, TupleBatch] = (_NOTHING, _NOTHING)
+    needed_us: tuple[int, int] = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
+
+    @property
+    def nbytes(self) -> int:
+        return self.left.nbytes + self.right.nbytes + sum(batch.nbytes for batch in self.null_keys)
+
+
+@dataclass(frozen=True)
+class Directory:
+    """A partition-group's splitting information. depth: global depth. patterns, depths: int64 (minis,), the low hash bits and
+    the local depth of each mini-partition-group."""
+
+    depth: int
+    patterns: I64
+    depths: I64
+
+
+@dataclass(frozen=True)
+class StateChunk:
+    """Supplier -> consumer: a part of a partition-group on its way (paper section IV-C), of bounded size.
+
+    move: its number. index: 0, 1, ...; the first carries the directory. times_us: punctuations up to which the windows have
+    been joined. tuples: of one stream. pending False: window tuples, for mini-partition-groups `minis` (int64, indexes into the
+    directory's lists) `counts` (int64) each, in time order; their arrivals mean nothing any more. pending True: tuples that
+    were delivered to the supplier and are not joined yet. flags: uint8 (tuples,), where that matters, which
+    window tuples have matched and which have come out (`state.arrays`).
+    """
+
+    query: QueryId
+    move: int
+    group: GroupId
+    supplier: SlaveId
+    consumer: SlaveId
+    index: int
+    last: bool
+    times_us: tuple[int, int]
+    stream: int
+    pending: bool
+    minis: I64
+    counts: I64
+    tuples: TupleBatch
+    directory: Directory | None = None
+    flags: U8 | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of tuples: as they travel, without the arrivals of window tuples."""
+        return self.tuples.nbytes - (0 if self.pending else self.tuples.arrival_us.nbytes)
+
+
+@dataclass(frozen=True)
+class GroupLoads:
+    """What a slave's partition-groups cost since its last report.
+
+    busy_us: time in the join module. groups: int64 (g,), ascending, all that it owns. cost_ns: int64 (g,), nominal work by
+    counts of tuples, comparisons and pairs, on a node of speed 1. state_bytes: int64 (g,), of window tuples.
+    """
+
+    busy_us: int
+    groups: I64
+    cost_ns: I64
+    state_bytes: I64
+
+
+@dataclass(frozen=True)
+class MoveEnd:
+    """Slave -> master: this side of a state movement is done.
+
+    installed: the consumer says so (else the supplier: everything has left). tuples, state_bytes: what travelled. begun_us,
+    ended_us: on the run's clock.
+    """
+
+    move: int
+    group: GroupId
+    slave: SlaveId
+    installed: bool
+    tuples: int
+    state_bytes: int
+    begun_us: int
+    ended_us: int
+
+
+@dataclass(frozen=True)
+class GroupResults:
+    """Count and digest of the pairs that each partition-group produced in one distribution epoch (part of a ResultChunk).
+
+    A partition-group that has just arrived may stand there twice: once for what its supplier had not joined yet.
+    """
+
+    groups: I64  # (g,)
+    counts: I64  # (g,)
+    digests: U64  # (g,)
+
+
+@dataclass(frozen=True)
+class ResultChunk:
+    """Slave -> collector: results of one distribution epoch, in chunks bounded by the result buffer.
+
+    pairs: materialised pairs, or None with a count sink; they belong to `groups` in order, `pair_counts` each. final: the epoch
+    is complete at this slave, the collector may commit it; only a final chunk carries `results`, `metrics` (float64, see
+    `core.metric_columns.COLUMNS`) and `delay_histogram` (int64, see `state.delay_histogram`). last: the slave's last chunk of
+    the run.
+    served: how many slaves have this distribution epoch to complete. history: joined before anything is measured
+    (`config.MeasureConfig`): counted apart and not kept. generation, checkpoint: as in the delivery.
+    """
+
+    query: QueryId
+    slave: SlaveId
+    epoch: EpochIndex
+    final: bool
+    last: bool
+    pairs: Pairs | None = None
+    results: GroupResults | None = None
+    metrics: NDArray[np.float64] | None = None
+    delay_histogram: I64 | None = None
+    served: int = 1
+    history: bool = False
+    generation: int = 0
+    checkpoint: bool = False
+
+
+@dataclass(frozen=True)
+class RunEvent:
+    """A decision or a change of the run, with its numbers; a row of DIR/metrics/events.parquet.
+
+    kind: see `cluster.master.controller`. slave, peer, group: who and what, -1 where none. amount: what `kind` says, in its
+    unit.
+    """
+
+    time_us: int
+    epoch: int
+    kind: str
+    slave: int = -1
+    peer: int = -1
+    group: int = -1
+    tuples: int = 0
+    state_bytes: int = 0
+    duration_us: int = 0
+    amount: float = 0.0
+    text: str = ""

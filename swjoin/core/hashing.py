@@ -1,0 +1,96 @@
+"""Hashing of join keys and of result pairs, as kernels.
+
+What: `hash_key` (one 64-bit mix per key), `group_of` (partition-group from the high 32 bits), `tag_of` (16 bits that a block
+compares first; the directory uses the lowest 16, so the three are independent), `pair_hash` and
+`digest_pairs` (docs/semantics.md, Row ids and the digest), `hash_words` (of bytes that were written).
+Why: routing, window state and the collector must agree on one hash.
+Stays out: the readable definition of the digest (`oracle`), which this is tested against.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, uint64
+
+from swjoin.core.batch import U64
+
+_C1 = np.uint64(0xFF51AFD7ED558CCD)
+_C2 = np.uint64(0xC4CEB9FE1A85EC53)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_S33 = np.uint64(33)
+_S32 = np.uint64(32)
+_S16 = np.uint64(16)
+_TAG_MASK = np.uint64(0xFFFF)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def mix64_scalar(h):  # type: ignore[no-untyped-def]
+    """The 64-bit finaliser of MurmurHash3 on one uint64."""
+    h ^= h >> _S33
+    h *= _C1
+    h ^= h >> _S33
+    h *= _C2
+    h ^= h >> _S33
+    return h
+
+
+@njit(cache=True, nogil=True, inline="always")
+def hash_key(key):  # type: ignore[no-untyped-def]
+    """uint64 hash of an int64 key."""
+    return mix64_scalar(uint64(key))
+
+
+@njit(cache=True, nogil=True, inline="always")
+def group_of(hashed, partition_count):  # type: ignore[no-untyped-def]
+    """Partition-group of a hash: its high 32 bits scaled to 0..partition_count - 1."""
+    return np.int64(((hashed >> _S32) * np.uint64(partition_count)) >> _S32)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def tag_of(hashed):  # type: ignore[no-untyped-def]
+    """uint16 tag of a hash: bits 16 to 31, independent of the partition-group (above) and of the directory slot (below)."""
+    return np.uint16((hashed >> _S16) & _TAG_MASK)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def pair_hash(left_id, right_id):  # type: ignore[no-untyped-def]
+    """What a pair of uint64 ids adds to a digest; a missing side is MISSING_ID. Every kernel that digests pairs calls this."""
+    return mix64_scalar(left_id * GOLDEN + mix64_scalar(right_id * GOLDEN + GOLDEN))
+
+
+@njit(cache=True, nogil=True)
+def _digest(left_id: U64, right_id: U64) -> np.uint64:
+    total = np.uint64(0)
+    for i in range(left_id.shape[0]):
+        total += pair_hash(left_id[i], right_id[i])
+    return total
+
+
+def digest_pairs(left_id: U64, right_id: U64) -> int:
+    """Sum of the pairs' digests mod 2^64; ids are uint64 (n,)."""
+    return int(_digest(left_id, right_id))
+
+
+@njit(cache=True, nogil=True)
+def _hash_words(words: U64, start: np.uint64) -> np.uint64:
+    a = b = c = d = start
+    whole = words.shape[0] // 4 * 4
+    for i in range(0, whole, 4):  # four at once: each waits for its multiplication
+        a = (a ^ words[i]) * GOLDEN
+        b = (b ^ words[i + 1]) * GOLDEN
+        c = (c ^ words[i + 2]) * GOLDEN
+        d = (d ^ words[i + 3]) * GOLDEN
+        a ^= a >> _S32
+        b ^= b >> _S32
+        c ^= c >> _S32
+        d ^= d >> _S32
+    for i in range(whole, words.shape[0]):
+        a = mix64_scalar(a ^ words[i])
+    for lane in (b, c, d):
+        a = mix64_scalar(a * GOLDEN + lane)
+    return a
+
+
+def hash_words(words: U64, start: int) -> int:
+    """A 64-bit hash of uint64 words, beginning with that of the words before; it finds changes, and is no match for malice."""
+    return int(_hash_words(words, np.uint64(start)))

@@ -1,0 +1,310 @@
+"""Join columns -> int64 keys, exactly.
+
+What: `KeyEncoder`, shared by both sides: a single integer-like column is its own key; strings, binary and several columns get
+dictionary codes.
+Why: windows compare int64; equal codes mean equal keys, never merely equal hashes.
+Stays out: what to do with null keys (the master counts them).
+
+Several columns are written into one byte string per row: eight bytes per integer, a length and the bytes per string. The
+dictionary is a table of such byte strings, compared byte by byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numba import njit
+
+from swjoin.core.arrow_views import booleans_of, borrowed, decoded, integers_of
+from swjoin.core.batch import I64, U8, Bool, check_offsets
+from swjoin.core.errors import RunFailed, UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+INTEGER, BYTES = "integer", "bytes"
+
+
+@njit(cache=True, nogil=True)
+def _hash_bytes(data: U8, start: int, stop: int) -> np.uint64:
+    h = np.uint64(0xCBF29CE484222325)
+    for i in range(start, stop):
+        h = (h ^ np.uint64(data[i])) * np.uint64(0x100000001B3)
+    h ^= h >> np.uint64(32)
+    return h  # type: ignore[no-any-return]
+
+
+@njit(cache=True, nogil=True)
+def _intern(
+    data: U8, offsets: I64, valid: Bool, table: I64, arena: U8, arena_offsets: I64, counts: I64, first: int, codes: I64
+) -> int:
+    """Codes of rows first..; stops before a row that may not fit and returns its index, or the number of rows.
+
+    counts[0] = codes given so far, counts[1] = arena bytes used. table: open addressing, code + 1, 0 for empty.
+    """
+    mask = np.uint64(table.shape[0] - 1)
+    for i in range(first, offsets.shape[0] - 1):
+        if valid.shape[0] > 0 and not valid[i]:
+            codes[i] = 0
+            continue
+        start, stop = offsets[i], offsets[i + 1]
+        size = stop - start
+        if 2 * (counts[0] + 1) > table.shape[0] or counts[0] + 1 >= arena_offsets.shape[0] or counts[1] + size > arena.shape[0]:
+            return i
+        slot = _hash_bytes(data, start, stop) & mask
+        while True:
+            code = table[slot] - 1
+            if code < 0:
+                code = counts[0]
+                for j in range(size):
+                    arena[counts[1] + j] = data[start + j]
+                counts[1] += size
+                counts[0] += 1
+                arena_offsets[counts[0]] = counts[1]
+                table[slot] = code + 1
+                break
+            begin = arena_offsets[code]
+            if arena_offsets[code + 1] - begin == size:
+                same = True
+                for j in range(size):
+                    if arena[begin + j] != data[start + j]:
+                        same = False
+                        break
+                if same:
+                    break
+            slot = (slot + np.uint64(1)) & mask
+        codes[i] = code
+    return int(offsets.shape[0] - 1)
+
+
+@njit(cache=True, nogil=True)
+def _rehash(table: I64, arena: U8, arena_offsets: I64, count: int) -> None:
+    mask = np.uint64(table.shape[0] - 1)
+    for code in range(count):
+        slot = _hash_bytes(arena, arena_offsets[code], arena_offsets[code + 1]) & mask
+        while table[slot] != 0:
+            slot = (slot + np.uint64(1)) & mask
+        table[slot] = code + 1
+
+
+class Dictionary:
+    """Byte strings -> codes 0, 1, 2, ... in order of first appearance. RunFailed above `limit_bytes`."""
+
+    def __init__(self, limit_bytes: int = 4 << 30, kinds: Sequence[str] = (BYTES,)) -> None:
+        """kinds: of the key's columns."""
+        self.limit_bytes = limit_bytes
+        self.kinds = tuple(kinds)
+        self._table = np.zeros(1 << 12, np.int64)
+        self._arena = np.empty(1 << 16, np.uint8)
+        self._offsets = np.zeros(1 << 11, np.int64)
+        self._counts = np.zeros(2, np.int64)
+
+    def __len__(self) -> int:
+        return int(self._counts[0])
+
+    def encode(self, data: U8, offsets: I64, valid: Bool | None) -> I64:
+        """Codes of n byte strings data[offsets[i] : offsets[i + 1]]; 0 for invalid rows."""
+        check_offsets(offsets, len(data), "keys", UserError)
+        n = len(offsets) - 1
+        codes = np.empty(n, np.int64)
+        mask = np.empty(0, np.bool_) if valid is None else valid
+        at = 0
+        while True:
+            at = _intern(data, offsets, mask, self._table, self._arena, self._offsets, self._counts, at, codes)
+            if at >= n:
+                return codes
+            self._grow(int(offsets[at + 1] - offsets[at]))
+
+    def entries(self, first: int) -> tuple[I64, U8]:
+        """Lengths and bytes of the codes from `first` on; views that do not change."""
+        offsets = self._offsets[first : len(self) + 1]
+        return np.diff(offsets), self._arena[offsets[0] : offsets[-1]]
+
+    def text(self, code: int) -> str:
+        """The key of a code as people read it; columns are separated by commas."""
+        data = self._arena[self._offsets[code] : self._offsets[code + 1]].tobytes()
+        if len(self.kinds) == 1:
+            return data.decode(errors="replace")
+        parts, at = [], 0
+        for kind in self.kinds:
+            number = int.from_bytes(data[at : at + 8], "little", signed=True)  # a value, or how many bytes follow
+            at += 8
+            if kind == BYTES:
+                parts.append(data[at : at + number].decode(errors="replace"))
+                at += number
+            else:
+                parts.append(str(number))
+        return ", ".join(parts)
+
+    def restore(self, lengths: I64, data: U8) -> None:
+        """The codes 0, 1, ... again, into a dictionary that is empty."""
+        assert len(self) == 0, "a dictionary with codes cannot be restored"
+        if lengths.min(initial=0) < 0 or lengths.max(initial=0) > len(data) or int(lengths.sum()) != len(data):
+            raise RunFailed(f"corrupt checkpoint: {len(lengths)} keys do not fill {len(data)} bytes")
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        codes = self.encode(data, offsets, None)
+        if len(codes) and (int(codes[-1]) != len(codes) - 1 or len(self) != len(codes)):
+            raise RunFailed("corrupt checkpoint: a key stands in the dictionary twice")
+
+    def _grow(self, wanted: int) -> None:
+        if 2 * (len(self) + 1) > len(self._table) or len(self) + 1 >= len(self._offsets):
+            self._offsets = np.concatenate([self._offsets, np.zeros(len(self._offsets), np.int64)])
+            self._table = np.zeros(2 * len(self._table), np.int64)
+            _rehash(self._table, self._arena, self._offsets, len(self))
+        if int(self._counts[1]) + wanted > len(self._arena):
+            self._arena = np.concatenate([self._arena, np.empty(max(len(self._arena), wanted), np.uint8)])
+        size = self._table.nbytes + self._offsets.nbytes + self._arena.nbytes
+        if size > self.limit_bytes:
+            raise RunFailed(f"the dictionary of join keys holds {len(self)} distinct keys in {size} bytes, above its limit")
+
+
+def _kind(column: str, kind: pa.DataType) -> str:
+    """How a key column is encoded. UserError for types that cannot be keys."""
+    import pyarrow.types as t
+
+    if t.is_dictionary(kind):
+        return _kind(column, kind.value_type)
+    if t.is_integer(kind) or t.is_boolean(kind) or (t.is_temporal(kind) and not t.is_interval(kind)):
+        return INTEGER
+    if (
+        t.is_string(kind)
+        or t.is_large_string(kind)
+        or t.is_binary(kind)
+        or t.is_large_binary(kind)
+        or t.is_fixed_size_binary(kind)
+    ):
+        return BYTES
+    if t.is_string_view(kind) or t.is_binary_view(kind):
+        return BYTES
+    hint = "round it to an integer first" if t.is_floating(kind) or t.is_decimal(kind) else "use an integer or a string column"
+    raise UserError(f"key column {column}: type {kind} cannot be a join key; {hint}")
+
+
+def _family(kind: pa.DataType) -> str:
+    """Types of the same family compare by their encoded values."""
+    import pyarrow.types as t
+
+    if t.is_dictionary(kind):
+        return _family(kind.value_type)
+    if t.is_uint64(kind):
+        return "uint64"
+    if t.is_integer(kind):
+        return "integer"
+    if _kind("", kind) == BYTES:
+        return "string" if t.is_string(kind) or t.is_large_string(kind) or t.is_string_view(kind) else "binary"
+    if t.is_timestamp(kind):
+        return f"timestamp[{kind.unit}]{'' if kind.tz is None else ' with time zone'}"
+    return str(kind)
+
+
+class KeyEncoder:
+    """Encodes both sides' join columns so that codes are equal exactly when the keys are.
+
+    `native`: the key is a single integer-like column and its own code.
+    """
+
+    def __init__(self, left: list[tuple[str, pa.DataType]], right: list[tuple[str, pa.DataType]]) -> None:
+        if len(left) != len(right):
+            raise UserError(
+                f"join keys: {len(left)} columns on the left, {len(right)} on the right; name as many on both sides"
+            )
+        for (left_name, left_kind), (right_name, right_kind) in zip(left, right, strict=True):
+            _kind(left_name, left_kind)
+            _kind(right_name, right_kind)
+            if _family(left_kind) != _family(right_kind):
+                raise UserError(
+                    f"join keys: left {left_name} is {left_kind}, right {right_name} is {right_kind}; "
+                    f"cast one side so that both agree"
+                )
+        self.types = ([kind for _, kind in left], [kind for _, kind in right])
+        self._kinds = [_kind(name, kind) for name, kind in left]
+        self.native = self._kinds == [INTEGER]
+        self.dictionary = Dictionary(kinds=self._kinds)
+
+    def encode(self, columns: list[pa.Array]) -> tuple[I64, Bool | None]:
+        """int64 keys of n rows, and which are valid (None: all); a null in any column makes the key null."""
+        valid: Bool | None = None
+        columns = [decoded(column) for column in columns]
+        for column in columns:
+            if column.null_count:
+                here = booleans_of(column.is_valid())
+                valid = here if valid is None else valid & here
+        if self.native:
+            return _integers(columns[0]), valid
+        parts = [(_integers(c), None) if k == INTEGER else _byte_strings(c) for c, k in zip(columns, self._kinds, strict=True)]
+        if len(parts) == 1 and parts[0][1] is not None:
+            return self.dictionary.encode(parts[0][0].view(np.uint8), parts[0][1], valid), valid
+        return self.dictionary.encode(*_concatenate(parts), valid), valid
+
+
+def _integers(column: pa.Array) -> I64:
+    """Values of a decoded integer-like column as int64; nulls become 0, uint64 keeps its bits."""
+    import pyarrow as pa
+
+    kind = column.type
+    if pa.types.is_temporal(kind):
+        column = column.cast(pa.int32() if kind.bit_width == 32 else pa.int64())
+    if pa.types.is_boolean(kind):
+        column = column.cast(pa.uint8())
+    if column.null_count:
+        column = column.fill_null(0)
+    values = integers_of(column)
+    return values.view(np.int64) if values.dtype == np.uint64 else values.astype(np.int64, copy=False)
+
+
+def _byte_strings(column: pa.Array) -> tuple[U8, I64]:
+    """Bytes and int64 offsets of a decoded string or binary column."""
+    import pyarrow as pa
+
+    if pa.types.is_fixed_size_binary(column.type):
+        column = column.cast(pa.binary())
+    if _family(column.type) == "string":
+        column = column.cast(pa.large_string())
+    column = column.cast(pa.large_binary())
+    n = len(column)
+    if n == 0:
+        return np.empty(0, np.uint8), np.zeros(1, np.int64)
+    offsets = borrowed(column.buffers()[1], np.int64)[column.offset : column.offset + n + 1]
+    data = column.buffers()[2]
+    return (np.empty(0, np.uint8) if data is None else borrowed(data, np.uint8)), offsets
+
+
+@njit(cache=True, nogil=True)
+def _put_integer(cursors: I64, values: I64, out: U8) -> None:
+    for i in range(values.shape[0]):
+        v = values[i]
+        for j in range(8):
+            out[cursors[i] + j] = np.uint8((v >> (8 * j)) & 255)
+        cursors[i] += 8
+
+
+@njit(cache=True, nogil=True)
+def _put_bytes(cursors: I64, data: U8, offsets: I64, out: U8) -> None:
+    for i in range(offsets.shape[0] - 1):
+        at = cursors[i]
+        for j in range(offsets[i + 1] - offsets[i]):
+            out[at + j] = data[offsets[i] + j]
+        cursors[i] = at + offsets[i + 1] - offsets[i]
+
+
+def _concatenate(parts: Sequence[tuple[I64 | U8, I64 | None]]) -> tuple[U8, I64]:
+    """One byte string per row: 8 bytes per integer; length (8 bytes) and bytes per string. Different keys differ."""
+    n = len(parts[0][0]) if parts[0][1] is None else len(parts[0][1]) - 1
+    sizes = np.zeros(n, np.int64)
+    for data, offsets in parts:
+        if offsets is not None:
+            check_offsets(offsets, data.nbytes, "keys", UserError)
+        sizes += 8 if offsets is None else 8 + np.diff(offsets)
+    bounds = np.zeros(n + 1, np.int64)
+    np.cumsum(sizes, out=bounds[1:])
+    out = np.empty(int(bounds[-1]), np.uint8)
+    cursors = bounds[:-1].copy()
+    for data, offsets in parts:
+        if offsets is None:
+            _put_integer(cursors, np.ascontiguousarray(data, np.int64), out)
+        else:
+            _put_integer(cursors, np.diff(offsets), out)
+            _put_bytes(cursors, data.view(np.uint8), offsets, out)
+    return out, bounds

@@ -1,0 +1,64 @@
+"""Counts that must balance: rows read, joined, null, late and shed, per stream and in all.
+
+What: `StreamCounts`, `Ledger`.
+Why: every run carries its ledger, and a run whose ledger does not balance fails.
+Stays out: who counts (`cluster.master.intake`, `cluster.collector`), how a report shows it (`runtime.run_report`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from swjoin.core.batch import I64
+
+
+@dataclass
+class StreamCounts:
+    """One stream's side of the ledger (SPEC section 1): input = joined + null_key + late + shed.
+
+    earliest_us, latest_us: time range of all rows read that have a time, late rows and rows with a null key included; None when
+    no row has one.
+    """
+
+    tuples: int = 0
+    joined: int = 0
+    null_key: int = 0
+    late: int = 0
+    shed: int = 0
+    earliest_us: int | None = None
+    latest_us: int | None = None
+
+    def extend_range(self, ts: I64) -> None:
+        """Take these times into the time range."""
+        if len(ts):
+            low, high = int(ts.min()), int(ts.max())
+            self.earliest_us = low if self.earliest_us is None else min(self.earliest_us, low)
+            self.latest_us = high if self.latest_us is None else max(self.latest_us, high)
+
+    def missing(self) -> int:
+        return self.tuples - self.joined - self.null_key - self.late - self.shed
+
+
+@dataclass
+class Ledger:
+    """What went in and what came out of one query; balanced when nothing is missing."""
+
+    left: StreamCounts = field(default_factory=StreamCounts)
+    right: StreamCounts = field(default_factory=StreamCounts)
+    produced: int = 0
+    collected: int = 0
+
+    def complaints(self) -> list[str]:
+        """One line per imbalance; empty when the ledger balances."""
+        lines = [
+            f"{name}: {counts.missing():+d} of {counts.tuples} input tuples are not accounted for"
+            for name, counts in (("left", self.left), ("right", self.right))
+            if counts.missing()
+        ]
+        if self.produced != self.collected:
+            lines.append(f"results: slaves produced {self.produced}, the collector collected {self.collected}")
+        return lines
+
+    @property
+    def balanced(self) -> bool:
+        return not self.complaints()

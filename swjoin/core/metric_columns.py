@@ -1,0 +1,34 @@
+"""What a slave measures in every distribution epoch: the columns of DIR/metrics/slaves.parquet.
+
+What: `COLUMNS`, their order in the float64 vector of a final `ResultChunk`.
+`INTEGER_COLUMNS`, those stored as int64.
+Why: one place names them for the slave that fills, the collector that stores, and the tables and plots that read.
+Stays out: aggregation (`spark.aggregate_run`), plotting.
+"""
+
+from __future__ import annotations
+
+COLUMNS: tuple[str, ...] = (
+    "slave",  # SlaveId
+    "epoch",  # EpochIndex
+    "epoch_end_us",  # run clock when the slave had completed the epoch
+    "left_tuples",  # delivered in this epoch
+    "right_tuples",
+    "delivered_bytes",
+    "pairs",
+    "comparisons",
+    "process_us",  # wall time inside the join module
+    "cpu_us",  # CPU time of the rank since the epoch before
+    "communication_us",  # inside sends and receives
+    "exchange_us",  # from the slave's report to the arrival of this delivery: its turn in the fixed order, and the transfer
+    "idle_us",  # waiting for the master
+    "occupancy_ratio",  # stream buffer: buffered bytes / capacity when the delivery had arrived
+    "delay_mean_us",  # production delay of this epoch's pairs; 0 when there are none
+    "delay_p99_us",
+    "delay_max_us",
+    "window_tuples",  # both streams, when the epoch was complete
+    "window_bytes",
+    "mini_group_count",
+    "block_count",
+)
+INTEGER_COLUMNS = frozenset(COLUMNS) - {"occupancy_ratio", "delay_mean_us", "delay_p99_us", "delay_max_us"}

@@ -1,0 +1,60 @@
+"""What lies beside the package in a checkout, and inside it when a wheel was installed: configurations, experiments, figures.
+
+What: `shipped_folder(name)`, `given_or_shipped(name)` (a file as the user names it), `relative_to`, `load_figures(module)`.
+Why: the documents' commands work in any folder; whether this is a checkout or site-packages is known here only.
+Stays out: reading the files (`loading`, `sweeps.experiment`), drawing (`plots/`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from swjoin.core.errors import UserError
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_NAMED = ("mpi_configs", "experiments")
+
+
+def shipped_folder(name: str) -> Path:
+    """Directory `mpi_configs`, `experiments` or `plots`; whether it exists is for the caller to see."""
+    inside = _PACKAGE / name
+    return inside if inside.is_dir() else _PACKAGE.parent / name
+
+
+def given_or_shipped(name: str | Path) -> Path:
+    """The file `name`. If there is none, but one that came with swjoin is called so (mpi_configs/local.yaml), that one."""
+    path = Path(name)
+    if len(path.parts) == 2 and path.parts[0] in _NAMED and not os.path.exists(path):
+        shipped = shipped_folder(path.parts[0]) / path.parts[1]
+        if os.path.exists(shipped):  # unlike Path.exists, it has no opinion on names that are too long
+            return shipped
+    return path
+
+
+def relative_to(path: str | Path) -> str:
+    """For complaints about a path that leads nowhere: where it starts, unless it is absolute."""
+    try:
+        return "" if os.path.isabs(path) else f" (relative to the working directory, {os.getcwd()})"
+    except OSError:  # it was removed
+        return ""
+
+
+def load_figures(module: str) -> Any:
+    """A module of `plots/`. UserError when matplotlib is not installed."""
+    root = str(_PACKAGE.parent)
+    if (_PACKAGE / "plots").is_dir():
+        package = "swjoin.plots"
+    else:
+        package = "plots"
+        if root not in sys.path:
+            sys.path.append(root)
+    try:
+        return importlib.import_module(f"{package}.{module}")
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.split(".")[0] in ("plots", "swjoin"):
+            raise UserError(f"figures are drawn by {error.name}, which this installation lacks; install swjoin anew") from None
+        raise UserError(f"figures need {error.name}, which is missing; install swjoin[plots]") from None

@@ -1,0 +1,276 @@
+"""Payload columns as bytes: Arrow columns <-> packed rows.
+
+What: `RowCodec` packs the payload columns of a batch row by row (null bitmap, fixed-width values, lengths, then a tail of
+variable-length bytes) and unpacks them again; `StreamCodec` adds which columns are not packed because they follow from key and
+time.
+Why: slaves keep, move and gather payload as opaque rows without Arrow; only both ends know the columns.
+Stays out: files, keys (`core.key_encoder`), output names (`connectors.output_columns`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from swjoin.core.arrow_views import booleans_of, borrowed, decoded, integers_of
+from swjoin.core.batch import I64, U8, PayloadRows, RowLayout, check_offsets
+from swjoin.core.errors import RunFailed, UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@njit(cache=True, nogil=True)
+def _place_tail(offsets: I64, lengths: I64, data: U8, starts: I64, var: U8) -> None:
+    """Copy each row's bytes of one column to its place in the tail; offsets (the cursors) move on."""
+    for i in range(lengths.shape[0]):
+        o = offsets[i]
+        s = starts[i]
+        for j in range(lengths[i]):
+            var[o + j] = data[s + j]
+        offsets[i] = o + lengths[i]
+
+
+@njit(cache=True, nogil=True)
+def _pick_tail(cursors: I64, lengths: I64, var: U8, out: U8) -> None:
+    """The inverse: one column's bytes one after the other; cursors move on."""
+    at = 0
+    for i in range(lengths.shape[0]):
+        o = cursors[i]
+        for j in range(lengths[i]):
+            out[at + j] = var[o + j]
+        at += lengths[i]
+        cursors[i] = o + lengths[i]
+
+
+def _is_var(kind: pa.DataType) -> bool:
+    import pyarrow.types as t
+
+    return bool(t.is_string(kind) or t.is_binary(kind) or t.is_large_string(kind) or t.is_large_binary(kind))
+
+
+def returned(kind: pa.DataType) -> pa.DataType:
+    """The type that a packed column has when it is unpacked. Dictionaries are made anew, of the values of each batch: without
+    an order, and with indices of 32 bits at least, as nobody knows how many values will come."""
+    import pyarrow as pa
+
+    if not pa.types.is_dictionary(kind):
+        return kind
+    index = kind.index_type if kind.index_type.bit_width >= 32 else pa.int32()
+    return pa.dictionary(index, returned(kind.value_type))
+
+
+def storage(kind: pa.DataType) -> pa.DataType:
+    """The type that is packed: dictionaries as their values, view types as plain ones."""
+    import pyarrow as pa
+    import pyarrow.types as t
+
+    if t.is_dictionary(kind):
+        return storage(kind.value_type)
+    if t.is_string(kind) or t.is_string_view(kind):
+        return pa.large_string()
+    if t.is_binary(kind) or t.is_binary_view(kind):
+        return pa.large_binary()
+    return kind
+
+
+def _width(kind: pa.DataType) -> int | None:
+    """Bytes of one value of a fixed-width type; None for types that cannot be packed."""
+    import pyarrow.types as t
+
+    if t.is_boolean(kind):
+        return 1
+    if t.is_null(kind):
+        return 0
+    if t.is_primitive(kind) or t.is_decimal(kind) or t.is_fixed_size_binary(kind):
+        return int(kind.bit_width) // 8
+    return None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a column lies in a packed row. offset, width: of its value, or of its length (4 bytes) when it is in the tail.
+    null_bit: set when it is null. before: offsets of the lengths of what comes before it in the tail."""
+
+    offset: int
+    width: int
+    null_bit: int
+    before: list[int]
+
+
+class RowCodec:
+    """Packs and unpacks the columns of a schema. UserError names a column whose type cannot be carried."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        import pyarrow as pa
+
+        self.schema = pa.schema([(f.name, storage(f.type)) for f in schema])
+        self._bitmap_bytes = -(-len(self.schema) // 8)
+        self._slots: list[tuple[int, int]] = []  # (offset, width); var columns: width 4 for the length
+        at = self._bitmap_bytes
+        for column in self.schema:
+            width = 4 if _is_var(column.type) else _width(column.type)
+            if width is None:
+                raise UserError(f"column {column.name}: type {column.type} cannot be carried; leave it out with --columns")
+            self._slots.append((at, width))
+            at += width
+        self._var = [i for i, f in enumerate(self.schema) if _is_var(f.type)]
+        self.layout = RowLayout(at, bool(self._var))
+
+    def place_of(self, name: str) -> Place:
+        """Where a column lies."""
+        index = self.schema.names.index(name)
+        offset, width = self._slots[index]
+        return Place(offset, width, index, [self._slots[i][0] for i in self._var if i < index])
+
+    # ------------------------------------------------------------ packing
+
+    def encode(self, batch: pa.RecordBatch) -> PayloadRows:
+        """n rows of the schema's columns, by name, as packed rows."""
+        import pyarrow as pa
+
+        n = batch.num_rows
+        fixed = np.zeros((n, self.layout.fixed_bytes), np.uint8)
+        lengths: list[I64] = []
+        sources: list[tuple[U8, I64]] = []
+        for i, column in enumerate(self.schema):
+            array = batch.column(column.name)
+            if array.type != column.type:
+                array = decoded(array).cast(column.type)
+            if array.null_count:
+                missing = booleans_of(array.is_null())
+                fixed[:, i // 8] |= missing.astype(np.uint8) << np.uint8(i % 8)
+            offset, width = self._slots[i]
+            if _is_var(column.type):
+                bounds = (
+                    borrowed(array.buffers()[1], np.int64)[array.offset : array.offset + n + 1] if n else np.zeros(1, np.int64)
+                )
+                data = array.buffers()[2]
+                check_offsets(bounds, 0 if data is None else data.size, f"column {column.name}", UserError)
+                size = np.diff(bounds)
+                if array.null_count:
+                    size = np.where(missing, 0, size)
+                if n and int(size.max()) >= 1 << 32:
+                    raise UserError(f"column {column.name}: a value of 4 GiB or more cannot be carried")
+                fixed[:, offset : offset + 4] = size.astype("<u4").view(np.uint8).reshape(n, 4)
+                lengths.append(size.astype(np.int64))
+                sources.append((borrowed(data, np.uint8) if data is not None else np.empty(0, np.uint8), bounds[:n]))
+            elif width and n:
+                fixed[:, offset : offset + width] = _fixed_bytes(array, width)
+        if not self._var:
+            return PayloadRows(fixed)
+        offsets = np.zeros(n + 1, np.int64)
+        np.cumsum(np.sum(lengths, axis=0), out=offsets[1:])
+        var = np.empty(int(offsets[-1]), np.uint8)
+        cursors = offsets[:-1].copy()
+        for (data_bytes, starts), size in zip(sources, lengths, strict=True):
+            _place_tail(cursors, size, data_bytes, np.ascontiguousarray(starts), var)
+        assert isinstance(batch, pa.RecordBatch)
+        return PayloadRows(fixed, offsets, var)
+
+    # ------------------------------------------------------------ unpacking
+
+    def decode(self, rows: PayloadRows) -> list[pa.Array]:
+        """The schema's columns, in order; exactly what was packed, nulls included."""
+        import pyarrow as pa
+
+        n = len(rows)
+        self._check_tails(rows)
+        cursors = None if rows.var_offsets is None else rows.var_offsets[:-1].copy()
+        arrays: list[pa.Array] = []
+        for i, column in enumerate(self.schema):
+            offset, width = self._slots[i]
+            missing = (rows.fixed[:, i // 8] >> np.uint8(i % 8)) & 1
+            nulls = int(missing.sum())
+            valid = pa.py_buffer(np.packbits(missing == 0, bitorder="little")) if nulls else None
+            if _is_var(column.type):
+                assert cursors is not None
+                assert rows.var is not None
+                size = _column_bytes(rows.fixed, offset, 4).view("<u4").reshape(n).astype(np.int64)
+                bounds = np.zeros(n + 1, np.int64)
+                np.cumsum(size, out=bounds[1:])
+                data = np.empty(int(bounds[-1]), np.uint8)
+                _pick_tail(cursors, size, rows.var, data)
+                arrays.append(pa.Array.from_buffers(column.type, n, [valid, pa.py_buffer(bounds), pa.py_buffer(data)], nulls))
+            elif width == 0 and pa.types.is_null(column.type):
+                arrays.append(pa.nulls(n))
+            elif pa.types.is_boolean(column.type):
+                bits = np.packbits(rows.fixed[:, offset] != 0, bitorder="little")
+                arrays.append(pa.Array.from_buffers(column.type, n, [valid, pa.py_buffer(bits)], nulls))
+            else:
+                data = _column_bytes(rows.fixed, offset, width)
+                arrays.append(pa.Array.from_buffers(column.type, n, [valid, pa.py_buffer(data)], nulls))
+        return arrays
+
+    def _check_tails(self, rows: PayloadRows) -> None:
+        """RunFailed unless the lengths in the fixed parts add up to the tails: they are copied by these."""
+        if rows.var_offsets is None or rows.var is None:
+            return
+        check_offsets(rows.var_offsets, len(rows.var), "corrupt payload")
+        total = np.zeros(len(rows), np.int64)
+        for i in self._var:
+            total += _column_bytes(rows.fixed, self._slots[i][0], 4).view("<u4").astype(np.int64)
+        wrong = np.flatnonzero(total != np.diff(rows.var_offsets))
+        if len(wrong):
+            row = int(wrong[0])
+            size = int(rows.var_offsets[row + 1] - rows.var_offsets[row])
+            raise RunFailed(
+                f"corrupt payload: row {row} of {len(rows)} has a tail of {size} bytes, its lengths say {total[row]}"
+            )
+
+    # ------------------------------------------------------------ to another process
+
+    def to_bytes(self) -> bytes:
+        return bytes(self.schema.serialize())
+
+    @staticmethod
+    def from_bytes(data: bytes) -> RowCodec:
+        import pyarrow as pa
+
+        return RowCodec(pa.ipc.read_schema(pa.py_buffer(data)))
+
+
+def _fixed_bytes(array: pa.Array, width: int) -> NDArray[Any]:
+    """The values of a fixed-width array as uint8 (n, width)."""
+    import pyarrow as pa
+
+    n = len(array)
+    if pa.types.is_boolean(array.type):
+        return integers_of(array.cast(pa.uint8()).fill_null(0)).reshape(n, 1)
+    data = borrowed(array.buffers()[1], np.uint8)
+    return data[array.offset * width : (array.offset + n) * width].reshape(n, width)
+
+
+def _column_bytes(fixed: U8, offset: int, width: int) -> U8:
+    """One column's bytes out of the packed rows, contiguous."""
+    return np.ascontiguousarray(fixed[:, offset : offset + width]).reshape(-1)
+
+
+@dataclass(frozen=True)
+class StreamCodec:
+    """How one stream's columns come back from a pair.
+
+    columns: (name, Arrow type, origin) in input order; origin "key" or "ts": rebuilt from the pair's key or time; "row":
+    unpacked. rows: codec of the packed columns, None when no payload is carried. key: names of the join columns. hidden:
+    columns that only a predicate wants. time_unit: declared unit of integer times; None: the time column's type has its own.
+    """
+
+    columns: tuple[tuple[str, Any, str], ...]
+    key: tuple[str, ...]
+    rows: RowCodec | None
+    hidden: tuple[str, ...] = ()
+    time_unit: str | None = None
+
+    @property
+    def shown(self) -> list[tuple[str, Any, str]]:
+        """Columns that a result may hold."""
+        return [column for column in self.columns if column[0] not in self.hidden]
+
+    @property
+    def layout(self) -> RowLayout | None:
+        """Layout of the packed rows, or None when no payload is carried."""
+        return None if self.rows is None else self.rows.layout

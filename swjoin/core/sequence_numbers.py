@@ -1,0 +1,101 @@
+"""Places in the common order of both streams, for count windows (docs/semantics.md, "Count windows").
+
+What: the two words that every tuple of a count window carries behind its payload, and how they are written and read.
+Why: a tuple's window is told by two places: its own in its stream (1, 2, ...), and how many tuples of the other stream come
+before it. They travel as payload does, so every buffer, message, log and partition-group on its way keeps them.
+Stays out: who gives the places (`cluster.master.arrival_sequence`), matching by them (`state.join_kernel`).
+
+The two words are int64. The first is `passed`, how many tuples of the other stream come before. The second is the place while
+the tuple is in time order at the master, and the time from its delivery on, when `ts` is the place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from swjoin.core.batch import I64, Pairs, PayloadRows, RowLayout, TupleBatch
+
+STAMP_BYTES = 16
+TIME_OFFSET = 8  # of a delivered tuple's time, behind the payload
+Layouts = tuple[RowLayout | None, RowLayout | None]
+
+
+def stamped_layout(layout: RowLayout | None) -> RowLayout:
+    """That of payload rows with both words behind them."""
+    return RowLayout(STAMP_BYTES) if layout is None else RowLayout(layout.fixed_bytes + STAMP_BYTES, layout.has_var)
+
+
+def travelling(layouts: Layouts, *, counted: bool) -> Layouts:
+    """Layouts of the rows that tuples carry. counted: the join has count windows."""
+    return (stamped_layout(layouts[0]), stamped_layout(layouts[1])) if counted else layouts
+
+
+def _stamped(batch: TupleBatch, first: I64, second: I64, payload_bytes: int) -> PayloadRows:
+    """Rows with both words behind their first `payload_bytes` bytes."""
+    fixed = np.empty((len(batch), payload_bytes + STAMP_BYTES), np.uint8)
+    if batch.rows is not None:
+        fixed[:, :payload_bytes] = batch.rows.fixed[:, :payload_bytes]
+    words = np.empty((len(batch), 2), np.int64)
+    words[:, 0], words[:, 1] = first, second
+    fixed[:, payload_bytes:] = words.view(np.uint8)
+    return PayloadRows(fixed) if batch.rows is None else PayloadRows(fixed, batch.rows.var_offsets, batch.rows.var)
+
+
+def _words(rows: PayloadRows) -> I64:
+    """int64 (n, 2)."""
+    words: I64 = np.ascontiguousarray(rows.fixed[:, rows.fixed.shape[1] - STAMP_BYTES :]).view(np.int64)
+    return words
+
+
+def placed(batch: TupleBatch, places: I64, passed: I64) -> TupleBatch:
+    """Tuples in time order with their places."""
+    payload_bytes = 0 if batch.rows is None else batch.rows.fixed.shape[1]
+    return dataclasses.replace(batch, rows=_stamped(batch, passed, places, payload_bytes))
+
+
+def unplaced(batch: TupleBatch) -> TupleBatch:
+    """Tuples that have no place and only come out again, in the layout of those that have been delivered."""
+    return placed(batch, batch.ts, np.zeros(len(batch), np.int64))
+
+
+def places_of(batch: TupleBatch) -> I64:
+    """Of tuples in time order: int64 (n,)."""
+    assert batch.rows is not None, "tuples without places"
+    return _words(batch.rows)[:, 1]
+
+
+def delivered(batch: TupleBatch) -> TupleBatch:
+    """The same tuples for a slave: `ts` is the place, the time is behind the payload."""
+    assert batch.rows is not None, "tuples without places"
+    words = _words(batch.rows)
+    rows = _stamped(batch, words[:, 0], batch.ts, batch.rows.fixed.shape[1] - STAMP_BYTES)
+    return dataclasses.replace(batch, ts=words[:, 1].copy(), rows=rows)
+
+
+def passed_of(batch: TupleBatch) -> I64:
+    """How many tuples of the other stream come before each of these: int64 (n,)."""
+    if batch.rows is None:
+        return np.zeros(len(batch), np.int64)  # none, or of no join: a kernel that is only loaded
+    return _words(batch.rows)[:, 0].copy()
+
+
+def with_times(pairs: Pairs) -> Pairs:
+    """Pairs of delivered tuples that carry payload, with times instead of places, and without the words behind the payload."""
+    left, right = pairs.left_rows, pairs.right_rows
+    return dataclasses.replace(
+        pairs,
+        left_ts=pairs.left_ts if left is None else _words(left)[:, 1].copy(),
+        right_ts=pairs.right_ts if right is None else _words(right)[:, 1].copy(),
+        left_rows=None if left is None else _payload_of(left),
+        right_rows=None if right is None else _payload_of(right),
+    )
+
+
+def _payload_of(rows: PayloadRows) -> PayloadRows | None:
+    """What the user's columns are packed in; None when there are none."""
+    payload_bytes = rows.fixed.shape[1] - STAMP_BYTES
+    if payload_bytes == 0 and rows.var_offsets is None:
+        return None
+    return PayloadRows(np.ascontiguousarray(rows.fixed[:, :payload_bytes]), rows.var_offsets, rows.var)

@@ -1,0 +1,310 @@
+"""Durable files: whole or not there, with checksums, and a thread that writes them.
+
+What: `write_records` and `read_records`, frames with checksums; `write_whole`, a temporary name, fsync, rename; `AppendedFile`;
+`Background`, a thread that does such things in order while the join goes on.
+Why: what is read back after a crash must be exactly what was written, or be refused with its place.
+Stays out: what the frames mean (`checkpoint.delivery_log`, `checkpoint.store`).
+
+A file of records is a sequence of [magic, length, CRC-32, number] (int64, padded to 64 bytes) and as many bytes as `length`
+says, padded to 64. Frames lie aligned, so that they can be read as views of the mapped file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+
+from swjoin.core.batch import U8
+from swjoin.core.errors import NotWritten, RunFailed, UserError
+from swjoin.core.units import is_utf8
+
+MAGIC = 0x6B63656863  # "check"
+_HEADER_BYTES = 64
+_ALIGN = 64
+_PIECE_BYTES = 1 << 20
+_WAITING = 64  # operations that may wait for the disk; then whoever asks for more waits
+
+
+def check_name(path: Path) -> None:
+    """UserError for a name that is not UTF-8: Arrow opens no such file."""
+    if not is_utf8(str(path)):
+        raise UserError(f"{ascii(str(path))[1:-1]}: the name is not UTF-8; rename it, or choose another one")
+
+
+def not_written(path: Path, error: OSError) -> NotWritten:
+    """With the file, in the system's words."""
+    return NotWritten(f"{path}: cannot be written ({os.strerror(error.errno) if error.errno else error})")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """NotWritten, with the file, where the system cannot write it."""
+    try:
+        yield
+    except OSError as error:
+        raise not_written(path, error) from None
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path`; what has been written there gets its name at the end. After an error nothing is left."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with writing(path):
+            yield temporary
+            temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN
+
+
+class RecordFile:
+    """A file of records being written. `close` makes it durable."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.nbytes = 0
+        self.count = 0
+        with writing(path):
+            self._file: BinaryIO = path.open("wb")
+
+    def append(self, data: U8) -> None:
+        with writing(self.path):
+            self._append(data)
+
+    def _append(self, data: U8) -> None:
+        head = np.zeros(_HEADER_BYTES // 8, "<i8")
+        head[:4] = (MAGIC, data.nbytes, zlib.crc32(data.data), self.count)
+        self._file.write(head.tobytes())
+        self._file.write(data.data)
+        pad = _padded(data.nbytes) - data.nbytes
+        if pad:
+            self._file.write(bytes(pad))
+        self.nbytes += _HEADER_BYTES + data.nbytes + pad
+        self.count += 1
+
+    def flush(self) -> None:
+        """Hand what has been appended to the system: it survives this process."""
+        with writing(self.path):
+            self._file.flush()
+
+    def close(self) -> None:
+        with writing(self.path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def discard(self) -> None:
+        """Close it and leave it to whoever clears up."""
+        with suppress(OSError):
+            self._file.close()
+
+
+class AppendedFile:
+    """A file that only grows, and of which a checkpoint remembers length and checksum. UserError when it cannot be opened."""
+
+    def __init__(self, path: Path, mark: Sequence[int] = (0, 0), row_bytes: int = 1) -> None:
+        """mark: length and checksum that it had. row_bytes: of which it holds whole ones."""
+        """mark: length and CRC-32 of what counts; the rest is cut off. RunFailed when that is not what it was."""
+        length, expected = mark
+        try:
+            self._file: BinaryIO = path.open("r+b" if path.exists() else "w+b")
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None
+        self.path = path
+        size = self._file.seek(0, os.SEEK_END)
+        if length % row_bytes:
+            raise RunFailed(f"{path}: {length} bytes are no whole rows of {row_bytes} bytes")
+        if size < length:
+            raise RunFailed(f"{path}: has {size} bytes, the checkpoint says {length}")
+        self._file.truncate(length)
+        self._crc = 0
+        self._file.seek(0)
+        while piece := self._file.read(_PIECE_BYTES):
+            self._crc = zlib.crc32(piece, self._crc)
+        if self._crc != expected:
+            raise RunFailed(f"{path}: corrupt: its first {length} bytes have another checksum than when they were written")
+
+    def append(self, data: bytes) -> None:
+        with writing(self.path):
+            self._file.write(data)
+        self._crc = zlib.crc32(data, self._crc)
+
+    def flush(self) -> list[int]:
+        """Hand what has been appended to the system; returns length and checksum."""
+        with writing(self.path):
+            self._file.flush()
+        return [self._file.tell(), self._crc]
+
+    def sync(self) -> None:
+        """Make what has been flushed durable."""
+        with writing(self.path):
+            os.fsync(self._file.fileno())
+
+    def read(self) -> bytes:
+        """All of it."""
+        end, _ = self.flush()
+        self._file.seek(0)
+        data = self._file.read(end)
+        self._file.seek(end)
+        return data
+
+    def close(self) -> None:
+        with writing(self.path):
+            self._file.close()
+
+
+def sync_file(path: Path) -> None:
+    """Make a file's content durable."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_records(path: Path, records: Iterable[U8]) -> int:
+    """A whole file of records, under its name only when it is durable; returns its bytes."""
+    with replacing(path) as temporary:
+        file = RecordFile(temporary)
+        for record in records:
+            file.append(record)
+        file.close()
+    with writing(path):
+        sync_folder(path.parent)
+    return file.nbytes
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """A whole file, under its name only when it is durable."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    with writing(path):
+        sync_folder(path.parent)
+
+
+def read_records(path: Path, nbytes: int, count: int) -> Iterator[U8]:
+    """The records of a file that must have just so many bytes and records. RunFailed with file and offset otherwise.
+
+    The frames are views of the mapped file. It is mapped copy-on-write, of which nobody makes use: kernels would be compiled
+    anew for arrays that cannot be written to, for ten seconds in the middle of the first recovery.
+    """
+    try:
+        size = path.stat().st_size
+        if size != nbytes:
+            raise RunFailed(f"{path}: has {size} bytes, the checkpoint says {nbytes}")
+        data = np.memmap(path, np.uint8, "c") if size else np.empty(0, np.uint8)
+    except OSError as error:
+        raise RunFailed(f"{path}: cannot be read ({error.strerror or error})") from None
+    at = 0
+    for number in range(count):
+        head = data[at : at + _HEADER_BYTES].view("<i8").tolist() if at + _HEADER_BYTES <= size else [0] * 4
+        start, length = at + _HEADER_BYTES, head[1]
+        if head[0] != MAGIC or head[3] != number or any(head[4:]) or not 0 <= length <= size - start:
+            raise RunFailed(f"{path}: corrupt at byte {at}: no record {number} begins there")
+        record = data[start : start + length]
+        if zlib.crc32(record.data) != head[2]:
+            raise RunFailed(f"{path}: corrupt at byte {start}: record {number} has another checksum than when it was written")
+        at = start + _padded(length)
+        if data[start + length : at].any():
+            raise RunFailed(f"{path}: corrupt at byte {start + length}: something stands between records")
+        yield record
+    if at != size:
+        raise RunFailed(f"{path}: {size - at} bytes follow its last record")
+
+
+def read_whole_records(path: Path) -> Iterator[U8]:
+    """The records of a file whose writer was killed: all that are whole, and in order. RunFailed when it cannot be read."""
+    try:
+        data = np.frombuffer(path.read_bytes(), np.uint8)
+    except OSError as error:
+        raise RunFailed(f"{path}: cannot be read ({error.strerror or error})") from None
+    at = number = 0
+    while at + _HEADER_BYTES <= len(data):
+        head = data[at : at + _HEADER_BYTES].view("<i8").tolist()
+        start, length = at + _HEADER_BYTES, head[1]
+        if head[0] != MAGIC or head[3] != number or not 0 <= length <= len(data) - start:
+            return
+        record = data[start : start + length]
+        if zlib.crc32(record.data) != head[2]:
+            return
+        yield record
+        at, number = start + _padded(length), number + 1
+
+
+class Executor(Protocol):
+    """Does what it is given, in order, while the join goes on. failure: what an operation raised."""
+
+    failure: BaseException | None
+
+    def submit(self, operation: Callable[[], Any]) -> None: ...
+
+    def end(self) -> None: ...
+
+
+Executors = Callable[[str, Callable[[Any], None]], Executor]  # name, done -> executor
+
+
+class Background(threading.Thread):
+    """Does what it is given, in order, in a thread of its own.
+
+    done: takes what an operation returns (unless None), or the exception that it raised; called in this thread. After an
+    exception nothing more is done.
+    """
+
+    def __init__(self, name: str, done: Callable[[Any], None]) -> None:
+        super().__init__(name=name, daemon=True)
+        self._done = done
+        self._operations: queue.Queue[Callable[[], Any] | None] = queue.Queue(_WAITING)
+        self.failure: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        while (operation := self._operations.get()) is not None:
+            if self.failure is not None:
+                continue
+            try:
+                result = operation()
+            except BaseException as error:
+                self.failure = error
+                self._done(error)
+                continue
+            if result is not None:
+                self._done(result)
+
+    def submit(self, operation: Callable[[], Any]) -> None:
+        """Waits while too many operations do."""
+        self._operations.put(operation)
+
+    def end(self) -> None:
+        """Finish what was submitted, and the thread."""
+        self._operations.put(None)
+        self.join()
+
+
+def write_json(path: Path, report: dict[str, Any]) -> None:
+    """Write atomically: a temporary name, then a rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, (json.dumps(report, indent=2) + "\n").encode())

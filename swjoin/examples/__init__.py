@@ -1,1 +1,0 @@
-"""Examples on real data, each runnable: `python -m swjoin.examples.NAME`."""

@@ -1,0 +1,275 @@
+"""A predicate's text becomes a program over packed rows: names are looked up, types are checked.
+
+What: `resolve`, which side and column a name means; `compile_where(node, left, right) -> Program`; `compile_query`.
+Why: only here both are known, what the columns are called and how their rows are packed.
+Stays out: the text (`where`), evaluating (`expressions.vm`).
+
+A name means an output column (`price`, or `left_price` where both sides have a `price`), or is `left.price`, `right.price`,
+`left_price`, `right_price` whatever the other side has.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from swjoin.config.sections import QueryConfig
+from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
+from swjoin.core.errors import UserError
+from swjoin.core.row_codec import StreamCodec
+from swjoin.core.sequence_numbers import TIME_OFFSET
+from swjoin.expressions import vm as p
+from swjoin.expressions.parser import COMPARISONS, Node, parse_where
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_ARITHMETIC = {"+": (p.ADD, p.ADD_FLOAT), "-": (p.SUBTRACT, p.SUBTRACT_FLOAT), "*": (p.MULTIPLY, p.MULTIPLY_FLOAT)}
+# comparison -> (instruction, whether the sides change places, whether it is negated)
+_ORDER = {
+    "=": (p.EQUAL, False, False),
+    "!=": (p.EQUAL, False, True),
+    "<": (p.LESS, False, False),
+    "<=": (p.LESS_EQUAL, False, False),
+    ">": (p.LESS, True, False),
+    ">=": (p.LESS_EQUAL, True, False),
+}
+
+
+def resolve(
+    name: str, columns: tuple[Sequence[str], Sequence[str]], keys: tuple[Sequence[str], Sequence[str]]
+) -> tuple[int, str]:
+    """(side, column) that a name means. UserError when it means none, or two. columns, keys: names on both sides."""
+    found: list[tuple[int, str]] = []
+    for side, prefix in enumerate(STREAM_NAMES):
+        for column in columns[side]:
+            if name in (f"{prefix}.{column}", f"{prefix}_{column}"):
+                found.append((side, column))
+    for side in (LEFT, RIGHT):
+        clash = name in columns[1 - side] and not (name in keys[LEFT] and name in keys[RIGHT])
+        if name in columns[side] and not clash and not (side == RIGHT and name in keys[LEFT]):
+            found.append((side, name))
+    if len(found) == 1:
+        return found[0]
+    if not found and name in columns[LEFT]:
+        raise UserError(f"where: both sides have a column {name}; write left_{name} or right_{name}")
+    if found:
+        raise UserError(f"where: {name} may mean {' or '.join(f'{STREAM_NAMES[s]}.{c}' for s, c in found)}; write that")
+    known = [*(f"left_{c}" for c in columns[LEFT]), *(f"right_{c}" for c in columns[RIGHT])]
+    near = difflib.get_close_matches(name, [*known, *columns[LEFT], *columns[RIGHT]], 1, 0.5)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)[:500]}"
+    raise UserError(f"where: column {name} is missing; {hint}")
+
+
+class _Compiler:
+    def __init__(self, codecs: tuple[StreamCodec, StreamCodec], *, counted: bool) -> None:
+        self._codecs = codecs
+        self._counted = counted
+        self._names = tuple([name for name, _, _ in codec.columns] for codec in codecs)
+        self.code: list[int] = []
+        self.floats: list[float] = []
+        self.text = b""
+        self.tails: list[int] = []
+        self._depth = self._deepest = 0
+        self._types: dict[int, str] = {}
+
+    def _emit(self, what: int, *fields: int, grows: int = 0) -> None:
+        self.code += [what, *fields, *[0] * (p.WIDTH - 1 - len(fields))]
+        self._depth += grows
+        self._deepest = max(self._deepest, self._depth)
+        if self._deepest > p.DEEPEST:
+            raise UserError("where: too many values at once; write it with fewer parentheses")
+
+    def whole(self, node: Node) -> p.Program:
+        kind = self.value(node)
+        if kind not in ("bool", "null"):
+            raise UserError(f"where: it must be a condition, but it is {_said(kind)}")
+        text = np.frombuffer(self.text, np.uint8).copy()
+        return p.Program(np.array(self.code, np.int64), np.array(self.floats), text, np.array(self.tails, np.int64))
+
+    # ------------------------------------------------------------ values: each leaves one on the stack, and says of which type
+
+    def value(self, node: Node) -> str:
+        match node.kind:
+            case "column":
+                return self._column(node.value)
+            case "number":
+                return self._number(node.value)
+            case "text":
+                data = node.value.encode()
+                self._emit(p.TEXT_LITERAL, 0, len(self.text), len(data), grows=1)
+                self.text += data
+                return "text"
+            case "true" | "false":
+                self._emit(p.INT_LITERAL, 0, int(node.kind == "true"), grows=1)
+                return "bool"
+            case "null":
+                self._emit(p.NULL, grows=1)
+                return "null"
+            case "and" | "or":
+                for part in node.parts:
+                    self._condition(part, node.kind)
+                self._emit(p.AND if node.kind == "and" else p.OR, grows=-1)
+                return "bool"
+            case "not":
+                self._condition(node.parts[0], "not")
+                self._emit(p.NOT)
+                return "bool"
+            case "is null":
+                self.value(node.parts[0])
+                self._emit(p.IS_NULL)
+                return "bool"
+            case "negative" | "abs":
+                kind = self._numeric(node.parts[0], node.kind)
+                integer, real = (p.NEGATE, p.NEGATE_FLOAT) if node.kind == "negative" else (p.ABS, p.ABS_FLOAT)
+                self._emit(real if kind == "float" else integer)
+                return kind
+            case sign if sign in COMPARISONS:
+                return self._comparison(node)
+            case _:
+                return self._arithmetic(node)
+
+    def _number(self, text: str) -> str:
+        if text.isdigit():
+            if int(text) >= 1 << 63:
+                raise UserError(f"where: {text} is beyond 64 bits")
+            self._emit(p.INT_LITERAL, 0, int(text), grows=1)
+            return "int"
+        self._emit(p.FLOAT_LITERAL, 0, len(self.floats), grows=1)
+        self.floats.append(float(text))
+        return "float"
+
+    def _column(self, name: str) -> str:
+        side, column, said = self._find(name)
+        codec = self._codecs[side]
+        origin = next(origin for found, _, origin in codec.columns if found == column)
+        if origin == "key":
+            self._emit(p.KEY_OF, grows=1)
+        elif origin == "ts" and self._counted:
+            payload_bytes = 0 if codec.layout is None else codec.layout.fixed_bytes
+            self._emit(p.INT, side, payload_bytes + TIME_OFFSET, 8, -1, grows=1)
+        elif origin == "ts":
+            self._emit(p.TIME_OF, side, grows=1)
+        else:
+            assert codec.rows is not None
+            place = codec.rows.place_of(column)
+            if said == "text":
+                self._emit(p.TEXT, side, place.offset, len(self.tails), place.null_bit, len(place.before), grows=1)
+                self.tails += place.before
+            else:
+                what = p.FLOAT if said == "float" else p.INT
+                signed = said != "bool" and not str(codec.rows.schema.field(column).type).startswith("uint")
+                self._emit(what, side, place.offset, place.width if signed else -place.width, place.null_bit, grows=1)
+        return said
+
+    def _condition(self, node: Node, where: str) -> None:
+        kind = self.value(node)
+        if kind not in ("bool", "null"):
+            raise UserError(f"where: {where} is between conditions, not {_said(kind)}")
+
+    def _numeric(self, node: Node, sign: str) -> str:
+        kind = self.value(node)
+        if kind not in ("int", "float", "null"):
+            raise UserError(f"where: {sign} is of numbers, not of {_said(kind)}")
+        return "int" if kind == "null" else kind
+
+    def _pair(self, node: Node, *, real: bool) -> str:
+        """Both operands, as numbers of one type."""
+        kinds = []
+        for part, other in ((node.parts[0], node.parts[1]), (node.parts[1], node.parts[0])):
+            kind = self._numeric(part, node.kind)
+            if kind == "int" and (real or self._type(other) == "float"):
+                self._emit(p.TO_FLOAT)
+                kind = "float"
+            kinds.append(kind)
+        return kinds[0]
+
+    def _type(self, node: Node) -> str:
+        """The type of a value, without its instructions; whether it is right is seen when they are made."""
+        if id(node) not in self._types:
+            self._types[id(node)] = self._found_type(node)
+        return self._types[id(node)]
+
+    def _found_type(self, node: Node) -> str:
+        match node.kind:
+            case "column":
+                return self._find(node.value)[2]
+            case "number":
+                return "int" if node.value.isdigit() else "float"
+            case "text" | "null":
+                return node.kind
+            case "/":
+                return "float"
+            case "+" | "-" | "*" | "negative" | "abs":
+                return "float" if "float" in {self._type(part) for part in node.parts} else "int"
+            case _:
+                return "bool"
+
+    def _find(self, name: str) -> tuple[int, str, str]:
+        """Side, column and type that a name means."""
+        codecs = self._codecs
+        side, column = resolve(name, (self._names[LEFT], self._names[RIGHT]), (codecs[LEFT].key, codecs[RIGHT].key))
+        kind = next(kind for found, kind, _ in codecs[side].columns if found == column)
+        return side, column, _type_of(name, kind)
+
+    def _arithmetic(self, node: Node) -> str:
+        kind = self._pair(node, real=node.kind == "/")
+        integer, real = _ARITHMETIC.get(node.kind, (p.DIVIDE, p.DIVIDE))
+        self._emit(real if kind == "float" else integer, grows=-1)
+        return kind
+
+    def _comparison(self, node: Node) -> str:
+        what, turned, negated = _ORDER[node.kind]
+        left, right = node.parts[::-1] if turned else node.parts
+        kinds = self._type(left), self._type(right)
+        known = {kind for kind in kinds if kind != "null"}
+        if known <= {"int", "float"}:
+            kind = self._pair(Node(node.kind, parts=(left, right)), real=False)
+        elif len(known) > 1:
+            raise UserError(f"where: {_said(kinds[0])} and {_said(kinds[1])} cannot be compared with {node.kind}")
+        else:
+            self.value(left)
+            self.value(right)
+            (kind,) = known
+        self._emit(what + (3 if kind == "float" else 6 if kind == "text" else 0), grows=-1)
+        if negated:
+            self._emit(p.NOT)
+        return "bool"
+
+
+def _said(kind: str) -> str:
+    return {"bool": "a truth value", "int": "a number", "float": "a number", "text": "text", "null": "null"}.get(kind, kind)
+
+
+def _type_of(name: str, kind: pa.DataType) -> str:
+    """int, float, bool, text, or the name of a type that is compared with its own kind only. UserError for all others."""
+    import pyarrow.types as t
+
+    if t.is_dictionary(kind):
+        return _type_of(name, kind.value_type)
+    if t.is_boolean(kind):
+        return "bool"
+    if t.is_integer(kind) and not t.is_uint64(kind):
+        return "int"
+    if t.is_float32(kind) or t.is_float64(kind):
+        return "float"
+    if t.is_string(kind) or t.is_large_string(kind) or t.is_string_view(kind):
+        return "text"
+    if t.is_timestamp(kind) or t.is_date(kind) or t.is_time(kind) or t.is_duration(kind):
+        return str(kind)
+    raise UserError(f"where: column {name} is {kind}, which cannot be used there")
+
+
+def compile_where(node: Node, left: StreamCodec, right: StreamCodec, *, counted: bool = False) -> p.Program:
+    """UserError for a column that is missing, or types that do not fit. counted: rows carry places (`places`)."""
+    return _Compiler((left, right), counted=counted).whole(node)
+
+
+def compile_query(query: QueryConfig, left: StreamCodec, right: StreamCodec) -> p.Program | None:
+    """A query's predicate, over rows as these codecs pack them; None without one. UserError when its types do not fit."""
+    if query.where is None:
+        return None
+    return compile_where(parse_where(query.where), left, right, counted=query.bounds.counted)

@@ -1,0 +1,236 @@
+"""The residual predicate of a join as text: `left_price < right_price and not right.cancelled`.
+
+What: `parse_where(text) -> Node`, `columns_of`, `to_sql`, `to_text`.
+Why: a condition over both sides' columns belongs to the configuration, so it is text; it is parsed here, and never evaluated as
+Python.
+Stays out: which columns there are and their types (`expressions.compiler`), evaluating (`expressions.vm`).
+
+Grammar, as in SQL: or, and, not; =, !=, <>, <, <=, >, >=, is [not] null; + and -, * and /; -x, abs(x), parentheses; numbers,
+'text', true, false, null; columns as `name`, `left.name`, `right.name`, or in double quotes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from swjoin.core.errors import UserError
+from swjoin.core.units import is_utf8
+
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<number>\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)
+    |(?P<text>'(?:[^']|'')*')
+    |(?P<name>(?:[^\W\d]\w*|"(?:[^"]|"")+")(?:\.(?:[^\W\d]\w*|"(?:[^"]|"")+"))?)
+    |(?P<sign><=|>=|<>|!=|==|[-=<>+*/()]))""",
+    re.VERBOSE,
+)
+_WORDS = {"and", "or", "not", "is", "null", "true", "false", "abs"}
+_MOST_CHARACTERS, _DEEPEST, _LONGEST = 10_000, 50, 50  # nested, and terms in a row: both are Python's own stack
+COMPARISONS = ("=", "!=", "<", "<=", ">", ">=")
+
+
+@dataclass(frozen=True)
+class Node:
+    """kind: `column` (value: the name as written, without quotes), `number`, `text`, `true`, `false`, `null`, or an operation
+    on `parts`: and, or, not, is null, a comparison, +, -, *, /, negative, abs."""
+
+    kind: str
+    value: str = ""
+    parts: tuple[Node, ...] = ()
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens: list[tuple[str, str, int]] = []
+        at = 0
+        while text[at:].strip():
+            match = _TOKEN.match(text, at)
+            if match is None:
+                raise self._error(f"{text[at:].strip()[:20]!r} is not understood", at)
+            kind = str(match.lastgroup)
+            token, place = match[kind], match.start(kind)
+            if kind == "name" and token.lower() in _WORDS:
+                kind, token = "word", token.lower()
+            token = {"==": "=", "<>": "!="}.get(token, token)
+            self._tokens.append((kind, token, place))
+            at = match.end()
+        self._next = 0
+        self._depth = 0
+
+    def _error(self, what: str, at: int | None = None) -> UserError:
+        place = len(self._text) if at is None else at
+        return UserError(f"where: {what}, at character {place + 1} of {self._text[:200]!r}")
+
+    def _peek(self) -> tuple[str, str, int]:
+        return self._tokens[self._next] if self._next < len(self._tokens) else ("end", "", len(self._text))
+
+    def _take(self, *wanted: str) -> str | None:
+        """The next token, if it is one of these signs or words."""
+        kind, token, _ = self._peek()
+        if kind in ("sign", "word") and token in wanted:
+            self._next += 1
+            return token
+        return None
+
+    def whole(self) -> Node:
+        node = self._or()
+        kind, token, at = self._peek()
+        if kind != "end":
+            raise self._error(f"{token!r} is unexpected", at)
+        return node
+
+    def _chain(self, part: Callable[[], Node], *signs: str) -> Node:
+        node, links = part(), 0
+        while (sign := self._take(*signs)) is not None:
+            node, links = Node(sign, parts=(node, part())), links + 1
+            if links > _LONGEST:
+                raise self._error(f"more than {_LONGEST} of {' and '.join(signs)} in a row", self._peek()[2])
+        return node
+
+    def _conditions(self, part: Callable[[], Node], sign: str) -> Node:
+        """Any number of conditions in a row, as a tree that is no deeper than it must be."""
+        nodes = [part()]
+        while self._take(sign):
+            nodes.append(part())
+        while len(nodes) > 1:
+            pairs = [Node(sign, parts=(one, two)) for one, two in zip(nodes[::2], nodes[1::2], strict=False)]
+            nodes = pairs + nodes[2 * len(pairs) :]
+        return nodes[0]
+
+    def _or(self) -> Node:
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise self._error("too deeply nested", self._peek()[2])
+        node = self._conditions(self._and, "or")
+        self._depth -= 1
+        return node
+
+    def _and(self) -> Node:
+        return self._conditions(self._not, "and")
+
+    def _not(self) -> Node:
+        count = 0
+        while self._take("not"):
+            count += 1
+        node = self._comparison()
+        return Node("not", parts=(node,)) if count % 2 else node
+
+    def _comparison(self) -> Node:
+        node = self._sum()
+        sign = self._take(*COMPARISONS)
+        if sign is not None:
+            return Node(sign, parts=(node, self._sum()))
+        if self._take("is"):
+            negated = self._take("not")
+            if not self._take("null"):
+                raise self._error("'is' needs [not] null after it", self._peek()[2])
+            node = Node("is null", parts=(node,))
+            return Node("not", parts=(node,)) if negated else node
+        return node
+
+    def _sum(self) -> Node:
+        return self._chain(self._product, "+", "-")
+
+    def _product(self) -> Node:
+        return self._chain(self._single, "*", "/")
+
+    def _single(self) -> Node:
+        minus = 0
+        while self._take("-"):
+            minus += 1
+        node = self._atom()
+        return Node("negative", parts=(node,)) if minus % 2 else node
+
+    def _atom(self) -> Node:
+        kind, token, at = self._peek()
+        self._next += 1
+        if kind == "number":
+            return Node("number", token)
+        if kind == "text":
+            return Node("text", token[1:-1].replace("''", "'"))
+        if kind == "name":
+            return Node("column", ".".join(_unquoted(part) for part in _split(token)))
+        if (kind, token) == ("sign", "("):
+            node = self._or()
+        elif (kind, token) == ("word", "abs") and self._take("("):
+            node = Node("abs", parts=(self._or(),))
+        elif kind == "word" and token in ("true", "false", "null"):
+            return Node(token)
+        else:
+            raise self._error("it ends too early" if kind == "end" else f"{token!r} is unexpected", at)
+        if not self._take(")"):
+            raise self._error("a closing parenthesis is missing", self._peek()[2])
+        return node
+
+
+def _split(name: str) -> list[str]:
+    return re.findall(r'"(?:[^"]|"")+"|[^."]+', name)
+
+
+def _unquoted(part: str) -> str:
+    return part[1:-1].replace('""', '"') if part.startswith('"') else part
+
+
+def parse_where(text: str) -> Node:
+    """UserError, with the place, when it is no predicate."""
+    if len(text) > _MOST_CHARACTERS:
+        raise UserError(f"where: {len(text)} characters are too many, {_MOST_CHARACTERS} at most")
+    if not is_utf8(text):
+        raise UserError(f"where: {text!a} is not UTF-8")
+    return _Parser(text).whole()
+
+
+def columns_of(node: Node) -> Iterator[str]:
+    """Names of all columns, as written."""
+    if node.kind == "column":
+        yield node.value
+    for part in node.parts:
+        yield from columns_of(part)
+
+
+def to_text(node: Node, name: Callable[[str], str]) -> str:
+    """The same condition, with its columns called otherwise. name: a column as it is to be written."""
+    parts = [to_text(part, name) for part in node.parts]
+    match node.kind:
+        case "column":
+            return name(node.value)
+        case "number" | "true" | "false" | "null":
+            return node.value or node.kind
+        case "text":
+            return "'" + node.value.replace("'", "''") + "'"
+        case "not":
+            return f"(not {parts[0]})"
+        case "is null":
+            return f"({parts[0]} is null)"
+        case "negative" | "abs":
+            return f"{'-' if node.kind == 'negative' else 'abs'}({parts[0]})"
+        case sign:
+            return f"({parts[0]} {sign} {parts[1]})"
+
+
+def to_sql(node: Node, name: Callable[[str], str]) -> str:
+    """The same in SQL, for engines to compare with. name: a column as it is called there."""
+    parts = [to_sql(part, name) for part in node.parts]
+    match node.kind:
+        case "column":
+            return name(node.value)
+        case "number":
+            return node.value if node.value.isdigit() else f"CAST({node.value} AS DOUBLE)"
+        case "text":
+            return "'" + node.value.replace("'", "''") + "'"
+        case "true" | "false" | "null":
+            return node.kind.upper()
+        case "not":
+            return f"(NOT {parts[0]})"
+        case "is null":
+            return f"({parts[0]} IS NULL)"
+        case "negative":
+            return f"(-{parts[0]})"
+        case "abs":
+            return f"abs({parts[0]})"
+        case "/":
+            return f"(CAST({parts[0]} AS DOUBLE) / nullif(CAST({parts[1]} AS DOUBLE), 0))"
+        case sign:
+            return f"({parts[0]} {sign} {parts[1]})"

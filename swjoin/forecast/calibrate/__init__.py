@@ -1,0 +1,1 @@
+"""Measuring the costs of roles and links on this machine."""

@@ -1,0 +1,333 @@
+"""What a number of slaves sustains, by the cost model: production delay at a rate, the saturation rate, slaves for a target.
+
+What: `Model` (a configuration made steady, with costs and cores), `Outcome` of playing it at a rate, `saturation`,
+`least_slaves`.
+Why: before a run is submitted one asks how far it can go, and how many ranks a promise needs. The criterion is the one that
+judges real runs (`monitor.sustainability.sustained`), so that a forecast and a measurement mean the same.
+Stays out: what things cost (`forecast.costs`), playing (`forecast.model.run`), memory (`forecast.memory`), printing (`cli`).
+
+How it is played: realtime pace, windows filled beforehand (history), then EPOCHS distribution epochs in steady state.
+Partition-groups stay where they start and nodes keep the speed they start with. Rates are per stream;
+where two streams differ, the mean.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from swjoin.config.run import (
+    CheckpointConfig,
+    MeasureConfig,
+    OverloadConfig,
+    ReorganizationConfig,
+    RunConfig,
+    TimeConfig,
+    WorkloadConfig,
+)
+from swjoin.core.batch import LEFT, RIGHT
+from swjoin.core.errors import RunFailed
+from swjoin.core.metric_columns import COLUMNS
+from swjoin.forecast.costs import CostModel
+from swjoin.forecast.input_profile import Inflow
+from swjoin.forecast.key_distribution import take_census
+from swjoin.forecast.model.run import CountedStreams, plan
+from swjoin.forecast.summary import forecast
+from swjoin.monitor.sustainability import sustained
+
+EPOCHS = 16  # distribution epochs that are measured
+PRECISION = 1.04  # of the saturation rate: the lowest rate that is not sustained over the highest that is
+MOST_SLAVES = 128  # beyond, `swjoin simulate` has the patience
+_SEARCHED_SLAVES = 12  # beyond, the rate follows from how busy the busiest resource is
+_MOST_PROBES = 14
+
+
+class UncoveredError(Exception):
+    """The model does not know this kind of run; the text says why."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run foretold at `rate_per_s` and stream. why: it is (not) sustained. delay_s: mean, p50, p99, max; None without pairs.
+    resource, utilisation: what is busiest, and the share of its time; slaves_busy: of the busiest slave's. pairs_per_s: of the
+    run."""
+
+    rate_per_s: float
+    sustained: bool
+    why: str
+    delay_s: dict[str, float] | None
+    resource: str
+    utilisation: float
+    slaves_busy: float
+    pairs_per_s: float
+
+
+@dataclass(frozen=True)
+class Saturation:
+    """rate_per_s: the highest rate per stream that is sustained; 0: none that was tried. above_per_s: the lowest that is not,
+    if one was found. resource: what saturates there."""
+
+    rate_per_s: float
+    above_per_s: float | None
+    resource: str
+
+
+@dataclass(frozen=True)
+class Target:
+    """slaves: the least number that sustains the target; None: none up to `tried` does. why: then, what stands in the way."""
+
+    slaves: int | None
+    tried: int
+    why: str
+    outcome: Outcome | None
+
+
+def rates_of(config: RunConfig, inflow: Inflow) -> tuple[float, float]:
+    """Mean tuples per second of either stream, over the time in which they come."""
+    if config.left.path is None:
+        middle = (
+            float(inflow.arrived[s][-1]) / max(1e-6, (inflow.times_us[-1] - inflow.times_us[0]) / 1e6) for s in (LEFT, RIGHT)
+        )
+    else:
+        middle = (_rate(inflow, s) for s in (LEFT, RIGHT))
+    left, right = middle
+    return left, right
+
+
+def _rate(inflow: Inflow, stream: int) -> float:
+    """From the first tuple of a stream to its last: the other may begin before, or end later."""
+    arrived = inflow.arrived[stream]
+    some = np.flatnonzero(np.diff(arrived) > 0)
+    if not len(some):
+        return 0.0
+    span_us = float(inflow.times_us[some[-1] + 1] - inflow.times_us[some[0]])
+    return float(arrived[-1]) / max(1e-6, span_us / 1e6)
+
+
+def equal_keys(config: RunConfig, inflow: Inflow) -> float:
+    """Chance that a left and a right tuple have equal keys; of files by the first rows."""
+    shares = getattr(inflow.keys, "shares", None)
+    if shares is not None:
+        return float(np.dot(shares[LEFT], shares[RIGHT]))
+    workload = dataclasses.replace(config.workload, duration_us=1_000_000, drift_us=0)
+    census = take_census(dataclasses.replace(config, workload=workload, measure=MeasureConfig()))
+    return float((census.equal[0] * census.share[0] ** 2).sum())
+
+
+def pairs_per_s(config: RunConfig, rates_per_s: tuple[float, float], equal: float) -> float:
+    """Pairs of equal keys within the bounds, per second, when windows are full; conditions (`join.where`) would leave fewer."""
+    left, right = rates_per_s
+    if config.query.last is not None:
+        of_left, of_right = config.query.last
+        return equal * (left * of_right + right * of_left)
+    bounds = config.query.bounds
+    return equal * left * right * (bounds.upper_us - bounds.lower_us + 1) / 1e6
+
+
+@dataclass(frozen=True)
+class Model:
+    """A configuration as it is played. notes: in what it differs from the one that was given. pair_factor: rates of streams
+    that differ, product over squared mean."""
+
+    config: RunConfig
+    costs: CostModel
+    host_cores: int
+    inflow: Inflow
+    pair_factor: float = 1.0
+    notes: tuple[str, ...] = field(default=())
+
+    @staticmethod
+    def of(config: RunConfig, costs: CostModel, host_cores: int, inflow: Inflow) -> Model:
+        """UncoveredError when the model does not know such runs."""
+        if config.query.last is not None:
+            raise UncoveredError("count windows are not in the cost model")
+        t_d = config.cluster.distribution_epoch_us
+        if t_d == 0:
+            raise UncoveredError(
+                "delay and saturation are of distribution epochs by the clock; "
+                "give one, such as --set cluster.distribution_epoch=250ms"
+            )
+        left, right = rates_of(config, inflow)
+        mean = (left + right) / 2
+        if mean <= 0:
+            raise UncoveredError("no tuples are to come")
+        prefill = -(-config.query.bounds.retention_us // t_d) * t_d
+        model = TimeConfig(config.time.model if config.pace == "realtime" else "event")
+        workload = dataclasses.replace(config.workload, rate_per_s=mean, duration_us=prefill + (EPOCHS + 2) * t_d)
+        steady = dataclasses.replace(
+            config,
+            queries=(dataclasses.replace(config.query, how="inner", where=None),),
+            pace="realtime",
+            workload=workload,
+            time=model,
+            measure=MeasureConfig(prefill_us=prefill, warm_up_us=2 * t_d),
+            reorganization=ReorganizationConfig(active_slaves=config.reorganization.active_slaves),
+            nodes=dataclasses.replace(config.nodes, changes=()),
+            checkpoint=CheckpointConfig(),
+            on_overload=OverloadConfig(),
+        )
+        slower = config.nodes.link_bytes_per_s
+        if slower:
+            costs = dataclasses.replace(costs, link_bytes_per_s=min(slower, costs.link_bytes_per_s))
+        return Model(steady, costs, host_cores, inflow, left * right / mean**2, _differences(config, left, right))
+
+    def _streams(self, config: RunConfig) -> CountedStreams | None:
+        """What files bring; None: the workload section says it."""
+        if config.left.path is None:
+            return None
+        groups = config.cluster.partition_count
+        plain = WorkloadConfig(config.workload.rate_per_s, config.workload.duration_us, 0.5, 1)
+        census = take_census(dataclasses.replace(config, workload=plain))
+        keys: Any = self.inflow.keys
+        cells = keys.cells(groups, 0, 0.0, 1.0)
+        share = (cells.left.sum(1) + cells.right.sum(1)) / 2
+        square = np.zeros(groups)
+        np.add.at(square, keys.groups(groups), keys.shares[LEFT] * keys.shares[RIGHT])
+        square *= self.pair_factor
+        equal = np.minimum(1.0, np.divide(square, share**2, out=np.zeros(groups), where=share > 0))
+        census = dataclasses.replace(census, share=share[None, :], equal=equal[None, :], rotation=census.rotation * 0)
+        payload = sum(self.inflow.fixed_bytes) + sum(self.inflow.tail_bytes)
+        return CountedStreams(census, round(payload / 2))
+
+    def play(self, slaves: int, rate_per_s: float) -> Outcome:
+        """Foretell a run at this rate per stream. RunFailed never: a run that fails is not sustained."""
+        workload = dataclasses.replace(self.config.workload, rate_per_s=rate_per_s)
+        config = dataclasses.replace(self.config, workload=workload).fitted_to(slaves)
+        limit_us = 1.5 * (workload.duration_us - config.measure.prefill_us) + 2 * config.cluster.distribution_epoch_us
+        try:
+            told = plan(
+                config, slaves, self.costs, host_cores=self.host_cores, limit_us=limit_us, streams=self._streams(config)
+            )
+            report = forecast(told, "swjoin plan")
+        except RunFailed as error:
+            return Outcome(rate_per_s, False, str(error), None, "module.window", 1.0, 0.0, 0.0)
+        rows = np.stack(told.metrics) if told.metrics else np.zeros((0, len(COLUMNS)))
+        columns: dict[str, Any] = {name: rows[:, i] for i, name in enumerate(COLUMNS)}
+        kept, why = sustained(columns, report) if len(rows) else (False, "nothing was joined")
+        delay = report["delay_s"]
+        first = report["saturates_first"]
+        seconds = max(1e-6, (told.end_us - told.begin_us) / 1e6)
+        return Outcome(
+            rate_per_s,
+            kept,
+            why,
+            None if delay["mean"] is None else {name: float(delay[name]) for name in ("mean", "p50", "p99", "max")},
+            str(first["resource"]),
+            float(first["utilisation"]),
+            float(report["utilisation"]["slaves"]["max"]),
+            report["results"]["count"] / seconds,
+        )
+
+
+def _differences(config: RunConfig, left: float, right: float) -> tuple[str, ...]:
+    notes = []
+    if config.query.how != "inner" or config.query.where is not None:
+        what = " and ".join(
+            n for n, on in (("join.how", config.query.how != "inner"), ("join.where", config.query.where)) if on
+        )
+        notes.append(f"the cost model knows inner joins by keys and times: what {what} costs and leaves out is not in it")
+    if config.checkpoint.enabled:
+        notes.append("checkpoints are not in the cost model")
+    if config.reorganization.policy != "none" or config.nodes.changes:
+        notes.append("delay and saturation are of where partition-groups start and of the speed that nodes start with")
+    if config.time.max_out_of_order_us:
+        waits = config.time.max_out_of_order_us / 1e6
+        notes.append(f"rows that come in order wait {waits:g} s for others (time.max_out_of_order); the delay leaves that out")
+    if max(left, right) > 1.1 * min(left, right):
+        notes.append("delay and saturation are of two streams at their mean rate; the number of pairs is right")
+    if config.left.path is None and (config.workload.schedule.kind != "constant"):
+        notes.append("delay and saturation are of the schedule from its start, at this rate in the mean")
+    return tuple(notes)
+
+
+# ---------------------------------------------------------------- the saturation rate
+
+
+def saturation(model: Model, slaves: int, known: Outcome, tell: Callable[[Outcome], None] = lambda o: None) -> Saturation:
+    """The highest rate per stream that so many slaves sustain, within PRECISION. known: an outcome at any rate.
+
+    Of many slaves: where the busiest resource would have no time left, by two plays."""
+    if slaves > _SEARCHED_SLAVES:
+        once = model.play(slaves, max(1.0, 0.8 * known.rate_per_s / max(1e-4, known.utilisation)))
+        rate = once.rate_per_s / max(1e-4, once.utilisation)
+        return Saturation(rate, None, once.resource)
+    low: Outcome | None = known if known.sustained else None
+    high: Outcome | None = None if known.sustained else known
+    for _ in range(_MOST_PROBES):
+        if low is not None and high is not None and high.rate_per_s <= PRECISION * low.rate_per_s:
+            break
+        probed = model.play(slaves, _next(low, high))
+        tell(probed)
+        if probed.sustained:
+            low = probed
+        else:
+            high = probed
+    if low is None:
+        return Saturation(0.0, high.rate_per_s if high else None, high.resource if high else "")
+    resource = high.resource if high is not None and high.resource == "module.window" else low.resource
+    return Saturation(low.rate_per_s, high.rate_per_s if high else None, resource)
+
+
+def _next(low: Outcome | None, high: Outcome | None) -> float:
+    """A rate to try: where the busiest resource has no time left, or between what is known."""
+    if low is None:
+        assert high is not None
+        return high.rate_per_s / 3
+    linear = low.rate_per_s * min(50.0, max(1.1, 0.97 / max(1e-4, low.utilisation)))
+    if high is None:
+        return linear
+    middle = float(np.sqrt(low.rate_per_s * high.rate_per_s))
+    return min(linear, high.rate_per_s / 1.03) if 1.1 * low.rate_per_s < linear < middle else middle
+
+
+# ---------------------------------------------------------------- slaves for a target
+
+
+def least_slaves(model: Model, rate_per_s: float, delay_s: float | None, most: int) -> Target:
+    """The least number of slaves up to `most` that sustains this rate per stream with at most this 99th percentile of the
+    production delay (None: any).
+
+    One, two, three, ... up to 8 are tried, then numbers that double, and between the last two by bisection. It ends early where
+    something else than slaves is the limit, and more of them do not help."""
+    tried: dict[int, Outcome] = {}
+
+    def holds(count: int) -> bool:
+        outcome = tried[count] = model.play(count, rate_per_s)
+        return outcome.sustained and not _too_late(outcome, delay_s)
+
+    counts = [*range(1, min(most, 8) + 1)]
+    while counts[-1] < most:
+        counts.append(min(2 * counts[-1], most))
+    below = 0
+    for count in counts:
+        if holds(count):
+            found = count
+            while found - below > 1:
+                middle = (below + found) // 2
+                below, found = (below, middle) if holds(middle) else (middle, found)
+            return Target(found, found, "", tried[found])
+        below, outcome = count, tried[count]
+        if not outcome.sustained and outcome.resource not in ("slaves", "module.window") and outcome.slaves_busy < 0.7:
+            why = f"the {outcome.resource} is the limit, which more slaves do not relieve"
+            return Target(None, count, why, outcome)
+        if _too_late(outcome, delay_s) and outcome.sustained and outcome.slaves_busy < 0.3 and count > 1:
+            break
+    return Target(None, below, _in_the_way(model, tried[below], delay_s), tried[below])
+
+
+def _too_late(outcome: Outcome, delay_s: float | None) -> bool:
+    return delay_s is not None and outcome.delay_s is not None and outcome.delay_s["p99"] > delay_s
+
+
+def _in_the_way(model: Model, last: Outcome, delay_s: float | None) -> str:
+    if last.sustained and last.delay_s is not None:
+        t_d_ms = model.config.cluster.distribution_epoch_us / 1e3
+        return (
+            f"99 % of the pairs come within {last.delay_s['p99'] * 1e3:,.0f} ms, and most of that is waiting for the next of "
+            f"the distribution epochs of {t_d_ms:,.0f} ms; shorten them (--set cluster.distribution_epoch=...)"
+        )
+    return f"{last.why} ({last.resource} first)"

@@ -1,0 +1,189 @@
+"""What things cost, in nanoseconds and bytes: the numbers that turn the planner's counts into time.
+
+What: `CostModel`, the table `PRESETS`, and reading and writing one as YAML.
+Why: the planner is only as right as these few numbers; each is measured (`forecast.calibrate.roles`) or derived, and says how.
+Stays out: measuring, and what is charged when (`forecast.model.run`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swjoin.config.loader import load_plain, shown, word
+from swjoin.core.errors import RunFailed, UserError
+from swjoin.core.storage import write_whole
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Costs of one kind of node and network; see docs/simulation.md for how each is measured.
+
+    Slave: per delivery (opening, closing, its final chunk), per tuple joined, per touched mini-partition-group and delivery
+    (visit), per comparison, per pair, per byte of payload kept with the windows, per window tuple for which memory is used
+    for the first time (growth), per byte of materialised pairs; state movement per byte extracted and installed. Master: per
+    tuple taken from the source and per byte of its payload, per tuple judged, buffered and partitioned, per byte packed.
+    message_ns: CPU time of a role per message it sends or handles. Link: latency and bandwidth of one node's connection;
+    messages above eager_bytes wait for their receiver. Collector: per chunk, per byte of materialised pairs. poll_longest_us:
+    a waiting rank looks for messages at growing intervals up to this (0: it is woken); each sleep between takes
+    sleep_extra_us longer than asked for, and each look look_ns of CPU time. slave_realtime_ratio: what a slave's work takes
+    in realtime pace, in pieces and with cold caches, over what it takes in one go. slave_sleep_ratio: how much longer its
+    work takes per time that it sleeps between the pieces, which an imitated slower node does. shared_capacity: how many
+    cores' worth of work the cores of a host do together, over their number, when all are busy (hyperthreads: below 1).
+    """
+
+    name: str
+    slave_delivery_ns: float
+    slave_tuple_ns: float
+    slave_visit_ns: float
+    slave_comparison_ns: float
+    slave_pair_ns: float
+    slave_byte_ns: float
+    slave_growth_ns: float
+    slave_result_byte_ns: float
+    extract_byte_ns: float
+    install_byte_ns: float
+    source_tuple_ns: float
+    source_byte_ns: float
+    master_tuple_ns: float
+    master_byte_ns: float
+    message_ns: float
+    link_latency_us: float
+    link_bytes_per_s: float
+    eager_bytes: float
+    collector_chunk_ns: float
+    collector_byte_ns: float
+    poll_longest_us: float
+    sleep_extra_us: float
+    look_ns: float
+    shared_capacity: float
+    slave_realtime_ratio: float = 1.0
+    slave_sleep_ratio: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name != "name" and value < 0:
+                raise UserError(f"costs: {field.name} is {value:g}; it must not be negative")
+        if 0 in (self.link_bytes_per_s, self.shared_capacity, self.slave_realtime_ratio):
+            raise UserError("costs: link_bytes_per_s, shared_capacity and slave_realtime_ratio must be positive")
+
+
+_MODERN = CostModel(
+    name="modern",
+    slave_delivery_ns=175_000,
+    slave_tuple_ns=19.5,
+    slave_visit_ns=285,
+    slave_comparison_ns=0.015,
+    slave_pair_ns=6,
+    slave_byte_ns=0.1,
+    slave_growth_ns=50,
+    slave_result_byte_ns=0.7,
+    extract_byte_ns=0.7,
+    install_byte_ns=0.7,
+    source_tuple_ns=26,
+    source_byte_ns=0.5,
+    master_tuple_ns=0,
+    master_byte_ns=0.36,
+    message_ns=52_000,
+    link_latency_us=0.6,
+    link_bytes_per_s=10e9,
+    eager_bytes=4096,
+    collector_chunk_ns=12_000,
+    collector_byte_ns=1.8,
+    poll_longest_us=1000,
+    sleep_extra_us=66,
+    look_ns=25_000,
+    shared_capacity=0.95,
+)
+
+PRESETS = {
+    "modern": _MODERN,
+    "modern-10g": dataclasses.replace(
+        _MODERN, name="modern-10g", link_latency_us=30, link_bytes_per_s=1.1e9, eager_bytes=65_536
+    ),
+    "paper": CostModel(
+        name="paper",
+        slave_delivery_ns=5_000_000,
+        slave_tuple_ns=219_000,
+        slave_visit_ns=0,
+        slave_comparison_ns=6.8,
+        slave_pair_ns=1_000,
+        slave_byte_ns=0,
+        slave_growth_ns=0,
+        slave_result_byte_ns=20,
+        extract_byte_ns=50,
+        install_byte_ns=100,
+        source_tuple_ns=0,
+        source_byte_ns=0,
+        master_tuple_ns=5_000,
+        master_byte_ns=20,
+        message_ns=500_000,
+        link_latency_us=100,
+        link_bytes_per_s=80e6,
+        eager_bytes=65_536,
+        collector_chunk_ns=500_000,
+        collector_byte_ns=20,
+        poll_longest_us=0,
+        sleep_extra_us=0,
+        look_ns=0,
+        shared_capacity=1,
+    ),
+}
+
+
+def costs_from_plain(data: dict[str, Any], where: str) -> CostModel:
+    """A cost model from parsed YAML. UserError names the offending key; what is left out is as in `modern`."""
+    names = {f.name for f in dataclasses.fields(CostModel)}
+    values = dataclasses.asdict(PRESETS["modern"]) | {"name": where}
+    for key, value in data.items():
+        if key not in names:
+            near = difflib.get_close_matches(str(key), sorted(names), 1, 0.5)
+            raise UserError(f"{where}: {word(key)}: unknown cost{f'; did you mean {near[0]}?' if near else ''}")
+        if key != "name" and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise UserError(f"{where}: {key}: expected a number, got {shown(value)}")
+        values[key] = str(value) if key == "name" else float(value)
+    return CostModel(**values)
+
+
+def load_costs(text: str) -> CostModel:
+    """A preset by name, or a YAML file as `swjoin calibrate` writes it. UserError when it is neither."""
+    if text in PRESETS:
+        return PRESETS[text]
+    path = Path(text)
+    if not os.path.exists(path):
+        raise UserError(
+            f"--costs {text}: neither a preset ({', '.join(PRESETS)}) nor a file; swjoin calibrate -o FILE makes one"
+        )
+    return costs_from_plain(load_plain(path), text)
+
+
+def with_changes(costs: CostModel, changes: list[str]) -> CostModel:
+    """`name=value` or `name=*factor` laid over a cost model. UserError when a change is none."""
+    values: dict[str, Any] = {}
+    for item in changes:
+        key, separator, text = item.partition("=")
+        known = [f.name for f in dataclasses.fields(CostModel) if f.name != "name"]
+        if not separator or key not in known:
+            near = difflib.get_close_matches(key, known, 1, 0.4)
+            raise UserError(f"--cost {item}: write NAME=VALUE or NAME=*FACTOR{f'; did you mean {near[0]}?' if near else ''}")
+        try:
+            number = float(text.removeprefix("*"))
+        except ValueError:
+            raise UserError(f"--cost {item}: {text!r} is no number") from None
+        values[key] = number * getattr(costs, key) if text.startswith("*") else number
+    return dataclasses.replace(costs, **values)
+
+
+def save_costs(costs: CostModel, path: Path) -> None:
+    """Write a cost model as YAML. UserError when the file cannot be written."""
+    import yaml
+
+    try:
+        write_whole(path, yaml.safe_dump(dataclasses.asdict(costs), sort_keys=False).encode())
+    except RunFailed as error:
+        raise UserError(f"-o {error}") from None

@@ -1,0 +1,350 @@
+"""What will come in, as far as it can be known beforehand: how many tuples when, how wide, and how their keys divide.
+
+What: `Inflow`; `workload_inflow` from the workload section, `file_inflow` from the files' metadata and first rows.
+Why: memory can only be planned from rates, widths and skew; where each of them comes from must be said.
+Stays out: bytes (`forecast.memory`), the planner's stretches (`forecast.key_distribution`).
+
+Keys become cells: expected shares by partition-group and the lowest bits of the hash, which a directory is indexed by. Of a
+workload every key's mass is computed up to 2^24 keys; of larger domains the heaviest, the rest is spread evenly. Of
+files the first rows are a sample.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numba import njit
+
+from swjoin.config.run import RunConfig, StreamConfig, WorkloadConfig
+from swjoin.connectors.generator.bmodel import SLOT_US, drift_offset, level_count, rate_factor
+from swjoin.connectors.source import Source
+from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, SourceBatch
+from swjoin.core.errors import UserError
+from swjoin.core.hashing import group_of, hash_key
+from swjoin.forecast.key_distribution import mass_tables, mass_up_to
+from swjoin.forecast.model.batch import F64
+
+if TYPE_CHECKING:
+    from swjoin.connectors.files.source import FileSource
+
+_EXACT_KEYS = 1 << 24
+_HEAVY_KEYS = 1 << 18
+_MOST_ROTATIONS = 4  # of a window; more of them mix evenly
+_SAMPLE_BATCHES = 2
+
+
+class UnforeseenError(UserError):
+    """What comes in cannot be known beforehand."""
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Shares of a window's tuples: float64 (partition-groups, 2^depth), each stream's sum 1. top: of the cell's most frequent
+    key."""
+
+    left: F64
+    right: F64
+    top: F64
+
+
+class Keys(Protocol):
+    """How keys divide over cells."""
+
+    def cells(self, partition_count: int, depth: int, begin_us: float, end_us: float) -> Cells:
+        """Of the tuples that come between these times, counted from the start of the streams."""
+        ...
+
+
+@dataclass(frozen=True)
+class Inflow:
+    """times_us: float64 (k,), from the start of the streams, ascending. arrived: of either stream, float64 (k,), how many
+    tuples have come by then; between, they come evenly. fixed_bytes, tail_bytes: payload of a row of either stream that
+    travels. told: where the figures come from. drifts: hot keys change. coded: keys are codes of a dictionary.
+    """
+
+    times_us: F64
+    arrived: tuple[F64, F64]
+    fixed_bytes: tuple[int, int]
+    tail_bytes: tuple[float, float]
+    keys: Keys
+    told: str
+    drifts: bool = False
+    coded: bool = False
+
+    def between(self, stream: int, begin_us: float | F64, end_us: float | F64) -> F64:
+        """Expected tuples of a stream that come between these times."""
+        until = np.interp(end_us, self.times_us, self.arrived[stream])
+        return np.asarray(until - np.interp(begin_us, self.times_us, self.arrived[stream]), np.float64)
+
+    def at_rates(self, rates_per_s: tuple[float, float], retention_us: int) -> Inflow:
+        """The same keys and widths at constant rates, for so long that windows of this length fill."""
+        times = np.array([0.0, 10.0 * retention_us + 3.6e9])
+        left, right = (rate * times / 1e6 for rate in rates_per_s)
+        return replace(self, times_us=times, arrived=(left, right), told=f"rates as given; {self.told}")
+
+
+def carries_payload(config: RunConfig) -> bool:
+    """Whether payload is read and delivered at all."""
+    return config.sink.kind != "count" or config.sink.carry_payload
+
+
+# ---------------------------------------------------------------- the workload section
+
+
+@njit(cache=True, nogil=True)
+def _add_keys(
+    domain: int,
+    levels: int,
+    upper: F64,
+    before_upper: F64,
+    before_lower: F64,
+    offset: int,
+    groups: int,
+    size: int,
+    share: F64,
+    top: F64,
+) -> None:
+    """Add every key's mass, rotated by `offset`, to its cell."""
+    before = 0.0
+    for k in range(domain):
+        after = 1.0 if k == domain - 1 else mass_up_to(k, domain, levels, upper, before_upper, before_lower)
+        key = k + offset
+        hashed = hash_key(key - domain if key >= domain else key)
+        cell = group_of(hashed, groups) * size + np.int64(hashed & np.uint64(size - 1))
+        mass = max(after - before, 0.0)
+        share[cell] += mass
+        top[cell] = max(top[cell], mass)
+        before = after
+
+
+@njit(cache=True, nogil=True)
+def _add_some(keys: I64, masses: F64, groups: int, size: int, share: F64, top: F64) -> None:
+    for i in range(keys.shape[0]):
+        hashed = hash_key(keys[i])
+        cell = group_of(hashed, groups) * size + np.int64(hashed & np.uint64(size - 1))
+        share[cell] += masses[i]
+        top[cell] = max(top[cell], masses[i])
+
+
+@njit(cache=True, nogil=True)
+def _places_with(levels: int, ones: int, count: int) -> I64:
+    """The `count` numbers of so many bits of which so many are set, ascending."""
+    out = np.empty(count, np.int64)
+    place = (1 << ones) - 1
+    for i in range(count):
+        out[i] = place
+        if ones == 0:
+            break
+        low = place & -place  # the next number with as many bits
+        ripple = place + low
+        place = ripple | (((place ^ ripple) >> 2) // low)
+    return out
+
+
+@functools.lru_cache(maxsize=4)
+def _heavy_keys(domain: int, bias: float) -> tuple[I64, F64]:
+    """The heaviest 2^18 keys or so of a large domain, and their masses: leaves with few upper halves."""
+    levels = (domain - 1).bit_length()
+    places, masses = [np.empty(0, np.int64)], [np.empty(0)]
+    for ones in range(levels + 1):
+        count = math.comb(levels, ones)
+        if ones and sum(len(p) for p in places) + count > _HEAVY_KEYS:
+            break
+        places.append(_places_with(levels, ones, count))
+        masses.append(np.full(count, bias ** (levels - ones) * (1.0 - bias) ** ones))
+    place = np.concatenate(places)
+    key = place if domain == 1 << levels else (place / 2.0**levels * domain).astype(np.int64)
+    return key, np.concatenate(masses)
+
+
+@functools.lru_cache(maxsize=16)
+def _rotated(domain: int, bias: float, offset: int, groups: int, depth: int) -> tuple[F64, F64]:
+    size = 1 << depth
+    share, top = np.zeros(groups * size), np.zeros(groups * size)
+    if domain <= _EXACT_KEYS:
+        levels = level_count(domain)
+        _add_keys(domain, levels, *mass_tables(levels, bias), offset, groups, size, share, top)
+    else:
+        keys, masses = _heavy_keys(domain, bias)
+        _add_some((keys + offset) % domain, masses, groups, size, share, top)
+        share += max(0.0, 1.0 - masses.sum()) / len(share)
+    return share.reshape(groups, size), top.reshape(groups, size)
+
+
+@dataclass(frozen=True)
+class BModelKeys:
+    """Keys of the generator; both streams have the same."""
+
+    workload: WorkloadConfig
+
+    def cells(self, partition_count: int, depth: int, begin_us: float, end_us: float) -> Cells:
+        workload = self.workload
+        last = max(int(end_us) - 1, 0) // SLOT_US
+        first = max(int(begin_us), 0) // SLOT_US
+        offsets = [drift_offset(workload, slot) for slot in np.linspace(first, last, 64).astype(int).tolist()]
+        unique, times = np.unique(np.array(offsets, np.int64), return_counts=True)
+        counts = times.astype(np.float64)
+        if len(unique) > _MOST_ROTATIONS:
+            unique = unique[np.linspace(0, len(unique) - 1, _MOST_ROTATIONS).astype(int)]
+            counts = np.ones(len(unique))
+        weights = counts / counts.sum()
+        share, top = np.zeros((partition_count, 1 << depth)), np.zeros((partition_count, 1 << depth))
+        for offset, weight in zip(unique.tolist(), weights.tolist(), strict=True):
+            one, heaviest = _rotated(workload.domain, workload.bias, offset, partition_count, depth)
+            share += weight * one
+            np.maximum(top, weight * heaviest, out=top)
+        return Cells(share, share, top)
+
+
+def workload_inflow(config: RunConfig) -> Inflow:
+    """Of the generator's streams: known, but for chance."""
+    workload = config.workload
+    edges = np.unique(np.append(np.arange(0, workload.duration_us, SLOT_US), workload.duration_us))
+    factor = rate_factor(workload.schedule, edges[:-1] // SLOT_US * SLOT_US + SLOT_US // 2)
+    arrived = np.concatenate([[0.0], np.cumsum(workload.rate_per_s * factor * np.diff(edges) / 1e6)])
+    width = workload.payload_bytes + 1 if carries_payload(config) else 0  # a row begins with a byte that tells nulls
+    return Inflow(
+        edges.astype(np.float64),
+        (arrived, arrived),
+        (width, width),
+        (0.0, 0.0),
+        BModelKeys(workload),
+        "the workload section",
+        drifts=workload.drift_us > 0,
+    )
+
+
+# ---------------------------------------------------------------- files
+
+
+@njit(cache=True, nogil=True)
+def _groups_of(keys: I64, groups: int) -> I64:
+    out = np.empty(keys.shape[0], np.int64)
+    for i in range(keys.shape[0]):
+        out[i] = group_of(hash_key(keys[i]), groups)
+    return out
+
+
+@dataclass(frozen=True)
+class SampledKeys:
+    """Keys as in a sample of both streams: distinct ones, and the share of each stream that has them."""
+
+    keys: I64
+    shares: tuple[F64, F64]
+
+    @staticmethod
+    def of(samples: tuple[I64, I64]) -> SampledKeys:
+        unique, place = np.unique(np.concatenate(samples), return_inverse=True)
+        cut = len(samples[LEFT])
+        counts = [np.bincount(part, minlength=len(unique)) for part in (place[:cut], place[cut:])]
+        left, right = (c / max(1, c.sum()) for c in counts)
+        return SampledKeys(unique.astype(np.int64), (left, right))
+
+    def groups(self, partition_count: int) -> I64:
+        """The partition-group of every key."""
+        found: I64 = _groups_of(self.keys, partition_count)
+        return found
+
+    def cells(self, partition_count: int, depth: int, begin_us: float, end_us: float) -> Cells:
+        size = 1 << depth
+        out, tops = [], []
+        for masses in self.shares:
+            share, top = np.zeros(partition_count * size), np.zeros(partition_count * size)
+            _add_some(self.keys, masses, partition_count, size, share, top)
+            out.append(share.reshape(partition_count, size))
+            # a key seen once may be any rare one: only what was seen again is known to be frequent
+            tops.append(np.where(top > 2.5 * masses[masses > 0].min(initial=1.0), top, 0.0).reshape(partition_count, size))
+        return Cells(out[LEFT], out[RIGHT], np.maximum(tops[LEFT], tops[RIGHT]))
+
+
+def _sample(source: Source) -> list[SourceBatch]:
+    return [batch for batch in (source.read() for _ in range(_SAMPLE_BATCHES)) if batch is not None]
+
+
+def _statistics(source: FileSource, config: StreamConfig) -> Iterator[tuple[float, float, int]]:
+    """First and last time and rows of every row group of Parquet files. UnforeseenError when they do not tell."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from swjoin.connectors.files.formats import file_format
+    from swjoin.connectors.times import local_as_us
+
+    unit = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
+    for path in source.files:
+        if file_format(path) != "Parquet":
+            raise UnforeseenError(f"{path}: only Parquet tells its rows and times beforehand; give the rate with --rate")
+        with pq.ParquetFile(path) as file:
+            kind = file.schema_arrow.field(config.time).type
+            for index in range(file.num_row_groups):
+                group = file.metadata.row_group(index)
+                column = next(c for c in (group.column(j) for j in range(group.num_columns)) if c.path_in_schema == config.time)
+                if group.num_rows == 0:
+                    continue
+                if column.statistics is None or not column.statistics.has_min_max:
+                    raise UnforeseenError(f"{path}: has no statistics of column {config.time}; give the rate with --rate")
+                scale = unit[config.time_unit] if config.time_unit is not None else 1.0
+                edges = (column.statistics.min, column.statistics.max)
+                integers = pa.types.is_integer(kind)
+                low, high = (float(v) * scale if integers else local_as_us(v, kind, config.assume_timezone) for v in edges)
+                yield low, high, group.num_rows
+
+
+def _thinned(groups: list[tuple[float, float, int]], most: int = 1000) -> list[tuple[float, float, int]]:
+    """Neighbouring row groups together, so that there are not too many."""
+    step = max(1, -(-len(groups) // most))
+    parts = [groups[i : i + step] for i in range(0, len(groups), step)]
+    return [(min(g[0] for g in part), max(g[1] for g in part), sum(g[2] for g in part)) for part in parts]
+
+
+def _arrivals(streams: list[list[tuple[float, float, int]]]) -> tuple[F64, tuple[F64, F64]]:
+    """Times from the start of the streams, and how many tuples of each have come by then."""
+    origin = min((low for groups in streams for low, _, _ in groups), default=0.0)
+    times = np.unique([0.0, 1.0, *(t - origin for groups in streams for low, high, _ in groups for t in (low, high + 1))])
+    arrived = []
+    for groups in streams:
+        total = np.zeros(len(times))
+        for low, high, rows in _thinned(groups):
+            total += rows * np.clip((times - (low - origin)) / (high + 1 - low), 0.0, 1.0)
+        arrived.append(total)
+    return times, (arrived[LEFT], arrived[RIGHT])
+
+
+def file_inflow(config: RunConfig, *, with_rates: bool, open_sources: Callable[[], tuple[Source, Source]]) -> Inflow:
+    """Of files: keys and widths by the first rows, and times by the metadata, unless rates will be given (`at_rates`).
+
+    UnforeseenError when the metadata do not tell.
+    """
+    sources: Any = open_sources()
+    try:
+        stream_configs = (config.left, config.right)
+        groups = [list(_statistics(s, c)) for s, c in zip(sources, stream_configs, strict=True)] if with_rates else [[], []]
+        samples = [_sample(source) for source in sources]
+    finally:
+        for source in sources:
+            source.close()
+    keys: list[I64] = []
+    fixed: list[int] = []
+    tails: list[float] = []
+    for source, batches in zip(sources, samples, strict=True):
+        valid = [b.key if b.key_valid is None else b.key[b.key_valid] for b in batches]
+        keys.append(np.concatenate([np.empty(0, np.int64), *valid]))
+        rows = [b.rows for b in batches if b.rows is not None]
+        count = sum(len(r) for r in rows)
+        fixed.append(0 if source.layout is None else source.layout.fixed_bytes)
+        tails.append(sum(r.nbytes - r.fixed.nbytes for r in rows) / count if count else 0.0)
+    times, arrived = _arrivals(groups)
+    told = " and ".join(f"{len(k):,} {name} rows" for k, name in zip(keys, STREAM_NAMES, strict=True))
+    return Inflow(
+        times,
+        arrived,
+        (fixed[LEFT], fixed[RIGHT]),
+        (tails[LEFT], tails[RIGHT]),
+        SampledKeys.of((keys[LEFT], keys[RIGHT])),
+        f"{'row counts and times of the files; ' if with_rates else ''}widths and keys of the first {told}",
+        coded=sources[LEFT].dictionary is not None,
+    )

@@ -1,0 +1,120 @@
+"""Tuples as counts: what the planner sends through the production roles instead of tuples.
+
+What: `CountedBatch`, runs of tuples of one partition-group and one stretch of time, in the place of a
+`TupleBatch`; `Census`, how a stream's tuples divide over time and partition-groups and how often two of them are equal.
+Why: 10^9 tuples/s cannot be materialised, and need not be: what master, slaves and links do depends on how many there are.
+Stays out: where the shares come from (`sources.population`), joining (`forecast.model.join`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swjoin.core.batch import I64, TupleBatch
+
+F64 = NDArray[np.float64]
+TUPLE_BYTES = 32  # key, time, id, arrival: as in TupleBatch.nbytes
+
+
+@dataclass(frozen=True)
+class CountedBatch(TupleBatch):
+    """Runs of tuples: run i holds count[i] tuples of partition-group key[i], evenly spread over stretch `stretch[i]`.
+
+    Columns are per run, `len` and `nbytes` speak of tuples. ts: where the run's stretch begins. arrival_us, arrival_end_us: the
+    arrivals are spread evenly over [arrival_us, arrival_end_us]. count, stretch: int64 (runs,). tuple_bytes: of one tuple.
+    """
+
+    count: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    stretch: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    arrival_end_us: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    tuple_bytes: int = TUPLE_BYTES
+    _total: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_total", int(self.count.sum()))
+
+    @staticmethod
+    def of(key: I64, ts: I64, stretch: I64, arrival_us: I64, arrival_end_us: I64, count: I64, tuple_bytes: int) -> CountedBatch:
+        """Runs of these columns."""
+        none = np.empty(0, np.uint64)
+        return CountedBatch(key, ts, none, arrival_us, None, count, stretch, arrival_end_us, tuple_bytes)
+
+    def __len__(self) -> int:
+        return self._total
+
+    @property
+    def nbytes(self) -> int:
+        return self._total * self.tuple_bytes
+
+    def _runs(self, which: I64 | slice, count: I64) -> CountedBatch:
+        columns = (self.key, self.ts, self.stretch, self.arrival_us, self.arrival_end_us)
+        key, ts, stretch, arrival, arrival_end = (c[which] for c in columns)
+        return CountedBatch.of(key, ts, stretch, arrival, arrival_end, count, self.tuple_bytes)
+
+    def slice(self, start: int, stop: int) -> CountedBatch:
+        """Tuples start..stop; a run that is cut is shortened."""
+        ends = np.cumsum(self.count)
+        count = np.minimum(ends, stop) - np.maximum(ends - self.count, start)
+        which = np.flatnonzero(count > 0)
+        return self._runs(which, count[which])
+
+    def take(self, index: I64) -> CountedBatch:
+        raise NotImplementedError("runs have no single tuples")
+
+    def followed_by(self, others: Sequence[TupleBatch]) -> CountedBatch:
+        parts = [self, *(p for p in others if isinstance(p, CountedBatch))]
+        names = ("key", "ts", "stretch", "arrival_us", "arrival_end_us", "count")
+        key, ts, stretch, arrival, arrival_end, count = (np.concatenate([getattr(p, n) for p in parts]) for n in names)
+        return CountedBatch.of(key, ts, stretch, arrival, arrival_end, count, self.tuple_bytes)
+
+
+@dataclass(frozen=True)
+class Census:
+    """How the tuples of both streams divide over time and partition-groups, and how often two are equal.
+
+    edges_us: int64 (stretches + 1,), time from the start of the stream, cut into stretches; within one, rate and hot keys stay.
+    rotation: int64 (stretches,), index of the stretch's hot keys (drift). mean: float64 (stretches,), expected tuples. share:
+    float64 (rotations, partition-groups), chance that a tuple belongs to a partition-group. equal: the same shape, chance that
+    two tuples of a partition-group and of the same rotation have equal keys. apart: float64 (partition-groups,), that chance
+    for two different rotations.
+    """
+
+    edges_us: I64
+    rotation: I64
+    mean: F64
+    share: F64
+    equal: F64
+    apart: F64
+
+    @property
+    def stretch_count(self) -> int:
+        return len(self.edges_us) - 1
+
+    @property
+    def partition_count(self) -> int:
+        return int(self.share.shape[1])
+
+
+def overlap(begin_l: F64, width_l: F64, begin_r: F64, width_r: F64, lower: float, upper: float) -> F64:
+    """Chance that lower <= r - l <= upper for l, r even in [begin, begin + width]: float64 (left, right) of outer arrays."""
+    low, high = begin_l[:, None], begin_l[:, None] + width_l[:, None]
+    start, stop = begin_r[None, :], begin_r[None, :] + width_r[None, :]
+
+    def half_square(x: F64) -> F64:
+        return np.square(np.maximum(x, 0.0)) / 2
+
+    def below(x: float) -> F64:
+        """Integral of [r - l <= x] over both."""
+        return (
+            half_square(x + high - start)
+            - half_square(x + low - start)
+            - half_square(x + high - stop)
+            + half_square(x + low - stop)
+        )
+
+    chance: F64 = (below(upper) - below(lower)) / (width_l[:, None] * width_r[None, :])
+    return np.clip(chance, 0.0, 1.0)

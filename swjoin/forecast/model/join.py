@@ -1,0 +1,416 @@
+"""The join module over counts: what a slave would do with tuples, without any (for the planner).
+
+What: `CountedJoin`, a `JoinModule` whose windows are counts per partition-group, stream and stretch of time, and the two ends
+of its state movements.
+Why: the production slave, mover, master and controller run over it unchanged, for thousands of slaves.
+Stays out: how long anything takes (`forecast.costs`; `meter` says how much was done), tuples (`operators.window_join`).
+
+Expectations, all exact in the mean unless said otherwise. Pairs: of n left and m right tuples of a partition-group, from two
+stretches of time, n * m * equal * overlap match: `equal` is the chance of equal keys in that partition-group, `overlap` the
+chance that the times satisfy the bounds. Counts become whole numbers by carrying the rest along. Comparisons: a fresh tuple
+meets the opposite side of its mini-partition-group, that is the tuples of its own key (share `equal`) and of the others a share
+2^-d, where d is the depth at which a mini-partition-group of the mean size, give or take the spread that Poisson arrivals and
+unequal keys cause, is within 2 * theta; with theta 0, the whole opposite window. To both come the half-expired blocks at the
+end of each chain.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+
+from swjoin.core.batch import I64, LEFT, RIGHT, TupleBatch
+from swjoin.core.data_messages import (
+    Delivery,
+    Directory,
+    GroupResults,
+    StateChunk,
+)
+from swjoin.core.errors import RunFailed
+from swjoin.core.ids import (
+    BEGIN_OF_TIME_US,
+    END_OF_TIME_US,
+    EpochIndex,
+    GroupId,
+)
+from swjoin.core.join_semantics import Bounds
+from swjoin.forecast.model.batch import F64, Census, CountedBatch, overlap
+from swjoin.forecast.model.windows import Fresh, Meter, Windows, as_matrix, mini_shares, spread_delays
+from swjoin.operators.join_operator import Journey
+from swjoin.operators.join_step import Step, WindowMemory, Work
+from swjoin.operators.state_movement import pieces
+from swjoin.state.arrays import MINI_BYTES, STAT_COMPARISONS, STAT_PAIRS, Inputs, block_bytes
+
+_PIECES = 4  # a delivery is joined in so many steps at most, whatever the budget
+
+
+@dataclass
+class CountedWork(Work):
+    """The expectations of an open delivery, per partition-group. Weights: float64 (partition-groups, runs' stretches)."""
+
+    next_group: int = 0
+    pairs: F64 = field(default_factory=lambda: np.empty(0))
+    compared: F64 = field(default_factory=lambda: np.empty(0))
+    visits: F64 = field(default_factory=lambda: np.empty(0))
+    even: list[F64] = field(default_factory=list)
+    triangular: list[F64] = field(default_factory=list)
+    arrivals: list[tuple[I64, I64]] = field(default_factory=list)
+
+
+class CountedJoin:
+    """See `WindowJoin`. census: of both streams. pair_share: a slave's `result_tuples` do not bound its steps here.
+
+    span_us: how long a step takes that does so many tuples, comparisons, pairs and visits, set by the runtime.
+    """
+
+    def __init__(
+        self, census: Census, bounds: Bounds, *, block_tuples: int, theta_tuples: int, window_bytes: int, tuple_bytes: int
+    ) -> None:
+        self.census, self.bounds = census, bounds
+        self.meter = Meter()
+        self.span_us: Callable[[Meter], float] = lambda done: 0.0
+        self._block_tuples, self._theta, self._limit_bytes, self._tuple_bytes = (
+            block_tuples,
+            theta_tuples,
+            window_bytes,
+            tuple_bytes,
+        )
+        self._windows = Windows()
+        self._open: CountedWork | None = None
+        self._times_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
+        self._carry = np.zeros(census.partition_count)
+        self._most_stored = 0
+
+    # ------------------------------------------------------------ joining
+
+    def open(self, delivery: Delivery, *, settles: bool = False) -> CountedWork:
+        assert self._open is None, "the delivery before is not done"
+        rows = np.array([self._windows.open(GroupId(g)) for g in delivery.groups.tolist()], np.int64)
+        if self.window_bytes() > self._limit_bytes:
+            raise RunFailed(
+                f"windows of {self.window_bytes()} bytes exceed module.window ({self._limit_bytes} bytes); "
+                "use more slaves, raise module.window, or use a shorter window"
+            )
+        zero = np.zeros(len(delivery.groups), np.int64)
+        results = GroupResults(delivery.groups, zero, zero.astype(np.uint64))
+        work = CountedWork(delivery, cast("Inputs", None), results, settles=settles)
+        self._expect(work, rows)
+        self._open = work
+        self.meter.deliveries += 1
+        return work
+
+    def _expect(self, work: CountedWork, rows: I64) -> None:
+        """Pairs, comparisons and touched mini-partition-groups of the whole delivery."""
+        groups = work.delivery.groups
+        fresh = [as_matrix(groups, b) for b in (work.delivery.left, work.delivery.right)]
+        totals = [f.count.sum(1) for f in fresh]
+        stored = [self._windows.counts[s][rows] for s in (LEFT, RIGHT)]
+        kept, met = (
+            [stored[s] @ alive[s] for s in (LEFT, RIGHT)]
+            for alive in (self._alive(), self._alive(self._middle_of(work.delivery)))
+        )
+        equal = self.census.equal[self._rotation_now(fresh)][groups]
+        share, minis = np.empty(len(groups)), np.empty(len(groups))
+        mini_shares(kept[LEFT] + kept[RIGHT], equal, self._theta, self._block_tuples, share, minis)
+        ragged = np.minimum(kept[LEFT] + kept[RIGHT], self._block_tuples / 2)  # half-expired blocks
+        work.compared = share * totals[LEFT] * totals[RIGHT]
+        for s in (LEFT, RIGHT):
+            work.compared += totals[s] * (share * met[1 - s] + ragged)
+        work.visits = minis * -np.expm1(-(totals[LEFT] + totals[RIGHT]) / minis)
+        columns = np.arange(self._windows.counts.shape[2]) + self._windows.base
+        work.pairs = np.zeros(len(groups))
+        for s in (LEFT, RIGHT):
+            used = np.flatnonzero(stored[1 - s].any(axis=0))
+            even = fresh[s].count * self._matches(s, fresh[s].stretch, columns[used], stored[1 - s][:, used], groups)
+            work.pairs += even.sum(1)
+            work.even.append(even)
+            work.triangular.append(np.zeros_like(even))
+            work.arrivals.append((fresh[s].begin, fresh[s].end))
+        for j in range(len(fresh[RIGHT].stretch)):  # fresh left x fresh right; the delay is the later one's
+            which = fresh[RIGHT].stretch[j : j + 1]
+            pairs = fresh[LEFT].count * self._matches(
+                LEFT, fresh[LEFT].stretch, which, fresh[RIGHT].count[:, j : j + 1], groups
+            )
+            later = fresh[LEFT].stretch > which[0]
+            same = fresh[LEFT].stretch == which[0]
+            work.even[LEFT] += pairs * later
+            work.triangular[RIGHT][:, j] += pairs[:, same].sum(1)
+            work.even[RIGHT][:, j] += pairs[:, ~same & ~later].sum(1)
+            work.pairs += pairs.sum(1)
+
+    def _rotation_now(self, fresh: list[Fresh]) -> int:
+        stretches = [int(f.stretch[-1]) for f in fresh if len(f.stretch)]
+        return int(self.census.rotation[max(stretches, default=0)])
+
+    def _matches(self, stream: int, mine: I64, other: I64, counts: F64, groups: I64) -> F64:
+        """Expected matches of one tuple of `stream` from each stretch of `mine`, in every group: float64 (groups, mine).
+        counts: float64 (groups, other), the opposite tuples."""
+        census = self.census
+        edges = census.edges_us
+        first, second = (mine, other) if stream == LEFT else (other, mine)
+        lower, upper = self.bounds.lower_us, self.bounds.upper_us + 1
+        origin = int(edges[min(mine.min(initial=0), other.min(initial=0))]) if len(mine) and len(other) else 0
+        begins = [(edges[x] - origin).astype(np.float64) for x in (first, second)]
+        widths = [(edges[x + 1] - edges[x]).astype(np.float64) for x in (first, second)]
+        chance = overlap(begins[0], widths[0], begins[1], widths[1], float(lower), float(upper))
+        chance = chance if stream == LEFT else chance.T
+        same = census.rotation[mine][:, None] == census.rotation[other][None, :]
+        out = counts @ (chance * same).T * census.equal[census.rotation[mine]][:, groups].T
+        if not same.all():
+            out += counts @ (chance * ~same).T * census.apart[groups][:, None]
+        return cast("F64", out)
+
+    def step(self, work: Work, now_us: int, tuple_budget: int) -> Step:
+        """Join partition-groups until so many tuples, or a quarter of the delivery, are done."""
+        assert isinstance(work, CountedWork)
+        assert work is self._open, "step on a delivery that is not open"
+        counts = work.delivery.left_counts + work.delivery.right_counts
+        budget = max(tuple_budget, -(-int(counts.sum()) // _PIECES))
+        done = np.cumsum(counts[work.next_group :])
+        stop = min(work.next_group + int(np.searchsorted(done, budget)) + 1, len(counts))
+        piece = slice(work.next_group, stop)
+        work.next_group = stop
+        tuples = int(counts[piece].sum())
+        groups = work.delivery.groups[piece]
+        self._carry[groups] += work.pairs[piece]
+        whole = np.floor(self._carry[groups])
+        self._carry[groups] -= whole
+        work.results.counts[piece] = whole
+        work.comparisons_by_group[piece] = work.compared[piece]
+        pairs = int(whole.sum())
+        did = Meter(tuples, float(work.compared[piece].sum()), pairs, float(work.visits[piece].sum()), len(groups))
+        work.stats[STAT_PAIRS] += pairs
+        work.stats[STAT_COMPARISONS] += int(did.comparisons)
+        self.meter.tuples += tuples
+        self.meter.comparisons += did.comparisons
+        self.meter.pairs += pairs
+        self.meter.visits += did.visits
+        self.meter.groups += did.groups
+        self._record(work, piece, pairs, now_us, self.span_us(did))
+        finished = stop == len(counts)
+        if finished:
+            self._close(work)
+        return Step(None, finished, tuples)
+
+    def _record(self, work: CountedWork, piece: slice, pairs: int, now_us: int, span_us: float) -> None:
+        weights, triangular = (np.concatenate([w[piece].sum(0) for w in part]) for part in (work.even, work.triangular))
+        if pairs and weights.sum() + triangular.sum() == 0:  # whole pairs from what was carried along
+            weights = np.ones_like(weights)
+        begins, ends = (np.concatenate([a[i] for a in work.arrivals]) for i in (0, 1))
+        spread_delays(pairs, weights, triangular, begins, ends, now_us, span_us, work.stats, work.delay_histogram)
+
+    def _close(self, work: CountedWork) -> None:
+        self._open = None
+        delivery = work.delivery
+        rows = np.array([self._windows.rows[GroupId(g)] for g in delivery.groups.tolist()], np.int64)
+        for stream, batch in enumerate((delivery.left, delivery.right)):
+            fresh = as_matrix(delivery.groups, batch)
+            if len(rows):
+                self._windows.add(stream, rows, fresh.stretch, fresh.count)
+        if not work.settles:
+            self._times_us = (delivery.left_time_us, delivery.right_time_us)
+        self._expire()
+        stored = int(self._windows.counts.sum())
+        self.meter.growth += max(0, stored - self._most_stored)
+        self._most_stored = max(stored, self._most_stored)
+
+    def _middle_of(self, delivery: Delivery) -> tuple[int, int]:
+        """Times half-way through a delivery: blocks that leave during it are compared with half of its tuples."""
+        after = (delivery.left_time_us, delivery.right_time_us)
+        left, right = (
+            t if not BEGIN_OF_TIME_US < t < a < END_OF_TIME_US else (t + a) // 2
+            for t, a in zip(self._times_us, after, strict=True)
+        )
+        return left, right
+
+    def _alive(self, times_us: tuple[int, int] | None = None) -> list[F64]:
+        """Share of each column that can still match something after these times (by default, those reached), per stream."""
+        left_time, right_time = times_us or self._times_us
+        dead_below = (right_time - self.bounds.upper_us, left_time + self.bounds.lower_us)
+        last = self.census.stretch_count - 1
+        stretches = np.minimum(np.arange(self._windows.counts.shape[2]) + self._windows.base, last)
+        begin, end = self.census.edges_us[stretches], self.census.edges_us[stretches + 1]
+        return [np.clip((end - dead) / (end - begin), 0.0, 1.0) for dead in dead_below]
+
+    def _expire(self) -> None:
+        for stream, alive in enumerate(self._alive()):
+            self._windows.counts[stream][:, alive == 0] = 0
+
+    # ------------------------------------------------------------ state movement
+
+    @property
+    def may_append(self) -> bool:
+        return True
+
+    def group_ids(self) -> list[GroupId]:
+        return sorted(self._windows.rows)
+
+    def depart(self, journey: Journey, pending: tuple[TupleBatch, TupleBatch], chunk_bytes: int) -> CountedDeparture:
+        assert self._open is None, "a partition-group leaves between deliveries"
+        return CountedDeparture(self, journey, pending, chunk_bytes)
+
+    def arrive(self, first: StateChunk) -> CountedArrival:
+        return CountedArrival(self, first)
+
+    def take_out(self, group: GroupId) -> tuple[CountedBatch, CountedBatch]:
+        """Remove a partition-group's windows; its tuples as they travel, of both streams."""
+        self._windows.open(group)
+        alive = self._alive()
+        base = self._windows.base
+        counts = self._windows.close(group)
+        out = []
+        for stream in (LEFT, RIGHT):
+            count = np.rint(counts[stream] * (alive[stream] > 0)).astype(np.int64)
+            used = np.flatnonzero(count)
+            stretch = used + base
+            ts = self.census.edges_us[stretch]
+            zero = np.zeros(len(used), np.int64)
+            size = self._tuple_bytes - 8  # without arrivals, see StateChunk.nbytes
+            out.append(CountedBatch.of(np.full(len(used), group, np.int64), ts, stretch, zero, zero, count[used], size))
+        return out[LEFT], out[RIGHT]
+
+    def put_in(self, group: GroupId, tuples: tuple[list[CountedBatch], list[CountedBatch]]) -> None:
+        """Reveal a partition-group that has arrived."""
+        if group in self._windows.rows:
+            raise RunFailed(f"partition-group {group} is here already")
+        row = np.array([self._windows.open(group)])
+        for stream, batches in enumerate(tuples):
+            for batch in batches:
+                self._windows.add(stream, row, batch.stretch, batch.count[None, :].astype(np.float64))
+
+    @property
+    def times_us(self) -> tuple[int, int]:
+        return self._times_us
+
+    # ------------------------------------------------------------ measures
+
+    def _kept(self) -> tuple[F64, F64]:
+        alive = self._alive()
+        left, right = (self._windows.counts[s] @ alive[s] for s in (LEFT, RIGHT))
+        return left, right
+
+    def window_tuples(self) -> tuple[int, int]:
+        """As stored: with what has expired and lies in blocks that have not."""
+        left, right = (int(part.sum()) for part in self._kept())
+        ragged = self.mini_group_count() * self._block_tuples // 2
+        return left + min(left, ragged), right + min(right, ragged)
+
+    def tuples_by_group(self, partition_count: int) -> I64:
+        total = sum(self._kept())
+        out = np.zeros(partition_count, np.int64)
+        for group, row in self._windows.rows.items():
+            out[group] = int(total[row])  # type: ignore[index]
+        return out
+
+    def mini_group_count(self) -> int:
+        rows = np.array(list(self._windows.rows.values()), np.int64)
+        groups = np.array(list(self._windows.rows), np.int64)
+        left, right = self._kept()
+        share, minis = np.empty(len(rows)), np.empty(len(rows))
+        mini_shares((left + right)[rows], self.census.equal[0][groups], self._theta, self._block_tuples, share, minis)
+        return round(float(minis.sum()))
+
+    def block_count(self) -> int:
+        """A mini-partition-group's last block is half full, of each stream."""
+        tuples = sum(self.window_tuples())
+        return tuples // self._block_tuples + min(tuples, self.mini_group_count())
+
+    def window_bytes(self) -> int:
+        payload = self._tuple_bytes - 32
+        blocks = self.block_count() * block_bytes(self._block_tuples)
+        return blocks + self.mini_group_count() * MINI_BYTES + sum(self.window_tuples()) * payload
+
+    def window_memory(self) -> WindowMemory:
+        """What is left; peaks are foretold by `forecast.memory`."""
+        return WindowMemory(0, 0, 0, self.window_bytes(), sum(self.window_tuples()))
+
+    def validate(self) -> None:
+        assert (self._windows.counts >= 0).all(), "negative counts in the windows"
+        rows = list(self._windows.rows.values())
+        assert len(rows) == len(set(rows)), "two partition-groups share a row"
+        unused = np.setdiff1d(np.arange(self._windows.counts.shape[1]), rows)
+        assert not self._windows.counts[:, unused].any(), "tuples of a partition-group that is not here"
+
+
+_DIRECTORY = Directory(0, np.zeros(1, np.int64), np.zeros(1, np.int64))
+
+
+class CountedDeparture:
+    """`Yielding` over counts."""
+
+    def __init__(self, join: CountedJoin, journey: Journey, pending: tuple[TupleBatch, TupleBatch], chunk_bytes: int) -> None:
+        self.journey = journey
+        self.tuples = self.nbytes = 0
+        self._times_us = join.times_us
+        self._meter = join.meter
+        parts: list[tuple[int, bool, TupleBatch]] = []
+        for is_pending, batches in ((False, join.take_out(journey.group)), (True, pending)):
+            for stream, batch in enumerate(batches):
+                parts += [(stream, is_pending, part) for part in pieces(batch, chunk_bytes) if len(part)]
+        self._parts = deque(parts or [(LEFT, False, TupleBatch.empty())])
+        self._index = 0
+
+    @property
+    def done(self) -> bool:
+        return not self._parts
+
+    def waiting_tuples(self, stream: int) -> int:
+        return sum(len(batch) for s, pending, batch in self._parts if pending and s == stream)
+
+    def next_chunk(self) -> StateChunk:
+        stream, pending, tuples = self._parts.popleft()
+        j, one = self.journey, np.zeros(1, np.int64)
+        index, self._index = self._index, self._index + 1
+        counts = np.array([len(tuples)])
+        times = self._times_us
+        directory = _DIRECTORY if index == 0 else None
+        head = (j.query, j.move, j.group, j.supplier, j.consumer, index, self.done, times, stream, pending)
+        chunk = StateChunk(*head, one, counts, tuples, directory)
+        self.tuples += len(tuples)
+        self.nbytes += chunk.nbytes
+        self._meter.extracted_bytes += chunk.nbytes
+        return chunk
+
+
+class CountedArrival:
+    """`Taking` over counts; the partition-group stays hidden until it is settled, as in `Arrival`."""
+
+    def __init__(self, join: CountedJoin, first: StateChunk) -> None:
+        self.first = first
+        self.complete = False
+        self.tuples = self.nbytes = 0
+        self._join = join
+        self._next = 0
+        self._stored: tuple[list[CountedBatch], list[CountedBatch]] = ([], [])
+        self._pending: tuple[list[CountedBatch], list[CountedBatch]] = ([], [])
+
+    def add(self, chunk: StateChunk) -> None:
+        if chunk.index != self._next or self.complete:
+            raise RunFailed(f"partition-group {chunk.group}: chunk {chunk.index} came where {self._next} was expected")
+        self._next += 1
+        self.tuples += len(chunk.tuples)
+        self.nbytes += chunk.nbytes
+        self._join.meter.installed_bytes += chunk.nbytes
+        self.complete = chunk.last
+        if isinstance(chunk.tuples, CountedBatch):
+            (self._pending if chunk.pending else self._stored)[chunk.stream].append(chunk.tuples)
+
+    def waiting_tuples(self, stream: int) -> int:
+        return sum(len(part) for part in self._pending[stream])
+
+    def settle(self, epoch: EpochIndex) -> Work | None:
+        first = self.first
+        self._join.put_in(first.group, self._stored)
+        if not any(self._pending):
+            return None
+        left, right = (CountedBatch.concat(p) if p else TupleBatch.empty() for p in self._pending)
+        self._pending = ([], [])
+        group, counts = np.array([first.group], np.int64), [np.array([len(b)]) for b in (left, right)]
+        delivery = Delivery(
+            first.query, first.consumer, epoch, *first.times_us, group, counts[LEFT], counts[RIGHT], left, right
+        )
+        return self._join.open(delivery, settles=True)

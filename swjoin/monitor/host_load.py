@@ -1,0 +1,146 @@
+"""Whether the machine itself was overloaded while a run was measured.
+
+What: `RankMeter` (per rank: what its host and it did since `start`), `Lateness`, `machine_report` (the run's verdict).
+Why: a figure measured on a machine that had no time for it says nothing about the join; such a run must say so itself.
+Stays out: what becomes of such runs (`sweeps`), how busy the slaves are by design (`core.metric_columns`).
+
+Sources: /proc/stat (busy, idle, stolen time of all cores), /proc/pressure/cpu (time in which some process waited for a core),
+the ranks' own CPU time. Elsewhere than on Linux only lateness is known.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from array import array
+from pathlib import Path
+from typing import Any
+
+from swjoin.monitor.process_memory import cpu_us
+
+STEAL_RATIO = 0.02  # more than that went to other machines of the hypervisor
+FOREIGN_RATIO = 0.10  # more than that of all cores went to processes that are not of the run
+BUSY_RATIO = 0.90  # imitated slow nodes need the cores when their turn comes
+WAITING_RATIO = 0.25  # and must not stand in a queue for them: time in which some process waited for a core
+LATE_SLOTS, LATE_US = 0.5, 2_000  # p99 of the master's lateness, in slots and at least
+_LEAST_S = 0.5  # clock ticks of 10 ms say nothing about less
+
+
+class Lateness:
+    """How late something was, every time, in microseconds."""
+
+    def __init__(self) -> None:
+        self._late_us = array("q")
+
+    def add(self, late_us: int) -> None:
+        self._late_us.append(max(0, late_us))
+
+    def quantiles(self) -> dict[str, float] | None:
+        """p50, p99 and max in seconds; None when nothing was due."""
+        if not self._late_us:
+            return None
+        ordered = sorted(self._late_us)
+        return {name: ordered[min(len(ordered) - 1, int(q * len(ordered)))] / 1e6 for name, q in _QUANTILES}
+
+
+_QUANTILES = (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
+
+
+def _host_times() -> tuple[float, float, float, float] | None:
+    """Seconds of all cores together since the host started: busy, idle, stolen; and in which some process waited for a core."""
+    try:
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    except OSError:
+        return None
+    user, nice, system, idle, iowait, irq, softirq, steal = (int(x) / os.sysconf("SC_CLK_TCK") for x in fields)
+    waiting = -1.0
+    try:
+        for word in Path("/proc/pressure/cpu").read_text().split("\n", 1)[0].split():
+            if word.startswith("total="):
+                waiting = int(word.removeprefix("total=")) / 1e6
+    except OSError:
+        pass
+    return user + nice + system + irq + softirq, idle + iowait, steal, waiting
+
+
+class RankMeter:
+    """One rank's view, from `start` (which may be called again) to `summary`."""
+
+    def __init__(self) -> None:
+        self.lateness = Lateness()
+        self.start()
+
+    def start(self) -> None:
+        self.lateness = Lateness()
+        self._at_s, self._cpu_us, self._host = time.monotonic(), cpu_us(), _host_times()
+
+    def summary(self) -> dict[str, Any]:
+        """Plain values, to travel as JSON."""
+        now = _host_times()
+        host = None if now is None or self._host is None else [b - a for a, b in zip(self._host, now, strict=True)]
+        if host is not None and now is not None and now[3] < 0:
+            host[3] = -1.0
+        return {
+            "host": platform.node(),
+            "cores": os.cpu_count() or 1,
+            "elapsed_s": time.monotonic() - self._at_s,
+            "cpu_s": (cpu_us() - self._cpu_us) / 1e6,
+            "times_s": host,
+            "late_s": self.lateness.quantiles(),
+        }
+
+
+def _host_report(parts: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Ratios of one host from its ranks' summaries (the longest one's times)."""
+    longest = max(parts, key=lambda p: float(p["elapsed_s"]))
+    if longest["times_s"] is None or longest["elapsed_s"] < _LEAST_S:
+        return None
+    busy, idle, steal, waiting = longest["times_s"]
+    whole = max(1e-9, busy + idle + steal)
+    ours = sum(float(p["cpu_s"]) for p in parts)
+    return {
+        "cores": longest["cores"],
+        "busy_ratio": busy / whole,
+        "steal_ratio": steal / whole,
+        "foreign_ratio": max(0.0, busy - ours) / whole,
+        "waiting_ratio": None if waiting < 0 else waiting / longest["elapsed_s"],
+    }
+
+
+def machine_report(master: dict[str, Any], others: list[dict[str, Any]], *, slot_us: int, imitates: bool) -> dict[str, Any]:
+    """`machine` of run.json. slot_us: of the master, 0 when no clock drives it. imitates: some node is slower than a core."""
+    hosts: dict[str, list[dict[str, Any]]] = {}
+    for part in (master, *others):
+        hosts.setdefault(part["host"], []).append(part)
+    reports = {host: _host_report(parts) for host, parts in hosts.items()}
+    reasons = []
+    for host, report in reports.items():
+        if report is None:
+            continue
+        limits = [("steal", STEAL_RATIO, "stolen by the hypervisor"), ("foreign", FOREIGN_RATIO, "used by other processes")]
+        if imitates:
+            limits.append(("busy", BUSY_RATIO, "busy, too much to imitate slower nodes"))
+        if imitates and (report["waiting_ratio"] or 0) > WAITING_RATIO:
+            reasons.append(
+                f"{host}: processes waited for a core in {report['waiting_ratio']:.0%} of the time (limit {WAITING_RATIO:.0%})"
+            )
+        reasons += [
+            f"{host}: {report[f'{name}_ratio']:.0%} of the cores {text} (limit {limit:.0%})"
+            for name, limit, text in limits
+            if report[f"{name}_ratio"] > limit
+        ]
+    late = master["late_s"]
+    limit_us = max(LATE_US, LATE_SLOTS * slot_us)
+    if slot_us and late is not None and late["p99"] * 1e6 > limit_us:
+        reasons.append(f"the master was late for its slots: p99 {late['p99'] * 1e3:.1f} ms (limit {limit_us / 1e3:.1f} ms)")
+    slaves = [p["late_s"] for p in others if p["late_s"] is not None]
+    return {
+        "overloaded": bool(reasons),
+        "reasons": reasons,
+        "hosts": reports,
+        "late_s": {
+            "master": late if slot_us else None,
+            "slaves": {name: max(s[name] for s in slaves) for name, _ in _QUANTILES} if slaves and slot_us else None,
+        },
+    }

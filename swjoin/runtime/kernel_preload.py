@@ -1,0 +1,112 @@
+"""A rank calls its own kernels once before the run's clock starts.
+
+What: `load_master_kernels`, `load_slave_kernels`; both say so when a kernel had to be compiled first (`compilations_told`).
+Why: loading compiled kernels from the cache takes most of a second, which must not become production delay of the first
+distribution epochs.
+Stays out: compiling them in the first place (`cli.compile_kernels`), measuring.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import time
+from collections.abc import Iterator
+
+import numpy as np
+from numba.core.event import Event, Listener, install_listener
+
+from swjoin.cluster.master.master import Master
+from swjoin.cluster.messages import Delivered, StreamEnded, TuplesRead, WorkDue
+from swjoin.cluster.slave.slave import Slave
+from swjoin.cluster.wire import pack_delivery, unpack_delivery
+from swjoin.config.run import MeasureConfig, NodesConfig, OverloadConfig, ReorganizationConfig, RunConfig, TimeConfig
+from swjoin.core.batch import PayloadRows, RowLayout, SourceBatch, TupleBatch
+from swjoin.core.data_messages import Delivery
+from swjoin.core.ids import END_OF_TIME_US, EpochIndex, QueryId, SlaveId
+from swjoin.core.sequence_numbers import travelling
+from swjoin.state.payload_store import PAGE_ROWS
+
+_PATIENCE_S = 1.0
+
+
+class _Compiled(Listener):  # type: ignore[misc]
+    """Counts compilations; loading from the cache is none. Whoever waits longer than a second is told what for."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.start = time.monotonic()
+        self._told = False
+
+    def on_start(self, event: Event) -> None:
+        self.count += 1
+        if not self._told and time.monotonic() - self.start > _PATIENCE_S:
+            self._told = True
+            print("swjoin: compiling kernels for this machine, once after an installation", file=sys.stderr, flush=True)
+
+    def on_end(self, event: Event) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def compilations_told() -> Iterator[None]:
+    """One line on standard error when kernels are compiled inside: it happens once after an installation or a change."""
+    compiled = _Compiled()
+    with install_listener("numba:compile", compiled):
+        yield
+    if compiled.count:
+        seconds = time.monotonic() - compiled.start
+        print(
+            f"swjoin: compiled {compiled.count} kernels in {seconds:.0f} s; later runs load them", file=sys.stderr, flush=True
+        )
+
+
+def _two_rows(layout: RowLayout | None) -> PayloadRows | None:
+    if layout is None:
+        return None
+    offsets, var = (np.zeros(3, np.int64), np.empty(0, np.uint8)) if layout.has_var else (None, None)
+    return PayloadRows(np.zeros((2, layout.fixed_bytes), np.uint8), offsets, var)
+
+
+def _alone(config: RunConfig) -> RunConfig:
+    """The same run with one slave, which nothing leaves."""
+    cluster = dataclasses.replace(config.cluster, sub_group_count=1)
+    return dataclasses.replace(
+        config,
+        cluster=cluster,
+        reorganization=ReorganizationConfig(),
+        nodes=NodesConfig(),
+        measure=MeasureConfig(),
+        on_overload=OverloadConfig(),
+    )
+
+
+@compilations_told()
+def load_master_kernels(config: RunConfig, layouts: tuple[RowLayout | None, RowLayout | None]) -> None:
+    """Judge, order and partition two tuples."""
+    relaxed = dataclasses.replace(_alone(config), time=TimeConfig("event", 1_000_000, "drop"), pace="asap")
+    master = Master(relaxed, 1, layouts)
+    master.start()
+    for stream, layout in enumerate(layouts):
+        two = np.arange(2, dtype=np.int64)
+        master.handle(TuplesRead(stream, SourceBatch(two, two, two.astype(np.uint64), None, None, _two_rows(layout))), 0)
+        master.handle(StreamEnded(stream), 0)
+
+
+@compilations_told()
+def load_slave_kernels(config: RunConfig, layouts: tuple[RowLayout | None, RowLayout | None]) -> None:
+    """Join two pairs of tuples, with the payload layouts of the run."""
+    pages = 2 * PAGE_ROWS * sum(layout.fixed_bytes for layout in layouts if layout is not None)
+    module = dataclasses.replace(config.module, window_bytes=(1 << 20) + pages)
+    slave = Slave(SlaveId(0), dataclasses.replace(_alone(config), module=module), layouts)
+    batches = []
+    for layout in travelling(layouts, counted=config.query.bounds.counted):
+        two = np.zeros(2, np.int64)
+        batches.append(TupleBatch(two, two, two.astype(np.uint64), two, _two_rows(layout)))
+    one, counts = np.zeros(1, np.int64), np.full(1, 2, np.int64)
+    end = END_OF_TIME_US
+    delivery = Delivery(QueryId(0), SlaveId(0), EpochIndex(0), end, end, one, counts, counts, batches[0], batches[1], True)
+    slave.handle(Delivered(unpack_delivery(pack_delivery(delivery))), 0)
+    while not slave.finished:
+        slave.handle(WorkDue(), 0)

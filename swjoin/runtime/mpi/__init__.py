@@ -1,0 +1,1 @@
+"""Roles as MPI ranks: channels, the loops of master, slave and collector ranks, recovery."""

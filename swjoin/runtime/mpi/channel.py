@@ -1,0 +1,171 @@
+"""One rank's messages: whole byte buffers to and from other ranks, and where the time for them went.
+
+What: `Channel` sends, receives, probes and waits, and imitates slower links; `Meter` adds up communication, idle and work.
+Why: a waiting rank sleeps between probes instead of spinning in MPI, so that more ranks than cores do not starve each other.
+Stays out: what the bytes mean (`cluster.wire`), which rank plays which role (`runtime.mpi.main`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swjoin.cluster.messages import TimesMeasured
+from swjoin.core.errors import RunFailed
+from swjoin.monitor.process_memory import FreedMemory, cpu_us
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 20e-6, 1e-3
+
+
+@dataclass
+class Meter:
+    """Where a rank's time went since it was last asked, microseconds."""
+
+    communication_us: int = 0
+    idle_us: int = 0
+    process_us: int = 0
+    cpu_at_us: int = 0
+
+    def take(self) -> TimesMeasured:
+        cpu = cpu_us()
+        out = TimesMeasured(cpu - self.cpu_at_us, self.communication_us, self.idle_us, self.process_us)
+        self.communication_us = self.idle_us = self.process_us = 0
+        self.cpu_at_us = cpu
+        return out
+
+
+class PeerLostError(RunFailed):
+    """A slave's rank has died, and the others have to go on without it."""
+
+
+class PeerFailed(RunFailed):
+    """Another rank failed and has told why."""
+
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+class Channel:
+    """Sends and receives whole byte messages, and waits without spinning.
+
+    rank, size: of those who take part. source: of the message found last.
+    """
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        from mpi4py import MPI
+
+        self.mpi = MPI
+        self.any = int(MPI.ANY_SOURCE)
+        self.comm = comm
+        self.rank, self.size = comm.rank, comm.size
+        self.meter = Meter(cpu_at_us=cpu_us())
+        self._status = MPI.Status()
+        self._sleep_s = _SHORTEST_SLEEP_S
+        self._freed = FreedMemory()
+        self._outgoing: list[tuple[Any, NDArray[np.uint8]]] = []
+
+    @property
+    def source(self) -> int:
+        return int(self._status.Get_source())
+
+    def send(self, data: NDArray[np.uint8], rank: int, tag: int) -> None:
+        start = time.monotonic_ns()
+        self._send(data, rank, tag)
+        self.meter.communication_us += (time.monotonic_ns() - start) // 1000
+
+    def _send(self, data: NDArray[np.uint8], rank: int, tag: int) -> None:
+        self.comm.Send([data, self.mpi.BYTE], dest=rank, tag=tag)
+
+    def send_later(self, data: NDArray[np.uint8], rank: int, tag: int) -> None:
+        """Begin to send; whoever sends may itself be waited for by the receiver. `data` is kept until it has gone."""
+        start = time.monotonic_ns()
+        self._send_later(data, rank, tag)
+        self.meter.communication_us += (time.monotonic_ns() - start) // 1000
+
+    def _send_later(self, data: NDArray[np.uint8], rank: int, tag: int) -> None:
+        self._outgoing.append((self.comm.Isend([data, self.mpi.BYTE], dest=rank, tag=tag), data))
+        self._outgoing = [(request, kept) for request, kept in self._outgoing if not request.Test()]
+
+    def probe(self, rank: int, tag: int) -> bool:
+        """Whether a message waits; `receive` then takes it."""
+        found = self._probe(rank, tag)
+        if found:
+            self._sleep_s = _SHORTEST_SLEEP_S
+        return found
+
+    def _probe(self, rank: int, tag: int) -> bool:
+        return bool(self.comm.Iprobe(source=rank, tag=tag, status=self._status))
+
+    def receive(self) -> NDArray[np.uint8]:
+        """The message found by the last successful probe."""
+        start = time.monotonic_ns()
+        data = np.empty(self._status.Get_count(self.mpi.BYTE), np.uint8)
+        self._receive(data)
+        self.meter.communication_us += (time.monotonic_ns() - start) // 1000
+        return data
+
+    def _receive(self, data: NDArray[np.uint8]) -> None:
+        self.comm.Recv([data, self.mpi.BYTE], source=self._status.Get_source(), tag=self._status.Get_tag())
+
+    def imitate_transfer(self, nbytes: int, bytes_per_s: float) -> None:
+        """Take as long as a slower link would have: both sides do, from the moment in which the message has passed."""
+        if bytes_per_s <= 0:
+            return
+        start = time.monotonic_ns()
+        time.sleep(nbytes / bytes_per_s)
+        self.meter.communication_us += (time.monotonic_ns() - start) // 1000
+
+    def sleep(self, at_most_us: int = 1_000_000) -> None:
+        """Give the core away for a moment; longer each time until a probe succeeds."""
+        start = time.monotonic_ns()
+        self._freed.mind()
+        time.sleep(max(0.0, min(self._sleep_s, at_most_us / 1e6)))
+        self._sleep_s = min(self._sleep_s * 1.5, _LONGEST_SLEEP_S)
+        self.meter.idle_us += (time.monotonic_ns() - start) // 1000
+
+    def wait(self, rank: int, tag: int) -> NDArray[np.uint8]:
+        while not self.probe(rank, tag):
+            self.check()
+            self.sleep()
+        return self.receive()
+
+    def check(self) -> None:
+        """Once in every round of a loop: PeerLostError when the run has to go on without somebody, PeerFailed when it ends."""
+
+    def slaves_are_done(self) -> None:
+        """Rank 0 needs nothing of the slaves any more; should one die now, it is no loss."""
+
+    def farewell(self, tag: int) -> None:
+        """Rank 0 tells all others that nothing is wanted of them any more; they wait for that."""
+        nothing = np.empty(0, np.uint8)
+        if self.rank != 0:
+            self.wait(0, tag)
+            return
+        for rank in range(1, self.size):
+            self.send(nothing, rank, tag)
+
+    def broadcast(self, text: str | None, root: int) -> str:
+        """JSON text from one rank to all."""
+        size = np.zeros(1, np.int64)
+        data = np.frombuffer((text or "").encode(), np.uint8).copy()
+        size[0] = len(data)
+        self.comm.Bcast([size, self.mpi.INT64_T], root=root)
+        if self.rank != root:
+            data = np.empty(int(size[0]), np.uint8)
+        self.comm.Bcast([data, self.mpi.BYTE], root=root)
+        return bytes(data).decode()
+
+    def barrier(self) -> None:
+        self.comm.Barrier()
+
+    def send_json(self, value: dict[str, Any], rank: int, tag: int) -> None:
+        self.send(np.frombuffer(json.dumps(value).encode(), np.uint8), rank, tag)

@@ -1,0 +1,126 @@
+"""The collector as an MPI rank.
+
+What: `CollectorRank`, with `set_up`, `play`, which may be tried again after a death, and `close`.
+Why: the loop around the collector; it is also the one that other ranks tell why they fail, so that its results are marked.
+Stays out: what the collector decides (`cluster.collector`), its files (`runtime.shells`).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import platform
+import signal
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from swjoin.cluster.wire import (
+    unpack_results,
+)
+from swjoin.config.job import Job
+from swjoin.core.errors import RunFailed, UserError
+from swjoin.runtime.clock import RunClock
+from swjoin.runtime.mpi.channel import Channel
+from swjoin.runtime.mpi.rank import (
+    BEGIN,
+    BYE,
+    COLLECTOR,
+    FIRST_SLAVE,
+    MASTER,
+    PUBLISH,
+    RESULTS,
+    STATUS,
+    SUMMARY,
+    VERDICT,
+    Rank,
+    agree,
+    check_peers,
+    identity,
+    parse,
+)
+from swjoin.runtime.run_report import rank_roles
+
+if TYPE_CHECKING:
+    from swjoin.runtime.shells import CollectorShell
+
+
+class CollectorRank(Rank):
+    def __init__(self, job: Job, place: list[str]) -> None:
+        super().__init__(job, place)
+        self._shell: CollectorShell | None = None
+
+    def set_up(self, channel: Channel) -> None:
+        from swjoin.connectors.output_columns import OutputPlan
+        from swjoin.runtime.shells import CollectorShell
+
+        def stop(number: int, _frame: object) -> None:
+            raise RunFailed(f"stopped by {signal.Signals(number).name}")
+
+        if self.job.checkpoints is None:
+            signal.signal(signal.SIGTERM, stop)
+        setup = agree(channel, MASTER, None)
+
+        def open_sink() -> dict[str, Any]:
+            plan = OutputPlan.from_bytes(base64.b64decode(setup["plan"]))
+            serve, host = self.job.config.serve, platform.node()
+            if serve.listen is not None and serve.loopback and host != setup["host"]:
+                raise UserError(
+                    f"serve.listen {serve.listen}: the collector is on {host}, the master on {setup['host']}; listen where "
+                    f"they reach each other, with certificate, private_key and token_file, or give both the same host"
+                )
+            shell = self._shell = CollectorShell(self.job, plan, RunClock())
+            shell.ranks = rank_roles(channel.size, host if host == setup["host"] else "")
+            return {"results": None if shell.offered is None else shell.offered.location}
+
+        agree(channel, COLLECTOR, open_sink)
+
+    def lost(self, text: str) -> None:
+        """Nothing to do."""
+
+    def play(self, channel: Channel) -> None:
+        shell = self._shell
+        assert shell is not None
+        setup = agree(channel, MASTER, None)
+        self.saved = deque()
+        shell.start(channel.size - FIRST_SLAVE, setup["manifest"], self.saved.append)
+        shell.clock = self.start_clock(channel, setup.get("clock_us"))
+        shell.tell = lambda view: channel.send_later(np.frombuffer(json.dumps(view).encode(), np.uint8), MASTER, STATUS)
+        while not shell.collector.finished and not shell.stopped:
+            self._collect_one(channel, shell)
+        shell.observe(last=True)
+        me = identity(COLLECTOR, "collector", self.meter, self.start_rss_bytes)
+        channel.send_json({"summary": shell.summary(), "rank": me}, MASTER, SUMMARY)
+        while not channel.probe(MASTER, VERDICT):
+            channel.check()
+            check_peers(channel)
+            channel.sleep()
+        shell.proof = parse(channel.receive())["proof"]
+        self.close(None)
+        channel.send_json({"closed": True}, MASTER, VERDICT)
+        channel.farewell(BYE)
+
+    def _collect_one(self, channel: Channel, shell: CollectorShell) -> None:
+        channel.check()
+        shell.observe()
+        if self.saved:
+            self.tell_saved(channel)
+        if channel.probe(channel.any, RESULTS):
+            shell.receive(unpack_results(channel.receive()))
+            return
+        if shell.keeper is not None and channel.probe(MASTER, PUBLISH):
+            message = parse(channel.receive())
+            shell.show(message["generation"], stop=message["stop"])
+            return
+        if channel.probe(MASTER, BEGIN):
+            channel.receive()
+            self.begin_measuring(channel, self.job.config.measure.prefill_us)
+            return
+        check_peers(channel)
+        channel.sleep()
+
+    def close(self, error: BaseException | None) -> None:
+        shell, self._shell = self._shell, None
+        if shell is not None:
+            shell.__exit__(None if error is None else type(error), error, None)

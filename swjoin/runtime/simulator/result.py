@@ -1,0 +1,65 @@
+"""What a simulated run is made of and comes to: random delays, what came out, what was broken.
+
+What: `Delays`, `SimulationResult`, `SimulationError`.
+Why: those who choose scenarios and those who check them need these without the simulator's mechanics.
+Stays out: virtual time, messages and crashes (`runtime.simulator.simulator`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from swjoin.core.batch import I64, Pairs, SourceBatch
+from swjoin.core.data_messages import RunEvent
+
+
+class SimulationError(AssertionError):
+    """A checker found a broken invariant; the text holds the virtual time and the last steps."""
+
+
+@dataclass
+class SimulationResult:
+    """What came out: pairs in arrival order at the sink, the roles' summaries, rows set aside, steps taken."""
+
+    pairs: list[Pairs]
+    count: int
+    digest: str
+    joined: dict[str, int]
+    counts: dict[str, dict[str, int]]
+    aside: list[tuple[int, SourceBatch, str]]  # stream, rows, reason
+    steps: int
+    commits: list[int] = field(default_factory=list)
+    events: list[RunEvent] = field(default_factory=list)
+    declustering: list[dict[str, Any]] = field(default_factory=list)
+    history: dict[str, Any] = field(default_factory=dict)
+    recoveries: int = 0
+    checkpoints: int = 0
+
+    def ids(self) -> tuple[I64, I64]:
+        """Ids of all pairs, left and right, as int64."""
+        empty = np.empty(0, np.uint64)
+        left = np.concatenate([empty, *(p.left_id for p in self.pairs)])
+        right = np.concatenate([empty, *(p.right_id for p in self.pairs)])
+        return left.astype(np.int64), right.astype(np.int64)
+
+
+class Delays:
+    """Random delays: each channel and actor draws a scale at the start, then heavy-tailed times around it (microseconds)."""
+
+    def __init__(self, random: np.random.Generator, actors: int) -> None:
+        self._random = random
+        self._channel = 10.0 ** random.uniform(0, 5, (actors, actors))
+        self._actor = 10.0 ** random.uniform(0, 4, actors)
+
+    def message_us(self, sender: int, receiver: int) -> int:
+        return 1 + int(self._channel[sender, receiver] * self._random.exponential())
+
+    def stall_us(self, patience_us: int) -> int:
+        """How long a source has nothing to read: mostly not at all, now and then far longer than anybody is patient."""
+        return int(patience_us * self._random.exponential(4)) if self._random.random() < 0.2 else 0
+
+    def work_us(self, actor: int) -> int:
+        return 1 + int(self._actor[actor] * self._random.exponential())

@@ -1,0 +1,137 @@
+"""What stands in for disks, sinks and sources in the simulator.
+
+What: `VirtualDisk`, an executor whose operations take virtual time and are lost in a crash; `MemorySink`, results that are
+published by generation; `BatchSource`, batches that can be sought.
+Why: the same keepers make checkpoints in the simulator as in real runs, and a crash may fall between any two of their steps.
+Stays out: virtual time itself (`runtime.simulator.simulator`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swjoin.core.batch import Pairs, RowLayout, SourceBatch
+from swjoin.core.errors import RunFailed
+from swjoin.core.key_encoder import Dictionary
+from swjoin.core.row_codec import StreamCodec
+
+Schedule = Callable[[str, Callable[[], None]], None]  # after some work's time: name, action
+
+
+class VirtualDisk:
+    """Operations in order, each after a random time. schedule: does something at a later moment."""
+
+    def __init__(self, name: str, done: Callable[[Any], None], schedule: Schedule) -> None:
+        self._name, self._done, self._schedule = name, done, schedule
+        self._waiting: list[Callable[[], Any]] = []
+        self.failure: BaseException | None = None
+
+    def submit(self, operation: Callable[[], Any]) -> None:
+        self._waiting.append(operation)
+        if len(self._waiting) == 1:
+            self._schedule(self._name, self._next)
+
+    def _next(self) -> None:
+        if not self._waiting:
+            return
+        result = self._waiting.pop(0)()
+        if self._waiting:
+            self._schedule(self._name, self._next)
+        if result is not None:
+            self._done(result)
+
+    def end(self) -> None:
+        """What has not been done is lost: it ends in a crash, or nobody waits for it any more."""
+        self._waiting.clear()
+
+
+class MemorySink:
+    """Pairs by generation. pairs: those that have been published, and in the end all."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, list[Pairs]] = {}
+        self._sealed: dict[str, list[Pairs]] = {}
+        self._shown: dict[str, list[Pairs]] = {}
+
+    @property
+    def pairs(self) -> list[Pairs]:
+        groups = [*self._shown.values(), *self._sealed.values(), *self._open.values()]
+        return [pairs for group in groups for pairs in group]
+
+    @property
+    def shown_count(self) -> int:
+        """Pairs that a reader can see."""
+        return sum(len(pairs) for group in self._shown.values() for pairs in group)
+
+    def write(self, pairs: Pairs, generation: int = 0) -> None:
+        self._open.setdefault(generation, []).append(pairs)
+
+    def seal(self, generation: int) -> list[Path]:
+        name = f"part-{generation:06d}"
+        self._sealed[name] = self._open.pop(generation, [])
+        return [Path(name)]
+
+    def sync(self, files: Sequence[Path]) -> None:
+        """Memory survives a simulated crash."""
+
+    def name_of(self, file: Path) -> str:
+        return file.name
+
+    def publish(self, names: Sequence[str], generation: int) -> None:
+        for name in names:
+            if name in self._sealed:
+                assert name not in self._shown, f"results {name} were published twice"
+                self._shown[name] = self._sealed.pop(name)
+            elif name not in self._shown:
+                raise RunFailed(f"results {name}, which a checkpoint holds, are gone")
+
+    def restore(self, names: Sequence[str], generation: int) -> None:
+        self.publish(names, generation)
+        self._open.clear()
+        self._sealed.clear()
+        surplus = self._shown.keys() - set(names)
+        assert not surplus, f"results {sorted(surplus)} could be seen, and no checkpoint holds them"
+
+    def close(self, whole: dict[str, Any] | None = None) -> None:
+        """Nothing is open."""
+
+    def abort(self, *, begun: bool = True) -> None:
+        """Nothing to mark."""
+
+
+class BatchSource:
+    """One stream's batches, in order."""
+
+    rows_total: int | None = None
+    dictionary: Dictionary | None = None
+
+    def __init__(self, batches: Sequence[SourceBatch], layout: RowLayout | None) -> None:
+        self.codec = StreamCodec((), ("key",), None)
+        self.layout = layout
+        self._batches = list(batches)
+        self._next = 0
+
+    def read(self) -> SourceBatch | None:
+        if self._next == len(self._batches):
+            return None
+        self._next += 1
+        return self._batches[self._next - 1]
+
+    def ready(self, patience_s: float) -> bool:
+        return True
+
+    def seek(self, row: int) -> None:
+        """Empty batches at that place are read once more."""
+        ends = np.cumsum([0, *(len(batch) for batch in self._batches)])
+        self._next = int(np.searchsorted(ends, row, side="left"))
+        assert row in ends, f"row {row} is in the middle of a batch"
+
+    def locate(self, row_id: int) -> str:
+        return f"row {row_id}"
+
+    def close(self, whole: dict[str, Any] | None = None) -> None:
+        """Nothing is open."""

@@ -1,0 +1,263 @@
+"""Second pass in Spark's executors: parcels of one Spark partition, in the order of their first times, become joined rows.
+
+What: `join_parcels(parcels, plan)`: rows of `parcels.PARCEL_SCHEMA` in, Arrow batches of output rows out.
+Why: every time below the next parcel's first has come, for both streams; so tuples are delivered in time order, windows expire,
+and memory follows the windows instead of the partition.
+Stays out: parcels (`spark.shuffle_batches`), the join (`operators.window_join`), what is asked for and named
+(`spark.dataframe_join`).
+
+The join sees key, time and the row's number in its stream. What else the result needs stays in Arrow, outside of it, and is
+gathered by these numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from swjoin.api.materialize import BLOCK_BYTES, pieces_of, row_bytes
+from swjoin.core.batch import I64, LEFT, RIGHT, U64, Pairs, TupleBatch
+from swjoin.core.data_messages import Delivery
+from swjoin.core.errors import RunFailed
+from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, QueryId, SlaveId
+from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How
+from swjoin.core.key_encoder import KeyEncoder
+from swjoin.operators.window_join import WindowJoin
+from swjoin.spark.shuffle_batches import StreamPlan, ascending, times_us, unpack
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# As a run's module has them by default, or where the join of one partition-group is fastest.
+BLOCK_TUPLES = 64
+THETA_TUPLES = 512
+FIRST_DELIVERY = 2048  # the directory has to split before much can be compared
+LARGEST_DELIVERY = 1 << 16
+RESULT_TUPLES = 1 << 16
+GATHERED_ROWS = 1 << 17  # rows that are put beside the windows' rows at once
+
+
+@dataclass(frozen=True)
+class JoinPlan:
+    """What an executor knows of the join.
+
+    how: which rows come out. streams: left and right. columns: of the output, in its order: side, and index in that side's
+    parcels. names, types: theirs.
+    """
+
+    bounds: Bounds
+    how: How
+    streams: tuple[StreamPlan, StreamPlan]
+    columns: tuple[tuple[int, int], ...]
+    names: tuple[str, ...]
+    types: tuple[pa.DataType, ...]
+    window_bytes: int
+
+
+@dataclass
+class _Run:
+    """Rows of one parcel that are not delivered yet, in time order."""
+
+    rows: pa.RecordBatch
+    key: I64
+    ts: I64
+
+
+class _Stream:
+    """One stream: what waits to be delivered, and the rows beside the windows, numbered from `first` on.
+
+    columns: of its parcels, those that the output has; only these are kept.
+    """
+
+    def __init__(self, columns: list[int]) -> None:
+        self.columns = columns
+        self.runs: list[_Run] = []
+        self.waiting = 0
+        self.rows: pa.RecordBatch | None = None
+        self.ts = np.empty(0, np.int64)
+        self.first = 0
+        self._measured: tuple[pa.RecordBatch | None, I64, int] = None, np.empty(0, np.int64), 0
+
+    def put(self, rows: pa.RecordBatch, key: I64, ts: I64) -> None:
+        self.runs.append(_Run(rows, key, ts))
+        self.waiting += len(ts)
+
+    def take_below(self, time_us: int, dead_us: int) -> TupleBatch:
+        """What waits from before `time_us`, in time order; rows older than `dead_us` are forgotten."""
+        import pyarrow as pa
+
+        fresh: list[_Run] = []
+        rest: list[_Run] = []
+        for run in self.runs:
+            cut = int(np.searchsorted(run.ts, time_us))
+            if cut:
+                fresh.append(_Run(run.rows.slice(0, cut), run.key[:cut], run.ts[:cut]))
+            if cut < len(run.ts):
+                rest.append(_Run(run.rows.slice(cut), run.key[cut:], run.ts[cut:]))
+        self.runs = rest
+        gone = int(np.searchsorted(self.ts, dead_us))
+        self.first += gone
+        self.ts = self.ts[gone:]
+        kept = [] if self.rows is None else [self.rows.slice(gone)]
+        number = self.first + len(self.ts)
+        if not fresh:
+            self.rows = kept[0] if kept else None
+            return TupleBatch.empty()
+        key = np.concatenate([run.key for run in fresh])
+        ts = np.concatenate([run.ts for run in fresh])
+        self.waiting -= len(ts)
+        try:
+            if ascending(ts):
+                self.rows = pa.concat_batches([*kept, *(run.rows for run in fresh)])
+            else:
+                order = np.argsort(ts, kind="stable")
+                key, ts = key[order], ts[order]
+                together = pa.concat_batches([run.rows for run in fresh]).take(pa.array(order))
+                self.rows = pa.concat_batches([*kept, together])
+        except pa.ArrowInvalid as error:
+            raise RunFailed(
+                f"the windows' rows do not fit into one Spark partition ({error}); use more partitions or fewer columns"
+            ) from None
+        self.ts = np.concatenate([self.ts, ts])
+        return TupleBatch(key, ts, np.arange(number, number + len(ts), dtype=np.uint64), np.zeros(len(ts), np.int64))
+
+    def places(self, numbers: U64) -> I64:
+        """Where rows lie beside the windows, by their numbers."""
+        return (numbers - np.uint64(self.first)).view(np.int64)
+
+    def measured(self) -> tuple[I64, int]:
+        """Bytes of every row beside the windows, and the most of them."""
+        if self.rows is not self._measured[0]:
+            columns = [] if self.rows is None else self.rows.columns
+            sizes = sum((row_bytes(column) for column in columns), np.zeros(len(self.ts), np.int64))
+            self._measured = self.rows, sizes, int(sizes.max(initial=0))
+        return self._measured[1:]
+
+
+class Joiner:
+    """Joins the parcels of one Spark partition. `window_rows`: most rows beside the windows at any time."""
+
+    def __init__(self, plan: JoinPlan) -> None:
+        self.plan = plan
+        kind = JOIN_KINDS[plan.how]
+        own_keys = [(RIGHT, index) for index in range(plan.streams[RIGHT].key_count)] if kind.unmatched[RIGHT] else []
+        wanted = [*plan.columns, *own_keys]
+        kept = [list(dict.fromkeys(index for side, index in wanted if side == s)) for s in (LEFT, RIGHT)]
+        self.streams = (_Stream(kept[LEFT]), _Stream(kept[RIGHT]))
+        self.window_rows = 0
+        self._encoder: KeyEncoder | None = None
+        self._join = WindowJoin(
+            plan.bounds,
+            block_tuples=BLOCK_TUPLES,
+            theta_tuples=THETA_TUPLES,
+            window_bytes=plan.window_bytes,
+            left_layout=None,
+            right_layout=None,
+            materialise=True,
+            result_tuples=RESULT_TUPLES,
+            kind=kind,
+            name="Spark partition",
+        )
+        self._time_us = BEGIN_OF_TIME_US
+        self._delivery_rows = FIRST_DELIVERY
+        self._look_at = GATHERED_ROWS
+        self._groups = np.zeros(1, np.int64)
+
+    def put(self, side: int, first_us: int, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Take a parcel; yields what its coming has made certain."""
+        if sum(stream.waiting for stream in self.streams) >= self._look_at:
+            yield from self.advance(first_us)
+        plan = self.plan.streams[side]
+        if self._encoder is None:
+            kinds = [("key", rows.schema.field(i).type) for i in range(plan.key_count)]
+            self._encoder = KeyEncoder(kinds, kinds)
+        key, _ = self._encoder.encode(rows.columns[: plan.key_count])
+        ts = times_us(rows.column(plan.key_count), plan)
+        self.streams[side].put(rows.select(self.streams[side].columns), np.array(key), ts)
+
+    def advance(self, time_us: int) -> Iterator[pa.RecordBatch]:
+        """Every tuple from before `time_us` has come: join them, in time order."""
+        dead = self.plan.bounds.dead_below((self._time_us, self._time_us))
+        left, right = (s.take_below(time_us, d) for s, d in zip(self.streams, dead, strict=True))
+        self.window_rows = max(self.window_rows, sum(len(stream.ts) for stream in self.streams))
+        self._time_us = time_us
+        i = j = 0
+        while True:
+            size = self._delivery_rows
+            # No more than the windows hold: a delivery's own tuples are compared with each other before any has expired.
+            held = sum(self._join.window_tuples())
+            self._delivery_rows = min(2 * size, LARGEST_DELIVERY, max(FIRST_DELIVERY, held))
+            stop = time_us
+            if i + size < len(left):
+                stop = min(stop, int(left.ts[i + size]))
+            if j + size < len(right):
+                stop = min(stop, int(right.ts[j + size]))
+            a, b = int(np.searchsorted(left.ts, stop)), int(np.searchsorted(right.ts, stop))
+            if (a, b) == (i, j) and stop < time_us:  # more tuples of one time than a delivery should have
+                stop += 1
+                a, b = int(np.searchsorted(left.ts, stop)), int(np.searchsorted(right.ts, stop))
+            yield from self._deliver(left.slice(i, a), right.slice(j, b), stop)
+            i, j = a, b
+            if stop >= time_us:
+                break
+        # To look through what waits, and to copy what the windows need, costs as much as it is: not before as much has come.
+        rows = sum(stream.waiting + len(stream.ts) // 2 for stream in self.streams)
+        self._look_at = GATHERED_ROWS + rows
+
+    def _deliver(self, left: TupleBatch, right: TupleBatch, time_us: int) -> Iterator[pa.RecordBatch]:
+        head = (QueryId(0), SlaveId(0), EpochIndex(0), time_us, time_us, self._groups)
+        counts = np.array([len(left)], np.int64), np.array([len(right)], np.int64)
+        work = self._join.open(Delivery(*head, *counts, left, right))
+        while True:
+            step = self._join.step(work, 0, 1 << 40)
+            if step.pairs is not None:
+                yield from self._rows(step.pairs)
+            if step.done:
+                return
+
+    def _rows(self, pairs: Pairs) -> Iterator[pa.RecordBatch]:
+        numbers = (pairs.left_id, pairs.right_id)
+        places = [
+            stream.places(n) if stream.columns and pairs.side != 1 - side else None
+            for side, (stream, n) in enumerate(zip(self.streams, numbers, strict=True))
+        ]
+        measured = [(stream.measured(), at) for stream, at in zip(self.streams, places, strict=True) if at is not None]
+        if len(pairs) * sum(most for (_, most), _ in measured) <= BLOCK_BYTES:
+            yield self._batch(pairs, places, 0, len(pairs))
+            return
+        for start, stop in pieces_of(sum((sizes[at] for (sizes, _), at in measured), np.zeros(len(pairs), np.int64))):
+            yield self._batch(pairs, places, start, stop)
+
+    def _batch(self, pairs: Pairs, places: list[I64 | None], start: int, stop: int) -> pa.RecordBatch:
+        """Rows of some of the pairs. places: of all of them, in the rows of each stream."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        columns = []
+        for (side, index), kind in zip(self.plan.columns, self.plan.types, strict=True):
+            if side == LEFT and pairs.side == RIGHT and index < self.plan.streams[LEFT].key_count:
+                side = RIGHT  # a key is the same on both sides
+            if pairs.side == 1 - side:
+                columns.append(pa.nulls(stop - start, kind))
+                continue
+            stream, at = self.streams[side], places[side]
+            assert stream.rows is not None
+            assert at is not None
+            column = pc.take(stream.rows.column(stream.columns.index(index)), pa.array(at[start:stop]), boundscheck=False)
+            columns.append(column if column.type == kind else column.cast(kind))
+        return pa.RecordBatch.from_arrays(columns, names=list(self.plan.names))
+
+
+def join_parcels(batches: Iterator[pa.RecordBatch], plan: JoinPlan) -> Iterator[pa.RecordBatch]:
+    """Joined rows of one Spark partition; the parcels come in the order of their first times."""
+    joiner: Joiner | None = None
+    for batch in batches:
+        sides, firsts = batch.column(0).to_pylist(), batch.column(2).to_pylist()
+        for i, (side, first) in enumerate(zip(sides, firsts, strict=True)):
+            joiner = joiner or Joiner(plan)
+            yield from joiner.put(side, first, unpack(batch.column(3)[i]))
+    if joiner is not None:
+        yield from joiner.advance(END_OF_TIME_US)

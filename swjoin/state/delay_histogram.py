@@ -1,0 +1,51 @@
+"""Production delays in bounded memory: a histogram with logarithmic buckets.
+
+What: `record_delay` (a kernel), `histogram_quantile`, `HISTOGRAM_SIZE`.
+Why: percentiles over 10^7 pairs without keeping 10^7 delays; histograms of slaves and epochs add up.
+Stays out: what a delay is (`state.join_kernel` and the clock given to it).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from swjoin.core.batch import I64
+from swjoin.state.arrays import STAT_DELAY_MAX, STAT_DELAY_SUM
+from swjoin.state.simd import leading_zeros
+
+_SUB_BITS = 4  # 16 histogram buckets per power of two: at most 1/16 wide, at most 3.2 % from the middle
+HISTOGRAM_SIZE = 16 + 59 * 16
+
+
+@njit(cache=True, nogil=True, inline="always")
+def histogram_index(value_us):  # type: ignore[no-untyped-def]
+    """Bucket of a delay in microseconds (>= 0)."""
+    if value_us < 16:
+        return value_us
+    exponent = 63 - leading_zeros(value_us)
+    return 16 + (exponent - 4) * 16 + ((value_us >> (exponent - _SUB_BITS)) & 15)
+
+
+def histogram_quantile(histogram: I64, q: float, max_us: float) -> float:
+    """The q-quantile in microseconds, from the middle of its bucket, but at most `max_us`, the longest delay; 0.0 for an empty
+    histogram."""
+    total = int(histogram.sum())
+    if total == 0:
+        return 0.0
+    index = int(np.searchsorted(np.cumsum(histogram), max(1, int(np.ceil(q * total)))))
+    if index < 16:
+        return min(float(index), max_us)
+    exponent, sub = divmod(index - 16, 16)
+    width = 1 << exponent
+    return min((16 + sub) * width + width / 2 - 0.5, max_us)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def record_delay(now, arrival, matches, stats, histogram):  # type: ignore[no-untyped-def]
+    """Count `matches` pairs that came at `now` and whose later tuple came at `arrival` (microseconds)."""
+    if matches > 0:
+        delay = max(now - arrival, 0)
+        histogram[histogram_index(delay)] += matches
+        stats[STAT_DELAY_SUM] += delay * matches
+        stats[STAT_DELAY_MAX] = max(stats[STAT_DELAY_MAX], delay)

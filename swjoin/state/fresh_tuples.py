@@ -1,0 +1,87 @@
+"""Fresh tuples of one partition-group, brought into mini-partition order, as kernels.
+
+What: `sort_fresh` counts them per mini-partition-group, `scatter_fresh` lays them out.
+Why: a build block is read once for all its probes when these lie together.
+Stays out: joining and storing them (`state.join_kernel`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from swjoin.core.hashing import hash_key, tag_of
+from swjoin.core.record_layout import ID, KEY, REF, ROW, TS
+from swjoin.state.arrays import COUNTERS, FRESH, Directories, FreshTuples, Inputs, Minis
+from swjoin.state.simd import prefetch
+
+
+@njit(cache=True, nogil=True)
+def sort_fresh(
+    group: int,
+    s: int,
+    start: int,
+    stop: int,
+    data: Inputs,
+    directories: Directories,
+    minis: Minis,
+    fresh: FreshTuples,
+    touched_count: int,
+) -> int:
+    """Count a group's tuples of one stream per mini-partition; new mini-partitions join the touched list.
+
+    Returns its length.
+    """
+    first_slot = directories.start[group]
+    mask = np.uint64((1 << directories.depth[group]) - 1)
+    slots, key, arrival = directories.slots, data.key[s], data.arrival[s]
+    counters, mini_of, touched = minis.counters, fresh.mini_of, fresh.touched
+    earliest, latest = fresh.arrivals[0], fresh.arrivals[1]
+    offset = s * fresh.base[0] - start
+    for i in range(start, stop):
+        mini = slots[first_slot + np.int64(hash_key(key[i]) & mask)]
+        mini_of[offset + i] = mini
+        prefetch(counters, int(mini) * COUNTERS)
+        earliest = min(earliest, arrival[i])
+        latest = max(latest, arrival[i])
+    for i in range(start, stop):
+        counter = np.int64(mini_of[offset + i]) * COUNTERS + FRESH
+        if counters[counter] == 0 and counters[counter + 1] == 0:
+            touched[touched_count] = mini_of[offset + i]
+            touched_count += 1
+        counters[counter + s] += 1
+    fresh.arrivals[0], fresh.arrivals[1] = earliest, latest
+    return touched_count
+
+
+@njit(cache=True, nogil=True)
+def scatter_fresh(s: int, start: int, stop: int, data: Inputs, minis: Minis, fresh: FreshTuples, touched_count: int) -> None:
+    """Stable scatter of one stream's tuples into mini-partition order; fresh.begin[s, t] is where touched mini t starts."""
+    key, ts, ids, arrival, first_ref = data.key[s], data.ts[s], data.id[s], data.arrival[s], data.ref[s]
+    counters, mini_of, touched, begin = minis.counters, fresh.mini_of, fresh.touched, fresh.begin
+    rows, tags, arrival_to = fresh.rows, fresh.tags, fresh.arrival
+    place, counted = data.place[s], data.place[s].shape[0] > 0
+    offset = s * fresh.base[0]
+    position = offset
+    for t in range(touched_count):
+        counter = np.int64(touched[t]) * COUNTERS + FRESH + s
+        begin[s, t] = position
+        n = counters[counter]
+        counters[counter] = position
+        position += n
+    begin[s, touched_count] = position
+    for i in range(start, stop):
+        counter = np.int64(mini_of[offset + i - start]) * COUNTERS + FRESH + s
+        j = counters[counter]
+        counters[counter] = j + 1
+        k = key[i]
+        rows[j * ROW + KEY] = k
+        rows[j * ROW + TS] = ts[i]
+        rows[j * ROW + ID] = np.int64(ids[i])
+        rows[j * ROW + REF] = first_ref + i
+        tags[j] = tag_of(hash_key(k))
+        arrival_to[j] = arrival[i]
+        if counted:
+            fresh.place[j] = place[i]
+    for t in range(touched_count):
+        counters[np.int64(touched[t]) * COUNTERS + FRESH + s] = 0

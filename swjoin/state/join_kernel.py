@@ -1,0 +1,379 @@
+"""The hot loops of the join module: numba kernels over flat arrays (SPEC section 4).
+
+What: block nested-loop join of a partition-group's fresh tuples, appending to head blocks.
+Why: free functions on plain arrays release the GIL, can be profiled alone and tested with the JIT off.
+Stays out: bringing fresh tuples into order (`state.fresh_tuples`), exact key and time checks (`state.candidates`), blocks and
+expiry (`state.blocks`), splitting and merging (`state.extendible_hash`), ownership of the arrays (`state.window_state`), the
+driver (`operators.window_join`).
+
+A block's 64 tags are compared with a probe's tag at once; equal tags are a hit. Index `s` is the stream (0 left, 1 right).
+Everything is unpacked into locals first: reaching into a named tuple in a loop costs an atomic reference count each time.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, uint64
+from numpy.typing import NDArray
+
+from swjoin.core.batch import I64
+from swjoin.core.record_layout import (
+    MATCHED,
+    REF,
+    ROW,
+    TS,
+)
+from swjoin.expressions.vm import Residual
+from swjoin.state.arrays import (
+    COUNTED,
+    COUNTERS,
+    DUE,
+    FILL,
+    FIRST,
+    FIRST_TS,
+    HEAD,
+    HEADER,
+    HITS,
+    LAST_TS,
+    MARK_LEFT,
+    MARK_RIGHT,
+    NEXT,
+    STAT_COMPARISONS,
+    TOGETHER,
+    TUPLES,
+    Candidates,
+    Directories,
+    FreshTuples,
+    Hits,
+    Inputs,
+    Minis,
+    Output,
+    Pool,
+    Reaches,
+)
+from swjoin.state.blocks import NONE, free_blocks, take_block
+from swjoin.state.candidates import take_candidates, verify
+from swjoin.state.fresh_tuples import scatter_fresh, sort_fresh
+from swjoin.state.simd import LANES, copy_items, match_mask, prefetch
+
+DONE, FULL, NEED_BLOCKS, BUDGET = 0, 1, 2, 3
+
+# cursor fields
+CUR_GROUP, CUR_SORTED, CUR_TOUCHED, CUR_PART, CUR_PLACE, CUR_CHUNK, CUR_PROBE, CUR_TOUCHED_COUNT = 0, 1, 2, 3, 4, 5, 6, 7
+CURSOR_SIZE = 8
+
+_ONE = np.uint64(1)
+_ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
+_EVER = 1 << 62
+_FARTHEST = 32  # blocks of a chain that are asked for in advance; in longer ones there are hits to wait for anyway
+
+# ---------------------------------------------------------------- joining
+
+
+@njit(cache=True, nogil=True)
+def _walk_ahead(t: int, until: int, pool: Pool, minis: Minis, fresh: FreshTuples) -> None:
+    """Ask for the headers and tags that touched mini-partition-groups t .. until are going to read.
+
+    A chain's next block is known only from its header. Walking one chain waits for memory at every block; walking 32 in step
+    waits once for all.
+    """
+    stride, size = pool.shape[1], pool.shape[0]
+    header, tags, rows, counters = pool.header, pool.tags, pool.rows, minis.counters
+    begins, touched, at = fresh.begin, fresh.touched, fresh.walk
+    n = 0
+    for i in range(t, until):
+        counter = np.int64(touched[i]) * COUNTERS
+        for s in range(2):
+            if begins[1 - s, i] < begins[1 - s, i + 1]:
+                block = counters[counter + FIRST + s]
+                if block != NONE:
+                    prefetch(header, block * HEADER)
+                    at[n] = block
+                    n += 1
+            head = counters[counter + HEAD + s]
+            if head != NONE:
+                prefetch(header, head * HEADER)
+    for _ in range(_FARTHEST):
+        left = 0
+        for i in range(n):
+            block = at[i]
+            prefetch(tags, block * stride)
+            prefetch(tags, block * stride + 32)
+            following = header[block * HEADER + NEXT]
+            if following != NONE:
+                prefetch(header, following * HEADER)
+                at[left] = following
+                left += 1
+        n = left
+        if n == 0:
+            break
+    for i in range(t, until):
+        counter = np.int64(touched[i]) * COUNTERS
+        for s in range(2):
+            head = counters[counter + HEAD + s]
+            if head != NONE:
+                fill = header[head * HEADER + FILL]
+                prefetch(tags, head * stride + fill)
+                last = min(fill + begins[s, i + 1] - begins[s, i], size)
+                for row in range(fill, last, 2):
+                    prefetch(rows, (head * size + row) * ROW)
+
+
+@njit(cache=True, nogil=True)
+def _join_group(
+    g: int,
+    data: Inputs,
+    pool: Pool,
+    minis: Minis,
+    fresh: FreshTuples,
+    hits: Hits,
+    candidates: Candidates,
+    residual: Residual,
+    cursor: I64,
+    reaches: Reaches,
+    now: int,
+    theta: int,
+    out: Output,
+    counts: I64,
+    digests: NDArray[np.uint64],
+    stats: I64,
+    histogram: I64,
+) -> bool:
+    """Join and store one partition-group's sorted fresh tuples, from the cursor on. False when the output is full.
+
+    Parts per touched mini: 0 fresh left x stored right, 1 fresh right x stored left, 2 fresh left x fresh right, then both are
+    stored. Both the probes of a mini-partition and the blocks of a chain are in time order, so the probes that reach a block
+    are a range whose two ends only move forward.
+    """
+    size, stride = pool.shape[0], pool.shape[1]
+    rows, tags, header, free, control = pool.rows, pool.tags, pool.header, pool.free, pool.control
+    counters, guard, due = minis.counters, minis.guard, minis.due
+    home, mode = fresh.home, candidates.mode[0]
+    counted = mode & COUNTED != 0
+    fresh_rows, fresh_tags, begins, touched = fresh.rows, fresh.tags, fresh.begin, fresh.touched
+    hit_mask, hit_place, hit_probe, hit_count = hits.mask, hits.place, hits.probe, hits.control[0]
+    probe_left, probe_right, store_left, store_right = data.probe[0], data.probe[1], data.store[0], data.store[1]
+    meet = (probe_left and store_right) or (probe_right and store_left)
+    comparisons = 0
+    t = cursor[CUR_TOUCHED]
+    touched_count = cursor[CUR_TOUCHED_COUNT]
+    walked = t
+    while t < touched_count:
+        if t >= walked:
+            walked = min(t + TOGETHER, touched_count)
+            _walk_ahead(t, walked, pool, minis, fresh)
+        counter = np.int64(touched[t]) * COUNTERS
+        part = cursor[CUR_PART]
+        while part < 3:
+            s = 1 if part == 1 else 0
+            begin, end = begins[s, t], begins[s, t + 1]
+            wanted = probe_left if part == 0 else probe_right if part == 1 else meet
+            if not wanted or begin == end:
+                part += 1
+                continue
+            reach_low, reach_high = reaches[2 * s], reaches[2 * s + 1]
+            place = cursor[CUR_PLACE]
+            stop = begins[1, t + 1]
+            if place == NONE:
+                place = counters[counter + FIRST + 1 - s]
+                if part == 2:
+                    place = begins[1, t] if begins[1, t] < stop else NONE
+            block_tags = fresh_tags if part == 2 else tags
+            from_probe = begin
+            to_probe = begin
+            while place != NONE:
+                if part == 2:
+                    at, at_tag, fill = place, place, min(np.int64(LANES), stop - place)
+                    following = place + fill if place + fill < stop else NONE
+                    first_ts, last_ts = fresh_rows[place * ROW + TS], fresh_rows[(place + fill - 1) * ROW + TS]
+                    if counted:  # two tests, by either one's window: the check of the candidates makes them
+                        first_ts, last_ts = -_EVER, _EVER
+                else:
+                    at, at_tag, fill = place * size, place * stride, header[place * HEADER + FILL]
+                    following = header[place * HEADER + NEXT]
+                    first_ts, last_ts = header[place * HEADER + FIRST_TS], header[place * HEADER + LAST_TS]
+                while from_probe < end and fresh_rows[from_probe * ROW + TS] + reach_high < first_ts:
+                    from_probe += 1
+                if from_probe == end:
+                    break  # in time order: whatever follows is too new for all these probes
+                if fresh_rows[(end - 1) * ROW + TS] + reach_low <= last_ts:
+                    to_probe = end  # as for most blocks
+                while to_probe < end and fresh_rows[to_probe * ROW + TS] + reach_low <= last_ts:
+                    to_probe += 1
+                if cursor[CUR_CHUNK] == NONE:
+                    comparisons += fill * max(0, to_probe - from_probe)
+                    chunk, probe = 0, from_probe
+                else:
+                    chunk, probe = cursor[CUR_CHUNK], cursor[CUR_PROBE]
+                    cursor[CUR_CHUNK] = NONE
+                while chunk < fill:
+                    limit = _ALL if fill - chunk >= LANES else (_ONE << uint64(fill - chunk)) - _ONE
+                    while probe < to_probe:
+                        strip_end = min(probe + LANES, to_probe)
+                        if hit_count + strip_end - probe > HITS:
+                            hits.control[0] = hit_count
+                            if not take_candidates(
+                                g,
+                                rows,
+                                fresh,
+                                hits,
+                                candidates,
+                                residual,
+                                reaches,
+                                now,
+                                out,
+                                counts,
+                                digests,
+                                stats,
+                                histogram,
+                            ):
+                                cursor[CUR_TOUCHED], cursor[CUR_PART], cursor[CUR_PLACE] = t, part, place
+                                cursor[CUR_CHUNK], cursor[CUR_PROBE] = chunk, probe
+                                stats[STAT_COMPARISONS] += comparisons
+                                return False
+                            hit_count = 0
+                        k = uint64(hit_count)
+                        for p in range(
+                            uint64(probe), uint64(strip_end)
+                        ):  # no branch: whether a block holds a match is anyone's guess
+                            mask = match_mask(block_tags, at_tag + chunk, fresh_tags[p]) & limit
+                            hit_mask[k] = mask
+                            hit_place[k] = (at + chunk) * 4 + part
+                            hit_probe[k] = p
+                            k += uint64(mask != uint64(0))
+                        hit_count = np.int64(k)
+                        probe = strip_end
+                    chunk += LANES
+                    probe = from_probe
+                place = following
+            cursor[CUR_PLACE] = NONE
+            part += 1
+        for s in range(2):
+            if not (store_left if s == 0 else store_right):
+                continue
+            head = counters[counter + HEAD + s]
+            i, end = begins[s, t], begins[s, t + 1]
+            counters[counter + TUPLES + s] += end - i
+            while i < end:
+                if head == NONE or header[head * HEADER + FILL] == size:
+                    head = take_block(header, free, control, counters, counter, s)
+                    header[head * HEADER + FIRST_TS] = fresh.place[i] if counted else fresh_rows[i * ROW + TS]
+                fill = header[head * HEADER + FILL]
+                n = min(end - i, size - fill)
+                to, source = (head * size + fill) * ROW, i * ROW
+                copy_items(rows, to, fresh_rows, source, n * ROW)
+                if counted:
+                    for j in range(n):
+                        rows[to + j * ROW + TS] = fresh.place[i + j]
+                to = head * stride + fill
+                copy_items(tags, to, fresh_tags, i, n)
+                if mode & (MARK_LEFT | MARK_RIGHT) != 0:
+                    for j in range(n):
+                        home[i + j] = head * size + fill + j
+                i += n
+                header[head * HEADER + FILL] = fill + n
+                header[head * HEADER + LAST_TS] = fresh.place[i - 1] if counted else fresh_rows[(i - 1) * ROW + TS]
+        stored = counters[counter + TUPLES] + counters[counter + TUPLES + 1]
+        if theta > 0 and stored > 2 * theta and stored >= guard[touched[t]]:
+            due[minis.control[DUE]] = touched[t]
+            minis.control[DUE] += 1
+        cursor[CUR_PART] = 0
+        t += 1
+    cursor[CUR_TOUCHED] = t
+    stats[STAT_COMPARISONS] += comparisons
+    hits.control[0] = hit_count
+    if not take_candidates(g, rows, fresh, hits, candidates, residual, reaches, now, out, counts, digests, stats, histogram):
+        return False
+    for kind in range(3):
+        if candidates.found[kind] > 0 and not verify(
+            kind, g, rows, fresh, candidates, residual, reaches, now, out, counts, digests, stats, histogram
+        ):
+            return False
+    for s in range(2):  # matches are verified late, when both tuples may have been stored already
+        if mode & (MARK_LEFT if s == 0 else MARK_RIGHT) != 0 and (store_left if s == 0 else store_right):
+            for i in range(begins[s, 0], begins[s, touched_count]):
+                if fresh_rows[i * ROW + REF] & MATCHED != 0:
+                    rows[home[i] * ROW + REF] |= MATCHED
+    return True
+
+
+@njit(cache=True, nogil=True)
+def join_groups(
+    data: Inputs,
+    pool: Pool,
+    minis: Minis,
+    directories: Directories,
+    fresh: FreshTuples,
+    hits: Hits,
+    candidates: Candidates,
+    residual: Residual,
+    cursor: I64,
+    reaches: Reaches,
+    now: int,
+    theta: int,
+    budget: int,
+    out: Output,
+    counts: I64,
+    digest: NDArray[np.uint64],
+    stats: I64,
+    histogram: I64,
+    comparisons: I64,
+) -> tuple[int, int]:
+    """Join whole partition-groups of a delivery from the cursor on, until `budget` tuples are done.
+
+    Returns (status, tuples done): DONE, BUDGET, FULL (output; call again to go on exactly there) or NEED_BLOCKS (the pool is
+    too small for the next group; call again when there is room). comparisons[g] grows by those of the g-th group. Per touched
+    mini-partition-group: fresh left x stored right, fresh right x stored left, fresh left x fresh right, then both go to their
+    head blocks: fresh tuples leave out the opposite's fresh tuples exactly once.
+    """
+    done = 0
+    size = pool.shape[0]
+    while cursor[CUR_GROUP] < data.groups.shape[0]:
+        if done >= budget:
+            return BUDGET, done
+        g = cursor[CUR_GROUP]
+        left_start, left_stop = data.offsets[0][g], data.offsets[0][g + 1]
+        right_start, right_stop = data.offsets[1][g], data.offsets[1][g + 1]
+        if cursor[CUR_SORTED] == 0:
+            group = data.groups[g]
+            fresh.arrivals[0], fresh.arrivals[1] = np.int64(1) << 62, -(np.int64(1) << 62)
+            touched = sort_fresh(group, 0, left_start, left_stop, data, directories, minis, fresh, 0)
+            touched = sort_fresh(group, 1, right_start, right_stop, data, directories, minis, fresh, touched)
+            scatter_fresh(0, left_start, left_stop, data, minis, fresh, touched)
+            scatter_fresh(1, right_start, right_stop, data, minis, fresh, touched)
+            wanted = (left_stop - left_start + right_stop - right_start) // size + 2 * touched
+            if wanted > free_blocks(pool):
+                return NEED_BLOCKS, done
+            cursor[CUR_SORTED] = 1
+            cursor[CUR_TOUCHED_COUNT] = touched
+            cursor[CUR_TOUCHED] = 0
+            cursor[CUR_PART] = 0
+            cursor[CUR_PLACE] = NONE
+            cursor[CUR_CHUNK] = NONE
+        compared = stats[STAT_COMPARISONS]
+        joined = _join_group(
+            g,
+            data,
+            pool,
+            minis,
+            fresh,
+            hits,
+            candidates,
+            residual,
+            cursor,
+            reaches,
+            now,
+            theta,
+            out,
+            counts,
+            digest,
+            stats,
+            histogram,
+        )
+        comparisons[g] += stats[STAT_COMPARISONS] - compared
+        if not joined:
+            return FULL, done
+        done += left_stop - left_start + right_stop - right_start
+        cursor[CUR_SORTED] = 0
+        cursor[CUR_GROUP] = g + 1
+    return DONE, done

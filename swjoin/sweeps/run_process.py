@@ -1,0 +1,48 @@
+"""A command run to its end, and ended with all it has started when somebody ends the sweep.
+
+What: `run_to_end(command, errors, limit_s) -> why it failed, or None`.
+Why: a run is a tree of processes (launcher, mpirun, ranks); an interrupted sweep must leave none of them behind.
+Stays out: which commands, how often (`sweeps.runner`, `sweeps.node_speed`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+_GRACE_S = 20.0  # `swjoin run -n` itself gives mpirun 10 s
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a run by its pid: it ends its ranks; then whatever is left of its process group."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def run_to_end(command: list[str], errors: Path, limit_s: float) -> str | None:
+    """Run a command; the last line that it said on standard error if it failed, or None. `errors` keeps what it said, if
+    anything."""
+    with errors.open("wb") as file:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=file, start_new_session=True
+        )
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return f"took longer than {limit_s:.0f} s and was stopped"
+        finally:
+            _end(process)
+    said = [line.strip() for line in errors.read_text(errors="replace").splitlines() if line.strip()]
+    if code == 0:
+        if not said:
+            errors.unlink()
+        return None
+    return said[-1].removeprefix("swjoin: ") if said else f"ended with code {code} and said nothing"

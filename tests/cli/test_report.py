@@ -1,0 +1,215 @@
+"""The HTML report of a run: whole, well formed, self-contained, and right about complete, stopped, failed and odd runs."""
+
+from __future__ import annotations
+
+import base64
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swjoin.config.job import Job
+from swjoin.config.loader import config_from_plain
+from swjoin.config.run import to_plain
+from swjoin.forecast.costs import PRESETS
+from swjoin.forecast.model.run import plan
+from swjoin.forecast.summary import forecast, store
+from swjoin.runtime.run_report import partial_report, rank_roles
+from tests.cli.test_events import a_run
+
+VOID = {"meta", "img", "br", "hr", "link", "input"}
+
+
+class Checked(HTMLParser):
+    """Every tag is closed in order; collects headings, images, text and anything that would be fetched."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.headings: list[str] = []
+        self.images: list[str] = []
+        self.words: list[str] = []
+        self.fetched: list[str] = []
+        self.verdict = ""
+        self.feed(text)
+        self.close()
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "img":
+            self.images.append(found["src"] or "")
+        if "verdict" in (found.get("class") or ""):
+            self.verdict = found["class"] or ""
+        assert tag != "script"
+        assert not any(name.startswith("on") for name in found)
+        self.fetched += [v or "" for n, v in attrs if n in ("src", "href") and not (v or "").startswith("data:")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("h1", "h2"):
+            self.headings.append(data)
+        if "style" not in self.open:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.words)
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report") / "a run"
+    a_run(folder)
+    return folder
+
+
+def reported(swjoin: Any, folder: Path, out: Path) -> Checked:
+    done = swjoin("report", folder, "-o", out)
+    assert (done.code, done.err) == (0, [])
+    text = out.read_text()
+    assert "@import" not in text
+    assert "url(" not in text
+    page = Checked(text)
+    assert page.fetched == []
+    return page
+
+
+def changed(run_dir: Path, folder: Path, **values: Any) -> Path:
+    """A directory with nothing but run.json, in which some values are others."""
+    folder.mkdir()
+    report = json.loads((run_dir / "run.json").read_text()) | values
+    (folder / "run.json").write_text(json.dumps(report))
+    return folder
+
+
+def test_a_complete_run(run_dir: Path, swjoin: Any, tmp_path: Path) -> None:
+    page = reported(swjoin, run_dir, tmp_path / "out.html")
+    report = json.loads((run_dir / "run.json").read_text())
+    assert page.verdict == "verdict good"
+    assert f"{report['results']['count']:,} pairs, digest {report['results']['digest']}" in page.text
+    assert "Not verified" in page.text
+    for heading in ("Ledger", "Over time", "Timeline", "Memory, foretold and taken", "Ranks", "What was run", "Versions"):
+        assert heading in page.headings
+    assert len(page.images) == 2, "the overview, and how it adapted"
+    for source in page.images:
+        kind, data = source.split(";base64,")
+        decoded = base64.b64decode(data)
+        assert (kind, b"<svg" in decoded[:1000]) in (("data:image/svg+xml", True), ("data:image/png", False))
+    assert "yields partition-group" in page.text
+    assert "thread of slave 2" in page.text
+    assert "12 partition-groups" in page.text
+    assert swjoin("report", run_dir).code == 0
+    assert (run_dir / "report.html").is_file()
+
+
+@pytest.mark.parametrize(("equal", "kind", "words"), [(True, "good", "Verified: Spark"), (False, "bad", "Verification failed")])
+def test_what_verify_found_is_told(run_dir: Path, equal: bool, kind: str, words: str, swjoin: Any, tmp_path: Path) -> None:
+    folder = changed(run_dir, tmp_path / "run")
+    results = json.loads((folder / "run.json").read_text())["results"]
+    found = {"equal": equal, "count": results["count"] - (not equal), "digest": "0f" * 8}
+    claimed = {"claimed_count": results["count"], "claimed_digest": results["digest"]}
+    (folder / "verified.json").write_text(json.dumps(found | claimed))
+    page = reported(swjoin, folder, tmp_path / "out.html")
+    assert page.verdict == f"verdict {kind}"
+    assert words in page.text
+    (folder / "verified.json").write_text(json.dumps(found | claimed | {"claimed_digest": "other"}))
+    again = reported(swjoin, folder, tmp_path / "out.html")
+    assert "of another run" in again.text
+    assert again.verdict == "verdict good"
+
+
+def test_stopped_unbalanced_and_overloaded_runs(run_dir: Path, swjoin: Any, tmp_path: Path) -> None:
+    ledger = {"balanced": False, "complaints": ["the run was stopped before its end"]}
+    stopped = changed(run_dir, tmp_path / "stopped", complete=False, resumable=True, ledger=ledger)
+    page = reported(swjoin, stopped, tmp_path / "out.html")
+    assert page.verdict == "verdict warn"
+    assert "swjoin run --resume" in page.text
+    assert "No figure" in page.text
+    ledger = {"balanced": False, "complaints": ["left: 3 tuples are missing"]}
+    page = reported(swjoin, changed(run_dir, tmp_path / "bad", ledger=ledger), tmp_path / "out.html")
+    assert page.verdict == "verdict bad"
+    assert "left: 3 tuples are missing" in page.text
+    machine = {"overloaded": True, "reasons": ["node7: busy"]}
+    page = reported(swjoin, changed(run_dir, tmp_path / "machine", machine=machine), tmp_path / "out.html")
+    assert "node7: busy" in page.text
+
+
+def test_recoveries_and_shed_tuples(run_dir: Path, swjoin: Any, tmp_path: Path) -> None:
+    recovery = {"s": 0.5, "slaves": 2, "tuples": 1234}
+    checkpoints = {"completed": 4, "longest_s": 0.25, "bytes": 5 << 20, "resumed_from": None, "recoveries": [recovery]}
+    overload = {
+        "policy": "shed",
+        "victims": "random",
+        "shed_by_group": {"left": [1], "right": [0]},
+        "lost_pairs_estimate": 10.0,
+        "spilled_tuples": 0,
+        "peak_spilled_bytes": 0,
+        "recall_estimate": 0.875,
+    }
+    folder = changed(run_dir, tmp_path / "run", checkpoints=checkpoints, overload=overload)
+    page = reported(swjoin, folder, tmp_path / "out.html")
+    for words in ("1234", "5.0 MiB", "0.25 s", "87.5%"):
+        assert words in page.text
+
+
+def test_a_failed_run_says_why(swjoin: Any, tmp_path: Path) -> None:
+    config = config_from_plain({"join": {"within": "1s"}, "sink": {"kind": "count"}})
+    job = Job(config, None, True, tmp_path / "run", None, "swjoin run <config>")
+    (tmp_path / "run").mkdir()
+    report = partial_report(job, {"count": 5, "digest": "00ff"}, "rank 2: no room <on> the disk & so on", rank_roles(3))
+    (tmp_path / "run" / "run.json").write_text(json.dumps(report))
+    page = reported(swjoin, tmp_path / "run", tmp_path / "out.html")
+    assert page.verdict == "verdict bad"
+    assert "The run failed" in page.text
+    assert "rank 2: no room <on> the disk & so on" in page.text
+    assert "swjoin run <config>" in page.text
+    assert "Memory, foretold and taken" not in page.headings
+
+
+def test_text_is_never_markup(run_dir: Path, swjoin: Any, tmp_path: Path) -> None:
+    evil = '<script>alert("x")</script><img src=http://example.org/x onerror=y>'
+    config = json.loads((run_dir / "run.json").read_text())["config"]
+    config["left"]["path"] = config["right"]["path"] = evil
+    ranks = {"0": {"host": evil, "role": evil}}
+    folder = changed(
+        run_dir, tmp_path / evil.replace("/", "_"), command=evil, config=config, ranks=ranks, versions={evil: evil}
+    )
+    page = reported(swjoin, folder, tmp_path / "out.html")
+    assert page.text.count(evil) >= 6
+    assert page.images == []
+
+
+def test_a_forecast_is_not_taken_for_a_run(swjoin: Any, tmp_path: Path) -> None:
+    config = config_from_plain(
+        {"join": {"within": "1s"}, "workload": {"rate": 500, "duration": "3s"}, "sink": {"kind": "count"}}
+    )
+    told = plan(config, 2, PRESETS["modern"])
+    store(forecast(told, "swjoin simulate"), told, tmp_path / "run")
+    page = reported(swjoin, tmp_path / "run", tmp_path / "out.html")
+    assert page.verdict == "verdict warn"
+    assert "Simulated, not run" in page.text
+    assert len(page.images) == 1
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"config": {}}'])
+def test_what_is_no_run_is_refused(content: str | None, swjoin: Any, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "run.json").write_text(content)
+    done = swjoin("report", tmp_path)
+    assert done.code == 2
+    assert len(done.err) == 1
+    assert "run" in done.err[0]
+
+
+def test_a_configuration_of_another_version_is_shown_as_it_is(run_dir: Path, swjoin: Any, tmp_path: Path) -> None:
+    plain = to_plain(config_from_plain({"join": {"within": "1s"}})) | {"hologram": {"colour": "blue"}}
+    page = reported(swjoin, changed(run_dir, tmp_path / "run", config=plain), tmp_path / "out.html")
+    assert "cannot explain" in page.text
+    assert "hologram" in page.text

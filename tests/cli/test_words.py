@@ -1,0 +1,174 @@
+"""Every word of run.sh and every part of `bench`, as one would type it, on inputs that take seconds; each checks its answer.
+
+The words run in a copy of the checkout, with the environment of this one: some write into docs/ and runs/, one removes both.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.support.limits import LONG_S, PROCESS_S
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(LONG_S)]
+RUN_SH = (ROOT / "run.sh").read_text()
+SOAK = "0.1 --rate 2000 --domain 1000 --window 500ms --epoch 100ms --checkpoint 500ms --every 1500ms --most 1 -n 5 --bound 1000"
+BENCH = "module growth links kernels"
+
+# What is typed, and what then stands in the output: a regular expression.
+OFTEN = {
+    "help": r"(?s)main job.*--tiny",
+    "swjoin --version": r"^swjoin \d",
+    f"bench --tiny --only {BENCH}": r"(?s)every answer checked.*master to a null slave.*slave to collector.*Where a tuple's",
+    "bench kinds --tiny": r"\| anti \| [1-9]",
+    "bench api --tiny": r"(?s)[1-9]\d* pairs, .*answer right in every turn.*\| swjoin\.join \|",
+    "figures": r"docs/reproduction\.md",
+    "fuzz 10 --target wire": r"(?m)^wire: .*10",
+    "chaos --simulated 2": r"2 of 2 simulated runs right",
+}
+RARELY = {
+    "flights": r"(?s)4/5 check.*\nequal\n.*turnaround\.png",
+    "main --tiny": r"(?s)3/5 verify.*overview\.png",
+    "test tests/core/test_join_semantics.py -q": r"(?s)== mypy\nSuccess.*passed",
+    "long --collect-only -q -n 0 tests/core/test_join_semantics.py tests/runtime/test_simulator.py": (
+        r"test_simulator(?s:.)*tests that measure",
+    ),
+    "bench --tiny": r"(?s)every answer checked.*slave to collector.*## Curves",
+    "bench spark --tiny": r"every answer right",
+    "bench adaptation --tiny": r"(?s)pause of a state movement.*slowed to a quarter.*sine-shaped.*### Sub-groups.*figures:",
+    "bench live session --tiny": r"\n\| [1-9]\d* \| [0-9a-f]{16} \|",
+    "bench live sweep --tiny": r"\n\| 4,000 \|",
+    "bench live delay --tiny": r"\n\| 100 \| \d",
+    "bench safety --tiny": r"(?s)every answer checked.*both, as `swjoin run` starts it.*\| 1 s \| 4,000 \|",
+    "bench observing --tiny": r"(?s)[1-9]\d* pairs.*CPU of the watchers",
+    "bench simulation --tiny": r"(?s)\| 1 slave \|.*\| 3 slaves, real time \|.*mean delay: error",
+    "bench plan --tiny": r"(?s)\| 1 thread, W 2 s \|.*saturation: ",
+    "bench peers --tiny --only cpp duckdb spark": r"(?s)C\+\+ plain.*\| right \|.*DuckDB.*\| right \|.*Spark.*\| right \|",
+    "figures --measure --tiny adaptive": r"(?s)aggregate.*docs/reproduction\.md",
+    "chaos 1": r"1 of 1 real MPI runs right",
+    f"soak {SOAK}": r"right: count and digest, ledger, nothing left behind",
+    "docs": r"site/index\.html",
+}
+# Into environments of their own, from the package index.
+INSTALLED = {
+    f"bench peers --tiny --only {peer}": rf"\| {system}.*\| right \|"
+    for peer, system in (("polars", "Polars"), ("flink", "Apache Flink"), ("pathway", "Pathway"), ("bytewax", "Bytewax"))
+}
+ELSEWHERE = {"clean"}  # a test of its own
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the working tree with compiled kernels, which keep their times, and with a link to the environment."""
+    folder = tmp_path_factory.mktemp("checkout")
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    kernels = [str(p.relative_to(ROOT)) for kind in ("nbi", "nbc") for p in (ROOT / "swjoin").rglob(f"*.{kind}")]
+    for name in [*filter(None, listed.stdout.split("\0")), *kernels]:
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    (folder / ".venv").symlink_to(ROOT / ".venv")
+    return folder
+
+
+def run(words: str, checkout: Path) -> str:
+    """Its standard output."""
+    command = [checkout / "run.sh", *words.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=False, cwd=checkout.parent)
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        *(pytest.param(*item, id=item[0]) for item in OFTEN.items()),
+        *(pytest.param(*item, id=item[0], marks=pytest.mark.long) for item in RARELY.items()),
+    ],
+)
+def test_a_word_does_what_it_says(words: str, said: str, checkout: Path) -> None:
+    if not (ROOT / ".venv" / ".installed").exists():
+        pytest.skip("this environment was not made by run.sh")
+    assert re.search(said, run(words, checkout)), words
+
+
+@pytest.mark.long
+@pytest.mark.newcomer
+@pytest.mark.parametrize(("words", "said"), INSTALLED.items(), ids=INSTALLED)
+def test_a_peer_is_installed_and_right(words: str, said: str, checkout: Path) -> None:
+    assert re.search(said, run(words, checkout)), words
+
+
+def test_clean_leaves_what_is_committed(tmp_path: Path) -> None:
+    shutil.copy2(ROOT / "run.sh", tmp_path)
+    for name in (".venv/bin/python", "runs/main/run.json", "swjoin/__pycache__/x.pyc", "swjoin/x.py", "README.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    subprocess.run([tmp_path / "run.sh", "clean"], check=True, timeout=PROCESS_S)
+    left = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()}
+    assert left == {"run.sh", "swjoin/x.py", "README.md"}
+
+
+# ---------------------------------------------------------------- nothing is forgotten
+
+
+def named(text: str) -> set[str]:
+    """Words behind `./run.sh`, with the parts of `bench`, those of `bench live` included."""
+    found = set()
+    for line in re.findall(r"\./run\.sh((?: \[?[a-z|]+\]?)*)", text):
+        words = re.findall(r"[a-z]+", line.replace("[main]", "main"))
+        if not words:
+            continue
+        depth = 1 if words[0] != "bench" else 3 if words[1:2] == ["live"] else 2
+        found.add(" ".join(words[:depth]))
+    return found
+
+
+def words_tested() -> set[str]:
+    lines = [*OFTEN, *RARELY, *INSTALLED, *ELSEWHERE]
+    return {word for line in lines for word in named(f"./run.sh {line}")}
+
+
+def documented() -> set[str]:
+    """The words that `./run.sh help` lists, one a line."""
+    usage = RUN_SH.split("cat <<'EOF'\n", 1)[1].split("EOF\n", 1)[0]
+    found = set()
+    for line in usage.splitlines():
+        parts = re.match(r"\./run\.sh bench live \[([a-z|]+)\]", line)
+        if parts:
+            found |= {f"bench live {part}" for part in parts[1].split("|")}
+        elif line.startswith("./run.sh"):
+            found |= named(line.split("  ")[0])
+    return found
+
+
+def test_every_word_is_listed_and_tested() -> None:
+    known = re.findall(r"(?m)^  ([a-z]+)(?: \| [-a-z| ]+)?\)", RUN_SH.split("case $word in", 1)[1])
+    parts = re.search(r"\n      ([a-z| ]+)\) shift", RUN_SH)
+    assert parts is not None
+    assert {word.split()[0] for word in documented()} == set(known)
+    assert {word.split()[1] for word in documented() if word.startswith("bench ")} == set(parts[1].split(" | "))
+    assert words_tested() == documented()
+
+
+def test_documents_name_words_that_exist() -> None:
+    for path in (ROOT / "README.md", ROOT / "benchmarks" / "RESULTS.md", *(ROOT / "docs").rglob("*.md")):
+        wrong = {word for word in named(path.read_text()) if word not in documented() | {"bench live"}}
+        assert not wrong, f"{path.name}: {wrong}"
+
+
+def test_a_part_that_does_not_exist_is_refused() -> None:
+    done = subprocess.run([ROOT / "run.sh", "bench", "speed"], capture_output=True, text=True, timeout=PROCESS_S, check=False)
+    assert done.returncode == 2
+    assert done.stderr.strip() == "run.sh: unknown part speed of bench; ./run.sh help lists them"

@@ -1,0 +1,92 @@
+"""Frames: what goes in comes out, and a damaged frame is refused, never believed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from swjoin.cluster.wire import RESULTS, pack, pack_delivery, pack_results, unpack_delivery, unpack_results
+from swjoin.core.batch import BOTH, LEFT, RIGHT, Pairs, PayloadRows, TupleBatch
+from swjoin.core.data_messages import Delivery, GroupResults, ResultChunk, Route
+from swjoin.core.errors import RunFailed
+from swjoin.core.ids import EpochIndex, QueryId, SlaveId
+
+
+def tuples(n: int, payload: bool) -> TupleBatch:
+    ids = np.arange(n, dtype=np.uint64)
+    rows = None
+    if payload:
+        offsets = np.arange(n + 1, dtype=np.int64) * 3
+        rows = PayloadRows(np.arange(n * 5, dtype=np.uint8).reshape(n, 5), offsets, np.arange(3 * n, dtype=np.uint8))
+    return TupleBatch(np.arange(n) - 5, np.arange(n) * 7, ids, np.arange(n) + 1, rows)
+
+
+def a_delivery() -> Delivery:
+    counts = np.array([4, 2], np.int64), np.array([0, 3], np.int64)
+    groups = np.array([3, 9], np.int64)
+    left, right = tuples(6, True), tuples(3, False)
+    return Delivery(
+        QueryId(0), SlaveId(2), EpochIndex(5), -7, 1 << 62, groups, *counts, left, right, True, Route.STORE, Route.PROBE
+    )
+
+
+def a_chunk() -> ResultChunk:
+    n = 4
+    ids = np.arange(n, dtype=np.uint64)
+    rows = tuples(n, True).rows
+    pairs = Pairs(np.arange(n), np.arange(n), np.arange(n), ids, ids + np.uint64(1), rows, None)
+    results = GroupResults(np.array([1]), np.array([4]), np.array([2**64 - 1], np.uint64))
+    return ResultChunk(QueryId(0), SlaveId(1), EpochIndex(3), True, False, pairs, results, np.ones(3), np.arange(5))
+
+
+def same(a: object, b: object) -> bool:
+    if isinstance(a, np.ndarray):
+        return np.array_equal(a, b) and a.dtype == b.dtype  # type: ignore[arg-type, attr-defined]
+    if hasattr(a, "__dataclass_fields__"):
+        return all(same(getattr(a, f), getattr(b, f)) for f in a.__dataclass_fields__)
+    if isinstance(a, tuple):
+        return isinstance(b, tuple) and len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return a == b
+
+
+def test_round_trip() -> None:
+    assert same(unpack_delivery(pack_delivery(a_delivery())), a_delivery())
+    left = a_delivery().left
+    nulls = dataclasses.replace(a_delivery(), null_keys=(left, TupleBatch.empty()))
+    assert same(unpack_delivery(pack_delivery(nulls)), nulls)
+    assert same(unpack_results(pack_results(a_chunk())), a_chunk())
+    for stream in (LEFT, RIGHT):
+        alone = dataclasses.replace(a_chunk(), pairs=Pairs.alone(stream, left, null_keys=bool(stream)))
+        assert same(unpack_results(pack_results(alone)), alone)
+    empty = ResultChunk(QueryId(0), SlaveId(0), EpochIndex(0), False, False)
+    assert same(unpack_results(pack_results(empty)), empty)
+
+
+def test_a_chunk_without_rows_is_of_no_side() -> None:
+    nothing: list[None] = [None] * 16
+    unpack_results(pack(RESULTS, [0, 0, 0, 0, 0, 1, 0, 0, 0, BOTH, 0], nothing))
+    with pytest.raises(RunFailed, match="rows of side 1: none"):
+        unpack_results(pack(RESULTS, [0, 0, 0, 0, 0, 1, 0, 0, 0, RIGHT, 0], nothing))
+
+
+@pytest.mark.parametrize("kind", ["delivery", "results"])
+def test_a_damaged_frame_is_refused_or_still_whole(kind: str) -> None:
+    """Every truncation is refused; a flipped header byte is refused or leaves arrays of consistent length."""
+    frame, unpack = (
+        (pack_delivery(a_delivery()), unpack_delivery) if kind == "delivery" else (pack_results(a_chunk()), unpack_results)
+    )
+    for length in range(0, len(frame), 7):
+        with pytest.raises(RunFailed, match="corrupt message"):
+            unpack(frame[:length].copy())
+    refused = 0
+    random = np.random.default_rng(0)
+    for _ in range(2000):
+        damaged = frame.copy()
+        damaged[random.integers(0, 600)] ^= np.uint8(random.integers(1, 256))
+        try:
+            unpack(damaged)
+        except RunFailed:
+            refused += 1
+    assert refused > 500

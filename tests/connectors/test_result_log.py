@@ -1,0 +1,396 @@
+"""Rows that consumers take as they come: whatever happens to run and consumer, each row once; bounded memory and patience."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from swjoin.connectors.flight.result_log import ConsumerCutError, Place, Reader, RowLog, Taken
+from swjoin.core.errors import SwjoinError, UserError
+from tests.support.limits import PROCESS_S
+
+SCHEMA = pa.schema([("row", pa.int64())])
+LIMIT_BYTES = 400
+_CONSUMERS = st.integers(0, 3)
+
+
+def _batch(rows: list[int]) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(rows, pa.int64())], schema=SCHEMA)
+
+
+@dataclass
+class Consumer:
+    """got: rows by generation, as far as they count. skipped: those before it came. began: first generation that it wants."""
+
+    began: int
+    skipped: dict[int, int]
+    reader: Reader | None = None
+    files: Iterator[Taken] | None = None
+    place: Place | None = None  # after the last event
+    got: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    failed: bool = False
+
+    def take(self, taken: Taken, truth: dict[int, list[int]]) -> None:
+        assert self.reader is not None
+        g = taken.generation
+        if taken.kind == "void":
+            self.got = defaultdict(list, {k: rows for k, rows in self.got.items() if k < g})
+            self.skipped = {k: n for k, n in self.skipped.items() if k < g}
+            self.began = min(self.began, g)
+        elif taken.kind == "complete":
+            assert self.got[g] == truth[g][self.skipped.get(g, 0) :], f"generation {g} is complete, and is not whole"
+        else:
+            assert taken.batch is not None
+            rows = taken.batch.column(0).to_pylist()
+            at = self.skipped.get(g, 0) + len(self.got[g])
+            assert rows == truth[g][at : at + len(rows)], f"generation {g}: other rows than those after {at}"
+            self.got[g] += rows
+        self.place = Place.from_plain(self.reader.place.to_plain())
+
+
+class _Machine(RuleBasedStateMachine):
+    """A run whose results are logged; what is right is known from `truth`, rows by generation."""
+
+    in_files = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.truth: dict[int, list[int]] = defaultdict(list)
+        self.files: dict[int, list[Path]] = {}
+        self.next_row = 0
+        self.consumers: dict[int, Consumer] = {}
+        self.evicted = False
+        self.log = self._open_log()
+
+    def _open_log(self) -> RowLog:
+        return RowLog(SCHEMA, LIMIT_BYTES, 0.0, in_files=self.in_files, eras=self.folder / ".eras")
+
+    @initialize()
+    def begin(self) -> None:
+        self.log.restore(0, {})
+
+    # ------------------------------------------------------------ the run
+
+    @property
+    def published(self) -> int:
+        return len(self.files)
+
+    @rule(later=st.booleans(), rows=st.integers(1, 25))
+    def write(self, later: bool, rows: int) -> None:
+        generation = self.published + later
+        values = list(range(self.next_row, self.next_row + rows))
+        self.next_row += rows
+        before = self.log._first
+        self.log.write(_batch(values), generation)
+        self.evicted |= self.log._first > before
+        self.truth[generation] += values
+
+    @rule(cut=st.integers(0, 30))
+    def publish(self, cut: int) -> None:
+        """In two files, in one, or without rows in none."""
+        generation = self.published
+        rows, paths = self.truth[generation], []
+        for number, part in enumerate((rows[:cut], rows[cut:])):
+            if part:
+                paths.append(self.folder / f"part-{generation:06d}-{number:05d}.parquet")
+                pq.write_table(pa.Table.from_batches([_batch(part)]), paths[-1], row_group_size=7)
+        self.files[generation] = paths
+        self.log.publish(generation, paths if self.in_files else [])
+
+    def _forget_what_is_open(self) -> None:
+        for generation in [g for g in self.truth if g >= self.published]:
+            del self.truth[generation]
+
+    @rule()
+    def recover(self) -> None:
+        self._forget_what_is_open()
+        self.log.restore(self.published, dict(self.files))
+
+    @rule()
+    def die_and_resume(self) -> None:
+        """Every process has died; consumers come back when they like."""
+        for consumer in self.consumers.values():
+            consumer.reader = consumer.files = None
+            consumer.failed |= not self.in_files  # results without files are gone with their process
+        self._forget_what_is_open()
+        self.evicted |= not self.in_files
+        self.log = self._open_log()
+        self.log.restore(self.published, dict(self.files))
+
+    # ------------------------------------------------------------ consumers
+
+    @rule(name=_CONSUMERS, final=st.booleans(), now=st.booleans())
+    def come(self, name: int, final: bool, now: bool) -> None:
+        """For the first time, or back where it was."""
+        consumer = self.consumers.get(name)
+        if consumer is not None and (consumer.failed or consumer.reader is not None):
+            return
+        if consumer is None:
+            now |= not self.in_files and self.evicted
+            reader = self.log.open(None if now else Place(), final=final and self.in_files)
+            consumer = self.consumers[name] = Consumer(reader.place.below, dict(reader.place.rows), reader)
+        else:
+            place = consumer.place if consumer.place is not None else Place(0, consumer.began, consumer.skipped)
+            consumer.reader = self.log.open(place, final=final and self.in_files)
+        consumer.place = Place.from_plain(consumer.reader.place.to_plain())
+
+    @rule(name=_CONSUMERS)
+    def leave(self, name: int) -> None:
+        consumer = self.consumers.get(name)
+        if consumer is not None and consumer.reader is not None:
+            consumer.reader.leave()
+            consumer.reader = consumer.files = None
+
+    @rule(name=_CONSUMERS, most=st.integers(1, 10))
+    def take(self, name: int, most: int) -> None:
+        consumer = self.consumers.get(name)
+        if consumer is not None:
+            for _ in range(most):
+                if not self._step(consumer):
+                    break
+
+    def _step(self, consumer: Consumer) -> bool:
+        """One event, as `Reader.__iter__` gives it, without waiting. False when there is none."""
+        reader = consumer.reader
+        if reader is None or consumer.failed:
+            return False
+        if consumer.files is not None:
+            taken = next(consumer.files, None)
+            if taken is not None:
+                consumer.take(taken, self.truth)
+                return True
+            consumer.files = None
+        try:
+            with self.log._changed:
+                if reader.cut:
+                    raise ConsumerCutError("cut")
+                step = reader._step()
+        except SwjoinError:
+            assert not self.in_files, "rows in files may not be gone"
+            assert self.evicted, "only rows that memory had no room for may be gone"
+            consumer.failed = True
+            reader.leave()
+            return False
+        if isinstance(step, int):
+            consumer.files = reader._whole_generation(step)
+            return True
+        if step is not None:
+            consumer.take(step, self.truth)
+        return step is not None
+
+    # ------------------------------------------------------------ what must hold
+
+    @invariant()
+    def bounded(self) -> None:
+        self.log.validate()
+
+    def teardown(self) -> None:
+        try:
+            for _ in range(2):
+                self.publish(3)
+            self.log.close()
+            for consumer in self.consumers.values():
+                if consumer.reader is None and not consumer.failed:
+                    consumer.reader = self.log.open(consumer.place, final=False)
+                while self._step(consumer):
+                    pass
+                if consumer.failed:
+                    continue
+                expected = {g: self.truth[g][consumer.skipped.get(g, 0) :] for g in self.truth if g >= consumer.began}
+                assert {g: rows for g, rows in consumer.got.items() if rows} == {g: r for g, r in expected.items() if r}
+        finally:
+            shutil.rmtree(self.folder)
+
+
+class _WithoutFiles(_Machine):
+    in_files = False
+
+
+TestWithFiles = _Machine.TestCase
+TestWithFiles.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+TestWithoutFiles = _WithoutFiles.TestCase
+TestWithoutFiles.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("machine", [_Machine, _WithoutFiles])
+def test_for_long(machine: type[_Machine]) -> None:
+    from hypothesis.stateful import run_state_machine_as_test
+
+    run_state_machine_as_test(machine, settings=settings(max_examples=300, stateful_step_count=60, deadline=None))
+
+
+# ---------------------------------------------------------------- memory without files, and what waits
+
+
+def test_final_rows_in_memory_outlive_a_recovery(tmp_path: Path) -> None:
+    """Without files nobody produces them again: a slow consumer takes them after the recovery, and no open ones."""
+    log = RowLog(SCHEMA, 1 << 20, 0.0, eras=tmp_path / ".eras")
+    log.restore(0, {})
+    reader = log.open(Place(), final=False)
+    log.write(_batch([1, 2]), 0)
+    log.write(_batch([7]), 1)
+    log.publish(0, [])
+    log.restore(1, {})
+    log.write(_batch([8]), 1)
+    log.close()
+    taken = [(t.kind, t.generation, t.batch.column(0).to_pylist() if t.batch else None) for t in reader]
+    assert taken == [("rows", 0, [1, 2]), ("complete", 0, None), ("rows", 1, [8])]
+
+
+def test_recoveries_before_the_first_rows_take_nothing_away(tmp_path: Path) -> None:
+    log = RowLog(SCHEMA, 1 << 20, 0.0, eras=tmp_path / ".eras")
+    log.restore(0, {})
+    log.publish(0, [])
+    log.restore(1, {})
+    log.write(_batch([1]), 1)
+    log.close()
+    assert [t.batch.column(0).to_pylist() for t in log.open(Place(), final=False) if t.kind == "rows"] == [[1]]
+
+
+def test_eras_survive_a_death_while_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A place must never be of a later era than the run knows of: its consumer could not go on."""
+    RowLog(SCHEMA, 1 << 20, 0.0, eras=tmp_path / ".eras").restore(0, {})
+    log = RowLog(SCHEMA, 1 << 20, 0.0, eras=tmp_path / ".eras")
+
+    def dies(self: Path, *args: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", dies)
+    monkeypatch.setattr(Path, "write_text", lambda self, text: dies(self) if self.open("w").close() is None else None)
+    with pytest.raises(KeyboardInterrupt):
+        log.restore(3, {})
+    monkeypatch.undo()
+    assert RowLog(SCHEMA, 1 << 20, 0.0, eras=tmp_path / ".eras").era == 1
+
+
+class _Taker(threading.Thread):
+    """A consumer in a thread of its own. pause_s: after each event."""
+
+    def __init__(self, reader: Reader, pause_s: float = 0.0) -> None:
+        super().__init__(daemon=True)
+        self._reader, self.pause_s = reader, pause_s
+        self.rows: list[int] = []
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            for taken in self._reader:
+                if taken.batch is not None:
+                    self.rows += taken.batch.column(0).to_pylist()
+                time.sleep(self.pause_s)
+        except SwjoinError as error:
+            self.error = error
+
+
+def test_writing_waits_for_slow_readers_and_no_longer_than_its_patience() -> None:
+    log = RowLog(SCHEMA, LIMIT_BYTES, 2.0)
+    stuck = log.open(None, final=False)  # takes nothing
+    fast = _Taker(log.open(None, final=False))
+    longest_s = 0.0
+    for row in range(0, 200, 10):
+        before = time.monotonic()
+        log.write(_batch(list(range(row, row + 10))))
+        longest_s = max(longest_s, time.monotonic() - before)
+        log.validate()
+    log.close()
+    fast.join(PROCESS_S)
+    assert fast.rows == list(range(200))
+    assert fast.error is None
+    assert longest_s > 1.9
+    assert log.held_up_s > 1.9
+    assert log.cuts == 1
+    with pytest.raises(ConsumerCutError, match=r"cut: results were not taken for 2 s while 400 bytes"):
+        next(iter(stuck))
+
+
+def test_a_reader_that_is_slow_but_not_too_slow_loses_nothing() -> None:
+    log = RowLog(SCHEMA, LIMIT_BYTES, PROCESS_S)
+    slow = _Taker(log.open(None, final=False), 0.002)
+    for row in range(0, 2000, 10):
+        log.write(_batch(list(range(row, row + 10))))
+    log.close()
+    assert log.drained(PROCESS_S)
+    slow.join(PROCESS_S)
+    assert slow.rows == list(range(2000))
+    assert slow.error is None
+    assert log.held_up_s > 0
+
+
+def test_a_lossy_log_skips_and_never_repeats_nor_waits() -> None:
+    log = RowLog(SCHEMA, LIMIT_BYTES, 60.0, lossy=True)
+    reader = log.open(None, final=False)
+    steps = iter(reader)
+    log.write(_batch([0, 1]))
+    first = next(steps)
+    assert first.batch is not None
+    rows = first.batch.column(0).to_pylist()
+    for row in range(2, 500, 3):
+        log.write(_batch([row, row + 1, row + 2]))
+        log.validate()
+    assert log.held_up_s == 0
+    log.close()
+    for taken in steps:
+        assert taken.batch is not None
+        rows += taken.batch.column(0).to_pylist()
+    assert rows[:2] == [0, 1]
+    assert rows[-1] == 499
+    assert rows == sorted(set(rows))
+    assert len(rows) + reader.skipped == 500
+    assert reader.skipped > 400
+
+
+def test_readers_hear_how_the_run_ended() -> None:
+    log = RowLog(SCHEMA, LIMIT_BYTES, 1.0)
+    reader = log.open(None, final=False)
+    log.write(_batch([1]))
+    log.close(UserError("the run ended before the streams did"))
+    steps = iter(reader)
+    assert next(steps).kind == "rows"
+    with pytest.raises(UserError, match="before the streams did"):
+        next(steps)
+    assert log.readers == 0
+
+
+def test_a_consumer_that_has_gone_is_not_waited_for() -> None:
+    log = RowLog(SCHEMA, LIMIT_BYTES, 60.0)
+    gone = threading.Event()
+    taker = _Taker(log.open(None, final=False, given_up=gone.is_set))
+    gone.set()
+    taker.join(PROCESS_S)
+    assert not taker.is_alive()
+    assert log.readers == 0
+    assert log.drained(0.0)
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [None, 7, {}, {"era": 0}, {"era": 0, "below": -1, "rows": {}}, {"era": 0, "below": 0, "rows": {"x": 1}}, "start"],
+)
+def test_what_is_no_place_is_refused(plain: Any) -> None:
+    with pytest.raises(UserError, match="from: not a place"):
+        Place.from_plain(plain)
+
+
+def test_a_place_of_another_run_and_final_rows_without_files_are_refused() -> None:
+    log = RowLog(SCHEMA, LIMIT_BYTES, 1.0)
+    with pytest.raises(UserError, match="another run"):
+        log.open(Place(era=3), final=False)
+    with pytest.raises(UserError, match="final results come with checkpoints"):
+        log.open(None, final=True)

@@ -1,0 +1,139 @@
+"""The page in a real browser: it sees a move arrive, asks nobody else, and shows what it is told as text."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from swjoin.monitor.status_board import Board
+from swjoin.monitor.web import Server
+from tests.monitor.test_monitoring import Clock, Run, a_board, collector_view, get, key, master_view, plain
+from tests.support.limits import PROCESS_S
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+FOUND, DRIVER = next(filter(None, map(shutil.which, BROWSERS)), None), shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.skipif(FOUND is None or DRIVER is None, reason="needs a browser: apt-get install chromium chromium-driver"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(FOUND)
+    for argument in ("--headless=new", "--disable-dev-shm-usage", "--disable-gpu", "--window-size=1280,1240"):
+        options.add_argument(argument)
+    if os.geteuid() == 0:
+        options.add_argument("--no-sandbox")  # Chromium has none for root
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+def until(condition: Any, what: str, limit_s: float = PROCESS_S) -> Any:
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"never seen: {what}")
+
+
+def all_of(browser: Any, selector: str) -> list[Any]:
+    elements: list[Any] = browser.find_elements("css selector", selector)
+    return elements
+
+
+def text_of(browser: Any, selector: str) -> str:
+    return str(browser.execute_script("return document.querySelector(arguments[0]).textContent", selector))
+
+
+def asked(browser: Any) -> set[str]:
+    """Hosts that the page has asked for anything."""
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    urls = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    return {urllib.parse.urlsplit(url).netloc for url in urls if not url.startswith("data:")}
+
+
+def test_a_move_arrives_on_the_page(browser: Any, tmp_path: Path) -> None:
+    workload = {"rate": 4000, "duration": "30s", "bias": 0.7, "domain": 20_000, "payload": "16B"}
+    moves = {"policy": "random", "epoch": "600ms", "random_moves": 2}
+    with Run(tmp_path, plain(workload=workload, reorganization=moves), "--threads", 3) as run:
+        address = run.address
+        browser.get_log("browser")
+        browser.get_log("performance")
+        browser.get(address)
+        until(lambda: len(all_of(browser, ".tile")) == 24, "a tile for each partition-group")
+        moved = until(lambda: all_of(browser, ".tile[data-moved]"), "a tile that has moved")[0]
+        group, slave, came_from = (moved.get_attribute(f"data-{name}") for name in ("group", "slave", "moved"))
+        assert slave != came_from
+        assert moved.find_element("xpath", "./ancestor::div[@class='slave']").get_attribute("data-slave") == slave
+        arrived = f"group {group}: slave {came_from} → {slave}"
+        until(lambda: any(arrived in e.text for e in all_of(browser, "#events li.released")), "the event of this move")
+        until(lambda: "tuples/s" in text_of(browser, "#figure-left .value"), "the rate")
+        until(lambda: len(all_of(browser, "#keys-left .key")) > 3, "hot keys")
+        told = json.loads(get(address, "status.json"))
+        assert text_of(browser, "#phase") == told["run"]["phase"] == "running"
+        assert {t.get_attribute("data-slave") for t in all_of(browser, ".tile")} == {str(s) for s in set(told["map"]["owner"])}
+        assert text_of(browser, "#balanced").startswith("✓")
+        assert [e["message"] for e in browser.get_log("browser")] == []
+        assert asked(browser) == {urllib.parse.urlsplit(address).netloc}, "the page asks nobody else"
+    until(lambda: all_of(browser, "#gone:not([hidden])"), "that the run is over")
+    browser.get("about:blank")
+
+
+def test_many_groups_and_foreign_text(browser: Any) -> None:
+    """A map too large for tiles is drawn; what comes from the data is shown as text and never runs."""
+    clock = Clock()
+    board = a_board(clock)
+    bad = "<img src=x onerror='document.title=1'><script>document.title=2</script>"
+    stop = threading.Event()
+
+    def write(to: Board) -> None:
+        owner = np.arange(5000) % 2
+        while not stop.wait(0.1):
+            owner = owner.copy()
+            owner[7] ^= 1
+            clock.now += 0.6
+            to.take_master(master_view(int(clock.now), loads=None), owner)
+            to.take_collector(collector_view(clock.now, 5))
+            to.take_hot_keys(
+                {"left": {"rows": 9, "one_in": 2, "keys": [key(bad)]}, "right": {"rows": 0, "one_in": 1, "keys": []}}
+            )
+
+    writer = threading.Thread(target=write, args=(board,), daemon=True)
+    writer.start()
+    server = Server(board.snapshot, 0)
+    try:
+        browser.get_log("browser")
+        browser.get(server.address)
+        until(lambda: bad in text_of(browser, "#keys-left"), "the key as text")
+        until(lambda: all_of(browser, "#grid:not([hidden])"), "the map as a picture")
+        pixel = "const c = document.querySelector('#grid'); return [...c.getContext('2d').getImageData(3, 3, 1, 1).data]"
+        until(lambda: browser.execute_script(pixel)[3] > 0, "a cell that is drawn")
+        assert all_of(browser, ".tile") == []
+        assert text_of(browser, "title") == "swjoin: running"
+        assert text_of(browser, "#keys-right") == "no key stands out"
+        assert [e["message"] for e in browser.get_log("browser")] == []
+        inject = "const s = document.createElement('script'); s.textContent = 'window.injected = 1'; document.body.append(s);"
+        assert browser.execute_script(f"{inject} return window.injected") is None, "no other script runs"
+    finally:
+        stop.set()
+        writer.join(PROCESS_S)
+        server.close()
+        browser.get("about:blank")

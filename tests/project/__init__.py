@@ -1,0 +1,1 @@
+"""Tests of what lies around the package: layout, documents, packaging, benchmarks, figures, test tools."""

@@ -1,0 +1,168 @@
+"""What setup.cfg says is what is there; files that come with swjoin are found beside the package and inside it."""
+
+from __future__ import annotations
+
+import configparser
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import swjoin as package
+from swjoin.core import resources
+from swjoin.core.errors import UserError
+from swjoin.core.kernel_cache import forget_stale_kernels
+from tests.conftest import ROOT
+
+SETUP = configparser.ConfigParser()
+SETUP.read(ROOT / "setup.cfg")
+
+
+def lines(section: str, key: str) -> list[str]:
+    return [line for line in SETUP[section][key].splitlines() if line and not line.startswith("#")]
+
+
+def extras() -> dict[str, list[str]]:
+    return {extra: lines("options.extras_require", extra) for extra in SETUP["options.extras_require"]}
+
+
+def test_every_package_is_listed() -> None:
+    """`find:` cannot be used beside package_dir; a package that is forgotten would be missing in the wheel."""
+    found = {p.parent.relative_to(ROOT).as_posix().replace("/", ".") for p in (ROOT / "swjoin").rglob("__init__.py")}
+    beside = dict(re.split(r"\s*=\s*", line) for line in lines("options", "package_dir"))
+    assert beside.pop("swjoin") == "swjoin"
+    assert set(lines("options", "packages")) == found | set(beside)
+    assert all(name == f"swjoin.{folder}" and (ROOT / folder).is_dir() for name, folder in beside.items())
+
+
+def test_extras_have_names_to_rely_on() -> None:
+    assert {"spark", "plots", "flights", "kafka", "dashboard", "docs", "dev"} == set(extras())
+
+
+def test_what_is_locked_fits_what_is_asked_for() -> None:
+    """The lock holds every dependency and every extra that run.sh needs, within the bounds."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    pinned = (line.split("==") for line in (ROOT / "requirements.lock").read_text().split())
+    locked = {canonicalize_name(name): version for name, version in pinned}
+    wanted = [
+        *lines("options", "install_requires"),
+        *(r for e in ("spark", "plots", "flights", "dashboard", "dev") for r in extras()[e]),
+    ]
+    for text in wanted:
+        requirement = Requirement(text)
+        assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), text
+
+
+def test_the_version_is_said_once_and_has_a_place_in_the_changelog() -> None:
+    assert SETUP["metadata"]["version"] == "attr: swjoin.__version__"
+    assert f"## [{package.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+# ---------------------------------------------------------------- files that come with swjoin
+
+
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package as a wheel leaves it, for `shipped` alone."""
+    inside = tmp_path / "site-packages" / "swjoin"
+    (inside / "mpi_configs").mkdir(parents=True)
+    (inside / "mpi_configs" / "local.yaml").write_text("join: {within: 1s}\n")
+    monkeypatch.setattr(resources, "_PACKAGE", inside)
+    return inside
+
+
+def test_shipped_files_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resources.given_or_shipped("mpi_configs/local.yaml") == ROOT / "mpi_configs" / "local.yaml"
+    assert resources.shipped_folder("experiments") == ROOT / "experiments"
+    inside = installed(tmp_path, monkeypatch)
+    assert resources.given_or_shipped("mpi_configs/local.yaml") == inside / "mpi_configs" / "local.yaml"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["mpi_configs/none.yaml", "local.yaml", "other/local.yaml", "mpi_configs/../x", "/mpi_configs", "mpi_configs", "x" * 5000],
+)
+def test_other_names_are_left_alone(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resources.given_or_shipped(name) == Path(name)
+
+
+def test_a_users_own_file_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mpi_configs").mkdir()
+    (tmp_path / "mpi_configs" / "local.yaml").write_text("mine")
+    assert resources.given_or_shipped("mpi_configs/local.yaml") == Path("mpi_configs/local.yaml")
+
+
+def test_figures_say_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise ModuleNotFoundError("", name="matplotlib")
+
+    monkeypatch.setattr(resources.importlib, "import_module", missing)
+    with pytest.raises(UserError, match=r"^figures need matplotlib, which is missing; install swjoin\[plots\]$"):
+        resources.load_figures("style")
+    monkeypatch.undo()
+    with pytest.raises(UserError, match=r"plots\.nothing, which this installation lacks; install swjoin anew$"):
+        resources.load_figures("nothing")
+
+
+def test_commands_find_configurations_from_any_folder(swjoin: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert swjoin("plan", "mpi_configs/local.yaml", "-n", 4).code == 0
+    done = swjoin("sweep", "experiments/fig07.yaml", "--dry-run")
+    assert done.code == 0, done.err
+    own = tmp_path / "mine.yaml"
+    own.write_text((ROOT / "experiments" / "fig07.yaml").read_text())
+    assert swjoin("sweep", own, "--dry-run").out == done.out, "an experiment elsewhere finds its base"
+    assert swjoin("plan", "mpi_configs/nothing.yaml").err == [
+        "swjoin: mpi_configs/nothing.yaml: cannot be read (No such file or directory)"
+    ]
+
+
+# ---------------------------------------------------------------- compiled kernels of an older version
+
+
+def compiled(package: Path) -> set[str]:
+    return {path.name for path in package.rglob("*.nbi")}
+
+
+def test_kernels_of_an_older_installation_are_forgotten(tmp_path: Path) -> None:
+    inside, record = tmp_path / "swjoin", tmp_path / "swjoin-0.1.0.dist-info" / "RECORD"
+    (inside / "state" / "__pycache__").mkdir(parents=True)
+    (inside / "plots").mkdir()
+    record.parent.mkdir()
+    record.write_text("swjoin/state/a.py,sha256=1,1\nswjoin/hashing.py,sha256=2,1\n")
+    index = inside / "state" / "__pycache__" / "a.join-1.py311.nbi"
+    index.write_text("of nobody knows when")
+    forget_stale_kernels(inside)
+    assert compiled(inside) == set()
+    index.write_text("compiled by this version")
+    forget_stale_kernels(inside)
+    assert compiled(inside) == {index.name}
+    record.write_text(record.read_text() + "swjoin/__pycache__/a.pyc,,\nother.py,,\n")
+    forget_stale_kernels(inside)
+    assert compiled(inside) == {index.name}, "only sources count"
+    record.write_text(record.read_text().replace("sha256=2", "sha256=3"))
+    forget_stale_kernels(inside)
+    assert compiled(inside) == set(), "a function that a kernel of another file calls has changed"
+    assert [path.name for path in (inside / "__pycache__").iterdir()] == ["kernels.installation"]
+
+
+def test_kernels_of_a_checkout_are_left_to_run_sh(tmp_path: Path) -> None:
+    (tmp_path / "swjoin" / "__pycache__").mkdir(parents=True)
+    (tmp_path / "swjoin" / "__pycache__" / "batch.x-1.py311.nbi").write_text("")
+    forget_stale_kernels(tmp_path / "swjoin")
+    assert compiled(tmp_path / "swjoin")
+
+
+def test_an_installation_that_may_only_be_read_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "swjoin" / "plots").mkdir(parents=True)
+
+    def refuse(self: Path, *_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    forget_stale_kernels(tmp_path / "swjoin")

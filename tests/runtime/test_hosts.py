@@ -1,0 +1,228 @@
+"""Ranks of one mpirun on several hosts: network namespaces, TCP between them, slow, lossy and cut links, hosts that die.
+
+Why: with shared memory alone nothing of a network is tried. What namespaces do not have: other kernels, other clocks.
+Needs root; skipped, with the reason, where there are no network namespaces.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swjoin.config.job import Job
+from swjoin.config.loader import load_config
+from swjoin.runtime.in_process import run_local
+from tests.conftest import ROOT
+from tests.support.limits import LONG_S, PROCESS_S
+from tests.support.namespaces import ADDRESS, Hosts, why_not
+
+REASON = why_not()
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.mpi,
+    pytest.mark.timeout(LONG_S),
+    pytest.mark.skipif(bool(REASON), reason=REASON or "never"),
+]
+PLAIN: dict[str, Any] = {
+    "seed": 3,
+    "join": {"within": "500ms"},
+    "workload": {"rate": 20_000, "duration": "3s", "bias": 0.7, "domain": 100_000, "payload": "32B"},
+    "cluster": {"partition_count": 12, "distribution_epoch": "100ms"},
+    "module": {"theta": "8KB", "window": "64MB"},
+    "sink": {"kind": "count"},
+}
+SAFE = {**PLAIN, "pace": "realtime", "checkpoint": {"interval": "1s"}}
+SAFE["workload"] = {**PLAIN["workload"], "rate": 3000, "duration": "15s"}
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Hosts]]:
+    made: list[Hosts] = []
+
+    def make(**options: Any) -> Hosts:
+        made.append(Hosts(tmp_path, 3, **options))
+        return made[-1]
+
+    yield make
+    for hosts in made:
+        hosts.close()
+
+
+def _config(folder: Path, plain: dict[str, Any]) -> Path:
+    path = folder / "config.yaml"
+    path.write_text(json.dumps(plain))
+    return path
+
+
+def _line(config: Path, hosts: Hosts, ranks: int, out: Path) -> list[object]:
+    return [sys.executable, "-m", "swjoin", "run", config, "-n", ranks, "--hostfile", hosts.hostfile, "--out", out]
+
+
+def _same(config: Path, report: dict[str, Any], folder: Path) -> None:
+    """Count, digest and ledger of one process without a clock."""
+    job = Job(load_config(config, ["pace=asap"]), None, True, folder / "expected", None, "test")
+    expected = run_local(job, False, 2)
+    assert report["complete"]
+    assert report["ledger"] == expected["ledger"]
+    assert (report["results"]["count"], report["results"]["digest"]) == (
+        expected["results"]["count"],
+        expected["results"]["digest"],
+    )
+
+
+def _report(out: Path) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads((out / "run.json").read_text())
+    return report
+
+
+def _wait(holds: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return holds()
+
+
+def test_ranks_on_three_hosts(make: Callable[..., Hosts], tmp_path: Path) -> None:
+    hosts, out = make(), tmp_path / "run"
+    config = _config(tmp_path, PLAIN)
+    code, said, err = hosts.run(_line(config, hosts, 6, out), ROOT, 100)
+    assert code == 0, said + err
+    report = _report(out)
+    assert [rank["host"] for rank in report["ranks"].values()] == ["host0", "host0", "host1", "host1", "host2", "host2"]
+    _same(config, report, tmp_path)
+    assert not list(out.glob(".job-*")), "what told the ranks their job is gone"
+
+
+def test_delay_and_loss(make: Callable[..., Hosts], tmp_path: Path) -> None:
+    """5 ms one way and one frame in a hundred lost, by the wire of tests/support/namespaces.py, which needs no netem."""
+    hosts, out = make(delay_s=0.005, loss=0.01), tmp_path / "run"
+    config = _config(tmp_path, PLAIN)
+    code, said, err = hosts.run(_line(config, hosts, 5, out), ROOT, 150)
+    assert code == 0, said + err
+    _same(config, _report(out), tmp_path)
+    assert hosts.wire is not None
+    assert hosts.wire.lost > 0
+    assert hosts.wire.carried > 1000
+
+
+def test_netem_where_the_kernel_has_it(make: Callable[..., Hosts], tmp_path: Path) -> None:
+    hosts, out = make(), tmp_path / "run"
+    try:
+        for host in range(3):
+            hosts.shape(host, "netem", "delay", "5ms", "loss", "1%")
+    except OSError as error:
+        pytest.skip(f"this kernel has no netem: {error}")
+    config = _config(tmp_path, PLAIN)
+    code, said, err = hosts.run(_line(config, hosts, 5, out), ROOT, 150)
+    assert code == 0, said + err
+    _same(config, _report(out), tmp_path)
+
+
+def test_a_slow_network(make: Callable[..., Hosts], tmp_path: Path) -> None:
+    """Every host sends at most 20 Mbit/s: what the master sends takes as long as that."""
+    hosts, out = make(), tmp_path / "run"
+    try:
+        for host in range(3):
+            hosts.shape(host, "tbf", "rate", "20mbit", "burst", "64kb", "latency", "200ms")
+    except OSError as error:
+        pytest.skip(f"this kernel has no token bucket filter: {error}")
+    config = _config(tmp_path, PLAIN)
+    code, said, err = hosts.run(_line(config, hosts, 5, out), ROOT, 150)
+    assert code == 0, said + err
+    report = _report(out)
+    _same(config, report, tmp_path)
+    tuples = 2 * 20_000 * 3
+    assert report["wall_s"] > 0.8 * tuples * 32 * 8 / 20e6, "payloads alone, to slaves on other hosts"
+
+
+def test_doctor_sees_hosts_and_their_network(make: Callable[..., Hosts], tmp_path: Path) -> None:
+    hosts = make(delay_s=0.005)
+    line: list[object] = [sys.executable, "-m", "swjoin", "doctor", "-n", 6, "--hostfile", hosts.hostfile, "--dir", tmp_path]
+    code, said, err = hosts.run([*line, "--json"], ROOT, 150)
+    assert code == 0, said + err
+    found = {check["name"]: check for check in json.loads(said)["checks"]}
+    assert "6 started on 3 host(s)" in found["ranks"]["found"]
+    latencies = {link["rank"]: link["latency_s"] for link in found["ping-pong"]["figures"]["links"]}
+    assert found["ping-pong"]["verdict"] == "WARN"
+    assert min(latencies[rank] for rank in (2, 3, 4, 5)) > 0.005 > latencies[1], "rank 1 is on the host of rank 0"
+    assert all(abs(link["offset_s"]) <= link["uncertainty_s"] + 1e-3 for link in found["clock offsets"]["figures"]["links"])
+    assert (found["ring"]["verdict"], found["shared directory"]["verdict"]) == ("OK", "OK")
+
+
+def test_a_directory_that_is_not_shared(make: Callable[..., Hosts], tmp_path: Path) -> None:
+    """Every host has a file system of its own at that place: doctor says so, and a run does in one line."""
+    hosts, own = make(), tmp_path / "own"
+    own.mkdir()
+    hosts.enter(hosts.agent, 'host=$((${1##*.} - 1)); shift; set -- sh -c "$*"', f"mount -t tmpfs none {own}")
+    line: list[object] = [sys.executable, "-m", "swjoin", "doctor", "-n", 3, "--hostfile", hosts.hostfile]
+    code, said, err = hosts.run([*line, "--dir", own], ROOT, 150)
+    assert code == 1, said + err
+    assert f"FAIL  shared directory  {own} is another one on host1; mend: use a file system that all hosts share" in said
+    code, said, err = hosts.run(_line(_config(tmp_path, PLAIN), hosts, 5, own / "run"), ROOT, 100)
+    assert code == 2, said + err
+    assert "no job to read (No such file or directory); all hosts must share --out" in err
+    assert len(err.splitlines()) == 1
+
+
+def _after_a_checkpoint(hosts: Hosts, out: Path, trouble: Callable[[], None], seconds: float, **environment: str) -> int | None:
+    """Start a run, wait for its second checkpoint, make trouble; its exit code, None when it had to be killed."""
+    process = hosts.start(_line(out.parent / "config.yaml", hosts, 6, out), ROOT, **environment)
+    assert _wait(lambda: (out / "checkpoints" / "checkpoint-000002.json").exists(), 60), (out.parent / "err").read_text()
+    trouble()
+    code = process.wait(seconds) if _wait(lambda: process.poll() is not None, seconds) else None
+    hosts.kill_all()
+    process.wait(PROCESS_S)
+    return code
+
+
+def test_all_processes_of_a_host_die(make: Callable[..., Hosts], tmp_path: Path) -> None:
+    """mpirun loses its daemon there, and ends all: the fault tolerance of ranks is not that of hosts. The run is resumed."""
+    hosts, out = make(), tmp_path / "run"
+    config = _config(tmp_path, SAFE)
+    code = _after_a_checkpoint(hosts, out, lambda: hosts.kill(2), 60)
+    told = (tmp_path / "err").read_text()
+    assert code == 1, told
+    assert told == f"swjoin: mpirun ended before the run did: a host was lost; go on with: swjoin run --resume {out} -n 6\n"
+    assert not _report(out)["complete"]
+    resumed: list[object] = [sys.executable, "-m", "swjoin", "run", "--resume", out, "-n", 4, "--hostfile", hosts.hostfile]
+    hosts.hostfile.write_text("".join(f"{ADDRESS}.{i + 1} slots=2\n" for i in range(2)))
+    code, said, err = hosts.run(resumed, ROOT, 100)
+    assert code == 0, said + err
+    _same(config, _report(out), tmp_path)
+
+
+def test_a_host_is_cut_off_and_the_detector_is_on(make: Callable[..., Hosts], tmp_path: Path) -> None:
+    """Open MPI's own failure detector, which is off by default, finds the silence; the others go on without that host."""
+    hosts, out = make(), tmp_path / "run"
+    config = _config(tmp_path, SAFE)
+    detector = {
+        "OMPI_MCA_mpi_ft_detector": "1",
+        "OMPI_MCA_mpi_ft_detector_period": "1",
+        "OMPI_MCA_mpi_ft_detector_timeout": "5",
+    }
+    code = _after_a_checkpoint(hosts, out, lambda: hosts.cut(2), 90, **detector)
+    assert code == 0, (tmp_path / "err").read_text()
+    report = _report(out)
+    assert len(report["checkpoints"]["recoveries"]) == 1
+    _same(config, report, tmp_path)
+
+
+@pytest.mark.timeout(LONG_S)
+def test_a_host_is_cut_off_and_nobody_detects_it(make: Callable[..., Hosts], tmp_path: Path) -> None:
+    """Without the detector nothing tells a silent host from a slow one: the run waits, and is resumed after it was killed."""
+    hosts, out = make(), tmp_path / "run"
+    config = _config(tmp_path, SAFE)
+    code = _after_a_checkpoint(hosts, out, lambda: hosts.cut(2), 40)
+    assert code is None, "it waits longer than its 15 s and the detector's time together"
+    assert not (out / "run.json").exists()
+    hosts.hostfile.write_text("".join(f"{ADDRESS}.{i + 1} slots=2\n" for i in range(2)))
+    resumed: list[object] = [sys.executable, "-m", "swjoin", "run", "--resume", out, "-n", 4, "--hostfile", hosts.hostfile]
+    code, said, err = hosts.run(resumed, ROOT, 100)
+    assert code == 0, said + err
+    _same(config, _report(out), tmp_path)

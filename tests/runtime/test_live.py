@@ -1,0 +1,655 @@
+"""Live runs end to end: producers that push, consumers that take, and what becomes of them when somebody dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks.workloads.live_session import Session, play
+from swjoin.cli import serve as live_commands
+from swjoin.cluster.master.intake import StreamIntake
+from swjoin.cluster.master.master import Master
+from swjoin.cluster.messages import ReadTuples, StreamIdle, StreamSpoke, TuplesRead
+from swjoin.config.loader import config_from_plain
+from swjoin.config.run import TimeConfig
+from swjoin.connectors.flight import client as live_client
+from swjoin.connectors.flight.client import connect
+from swjoin.core.batch import SourceBatch
+from swjoin.core.errors import RunFailed, UserError
+from swjoin.core.join_semantics import format_digest, pair_digest
+from tests.conftest import ROOT
+from tests.support.limits import LONG_S, PROCESS_S
+from tests.support.live_runs import config, digest_of, digest_of_folder, expected, in_thread, live, rows, tuples
+from tests.tools.oracle import answer
+from tests.tools.processes import parent_of, ranks_of
+
+
+def _pieces(table: pa.Table, n: int) -> Iterator[pa.RecordBatch]:
+    yield from table.to_batches(max_chunksize=n)
+
+
+def _push(address: str, stream: str, table: pa.Table, *, name: str | None, piece: int = 50, pause_s: float = 0.0) -> None:
+    """One producer: connect, push at its own speed, end."""
+    with connect(address) as client, client.producer(stream, name) as producer:  # type: ignore[arg-type]
+        for batch in _pieces(table, piece):
+            producer.push(batch)
+            time.sleep(pause_s)
+        producer.end()
+
+
+# ---------------------------------------------------------------- in one process
+
+
+def test_many_producers_and_consumers(tmp_path: Path) -> None:
+    """Three producers a stream, at different speeds, one without a name; consumers that take as it comes, and what is final."""
+    left = [rows(i, 700, first_id=1000 * i) for i in range(3)]
+    right = [rows(10 + i, 600, first_id=1000 * i) for i in range(3)]
+    taken: list[pa.RecordBatch] = []
+    final: list[pa.RecordBatch] = []
+    metrics: list[pa.RecordBatch] = []
+    with live(config(), tmp_path / "run") as (run, client):
+
+        def take(into: list[pa.RecordBatch], what: str) -> None:
+            with connect(run.address) as other:
+                into += list(other.metrics() if what == "metrics" else other.results("start", final=what == "final"))
+
+        takers = [in_thread(take, into, what) for into, what in ((taken, "live"), (final, "final"), (metrics, "metrics"))]
+        waits = [client.producer(stream, f"producer {i}") for stream in ("left", "right") for i in range(2)]  # type: ignore[arg-type]
+        with client.producer("left", "known but away"):
+            pass
+        producers = [
+            in_thread(_push, run.address, stream, table, name=None if i == 2 else f"producer {i}", pause_s=0.004 * i)
+            for stream, tables in (("left", left), ("right", right))
+            for i, table in enumerate(tables)
+        ]
+        time.sleep(0.3)
+        client.push("left", pa.table({"key": [1], "ts": [2_000_000], "id": [9999]}), producer="known but away", end=True)
+        for thread in producers:
+            thread.join(PROCESS_S)
+        assert client.received("left", "producer 0") == 700
+        assert client.received("right", "nobody") == 0
+        for connection in waits:
+            connection.close()
+        for stream in ("left", "right"):
+            client.end(stream)  # type: ignore[arg-type]
+        found = run.result()
+        for thread in takers:
+            thread.join(PROCESS_S)
+    last = pa.table({"key": [1], "ts": [2_000_000], "id": [9999]})
+    assert found == expected(tuples(*left, last), tuples(*right))
+    assert found[0] > 500
+    assert digest_of(pa.Table.from_batches(taken)) == found
+    assert digest_of(pa.Table.from_batches(final)) == found
+    assert digest_of_folder(tmp_path / "run" / "results") == found
+    assert run.report["late"] == {"left": 0, "right": 0}
+    assert sum(batch["pairs"].to_numpy().sum() for batch in metrics) > 0
+    assert not (tmp_path / "run" / "checkpoints").exists(), "what a run has kept for its resumption goes with its end"
+
+
+def _until(done: Callable[[], Any]) -> None:
+    """Wait, as long as a loaded machine may take."""
+    end_s = time.monotonic() + 120
+    while not done():
+        assert time.monotonic() < end_s, "it does not come"
+        time.sleep(0.02)
+
+
+def test_a_push_behind_silent_producers_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose rows are missing, since when and from where; producers that are away, nameless or only on the other stream, too."""
+    monkeypatch.setattr(live_client, "_NOTICE_S", 0.1)
+    monkeypatch.setattr(live_client, "_NOTICE_AGAIN_S", 0.1)
+    said: list[str] = []
+    rows_of = partial(rows, keys=5, span_us=50_000)
+    with live(config(), tmp_path / "run") as (_run, client):
+        client.push("left", rows_of(1, 3), producer="away")
+        nameless, quiet = client.producer("left"), client.producer("left", "sensor-7")
+        for connection in (nameless, quiet):
+            connection.advance(60_000)
+        thread = in_thread(
+            client.push, "left", rows_of(3, 50, begin_us=900_000), producer="busy", end=True, on_wait=said.append
+        )
+        _until(lambda: said and "without a name" in said[-1] and "sensor-7" in said[-1])
+        assert thread.is_alive()
+        line = said[-1]
+        assert line.startswith("rows of left wait for ")
+        assert "producer away (not connected, silent for " in line
+        assert re.search(r"producer sensor-7 \(from \S*127\.0\.0\.1\S*, silent for \d+ s\)", line), line
+        assert re.search(r"a producer without a name \(from \S*127\.0\.0\.1\S*, silent for \d+ s\)", line), line
+        assert "busy" not in line
+        assert line.endswith("let them send rows, advance or end, or set time.idle_timeout in the run's configuration")
+        for connection in (nameless, quiet):
+            connection.end()
+            in_thread(connection.close)
+        client.push("left", rows_of(1, 0), producer="away", end=True)
+        _until(lambda: not thread.is_alive())
+
+
+def test_a_push_that_waits_for_the_other_stream_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_client, "_NOTICE_S", 0.1)
+
+    def far_ahead(client: Any) -> None:
+        for second in range(0, 60, 5):
+            client.push("left", rows(second, 50, begin_us=second * 1_000_000))
+
+    with live(config(), tmp_path / "run") as (_run, client), warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        thread = in_thread(far_ahead, client)
+        _until(lambda: warned)
+        assert thread.is_alive()
+        assert warned[0].category is RuntimeWarning
+        assert "rows of left wait for stream right: a producer, none has come; let them send" in str(warned[0].message)
+        client.end("right")
+        _until(lambda: not thread.is_alive())
+
+
+def test_a_push_names_the_producers_that_have_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swjoin: Any) -> None:
+    """From the command line, on its error output."""
+    monkeypatch.setattr(live_client, "_NOTICE_S", 0.1)
+    told = threading.Event()
+    say = live_commands._say
+    monkeypatch.setattr(live_commands, "_say", lambda text: (say(text), told.set()))
+    pq.write_table(rows(1, 30), tmp_path / "one.parquet")
+    plain = config(left={"flight": {"producers": 3}})
+    with live(plain, tmp_path / "run") as (run, _client):
+
+        def others() -> None:
+            told.wait(120)
+            with connect(run.address) as client:
+                for name in ("two", "three"):
+                    client.push("left", rows(2, 0), producer=name, end=True)
+                client.end("right")
+
+        in_thread(others)
+        done = swjoin("push", run.address, "left", tmp_path / "one.parquet")
+    assert done.code == 0
+    assert "left: 30 rows pushed and accepted" in done.out
+    assert "rows of left wait for 2 of its producers, which have not come; let them send rows" in "".join(done.err)
+
+
+def test_a_push_returns_how_many_rows_are_accepted(tmp_path: Path) -> None:
+    with live(config(), tmp_path / "run") as (_run, client):
+        table = rows(1, 70)
+        assert client.push("left", table) == 70  # without a name: these
+        assert client.push("left", table.slice(0, 0)) == 0
+        assert client.push("left", table.slice(30), end=True) == 40
+        assert client.push("right", table, producer="a") == 70
+        assert client.push("right", table.slice(50), producer="a", end=True) == 90  # under a name: all of them
+
+
+def test_late_rows_are_taken_and_kept(tmp_path: Path) -> None:
+    """Late is a row that comes after a later one of its own producer, past the bound; never one that another has overtaken."""
+    late: list[pa.RecordBatch] = []
+    with live(config(time={"late": "side", "max_out_of_order": "100us"}), tmp_path / "run") as (run, client):
+        taking = client.late()
+        thread = in_thread(lambda: late.extend(taking))
+        time.sleep(0.2)
+        left = pa.table({"key": [1, 1, 1, 1], "ts": [1000, 2000, 1950, 1500], "id": [0, 1, 2, 3]})
+        client.push("left", left, producer="a", end=True)
+        client.push("left", pa.table({"key": [1, 1], "ts": [900, 2500], "id": [10, 11]}), producer="b", end=True)
+        client.push("right", pa.table({"key": [1], "ts": [1960], "id": [0]}), producer="c", end=True)
+        client.end("left")
+        client.end("right")
+        report = run.end()
+        thread.join(PROCESS_S)
+    table = pq.read_table(tmp_path / "run" / "late.parquet")
+    lates = {row["row_id"] for row in table.to_pylist()}
+    assert 3 in lates
+    assert 1 not in lates
+    assert report["late"]["left"] == len(lates) == table.num_rows
+    assert report["ledger"]["balanced"]
+    assert report["results"]["count"] == 6 - len(lates)
+    told = pa.Table.from_batches(late)
+    assert set(told["row_id"].to_pylist()) == lates
+    assert set(told["reason"].to_pylist()) == {"late"}
+
+
+def test_an_idle_producer_and_an_idle_stream_hold_nobody_up(tmp_path: Path) -> None:
+    """After the timeout time goes on without them; what they bring then is late, and set aside."""
+    plain = config(time={"late": "side", "idle_timeout": "150ms"})
+    left, right = rows(1, 400), rows(2, 400)
+    with live(plain, tmp_path / "run") as (run, client):
+        silent = client.producer("left", "silent")
+        results = client.results("start")
+        begun = in_thread(_push, run.address, "left", left, name="a")
+        _push(run.address, "right", right, name="b")
+        begun.join(PROCESS_S)
+        first = next(iter(results))
+        assert first.num_rows > 0, "nobody waits for a silent producer"
+        time.sleep(0.6)
+        silent.push(pa.table({"key": [1], "ts": [5], "id": [5000]}))
+        silent.close()
+        results.cancel()
+        for stream in ("left", "right"):
+            client.end(stream)  # type: ignore[arg-type]
+        found = run.result()
+        assert run.report["late"]["left"] <= 1
+    assert found[0] >= expected(tuples(left), tuples(right))[0]
+    late = pq.read_table(tmp_path / "run" / "late.parquet")["row_id"].to_pylist()
+    assert set(late) <= {5000}
+    assert run.report["late"]["left"] == len(late)
+
+
+def test_arrival_times(tmp_path: Path) -> None:
+    """The clock says when a row has come: times that it brings count for nothing; nobody waits for a silent producer."""
+    plain = config(time={"model": "arrival"}, join={"within": "60s"})
+    del plain["time"]["late"]
+    with live(plain, tmp_path / "run") as (run, client):
+        silent = [client.producer(stream, "silent") for stream in ("left", "right")]  # type: ignore[arg-type]
+        results = iter(client.results("start"))
+        client.push("left", pa.table({"key": [1, 2], "ts": [7_000_000_000, 5], "id": [0, 1]}), producer="a")
+        client.push("right", pa.table({"key": [2, 2, 3], "ts": [10**12, 3, 4], "id": [0, 1, 2]}), producer="b")
+        assert next(results).num_rows >= 1
+        for connection in silent:
+            connection.close()
+        for stream in ("left", "right"):
+            client.end(stream)  # type: ignore[arg-type]
+        assert run.result() == (2, format_digest(pair_digest(np.array([1, 1], np.uint64), np.array([0, 1], np.uint64))))
+
+
+@pytest.mark.parametrize(
+    ("name", "sections"),
+    [
+        ("flight", {"sink": {"kind": "flight"}}),
+        ("count", {"sink": {"kind": "count"}}),
+        ("without checkpoints", {"checkpoint": {}}),
+        ("asap", {"pace": "asap"}),
+        ("asap by count", {"pace": "asap", "cluster": {"distribution_epoch": "0ms", "epoch_tuples": 64}}),
+        ("sub-groups", {"cluster": {"sub_group_count": 2}}),
+        ("moves", {"reorganization": {"policy": "random", "random_moves": 3, "epoch": "40ms", "declustering": "adaptive"}}),
+        ("spill", {"on_overload": {"policy": "spill"}, "cluster": {"mini_buffer": "16KB"}}),
+        ("full outer", {"join": {"how": "full"}}),
+        ("anti", {"join": {"how": "anti"}}),
+    ],
+)
+def test_kinds_of_runs(name: str, sections: dict[str, Any], tmp_path: Path) -> None:
+    plain = config(**{k: v for k, v in sections.items() if k != "join"})
+    if name == "without checkpoints":
+        plain["checkpoint"] = {}
+    plain["join"] |= sections.get("join", {})
+    left, right = rows(3, 1500), rows(4, 1500)
+    with live(plain, tmp_path / "run") as (run, client):
+        results = client.results("start") if name == "flight" else None
+        taken: list[pa.RecordBatch] = []
+        taker = None if results is None else in_thread(lambda: taken.extend(results))
+        other = in_thread(_push, run.address, "left", left, name="a", piece=100, pause_s=0.01)
+        _push(run.address, "right", right, name=None, piece=70, pause_s=0.005)
+        other.join(PROCESS_S)
+        for stream in ("left", "right"):
+            client.end(stream)  # type: ignore[arg-type]
+        found = run.result()
+        if taker is not None:
+            taker.join(PROCESS_S)
+            assert digest_of(pa.Table.from_batches(taken)) == found
+    assert found == expected(tuples(left), tuples(right), how=plain["join"].get("how", "inner"))
+
+
+def test_count_windows(tmp_path: Path) -> None:
+    left, right = rows(5, 800), rows(6, 800, begin_us=1)
+    plain = config()
+    plain["join"] = {"last": 40}
+    with live(plain, tmp_path / "run") as (run, client):
+        other = in_thread(_push, run.address, "left", left, name="a", pause_s=0.003)
+        _push(run.address, "right", right, name="b")
+        other.join(PROCESS_S)
+        for stream in ("left", "right"):
+            client.end(stream)  # type: ignore[arg-type]
+        found = run.result()
+    query = config_from_plain(plain).query
+    ids = answer(tuples(left), tuples(right), query.bounds, "inner")
+    assert found == (len(ids[0]), format_digest(pair_digest(*ids)))
+
+
+def test_shedding_is_counted_and_written_down(tmp_path: Path) -> None:
+    """Producers that are faster than slow slaves: memory stays bounded, the ledger balances."""
+    plain = config(on_overload={"policy": "shed"}, cluster={"mini_buffer": "64KB"}, module={"stream_buffer": "32KB"})
+    plain |= {"nodes": {"node_speed": 0.05}, "sink": {"kind": "count"}}
+    left, right = rows(7, 20_000, keys=3), rows(8, 20_000, keys=3)
+    with live(plain, tmp_path / "run") as (run, client):
+        other = in_thread(_push, run.address, "left", left, name="a", piece=500, pause_s=0.02)
+        _push(run.address, "right", right, name="b", piece=500, pause_s=0.02)
+        other.join(PROCESS_S)
+        for stream in ("left", "right"):
+            client.end(stream)  # type: ignore[arg-type]
+        report = run.end()
+    shed = sum(report["shed"].values())
+    assert report["ledger"]["balanced"]
+    assert shed > 0
+    assert report["peak_buffer_bytes"]["master"] < 20_000 * 64
+    assert pq.read_table(tmp_path / "run" / "late.parquet").num_rows == shed
+
+
+def test_how_many_producers_is_said(tmp_path: Path) -> None:
+    """The stream begins when all are there, and ends when all have ended; one more is refused, and one without a name."""
+    plain = config()
+    for side in ("left", "right"):
+        plain[side] = {**plain[side], "flight": {"producers": 2}}
+    left, right = [rows(i, 300, first_id=1000 * i) for i in (0, 1)], [rows(i, 300, first_id=1000 * i) for i in (2, 3)]
+    with live(plain, tmp_path / "run") as (run, client):
+        _push_all = [in_thread(_push, run.address, "right", table, name=f"r{i}") for i, table in enumerate(right)]
+        first = in_thread(_push, run.address, "left", left[0], name="l0")
+        time.sleep(0.3)
+        with pytest.raises((RunFailed, UserError), match="say which one you are"):
+            client.push("left", left[1])
+        _push(run.address, "left", left[1], name="l1")
+        with pytest.raises((RunFailed, UserError), match=r"ended|producers already|not there|refused|failed to connect"):
+            client.push("left", left[1], producer="l2")
+        found = run.result()
+        for thread in (first, *_push_all):
+            thread.join(PROCESS_S)
+    assert found == expected(tuples(*left), tuples(*right))
+
+
+# ---------------------------------------------------------------- the roles
+
+
+def _source_rows(times: list[int], first: int = 0) -> SourceBatch:
+    ts = np.array(times, np.int64)
+    return SourceBatch(np.zeros(len(ts), np.int64), ts, np.arange(first, first + len(ts), dtype=np.uint64))
+
+
+def _master(**sections: Any) -> Master:
+    master = Master(config_from_plain(config(**sections)), 1, (None, None))
+    assert master.start(0)[-1] == ReadTuples(0, 1)
+    return master
+
+
+def test_what_has_been_read_before_a_stream_falls_idle_keeps_its_order() -> None:
+    """It arrives with the slot; a promise made before that, in the middle of the slot, would come too early."""
+    master = _master(time={"late": "side", "max_out_of_order": "10us", "idle_timeout": "1s"})
+    left = master.streams[0]
+    master.handle(TuplesRead(0, _source_rows([100, 95])), 1)
+    left.arrive_until(0)  # as when a slot ends
+    assert left.watermark_us == 90
+    master.handle(TuplesRead(0, _source_rows([92], 2)), 2)
+    master.handle(TuplesRead(1, _source_rows([200])), 3)
+    master.handle(StreamIdle(0), 4)
+    assert left.watermark_us == 90, "promised before what has been read has arrived"
+    left.arrive_until(5)
+    master.streams[1].arrive_until(5)
+    master.reading.carry()
+    assert left.watermark_us == 190
+    assert np.concatenate([batch.ts for batch in left.take_released()]).tolist() == [92, 95, 100]
+
+
+def test_time_goes_no_further_than_what_has_arrived() -> None:
+    """Rows that have been read count from the end of the slot on: a promise must not pass those before them."""
+    intake = StreamIntake(0, TimeConfig(late="side"), live=True)
+    intake.read(_source_rows([10]), 0)
+    intake.arrive_until(1)
+    intake.read(_source_rows([50]), 2)
+    assert intake.watermark_us == 10
+    intake.arrive_until(10**9)
+    assert intake.watermark_us == 50, "the run's clock carries no live stream"
+
+
+def test_a_stream_that_speaks_again_may_be_read_at_once() -> None:
+    """While the master waits for the other one, too."""
+    master = _master(time={"late": "side", "idle_timeout": "1s"})
+    master.handle(TuplesRead(0, _source_rows([5])), 1)
+    commands = master.handle(StreamIdle(1), 2)
+    assert ReadTuples(0, None) in commands, "an idle stream is not read instead"
+    assert ReadTuples(1, 0) in master.handle(StreamSpoke(1), 3)
+
+
+def test_reading_stops_when_slots_do_not_end() -> None:
+    """Policy shed counts what has arrived; what is still to arrive must not fill the memory when no slave reports."""
+    master = _master(on_overload={"policy": "shed"}, cluster={"mini_buffer": "64KB"})
+    reads = 0
+    wanted = [ReadTuples(0, 1)]
+    while wanted and reads < 100:
+        times = np.arange(1000 * reads, 1000 * reads + 1000)
+        commands = master.handle(TuplesRead(reads % 2, _source_rows(times.tolist())), reads)
+        wanted = [command for command in commands if isinstance(command, ReadTuples)]
+        reads += 1
+    assert not wanted
+    assert master.slots.waiting_bytes < 5 * (64 << 10)
+
+
+def test_with_arrival_times_no_stream_is_ahead() -> None:
+    plain = config(time={"model": "arrival"})
+    del plain["time"]["late"]
+    master = Master(config_from_plain(plain), 1, (None, None))
+    master.start(0)
+    master.handle(TuplesRead(1, _source_rows([5])), 1)
+    assert ReadTuples(0, 1) in master.handle(TuplesRead(1, _source_rows([10**12])), 2)
+
+
+# ---------------------------------------------------------------- processes that die
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class _Process:
+    """A swjoin command; what it says goes to a file. Killed at the end, if it is still there."""
+
+    def __init__(self, log: Path, *words: object) -> None:
+        self._log = log
+        with log.open("a") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "swjoin", *map(str, words)], stdout=file, stderr=file, cwd=ROOT, start_new_session=True
+            )
+
+    def said(self, text: str, times: int = 1) -> None:
+        """Wait until it has."""
+        deadline = time.monotonic() + PROCESS_S
+        while self._log.read_text().count(text) < times:
+            alive = self.process.poll() is None and time.monotonic() < deadline
+            assert alive, self._log.read_text()[-2000:]
+            time.sleep(0.02)
+
+    def signal(self, number: int) -> None:
+        """To it and all that it has started."""
+        ranks = ranks_of(self.process.pid).values()  # in process groups of their own, as their launcher is
+        others = {*ranks, *(parent_of(pid) for pid in ranks)} - {0, 1, os.getpid()}
+        os.killpg(self.process.pid, number)
+        for pid in others:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        self.process.wait(PROCESS_S)
+
+    def ended(self) -> None:
+        assert self.process.wait(PROCESS_S) == 0, self._log.read_text()[-2000:]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Any]:
+    started: list[_Process] = []
+
+    def begin(name: str, *words: object) -> _Process:
+        started.append(_Process(tmp_path / f"{name}.log", *words))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        if process.process.poll() is None:
+            process.signal(signal.SIGKILL)
+
+
+def _push_whatever_happens(address: str, stream: str, table: pa.Table, pause_s: float) -> None:
+    """A producer that goes on where it was, as long as somebody comes back."""
+    deadline = time.monotonic() + PROCESS_S
+    while time.monotonic() < deadline:
+        try:
+            with connect(address) as client, client.producer(stream, "p") as producer:  # type: ignore[arg-type]
+                for batch in _pieces(table.slice(producer.row), 25):
+                    producer.push(batch)
+                    time.sleep(pause_s)
+                producer.end()
+            return
+        except RunFailed:
+            time.sleep(0.05)
+    raise AssertionError("nobody came back")
+
+
+def _string_keys(plain: dict[str, Any], *tables: pa.Table) -> list[pa.Table]:
+    for side in ("left", "right"):
+        plain[side] = {**plain[side], "schema": "key: string, ts: int64, id: int64"}
+    return [t.set_column(0, "key", pa.array([f"user {k}" for k in t["key"].to_pylist()])) for t in tables]
+
+
+@pytest.mark.parametrize("ranks", [0, pytest.param(4, marks=[pytest.mark.mpi, pytest.mark.long])])
+def test_stopped_and_resumed(ranks: int, start: Any, tmp_path: Path) -> None:
+    """SIGTERM, and `--resume`: producers and a consumer, killed once itself, go on. Keys are strings."""
+    left, right = rows(21, 3000), rows(22, 3000)
+    port = _free_port()
+    plain = config(serve={"listen": f"127.0.0.1:{port}"})
+    strings = _string_keys(plain, left, right)
+    (tmp_path / "live.yaml").write_text(json.dumps(plain))
+    address, more = f"grpc://127.0.0.1:{port}", ["-n", ranks] if ranks else []
+    run = start("run", "serve", tmp_path / "live.yaml", "--out", tmp_path / "run", *more)
+    run.said("listening")
+    tail = start("tail", "tail", address, "-o", tmp_path / "taken", "--retry", "60s")
+    producers = [
+        in_thread(_push_whatever_happens, address, stream, table, 0.015)
+        for stream, table in zip(("left", "right"), strings, strict=True)
+    ]
+    time.sleep(1.0)
+    tail.signal(signal.SIGKILL)
+    tail = start("tail", "tail", address, "-o", tmp_path / "taken", "--retry", "60s")
+    run.process.send_signal(signal.SIGTERM)
+    run.ended()
+    run = start("resumed", "serve", "--resume", tmp_path / "run", *more)
+    for thread in producers:
+        thread.join(PROCESS_S)
+    with connect(address) as client:
+        assert client.received("left", "p") == 3000
+        for stream in ("left", "right"):
+            client.end(stream)  # type: ignore[arg-type]
+    run.ended()
+    report = json.loads((tmp_path / "run" / "run.json").read_text())
+    found = report["results"]["count"], report["results"]["digest"]
+    assert found == expected(tuples(left), tuples(right))
+    assert report["ledger"]["balanced"]
+    tail.ended()
+    assert digest_of_folder(tmp_path / "taken") == found
+
+
+@pytest.mark.parametrize("ranks", [0, pytest.param(4, marks=[pytest.mark.mpi, pytest.mark.long])])
+@pytest.mark.parametrize("interval", ["1h", pytest.param("100ms", marks=pytest.mark.long)])
+def test_everybody_killed(ranks: int, interval: str, start: Any, tmp_path: Path) -> None:
+    """Producers that have been told that their rows are accepted do not come back, whether there is a checkpoint or not."""
+    left, right = rows(23, 1500), rows(24, 1500)
+    plain = config(checkpoint={"interval": interval})
+    (tmp_path / "live.yaml").write_text(json.dumps(plain))
+    more = ["-n", ranks] if ranks else []
+    run = start("run", "serve", tmp_path / "live.yaml", "--out", tmp_path / "run", *more)
+    run.said("listening")
+    address = next(line.split()[-1] for line in (tmp_path / "run.log").read_text().splitlines() if "listening" in line)
+    with connect(address) as client:
+        assert client.push("left", left, producer="a") == 1500
+        client.push("right", right, producer="b", end=True)
+        client.push("right", rows(25, 10, first_id=5000, begin_us=2_000_000))
+        time.sleep(0.5)
+        run.signal(signal.SIGKILL)
+    if interval == "1h":
+        again = start("again", "serve", tmp_path / "live.yaml", "--out", tmp_path / "run", *more)
+        assert again.process.wait(PROCESS_S) == 2
+        assert "holds rows that a run has accepted" in (tmp_path / "again.log").read_text()
+    run = start("resumed", "serve", "--resume", tmp_path / "run", *more)
+    run.said("listening")
+    address = (tmp_path / "resumed.log").read_text().split("listening at ")[1].split()[0]
+    with connect(address) as client:
+        assert client.received("left", "a") == 1500
+        assert client.received("right", "b") == 1500
+        for stream in ("left", "right"):
+            client.end(stream)  # type: ignore[arg-type]
+    run.ended()
+    report = json.loads((tmp_path / "run" / "run.json").read_text())
+    last = rows(25, 10, first_id=5000, begin_us=2_000_000)
+    assert (report["results"]["count"], report["results"]["digest"]) == expected(tuples(left), tuples(right, last))
+    assert report["ledger"]["balanced"]
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_killed_push_goes_on(start: Any, tmp_path: Path) -> None:
+    """`swjoin push FILE`, killed in the middle and started again: no row is missing or there twice."""
+    left, right = rows(26, 4000), rows(27, 2000)
+    pq.write_table(left, tmp_path / "left.parquet", row_group_size=300)
+    pq.write_table(right, tmp_path / "right.parquet")
+    with live(config(), tmp_path / "run") as (run, client):
+        words = ["push", run.address, "left", tmp_path / "left.parquet", "--batch", 40]
+        push = start("push", *words, "--rate", 3000)
+        while client.received("left", "left.parquet") < 800:
+            time.sleep(0.02)
+        push.signal(signal.SIGKILL)
+        there = client.received("left", "left.parquet")
+        assert 800 <= there < 4000
+        again, other = start("again", *words), start("other", "push", run.address, "right", tmp_path / "right.parquet")
+        again.ended()
+        other.ended()
+        assert f"{4000 - there:,} rows pushed and accepted" in (tmp_path / "again.log").read_text()
+        start("twice", *words).ended()
+        for stream in ("left", "right"):
+            client.end(stream)  # type: ignore[arg-type]
+        assert run.result() == expected(tuples(left), tuples(right))
+
+
+def test_tail_prints_lines(start: Any, tmp_path: Path) -> None:
+    with live(config(), tmp_path / "run") as (run, client):
+        tails = [
+            start("json", "tail", run.address, "--from", "start", "--count", 2),
+            start("csv", "tail", run.address, "--from", "start", "--format", "csv", "--final"),
+        ]
+        for stream in ("left", "right"):
+            table = pa.table({"key": [1, 2, 1], "ts": [5, 6, 7], "id": [0, 1, 2]})
+            client.push(stream, table, producer="a")  # type: ignore[arg-type]
+        tails[0].ended()
+        tails[1].said("left_id")
+        for stream in ("left", "right"):
+            client.end(stream)  # type: ignore[arg-type]
+        assert run.result()[0] == 5
+        for tail in tails:
+            tail.ended()
+    lines = [json.loads(line) for line in (tmp_path / "json.log").read_text().splitlines()]
+    assert len(lines) == 2
+    assert {"left_id", "right_id"} <= set(lines[0])
+    assert len((tmp_path / "csv.log").read_text().splitlines()) == 6
+
+
+# ---------------------------------------------------------------- a whole session
+
+
+@pytest.mark.mpi
+def test_a_session_with_kills(tmp_path: Path) -> None:
+    """Four ranks; a producer, the consumer of final rows and a slave are killed; DuckDB knows the answer."""
+    kills = (("consumer", 0.1), ("right", 0.35), ("slave", 0.6))  # the consumer has to be back before the run's end
+    session = Session(20_000, 7_000_000, ranks=4, kills=kills, checkpoint_us=1_000_000)
+    played = play(session, tmp_path)
+    assert played.complaints() == []
+    assert played.recoveries == 1
+
+
+@pytest.mark.mpi
+@pytest.mark.long
+@pytest.mark.quiet
+@pytest.mark.timeout(LONG_S)
+def test_a_long_session(tmp_path: Path) -> None:
+    """100,000 tuples/s per stream for a minute."""
+    kills = (("left", 0.2), ("right", 0.35), ("consumer", 0.5), ("slave", 0.65))
+    played = play(Session(100_000, 60_000_000, ranks=5, kills=kills), tmp_path)
+    assert played.complaints() == []
+    assert played.recoveries == 1
+    assert played.delay_s["p99"] < 0.2, "later than two distribution epochs"

@@ -1,0 +1,101 @@
+"""Live streams in the simulator: any moment for rows, silences and crashes; and planted bugs, which have to be caught."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+
+from swjoin.checkpoint.checkpointers import MasterKeeper
+from swjoin.cluster.master.intake import StreamIntake
+from swjoin.cluster.master.read_scheduler import Reading
+from swjoin.core.errors import SwjoinError
+from swjoin.runtime.simulator.result import SimulationError
+from tests.support.limits import LONG_S
+from tests.tools.random_live_streams import LiveBatchSource, LiveSimulation, live_scenario
+from tests.tools.random_runs import run_scenario
+
+pytestmark = pytest.mark.timeout(LONG_S)
+
+
+def _complaints(seeds: Iterable[int], enough: int) -> int:
+    found = 0
+    for seed in seeds:
+        try:
+            run_scenario(live_scenario(seed), LiveSimulation)
+        except (SimulationError, AssertionError, SwjoinError):
+            found += 1
+            if found == enough:
+                break
+    return found
+
+
+def _chosen(count: int, wanted: Callable[[Any], bool], *known: int) -> Iterator[int]:
+    """known: seeds that are tried first. Then such scenarios with many tuples, among so many seeds."""
+    yield from known
+    for seed in range(count):
+        scenario = live_scenario(seed)
+        if wanted(scenario) and min(map(len, scenario.rows)) > 30:
+            yield seed
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_seeds(seed: int) -> None:
+    run_scenario(live_scenario(seed), LiveSimulation)
+
+
+@pytest.mark.long
+def test_many_seeds() -> None:
+    assert _complaints(range(6, 200), 1) == 0
+
+
+def _crashing(scenario: Any) -> bool:
+    return scenario.config.checkpoint.enabled and len(scenario.crashes) > 0
+
+
+def test_time_that_passes_a_silent_stream_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it were idle: what it brings later finds its partners gone."""
+
+    def carry(self: Reading) -> None:
+        for mine, other in (self._streams, self._streams[::-1]):
+            mine.carry(other.high_us)
+
+    monkeypatch.setattr(Reading, "carry", carry)
+    assert _complaints(_chosen(60, lambda s: s.config.time.idle_timeout_us == 0, 3), 2) == 2
+
+
+def test_a_clock_that_carries_live_streams_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watermark of what may still be pushed, instead of what has arrived."""
+    arrive_until = StreamIntake.arrive_until
+
+    def hasty(self: StreamIntake, time_us: int) -> None:
+        arrive_until(self, time_us)
+        if self.first_us is not None:
+            self.carry(self.first_us + time_us)
+
+    monkeypatch.setattr(StreamIntake, "arrive_until", hasty)
+    assert _complaints(_chosen(60, lambda s: s.config.pace == "realtime" and s.config.query.last is None, 9), 2) == 2
+
+
+def test_a_source_that_does_not_go_back_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LiveBatchSource, "go_on", lambda self, row, position: None)
+    assert _complaints(_chosen(60, _crashing, 26), 1) == 1
+
+
+def test_rows_forgotten_too_early_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that have been read, instead of those that a checkpoint holds."""
+    masters: list[Any] = []
+    restore = MasterKeeper.restore
+
+    def remember(self: MasterKeeper, master: Any, *more: Any) -> None:
+        masters.append(master)
+        restore(self, master, *more)
+
+    def forget(self: MasterKeeper) -> None:
+        for source, intake in zip(self._sources, masters[-1].streams, strict=True):
+            source.forget(intake.counts.tuples)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(MasterKeeper, "restore", remember)
+    monkeypatch.setattr(MasterKeeper, "forget", forget)
+    assert _complaints(_chosen(60, _crashing, 26), 1) == 1

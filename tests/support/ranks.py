@@ -1,0 +1,48 @@
+"""Many jobs on the same MPI ranks, one after the other: to start the ranks takes longer than a small job.
+
+What: `run_jobs(ranks, jobs, folder)`, and `mpirun -n RANKS python -m tests.support.ranks FILE...`, which plays the jobs of
+these files.
+Why: every case of SPEC section 7 runs on a real cluster, and the suite is run often.
+Stays out: jobs whose ranks die or fail; these need an mpirun of their own.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from swjoin.config.job import Job
+from swjoin.runtime.launch import mpirun_options
+from swjoin.runtime.mpi.main import run_rank
+from swjoin.runtime.preflight import find_mpirun
+from tests.conftest import ROOT
+from tests.support.limits import PROCESS_S
+
+
+def run_jobs(ranks: int, jobs: list[Job], folder: Path, timeout_s: float = 2 * PROCESS_S) -> None:
+    """Play them all; AssertionError with what was printed when one fails."""
+    files = []
+    for i, job in enumerate(jobs):
+        files.append(folder / f"job-{ranks}-{i}.json")
+        files[-1].write_text(job.to_json())
+    line = [*mpirun_options(find_mpirun(), ranks), sys.executable, "-m", "tests.support.ranks", *map(str, files)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=timeout_s, check=False, cwd=ROOT)
+    if "listener thread failed to start" in done.stderr:  # of mpirun's own server, see runtime.launch
+        done = subprocess.run(line, capture_output=True, text=True, timeout=timeout_s, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def main(files: list[str]) -> None:
+    for file in files:
+        run_rank(Job.from_json(Path(file).read_text()), False)
+        from mpi4py import MPI
+
+        met = MPI.COMM_WORLD.Ibarrier()  # a message of the next job is not for this one
+        while not met.Test():
+            time.sleep(0.002)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

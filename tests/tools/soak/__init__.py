@@ -1,0 +1,1 @@
+"""Soaks: a long run with kills, moves and resizes (`./run.sh soak`)."""

@@ -1,0 +1,455 @@
+"""A soak: one run on real MPI ranks for many minutes, with moves, resizes, and a kill every minute.
+
+What: `Soak.run`, the run with all its parts; `draw_strike`, who is killed; `check`, what must hold in the end; and `python -m
+tests.tools.soak.run [MINUTES]`.
+Why: memory that grows slowly, files that are left behind and counts that drift are seen only by a run that is long, and that
+dies often.
+Stays out: the run's shape and the machine's capacity (`tests.tools.soak.capacity`), the verdict on memory
+(`tests.tools.soak.memory_growth`), the figure (`plots.soak`), short runs by the dozen (`tests.tools.random_runs`).
+
+A slave that is killed is survived within the job. When only two are left, or when it is the master's turn, the collector's,
+everybody's or that of a request to stop, the run ends and is resumed on a random number of ranks. FOLDER holds the run in
+`run`, what each part said, `memory.parquet`, `checkpoints.json` and `soak.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.workloads.expected_results import digest_of_files, expected
+from swjoin.config.run import RunConfig, to_plain
+from swjoin.core.errors import SwjoinError, UserError
+from swjoin.core.resources import load_figures
+from swjoin.core.units import parse_duration_us, parse_size_bytes
+from swjoin.runtime.simulator.result import SimulationError
+from tests.tools.processes import MARK, LaunchedRun, kill, left_of, mapped_of, memory_of
+from tests.tools.soak.capacity import SHARE_OF_DISK, Shape, find_capacity, result_bytes
+from tests.tools.soak.memory_growth import Sample, Samples, growth
+
+ENDING = ("master", "collector", "stop", "everybody")
+SLAVE_SHARE = 0.8  # of the strikes, while there are enough slaves
+FEWEST_SLAVES = 2
+FEWEST_RANKS, MOST_RANKS = 4, 7
+_FIRST_SLAVE = 2
+_SAMPLE_S, _MAPPED_S = 1.0, 5.0
+_ROUND_S = 0.1
+_END_S = 90.0  # until everybody must have ended after a strike that ends the run
+_GONE_S = 5.0
+_QUIET_S = 60.0  # no checkpoint for so long, and its interval: the run hangs
+
+
+def draw_strike(random: np.random.Generator, slaves: int) -> str:
+    """Who it is: mostly a slave; when only two are left, somebody whose death ends the run."""
+    if slaves > FEWEST_SLAVES and random.random() < SLAVE_SHARE:
+        return "slave"
+    return str(random.choice(ENDING))
+
+
+def role_of(rank: int) -> str:
+    return ("master", "collector")[rank] if rank < _FIRST_SLAVE else "slave"
+
+
+@dataclass(frozen=True)
+class Strike:
+    """time_s: since the soak began. slaves: that lived before it."""
+
+    time_s: float
+    part: int
+    kind: str
+    rank: int
+    slaves: int
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A checkpoint as its manifest tells of it. buffered_bytes: what the master had read and not delivered."""
+
+    time_s: float
+    part: int
+    generation: int
+    clock_s: float
+    slaves: int
+    active_slaves: int
+    buffered_bytes: int
+    joined: int
+
+
+@dataclass
+class Soak:
+    """every_s: between two strikes. ranks: of the first part. most: strikes."""
+
+    config: RunConfig
+    folder: Path
+    ranks: int
+    every_s: float
+    seed: int
+    most: int = sys.maxsize
+    tell: Callable[[str], None] = print
+    samples: Samples = field(default_factory=Samples)
+    cuts: list[Cut] = field(default_factory=list)
+    strikes: list[Strike] = field(default_factory=list)
+    parts: list[dict[str, Any]] = field(default_factory=list)
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __post_init__(self) -> None:
+        self.out = self.folder / "run"
+        self._random = np.random.default_rng([self.seed, 6])
+        self._began_s = time.monotonic()
+        memory = Path("/dev/shm")
+        self.shared = (memory if memory.is_dir() else self.folder) / f"swjoin-soak-{self.mark[:8]}"
+
+    @property
+    def now_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+    # ------------------------------------------------------------ parts
+
+    def run(self) -> dict[str, Any]:
+        """All parts, until the run is complete; returns its run.json. SimulationError says what went wrong."""
+        config, ranks = self.folder / "config.yaml", self.ranks
+        config.write_text(json.dumps(to_plain(self.config)))  # JSON is YAML
+        self.shared.mkdir()
+        arguments = [str(config), "--out", str(self.out)]
+        self._began_s = time.monotonic()
+        while True:
+            report = self._part([*arguments, "-n", str(ranks)], ranks)
+            if report.get("complete"):
+                return report
+            arguments, ranks = ["--resume", str(self.out)], int(self._random.integers(FEWEST_RANKS, MOST_RANKS + 1))
+            self.tell(f"{self.now_s:6.0f} s  resumed on {ranks} ranks")
+
+    def _part(self, arguments: list[str], ranks: int) -> dict[str, Any]:
+        """From a start or a resumption until the ranks have ended; run.json, if that is of this part."""
+        number, began_s = len(self.parts), self.now_s
+        began_at = time.time()
+        shown = self._shown()
+        environment = {MARK: self.mark, "OMPI_MCA_btl_sm_backing_directory": str(self.shared)}
+        run = LaunchedRun(arguments, self.folder / f"part-{number:02d}.log", environment)
+        try:
+            strike = self._attend(run, number)
+            code = run.end(_END_S)
+        finally:
+            if run.process.poll() is None:
+                run.kill_all()
+        report = _report(self.out, began_at)
+        told = {"recoveries": (report.get("checkpoints") or {}).get("recoveries"), "moves": report.get("moves")}
+        told["peak_pending_tuples"] = report.get("peak_pending_tuples")
+        self.parts.append({"part": number, "from_s": began_s, "to_s": self.now_s, "ranks": ranks, "code": code, **told})
+        gone = [name for name in shown if not (self.out / "results" / name).exists()]
+        if gone:
+            raise SimulationError(f"part {number}: results {gone[:5]} could be seen before, and are gone")
+        kind = None if strike is None else strike.kind
+        if code == 2 or (code and kind not in ("master", "collector", "everybody")):
+            raise SimulationError(f"part {number}: exit code {code} after {kind or 'nothing'}: {run.said()}")
+        if not code and kind != "stop" and not report.get("complete"):
+            raise SimulationError(f"part {number}: ended by itself after {kind or 'nothing'}: {run.said()}")
+        return report
+
+    def _shown(self) -> list[str]:
+        folder = self.out / "results"
+        return sorted(p.name for p in folder.glob("part-*")) if folder.is_dir() else []
+
+    def _attend(self, run: LaunchedRun, part: int) -> Strike | None:
+        """Sample and strike until the run ends or something has befallen it that ends it; returns the last strike then."""
+        next_sample_s = struck_s = heard_s = self.now_s
+        mapped_s = 0.0
+        while run.process.poll() is None:
+            now = self.now_s
+            if now >= next_sample_s:
+                next_sample_s += _SAMPLE_S
+                with_maps = now >= mapped_s + _MAPPED_S
+                slaves = self._sample(run, part, with_maps)
+                mapped_s = now if with_maps else mapped_s
+                if self._look_for_cut(part, slaves):
+                    heard_s = now
+                if now > heard_s + _QUIET_S + 2 * self.config.checkpoint.interval_us / 1e6:
+                    raise SimulationError(f"part {part}: no checkpoint for {now - heard_s:.0f} s: {run.said()}")
+            if now >= struck_s + self.every_s and self._may_strike(part):
+                struck_s = now
+                strike = self._strike(run, part)
+                if strike is not None and strike.kind != "slave":
+                    return strike
+            time.sleep(_ROUND_S)
+        return None
+
+    # ------------------------------------------------------------ looking
+
+    def _sample(self, run: LaunchedRun, part: int, with_maps: bool) -> int:
+        """A row for each rank; how many slaves live."""
+        ranks, now = run.ranks(), self.now_s
+        slaves = sum(rank >= _FIRST_SLAVE for rank in ranks)
+        for rank, pid in sorted(ranks.items()):
+            memory = memory_of(pid)
+            if memory is not None:
+                mapped = mapped_of(pid) if with_maps else None
+                maps = (0, 0) if mapped is None else (mapped.proportional_bytes, mapped.reserved_bytes)
+                row = (now, part, rank, role_of(rank), pid, slaves)
+                self.samples.add(Sample(*row, memory.resident_bytes, memory.anonymous_bytes, *maps))
+        return slaves
+
+    def _look_for_cut(self, part: int, slaves: int) -> bool:
+        """Take note of the newest checkpoint. False when there is none that is new."""
+        newest = max((self.out / "checkpoints").glob("checkpoint-*.json"), default=None)
+        if newest is None:
+            return False
+        generation = int(newest.stem.split("-")[1])
+        if self.cuts and (self.cuts[-1].part, self.cuts[-1].generation) >= (part, generation):
+            return False
+        try:
+            plain = json.loads(newest.read_text())
+        except (OSError, ValueError):
+            return False  # removed just now: a newer one follows
+        state = plain["master"]["state"]["controller"]
+        sizes = (len(state["active"]), plain["master"]["frames"]["nbytes"], sum(plain["joined"]))
+        new = not self.cuts or self.cuts[-1].generation != generation
+        if new:
+            self.cuts.append(Cut(self.now_s, part, generation, plain["clock_us"] / 1e6, slaves, *sizes))
+        return new
+
+    # ------------------------------------------------------------ striking
+
+    def _may_strike(self, part: int) -> bool:
+        """This part has made a checkpoint, and the end of the streams is not near."""
+        if not self.cuts or self.cuts[-1].part != part or len(self.strikes) >= self.most:
+            return False
+        newest = self.cuts[-1]
+        clock_s = newest.clock_s + self.now_s - newest.time_s
+        return clock_s < self.config.workload.duration_us / 1e6 - 2 * self.config.checkpoint.interval_us / 1e6
+
+    def _strike(self, run: LaunchedRun, part: int) -> Strike | None:
+        """None when the run has just ended."""
+        ranks = run.ranks()
+        slaves = sorted(rank for rank in ranks if rank >= _FIRST_SLAVE)
+        if len(ranks) < 3:
+            return None
+        kind = draw_strike(self._random, len(slaves))
+        rank = {"master": 0, "collector": 1}.get(kind, -1)
+        if kind == "slave":
+            rank = int(self._random.choice(slaves))
+        strike = Strike(self.now_s, part, kind, rank, len(slaves))
+        if kind == "everybody":
+            run.kill_all()
+        elif kind == "stop":
+            kill(run.process.pid, signal.SIGTERM)
+        else:
+            run.kill([rank])
+        self.strikes.append(strike)
+        who = f"rank {rank} ({role_of(rank)})" if rank >= 0 else kind
+        self.tell(f"{strike.time_s:6.0f} s  {'SIGTERM' if kind == 'stop' else 'SIGKILL'}: {who}; {len(slaves)} slaves lived")
+        return strike
+
+    # ------------------------------------------------------------ the end
+
+    def clear_up(self) -> dict[str, Any]:
+        """Who and what is left; it is removed."""
+        deadline = time.monotonic() + _GONE_S
+        while (pids := left_of(self.mark)) and time.monotonic() < deadline:
+            time.sleep(_ROUND_S)
+        for pid in pids:
+            kill(pid, signal.SIGKILL)
+        segments = [path.stat().st_blocks * 512 for path in self.shared.iterdir()] if self.shared.is_dir() else []
+        shutil.rmtree(self.shared, ignore_errors=True)
+        return {"processes": len(pids), "shared_memory_files": len(segments), "shared_memory_bytes": sum(segments)}
+
+    def save(self, table: Path, more: dict[str, Any]) -> None:
+        """memory.parquet (or where `table` says), checkpoints.json, soak.json."""
+        self.samples.save(table)
+        (self.folder / "checkpoints.json").write_text(json.dumps([asdict(cut) for cut in self.cuts], indent=1) + "\n")
+        plain = {"strikes": [asdict(s) for s in self.strikes], "parts": self.parts, "table": str(table), **more}
+        (self.folder / "soak.json").write_text(json.dumps(plain, indent=1) + "\n")
+
+
+def _report(out: Path, since: float) -> dict[str, Any]:
+    """run.json, when it was written since."""
+    path = out / "run.json"
+    if not path.exists() or path.stat().st_mtime < since:
+        return {}
+    plain: dict[str, Any] = json.loads(path.read_text())
+    return plain
+
+
+def check(soak: Soak, report: dict[str, Any], left: dict[str, Any], answer: tuple[int, str]) -> list[str]:
+    """What is wrong with a run that has ended; memory apart."""
+    wrong = []
+    results = report["results"]
+    if (results["count"], results["digest"]) != answer:
+        wrong.append(f"{results['count']} pairs with digest {results['digest']}; DuckDB has {answer[0]} with {answer[1]}")
+    if not report["ledger"]["balanced"]:
+        wrong.append(f"the ledger does not balance: {report['ledger']['complaints']}")
+    if soak.config.sink.kind != "count":
+        found = digest_of_files(soak.out / "results")
+        if found != answer:
+            wrong.append(f"the result files hold {found[0]} pairs with digest {found[1]}")
+        rest = [p.name for p in (soak.out / "results").iterdir() if not p.name.startswith("part-")]
+        if rest:
+            wrong.append(f"left behind in results: {rest[:5]}")
+    if (soak.out / "checkpoints").exists():
+        wrong.append(f"left behind in checkpoints: {[p.name for p in (soak.out / 'checkpoints').iterdir()][:5]}")
+    if left["processes"]:
+        wrong.append(f"{left['processes']} processes were left, and have been killed")
+    return wrong
+
+
+# ---------------------------------------------------------------- the command
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="soak", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "minutes", metavar="MINUTES", nargs="?", type=float, default=30.0, help="length of the streams (default 30)"
+    )
+    parser.add_argument("--table", metavar="FILE", type=Path, help="memory of every rank and second, .parquet or .csv")
+    parser.add_argument("--rate", type=float, help="tuples/s and stream; default: SHARE of the capacity")
+    parser.add_argument(
+        "--capacity", type=float, help="tuples/s and stream that the machine keeps up with; default: is searched"
+    )
+    parser.add_argument("--share", type=float, default=0.7, help="of the capacity (default 0.7)")
+    parser.add_argument("--window", default="10s", help="W (default 10s)")
+    parser.add_argument("--epoch", default="200ms", help="distribution epoch (default 200ms)")
+    parser.add_argument("--checkpoint", default="5s", help="interval of checkpoints (default 5s)")
+    parser.add_argument("--every", default="60s", help="between two kills (default 60s)")
+    parser.add_argument(
+        "--most", type=int, default=sys.maxsize, help="kills, all together (default: as many as there is time for)"
+    )
+    parser.add_argument("--domain", type=int, default=Shape.domain, help="of the keys (default 10^9: about a pair per tuple)")
+    parser.add_argument(
+        "--sink", choices=["auto", "parquet", "count"], default="auto", help="auto: parquet if the disk has room"
+    )
+    parser.add_argument("--theta", default="32KB", help="theta (default 32KB; 0KB: no fine tuning, so that a tuple costs more)")
+    parser.add_argument("--groups", type=int, default=Shape.groups, help="partition-groups (default 60)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("-n", dest="ranks", type=int, default=6, help="ranks of the first part (default 6)")
+    parser.add_argument(
+        "--bound", type=float, default=1.0, help="percent a minute by which a role's memory may grow (default 1)"
+    )
+    parser.add_argument("--keep", action="store_true", help="keep the result files; without, right ones are removed in the end")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/soak"), help="folder (default runs/soak); an older soak there goes"
+    )
+    args = parser.parse_args(argv)
+    if args.minutes <= 0 or args.ranks < FEWEST_RANKS:
+        parser.error(f"MINUTES must be above 0, and -n at least {FEWEST_RANKS}")
+    return args
+
+
+def _seconds(text: str) -> float:
+    return parse_duration_us(text) / 1e6
+
+
+def choose_rate(args: argparse.Namespace, shape: Shape, tell: Callable[[str], None]) -> tuple[Shape, float, dict[str, Any]]:
+    """The shape with its sink, the rate of each stream, and how both were found."""
+    kinds = ["parquet", "count"] if args.sink == "auto" else [args.sink]
+    given = args.rate or (args.capacity and args.share * args.capacity)
+    if given:
+        return replace(shape, sink=kinds[0]), given, {"capacity": args.capacity}
+    trials = args.out / "capacity"
+    for kind in kinds:
+        shape = replace(shape, sink=kind)
+        tell(f"capacity of {args.ranks} ranks, sink {kind}:")
+        best = find_capacity(shape, args.ranks, trials, tell)
+        rate = args.share * best.rate_per_s
+        needed, free = result_bytes(best, shape, rate, 60 * args.minutes), shutil.disk_usage(args.out).free
+        tell(f"capacity {best.rate_per_s:,.0f} tuples/s and stream; the soak has {rate:,.0f}, {args.share:.0%} of it")
+        if kind != kinds[-1] and needed > SHARE_OF_DISK * free:
+            tell(f"results would take {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free: sink count")
+            continue
+        tell(f"sink {kind}: about {needed / 1e9:.1f} GB of results" if kind != "count" else "sink count: no result files")
+        break
+    return shape, rate, {"capacity": best.rate_per_s}
+
+
+def _fresh(folder: Path) -> None:
+    """An empty folder; only an older soak is removed. UserError when something else lies there."""
+    if folder.exists() and any(folder.iterdir()):
+        if not (folder / "soak.json").exists():
+            raise UserError(f"{folder}: is not empty, and holds no soak; choose another --out")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "soak.json").write_text("{}\n")
+
+
+def run_soak(args: argparse.Namespace, tell: Callable[[str], None]) -> list[str]:
+    """All of it; what is wrong."""
+    _fresh(args.out)
+    spans = _seconds(args.window), _seconds(args.epoch), _seconds(args.checkpoint)
+    shape = Shape(*spans, args.domain, parse_size_bytes(args.theta), args.groups, seed=args.seed)
+    shape, rate, found = choose_rate(args, shape, tell)
+    config = shape.config(rate, 60 * args.minutes)
+    soak = Soak(config, args.out, args.ranks, _seconds(args.every), args.seed, args.most, tell)
+    table = args.table or args.out / "memory.parquet"
+    more: dict[str, Any] = {"rate_per_s": rate, **found, "shape": asdict(shape), "cores": os.cpu_count()}
+    left: dict[str, Any] = {}
+    try:
+        report = soak.run()
+    finally:
+        left = soak.clear_up()
+        soak.save(table, {**more, "left": left})
+    tell(f"{soak.now_s:6.0f} s  complete: {report['results']['count']:,} pairs; DuckDB joins the same streams")
+    answer = expected(config.workload, config.seed, config.query.bounds)
+    wrong = check(soak, report, left, answer)
+    grown = growth(soak.samples.columns(), 2 * shape.window_s + _seconds(args.checkpoint))
+    for role in grown:
+        line = f"memory of the {role.line(args.bound / 100)}"
+        tell(line)
+        wrong += [line] if role.flat(args.bound / 100) is False else []
+    counts = {kind: sum(s.kind == kind for s in soak.strikes) for kind in ("slave", *ENDING)}
+    tell(
+        f"{len(soak.strikes)} strikes ({', '.join(f'{n} {kind}' for kind, n in counts.items() if n)}), {len(soak.parts)} parts"
+    )
+    tell(f"left in shared memory: {left['shared_memory_files']} files, {left['shared_memory_bytes'] / 2**20:.1f} MiB; removed")
+    more |= {"left": left, "results": report["results"], "ledger": report["ledger"], "answer": answer, "wrong": wrong}
+    soak.save(table, {**more, "memory": [asdict(g) for g in grown], "bound_percent": args.bound, "input": report["input"]})
+    if not wrong and not args.keep:
+        shutil.rmtree(soak.out / "results", ignore_errors=True)
+    return wrong
+
+
+def draw(folder: Path, tell: Callable[[str], None]) -> None:
+    """The figure, also of a soak that failed, where matplotlib is installed."""
+    try:
+        for path in load_figures("soak").save(folder):
+            tell(str(path))
+    except UserError as error:
+        tell(f"no figure: {error}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit code 0 only if everything was right, and memory flat."""
+    args = _arguments(argv)
+
+    def tell(line: str) -> None:
+        print(line, flush=True)
+
+    try:
+        wrong = run_soak(args, tell)
+    except (SimulationError, SwjoinError) as error:
+        print(f"soak: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UserError) else 1
+    except KeyboardInterrupt:
+        print("soak: interrupted; its processes have been killed", file=sys.stderr)
+        return 130
+    finally:
+        draw(args.out, tell)
+    for line in wrong:
+        print(f"soak: {line}", file=sys.stderr)
+    if not wrong:
+        tell("right: count and digest, ledger, nothing left behind, memory")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    raise SystemExit(main())
