@@ -27,7 +27,7 @@ from benchmarks import parse
 from benchmarks.join_module import THETA_BYTES, new_join
 from benchmarks.run import row, turns
 from benchmarks.workloads import I64, WORKLOADS, deliveries, expected, sized, stream
-from swjoin.api.arguments import JOIN_PARTITIONS
+from swjoin.config.arguments import JOIN_PARTITIONS
 from swjoin.connectors.generator.bmodel import payload_bytes
 from swjoin.core.batch import TupleBatch
 from swjoin.core.data_messages import Delivery

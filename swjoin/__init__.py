@@ -7,16 +7,16 @@ docs/api.md. Whatever they need is imported when they are first used.
 from typing import TYPE_CHECKING, Any
 
 from swjoin.core.errors import ImplausibleWarning, RunFailed, UserError
+from swjoin.core.version import __version__
 
 if TYPE_CHECKING:
-    from swjoin.api.arguments import Proof
     from swjoin.api.proofs import proof
     from swjoin.api.runs import Run, run
     from swjoin.api.streaming import WindowJoin
     from swjoin.api.tables import count, join
     from swjoin.connectors.flight.client import connect
+    from swjoin.core.ledger import Proof
 
-__version__ = "0.1.0"
 __all__ = [
     "ImplausibleWarning",
     "Proof",
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Proof": "swjoin.api.arguments",
+    "Proof": "swjoin.core.ledger",
     "Run": "swjoin.api.runs",
     "WindowJoin": "swjoin.api.streaming",
     "connect": "swjoin.connectors.flight.client",

@@ -8,25 +8,27 @@ Stays out: the report's content (`runtime.run_report`), the terminal (`cli.summa
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from swjoin.core.batch import STREAM_NAMES
-from swjoin.core.errors import SwjoinError
 from swjoin.runtime.plausibility import report_ranges
 from swjoin.runtime.run_report import speed_means_something
 
-if TYPE_CHECKING:
-    from swjoin.api.runs import Run
+
+def run_as_html(path: Path, report: dict[str, Any]) -> str:
+    """The HTML table of a run. report: the content of run.json."""
+    return _table(path, _rows(report))
 
 
-def run_as_html(run: Run) -> str:
-    """An HTML table; of a run that failed, or of a directory without one, the reason."""
-    try:
-        rows = _rows(run.report)
-    except SwjoinError as error:
-        rows = [("failed", str(error))]
+def failure_as_html(path: Path, reason: str) -> str:
+    """The same of a directory without a report."""
+    return _table(path, [("failed", reason)])
+
+
+def _table(path: Path, rows: list[tuple[str, str]]) -> str:
     cells = "".join(f"<tr><th style='text-align:left'>{escape(n)}</th><td>{escape(v)}</td></tr>" for n, v in rows)
-    return f"<table><caption>swjoin run {escape(str(run.path))}</caption>{cells}</table>"
+    return f"<table><caption>swjoin run {escape(str(path))}</caption>{cells}</table>"
 
 
 def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:

@@ -7,13 +7,13 @@ Stays out: which rows match (`api.embedded_join`), names and order of the column
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from swjoin.connectors.output_columns import OutputPlan, as_type
+from swjoin.core import row_sizes
 from swjoin.core.arrow_views import decoded
 from swjoin.core.batch import I64, LEFT, MISSING_ID, RIGHT, U64, Pairs
 from swjoin.core.errors import UserError
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from swjoin.api.table_input import Side
 
 BLOCK_PAIRS = 1 << 18
-BLOCK_BYTES = 1 << 30  # Arrow's offsets of strings and lists reach 2 GiB, and its take does not always say when they do not
 
 
 class Gathered:
@@ -65,14 +64,14 @@ class Gathered:
             parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in zip(*self._waiting, strict=True)
         )
         self._waiting, self._rows = [], 0
-        if len(left) * self._most_bytes <= BLOCK_BYTES:
+        if len(left) * self._most_bytes <= row_sizes.BLOCK_BYTES:
             self._add_block(left, right, left_ts, right_ts)
             return
         sizes = np.zeros(len(left), np.int64)
         for columns, positions in zip(self._by_side, (left, right), strict=True):
             for column in columns:
                 sizes += np.append(column.bytes_by_row, 0)[np.minimum(positions, np.uint64(len(column.bytes_by_row)))]
-        for start, stop in pieces_of(sizes):
+        for start, stop in row_sizes.pieces_of(sizes):
             self._add_block(left[start:stop], right[start:stop], left_ts[start:stop], right_ts[start:stop])
 
     def _add_block(self, left: U64, right: U64, left_ts: I64, right_ts: I64) -> None:
@@ -141,7 +140,7 @@ class _Column:
 
     @cached_property
     def bytes_by_row(self) -> Any:
-        return row_bytes(self._values)
+        return row_sizes.row_bytes(self._values)
 
     @cached_property
     def most_bytes(self) -> int:
@@ -184,57 +183,6 @@ def _large(kind: pa.DataType) -> pa.DataType:
     if t.is_struct(kind):
         return pa.struct([field.with_type(_large(field.type)) for field in kind])
     return kind
-
-
-def row_bytes(array: pa.Array) -> Any:
-    """Bytes of every row, or more: integers (rows,). No array below an array of rows has more elements than they have bytes."""
-    import pyarrow as pa
-    import pyarrow.types as t
-
-    kind, n = array.type, len(array)
-    if isinstance(kind, pa.BaseExtensionType):
-        return row_bytes(array.storage)
-    if t.is_string(kind) or t.is_binary(kind) or t.is_list(kind) or t.is_map(kind):
-        bounds = _offsets(array, np.int32)
-    elif t.is_large_string(kind) or t.is_large_binary(kind) or t.is_large_list(kind):
-        bounds = _offsets(array, np.int64)
-    elif t.is_fixed_size_list(kind):
-        of_all = np.maximum(row_bytes(array.values), 1)[array.offset * kind.list_size : (array.offset + n) * kind.list_size]
-        return of_all.reshape(n, kind.list_size).sum(axis=1)
-    elif t.is_struct(kind):
-        return sum((row_bytes(array.field(i)) for i in range(kind.num_fields)), np.zeros(n, np.int64))
-    else:
-        if t.is_union(kind):
-            most = sum(int(row_bytes(array.field(i)).max(initial=0)) for i in range(kind.num_fields))
-        elif t.is_run_end_encoded(kind):
-            most = int(row_bytes(array.values).max(initial=0))
-        else:
-            fixed = t.is_primitive(kind) or t.is_decimal(kind) or t.is_fixed_size_binary(kind) or t.is_dictionary(kind)
-            most = -(-kind.bit_width // 8) if fixed else 16  # views: what they point to stays where it is
-        return np.broadcast_to(np.int64(most), n)
-    if not (t.is_list(kind) or t.is_large_list(kind) or t.is_map(kind)):
-        return np.diff(bounds)
-    below = [array.keys, array.items] if t.is_map(kind) else [array.values]
-    of_each = np.maximum(sum(row_bytes(values) for values in below), 1)
-    return np.diff(np.concatenate([np.zeros(1, np.int64), np.cumsum(of_each, dtype=np.int64)])[bounds])
-
-
-def _offsets(array: pa.Array, dtype: Any) -> Any:
-    data = array.buffers()[1]
-    if len(array) == 0 or data is None:
-        return np.zeros(len(array) + 1, dtype)
-    return np.frombuffer(data, dtype)[array.offset : array.offset + len(array) + 1]
-
-
-def pieces_of(sizes: I64) -> Iterator[tuple[int, int]]:
-    """First row and the row after the last of pieces of `BLOCK_BYTES`, or of a single row that has more."""
-    ends = np.cumsum(sizes)
-    start = 0
-    while start < len(ends):
-        before = int(ends[start - 1]) if start else 0
-        stop = max(start + 1, int(np.searchsorted(ends, before + BLOCK_BYTES, side="right")))
-        yield start, stop
-        start = stop
 
 
 def _taken(values: Any, index: pa.Array) -> Any:

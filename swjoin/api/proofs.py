@@ -13,10 +13,9 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swjoin.api.arguments import Proof
 from swjoin.config.loader import config_from_plain
 from swjoin.core.errors import UserError
-from swjoin.core.ledger import Ledger, StreamCounts
+from swjoin.core.ledger import Ledger, Proof, StreamCounts
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from swjoin.config.loader import config_from_plain, load_config
 from swjoin.config.run import RunConfig
-from swjoin.core.errors import RunFailed, UserError
+from swjoin.core.errors import RunFailed, SwjoinError, UserError
 from swjoin.core.ledger import Ledger
 from swjoin.core.resources import given_or_shipped
 
@@ -45,8 +45,9 @@ def run(
     Raises UserError for a configuration or input that is wrong, RunFailed when the run fails or its ledger does not balance.
     """
     from swjoin.api.mpi_join import launch_quietly
-    from swjoin.api.tables import check_workers
+    from swjoin.config.arguments import check_workers
     from swjoin.config.job import Job
+    from swjoin.forecast.memory_report import add_plan
     from swjoin.runtime.in_process import run_local
     from swjoin.runtime.plausibility import warn
 
@@ -62,7 +63,7 @@ def run(
     if ranks is not None:
         launch_quietly(job, ranks)
     else:
-        run_local(job, progress, slave_count=threads)
+        run_local(job, progress, slave_count=threads, complete_report=add_plan)
     found = Run(folder, _kept=kept)
     warn(found.report["warnings"], 2)
     return found
@@ -178,6 +179,9 @@ class Run:
             return f"<swjoin.Run {self.path}: no report>"
 
     def _repr_html_(self) -> str:
-        from swjoin.api.html_repr import run_as_html
+        from swjoin.api.html_repr import failure_as_html, run_as_html
 
-        return run_as_html(self)
+        try:
+            return run_as_html(self.path, self.report)
+        except SwjoinError as error:
+            return failure_as_html(self.path, str(error))

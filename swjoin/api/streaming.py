@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
-from swjoin.api.arguments import Bound, Columns, Duration, Last, Late, Request, TimeUnit, speaking_python
 from swjoin.api.embedded_join import Engine, Joiner, check_rows
 from swjoin.api.inputs import Streamable, check_names, to_batches
 from swjoin.cluster.master.intake import StreamIntake
+from swjoin.config.arguments import Bound, Columns, Duration, Last, Late, Request, TimeUnit, speaking_python
 from swjoin.config.run import RunConfig, StreamConfig
 from swjoin.connectors.output_columns import OutputPlan
 from swjoin.connectors.row_encoder import Tuples, describe_streams
@@ -26,7 +26,7 @@ from swjoin.core.errors import RunFailed, SwjoinError, UserError
 from swjoin.core.ids import BEGIN_OF_TIME_US
 from swjoin.core.join_semantics import How
 from swjoin.core.ledger import Ledger
-from swjoin.expressions.compiler import compile_query
+from swjoin.expressions.compiler import compile_text
 from swjoin.runtime.plausibility import Answer, warn, warnings_of
 
 if TYPE_CHECKING:
@@ -446,7 +446,7 @@ class _Opened:
         views, keys = describe_streams((sides[LEFT], left), (sides[RIGHT], right), carry=True, packed=True, query=query)
         codecs = (views[LEFT].codec, views[RIGHT].codec)
         self.plan = OutputPlan(*codecs, request.ids, query.how)
-        where = compile_query(query, *codecs)
+        where = compile_text(query.where, *codecs, counted=query.bounds.counted)
         self.engine = Engine(config, (codecs[LEFT].layout, codecs[RIGHT].layout), where=where)
         self._streams = [_Stream(s, sides[s], (left, right)[s], keys, views[s]) for s in (LEFT, RIGHT)]
         self._joiner: Joiner = self.engine.joiners[0]

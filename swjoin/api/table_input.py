@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swjoin.api.arguments import Request
 from swjoin.api.inputs import to_table
+from swjoin.config.arguments import Request
 from swjoin.connectors.files.formats import is_untyped
 from swjoin.connectors.output_columns import OutputPlan, as_type
 from swjoin.connectors.row_encoder import StreamView, Tuples, describe_streams, settle_types

@@ -3,8 +3,8 @@
 What: two inputs in, an Arrow table of pairs or their number and digest out; in this process, or on MPI ranks of this machine.
 Why: the common case takes one call. In this process the calling thread judges and partitions one distribution epoch while the
 join modules, a thread each, join the one before.
-Stays out: what the arguments mean (`api.arguments`), tuples and output columns (`api.table_input`), streams (`api.streaming`),
-proofs (`api.proofs`).
+Stays out: what the arguments mean (`config.arguments`), tuples and output columns (`api.table_input`), streams
+(`api.streaming`), proofs (`api.proofs`).
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from swjoin.api.arguments import (
+from swjoin.api.embedded_join import Engine, Joiner
+from swjoin.api.inputs import Input
+from swjoin.api.materialize import Gathered
+from swjoin.api.proofs import remember
+from swjoin.api.table_input import Side, SidesAgain, open_sides
+from swjoin.config.arguments import (
     CLUSTER_PARTITIONS,
     Bound,
     Columns,
     Duration,
     Last,
     Late,
-    Proof,
     Request,
     TimeUnit,
+    check_workers,
     speaking_python,
 )
-from swjoin.api.embedded_join import Engine, Joiner
-from swjoin.api.inputs import Input
-from swjoin.api.materialize import Gathered
-from swjoin.api.proofs import remember
-from swjoin.api.table_input import Side, SidesAgain, open_sides
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import LEFT, RIGHT, SourceBatch
 from swjoin.core.data_messages import Delivery
 from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import How, format_digest
-from swjoin.expressions.compiler import compile_query
+from swjoin.core.ledger import Proof
+from swjoin.expressions.compiler import compile_text
 from swjoin.monitor.process_memory import keep_freed_memory
 from swjoin.runtime.in_process import SWITCH_S, default_slave_count
 from swjoin.runtime.kernel_preload import compilations_told
@@ -200,15 +201,6 @@ def _sorts(request: Request) -> bool:
     return request.max_out_of_order is None
 
 
-def check_workers(threads: int | None, ranks: int | None) -> None:
-    for value, name, least in ((threads, "threads", 1), (ranks, "ranks", 3)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-            why = "a cluster needs a master, a collector and one slave" if name == "ranks" else "one join module at least"
-            raise UserError(f"{name}: {value!r}: must be {least} or more ({why})")
-    if threads is not None and ranks is not None:
-        raise UserError("threads: on MPI every slave is a rank of its own; give ranks alone")
-
-
 def _as_table(schema: pa.Schema, gathered: list[Gathered], found: Proof, sides: tuple[Side, Side]) -> pa.Table:
     import pyarrow as pa
 
@@ -229,7 +221,7 @@ def _join_here(
     """Also how many matches there are."""
     keep_freed_memory()
     codecs = sides[LEFT].codec, sides[RIGHT].codec
-    where = compile_query(config.query, *codecs)
+    where = compile_text(config.query.where, *codecs, counted=config.query.bounds.counted)
     layouts = codecs[LEFT].layout, codecs[RIGHT].layout
     engine = Engine(config, layouts, slaves=threads, result_bytes=_RESULT_BYTES, where=where, ids_alone=not config.sink.ids)
 

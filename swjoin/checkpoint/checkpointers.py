@@ -15,13 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from swjoin import __version__
 from swjoin.checkpoint.delivery_log import SegmentLog, replay, replay_epochs
 from swjoin.checkpoint.manifest import check_master_state, restoring
 from swjoin.checkpoint.store import CheckpointFolder, Manifest, read_manifest
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.master.master import Master
-from swjoin.cluster.master.snapshots import restore
 from swjoin.cluster.messages import PartSaved, SavePart, Snapshot
 from swjoin.cluster.slave.slave import Slave
 from swjoin.config.job import Job, sets_aside
@@ -35,6 +33,7 @@ from swjoin.core.data_messages import Delivery
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.sequence_numbers import stamped_layout
 from swjoin.core.storage import AppendedFile, Background, Executor, Executors
+from swjoin.core.version import __version__
 
 
 def checkpoint_folder(job: Job, executors: Executors = Background) -> CheckpointFolder:
@@ -141,7 +140,7 @@ class MasterKeeper:
                         if what.endswith("buffered") and master.order is not None:
                             layout = stamped_layout(layout)
                         check_layout([in_memory(batch) for batch in batches], layout, what)
-            restore(master, snapshot.plain, snapshot.tuples, now_us)
+            master.restore(snapshot.plain, snapshot.tuples, now_us)
         dictionary = self._dictionary
         if dictionary is not None and self._keys is not None and len(dictionary) == 0:  # else: of this process, and larger
             with restoring(self._keys[0].path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TypeVar
 
 from swjoin.core.errors import UserError
@@ -51,3 +52,20 @@ def one_or_two(text: str, number: Callable[[str], Number], refusal: str) -> tupl
     except ValueError:
         raise UserError(refusal) from None
     return left, right
+
+
+def hostfile(args: argparse.Namespace) -> Path | None:
+    """The file of --hostfile. UserError when it cannot be used."""
+    if args.hostfile is None:
+        return None
+    path = Path(args.hostfile)
+    if args.ranks is None:
+        raise UserError("--hostfile: say how many ranks to start on these hosts with -n")
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise UserError(f"--hostfile {path}: cannot be read ({reason})") from None
+    if not any(line.split("#")[0].strip() for line in lines):
+        raise UserError(f"--hostfile {path}: names no host; write lines such as: node01 slots=4")
+    return path.absolute()

@@ -40,7 +40,7 @@ def run_doctor(args: argparse.Namespace) -> int:
     launched = launcher_size()
     if launched > 1:
         return _as_a_rank(args, launched, directory)
-    from swjoin.cli.commands import hostfile
+    from swjoin.cli.common_args import hostfile
 
     hosts = hostfile(args)
     ranks = 3 if args.ranks is None else args.ranks

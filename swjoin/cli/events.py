@@ -9,6 +9,7 @@ Stays out: what the kinds of events mean (`cluster.master.controller`), tables o
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import itertools
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from swjoin.cli.common_args import separate
 from swjoin.cli.summary import duration_text, on_terminal, size_text
 from swjoin.connectors.files import run_folder
 from swjoin.core.data_messages import RunEvent
@@ -194,3 +196,8 @@ def print_timeline(run_dir: Path, kinds: Sequence[str] = (), slave: int | None =
     console.print(between if rows else f"no such events{between}")
     for name, value in end:
         console.print(Text.assemble((name, "bold"), value))
+
+
+def run_events(args: argparse.Namespace) -> int:
+    print_timeline(Path(args.dir), separate(args.kinds), args.slave, args.group)
+    return 0

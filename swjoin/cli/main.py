@@ -2,12 +2,13 @@
 
 What: `main(argv) -> exit code`. `swjoin ... | head` ends quietly, with the code of a process that SIGPIPE ended.
 Why: `swjoin --help` must be instant, so nothing heavy is imported here; commands import what they need.
-Stays out: what the commands do (`cli.commands`).
+Stays out: what the commands do: `run_COMMAND` in the module of that name, or in that of `_MODULES`.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import select
 import signal
@@ -20,6 +21,7 @@ from typing import NoReturn
 from swjoin.cli.parser import Parser
 from swjoin.core.errors import SwjoinError
 
+_MODULES = {"calibrate": "simulate", "push": "serve", "rank": "run", "tail": "serve"}  # commands without a module of their own
 TIME_UNITS = ["s", "ms", "us", "ns"]
 HOWS = ["inner", "left", "right", "full", "semi", "anti"]  # as in `oracle`, which is not to be imported here
 
@@ -390,7 +392,7 @@ def _perform(argv: list[str] | None) -> int:
     debug = "--debug" in (sys.argv[1:] if argv is None else argv)
     args = build_parser().parse_args(argv)
     if args.version:
-        from swjoin import __version__
+        from swjoin.core.version import __version__
 
         print(f"swjoin {__version__}")
         return 0
@@ -401,10 +403,9 @@ def _perform(argv: list[str] | None) -> int:
     if args.command != "_rank" and threading.current_thread() is threading.main_thread() and not _under_a_launcher():
         before = signal.signal(signal.SIGTERM, _terminate)
     try:
-        from swjoin.cli import commands
-
-        handler = getattr(commands, f"run_{args.command.lstrip('_')}")
-        return int(handler(args))
+        command = args.command.lstrip("_")
+        module = importlib.import_module(f"swjoin.cli.{_MODULES.get(command, command)}")
+        return int(getattr(module, f"run_{command}")(args))
     except SwjoinError as error:
         if debug:
             traceback.print_exc()

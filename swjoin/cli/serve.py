@@ -29,7 +29,7 @@ _AGAIN_S = 0.5
 
 
 def run_serve(args: argparse.Namespace) -> int:
-    from swjoin.cli.commands import start_run
+    from swjoin.cli.run import start_run
 
     config = None
     if args.resume is None and args.config is not None:

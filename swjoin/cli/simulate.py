@@ -1,7 +1,7 @@
 """The commands that foretell runs: `simulate` and `calibrate`.
 
 What: `run_simulate`, `run_calibrate`, and their tables.
-Why: `cli.commands` is about runs.
+Why: `cli.run` is about runs.
 Stays out: parsing (`cli.main`), the plan (`forecast.model.run`), measuring (`forecast.calibrate.roles`).
 """
 

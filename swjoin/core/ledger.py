@@ -1,6 +1,6 @@
 """Counts that must balance: rows read, joined, null, late and shed, per stream and in all.
 
-What: `StreamCounts`, `Ledger`.
+What: `StreamCounts`, `Ledger`, `Proof`.
 Why: every run carries its ledger, and a run whose ledger does not balance fails.
 Stays out: who counts (`cluster.master.intake`, `cluster.collector`), how a report shows it (`runtime.run_report`).
 """
@@ -62,3 +62,16 @@ class Ledger:
     @property
     def balanced(self) -> bool:
         return not self.complaints()
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What identifies a result, and the account of every row. digest: 16 hex digits, see docs/semantics.md.
+
+    warnings: what makes the result implausible, a line each.
+    """
+
+    count: int
+    digest: str
+    ledger: Ledger = field(repr=False)
+    warnings: tuple[str, ...] = field(default=(), repr=False, compare=False)

@@ -81,7 +81,7 @@ def _gather(channel: Channel, value: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _places() -> dict[str, Any]:
-    from swjoin import __version__
+    from swjoin.core.version import __version__
     from swjoin.runtime.launch import several_hosts
 
     shm = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else None

@@ -1,6 +1,6 @@
 """A predicate's text becomes a program over packed rows: names are looked up, types are checked.
 
-What: `resolve`, which side and column a name means; `compile_where(node, left, right) -> Program`; `compile_query`.
+What: `resolve`, which side and column a name means; `compile_where(node, left, right) -> Program`; `compile_text`.
 Why: only here both are known, what the columns are called and how their rows are packed.
 Stays out: the text (`where`), evaluating (`expressions.vm`).
 
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from swjoin.config.sections import QueryConfig
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.core.errors import UserError
 from swjoin.core.row_codec import StreamCodec
@@ -268,8 +267,6 @@ def compile_where(node: Node, left: StreamCodec, right: StreamCodec, *, counted:
     return _Compiler((left, right), counted=counted).whole(node)
 
 
-def compile_query(query: QueryConfig, left: StreamCodec, right: StreamCodec) -> p.Program | None:
-    """A query's predicate, over rows as these codecs pack them; None without one. UserError when its types do not fit."""
-    if query.where is None:
-        return None
-    return compile_where(parse_where(query.where), left, right, counted=query.bounds.counted)
+def compile_text(where: str | None, left: StreamCodec, right: StreamCodec, *, counted: bool) -> p.Program | None:
+    """A predicate given as text, over rows as these codecs pack them; None without one. UserError when its types do not fit."""
+    return None if where is None else compile_where(parse_where(where), left, right, counted=counted)

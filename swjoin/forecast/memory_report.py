@@ -10,39 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from swjoin.config.job import Job
-from swjoin.config.run import RunConfig
 from swjoin.core.errors import SwjoinError
 from swjoin.runtime.open import open_job_sources
 
 if TYPE_CHECKING:
     from swjoin.forecast.input_profile import Inflow
     from swjoin.forecast.memory import MemoryPlan
-
-
-def memory_report(
-    config: RunConfig, master: dict[str, Any], slaves: list[dict[str, Any]], ranks: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """What was taken; everything foretold is None until `add_plan`. Bytes."""
-    return {
-        "unforeseen": "not planned",
-        "slaves": [
-            {
-                "slave": s["slave"],
-                "window": {"predicted": None, "peak": s["windows"]["peak_bytes"], "limit": config.module.window_bytes},
-                "blocks": {"predicted": None, "peak": s["windows"]["peak_block_bytes"]},
-                "payload": {"predicted": None, "peak": s["windows"]["peak_payload_bytes"]},
-                "buffer": {"predicted": None, "peak": s["peak_buffer_bytes"], "limit": config.module.stream_buffer_bytes},
-                "left": {"window_tuples": s["windows"]["left_tuples"], "window_bytes": s["windows"]["left_bytes"]},
-            }
-            for s in slaves
-        ],
-        "master": {
-            "buffer": {"predicted": None, "peak": master["peak_buffer_bytes"], "limit": config.cluster.mini_buffer_bytes}
-        },
-        "ranks": {
-            str(r["rank"]): {"predicted": None, "start": r.get("start_rss_bytes"), "peak": r["peak_rss_bytes"]} for r in ranks
-        },
-    }
 
 
 def job_inflow(job: Job, *, with_rates: bool = True) -> Inflow:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -22,20 +22,44 @@ from swjoin.core.batch import I64, LEFT, RIGHT, U8, RowLayout, TupleBatch, check
 from swjoin.core.data_messages import Delivery, StateChunk
 from swjoin.core.errors import RunFailed
 from swjoin.core.ids import EpochIndex, GroupId
+from swjoin.core.join_semantics import Bounds, JoinKind
 from swjoin.core.record_layout import FLAG_BITS, FLAGS
-
-if TYPE_CHECKING:
-    from swjoin.operators.join_step import Work
-    from swjoin.operators.window_join import WindowJoin
 from swjoin.operators.join_operator import Journey
+from swjoin.operators.join_step import Work
+from swjoin.operators.unmatched_rows import Unmatched
+from swjoin.state.payload_store import PayloadStore
+from swjoin.state.window_state import WindowState
 
 _TUPLE_BYTES = 24  # key, time, id
+
+
+class MovableWindows(Protocol):
+    """What a movement needs of the join whose windows a partition-group leaves or enters (`WindowJoin`)."""
+
+    bounds: Bounds
+    kind: JoinKind
+    state: WindowState
+    payload: tuple[PayloadStore | None, ...]
+    unmatched: Unmatched
+
+    @property
+    def times_us(self) -> tuple[int, int]: ...
+    def open(self, delivery: Delivery, *, settles: bool = False) -> Work: ...
+    def set_floor(self, group: GroupId, times_us: tuple[int, int]) -> None: ...
+    def lift_floor(self, group: GroupId) -> None: ...
+    def look_again(self, times_us: tuple[int, int]) -> None: ...
+    def make_room(self, batches: tuple[TupleBatch, ...], first_stream: int = LEFT, blocks: int = 0) -> bool: ...
+    def store_payload(self, stream: int, batch: TupleBatch) -> int: ...
+    def limit_blocks(self) -> None: ...
+    def forget_payload(self) -> None: ...
 
 
 class Departure:
     """Hides a partition-group of `join` and yields it. pending: delivered, not joined tuples, left and right, in time order."""
 
-    def __init__(self, join: WindowJoin, journey: Journey, pending: tuple[TupleBatch, TupleBatch], chunk_bytes: int) -> None:
+    def __init__(
+        self, join: MovableWindows, journey: Journey, pending: tuple[TupleBatch, TupleBatch], chunk_bytes: int
+    ) -> None:
         self.journey = journey
         self.tuples = 0
         self.nbytes = 0
@@ -126,7 +150,7 @@ def pieces(batch: TupleBatch, chunk_bytes: int) -> list[TupleBatch]:
 class Arrival:
     """Rebuilds a partition-group in the windows of `join` from its chunks, in order. RunFailed when they do not fit."""
 
-    def __init__(self, join: WindowJoin, first: StateChunk) -> None:
+    def __init__(self, join: MovableWindows, first: StateChunk) -> None:
         if first.directory is None or first.index != 0:
             raise RunFailed(f"partition-group {first.group}: chunk {first.index} came before the directory")
         self.first = first
@@ -205,7 +229,7 @@ class Arrival:
         return self._join.open(delivery, settles=True)
 
 
-def _layout(join: WindowJoin, stream: int) -> RowLayout | None:
+def _layout(join: MovableWindows, stream: int) -> RowLayout | None:
     store = join.payload[stream]
     return None if store is None else store.layout
 

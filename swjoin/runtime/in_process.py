@@ -48,7 +48,6 @@ from swjoin.config.job import Job
 from swjoin.core.data_messages import ResultChunk
 from swjoin.core.errors import NotWritten
 from swjoin.core.ids import SlaveId
-from swjoin.forecast.memory_report import add_plan
 from swjoin.monitor.host_load import RankMeter, machine_report
 from swjoin.monitor.process_memory import FreedMemory, keep_freed_memory, peak_rss_bytes, rss_bytes
 from swjoin.policy.epochs import next_exchange_us, slot_offset_us
@@ -56,7 +55,7 @@ from swjoin.runtime.clock import RunClock
 from swjoin.runtime.idle_sources import PATIENCE_S
 from swjoin.runtime.kernel_preload import load_master_kernels, load_slave_kernels
 from swjoin.runtime.plausibility import add_warnings
-from swjoin.runtime.run_report import build_report, check_ledger, proof_of, publish
+from swjoin.runtime.run_report import CompleteReport, build_report, check_ledger, proof_of, publish
 from swjoin.runtime.shells import CollectorShell, MasterShell
 from swjoin.runtime.signals import stop_signals
 from swjoin.runtime.slow_node import Throttle
@@ -73,18 +72,20 @@ def default_slave_count() -> int:
     return max(1, min(cores - 1, _MOST_SLAVES))
 
 
-def run_local(job: Job, progress: bool, slave_count: int | None = None) -> dict[str, Any]:
+def run_local(
+    job: Job, progress: bool, slave_count: int | None = None, complete_report: CompleteReport | None = None
+) -> dict[str, Any]:
     """Run a job in this process and return the content of run.json (also written where the job says).
 
     Raises UserError for bad input, RunFailed when the run or its ledger fails; results then stay marked incomplete.
     """
     try:
-        return _run_local(job, progress, slave_count)
+        return _run_local(job, progress, slave_count, complete_report)
     except NotWritten as error:
         raise NotWritten(f"{error}; make room, then {job.go_on()}") from None
 
 
-def _run_local(job: Job, progress: bool, slave_count: int | None) -> dict[str, Any]:
+def _run_local(job: Job, progress: bool, slave_count: int | None, complete_report: CompleteReport | None) -> dict[str, Any]:
     started = time.monotonic()
     keep_freed_memory()
     slave_count = default_slave_count() if slave_count is None else slave_count
@@ -128,7 +129,8 @@ def _run_local(job: Job, progress: bool, slave_count: int | None) -> dict[str, A
     if report["join_s"] > 0:
         tuples = sum(report["input"][name]["tuples"] for name in ("left", "right"))
         report["input_tuples_per_s"] = (tuples - loop.resumed_tuples) / report["join_s"]
-    add_plan(report, job)
+    if complete_report is not None:
+        complete_report(report, job)
     add_warnings(report, job, shell.sources)
     publish(job, report)
     shell.forget_checkpoints()

@@ -51,11 +51,12 @@ def open_job_sources(job: Job) -> tuple[Source, Source]:
 def compile_job_where(job: Job, sources: tuple[Source, Source]) -> Program | None:
     """The predicate of a job, over rows as these sources pack them; none where a file without rows does not tell the types, and
     there will be no pairs. UserError when its types do not fit."""
-    from swjoin.expressions.compiler import compile_query
+    from swjoin.expressions.compiler import compile_text
 
     if any(getattr(source, "untyped", False) for source in sources):
         return None
-    return compile_query(job.config.query, sources[LEFT].codec, sources[RIGHT].codec)
+    query = job.config.query
+    return compile_text(query.where, sources[LEFT].codec, sources[RIGHT].codec, counted=query.bounds.counted)
 
 
 def open_job_sink(job: Job, plan: OutputPlan) -> Sink:
@@ -83,7 +84,7 @@ def open_job_watcher(job: Job) -> MasterWatcher | None:
 
     UserError when the port is taken, or a library is missing.
     """
-    from swjoin import __version__
+    from swjoin.core.version import __version__
     from swjoin.monitor.role_watchers import open_watcher
     from swjoin.runtime.preflight import launcher_size
 

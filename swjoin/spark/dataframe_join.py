@@ -16,7 +16,7 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any
 
-from swjoin.api.arguments import Duration, TimeUnit, duration_us, one_of, side_units, size_bytes, speaking_python
+from swjoin.config.arguments import Duration, TimeUnit, duration_us, one_of, side_units, size_bytes, speaking_python
 from swjoin.config.run import QueryConfig
 from swjoin.connectors.output_columns import OutputPlan
 from swjoin.connectors.times import TIME_UNITS, TimeColumn, check_times

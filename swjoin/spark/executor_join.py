@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from swjoin.api.materialize import BLOCK_BYTES, pieces_of, row_bytes
 from swjoin.core.batch import I64, LEFT, RIGHT, U64, Pairs, TupleBatch
 from swjoin.core.data_messages import Delivery
 from swjoin.core.errors import RunFailed
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, QueryId, SlaveId
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How
 from swjoin.core.key_encoder import KeyEncoder
+from swjoin.core.row_sizes import BLOCK_BYTES, pieces_of, row_bytes
 from swjoin.operators.window_join import WindowJoin
 from swjoin.spark.shuffle_batches import StreamPlan, ascending, times_us, unpack
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swjoin.api.arguments import speaking_python
+from swjoin.config.arguments import speaking_python
 from swjoin.connectors.times import TimeColumn, microseconds
 from swjoin.core.batch import I64, STREAM_NAMES, Bool, TupleBatch
 from swjoin.core.errors import UserError

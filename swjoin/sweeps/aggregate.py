@@ -14,16 +14,19 @@ mean is then such a bound, and neither its deviation nor its confidence interval
 from __future__ import annotations
 
 import csv
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swjoin.core.errors import UserError
+from swjoin.spark.aggregate_run import check_run, write_run
 from swjoin.spark.session import open_session
 from swjoin.sweeps.experiment import KEYS
 from swjoin.sweeps.metrics import AT_LEAST, BELOW, METRICS, RUN, SPREAD, SUSTAINABLE, t_quantile
-from swjoin.sweeps.results import Axes, Run, Sweep, read_sweep
+from swjoin.sweeps.results import Axes, Run, Sweep, is_sweep, read_sweep
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -376,4 +379,24 @@ def _write(path: Path, table: dict[str, list[Any]]) -> list[Path]:
         write(temporary)
         temporary.replace(final)
         written.append(final)
+    return written
+
+
+def aggregate(directories: Sequence[Path], master: str | None) -> list[Path]:
+    """Write the tables of all these runs and sweeps as Parquet and CSV; returns their paths.
+
+    UserError, before anything is written, when one of the directories is neither, or has nothing to aggregate.
+    """
+    directories = list(dict.fromkeys(directories))
+    sweeps = {directory: read_sweep(directory) for directory in directories if is_sweep(directory)}
+    for directory in directories:
+        source = directory / "metrics" / "slaves.parquet"
+        if directory not in sweeps and not os.path.isfile(source):
+            raise UserError(f"{source}: no such file; is {directory} the directory of a run or of a sweep?")
+        if directory not in sweeps:
+            check_run(directory)
+    written = []
+    with open_session(master, "swjoin aggregate") as spark:
+        for directory in directories:
+            written += write_sweep(spark, sweeps[directory]) if directory in sweeps else write_run(spark, directory)
     return written

@@ -15,7 +15,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
-from swjoin.cli.commands import join_config
+from swjoin.cli.join import join_config
 from swjoin.cli.main import build_parser
 from swjoin.config.run import RunConfig
 from tests.conftest import ROOT

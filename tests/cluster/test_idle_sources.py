@@ -17,7 +17,6 @@ import pytest
 from swjoin.checkpoint.manifest import check_master_state
 from swjoin.cluster.master.intake import StreamIntake
 from swjoin.cluster.master.master import Master
-from swjoin.cluster.master.snapshots import restore
 from swjoin.cluster.messages import SavePart, SlaveReported, StopRequested, StreamIdle, TuplesRead
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import TimeConfig
@@ -220,7 +219,7 @@ def test_a_stop_is_heard_when_nobody_has_ever_spoken() -> None:
     plain = json.loads(json.dumps(saved.plain))
     check_master_state(Path("x"), plain, 0, 0, 4)
     other = Master(config, 1, (None, None))
-    restore(other, plain, saved.tuples, 0)
+    other.restore(plain, saved.tuples, 0)
     other.start()
     other.handle(TuplesRead(0, rows([-5, 3])), 300)
     assert other.streams[0].counts.late == 0  # nothing had been promised

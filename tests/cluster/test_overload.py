@@ -15,7 +15,6 @@ import pytest
 from swjoin.cluster.master.master import Master
 from swjoin.cluster.master.overload import Overload
 from swjoin.cluster.master.selectivity import MatchEstimates
-from swjoin.cluster.master.snapshots import restore
 from swjoin.cluster.master.tuple_queue import Pending, StoreFullError
 from swjoin.cluster.messages import Deliver, SavePart, SlaveReported, StopRequested, StreamEnded, TuplesRead
 from swjoin.config.loader import config_from_plain
@@ -243,7 +242,7 @@ def test_a_restored_master_keeps_spilled_tuples_on_disk_and_slaves_get_what_they
         saved = next((c.snapshot for c in commands if isinstance(c, SavePart)), None)
     assert master.buffers.stored_bytes > 10 << 20
     other = a_master("two")
-    restore(other, json.loads(json.dumps(saved.plain)), saved.tuples, 100_000 * slots)
+    other.restore(json.loads(json.dumps(saved.plain)), saved.tuples, 100_000 * slots)
     other.buffers.validate()
     assert other.buffers.nbytes < 40 << 20  # a piece of each stream
     assert other.buffers.stored_bytes > master.buffers.stored_bytes / 2

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 import swjoin
 from swjoin.api import materialize
-from swjoin.api.materialize import row_bytes
+from swjoin.core import row_sizes
 from swjoin.core.arrow_views import decoded
 from swjoin.core.join_semantics import JOIN_KINDS
+from swjoin.core.row_sizes import row_bytes
 from swjoin.operators import window_join
 from tests.runtime.test_mpi import command
 
@@ -348,7 +349,7 @@ def test_blocks_are_bounded_by_bytes(how: Any, limit: int, monkeypatch: pytest.M
     want, flat = (
         swjoin.join(*tables, **arguments) for tables in ((left, right), [t.drop_columns(["b"]) for t in (left, right)])
     )
-    monkeypatch.setattr(materialize, "BLOCK_BYTES", limit)
+    monkeypatch.setattr(row_sizes, "BLOCK_BYTES", limit)
     monkeypatch.setattr(window_join, "TAIL_BYTES", limit)
     found = swjoin.join(left, right, **arguments)
     found.validate(full=True)

@@ -27,7 +27,7 @@ from swjoin.diagnostics.startup_memory import measure
 from swjoin.forecast.input_profile import BModelKeys, workload_inflow
 from swjoin.forecast.key_distribution import shares
 from swjoin.forecast.memory import plan_memory, to_plain
-from swjoin.forecast.memory_report import foretell
+from swjoin.forecast.memory_report import add_plan, foretell
 from swjoin.operators.join_operator import Journey
 from swjoin.operators.window_join import WindowJoin
 from swjoin.runtime.in_process import run_local
@@ -57,7 +57,7 @@ def plain(
 
 def run(config: dict[str, Any], folder: Path, slaves: int = 2) -> dict[str, Any]:
     job = Job(config_from_plain(config), folder / "run" / "results", True, folder / "run", None, "test")
-    return run_local(job, False, slaves)
+    return run_local(job, False, slaves, complete_report=add_plan)
 
 
 def check(memory: dict[str, Any], factor: float = WITHIN) -> None:

@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 
 from swjoin.checkpoint.delivery_log import replay
 from swjoin.checkpoint.store import CheckpointFolder
-from swjoin.cli.commands import resumed_job
+from swjoin.cli.run import resumed_job
 from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain
 from swjoin.core.errors import SwjoinError

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from swjoin.checkpoint import manifest
-from swjoin.cli.commands import resumed_job
+from swjoin.cli.run import resumed_job
 from swjoin.cluster import wire
 from swjoin.cluster.messages import Delivered
 from swjoin.cluster.slave.slave import Slave

@@ -21,14 +21,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from conftest import ROOT, Outcome
-from live_stage import LEFT, Stage
 
 from swjoin.connectors.flight.client import ServerGoneError, connect
 from swjoin.connectors.flight.ingest import plain_text
 from swjoin.connectors.flight.server import more_files
 from swjoin.core.errors import RunFailed, UserError
+from tests.conftest import ROOT, Outcome
 from tests.support.limits import LONG_S, PROCESS_S
+from tests.support.live_stage import LEFT, Stage
 
 LONGEST = 600  # characters of a line
 BUSY = "push or take already (serve.clients); try again later"

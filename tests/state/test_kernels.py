@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_window_join import delivery, drive, make, stream
 
 from swjoin.core.batch import PayloadRows, RowLayout, TupleBatch
 from swjoin.core.data_messages import Route
@@ -18,6 +17,7 @@ from swjoin.core.join_semantics import Bounds, pair_digest
 from swjoin.policy.epochs import EpochSize
 from swjoin.state.payload_store import PAGE_ROWS, PayloadStore
 from swjoin.state.simd import LANES, count_ones, leading_zeros, match_mask, trailing_zeros
+from tests.operators.test_window_join import delivery, drive, make, stream
 from tests.tools.oracle import brute_force
 
 

@@ -16,8 +16,7 @@ import pytest
 
 from swjoin.core.errors import UserError
 from swjoin.core.metric_columns import COLUMNS, INTEGER_COLUMNS
-from swjoin.spark.aggregate_run import aggregate
-from swjoin.sweeps.aggregate import aggregate_sweep
+from swjoin.sweeps.aggregate import aggregate, aggregate_sweep
 from swjoin.sweeps.metrics import METRICS, is_metric, t_quantile
 from swjoin.sweeps.results import read_sweep
 from tests.support.limits import LONG_S

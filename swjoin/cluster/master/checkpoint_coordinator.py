@@ -4,7 +4,7 @@ What: `Checkpoints`: a checkpoint falls due, begins with a distribution epoch th
 durable part by part, and is completed.
 Why: distribution epochs are synchronous, so "all deliveries up to this epoch" is a consistent cut without markers between
 slaves; what has to hold for it is in one place.
-Stays out: what the parts hold (`cluster.master.snapshots`, `checkpoint.store`), writing, restoring.
+Stays out: what the parts hold (`cluster.master.master`, `checkpoint.store`), writing, restoring.
 
 A cut is clean only while no partition-group is on its way: what a supplier had not joined travels, and its results would come
 from both sides of the cut. So a checkpoint waits until the moves in flight have ended, and no new ones are decided until every

@@ -17,6 +17,7 @@ History (`measure.prefill`) comes before the first epoch of realtime pace, as fa
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from swjoin.cluster.master.arrival_sequence import CommonOrder, released
@@ -30,7 +31,6 @@ from swjoin.cluster.master.overload import Overload
 from swjoin.cluster.master.prefill import History
 from swjoin.cluster.master.read_scheduler import Reading
 from swjoin.cluster.master.slots import Slots
-from swjoin.cluster.master.snapshots import snapshot
 from swjoin.cluster.master.tuple_queue import Store
 from swjoin.cluster.messages import (
     BeginMeasuring,
@@ -46,6 +46,7 @@ from swjoin.cluster.messages import (
     SavePart,
     SetAside,
     SlaveReported,
+    Snapshot,
     StopRequested,
     StreamEnded,
     StreamIdle,
@@ -53,7 +54,7 @@ from swjoin.cluster.messages import (
     TuplesRead,
 )
 from swjoin.config.run import RunConfig
-from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout
+from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout, StoredBatch, TupleBatch, in_memory
 from swjoin.core.data_messages import Delivery, GroupLoads
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, QueryId, SlaveId
 from swjoin.policy.epochs import slot_end_us, slots_ended, slots_to_skip, sub_group_of
@@ -365,7 +366,7 @@ class Master:
         """All deliveries before a checkpoint have been made: the master's part of it is what it has kept."""
         generation = self.checkpoints.cut(self._needed_us)
         self._checkpoint = False
-        self._saves.append(SavePart(generation, snapshot(self)))
+        self._saves.append(SavePart(generation, self.snapshot()))
 
     def _begin_epoch(self, below_us: int, now_us: int) -> None:
         """The next distribution epoch: whom it serves, and whether it is the last."""
@@ -390,9 +391,49 @@ class Master:
             self._served = [SlaveId(s) for s in range(self.slave_count)]
             self._resting = [] if self._last else [s for s in self._served if s not in self.controller.active]
 
-    # ------------------------------------------------------------ across a crash (`cluster.master.snapshots`)
+    # ------------------------------------------------------------ across a crash
 
-    def plain_state(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
+        """Everything but what has been delivered; between two distribution epochs, with no partition-group on its way.
+
+        A master is then: what it has read and not delivered, where its streams stand, and a few counters. Everything else
+        follows from the configuration; window state is the log of what was delivered (`checkpoint.delivery_log`).
+        """
+        assert not self.controller.moves, "a snapshot in the middle of a state movement"
+        plain: dict[str, Any] = {
+            "master": self._plain_state(),
+            "controller": self.controller.plain_state(),
+            "overload": self.overload.plain_state(),
+            "streams": [stream.plain_state() for stream in self.streams],
+        }
+        tuples: dict[str, Sequence[TupleBatch | StoredBatch]] = {}
+        for stream in (LEFT, RIGHT):
+            name = STREAM_NAMES[stream]
+            tuples[f"{name} buffered"] = self.buffers.pending(stream)
+            tuples |= {f"{name} {what}": batches for what, batches in self.streams[stream].tuples_kept().items()}
+        return Snapshot(plain, tuples)
+
+    def restore(self, plain: dict[str, Any], tuples: Mapping[str, Sequence[TupleBatch | StoredBatch]], now_us: int) -> None:
+        """A new master goes on where the snapshot was taken. tuples: as in the snapshot.
+
+        It may have another number of slaves: partition-groups are placed anew then; with as many slaves as before, every
+        partition-group goes to the slave of the same number.
+        """
+        self.controller.restore(plain["controller"], now_us)
+        self.buffers.reroute(self.controller.router)
+        for stream in (LEFT, RIGHT):
+            name = STREAM_NAMES[stream]
+            kept: dict[str, list[TupleBatch]] = {
+                what.removeprefix(f"{name} "): [in_memory(batch) for batch in batches]
+                for what, batches in tuples.items()
+                if what.startswith(f"{name} ")
+            }
+            self.buffers.put_back(stream, kept.pop("buffered"))
+            self.streams[stream].restore(plain["streams"][stream], kept)
+        self.overload.restore(plain["overload"])
+        self._restore_state(plain["master"], now_us)
+
+    def _plain_state(self) -> dict[str, Any]:
         """All but streams, buffers and controller, ready for JSON."""
         return {
             "epoch": int(self.epoch),
@@ -409,7 +450,7 @@ class Master:
             "order": None if self.order is None else self.order.plain_state(),
         }
 
-    def restore_state(self, plain: dict[str, Any], now_us: int) -> None:
+    def _restore_state(self, plain: dict[str, Any], now_us: int) -> None:
         self.epoch = EpochIndex(plain["epoch"])
         self.checkpoints.restore(plain["generation"], plain["epoch"], now_us, plain["completed"] + 1)
         self.checkpoints.all_held = plain["all_held"]

@@ -35,14 +35,23 @@ from swjoin.runtime.mpi.master_rank import MasterRank
 from swjoin.runtime.mpi.rank import COLLECTOR, FAILURE, FIRST_SLAVE, MASTER, EndedEarlyError
 from swjoin.runtime.mpi.resilient_channel import SurvivingChannel, library_survives
 from swjoin.runtime.mpi.slave_rank import SlaveRank
+from swjoin.runtime.run_report import CompleteReport
 from swjoin.runtime.signals import stop_signals
 
 _FLUSH_S = 3.0  # how long a failing rank leaves the collector to mark its results incomplete
 _ROLES = ("master", "collector")
 
 
-def run_rank(job: Job, progress: bool, debug: bool = False, tell: Callable[[dict[str, Any]], None] | None = None) -> None:
-    """Play this rank's role to the end. tell: takes the content of run.json, on rank 0. Does not return where ranks may die.
+def run_rank(
+    job: Job,
+    progress: bool,
+    debug: bool = False,
+    tell: Callable[[dict[str, Any]], None] | None = None,
+    complete_report: CompleteReport | None = None,
+) -> None:
+    """Play this rank's role to the end. Does not return where ranks may die.
+
+    tell: takes the content of run.json, on rank 0. complete_report: may add to it before.
 
     Bad input found before the run starts raises UserError on rank 0 and ends the other ranks quietly with the same exit code.
     A failure during the run prints one line with rank, role, host and epoch, and ends the whole job.
@@ -63,7 +72,7 @@ def run_rank(job: Job, progress: bool, debug: bool = False, tell: Callable[[dict
     place = [f"rank {rank} ({name}) on {platform.node()}"]
     role: MasterRank | CollectorRank | SlaveRank
     role = (
-        MasterRank(job, place, progress)
+        MasterRank(job, place, progress, complete_report)
         if rank == MASTER
         else CollectorRank(job, place)
         if rank == COLLECTOR

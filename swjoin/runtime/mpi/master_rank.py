@@ -27,7 +27,6 @@ from swjoin.cluster.wire import (
 )
 from swjoin.config.job import Job
 from swjoin.core.ids import SlaveId
-from swjoin.forecast.memory_report import add_plan
 from swjoin.monitor.host_load import machine_report
 from swjoin.policy.epochs import next_exchange_us
 from swjoin.runtime.clock import RunClock
@@ -55,7 +54,7 @@ from swjoin.runtime.mpi.rank import (
     parse,
 )
 from swjoin.runtime.plausibility import add_warnings
-from swjoin.runtime.run_report import build_report, check_ledger, proof_of, publish
+from swjoin.runtime.run_report import CompleteReport, build_report, check_ledger, proof_of, publish
 
 if TYPE_CHECKING:
     from swjoin.checkpoint.store import Manifest
@@ -71,8 +70,9 @@ def _delivered(master: Master) -> int:
 class MasterRank(Rank):
     """The master. Its `play` returns the content of run.json."""
 
-    def __init__(self, job: Job, place: list[str], progress: bool) -> None:
+    def __init__(self, job: Job, place: list[str], progress: bool, complete_report: CompleteReport | None = None) -> None:
         super().__init__(job, place)
+        self._complete_report = complete_report
         self.started_s = time.monotonic()
         self.recoveries: list[dict[str, Any]] = []
         self._progress = progress
@@ -194,7 +194,8 @@ class MasterRank(Rank):
         report["join_s"] = now - (self._first_read_s or now)
         tuples = sum(report["input"][name]["tuples"] for name in ("left", "right")) - self._resumed_tuples
         report["input_tuples_per_s"] = tuples / report["join_s"] if report["join_s"] > 0 else 0.0
-        add_plan(report, self.job)
+        if self._complete_report is not None:
+            self._complete_report(report, self.job)
         assert self._shell is not None
         add_warnings(report, self.job, self._shell.sources)
         publish(self.job, report)

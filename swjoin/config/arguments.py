@@ -1,6 +1,6 @@
 """What a call of the API says, as a configuration; and complaints in Python's words.
 
-What: `Request` (the arguments that all joins share) and its `config`; `speaking_python`; `Proof`.
+What: `Request` (the arguments that all joins share) and its `config`; `speaking_python`.
 Why: there is one place where `how`, bounds, keys and lateness become a `QueryConfig` and a `RunConfig`, so that a join means
 the same from Python as from the command line.
 Stays out: data (`api.inputs`), joining (`api.embedded_join`).
@@ -12,7 +12,7 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, TypeAlias, cast, get_args
 
@@ -20,7 +20,6 @@ from swjoin.config.run import ClusterConfig, ModuleConfig, QueryConfig, RunConfi
 from swjoin.core.batch import LEFT, STREAM_NAMES
 from swjoin.core.errors import SwjoinError, UserError
 from swjoin.core.join_semantics import How
-from swjoin.core.ledger import Ledger
 from swjoin.core.units import parse_duration_us, parse_size_bytes
 
 JOIN_THETA_BYTES = 32 << 10  # 512 tuples of both streams, near the optimum of benchmarks/join_module.py
@@ -32,19 +31,6 @@ Last: TypeAlias = int | tuple[int, int]
 Late: TypeAlias = Literal["error", "drop", "side"]
 TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
 Bound: TypeAlias = Literal["lower", "upper"]
-
-
-@dataclass(frozen=True)
-class Proof:
-    """What identifies a result, and the account of every row. digest: 16 hex digits, see docs/semantics.md.
-
-    warnings: what makes the result implausible, a line each.
-    """
-
-    count: int
-    digest: str
-    ledger: Ledger = field(repr=False)
-    warnings: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
 
 @contextmanager
@@ -123,6 +109,16 @@ def side_units(both: TimeUnit | None, left: TimeUnit | None, right: TimeUnit | N
     if both is not None and left is not None and right is not None:
         raise UserError("give --time-unit, or --left-time-unit, --right-time-unit: not all three")
     return left or both, right or both
+
+
+def check_workers(threads: int | None, ranks: int | None) -> None:
+    """UserError unless slaves in this process, or MPI ranks, can be that many."""
+    for value, name, least in ((threads, "threads", 1), (ranks, "ranks", 3)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+            why = "a cluster needs a master, a collector and one slave" if name == "ranks" else "one join module at least"
+            raise UserError(f"{name}: {value!r}: must be {least} or more ({why})")
+    if threads is not None and ranks is not None:
+        raise UserError("threads: on MPI every slave is a rank of its own; give ranks alone")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,106 @@
+"""`swjoin join`: two files or directories.
+
+What: `join_config`, `run_join`.
+Why: settings for speed rather than the paper's.
+Stays out: starting the job (`cli.run`).
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from swjoin.cli.common_args import given_ranks, one_or_two, separate
+from swjoin.cli.run import start_job, typed_command
+from swjoin.config.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS, JOIN_THETA_BYTES, side_units
+from swjoin.config.job import Job, late_target
+from swjoin.config.run import ClusterConfig, ModuleConfig, QueryConfig, RunConfig, SinkConfig, StreamConfig, TimeConfig
+from swjoin.core.batch import LEFT, RIGHT
+from swjoin.core.errors import UserError
+from swjoin.core.units import parse_duration_us, parse_size_bytes
+from swjoin.runtime.preflight import launcher_size
+
+
+def _query(args: argparse.Namespace) -> QueryConfig:
+    exclusive = tuple(e for e in args.exclusive.split(",") if e)
+    for name in exclusive:
+        if name not in ("lower", "upper"):
+            raise UserError(f"--exclusive {args.exclusive}: write lower, upper, or lower,upper")
+    rest: dict[str, Any] = {"how": args.how, "where": args.where}
+    if args.last is not None:
+        if exclusive or not (args.within is args.lower is args.upper is None):
+            raise UserError("give --last, or bounds of time, not both")
+        refusal = f"--last {args.last}: write a number of tuples, or two: of the left and of the right stream"
+        return QueryConfig(0, 0, last=one_or_two(args.last, int, refusal), **rest)
+    if args.within is not None:
+        if args.lower is not None or args.upper is not None:
+            raise UserError("give --within, or --lower and --upper, not both")
+        window_us = parse_duration_us(args.within)
+        if window_us < 0:
+            raise UserError(f"--within {args.within}: a window cannot be negative")
+        return QueryConfig(-window_us, window_us, exclusive, **rest)  # type: ignore[arg-type]
+    if args.lower is None or args.upper is None:
+        raise UserError("the window is missing: give --within, or --lower and --upper, or --last")
+    lower_us, upper_us = parse_duration_us(args.lower), parse_duration_us(args.upper)
+    return QueryConfig(lower_us, upper_us, exclusive, **rest)  # type: ignore[arg-type]
+
+
+def _keys(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    left, right = separate(args.left_on or args.on), separate(args.right_on or args.on)
+    if not left or not right:
+        raise UserError("the join columns are missing: give --on KEY, or --left-on and --right-on")
+    return left, right
+
+
+def sink_kind(out: str) -> str:
+    """parquet, csv or count, by what -o says."""
+    if out == "count":
+        return "count"
+    name = Path(out).name.lower()
+    if name.endswith(".parquet"):
+        return "parquet"
+    if name.endswith((".csv", ".csv.gz")):
+        return "csv"
+    raise UserError(f"-o {out}: end it in .parquet, .csv or .csv.gz, or write count")
+
+
+def join_config(args: argparse.Namespace) -> RunConfig:
+    """The configuration of a `join`, with settings for speed rather than the paper's."""
+    left_on, right_on = _keys(args)
+    columns = None if args.columns is None else separate(args.columns)
+    units, zone = side_units(args.time_unit, args.left_time_unit, args.right_time_unit), args.assume_timezone
+    on_mpi = args.ranks is not None or launcher_size() > 1
+    partitions = (CLUSTER_PARTITIONS if on_mpi else JOIN_PARTITIONS) if args.partitions is None else args.partitions
+    cluster: dict[str, Any] = {"partition_count": partitions, "distribution_epoch_us": 0}
+    cluster["communication"] = args.communication
+    if args.pace == "realtime" and args.epoch is None:
+        raise UserError("--pace realtime needs a distribution epoch: give --epoch, such as --epoch 250ms")
+    if args.epoch is not None:
+        cluster["distribution_epoch_us"] = parse_duration_us(args.epoch)
+    module: dict[str, Any] = {"theta_bytes": JOIN_THETA_BYTES if args.theta is None else parse_size_bytes(args.theta)}
+    if args.memory is not None:
+        module["window_bytes"] = parse_size_bytes(args.memory)
+    return RunConfig(
+        queries=(_query(args),),
+        left=StreamConfig(args.left, left_on, args.left_time, units[LEFT], args.left_id, columns, assume_timezone=zone),
+        right=StreamConfig(args.right, right_on, args.right_time, units[RIGHT], args.right_id, columns, assume_timezone=zone),
+        pace=args.pace,
+        time=TimeConfig("event", parse_duration_us(args.max_out_of_order), args.late),
+        cluster=ClusterConfig(**cluster),
+        module=ModuleConfig(**module),
+        sink=SinkConfig(sink_kind(args.out), ids=False),  # type: ignore[arg-type]
+    )
+
+
+def run_join(args: argparse.Namespace) -> int:
+    config = join_config(args)
+    ranks = given_ranks(args)
+    target = None if args.out == "count" else Path(args.out)
+    report = None if args.report is None else Path(args.report)
+    if report is not None and not report.parent.is_dir():
+        raise UserError(f"--report {report}: directory {report.parent} does not exist")
+    job = Job(config, target, False, None, report, typed_command())
+    if config.time.late == "side" and late_target(job) is None:
+        raise UserError("--late side with -o count: give --report, so that the late rows have a place beside it")
+    return start_job(job, ranks, args.debug, args.threads)

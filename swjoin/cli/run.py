@@ -1,0 +1,123 @@
+"""`swjoin run`, and how every command starts a job.
+
+What: `start_job`: in-process, on MPI ranks that it launches, or as one of the ranks of a launcher; `run_rank`, which mpirun
+starts; resumption.
+Why: every runtime takes the same `Job`.
+Stays out: launching (`runtime.launch`), what a configuration says (`config`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import platform
+import sys
+from pathlib import Path
+
+from swjoin.cli.common_args import given_ranks, hostfile
+from swjoin.config.job import Job
+from swjoin.config.loader import config_from_plain, load_config
+from swjoin.config.run import RunConfig
+from swjoin.core.errors import UserError
+from swjoin.core.resources import given_or_shipped
+from swjoin.runtime.new_folder import in_new_folder, named
+from swjoin.runtime.preflight import launcher_size
+
+
+def typed_command() -> str:
+    return " ".join(["swjoin", *sys.argv[1:]])
+
+
+def start_job(job: Job, ranks: int | None, debug: bool, threads: int | None, hostfile: Path | None = None) -> int:
+    """Run a job in-process, on MPI ranks that we launch, or as one of the ranks that somebody launched."""
+    from swjoin.runtime import launch, preflight
+
+    if ranks is not None:
+        return launch.launch(job, ranks, debug, hostfile)
+    if preflight.launcher_size() > 1:
+        preflight.check_world()
+        return _play_rank(job, debug)
+    from swjoin.cli.summary import print_summary
+    from swjoin.forecast.memory_report import add_plan
+    from swjoin.runtime.in_process import run_local
+
+    print_summary(run_local(job, progress=True, slave_count=threads, complete_report=add_plan), job)
+    return 0
+
+
+def _play_rank(job: Job, debug: bool) -> int:
+    from swjoin.cli.summary import print_summary
+    from swjoin.forecast.memory_report import add_plan
+    from swjoin.runtime.mpi.main import run_rank as play
+
+    play(job, progress=True, debug=debug, tell=lambda report: print_summary(report, job), complete_report=add_plan)
+    return 0
+
+
+def run_rank(args: argparse.Namespace) -> int:
+    from swjoin.runtime import preflight
+
+    preflight.check_world()
+    try:
+        text = Path(args.job).read_text()
+    except OSError as error:
+        preflight.end_all_ranks(
+            f"{Path(args.job).parent} on {platform.node()}: no job to read ({error.strerror}); all hosts must share --out"
+        )
+    return _play_rank(Job.from_json(text), args.debug)
+
+
+def run_run(args: argparse.Namespace) -> int:
+    config = None if args.config is None or args.resume else load_config(given_or_shipped(args.config), args.overrides)
+    return start_run(args, config)
+
+
+def start_run(args: argparse.Namespace, config: RunConfig | None) -> int:
+    """`run` and `serve`. config: None: the run is resumed, or there is none."""
+    ranks, hosts = given_ranks(args), hostfile(args)
+    if args.resume is not None:
+        if args.config is not None or args.overrides or args.out is not None:
+            raise UserError("--resume: the run goes on as it was configured, in its own directory; leave everything else out")
+        job = resumed_job(named(Path(args.resume)))
+        job = dataclasses.replace(job, config=observed(job.config, args.dashboard))
+        return start_job(job, ranks, args.debug, args.threads, hosts)
+    if config is None:
+        raise UserError(f"the configuration is missing: swjoin {args.command} CONFIG.yaml, or --resume DIR")
+    config = observed(config, args.dashboard)
+    settings = config
+
+    def start(out: Path) -> int:
+        target = None if settings.sink.kind == "count" else out / "results"
+        return start_job(Job(settings, target, True, out, None, typed_command()), ranks, args.debug, args.threads, hosts)
+
+    if args.out is not None:
+        return start(Path(args.out))
+    return in_new_folder(start, as_ranks=ranks is None and launcher_size() > 1)
+
+
+def observed(config: RunConfig, port: int | None) -> RunConfig:
+    """The same run with a page to look on at this port of 127.0.0.1 (0: a free one); None: as configured."""
+    if port is None:
+        return config
+    return dataclasses.replace(config, observe=dataclasses.replace(config.observe, port=port))
+
+
+def resumed_job(folder: Path) -> Job:
+    """The job whose checkpoints lie in DIR/checkpoints, or in DIR. UserError when none does."""
+    from swjoin.checkpoint.store import CheckpointFolder
+
+    for place in (folder / "checkpoints", folder) if os.path.isdir(folder) else ():
+        checkpoints = CheckpointFolder(place, {})
+        manifest = checkpoints.newest()
+        told = checkpoints.started() if manifest is None else manifest.plain
+        if told is None:
+            continue
+        try:
+            config = config_from_plain(told["config"])
+        except UserError as error:
+            raise UserError(f"{place if manifest is None else manifest.path}: {error}") from None
+        out = folder if place != folder else Path(told["run_dir"])
+        target = None if config.sink.kind == "count" else out / "results"
+        return Job(config, target, True, out, None, told["command"], resumes=True)
+    raise UserError(f"{folder}: holds no checkpoints to resume from")
