@@ -243,9 +243,8 @@ def _join_here(
             while waiting:
                 _wait(waiting.popleft())
         finally:
-            for futures in waiting:
-                for future in futures:
-                    future.cancel()
+            for pool in pools:  # here, too: an interrupt inside the stack's own exit would leave a thread waiting
+                pool.shutdown(wait=False, cancel_futures=True)
     if gathered is None:
         for joiner in engine.joiners:
             joiner.collected = joiner.produced

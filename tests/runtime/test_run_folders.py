@@ -88,7 +88,8 @@ def _no_spark(*_: object) -> Any:
 def perform(argv: list[str]) -> tuple[int, list[str]]:
     """Exit code and lines on standard error; Spark is not started."""
     out, err = StringIO(), StringIO()
-    modules = [mock.patch(f"swjoin.spark.{name}.open_session", _no_spark) for name in ("verify", "aggregate")]
+    homes = ("swjoin.spark.verify", "swjoin.sweeps.aggregate")
+    modules = [mock.patch(f"{home}.open_session", _no_spark) for home in homes]
     with redirect_stdout(out), redirect_stderr(err), modules[0], modules[1]:
         try:
             code = main(argv)
