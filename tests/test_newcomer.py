@@ -174,8 +174,11 @@ def test_what_comes_with_swjoin_is_found_and_what_is_missing_is_named(environmen
             ["run", "mpi_configs/local.yaml", "--set", "module.x=1"],
             "/swjoin/mpi_configs/local.yaml: module.x: unknown configuration key",
         ),
-        (["plot", "runs/none"], "swjoin: figures need matplotlib, which is missing; install swjoin[plots]"),
-        (["generate", "--rate", 10, "--duration", "1s", "-o", "s"], "swjoin: pyspark is missing; install swjoin[spark]"),
+        (["plot", "runs/none"], "swjoin: figures need matplotlib, which is missing; install swjoin with its plots extra"),
+        (
+            ["generate", "--rate", 10, "--duration", "1s", "-o", "s"],
+            "swjoin: pyspark is missing; install swjoin with its spark extra",
+        ),
     ):
         done = perform([environment / "swjoin", *argv], tmp_path)
         assert done.returncode == 2
