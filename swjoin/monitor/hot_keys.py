@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from swjoin.core.batch import I64, Bool
-from swjoin.core.errors import UserError
+from swjoin.core.errors import UserError, how_to_install
 
 ROWS_PER_S = 16384
 SPAN_S = 30.0
@@ -32,7 +32,7 @@ def load_sketches() -> Any:
     try:
         import datasketches
     except ModuleNotFoundError:
-        text = "hot keys need datasketches, which is missing; install swjoin[dashboard], or set observe.hot_keys to 0"
+        text = f"hot keys need datasketches, which is missing; set observe.hot_keys to 0, or {how_to_install('dashboard')}"
         raise UserError(text) from None
     return datasketches
 

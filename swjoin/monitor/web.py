@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable
 from importlib import resources
 from typing import Any
 
-from swjoin.core.errors import UserError
+from swjoin.core.errors import UserError, how_to_install
 
 HOST = "127.0.0.1"
 _START_S, _STOP_S = 10.0, 2.0
@@ -95,7 +95,8 @@ class Server:
 
             app = application(snapshot, self._asked)
         except ModuleNotFoundError as error:
-            raise UserError(f"the dashboard needs {error.name}, which is missing; install swjoin[dashboard]") from None
+            text = f"the dashboard needs {error.name}, which is missing; {how_to_install('dashboard')}"
+            raise UserError(text) from None
         self._socket = _listen(port)
         self.port = int(self._socket.getsockname()[1])
         self.address = f"http://{HOST}:{self.port}/"

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swjoin.core.errors import RunFailed, UserError
+from swjoin.core.errors import RunFailed, UserError, how_to_install
 from swjoin.spark.java import find_java
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def open_session(master: str | None, app: str, more: Mapping[str, str] | None = 
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
     except ImportError:
-        raise UserError("pyspark is missing; install swjoin[spark]") from None
+        raise UserError(f"pyspark is missing; {how_to_install('spark')}") from None
     java = find_java()
     os.environ.setdefault("JAVA_HOME", str(java.resolve().parents[1]))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

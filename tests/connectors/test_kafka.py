@@ -483,7 +483,7 @@ def test_without_the_library(source_of: Callable[..., KafkaSource], monkeypatch:
         return real(name, *args, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UserError, match=r"pip install 'swjoin\[kafka\]'"):
+    with pytest.raises(UserError, match=r"confluent-kafka, which is missing; .*pip install '\.\[kafka\]' in a checkout$"):
         source_of("any")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import importlib.util
 import re
 import shlex
@@ -18,6 +19,7 @@ SEMANTICS = (ROOT / "docs" / "semantics.md").read_text()
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
+    ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "mpi_configs").glob("*.md")),
 ]
@@ -134,5 +136,13 @@ def test_commands_in_the_readme_are_known() -> None:
     assert words
     assert words <= set(known or {})
     script = (ROOT / "run.sh").read_text()
-    for word in set(re.findall(r"(?m)^    \./run\.sh (\w+)", (ROOT / "README.md").read_text())):
+    pages = (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
+    for word in set(re.findall(r"(?m)^    \./run\.sh (\w+)", pages)):
         assert re.search(rf"(?m)^  (?:\w+ \| )*{word}(?: \| [\w-]+)*\)", script), word
+
+
+def test_contributing_has_every_marker() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    declared = {line.split(":")[0] for line in setup["tool:pytest"]["markers"].splitlines() if line}
+    assert set(re.findall(r"(?m)^\| `(\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text())) == declared

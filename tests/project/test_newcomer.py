@@ -5,6 +5,7 @@ Needs a package index (whatever pip is configured for); without one all of it is
 
 from __future__ import annotations
 
+import email
 import os
 import shutil
 import subprocess
@@ -57,7 +58,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Wheel and sdist of a copy of the working tree, and the wheel that comes out of the sdist."""
     folder = tmp_path_factory.mktemp("built")
     probe = perform(
-        [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder / "probe", "setuptools>=68"], folder
+        [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder / "probe", "setuptools>=77.0.3"], folder
     )
     if probe.returncode != 0:
         pytest.skip(f"no package index can be reached: {probe.stderr.strip().splitlines()[-1:]}")
@@ -104,6 +105,18 @@ def test_the_wheel_holds_what_it_must_and_nothing_else(built: Built) -> None:
     assert not [name for name in names for part in FOREIGN if part in name]
 
 
+def test_the_wheel_carries_the_license(built: Built) -> None:
+    files = contents(built.from_sdist)
+    (folder,) = {name.split("/")[0] for name in files if ".dist-info/" in name}
+    metadata = email.message_from_bytes(files[f"{folder}/METADATA"])
+    assert metadata.get_all("License-Expression") == ["Apache-2.0"]
+    assert metadata.get_all("License") is None, "the field that License-Expression replaces"
+    assert metadata.get_all("License-File") == ["LICENSE", "NOTICE"]
+    assert metadata.get_all("Author") == ["The swjoin authors"]
+    for name in ("LICENSE", "NOTICE"):
+        assert files[f"{folder}/licenses/{name}"] == (ROOT / name).read_bytes()
+
+
 def test_the_sdist_builds_the_same_wheel(built: Built) -> None:
     assert contents(built.from_sdist) == contents(built.from_tree)
 
@@ -111,11 +124,12 @@ def test_the_sdist_builds_the_same_wheel(built: Built) -> None:
 def test_the_sdist_holds_what_it_must_and_nothing_else(built: Built) -> None:
     with tarfile.open(built.sdist) as archive:
         names = {m.name.split("/", 1)[1] for m in archive.getmembers() if m.isfile()}
-    assert {"README.md", "CHANGELOG.md", "setup.cfg", "pyproject.toml", "swjoin/py.typed", "plots/style.py"} <= names
+    assert {"LICENSE", "NOTICE", "CITATION.cff", "swjoin/py.typed", "plots/style.py"} <= names
     assert not [name for name in names for part in FOREIGN if part in name]
     top = {name.split("/")[0] for name in names}
-    metadata = {"PKG-INFO", "MANIFEST.in", "README.md", "CHANGELOG.md", "setup.cfg", "pyproject.toml", "swjoin.egg-info"}
-    assert top == metadata | {"swjoin", "plots", "mpi_configs", "experiments"}
+    metadata = {"PKG-INFO", "MANIFEST.in", "setup.cfg", "pyproject.toml", "swjoin.egg-info"}
+    documents = {"README.md", "CHANGELOG.md", "LICENSE", "NOTICE", "CITATION.cff"}
+    assert top == metadata | documents | {"swjoin", "plots", "mpi_configs", "experiments"}
 
 
 @pytest.fixture
@@ -160,8 +174,11 @@ def test_what_comes_with_swjoin_is_found_and_what_is_missing_is_named(environmen
             ["run", "mpi_configs/local.yaml", "--set", "module.x=1"],
             "/swjoin/mpi_configs/local.yaml: module.x: unknown configuration key",
         ),
-        (["plot", "runs/none"], "swjoin: figures need matplotlib, which is missing; install swjoin[plots]"),
-        (["generate", "--rate", 10, "--duration", "1s", "-o", "s"], "swjoin: pyspark is missing; install swjoin[spark]"),
+        (["plot", "runs/none"], "swjoin: figures need matplotlib, which is missing; install swjoin with its plots extra"),
+        (
+            ["generate", "--rate", 10, "--duration", "1s", "-o", "s"],
+            "swjoin: pyspark is missing; install swjoin with its spark extra",
+        ),
     ):
         done = perform([environment / "swjoin", *argv], tmp_path)
         assert done.returncode == 2

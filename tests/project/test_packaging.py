@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import configparser
+import hashlib
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import swjoin as package
 from swjoin.core import resources
@@ -61,6 +64,40 @@ def test_the_version_is_said_once_and_has_a_place_in_the_changelog() -> None:
     assert f"## [{package.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
+# ---------------------------------------------------------------- license and citation; the wheel itself: test_newcomer.py
+
+
+def test_the_license_is_apaches_verbatim() -> None:
+    """The SHA-256 is that of the text which apache.org publishes, whose appendix has placeholders."""
+    text = (ROOT / "LICENSE").read_bytes()
+    assert hashlib.sha256(text).hexdigest() == "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
+    assert "Copyright The swjoin authors" in (ROOT / "NOTICE").read_text().splitlines()
+
+
+def test_the_metadata_name_the_license_by_pep_639() -> None:
+    from packaging.requirements import Requirement
+
+    assert SETUP["metadata"]["license_expression"] == "Apache-2.0"
+    assert "license" not in SETUP["metadata"]
+    assert set(lines("metadata", "license_files")) == {"LICENSE", "NOTICE"}
+    assert not [line for line in lines("metadata", "classifiers") if line.startswith("License ::")]
+    (needed,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert not Requirement(needed).specifier.contains("76.1.0"), "setuptools ignores license_expression before 77"
+
+
+def test_the_citation_fits_the_package() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= set(citation), "the format requires these"
+    assert (citation["cff-version"], citation["type"]) == ("1.2.0", "software")
+    assert citation["version"] == package.__version__
+    assert citation["license"] == SETUP["metadata"]["license_expression"]
+    assert citation["authors"] == [{"name": SETUP["metadata"]["author"]}]
+    assert citation["keywords"] == SETUP["metadata"]["keywords"].split(", ")
+    for paper in citation["references"]:
+        assert {"type", "title", "authors"} <= set(paper)
+        assert paper["title"] in " ".join((ROOT / "README.md").read_text().split())
+
+
 # ---------------------------------------------------------------- files that come with swjoin
 
 
@@ -102,7 +139,9 @@ def test_figures_say_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise ModuleNotFoundError("", name="matplotlib")
 
     monkeypatch.setattr(resources.importlib, "import_module", missing)
-    with pytest.raises(UserError, match=r"^figures need matplotlib, which is missing; install swjoin\[plots\]$"):
+    with pytest.raises(
+        UserError, match=r"^figures need matplotlib, which is missing; .*: pip install '\.\[plots\]' in a checkout$"
+    ):
         resources.load_figures("style")
     monkeypatch.undo()
     with pytest.raises(UserError, match=r"plots\.nothing, which this installation lacks; install swjoin anew$"):

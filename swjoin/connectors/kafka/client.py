@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swjoin.core.errors import UserError
+from swjoin.core.errors import UserError, how_to_install
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Producer
@@ -27,9 +27,7 @@ def client_library() -> Any:
     try:
         import confluent_kafka
     except ImportError:
-        raise UserError(
-            "Kafka needs the package confluent-kafka, which is not installed: pip install 'swjoin[kafka]'"
-        ) from None
+        raise UserError(f"Kafka needs confluent-kafka, which is missing; {how_to_install('kafka')}") from None
     return confluent_kafka
 
 
