@@ -60,7 +60,7 @@ def test_what_is_locked_fits_what_is_asked_for() -> None:
 
 
 def test_the_version_is_said_once_and_has_a_place_in_the_changelog() -> None:
-    assert SETUP["metadata"]["version"] == "attr: swjoin.__version__"
+    assert SETUP["metadata"]["version"] == "attr: swjoin.core.version.__version__"
     assert f"## [{package.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
