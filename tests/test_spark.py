@@ -252,6 +252,27 @@ def test_verify_of_strings_in_csv(spark: Any, tmp_path: Path) -> None:
     assert result.count > 100
 
 
+def test_verify_of_line_breaks_and_quotes_in_csv(spark: Any, tmp_path: Path) -> None:
+    """Of inputs and results; files that the join does not read are not read."""
+    (tmp_path / "left").mkdir()
+    (tmp_path / "left" / "b.csv.zst").write_text("not read")
+    for name in ("left/a", "right"):
+        lines = [f'{i},{i % 5},"a ""quoted"" word\n{i},7,second, line"' for i in range(200)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["t,k,comment", *lines]) + "\n")
+    side = {"key": "k", "time": "t", "time_unit": "ms"}
+    config = {
+        "join": {"within": "20ms"},
+        "left": {"path": str(tmp_path / "left"), **side},
+        "right": {"path": str(tmp_path / "right.csv"), **side},
+        "sink": {"kind": "csv"},
+    }
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    assert run(tmp_path / "config.yaml", tmp_path / "run")["input"]["left"]["tuples"] == 200
+    result = verify(tmp_path / "run", None)
+    assert result.equal, result.lines()
+    assert result.count > 100
+
+
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "arrow"])
 def test_verify_of_local_times(suffix: str, spark: Any, tmp_path: Path) -> None:
     """Over a change of the clocks; the right side's are instants, local times, or dates."""

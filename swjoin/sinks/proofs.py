@@ -21,6 +21,7 @@ from swjoin.batch import MISSING_ID
 from swjoin.errors import UserError
 from swjoin.hashing import digest_pairs, hash_words
 from swjoin.oracle import format_digest
+from swjoin.sources.formats import csv_parse_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -151,7 +152,7 @@ def csv_pairs(path: Path, ids: Sequence[str]) -> tuple[int, str | None]:
 
     convert = csv.ConvertOptions(include_columns=list(ids) or None, column_types=dict.fromkeys(ids, pa.uint64()))
     try:
-        with csv.open_csv(path, parse_options=csv.ParseOptions(newlines_in_values=True), convert_options=convert) as reader:
+        with csv.open_csv(path, parse_options=csv_parse_options(), convert_options=convert) as reader:
             if ids:
                 return digest_of(reader) or (0, None)
             return sum(batch.num_rows for batch in reader), None

@@ -42,6 +42,7 @@ _SUFFIXES = {
 _EDGE_BYTES = 1 << 16  # of a file, at either end, that its checksum is of
 _TIME = r"^\s*\d{4}-\d\d-\d\d[T ]\d\d"  # of a CSV file, as Arrow reads them
 _ZONE = r"^\s*\d{4}-\d\d-\d\d[T ][\d:.,]+\s*(Z|[+-]\d\d(:?\d\d)?)\s*$"
+_BLOCK_BYTES = 4 << 20  # of a CSV file, that are converted at once; no row can be longer
 _LONGEST = 1000  # characters of a complaint that a library or a path has a part in
 
 
@@ -81,6 +82,13 @@ def refusing(path: Path) -> Iterator[None]:
     except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError) as error:
         text = " ".join(str(error).split())[:_LONGEST]
         raise UserError(f"{path}: cannot be read as {file_format(path)}: {text or type(error).__name__}") from None
+
+
+def csv_parse_options() -> Any:
+    """How all CSV files are parsed: a field in quotes may hold line breaks, also where a block of the file ends."""
+    import pyarrow.csv as pacsv
+
+    return pacsv.ParseOptions(newlines_in_values=True)
 
 
 def _csv_options(schema: pa.Schema | None, columns: list[str] | None) -> Any:
@@ -147,9 +155,11 @@ def _open_csv(path: Path, **options: Any) -> Any:
     import pyarrow as pa
     import pyarrow.csv as pacsv
 
+    options |= {"parse_options": csv_parse_options(), "read_options": pacsv.ReadOptions(block_size=_BLOCK_BYTES)}
     try:
         return pacsv.open_csv(path, **options)
-    except pa.ArrowInvalid:
+    except pa.ArrowInvalid as error:
+        _refuse_long_row(path, 0, error)
         if path.stat().st_size > _EDGE_BYTES:
             raise
         with pa.input_stream(str(path)) as file:
@@ -157,6 +167,15 @@ def _open_csv(path: Path, **options: Any) -> Any:
         if not text.strip() or text.endswith(b"\n"):
             raise
         return pacsv.open_csv(pa.BufferReader(text + b"\n"), **options)
+
+
+def _refuse_long_row(path: Path, row: int, error: pa.ArrowInvalid) -> None:
+    """UserError, with its place, when this row has no end within a block."""
+    if "straddl" in str(error):
+        raise UserError(
+            f"{place_in(path, row)}: the row is longer than {_BLOCK_BYTES >> 20} MiB; is a closing quote missing? add it, or "
+            "shorten the row"
+        ) from None
 
 
 def _open_ipc(path: Path) -> Any:
@@ -176,7 +195,6 @@ def read_batches(path: Path, schema: pa.Schema, columns: list[str], rows: int, s
 
 def _batches(path: Path, schema: pa.Schema, columns: list[str], rows: int, skip: int) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
-    import pyarrow.csv as pacsv
     import pyarrow.parquet as pq
 
     kind = file_format(path)
@@ -191,11 +209,14 @@ def _batches(path: Path, schema: pa.Schema, columns: list[str], rows: int, skip:
                     yield batch.slice(skip)
                 skip = max(0, skip - batch.num_rows)
     elif kind == "CSV":
-        options = pacsv.ReadOptions(block_size=4 << 20)
+        count = 0
         try:
-            with _open_csv(path, read_options=options, convert_options=_csv_options(schema, columns)) as reader:
-                yield from reader
+            with _open_csv(path, convert_options=_csv_options(schema, columns)) as reader:
+                for batch in reader:
+                    yield batch
+                    count += batch.num_rows
         except pa.ArrowInvalid as error:
+            _refuse_long_row(path, count, error)
             if "zone offset" in str(error):  # which does not say the row
                 for name in columns:
                     if pa.types.is_timestamp(schema.field(name).type):
@@ -224,14 +245,17 @@ def _line_of(path: Path, row: int) -> int | None:
     """The line, from 1, on which a row of a CSV file begins. Fields may hold line breaks; empty lines are no rows."""
     openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open}
     opened = openers.get(path.suffix.lower(), open)
+    before, line = -1, 1  # the header is no row
     try:
         with opened(path, "rt", encoding="utf-8", errors="replace", newline="") as file:
-            reader, before, line = csv.reader(file), -1, 1  # the header is no row
+            reader = csv.reader(file)
             for fields in reader:
                 if fields and before == row:
                     return line
                 before, line = before + bool(fields), reader.line_num + 1
-    except (OSError, EOFError, csv.Error):
+    except csv.Error:  # a field is too long for that library
+        return line if before == row else None
+    except (OSError, EOFError):
         pass
     return None
 

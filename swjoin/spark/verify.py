@@ -24,7 +24,7 @@ from swjoin.loading import config_from_plain
 from swjoin.oracle import JOIN_KINDS, format_digest
 from swjoin.runtime.report import FORMAT
 from swjoin.runtime.run_folder import not_verifiable, read_report
-from swjoin.sources.formats import row_count
+from swjoin.sources.formats import file_format, row_count
 from swjoin.sources.predicate import resolve
 from swjoin.spark.answers import count_and_digest
 from swjoin.spark.session import open_session
@@ -32,7 +32,7 @@ from swjoin.spark.workload import stream_frame
 from swjoin.where import parse_where, to_sql
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
 SHOWN = 20
 _UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
@@ -81,7 +81,12 @@ def _shown(number: int) -> str:
 def _list(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
-    return sorted(p for p in path.iterdir() if p.is_file() and p.name[0] not in "._" and p.suffix not in (".json", ".crc"))
+    return sorted(p for p in path.iterdir() if p.is_file() and p.name[0] not in "._" and file_format(p) is not None)
+
+
+def _csv(spark: SparkSession) -> DataFrameReader:
+    """Of CSV files whose fields in quotes may hold line breaks and doubled quotes."""
+    return spark.read.option("header", True).option("multiLine", True).option("escape", '"')
 
 
 def _read(spark: SparkSession, path: Path) -> DataFrame:
@@ -96,7 +101,7 @@ def _read(spark: SparkSession, path: Path) -> DataFrame:
         if name.endswith((".parquet", ".pq")):
             frame = spark.read.parquet(location)
         elif ".csv" in name:
-            frame = spark.read.option("header", True).option("inferSchema", True).csv(location)
+            frame = _csv(spark).option("inferSchema", True).csv(location)
         else:
             frame = _read_arrow(spark, file)
         # One file is read in row order; its pieces are numbered by monotonically_increasing_id, which keeps that order.
@@ -314,7 +319,7 @@ def _result_pairs(spark: SparkSession, results: Path, kind: str) -> DataFrame:
     from pyspark.sql import functions as f
 
     files = [str(p.resolve()) for p in _result_files(results, kind)]
-    frame = spark.read.parquet(*files) if kind == "parquet" else spark.read.option("header", True).csv(files)
+    frame = spark.read.parquet(*files) if kind == "parquet" else _csv(spark).csv(files)
     ids = [f.col(name) if name in frame.columns else f.lit(None) for name in ("left_id", "right_id")]
     left, right = (f.coalesce(column.cast("long"), f.lit(-1).cast("long")) for column in ids)
     return frame.select(left.alias("l"), right.alias("r"))
