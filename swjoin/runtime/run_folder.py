@@ -20,7 +20,7 @@ from swjoin.config import RunConfig
 from swjoin.deliveries import RunEvent
 from swjoin.errors import UserError
 from swjoin.shapes import Shape, is_amount, is_count, is_number, wrong_place
-from swjoin.units import MAX_SPAN_US
+from swjoin.units import MAX_SPAN_US, is_utf8
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,6 +74,20 @@ METRICS = (*_INTEGERS, "delay_mean_us", "occupancy_ratio")
 _EVENT_TYPES = {"int": "int64", "str": "string", "float": "double"}
 
 
+def _is_text(plain: Any) -> bool:
+    """Whether all text in it can be written as UTF-8: in JSON an escape may be half of a surrogate pair."""
+    rest = [plain]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, str) and not is_utf8(value):
+            return False
+        if isinstance(value, dict):
+            rest += [*value, *value.values()]
+        elif isinstance(value, list):
+            rest += value
+    return True
+
+
 def read_report(run_dir: Path) -> dict[str, Any]:
     """run.json. UserError, with file and key, when there is none, or it is not the report of a run."""
     path = run_dir / "run.json"
@@ -88,6 +102,8 @@ def read_report(run_dir: Path) -> dict[str, Any]:
     wrong = wrong_place(_REPORT, found)
     if wrong is not None:
         raise UserError(f"{path}: is not the report of a run{f' ({wrong[1:]} is not what it must be)' if wrong else ''}")
+    if not _is_text(found):
+        raise UserError(f"{path}: holds text that is not Unicode (half of a surrogate pair); the file is damaged")
     report: dict[str, Any] = found
     return report
 
@@ -101,7 +117,7 @@ def read_verified(run_dir: Path) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError, RecursionError):
         found = None
-    if wrong_place(_VERIFIED, found) is not None:
+    if wrong_place(_VERIFIED, found) is not None or not _is_text(found):
         raise UserError(f"{path}: is damaged; run swjoin verify again")
     verified: dict[str, Any] = found
     return verified
