@@ -1,6 +1,6 @@
 """What users hand over, as Arrow.
 
-What: `to_table` (a whole input), `to_batches` (a piece of a stream).
+What: `WholeInput` (a whole input), `to_batches` (a piece of a stream).
 Why: Arrow tables, pandas, polars, DuckDB and whatever else has the Arrow C stream interface are the same thing here, without a
 dependency on any of them.
 Stays out: which columns there must be (`sources.columns`).
@@ -50,17 +50,59 @@ Streamable: TypeAlias = ArrowStream | ArrowArray
 Input: TypeAlias = ArrowStream | ArrowArray | str | os.PathLike[str]
 
 
-def to_table(value: object, side: str, time: str, wanted: Collection[str] | None = None) -> pa.Table:
-    """A whole input in memory, columns as they are. time: its time column. wanted: of files, read these only. UserError for
-    what is no table, and for files that cannot be read."""
-    import pyarrow as pa
+class WholeInput:
+    """A whole input. schema: its columns, of the type null where nothing is in them. csv: of CSV files, which are read when all
+    types are known. untyped: CSV files without rows, whose columns have no types of their own.
 
-    if isinstance(value, (str, os.PathLike)):
-        return _from_files(Path(value), time, wanted)
-    _refuse_mixed_zones(value, side, time)
-    table = value if isinstance(value, pa.Table) else pa.Table.from_batches(*_opened(value, side))
-    check_names(table.schema, side)
-    return _without_index(table)
+    time: its time column. wanted: of files, read these columns only. UserError for what is no table, and for files that cannot
+    be read.
+    """
+
+    def __init__(self, value: object, side: str, time: str, wanted: Collection[str] | None = None) -> None:
+        import pyarrow as pa
+
+        self.csv = self.untyped = False
+        self._table: pa.Table | None = None
+        if isinstance(value, (str, os.PathLike)):
+            self._describe(Path(value), time, wanted)
+        else:
+            _refuse_mixed_zones(value, side, time)
+            table = value if isinstance(value, pa.Table) else pa.Table.from_batches(*_opened(value, side))
+            check_names(table.schema, side)
+            self._table = _without_index(table)
+            self.schema = self._table.schema
+
+    def _describe(self, path: Path, time: str, wanted: Collection[str] | None) -> None:
+        import pyarrow as pa
+
+        self._path, self._files = path, list_files(path)
+        described = common_schema(self._files)
+        refuse_mixed_times(described.file, described.schema, time)
+        self.schema, self._describer, self.untyped = described.schema, described.file, described.untyped
+        self.csv = file_format(described.file) == "CSV"
+        if wanted is not None:
+            self.schema = pa.schema([field for field in self.schema if field.name in wanted])
+        if not self.csv:
+            self._table = _from_files(path, self._files, self.schema, self._describer)
+
+    @property
+    def empty(self) -> bool:
+        """Whether it is known to have no rows."""
+        return self.untyped or (self._table is not None and not self._table.num_rows)
+
+    def read(self, schema: pa.Schema) -> pa.Table:
+        """All of it. schema: its own, with types for columns in which nothing is."""
+        if self._table is None:
+            return _from_files(self._path, self._files, schema, self._describer)
+        if self._table.schema == schema:
+            return self._table
+        return self._table.cast(schema) if self._table.num_rows else schema.empty_table()
+
+
+def to_table(value: object, side: str, time: str) -> pa.Table:
+    """A whole input in memory, columns as they are."""
+    found = WholeInput(value, side, time)
+    return found.read(found.schema)
 
 
 def check_names(schema: pa.Schema, side: str) -> None:
@@ -97,22 +139,18 @@ def _refuse_mixed_zones(value: object, side: str, time: str) -> None:
             )
 
 
-def _from_files(path: Path, time: str, wanted: Collection[str] | None) -> pa.Table:
+def _from_files(path: Path, files: list[Path], schema: pa.Schema, describer: Path) -> pa.Table:
     import pyarrow as pa
 
-    files = list_files(path)
-    schema, describer = common_schema(files)
-    refuse_mixed_times(describer, schema, time)
-    if wanted is not None:
-        schema = pa.schema([field for field in schema if field.name in wanted])
     batches = []
     for file in files:
         own = schema if file == describer else read_schema(file)
         for field in schema:
             if own.names.count(field.name) != 1:
                 raise UserError(f"{file}: column {field.name} is missing or there twice, in {describer.name} it is there once")
-            if own.field(field.name).type != field.type and file_format(file) != "CSV":
-                raise UserError(f"{file}: column {field.name} is {own.field(field.name).type}, before it was {field.type}")
+            kind = own.field(field.name).type
+            if kind != field.type and not pa.types.is_null(kind) and file_format(file) != "CSV":
+                raise UserError(f"{file}: column {field.name} is {kind}, before it was {field.type}")
         batches += list(read_batches(file, schema, schema.names, FILE_BATCH_ROWS))
     with refusing(path):
         return pa.Table.from_batches(batches, schema)

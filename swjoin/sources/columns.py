@@ -101,30 +101,61 @@ def _find(schema: pa.Schema, name: str, side: str, path: str, role: str) -> pa.D
 def settle_types(
     configs: Sequence[StreamConfig], schemas: Sequence[pa.Schema], whole: Sequence[bool]
 ) -> tuple[pa.Schema, pa.Schema]:
-    """Both schemas with types for columns of the type null, which a CSV file or a data frame without rows has: keys and times
-    have the other side's. whole: of this side, the columns that are no keys, times or ids become strings, too."""
+    """Both schemas with types for columns of the type null, in which nothing is: keys have the other side's, times one for
+    which the side's own unit or zone is right, or the other side's. whole: of this side, which CSV files are, the columns that
+    are no keys, times or ids become strings, too."""
     import pyarrow as pa
     import pyarrow.types as t
 
-    settled = []
-    for side, (config, schema) in enumerate(zip(configs, schemas, strict=True)):
-        other = dict(zip((*config.key, config.time), (*configs[1 - side].key, configs[1 - side].time), strict=False))
-        theirs = {f.name: f.type for f in schemas[1 - side] if not t.is_null(f.type)}
+    settled = list(schemas)
+    for side, (own, other) in enumerate((configs, configs[::-1])):
+        theirs = {f.name: f.type for f in settled[1 - side] if not t.is_null(f.type)}
+        partners = dict(zip(own.key, other.key, strict=False))
         fields = []
-        for field in schema:
-            kind = theirs.get(other.get(field.name, ""))
-            if not t.is_null(field.type):
-                kind = field.type
-            elif field.name == config.time:
-                if kind is None or not t.is_temporal(kind):
-                    kind = pa.timestamp("us") if config.time_unit is None else pa.int64()
-            elif field.name == config.id:
+        for field in settled[side]:
+            kind = field.type
+            if not t.is_null(kind):
+                pass
+            elif field.name == own.time:
+                kind = _time_without_values(own, other, theirs.get(other.time))
+            elif field.name == own.id:
                 kind = pa.int64()
-            elif kind is None and (field.name in config.key or whole[side]):
+            elif field.name in own.key:
+                kind = theirs.get(partners.get(field.name, ""), pa.string())
+                kind = _plain(kind) if whole[side] else kind
+            elif whole[side]:
                 kind = pa.string()
-            fields.append(field.with_type(kind or field.type))
-        settled.append(pa.schema(fields, schema.metadata))
+            fields.append(field.with_type(kind))
+        settled[side] = pa.schema(fields, settled[side].metadata)
     return settled[LEFT], settled[RIGHT]
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """The type of the same values that CSV files are read as."""
+    import pyarrow as pa
+    import pyarrow.types as t
+
+    if t.is_dictionary(kind):
+        return _plain(kind.value_type)
+    return pa.string() if t.is_string_view(kind) else pa.binary() if t.is_binary_view(kind) else kind
+
+
+def _time_without_values(own: StreamConfig, other: StreamConfig, theirs: pa.DataType | None) -> pa.DataType:
+    """The type of a time column in which nothing is. theirs: of the other side's, None: nothing is in that, either."""
+    import pyarrow as pa
+    import pyarrow.types as t
+
+    numbers, local = own.time_unit is not None, own.assume_timezone is not None
+    if numbers and local:  # given for both sides, of which one has numbers
+        numbers = theirs is not None and not t.is_integer(theirs)
+    if numbers:
+        return theirs if theirs is not None and t.is_integer(theirs) else pa.int64()
+    clock = theirs is not None and zoned(theirs) is False
+    if local:
+        return theirs if clock else pa.timestamp("us")
+    if other.assume_timezone is not None and (clock or theirs is None):
+        return pa.timestamp("us", "UTC")
+    return theirs if theirs is not None and zoned(theirs) is not None else pa.timestamp("us")
 
 
 def _stream_view(

@@ -16,6 +16,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,47 +108,71 @@ def _csv_options(schema: pa.Schema | None, columns: list[str] | None) -> Any:
 def read_schema(path: Path) -> pa.Schema:
     """Column names and types of a file. UserError when it is not what its extension says.
 
-    The columns of a CSV file without rows have the type null: nothing says more of them.
+    The columns of a CSV file without rows have the type null: nothing says more of them. Those that are empty in its first rows
+    are strings.
     """
-    with refusing(path):
-        schema = _schema_of(path)
-        _ = schema.names  # which fails where a name is no text
+    import pyarrow as pa
+
+    schema, rows = _described(path)
+    if file_format(path) != "CSV" or not rows:
         return schema
+    return pa.schema([f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in schema])
 
 
-def is_untyped(schema: pa.Schema) -> bool:
-    """Whether this is the schema of a CSV file without rows."""
+@dataclass(frozen=True)
+class Described:
+    """The columns of files. file: the one that has them. untyped: CSV files without rows, whose columns have no types."""
+
+    schema: pa.Schema
+    file: Path
+    untyped: bool
+
+
+def common_schema(files: list[Path]) -> Described:
+    """The columns of all these files: those of the first one, or of CSV files of the first one with rows, if there is any. A
+    column that has the type null there, because nothing is in it, has the type of the first file with another one."""
     import pyarrow.types as t
 
-    return all(t.is_null(field.type) for field in schema)
+    describer = files[0]
+    schema, rows = _described(describer)
+    for path in files[1:] if file_format(describer) == "CSV" and not rows else ():
+        found, rows = _described(path)
+        if rows:
+            schema, describer = found, path
+            break
+    untyped = file_format(describer) == "CSV" and not rows
+    unknown = {f.name for f in schema if t.is_null(f.type) and schema.names.count(f.name) == 1}
+    for path in () if untyped else files:
+        if not unknown:
+            break
+        for field in _described(path)[0] if path != describer else ():
+            if field.name in unknown and not t.is_null(field.type):
+                unknown.remove(field.name)
+                schema = schema.set(schema.names.index(field.name), field)
+    return Described(schema, describer, untyped)
 
 
-def common_schema(files: list[Path]) -> tuple[pa.Schema, Path]:
-    """The columns of all these files, and the file that they are read from: the first one, or of CSV files the first one with
-    rows, if there is any."""
-    first = read_schema(files[0])
-    if file_format(files[0]) == "CSV" and is_untyped(first):
-        for path in files[1:]:
-            schema = read_schema(path)
-            if not is_untyped(schema):
-                return schema, path
-    return first, files[0]
+def _described(path: Path) -> tuple[pa.Schema, bool]:
+    """Columns of a file; and of a CSV file, whether it has rows. UserError as of `read_schema`."""
+    with refusing(path):
+        schema, rows = _schema_of(path)
+        _ = schema.names  # which fails where a name is no text
+        return schema, rows
 
 
-def _schema_of(path: Path) -> pa.Schema:
-    import pyarrow as pa
+def _schema_of(path: Path) -> tuple[pa.Schema, bool]:
     import pyarrow.parquet as pq
+    import pyarrow.types as t
 
     kind = file_format(path)
     if kind == "Parquet":
-        return pq.read_schema(path)
+        return pq.read_schema(path), True
     if kind == "CSV":
         with _open_csv(path, convert_options=_csv_options(None, None)) as reader:
-            if is_untyped(reader.schema) and next(iter(reader), None) is None:
-                return reader.schema
-            return pa.schema([f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in reader.schema])
+            untyped = all(t.is_null(field.type) for field in reader.schema)
+            return reader.schema, not untyped or next(iter(reader), None) is not None
     with _open_ipc(path) as reader:
-        return reader.schema
+        return reader.schema, True
 
 
 def _open_csv(path: Path, **options: Any) -> Any:
@@ -187,8 +212,8 @@ def _open_ipc(path: Path) -> Any:
 
 
 def read_batches(path: Path, schema: pa.Schema, columns: list[str], rows: int, skip: int = 0) -> Iterator[pa.RecordBatch]:
-    """Batches of one file with just these columns, of about so many rows (Parquet). skip: so many rows (of Parquet) are left
-    out."""
+    """Batches of one file with just these columns, of about so many rows (Parquet). schema: has their types. skip: so many rows
+    (of Parquet) are left out."""
     with refusing(path):
         yield from _batches(path, schema, columns, rows, skip)
 
@@ -206,7 +231,7 @@ def _batches(path: Path, schema: pa.Schema, columns: list[str], rows: int, skip:
                 skip -= file.metadata.row_group(groups.pop(0)).num_rows
             for batch in file.iter_batches(rows, row_groups=groups, columns=columns):
                 if skip < batch.num_rows:
-                    yield batch.slice(skip)
+                    yield _with_types(batch, schema).slice(skip)
                 skip = max(0, skip - batch.num_rows)
     elif kind == "CSV":
         count = 0
@@ -232,7 +257,17 @@ def _batches(path: Path, schema: pa.Schema, columns: list[str], rows: int, skip:
             for batch in batches:
                 chosen = batch.select(columns)
                 chosen.validate(full=True)  # the library takes lengths and offsets as they stand in the file
-                yield chosen
+                yield _with_types(chosen, schema)
+
+
+def _with_types(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Columns of the type null, in which nothing is, with the types that this schema has for them."""
+    import pyarrow as pa
+
+    for index, field in enumerate(batch.schema):
+        if pa.types.is_null(field.type) and not pa.types.is_null(kind := schema.field(field.name).type):
+            batch = batch.set_column(index, field.with_type(kind), pa.nulls(batch.num_rows, kind))
+    return batch
 
 
 def place_in(path: Path, row: int) -> str:
