@@ -24,6 +24,7 @@ from swjoin.loading import config_from_plain
 from swjoin.oracle import JOIN_KINDS, Bounds, How
 from swjoin.runtime import plausibility
 from swjoin.runtime.plausibility import _nearest, _Sample, span_text
+from swjoin.sources import formats
 from tests.cases import Case
 from tests.conftest import ROOT
 from tests.live_runs import config as live_config
@@ -432,3 +433,52 @@ def test_the_time_range_is_that_of_all_rows_however_they_come() -> None:
             seen += ts.tolist() if masks[1] is None else ts[masks[1]].tolist()
             counts = intake.counts
             assert (counts.earliest_us, counts.latest_us) == ((min(seen), max(seen)) if seen else (None, None))
+
+
+# ---------------------------------------------------------------- what lies beside the files of an input
+
+
+def folder_with_others(path: Path) -> Path:
+    """A data file, what Spark leaves beside it, and what is not read."""
+    path.mkdir()
+    pq.write_table(table([1, 2]), path / "a.parquet")
+    for name in ("_SUCCESS", ".a.parquet.crc", "c.csv.zst", "d.tsv"):
+        (path / name).write_text("t,k\n")
+    (path / "day=1").mkdir()
+    (path / "_delta_log").mkdir()
+    pq.write_table(table([3]), path / "day=1" / "a.parquet")
+    return path
+
+
+@pytest.mark.parametrize("ranks", [None, pytest.param(3, marks=pytest.mark.mpi)])
+def test_entries_of_a_directory_that_are_not_read(ranks: int | None, tmp_path: Path) -> None:
+    left = folder_with_others(tmp_path / "left")
+    pq.write_table(table([1, 2]), tmp_path / "right.parquet")
+    line = f"left: {left}: 3 entries are not read: c.csv.zst, d.tsv, day=1; name files of one format, or give their folder"
+    argv = [str(left), str(tmp_path / "right.parquet"), "--on", "key", "--left-time", "ts", "--right-time", "ts"]
+    argv += ["--time-unit", "s", "--within", "0s", "-o", "count", "--report", str(tmp_path / "report.json")]
+    argv += [] if ranks is None else ["-n", str(ranks)]
+    argv = [sys.executable, "-m", "swjoin", "join", *argv]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=100, check=False, cwd=ROOT)
+    assert (done.returncode, done.stderr.splitlines()) == (0, [f"swjoin: warning: {line}"])
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["warnings"] == [line]
+    assert report["results"]["count"] == 2
+    if ranks is None:
+        assert found(left, tmp_path / "right.parquet", within="0s", time_unit="s") == [line]  # type: ignore[arg-type]
+
+
+def test_many_entries_that_are_not_read(tmp_path: Path) -> None:
+    assert formats.unread_text(tmp_path) is None
+    (tmp_path / "bad\nname.txt").write_text("")
+    assert formats.unread_text(tmp_path) == (
+        f"{tmp_path}: 1 entry is not read: 'bad\\nname.txt'; name files of one format, or give their folder"
+    )
+    for number in range(9):
+        (tmp_path / f"{number}.json").write_text("")
+    text = formats.unread_text(tmp_path)
+    assert text is not None
+    assert "10 entries are not read: 0.json, 1.json, 2.json, 3.json, 4.json and 5 more; " in text
+    assert formats.unread_text(tmp_path / "0.json") is None
+    assert formats.unread_text(tmp_path / "none") is None
+    assert formats.unread_text(Path("a" * 5000)) is None

@@ -24,6 +24,7 @@ from swjoin.sources.formats import (
     read_schema,
     refuse_mixed_times,
     refusing,
+    unread_text,
 )
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ Input: TypeAlias = ArrowStream | ArrowArray | str | os.PathLike[str]
 
 class WholeInput:
     """A whole input. schema: its columns, of the type null where nothing is in them. csv: of CSV files, which are read when all
-    types are known. untyped: CSV files without rows, whose columns have no types of their own.
+    types are known. untyped: CSV files without rows, whose columns have no types of their own. unread:
+    what lies beside its files, for warnings.
 
     time: its time column. wanted: of files, read these columns only. UserError for what is no table, and for files that cannot
     be read.
@@ -62,6 +64,7 @@ class WholeInput:
         import pyarrow as pa
 
         self.csv = self.untyped = False
+        self.unread: str | None = None
         self._table: pa.Table | None = None
         if isinstance(value, (str, os.PathLike)):
             self._describe(Path(value), time, wanted)
@@ -76,6 +79,7 @@ class WholeInput:
         import pyarrow as pa
 
         self._path, self._files = path, list_files(path)
+        self.unread = unread_text(path)
         described = common_schema(self._files)
         refuse_mixed_times(described.file, described.schema, time)
         self.schema, self._describer, self.untyped = described.schema, described.file, described.untyped

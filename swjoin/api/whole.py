@@ -35,7 +35,7 @@ class Side:
     """One input. table: all of it. ids: the user's row ids, uint64 (rows,), or None where tuples carry what they are to carry.
 
     by_position: tuples carry the positions of their rows, whatever ids the user names. untyped: a file without rows, whose
-    columns have no types of their own.
+    columns have no types of their own. unread: what lies beside its files.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class Side:
         keys: KeyEncoder,
         *,
         by_position: bool,
-        untyped: bool = False,
+        whole: WholeInput,
     ) -> None:
         self.stream, self.table, self.codec, self.keys = stream, table, view.codec, keys
         self.time, self._named = config.time, config.id is not None and not by_position
         self.taken_from: dict[str, Any] = {}  # columns, ready to take output rows from
-        self.untyped = untyped
+        self.untyped, self.unread = whole.untyped, whole.unread
         tuples = Tuples(config, view, keys, self._place)
         judged = [] if view.codec.rows is None else view.codec.rows.schema.names
         needed = list(dict.fromkeys([*config.key, config.time, *([config.id] if config.id else []), *judged]))
@@ -213,7 +213,6 @@ def open_sides(request: Request, left: object, right: object, *, materialise: bo
     schemas = (one, tables[LEFT].schema), (two, tables[RIGHT].schema)
     views, keys = describe_streams(*schemas, carry=materialise, packed=False, query=query)
     sides = [
-        Side(s, tables[s], c, views[s], keys, by_position=materialise, untyped=whole[s].untyped)
-        for s, c in ((LEFT, one), (RIGHT, two))
+        Side(s, tables[s], c, views[s], keys, by_position=materialise, whole=whole[s]) for s, c in ((LEFT, one), (RIGHT, two))
     ]
     return sides[LEFT], sides[RIGHT], OutputPlan(views[LEFT].codec, views[RIGHT].codec, request.ids, query.how)

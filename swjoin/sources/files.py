@@ -30,6 +30,7 @@ from swjoin.sources.formats import (
     refuse_mixed_times,
     refusing,
     row_count,
+    unread_text,
 )
 from swjoin.sources.keys import Dictionary, KeyEncoder
 from swjoin.sources.read_ahead import ReadAhead
@@ -54,6 +55,7 @@ class FileSource:
         """described: with types for all columns that are read."""
         self.config = config
         self.untyped = described.untyped
+        self.unread = unread_text(Path(config.path or ""))
         self.codec = view.codec
         self.files = files
         self.rows_total = _rows_total(files)

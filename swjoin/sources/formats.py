@@ -1,7 +1,7 @@
 """Files of rows as Arrow batches: Parquet, CSV, Arrow IPC, told apart by their extensions.
 
-What: `list_files`, `read_schema`, `common_schema`, `read_batches`, `refuse_mixed_zones`, `place_in`, `row_count`,
-`edges_checksum`.
+What: `list_files`, `unread_text`, `read_schema`, `common_schema`, `read_batches`, `refuse_mixed_zones`, `place_in`,
+`row_count`, `edges_checksum`.
 Why: what these files hold was written by anybody. Whatever a library says about them becomes one line that names the file, and
 what it does not look at is looked at here, before kernels that check nothing see it.
 Stays out: keys, times, payload, reading ahead (`sources.files`).
@@ -44,6 +44,7 @@ _EDGE_BYTES = 1 << 16  # of a file, at either end, that its checksum is of
 _TIME = r"^\s*\d{4}-\d\d-\d\d[T ]\d\d"  # of a CSV file, as Arrow reads them
 _ZONE = r"^\s*\d{4}-\d\d-\d\d[T ][\d:.,]+\s*(Z|[+-]\d\d(:?\d\d)?)\s*$"
 _BLOCK_BYTES = 4 << 20  # of a CSV file, that are converted at once; no row can be longer
+_SHOWN = 5  # names of entries of a directory
 _LONGEST = 1000  # characters of a complaint that a library or a path has a part in
 
 
@@ -71,6 +72,20 @@ def list_files(path: Path) -> list[Path]:
     if len(formats) > 1:
         raise UserError(f"{path}: mixes {' and '.join(sorted(str(f) for f in formats))}; keep one format per directory")
     return files
+
+
+def unread_text(path: Path) -> str | None:
+    """What lies in a directory and is not among its data files, for warnings; None when there is nothing. Names that begin with
+    `_` or `.` are marks of whoever wrote the files, and are left out."""
+    if not os.path.isdir(path):
+        return None
+    names = sorted(p.name for p in path.iterdir() if p.name[0] not in "._" and not (p.is_file() and file_format(p)))
+    if not names:
+        return None
+    shown = [n if n.isprintable() else ascii(n) for n in names[:_SHOWN]]
+    listed = ", ".join(shown) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    many = f"{len(names)} entries are" if len(names) > 1 else "1 entry is"
+    return f"{path}: {many} not read: {listed}; name files of one format, or give their folder"
 
 
 @contextmanager
