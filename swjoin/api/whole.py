@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from swjoin.api.arguments import Request
-from swjoin.api.inputs import to_table
+from swjoin.api.inputs import both_inputs, to_table
 from swjoin.batch import I64, LEFT, MISSING_ID, RIGHT, STREAM_NAMES, U64, PayloadRows, SourceBatch
 from swjoin.runtime.plausibility import key_text
 from swjoin.sinks.plan import OutputPlan, as_type
@@ -204,6 +204,7 @@ def open_sides(request: Request, left: object, right: object, *, materialise: bo
     configs = [request.stream(s) for s in (LEFT, RIGHT)]
     if (request.columns is not None or not materialise) and query.where is None:
         wanted = {n for c in configs for n in (*c.key, c.time, c.id, *((c.columns or ()) if materialise else ())) if n}
+    left, right = both_inputs(left, right)
     inputs = zip((left, right), STREAM_NAMES, configs, strict=True)
     tables = [_without_types(to_table(value, name, config.time, wanted), config) for value, name, config in inputs]
     one, two = configs
