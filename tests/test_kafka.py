@@ -17,10 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swjoin.config import KafkaConfig, KafkaSinkConfig, RunConfig
+from swjoin.batch import LEFT
+from swjoin.config import KafkaConfig, KafkaSinkConfig, RunConfig, StreamConfig
 from swjoin.errors import RunFailed, SwjoinError, UserError
 from swjoin.loading import config_from_plain
 from swjoin.sources import is_live, kafka_client, kafka_reader, message_rows
+from swjoin.sources.columns import Tuples, describe_streams
 from swjoin.sources.kafka import KafkaSource
 from swjoin.sources.live import open_live_sources, parse_schema
 from swjoin.sources.message_rows import MessageDecoder
@@ -217,6 +219,20 @@ def test_rows_that_stand_for_messages_have_an_id() -> None:
     assert decoded.batch.column("id").to_pylist() == [7, 2**64 - 1, 2**64 - 1, 2**64 - 1]
     assert decoded.unusable.tolist() == [False, True, True, True]
     assert decode(decoder_of(columns="key: int64, id: int16", id="id"), [b"5"]).batch.column("id").to_pylist() == [-1]
+
+
+@pytest.mark.parametrize(("kind", "wrong"), [("int64", -1), ("int64", -2), ("uint64", 2**64 - 1)])
+def test_a_message_with_an_id_that_cannot_be_is_unusable(kind: str, wrong: int) -> None:
+    columns = f"key: int64, ts: int64, id: {kind}"
+    stream = StreamConfig(kafka=KafkaConfig("localhost", "t"), schema=columns, key=("key",), time_unit="us", id="id")
+    schema = parse_schema(columns, "test")
+    views, keys = describe_streams((stream, schema), (stream, schema), carry=False, packed=True)
+    tuples = Tuples(stream, views[LEFT], keys, lambda row: f"row {row}")
+    decoder = MessageDecoder("json", schema, lambda batch: tuples.ids(batch, 0), "id")
+    decoded = decode(decoder, [b'{"key":1,"ts":1,"id":7}', b'{"key":1,"ts":2,"id":%d}' % wrong])
+    assert decoded.unusable.tolist() == [False, True]
+    assert decoder.complaint == f"row 0: id column id is {wrong}; ids are 0 to 2^64 - 2"
+    assert tuples.of(decoded.batch, 0).id.tolist() == [7, 2**64 - 1]
 
 
 def test_arrow_streams_are_rows() -> None:

@@ -1,6 +1,6 @@
 """What users hand over, as Arrow.
 
-What: `WholeInput` (a whole input), `to_batches` (a piece of a stream).
+What: `WholeInput` (a whole input), `to_batches` (a piece of a stream), `both_inputs` (when the two sides may be one object).
 Why: Arrow tables, pandas, polars, DuckDB and whatever else has the Arrow C stream interface are the same thing here, without a
 dependency on any of them.
 Stays out: which columns there must be (`sources.columns`).
@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import os
 import re
+import weakref
 from collections.abc import Collection, Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
+from swjoin.api.objects import refuse_mixed_objects
+from swjoin.batch import LEFT, STREAM_NAMES
 from swjoin.errors import UserError
 from swjoin.sources.formats import (
     common_schema,
@@ -69,7 +71,7 @@ class WholeInput:
         if isinstance(value, (str, os.PathLike)):
             self._describe(Path(value), time, wanted)
         else:
-            _refuse_mixed_zones(value, side, time)
+            refuse_mixed_objects(value, side, wanted)
             table = value if isinstance(value, pa.Table) else pa.Table.from_batches(*_opened(value, side))
             check_names(table.schema, side)
             self._table = _without_index(table)
@@ -109,6 +111,33 @@ def to_table(value: object, side: str, time: str) -> pa.Table:
     return found.read(found.schema)
 
 
+def both_inputs(left: object, right: object) -> tuple[object, object]:
+    """Both sides, when one object may be given for both. UserError for a reader, of which the right side would find the end;
+    what may turn out to be one is read once, for both sides."""
+    import pyarrow as pa
+
+    if left is not right or left is None:
+        return left, right
+    if _is_reader(left):
+        raise UserError(
+            f"left and right: the same {type(left).__name__} is given for both sides, and can be read once; give a table, "
+            "such as reader.read_all()"
+        )
+    if isinstance(left, (str, os.PathLike, pa.Table, pa.RecordBatch)) or hasattr(left, "__len__"):
+        return left, right
+    if not isinstance(left, ArrowStream):
+        return left, right  # told, or read, as one side
+    table = pa.Table.from_batches(*_opened(left, STREAM_NAMES[LEFT]))
+    return table, table
+
+
+def _is_reader(value: object) -> bool:
+    """It is at its end after it has been read."""
+    import pyarrow as pa
+
+    return isinstance(value, pa.RecordBatchReader) or (isinstance(value, ArrowStream) and isinstance(value, Iterator))
+
+
 def check_names(schema: pa.Schema, side: str) -> None:
     """UserError when a column's name is no text."""
     try:
@@ -122,25 +151,6 @@ def _without_index(table: pa.Table) -> pa.Table:
     if not (table.schema.metadata or {}).get(b"pandas"):
         return table
     return table.drop_columns([name for name in table.column_names if re.fullmatch(r"__index_level_\d+__", name)])
-
-
-def _refuse_mixed_zones(value: object, side: str, time: str) -> None:
-    """UserError for a time column of Python objects of which some have a zone: pandas makes timestamps of them as if all had,
-    or none."""
-    if type(value).__module__.partition(".")[0] != "pandas" or time not in getattr(value, "columns", ()):
-        return
-    series = value[time]  # type: ignore[index]
-    if str(getattr(series, "dtype", "")) != "object":
-        return
-    has = {row: item.tzinfo is not None for row, item in enumerate(series) if isinstance(item, datetime) and item == item}
-    first = next(iter(has.values()), None)
-    for row, zoned in has.items():
-        if zoned != first:
-            found = ("a time zone", "none") if zoned else ("no time zone", "one")
-            raise UserError(
-                f"{side}, row {row} (counting from 0): column {time}: {series.iloc[row]} has {found[0]}, those before have "
-                f"{found[1]}; give all of them a zone, or none"
-            )
 
 
 def _from_files(path: Path, files: list[Path], schema: pa.Schema, describer: Path) -> pa.Table:
@@ -160,8 +170,9 @@ def _from_files(path: Path, files: list[Path], schema: pa.Schema, describer: Pat
         return pa.Table.from_batches(batches, schema)
 
 
-def to_batches(value: object, side: str, time: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Schema and record batches of a piece of a stream; a table's are as large as they can be without a copy."""
+def to_batches(value: object, side: str, wanted: Collection[str] | None = None) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """Schema and record batches of a piece of a stream; a table's are as large as they can be without a copy. wanted: the
+    columns that are used; None: all."""
     import pyarrow as pa
 
     if isinstance(value, pa.RecordBatch):
@@ -172,7 +183,7 @@ def to_batches(value: object, side: str, time: str) -> tuple[pa.Schema, Iterator
         return value.schema, iter(whole.to_batches())
     if isinstance(value, (str, os.PathLike)):
         raise UserError(f"{side}: {str(value)[:100]!r} is a path; a stream takes batches, swjoin.join takes paths")
-    _refuse_mixed_zones(value, side, time)
+    refuse_mixed_objects(value, side, wanted)
     batches, schema = _opened(value, side)
     return schema, batches
 
@@ -191,11 +202,26 @@ def _opened(value: object, side: str) -> tuple[Iterator[pa.RecordBatch], pa.Sche
     try:
         if isinstance(value, ArrowStream):
             reader = pa.RecordBatchReader.from_stream(value)
-            return _told(iter(reader), side), reader.schema
+            return _told(_once(value, reader, side), side), reader.schema
         batch = pa.record_batch(value)
-    except (pa.ArrowException, TypeError, ValueError, OSError) as error:
+    except (pa.ArrowException, TypeError, ValueError, OverflowError, OSError) as error:
         raise _unreadable(side, error) from None
     return iter([batch]), batch.schema
+
+
+_READ: weakref.WeakSet[Any] = weakref.WeakSet()  # readers that have been read here
+
+
+def _once(value: object, reader: Any, side: str) -> Iterator[Any]:
+    """Its batches. UserError for a reader that has been read here before, in another call perhaps."""
+    if _is_reader(value):
+        if value in _READ:
+            raise UserError(
+                f"{side}: this {type(value).__name__} has been read before, and can be read once; give a table, such as "
+                "reader.read_all(), or a new reader"
+            )
+        _READ.add(value)
+    yield from reader
 
 
 def _told(batches: Iterator[Any], side: str) -> Iterator[Any]:

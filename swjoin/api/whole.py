@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from swjoin.api.arguments import Request
-from swjoin.api.inputs import WholeInput
+from swjoin.api.inputs import WholeInput, both_inputs
 from swjoin.batch import I64, LEFT, MISSING_ID, RIGHT, STREAM_NAMES, U64, PayloadRows, SourceBatch
 from swjoin.runtime.plausibility import key_text
 from swjoin.sinks.plan import OutputPlan, as_type
@@ -203,6 +203,7 @@ def open_sides(request: Request, left: object, right: object, *, materialise: bo
     configs = [request.stream(s) for s in (LEFT, RIGHT)]
     if (request.columns is not None or not materialise) and query.where is None:
         wanted = {n for c in configs for n in (*c.key, c.time, c.id, *((c.columns or ()) if materialise else ())) if n}
+    left, right = both_inputs(left, right)
     whole = [WholeInput(v, n, c.time, wanted) for v, n, c in zip((left, right), STREAM_NAMES, configs, strict=True)]
     one, two = configs
     found = [_without_types(w, c) for w, c in zip(whole, configs, strict=True)]

@@ -10,8 +10,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import platform
+import secrets
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,8 @@ class Job:
     """config: the run. target: OUT file of `join`, DIR/results of `run`, None with a count sink. directory: target is a
     directory.
     run_dir: where metrics and run.json go (`run`), or None. report: another copy of run.json, or None. command: as typed.
-    resumes: go on from the newest checkpoint.
+    resumes: go on from the newest checkpoint. run_id: random, in run.json and in every result file; a run that is resumed
+    keeps it.
     """
 
     config: RunConfig
@@ -52,6 +54,7 @@ class Job:
     report: Path | None
     command: str
     resumes: bool = False
+    run_id: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def __post_init__(self) -> None:
         for path in (self.target, self.run_dir):
@@ -80,7 +83,7 @@ class Job:
 
     def to_json(self) -> str:
         plain: dict[str, Any] = {"config": to_plain(self.config), "directory": self.directory, "command": self.command}
-        plain["resumes"] = self.resumes
+        plain |= {"resumes": self.resumes, "run_id": self.run_id}
         for name in ("target", "run_dir", "report"):
             value = getattr(self, name)
             plain[name] = None if value is None else str(value)
@@ -98,6 +101,7 @@ class Job:
             paths["report"],
             plain["command"],
             plain["resumes"],
+            plain["run_id"],
         )
 
 
@@ -141,7 +145,8 @@ def open_job_sink(job: Job, plan: OutputPlan) -> Sink:
 
     staged = job.checkpoints is not None
     sink, target = job.config.sink, job.target or Path()
-    return open_sink(sink.kind, target, plan, directory=job.directory, staged=staged, resumes=job.resumes, kafka=sink.kafka)
+    more: dict[str, Any] = {"staged": staged, "resumes": job.resumes, "kafka": sink.kafka, "run_id": job.run_id}
+    return open_sink(sink.kind, target, plan, directory=job.directory, **more)
 
 
 class MetricsFile:

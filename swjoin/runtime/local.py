@@ -122,13 +122,13 @@ def _run_local(job: Job, progress: bool, slave_count: int | None) -> dict[str, A
             )
             if not collector.stopped:
                 check_ledger(report)
+                add_warnings(report, job, shell.sources)  # before the result files are closed, which carry them
                 collector.proof = proof_of(report)
     report["wall_s"] = time.monotonic() - started
     if report["join_s"] > 0:
         tuples = sum(report["input"][name]["tuples"] for name in ("left", "right"))
         report["input_tuples_per_s"] = (tuples - loop.resumed_tuples) / report["join_s"]
     add_plan(report, job)
-    add_warnings(report, job, shell.sources)
     publish(job, report)
     shell.forget_checkpoints()
     return report

@@ -104,6 +104,7 @@ def build_report(
     report: dict[str, Any] = {
         "format": FORMAT,
         "command": job.command,
+        "run_id": job.run_id,
         "complete": not stopped,
         "resumable": stopped,
         "config": to_plain(job.config),

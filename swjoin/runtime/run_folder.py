@@ -38,7 +38,7 @@ _REPORT: Shape = {
     "ledger": {"balanced?": bool, "complaints?": [str]},
     "results": {"count?": is_count, "digest?": str, "produced?": is_count, "columns?": [str]},
     **dict.fromkeys(("complete?", "resumable?", "simulated?"), bool),
-    **dict.fromkeys(("failure?", "command?", "config_digest?"), str),
+    **dict.fromkeys(("failure?", "command?", "config_digest?", "run_id?"), str),
     **dict.fromkeys(("joined?", "null_key?", "late?", "shed?"), _SIDES),
     **dict.fromkeys(("wall_s?", "join_s?", "input_tuples_per_s?"), is_amount),
     **dict.fromkeys(("moves?", "epochs?"), is_count),

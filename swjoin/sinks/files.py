@@ -67,12 +67,12 @@ class _OpenFile:
         self._rows += table.num_rows
         self._digest += digest
 
-    def finish(self, whole: dict[str, Any] | None = None) -> None:
-        """Nothing more is written. whole: what is known of the whole result, if it is."""
+    def finish(self, run_id: str | None, whole: dict[str, Any] | None = None) -> None:
+        """Nothing more is written. run_id: of the run. whole: what is known of the whole result, if it is."""
         if not self._finished:
             if self._parquet:
                 written = None if self._ids else self._written()
-                claim = Claim(self._rows, format_digest(self._digest), self._ids, written, whole)
+                claim = Claim(self._rows, format_digest(self._digest), self._ids, written, whole, run_id)
                 self._writer.add_key_value_metadata(claim.to_metadata())
             self._end()
 
@@ -139,11 +139,20 @@ def refuse_results(target: Path, *, staged: bool, resumes: bool) -> None:
 class FileSink:
     """Writes one file, or a directory of files rolled at about 256 MB. UserError at once when the target cannot be written.
 
-    staged: files are called part-GENERATION-NUMBER, and each generation's are shown by `publish`.
+    staged: files are called part-GENERATION-NUMBER, and each generation's are shown by `publish`. run_id: what they say of the
+    run that they are of.
     """
 
     def __init__(
-        self, kind: str, target: Path, plan: OutputPlan, *, directory: bool, staged: bool = False, resumes: bool = False
+        self,
+        kind: str,
+        target: Path,
+        plan: OutputPlan,
+        *,
+        directory: bool,
+        staged: bool = False,
+        resumes: bool = False,
+        run_id: str | None = None,
     ) -> None:
         self._kind = kind
         self._target = target
@@ -153,6 +162,7 @@ class FileSink:
         self._directory = directory
         self._staged = staged
         self._resumes = resumes
+        self._run_id = run_id
         self._parts: dict[int, _Part] = {}
         self._made: list[Path] = []  # folders that were not there before, the innermost first
         self._prepare()
@@ -210,7 +220,7 @@ class FileSink:
         try:
             if not part.files or (self._directory and part.files[-1].bytes >= FILE_BYTES):
                 if part.files:
-                    part.files[-1].finish()
+                    part.files[-1].finish(self._run_id)
                 self._open_next(part, generation)
             part.files[-1].write(table, digest)
         except OSError as error:
@@ -224,11 +234,10 @@ class FileSink:
         self._finish(part)
         return [file.temporary for file in part.files]
 
-    @staticmethod
-    def _finish(part: _Part, whole: dict[str, Any] | None = None) -> None:
+    def _finish(self, part: _Part, whole: dict[str, Any] | None = None) -> None:
         for file in part.files:
             with writing(file.target):
-                file.finish(whole)
+                file.finish(self._run_id, whole)
 
     def sync(self, files: Sequence[Path]) -> None:
         for path in files:

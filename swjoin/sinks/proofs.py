@@ -36,13 +36,14 @@ IDS = ("left_id", "right_id")
 class Claim:
     """Of one file. rows, digest: of its rows. ids: its id columns. written: without those, the number of bytes before the
     footer, and their sampled hash. whole: count, digest and ledger of the result, where they were known when the file was
-    closed."""
+    closed. run: the id of the run that wrote the file, which its run.json has too; None: an earlier version wrote it."""
 
     rows: int
     digest: str
     ids: Sequence[str]
     written: Sequence[int] | None
     whole: dict[str, Any] | None
+    run: str | None = None
 
     def to_metadata(self) -> dict[str, str]:
         return {KEY: json.dumps({"format": _FORMAT, **asdict(self)})}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swjoin.batch import I64, LEFT, RIGHT, STREAM_NAMES, U64, Bool, SourceBatch
+from swjoin.batch import I64, LEFT, MISSING_ID, RIGHT, STREAM_NAMES, U64, Bool, SourceBatch
 from swjoin.config import QueryConfig, StreamConfig
 from swjoin.errors import SwjoinError, UserError
 from swjoin.oracle import JOIN_KINDS
@@ -48,7 +48,7 @@ class Tuples:
         return SourceBatch(key, ts, self.ids(batch, first), key_valid, ts_valid, rows)
 
     def ids(self, batch: pa.RecordBatch, first: int) -> U64:
-        """Ids of the rows. UserError when one is null."""
+        """Ids of the rows. UserError when one is null, negative, or the id of a missing side."""
         import pyarrow as pa
 
         if self._config.id is None:
@@ -57,7 +57,15 @@ class Tuples:
         if column.null_count:
             row = int(np.flatnonzero(booleans_of(column.is_null()))[0])
             raise UserError(f"{self._place(first + row)}: id column {self._config.id} is null; every row needs an id")
-        return integers_of(column.cast(pa.uint64() if column.type == pa.uint64() else pa.int64())).astype(np.uint64)
+        values = integers_of(column.cast(pa.uint64() if column.type == pa.uint64() else pa.int64()))
+        wrong = values == MISSING_ID if values.dtype == np.uint64 else values < 0
+        if self._config.kafka is not None and wrong.any():  # rows of nulls stand for unusable messages (`sources.message_rows`)
+            others = [column for name, column in zip(batch.schema.names, batch.columns, strict=True) if name != self._config.id]
+            wrong = wrong & np.any([booleans_of(other.is_valid()) for other in others], axis=0)
+        if wrong.any():
+            row = int(np.flatnonzero(wrong)[0])
+            raise UserError(f"{self._place(first + row)}: id column {self._config.id} is {values[row]}; ids are 0 to 2^64 - 2")
+        return values.astype(np.uint64)
 
     def times(self, column: pa.Array, first: int) -> tuple[I64, Bool | None]:
         """Microseconds, and which rows have a time. UserError when a time is finer than microseconds, out of range, or a local

@@ -21,6 +21,7 @@ from swjoin.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.config import QueryConfig
 from swjoin.errors import UserError
 from swjoin.oracle import JOIN_KINDS, How
+from swjoin.sections import check_key
 from swjoin.sinks.plan import OutputPlan
 from swjoin.sources.codec import StreamCodec
 from swjoin.sources.keys import KeyEncoder
@@ -150,6 +151,8 @@ def _keys(
     sides = [(name,) if isinstance(name, str) else tuple(name or ()) for name in (on or left_on, on or right_on)]
     if not sides[LEFT] or not sides[RIGHT]:
         raise UserError("on: name at least one key column")
+    for columns in sides:
+        check_key(columns)
     return sides[LEFT], sides[RIGHT]
 
 
