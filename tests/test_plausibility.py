@@ -94,6 +94,29 @@ def test_numbers_that_begin_near_zero_are_legitimate(unit: str) -> None:
     assert found(table([0, 1000, 10**6]), table([1000, 2000]), within="100d", time_unit=unit, on="key") == []
 
 
+def test_times_since_boot_look_like_dates_in_a_coarser_unit() -> None:
+    """The integers are those of a wrong unit, which finds pairs as well; docs/semantics.md says what to do."""
+    boot_ns = 20 * 86_400 * 10**9
+    times = [boot_ns + 10**9 * i for i in range(13)]
+    lines = found(table(times), table(times), within="1ms", time_unit="ns")
+    assert [line.split("; ")[1].split(" to ")[0] for line in lines] == ["in us they would be from 2024-10-04T00:00:00"] * 2
+    from_first = table([t - boot_ns for t in times])
+    assert found(from_first, from_first, within="1ms", time_unit="ns") == []
+    for seconds, warned in (
+        (10 * 86_400, 0),
+        (11 * 86_400, 2),
+        (47 * 86_400, 2),
+        (48 * 86_400, 0),
+        (15 * 60, 0),
+        (16 * 60, 2),
+        (68 * 60, 2),
+        (69 * 60, 0),
+    ):
+        for unit, ratio in (("us", 10**6), ("ns", 10**9)):
+            side = table([seconds * ratio])
+            assert len(found(side, side, within="1ms", time_unit=unit)) == warned, (seconds, unit)
+
+
 def test_types_that_have_a_unit_are_believed() -> None:
     for kind, value in ((pa.timestamp("s"), YEAR_2026_S * 1_000), (pa.timestamp("ns"), YEAR_2026_S), (pa.date32(), 9_999_999)):
         side = table([value - value % 1_000, value - value % 1_000 + 1_000], kind=kind)

@@ -249,14 +249,6 @@ def test_many_spoilt_folders(finished: Path, tmp_path: Path) -> None:
         tmp_path.mkdir()
 
 
-def test_half_a_surrogate_pair_in_the_report(finished: Path, tmp_path: Path) -> None:
-    shutil.copytree(finished, tmp_path / "run")
-    report = json.loads((finished / "run.json").read_text())
-    report["config"]["cluster"]["sub_group_count"] = "\ud800"
-    (tmp_path / "run" / "run.json").write_text(json.dumps(report))
-    assert check(tmp_path / "run", tmp_path)["report"] == 0
-
-
 @pytest.mark.parametrize("key", ["results", "ledger", "input", "memory", "ranks", "config", "delay_s", "complete", "versions"])
 def test_every_part_of_the_report_may_be_missing_or_null(key: str, finished: Path, tmp_path: Path) -> None:
     report = json.loads((finished / "run.json").read_text())

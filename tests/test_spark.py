@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
 
@@ -29,11 +30,13 @@ from swjoin.runtime.local import run_local
 from swjoin.spark.session import open_session
 from swjoin.spark.verify import verify
 from swjoin.spark.workload import generate
+from swjoin.where import Kind, parse_where, to_sql
 from tests.cases import CASES, Case, by_name
 from tests.conftest import SharedSpark
 from tests.limits import LONG_S, PROCESS_S
 from tests.test_times import WRITERS, expected
 from tests.test_times import table as times_table
+from tests.test_where import IEEE, answers, float_predicates, ieee_tables, sql_name
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(LONG_S)]
 WORKLOAD = WorkloadConfig(3_000, 2_000_000, 0.7, 5_000, 12)
@@ -271,6 +274,60 @@ def test_verify_of_line_breaks_and_quotes_in_csv(spark: Any, tmp_path: Path) -> 
     result = verify(tmp_path / "run", None)
     assert result.equal, result.lines()
     assert result.count > 100
+
+
+@pytest.mark.parametrize(("kind", "suffix"), [(pa.float64(), "csv"), (pa.float64(), "parquet"), (pa.float32(), "arrow")])
+def test_verify_of_conditions_over_nan(kind: pa.DataType, suffix: str, spark: Any, tmp_path: Path) -> None:
+    """Spark takes NaN for equal to itself and for the greatest number, and a CSV column with `nan` for text."""
+    plain: dict[str, Any] = {"join": {"within": "1us"}, "sink": {"kind": "count"}}
+    for side, table in zip(("left", "right"), ieee_tables(kind), strict=True):
+        (csv.write_csv if suffix == "csv" else WRITERS[suffix])(table, tmp_path / f"{side}.{suffix}")
+        plain[side] = {"path": str(tmp_path / f"{side}.{suffix}"), "key": "k", "time": "t", "time_unit": "us"}
+    for number, where in enumerate(["left_x >= right_y", "left_x <> right_y"]):
+        plain["join"]["where"] = where
+        (tmp_path / "config.yaml").write_text(json.dumps(plain))
+        report = run(tmp_path / "config.yaml", tmp_path / str(number))
+        result = verify(tmp_path / str(number), None)
+        assert result.equal, (where, result.lines())
+        assert report["results"]["count"] == IEEE[where]
+
+
+@pytest.mark.filterwarnings("ignore::swjoin.ImplausibleWarning")
+def test_conditions_in_sparks_sql_mean_what_they_mean_here(spark: Any) -> None:
+    """Random conditions over floats, all in one Spark job; and literals and integers that Spark reads otherwise."""
+    from pyspark.sql import functions as f
+
+    left, right, texts = float_predicates(3, 60)
+    most = 2**63 - 1
+    texts += [
+        "left_word = 'z''z'",
+        "left_word != 'z\\n'",
+        "left_tiny * 100 > 200",  # beyond 8 bits
+        "left_tiny + 2147483647 > 2147483647",
+        f"left_tiny + {most} is null",
+        f"-{most} - left_tiny is null",
+        f"left_tiny * {most // 2} is null",  # a product from 9.2e18 on is null, whether it is below 2^63 or not
+        f"left_tiny * {most // 3} is null",
+        f"left_tiny * {most // 3} * right_tiny is null",
+        f"abs(left_tiny - {most}) is null",
+        "left_half = 0.25",
+        "left_half * 1e300 > 0",
+    ]
+    frames = []
+    for side, table in (("l", left), ("r", right)):
+        small = table.schema.get_field_index("small")  # uint16, which Spark has not
+        frame = spark.createDataFrame(table.set_column(small, "small", table["small"].cast(pa.int32())))
+        frames.append(frame.select(*(f.col(name).alias(f"{side}_{name}") for name in frame.columns)))
+    pairs = frames[0].join(frames[1], f.col("l_key") == f.col("r_key"))
+
+    def column(name: str) -> tuple[str, Kind]:
+        expression, kind = sql_name(name)
+        return expression.replace(".", "_").replace("VARCHAR", "STRING"), kind
+
+    counts = [f.count_if(f.expr(to_sql(parse_where(text), column, "spark"))).alias(f"n{i}") for i, text in enumerate(texts)]
+    (row,) = pairs.agg(*counts).collect()
+    for text, got, wanted in zip(texts, row, answers(left, right, texts), strict=True):
+        assert got == wanted, text
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "arrow"])

@@ -345,10 +345,10 @@ def run_report(args: argparse.Namespace) -> int:
     target = run_dir / "report.html" if args.out is None else Path(args.out)
     names = ("run.json", "verified.json", "simulation.json", "late.parquet", "metrics", "results")
     refuse_inputs([("-o", target)], [run_dir / name for name in names])
-    data = build(run_dir).text().encode(errors="replace")  # a damaged run.json may hold half a surrogate pair
+    text = build(run_dir).text()
     try:
-        target.write_bytes(data)
+        target.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"-o {target}: cannot be written ({error.strerror})") from None
-    print(f"{target} ({size_text(len(data))})")
+    print(f"{target} ({size_text(len(text.encode()))})")
     return 0

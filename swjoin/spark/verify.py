@@ -11,6 +11,7 @@ comparing all pairs of a hot key; the exact bounds are checked on every pair.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import and_, or_
@@ -24,18 +25,19 @@ from swjoin.loading import config_from_plain
 from swjoin.oracle import JOIN_KINDS, format_digest
 from swjoin.runtime.report import FORMAT
 from swjoin.runtime.run_folder import not_verifiable, read_report
-from swjoin.sources.formats import file_format, row_count
-from swjoin.sources.predicate import resolve
+from swjoin.sources.formats import common_schema, file_format, list_files, row_count
+from swjoin.sources.predicate import resolve, type_of
 from swjoin.spark.answers import count_and_digest
 from swjoin.spark.session import open_session
 from swjoin.spark.workload import stream_frame
-from swjoin.where import parse_where, to_sql
+from swjoin.where import Kind, parse_where, to_sql
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
 SHOWN = 20
 _UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
+_COMPARED: dict[str, Kind] = {"int": "int", "float": "float", "bool": "bool", "text": "text"}
 
 
 @dataclass
@@ -277,16 +279,32 @@ def _placed(left: DataFrame, right: DataFrame) -> list[DataFrame]:
     return out
 
 
+def _kinds(config: RunConfig) -> list[dict[str, Kind]]:
+    """How the columns of both sides are compared, by the types with which the run read them: Spark infers other types of CSV
+    columns that hold `nan`. Generated streams have integers."""
+    kinds: list[dict[str, Kind]] = []
+    for stream in (config.left, config.right):
+        found: dict[str, Kind] = {"key": "int", "ts": "int"}
+        if stream.path is not None:
+            found = {}
+            for column in common_schema(list_files(Path(stream.path))).schema:
+                with contextlib.suppress(UserError):  # of a type that no condition can use
+                    found[column.name] = _COMPARED.get(type_of(column.name, column.type), "other")
+        kinds.append(found)
+    return kinds
+
+
 def _condition(config: RunConfig, names: list[list[str]]) -> str | None:
     """The predicate in Spark's SQL."""
     if config.query.where is None:
         return None
+    kinds = _kinds(config)
 
-    def column(name: str) -> str:
+    def column(name: str) -> tuple[str, Kind]:
         side, found = resolve(name, (names[0], names[1]), (config.left.key, config.right.key))
-        return f"`c{side}_{found}`"
+        return f"`c{side}_{found}`", kinds[side].get(found, "other")
 
-    return to_sql(parse_where(config.query.where), column)
+    return to_sql(parse_where(config.query.where), column, "spark")
 
 
 def _rows(
