@@ -84,12 +84,14 @@ def _limit_us(config: RunConfig) -> float:
 
 def run_simulate(args: argparse.Namespace) -> int:
     from swjoin.runtime.costs import load_costs, with_changes
-    from swjoin.runtime.forecast import fed, feed, forecast, store
-    from swjoin.runtime.outputs import refuse_run
+    from swjoin.runtime.forecast import SIMULATION_FILES, fed, feed, forecast, store
+    from swjoin.runtime.outputs import refuse_files, refuse_run
     from swjoin.runtime.planner import plan
 
     if args.out is not None:
-        refuse_run(Path(args.out), "--out", simulated=True)
+        begun = refuse_run(Path(args.out), "--out", simulated=True)
+        if not begun:
+            refuse_files(Path(args.out), SIMULATION_FILES)
     if args.slaves < 1:
         raise UserError(f"--slaves {args.slaves}: at least one slave is needed")
     if args.host_cores < 0:

@@ -20,10 +20,12 @@ from swjoin.batch import STREAM_NAMES
 from swjoin.config import RunConfig
 from swjoin.errors import RunFailed, UserError
 from swjoin.runtime.costs import CostModel
-from swjoin.runtime.job import EventsFile, Job, MetricsFile
+from swjoin.runtime.job import RUN_FILES, EventsFile, Job, MetricsFile
 from swjoin.runtime.planner import Plan, plan
 from swjoin.runtime.report import build_report, check_ledger, write_json
 from swjoin.runtime.virtual import Usage
+
+SIMULATION_FILES = ("simulation.json", *RUN_FILES)  # that `store` writes
 
 
 def _utilisation(foretold: Plan) -> dict[str, Any]:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from swjoin.sources import Source
     from swjoin.state.predicate import Program
 
+RUN_FILES = ("run.json", "metrics/slaves.parquet", "metrics/events.parquet")  # that every run leaves in its directory
 METRICS_ROW_BYTES = 8 * len(COLUMNS)
 
 
@@ -208,6 +209,11 @@ class MetricsFile:
             self.close()
 
 
+def events_lines(run_dir: Path) -> Path:
+    """The hidden file of a run's events. It is there from the start of a run to its end, also of one that was killed."""
+    return run_dir / "metrics" / ".events.jsonl"
+
+
 class EventsFile:
     """DIR/metrics/events.parquet: one row per `RunEvent`, in the order in which they happened.
 
@@ -219,7 +225,7 @@ class EventsFile:
         """resumes: those that are there come first."""
         self.path = run_dir / "metrics" / "events.parquet"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._lines = self.path.with_name(".events.jsonl")
+        self._lines = events_lines(run_dir)
         self._file = self._lines.open("a" if resumes else "w")
         if resumes:
             self._file.write("\n")  # the last line may be half of one

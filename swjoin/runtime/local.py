@@ -80,7 +80,7 @@ def run_local(job: Job, progress: bool, slave_count: int | None = None) -> dict[
     try:
         return _run_local(job, progress, slave_count)
     except NotWritten as error:
-        raise NotWritten(f"{error}; make room, then {job.go_on()}") from None
+        raise error.mended_by(job.go_on()) from None
 
 
 def _run_local(job: Job, progress: bool, slave_count: int | None) -> dict[str, Any]:

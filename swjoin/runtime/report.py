@@ -1,6 +1,6 @@
 """run.json: what a run was, what it did, and whether its ledger balances (DESIGN.md, contracts).
 
-What: `build_report` from the roles' summaries, `write_json` (atomic), `peak_rss_bytes`, `versions`.
+What: `build_report` from the roles' summaries, `write_json` (atomic), `publish`, `peak_rss_bytes`, `versions`.
 Why: every runtime reports the same fields, and an unbalanced ledger is found in one place.
 Stays out: printing (`cli`), measuring inside the roles.
 """
@@ -24,7 +24,7 @@ from swjoin.errors import RunFailed
 from swjoin.runtime.checkpoint_folder import Manifest
 from swjoin.runtime.job import Job
 from swjoin.runtime.memory_report import memory_report
-from swjoin.storage import write_whole
+from swjoin.storage import is_stream, resolved, write_out, write_whole
 
 FORMAT = 2  # of run.json; without it, or below, digests are another sum (CHANGELOG.md)
 WARNING = "swjoin: warning: "  # begins a line on standard error that the launcher passes on, though the run has not failed
@@ -246,16 +246,23 @@ def check_ledger(report: dict[str, Any]) -> None:
         raise RunFailed("the ledger does not balance: " + "; ".join(report["ledger"]["complaints"]))
 
 
+def _as_json(report: dict[str, Any]) -> bytes:
+    return (json.dumps(report, indent=2) + "\n").encode()
+
+
 def write_json(path: Path, report: dict[str, Any]) -> None:
     """Write atomically: a temporary name, then a rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, (json.dumps(report, indent=2) + "\n").encode())
+    write_whole(path, _as_json(report))
 
 
 def publish(job: Job, report: dict[str, Any]) -> None:
     """run.json in the run's directory, and the copy that `--report` asked for; that of a failed run replaces no other."""
     if job.run_dir is not None:
         write_json(job.run_dir / "run.json", report)
-    if job.report is not None:
-        kept = not report["complete"] and job.report.exists()
-        write_json(job.report.with_name(f"{job.report.name}.incomplete") if kept else job.report, report)
+    path = job.report
+    if path is not None:
+        if not report["complete"] and not is_stream(path) and path.exists():
+            path = resolved(path)
+            path = path.with_name(f"{path.name}.incomplete")
+        write_out(path, _as_json(report))

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swjoin.batch import Pairs
-from swjoin.errors import RunFailed, UserError
+from swjoin.errors import NotWritten, RunFailed, UserError
 from swjoin.hashing import digest_pairs
 from swjoin.oracle import format_digest
 from swjoin.sinks.plan import OutputPlan
 from swjoin.sinks.proofs import Claim, sampled_hash
-from swjoin.storage import not_written, sync_file, sync_folder, writing
+from swjoin.storage import not_written, refuse_special, resolved, special, sync_file, sync_folder, writing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -93,6 +93,9 @@ class _OpenFile:
 
     def show(self) -> None:
         """Durable, and under its name; it has been finished."""
+        kind = special(self.target)
+        if kind is not None:  # since the start
+            raise NotWritten(f"{self.target}: cannot be replaced: is {kind}")
         sync_file(self.temporary)
         self.temporary.replace(self.target)
         sync_folder(self.target.parent)
@@ -183,17 +186,15 @@ class FileSink:
             if self._staged and not self._resumes:
                 for path in self._target.glob(".part-*.tmp"):
                     path.unlink()
-        elif self._target.is_dir():
-            raise UserError(f"{self._target}: is a directory; name a file with -o")
-        elif not self._target.parent.is_dir():
-            raise UserError(f"{self._target}: directory {self._target.parent} does not exist")
+            return
+        refuse_special(self._target, "-o")
 
     def _open_next(self, part: _Part, generation: int) -> None:
         if self._directory:
             number = f"{generation:06d}-{len(part.files):05d}" if self._staged else f"{len(part.files):05d}"
             target = self._target / f"part-{number}.{'parquet' if self._kind == 'parquet' else 'csv'}"
         else:
-            target = self._target
+            target = resolved(self._target)
         mark = "" if self._staged else f".{os.getpid()}"
         part.files.append(_OpenFile(self._kind, target, self._schema, self._ids, target.with_name(f".{target.name}{mark}.tmp")))
 
