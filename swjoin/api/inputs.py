@@ -1,6 +1,6 @@
 """What users hand over, as Arrow.
 
-What: `to_table` (a whole input), `to_batches` (a piece of a stream).
+What: `WholeInput` (a whole input), `to_batches` (a piece of a stream), `both_inputs` (when the two sides may be one object).
 Why: Arrow tables, pandas, polars, DuckDB and whatever else has the Arrow C stream interface are the same thing here, without a
 dependency on any of them.
 Stays out: which columns there must be (`connectors.row_encoder`).
@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 import re
+import weakref
 from collections.abc import Collection, Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
+from swjoin.api.objects import refuse_mixed_objects
 from swjoin.connectors.files.formats import (
     common_schema,
     file_format,
@@ -23,7 +24,9 @@ from swjoin.connectors.files.formats import (
     read_schema,
     refuse_mixed_times,
     refusing,
+    unread_text,
 )
+from swjoin.core.batch import LEFT, STREAM_NAMES
 from swjoin.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,17 +53,89 @@ Streamable: TypeAlias = ArrowStream | ArrowArray
 Input: TypeAlias = ArrowStream | ArrowArray | str | os.PathLike[str]
 
 
-def to_table(value: object, side: str, time: str, wanted: Collection[str] | None = None) -> pa.Table:
-    """A whole input in memory, columns as they are. time: its time column. wanted: of files, read these only. UserError for
-    what is no table, and for files that cannot be read."""
+class WholeInput:
+    """A whole input. schema: its columns, of the type null where nothing is in them. csv: of CSV files, which are read when all
+    types are known. untyped: CSV files without rows, whose columns have no types of their own. unread:
+    what lies beside its files, for warnings.
+
+    time: its time column. wanted: of files, read these columns only. UserError for what is no table, and for files that cannot
+    be read.
+    """
+
+    def __init__(self, value: object, side: str, time: str, wanted: Collection[str] | None = None) -> None:
+        import pyarrow as pa
+
+        self.csv = self.untyped = False
+        self.unread: str | None = None
+        self._table: pa.Table | None = None
+        if isinstance(value, (str, os.PathLike)):
+            self._describe(Path(value), time, wanted)
+        else:
+            refuse_mixed_objects(value, side, wanted)
+            table = value if isinstance(value, pa.Table) else pa.Table.from_batches(*_opened(value, side))
+            check_names(table.schema, side)
+            self._table = _without_index(table)
+            self.schema = self._table.schema
+
+    def _describe(self, path: Path, time: str, wanted: Collection[str] | None) -> None:
+        import pyarrow as pa
+
+        self._path, self._files = path, list_files(path)
+        self.unread = unread_text(path)
+        described = common_schema(self._files)
+        refuse_mixed_times(described.file, described.schema, time)
+        self.schema, self._describer, self.untyped = described.schema, described.file, described.untyped
+        self.csv = file_format(described.file) == "CSV"
+        if wanted is not None:
+            self.schema = pa.schema([field for field in self.schema if field.name in wanted])
+        if not self.csv:
+            self._table = _from_files(path, self._files, self.schema, self._describer)
+
+    @property
+    def empty(self) -> bool:
+        """Whether it is known to have no rows."""
+        return self.untyped or (self._table is not None and not self._table.num_rows)
+
+    def read(self, schema: pa.Schema) -> pa.Table:
+        """All of it. schema: its own, with types for columns in which nothing is."""
+        if self._table is None:
+            return _from_files(self._path, self._files, schema, self._describer)
+        if self._table.schema == schema:
+            return self._table
+        return self._table.cast(schema) if self._table.num_rows else schema.empty_table()
+
+
+def to_table(value: object, side: str, time: str) -> pa.Table:
+    """A whole input in memory, columns as they are."""
+    found = WholeInput(value, side, time)
+    return found.read(found.schema)
+
+
+def both_inputs(left: object, right: object) -> tuple[object, object]:
+    """Both sides, when one object may be given for both. UserError for a reader, of which the right side would find the end;
+    what may turn out to be one is read once, for both sides."""
     import pyarrow as pa
 
-    if isinstance(value, (str, os.PathLike)):
-        return _from_files(Path(value), time, wanted)
-    _refuse_mixed_zones(value, side, time)
-    table = value if isinstance(value, pa.Table) else pa.Table.from_batches(*_opened(value, side))
-    check_names(table.schema, side)
-    return _without_index(table)
+    if left is not right or left is None:
+        return left, right
+    if _is_reader(left):
+        raise UserError(
+            f"left and right: the same {type(left).__name__} is given for both sides, and can be read once; give a table, "
+            "such as reader.read_all()"
+        )
+    if isinstance(left, (str, os.PathLike, pa.Table, pa.RecordBatch)) or hasattr(left, "__len__"):
+        return left, right
+    if not isinstance(left, ArrowStream):
+        return left, right  # told, or read, as one side
+    table = pa.Table.from_batches(*_opened(left, STREAM_NAMES[LEFT]))
+    return table, table
+
+
+def _is_reader(value: object) -> bool:
+    """It is at its end after it has been read."""
+    import pyarrow as pa
+
+    return isinstance(value, pa.RecordBatchReader) or (isinstance(value, ArrowStream) and isinstance(value, Iterator))
 
 
 def check_names(schema: pa.Schema, side: str) -> None:
@@ -78,48 +153,26 @@ def _without_index(table: pa.Table) -> pa.Table:
     return table.drop_columns([name for name in table.column_names if re.fullmatch(r"__index_level_\d+__", name)])
 
 
-def _refuse_mixed_zones(value: object, side: str, time: str) -> None:
-    """UserError for a time column of Python objects of which some have a zone: pandas makes timestamps of them as if all had,
-    or none."""
-    if type(value).__module__.partition(".")[0] != "pandas" or time not in getattr(value, "columns", ()):
-        return
-    series = value[time]  # type: ignore[index]
-    if str(getattr(series, "dtype", "")) != "object":
-        return
-    has = {row: item.tzinfo is not None for row, item in enumerate(series) if isinstance(item, datetime) and item == item}
-    first = next(iter(has.values()), None)
-    for row, zoned in has.items():
-        if zoned != first:
-            found = ("a time zone", "none") if zoned else ("no time zone", "one")
-            raise UserError(
-                f"{side}, row {row} (counting from 0): column {time}: {series.iloc[row]} has {found[0]}, those before have "
-                f"{found[1]}; give all of them a zone, or none"
-            )
-
-
-def _from_files(path: Path, time: str, wanted: Collection[str] | None) -> pa.Table:
+def _from_files(path: Path, files: list[Path], schema: pa.Schema, describer: Path) -> pa.Table:
     import pyarrow as pa
 
-    files = list_files(path)
-    schema, describer = common_schema(files)
-    refuse_mixed_times(describer, schema, time)
-    if wanted is not None:
-        schema = pa.schema([field for field in schema if field.name in wanted])
     batches = []
     for file in files:
         own = schema if file == describer else read_schema(file)
         for field in schema:
             if own.names.count(field.name) != 1:
                 raise UserError(f"{file}: column {field.name} is missing or there twice, in {describer.name} it is there once")
-            if own.field(field.name).type != field.type and file_format(file) != "CSV":
-                raise UserError(f"{file}: column {field.name} is {own.field(field.name).type}, before it was {field.type}")
+            kind = own.field(field.name).type
+            if kind != field.type and not pa.types.is_null(kind) and file_format(file) != "CSV":
+                raise UserError(f"{file}: column {field.name} is {kind}, before it was {field.type}")
         batches += list(read_batches(file, schema, schema.names, FILE_BATCH_ROWS))
     with refusing(path):
         return pa.Table.from_batches(batches, schema)
 
 
-def to_batches(value: object, side: str, time: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Schema and record batches of a piece of a stream; a table's are as large as they can be without a copy."""
+def to_batches(value: object, side: str, wanted: Collection[str] | None = None) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """Schema and record batches of a piece of a stream; a table's are as large as they can be without a copy. wanted: the
+    columns that are used; None: all."""
     import pyarrow as pa
 
     if isinstance(value, pa.RecordBatch):
@@ -130,7 +183,7 @@ def to_batches(value: object, side: str, time: str) -> tuple[pa.Schema, Iterator
         return value.schema, iter(whole.to_batches())
     if isinstance(value, (str, os.PathLike)):
         raise UserError(f"{side}: {str(value)[:100]!r} is a path; a stream takes batches, swjoin.join takes paths")
-    _refuse_mixed_zones(value, side, time)
+    refuse_mixed_objects(value, side, wanted)
     batches, schema = _opened(value, side)
     return schema, batches
 
@@ -149,11 +202,26 @@ def _opened(value: object, side: str) -> tuple[Iterator[pa.RecordBatch], pa.Sche
     try:
         if isinstance(value, ArrowStream):
             reader = pa.RecordBatchReader.from_stream(value)
-            return _told(iter(reader), side), reader.schema
+            return _told(_once(value, reader, side), side), reader.schema
         batch = pa.record_batch(value)
-    except (pa.ArrowException, TypeError, ValueError, OSError) as error:
+    except (pa.ArrowException, TypeError, ValueError, OverflowError, OSError) as error:
         raise _unreadable(side, error) from None
     return iter([batch]), batch.schema
+
+
+_READ: weakref.WeakSet[Any] = weakref.WeakSet()  # readers that have been read here
+
+
+def _once(value: object, reader: Any, side: str) -> Iterator[Any]:
+    """Its batches. UserError for a reader that has been read here before, in another call perhaps."""
+    if _is_reader(value):
+        if value in _READ:
+            raise UserError(
+                f"{side}: this {type(value).__name__} has been read before, and can be read once; give a table, such as "
+                "reader.read_all(), or a new reader"
+            )
+        _READ.add(value)
+    yield from reader
 
 
 def _told(batches: Iterator[Any], side: str) -> Iterator[Any]:

@@ -73,7 +73,16 @@ def _of_file(path: Path) -> Proof:
         raise UserError(
             f"{path}: holds {claim.rows} rows of a larger result, unchanged, whose ledger is in the run's directory; ask there"
         )
-    return Proof(claim.rows, claim.digest, _complete(run_dir).ledger)
+    run = _complete(run_dir)
+    if claim.run is None:
+        raise UserError(f"{path}: does not say which run wrote it, as an earlier version did; ask for the proof of {run_dir}")
+    if claim.run != run.report.get("run_id"):
+        raise _foreign(path, run_dir)
+    return Proof(claim.rows, claim.digest, run.ledger, tuple(run.report.get("warnings", ())))
+
+
+def _foreign(path: Path, run_dir: Path) -> UserError:
+    return UserError(f"{path}: was written by another run than the one in {run_dir}; put it back beside its own run.json")
 
 
 def _complete(run_dir: Path) -> Run:
@@ -102,7 +111,7 @@ def _of_directory(path: Path) -> Proof:
     run = _complete(run_dir)
     config = config_from_plain(run.report["config"])
     if config.sink.kind in ("parquet", "csv"):
-        rows, digest = _in_files(run_dir / "results", config)
+        rows, digest = _in_files(run_dir, run.report.get("run_id"), config)
         if rows != run.count or digest not in (None, run.digest):
             raise UserError(
                 f"{run_dir / 'results'}: its files hold {rows} rows, digest {digest or 'unknown'}; the run had {run.count}, "
@@ -111,16 +120,21 @@ def _of_directory(path: Path) -> Proof:
     return Proof(run.count, run.digest, run.ledger, tuple(run.report.get("warnings", ())))
 
 
-def _in_files(folder: Path, config: RunConfig) -> tuple[int, str | None]:
-    """Rows and digest over all files; no digest where CSV has no ids."""
+def _in_files(run_dir: Path, run_id: str | None, config: RunConfig) -> tuple[int, str | None]:
+    """Rows and digest over all files; no digest where CSV has no ids. UserError when there are none, or one of another run."""
     from swjoin.connectors.files.proofs import IDS, checked_claim, csv_pairs
     from swjoin.core.join_semantics import format_digest
 
     kind, ids = config.sink.kind, IDS[: 1 if config.query.kind.one_sided else 2] if config.sink.ids else ()
     rows, total, known = 0, 0, True
-    for path in sorted(folder.glob(f"part-*.{kind}")):
+    paths = sorted((run_dir / "results").glob(f"part-*.{kind}"))
+    if not paths:  # a run without results writes one, too
+        raise UserError(f"{run_dir / 'results'}: holds no result files; the run wrote at least one, so there is no proof")
+    for path in paths:
         if kind == "parquet":
             claim = checked_claim(path)
+            if claim.run is not None and run_id is not None and claim.run != run_id:
+                raise _foreign(path, run_dir)
             found: tuple[int, str | None] = claim.rows, claim.digest
         else:
             found = csv_pairs(path, ids)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 import numpy as np
 
 from swjoin.api.embedded_join import Engine, Joiner, check_rows
-from swjoin.api.inputs import Streamable, check_names, to_batches
+from swjoin.api.inputs import Streamable, both_inputs, check_names, to_batches
 from swjoin.cluster.master.intake import StreamIntake
 from swjoin.config.arguments import Bound, Columns, Duration, Last, Late, Request, TimeUnit, speaking_python
 from swjoin.config.run import RunConfig, StreamConfig
@@ -120,13 +120,19 @@ class WindowJoin:
         rows: list[Item] = []
         schemas = self._schemas
         with speaking_python():
-            for stream, value in ((LEFT, left), (RIGHT, right)):
+            for stream, value in enumerate(both_inputs(left, right)):
                 if value is not None:
-                    time = (self._config.left, self._config.right)[stream].time
-                    schema, batches = to_batches(value, STREAM_NAMES[stream], time)
+                    schema, batches = to_batches(value, STREAM_NAMES[stream], self._used(stream))
                     schemas = self._with_schema(schemas, stream, schema)
                     rows += [(stream, batch) for batch in batches]
         return self._changed(lambda: self._take(rows, schemas))
+
+    def _used(self, stream: int) -> set[str] | None:
+        """Columns of a side that are looked at; None: all."""
+        config = (self._config.left, self._config.right)[stream]
+        if config.columns is None or self._config.query.where is not None:
+            return None
+        return {*config.key, config.time, *config.columns, *([] if config.id is None else [config.id])}
 
     def advance(self, to: object, *, side: Literal["left", "right", "both"] = "both") -> Iterator[pa.RecordBatch]:
         """A promise: no row that is pushed from now on has a time before `to`. Returns the pairs that have become certain.

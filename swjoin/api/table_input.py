@@ -9,15 +9,13 @@ Stays out: joining (`api.embedded_join`), threads (`api.tables`), ranks (`api.mp
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swjoin.api.inputs import to_table
+from swjoin.api.inputs import WholeInput, both_inputs
 from swjoin.config.arguments import Request
-from swjoin.connectors.files.formats import is_untyped
 from swjoin.connectors.output_columns import OutputPlan, as_type
 from swjoin.connectors.row_encoder import StreamView, Tuples, describe_streams, settle_types
 from swjoin.core.arrow_views import decoded
@@ -37,7 +35,7 @@ class Side:
     """One input. table: all of it. ids: the user's row ids, uint64 (rows,), or None where tuples carry what they are to carry.
 
     by_position: tuples carry the positions of their rows, whatever ids the user names. untyped: a file without rows, whose
-    columns have no types of their own.
+    columns have no types of their own. unread: what lies beside its files.
     """
 
     def __init__(
@@ -49,12 +47,12 @@ class Side:
         keys: KeyEncoder,
         *,
         by_position: bool,
-        untyped: bool = False,
+        whole: WholeInput,
     ) -> None:
         self.stream, self.table, self.codec, self.keys = stream, table, view.codec, keys
         self.time, self._named = config.time, config.id is not None and not by_position
         self.taken_from: dict[str, Any] = {}  # columns, ready to take output rows from
-        self.untyped = untyped
+        self.untyped, self.unread = whole.untyped, whole.unread
         tuples = Tuples(config, view, keys, self._place)
         judged = [] if view.codec.rows is None else view.codec.rows.schema.names
         needed = list(dict.fromkeys([*config.key, config.time, *([config.id] if config.id else []), *judged]))
@@ -147,14 +145,15 @@ def _take(batch: SourceBatch, index: I64) -> SourceBatch:
     return SourceBatch(batch.key[index], batch.ts[index], batch.id[index], key_valid, ts_valid, rows)
 
 
-def _without_types(table: pa.Table, config: StreamConfig) -> pa.Table:
+def _without_types(whole: WholeInput, config: StreamConfig) -> pa.Schema:
     """Keys and times of an empty data frame, which libraries call floating-point numbers, have no type."""
     import pyarrow as pa
 
-    for i, field in enumerate(table.schema if not table.num_rows else ()):
+    schema = whole.schema
+    for i, field in enumerate(schema if whole.empty else ()):
         if field.name in (*config.key, config.time) and pa.types.is_floating(field.type):
-            table = table.set_column(i, field.with_type(pa.null()), pa.nulls(0))
-    return table
+            schema = schema.set(i, field.with_type(pa.null()))
+    return schema
 
 
 def _one_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -204,21 +203,17 @@ def open_sides(request: Request, left: object, right: object, *, materialise: bo
     configs = [request.stream(s) for s in (LEFT, RIGHT)]
     if (request.columns is not None or not materialise) and query.where is None:
         wanted = {n for c in configs for n in (*c.key, c.time, c.id, *((c.columns or ()) if materialise else ())) if n}
-    inputs = zip((left, right), STREAM_NAMES, configs, strict=True)
-    tables = [_without_types(to_table(value, name, config.time, wanted), config) for value, name, config in inputs]
+    left, right = both_inputs(left, right)
+    whole = [WholeInput(v, n, c.time, wanted) for v, n, c in zip((left, right), STREAM_NAMES, configs, strict=True)]
     one, two = configs
-    untyped = [
-        isinstance(v, (str, os.PathLike)) and not len(t) and is_untyped(t.schema)
-        for v, t in zip((left, right), tables, strict=True)
-    ]
-    settled = settle_types((one, two), [t.schema for t in tables], untyped)
-    tables = [t if t.schema == s else t.cast(s) for t, s in zip(tables, settled, strict=True)]
+    found = [_without_types(w, c) for w, c in zip(whole, configs, strict=True)]
+    settled = settle_types((one, two), found, [w.csv for w in whole])
+    tables = [w.read(schema) for w, schema in zip(whole, settled, strict=True)]
     if materialise:
         tables = _with_one_dictionary(tables, [one, two], both=query.kind.unmatched[RIGHT])
     schemas = (one, tables[LEFT].schema), (two, tables[RIGHT].schema)
     views, keys = describe_streams(*schemas, carry=materialise, packed=False, query=query)
     sides = [
-        Side(s, tables[s], c, views[s], keys, by_position=materialise, untyped=untyped[s])
-        for s, c in ((LEFT, one), (RIGHT, two))
+        Side(s, tables[s], c, views[s], keys, by_position=materialise, whole=whole[s]) for s, c in ((LEFT, one), (RIGHT, two))
     ]
     return sides[LEFT], sides[RIGHT], OutputPlan(views[LEFT].codec, views[RIGHT].codec, request.ids, query.how)

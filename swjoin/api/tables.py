@@ -192,6 +192,7 @@ def _warnings(config: RunConfig, found: Proof, sides: tuple[Side, Side], matches
         (left.codec.time_unit, right.codec.time_unit),
         (left.time, right.time),
         matches,
+        (left.unread, right.unread),
     )
     return warnings_of(answer, SidesAgain(sides, sort=sort))
 

@@ -41,7 +41,7 @@ def checkpoint_folder(job: Job, executors: Executors = Background) -> Checkpoint
     path = job.checkpoints
     assert path is not None, "the job makes no checkpoints"
     identity = {"config": to_plain(job.config), "config_digest": digest(job.config), "inputs": input_files(job)}
-    identity |= {"command": job.command, "run_dir": str(job.run_dir), "swjoin": __version__}
+    identity |= {"command": job.command, "run_dir": str(job.run_dir), "run_id": job.run_id, "swjoin": __version__}
     folder = CheckpointFolder(path, identity, executors)
     manifest = folder.newest()
     if manifest is None:

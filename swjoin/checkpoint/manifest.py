@@ -150,6 +150,7 @@ _MANIFEST = {
     "inputs": [(str, is_count, is_count)],
     "command": str,
     "run_dir": str,
+    "run_id?": str,
 }
 
 

@@ -166,7 +166,8 @@ class CheckpointFolder:
             return None
         try:
             plain: dict[str, Any] = json.loads(path.read_bytes())
-            return {name: plain[name] for name in ("config", "config_digest", "inputs", "command", "run_dir")}
+            names = ("config", "config_digest", "inputs", "command", "run_dir")
+            return {**{name: plain[name] for name in names}, "run_id": plain.get("run_id")}
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise RunFailed(f"{path}: corrupt, or cannot be read ({error})") from None
 

@@ -98,8 +98,6 @@ def run_join(args: argparse.Namespace) -> int:
     ranks = given_ranks(args)
     target = None if args.out == "count" else Path(args.out)
     report = None if args.report is None else Path(args.report)
-    if report is not None and not report.parent.is_dir():
-        raise UserError(f"--report {report}: directory {report.parent} does not exist")
     job = Job(config, target, False, None, report, typed_command())
     if config.time.late == "side" and late_target(job) is None:
         raise UserError("--late side with -o count: give --report, so that the late rows have a place beside it")

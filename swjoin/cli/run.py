@@ -119,5 +119,6 @@ def resumed_job(folder: Path) -> Job:
             raise UserError(f"{place if manifest is None else manifest.path}: {error}") from None
         out = folder if place != folder else Path(told["run_dir"])
         target = None if config.sink.kind == "count" else out / "results"
-        return Job(config, target, True, out, None, told["command"], resumes=True)
+        job = Job(config, target, True, out, None, told["command"], resumes=True)
+        return dataclasses.replace(job, run_id=told.get("run_id") or job.run_id)
     raise UserError(f"{folder}: holds no checkpoints to resume from")

@@ -71,6 +71,10 @@ def run_push(args: argparse.Namespace) -> int:
         raise UserError("--batch: must be at least 1")
     if args.rate is not None and args.rate <= 0:
         raise UserError("--rate: must be positive")
+    from swjoin.connectors.files.formats import unread_text
+
+    if args.file != "-" and (text := unread_text(Path(args.file))) is not None:
+        _say(text)
     return _patiently(args, lambda: _push(args))
 
 

@@ -83,13 +83,15 @@ def _limit_us(config: RunConfig) -> float:
 
 
 def run_simulate(args: argparse.Namespace) -> int:
-    from swjoin.connectors.output_paths import refuse_run
+    from swjoin.connectors.output_paths import refuse_files, refuse_run
     from swjoin.forecast.costs import load_costs, with_changes
     from swjoin.forecast.model.run import plan
-    from swjoin.forecast.summary import fed, feed, forecast, store
+    from swjoin.forecast.summary import SIMULATION_FILES, fed, feed, forecast, store
 
     if args.out is not None:
-        refuse_run(Path(args.out), "--out", simulated=True)
+        begun = refuse_run(Path(args.out), "--out", simulated=True)
+        if not begun:
+            refuse_files(Path(args.out), SIMULATION_FILES)
     if args.slaves < 1:
         raise UserError(f"--slaves {args.slaves}: at least one slave is needed")
     if args.host_cores < 0:

@@ -59,8 +59,10 @@ def _argument(option: re.Match[str]) -> str:
 
 
 def duration_us(value: object, name: str) -> int:
-    """A duration as whole microseconds. UserError for numbers without a unit, 0 excepted."""
+    """A duration as whole microseconds. UserError for numbers without a unit, 0 excepted, and for finer durations."""
     if isinstance(value, timedelta):
+        if getattr(value, "nanoseconds", 0):  # of pandas' kind, which the fields of a timedelta leave out
+            raise UserError(f"{name}: {value!r} is finer than one microsecond; round it")
         return (value.days * 86_400 + value.seconds) * 1_000_000 + value.microseconds
     if value == 0 and isinstance(value, int) and not isinstance(value, bool):
         return 0

@@ -11,7 +11,7 @@ import ipaddress
 from dataclasses import dataclass
 from typing import Literal
 
-from swjoin.config.sections import check
+from swjoin.config.sections import check, check_key
 from swjoin.core.units import check_time_zone
 
 LIVE_SOURCES = ("flight", "kafka", "watch")
@@ -80,7 +80,7 @@ class StreamConfig:
     def __post_init__(self) -> None:
         if self.assume_timezone is not None:
             check_time_zone(self.assume_timezone)
-        check(len(self.key) > 0, "stream: key names no column")
+        check_key(self.key)
         given = [name for name in ("path", *LIVE_SOURCES) if getattr(self, name) is not None]
         check(len(given) <= 1, f"stream: {' and '.join(given)} given; a stream comes from one place")
         needs = self.flight is not None or self.kafka is not None

@@ -8,7 +8,8 @@ Stays out: opening sources and sinks (`runtime.open`).
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ class Job:
     """config: the run. target: OUT file of `join`, DIR/results of `run`, None with a count sink. directory: target is a
     directory.
     run_dir: where metrics and run.json go (`run`), or None. report: another copy of run.json, or None. command: as typed.
-    resumes: go on from the newest checkpoint.
+    resumes: go on from the newest checkpoint. run_id: random, in run.json and in every result file; a run that is resumed
+    keeps it.
     """
 
     config: RunConfig
@@ -32,6 +34,7 @@ class Job:
     report: Path | None
     command: str
     resumes: bool = False
+    run_id: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def __post_init__(self) -> None:
         for path in (self.target, self.run_dir):
@@ -60,7 +63,7 @@ class Job:
 
     def to_json(self) -> str:
         plain: dict[str, Any] = {"config": to_plain(self.config), "directory": self.directory, "command": self.command}
-        plain["resumes"] = self.resumes
+        plain |= {"resumes": self.resumes, "run_id": self.run_id}
         for name in ("target", "run_dir", "report"):
             value = getattr(self, name)
             plain[name] = None if value is None else str(value)
@@ -78,6 +81,7 @@ class Job:
             paths["report"],
             plain["command"],
             plain["resumes"],
+            plain["run_id"],
         )
 
 

@@ -8,6 +8,7 @@ package but errors, units and the oracle's `Bounds`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,6 +22,16 @@ def check(ok: bool, message: str) -> None:
     """UserError unless ok."""
     if not ok:
         raise UserError(message)
+
+
+def check_key(columns: Sequence[str]) -> None:
+    """UserError unless these can be the join columns of one side.
+
+    A column that is named twice is paired with two columns of the other side, of which results show one.
+    """
+    check(len(columns) > 0, "stream: key names no column")
+    twice = [name for name in columns if columns.count(name) > 1]
+    check(not twice, f"join columns: {twice[0] if twice else ''} is named twice on one side; name each column once")
 
 
 @dataclass(frozen=True)

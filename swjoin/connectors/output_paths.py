@@ -1,9 +1,13 @@
 """What commands may write: not over an input, by whatever name, and not over a finished run.
 
-What: `check_outputs(job)`, called by every runtime before anything is opened for writing; `refuse_inputs`, `refuse_run` for
-commands without a job.
+What: `check_outputs(job)`, called by every runtime before anything is opened for writing; `refuse_inputs`, `refuse_run`,
+`refuse_files` for commands without a job.
 Why: nothing that a user made is destroyed by a mistake in a command line.
-Stays out: writing. Files of results get their names when they are whole (`connectors.files.sink`).
+Stays out: writing. Files of results get their names when they are whole (`connectors.files.sink`); what a rename may replace
+(`storage`).
+
+OUT, its late rows and the report of an earlier join are replaced by those of a join that completes. In the directory of a run
+nothing is replaced but what an unfinished run, or for `simulate` a simulation, has left there.
 """
 
 from __future__ import annotations
@@ -16,8 +20,11 @@ from pathlib import Path
 
 from swjoin.config.job import Job, late_target
 from swjoin.connectors.files.formats import file_format
+from swjoin.connectors.files.late_rows import refuse_other_file
+from swjoin.connectors.files.run_files import RUN_FILES, events_lines
 from swjoin.connectors.files.sink import refuse_results
 from swjoin.core.errors import UserError
+from swjoin.core.storage import refuse_special, resolved
 
 
 def _number(path: Path) -> tuple[int, int] | None:
@@ -57,14 +64,20 @@ def refuse_inputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[Path]) -
             )
 
 
-def refuse_run(run_dir: Path, words: str, *, simulated: bool = False) -> None:
-    """UserError when this directory holds a finished run, or one that can be resumed. simulated: a simulation may be there."""
+def refuse_run(run_dir: Path, words: str, *, simulated: bool = False) -> bool:
+    """UserError when this directory holds a finished run, or one that can be resumed. simulated: a simulation may be there.
+
+    Returns whether a run has begun there and has left what the next one may replace.
+    """
     if os.path.exists(run_dir) and not os.path.isdir(run_dir):
         raise UserError(f"{words} {run_dir}: is a file; name a directory")
+    path = run_dir / "run.json"
+    if path.exists():
+        refuse_special(path, words)
     try:
-        found = json.loads((run_dir / "run.json").read_text())
+        found = json.loads(path.read_text())
     except FileNotFoundError:
-        return
+        return events_lines(run_dir).exists()  # it was killed
     except (OSError, ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or (found.get("complete") is not False and not (simulated and found.get("simulated"))):
@@ -74,25 +87,68 @@ def refuse_run(run_dir: Path, words: str, *, simulated: bool = False) -> None:
             f"{words} {run_dir}: holds a run that did not end; resume it with swjoin run --resume {run_dir}, choose another "
             "directory or remove it"
         )
+    return True
+
+
+def refuse_files(run_dir: Path, names: Iterable[str]) -> None:
+    """UserError when one of these files is in a directory where no run has begun."""
+    for name in names:
+        path = run_dir / name
+        if os.path.lexists(path) or (os.path.lexists(path.parent) and not path.parent.is_dir()):
+            raise UserError(
+                f"{path if os.path.lexists(path) else path.parent}: is there already; choose another --out or remove it"
+            )
+
+
+def _refuse_same(outputs: list[tuple[str, Path, str]]) -> None:
+    """UserError when two outputs are one file. outputs: with the words that a user gave them by, and what they are."""
+    kept: dict[tuple[int, int] | str, str] = {}
+    for words, path, what in outputs:
+        number = _number(path)
+        names: list[tuple[int, int] | str] = [os.path.realpath(path), *([] if number is None else [number])]
+        for name in names:
+            if name in kept:
+                raise UserError(f"{words} {path}: is {kept[name]}; give another name")
+        kept |= dict.fromkeys(names, what)
+
+
+def _beside(path: Path) -> Path:
+    """Where what is written there goes when the run fails."""
+    path = resolved(path)
+    return path.with_name(f"{path.name}.incomplete")
 
 
 def check_outputs(job: Job) -> None:
-    """UserError, before anything is opened for writing, when the job would write over an input, a finished run or results."""
+    """UserError, before anything is opened for writing, when the job would write over an input, a finished run, another of its
+    outputs or other files of a user, or where no file can be written."""
     words = "-o" if job.run_dir is None else "--out"
-    outputs = [] if job.target is None else [(words, job.target)]
-    if job.run_dir is not None:
-        names = ("run.json", "metrics/slaves.parquet", "metrics/events.parquet")
-        outputs += [(words, job.run_dir / name) for name in names]
-        if not job.resumes:
-            refuse_run(job.run_dir, words)
-    if job.report is not None:
-        outputs.append(("--report", job.report))
-        if job.target is not None and job.report.resolve() == job.target.resolve():
-            raise UserError(f"--report {job.report}: is the file of the results (-o); give another name")
+    begun = job.resumes
+    if job.run_dir is not None and not job.resumes:
+        begun = refuse_run(job.run_dir, words)
+    outputs: list[tuple[str, Path, str]] = []
+    if job.target is not None:
+        outputs.append((words, job.target, "the file of the results (-o)"))
+        if not job.directory:
+            refuse_special(job.target, words)
+            outputs.append((words, _beside(job.target), "where results go that are not whole"))
+    run_files = [] if job.run_dir is None else list(RUN_FILES)
     late = late_target(job)
-    if late is not None:
-        outputs.append(("late rows", late))
+    if late is not None and job.run_dir is not None:
+        run_files.append(late.name)
+    elif late is not None:
+        refuse_special(late, "late rows")
+        outputs += [("late rows", late, "the file of the late rows"), ("late rows", _beside(late), "where late rows go")]
+    if job.run_dir is not None:
+        outputs += [(words, job.run_dir / name, "a file of the run") for name in run_files]
+    if job.report is not None:
+        refuse_special(job.report, "--report", streams=True)
+        outputs.append(("--report", job.report, "the report"))
+    _refuse_same(outputs)
     streams = (job.config.left, job.config.right)
-    refuse_inputs(outputs, [Path(p) for s in streams if (p := s.path or s.watch) is not None])
+    refuse_inputs([output[:2] for output in outputs], [Path(p) for s in streams if (p := s.path or s.watch) is not None])
+    if late is not None and job.run_dir is None:
+        refuse_other_file(late)
+    if job.run_dir is not None and not begun:
+        refuse_files(job.run_dir, run_files)
     if job.target is not None and job.directory and job.config.sink.in_files:
         refuse_results(job.target, staged=job.checkpoints is not None, resumes=job.resumes)

@@ -19,7 +19,7 @@ import numpy as np
 from swjoin.config.run import QueryConfig, StreamConfig
 from swjoin.connectors.times import TimeColumn, check_times, microseconds, zoned
 from swjoin.core.arrow_views import booleans_of, integers_of
-from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, U64, Bool, SourceBatch
+from swjoin.core.batch import I64, LEFT, MISSING_ID, RIGHT, STREAM_NAMES, U64, Bool, SourceBatch
 from swjoin.core.errors import SwjoinError, UserError
 from swjoin.core.join_semantics import JOIN_KINDS
 from swjoin.core.key_encoder import KeyEncoder
@@ -49,7 +49,7 @@ class Tuples:
         return SourceBatch(key, ts, self.ids(batch, first), key_valid, ts_valid, rows)
 
     def ids(self, batch: pa.RecordBatch, first: int) -> U64:
-        """Ids of the rows. UserError when one is null."""
+        """Ids of the rows. UserError when one is null, negative, or the id of a missing side."""
         import pyarrow as pa
 
         if self._config.id is None:
@@ -58,7 +58,17 @@ class Tuples:
         if column.null_count:
             row = int(np.flatnonzero(booleans_of(column.is_null()))[0])
             raise UserError(f"{self._place(first + row)}: id column {self._config.id} is null; every row needs an id")
-        return integers_of(column.cast(pa.uint64() if column.type == pa.uint64() else pa.int64())).astype(np.uint64)
+        values = integers_of(column.cast(pa.uint64() if column.type == pa.uint64() else pa.int64()))
+        wrong = values == MISSING_ID if values.dtype == np.uint64 else values < 0
+        if (
+            self._config.kafka is not None and wrong.any()
+        ):  # rows of nulls stand for unusable messages (`connectors.kafka.decoder`)
+            others = [column for name, column in zip(batch.schema.names, batch.columns, strict=True) if name != self._config.id]
+            wrong = wrong & np.any([booleans_of(other.is_valid()) for other in others], axis=0)
+        if wrong.any():
+            row = int(np.flatnonzero(wrong)[0])
+            raise UserError(f"{self._place(first + row)}: id column {self._config.id} is {values[row]}; ids are 0 to 2^64 - 2")
+        return values.astype(np.uint64)
 
     def times(self, column: pa.Array, first: int) -> tuple[I64, Bool | None]:
         """Microseconds, and which rows have a time. UserError when a time is finer than microseconds, out of range, or a local
@@ -102,30 +112,61 @@ def _find(schema: pa.Schema, name: str, side: str, path: str, role: str) -> pa.D
 def settle_types(
     configs: Sequence[StreamConfig], schemas: Sequence[pa.Schema], whole: Sequence[bool]
 ) -> tuple[pa.Schema, pa.Schema]:
-    """Both schemas with types for columns of the type null, which a CSV file or a data frame without rows has: keys and times
-    have the other side's. whole: of this side, the columns that are no keys, times or ids become strings, too."""
+    """Both schemas with types for columns of the type null, in which nothing is: keys have the other side's, times one for
+    which the side's own unit or zone is right, or the other side's. whole: of this side, which CSV files are, the columns that
+    are no keys, times or ids become strings, too."""
     import pyarrow as pa
     import pyarrow.types as t
 
-    settled = []
-    for side, (config, schema) in enumerate(zip(configs, schemas, strict=True)):
-        other = dict(zip((*config.key, config.time), (*configs[1 - side].key, configs[1 - side].time), strict=False))
-        theirs = {f.name: f.type for f in schemas[1 - side] if not t.is_null(f.type)}
+    settled = list(schemas)
+    for side, (own, other) in enumerate((configs, configs[::-1])):
+        theirs = {f.name: f.type for f in settled[1 - side] if not t.is_null(f.type)}
+        partners = dict(zip(own.key, other.key, strict=False))
         fields = []
-        for field in schema:
-            kind = theirs.get(other.get(field.name, ""))
-            if not t.is_null(field.type):
-                kind = field.type
-            elif field.name == config.time:
-                if kind is None or not t.is_temporal(kind):
-                    kind = pa.timestamp("us") if config.time_unit is None else pa.int64()
-            elif field.name == config.id:
+        for field in settled[side]:
+            kind = field.type
+            if not t.is_null(kind):
+                pass
+            elif field.name == own.time:
+                kind = _time_without_values(own, other, theirs.get(other.time))
+            elif field.name == own.id:
                 kind = pa.int64()
-            elif kind is None and (field.name in config.key or whole[side]):
+            elif field.name in own.key:
+                kind = theirs.get(partners.get(field.name, ""), pa.string())
+                kind = _plain(kind) if whole[side] else kind
+            elif whole[side]:
                 kind = pa.string()
-            fields.append(field.with_type(kind or field.type))
-        settled.append(pa.schema(fields, schema.metadata))
+            fields.append(field.with_type(kind))
+        settled[side] = pa.schema(fields, settled[side].metadata)
     return settled[LEFT], settled[RIGHT]
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """The type of the same values that CSV files are read as."""
+    import pyarrow as pa
+    import pyarrow.types as t
+
+    if t.is_dictionary(kind):
+        return _plain(kind.value_type)
+    return pa.string() if t.is_string_view(kind) else pa.binary() if t.is_binary_view(kind) else kind
+
+
+def _time_without_values(own: StreamConfig, other: StreamConfig, theirs: pa.DataType | None) -> pa.DataType:
+    """The type of a time column in which nothing is. theirs: of the other side's, None: nothing is in that, either."""
+    import pyarrow as pa
+    import pyarrow.types as t
+
+    numbers, local = own.time_unit is not None, own.assume_timezone is not None
+    if numbers and local:  # given for both sides, of which one has numbers
+        numbers = theirs is not None and not t.is_integer(theirs)
+    if numbers:
+        return theirs if theirs is not None and t.is_integer(theirs) else pa.int64()
+    clock = theirs is not None and zoned(theirs) is False
+    if local:
+        return theirs if clock else pa.timestamp("us")
+    if other.assume_timezone is not None and (clock or theirs is None):
+        return pa.timestamp("us", "UTC")
+    return theirs if theirs is not None and zoned(theirs) is not None else pa.timestamp("us")
 
 
 def _stream_view(

@@ -94,10 +94,12 @@ def open_sink(
     staged: bool = False,
     resumes: bool = False,
     kafka: KafkaSinkConfig | None = None,
+    run_id: str | None = None,
 ) -> Sink:
     """The sink of a run, checked before any work: UserError when `target` cannot be written.
 
     staged: files appear with checkpoints. resumes: `target` holds what came before a crash; `restore` follows.
+    run_id: of the run, for files that carry their proof.
     """
     if kind in ("count", "flight"):
         return CountSink()
@@ -109,4 +111,4 @@ def open_sink(
 
     if kind == "csv":
         plan.check_text()
-    return FileSink(kind, target, plan, directory=directory, staged=staged, resumes=resumes)
+    return FileSink(kind, target, plan, directory=directory, staged=staged, resumes=resumes, run_id=run_id)

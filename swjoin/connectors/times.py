@@ -133,12 +133,12 @@ def microseconds(column: pa.Array, time: TimeColumn, refuse: Callable[[Bool, str
     if column.null_count:
         column = column.fill_null(0)
     values = integers_of(column)
-    if values.dtype == np.uint64 and len(values) and int(values.max()) > MAX_SPAN_US:
-        values = np.minimum(values, MAX_SPAN_US)
-    values = values.astype(np.int64, copy=False)
     if unit == "ns":
         refuse(values % 1000 != 0, "is finer than one microsecond; round the column to microseconds")
         values = values // 1000
+    if values.dtype == np.uint64 and len(values) and int(values.max()) > MAX_SPAN_US:
+        values = np.minimum(values, MAX_SPAN_US)
+    values = values.astype(np.int64, copy=False)
     scale = _UNIT_US.get(unit, 1)
     limit = MAX_SPAN_US // scale
     if len(values) and (int(values.max()) >= limit or int(values.min()) <= -limit):

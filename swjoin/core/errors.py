@@ -31,7 +31,15 @@ class RunFailed(SwjoinError):
 
 
 class NotWritten(RunFailed):
-    """A file cannot be written, mostly because the disk is full."""
+    """A file cannot be written. full: because the disk or a quota is full."""
+
+    def __init__(self, text: str, *, full: bool = False) -> None:
+        super().__init__(text)
+        self.full = full
+
+    def mended_by(self, again: str) -> NotWritten:
+        """The same, with what a user does before and after. again: how the run goes on."""
+        return NotWritten(f"{self}; {'make room' if self.full else 'mend that'}, then {again}", full=self.full)
 
 
 def how_to_install(extra: str) -> str:

@@ -1,7 +1,8 @@
 """Durable files: whole or not there, with checksums, and a thread that writes them.
 
-What: `write_records` and `read_records`, frames with checksums; `write_whole`, a temporary name, fsync, rename; `AppendedFile`;
-`Background`, a thread that does such things in order while the join goes on.
+What: `write_records` and `read_records`, frames with checksums; `write_whole`, a temporary name, fsync, rename; `special`, what
+must not be replaced so; `write_out`, which writes into devices as well; `AppendedFile`; `Background`, a thread that does such
+things in order while the join goes on.
 Why: what is read back after a crash must be exactly what was written, or be refused with its place.
 Stays out: what the frames mean (`checkpoint.delivery_log`, `checkpoint.store`).
 
@@ -11,9 +12,12 @@ says, padded to 64. Frames lie aligned, so that they can be read as views of the
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import queue
+import stat
+import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,7 +46,8 @@ def check_name(path: Path) -> None:
 
 def not_written(path: Path, error: OSError) -> NotWritten:
     """With the file, in the system's words."""
-    return NotWritten(f"{path}: cannot be written ({os.strerror(error.errno) if error.errno else error})")
+    text = f"{path}: cannot be written ({os.strerror(error.errno) if error.errno else error})"
+    return NotWritten(text, full=error.errno in (errno.ENOSPC, errno.EDQUOT))
 
 
 @contextmanager
@@ -54,14 +59,109 @@ def writing(path: Path) -> Iterator[None]:
         raise not_written(path, error) from None
 
 
+# A file is replaced by a rename, which must take the place of a regular file alone: where a symbolic link is, the file that it
+# leads to is replaced; devices, FIFOs and sockets are never replaced.
+
+
+def resolved(path: Path) -> Path:
+    """Where the content of `path` lies: `path` itself, or what a symbolic link leads to, whether that exists or not."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+def special(path: Path) -> str | None:
+    """What `path` is, links followed, when that is no regular file, such as "a device"; None for a file, or for nothing.
+
+    OSError when the system cannot tell, as of a name that is too long or of links in a circle.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    kinds = (stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket")
+    return None if stat.S_ISREG(mode) else next((text for is_kind, text in kinds if is_kind(mode)), "a device")
+
+
+def refuse_special(path: Path, words: str, *, streams: bool = False) -> None:
+    """UserError when no file can be written under this name. words: what a user named it by.
+
+    streams: `write_out` will write it, into a device, a FIFO or standard output as well.
+    """
+    if streams and is_stream(path):
+        return
+    beside = 16  # characters that the names of files beside it have more, such as NAME.incomplete
+    folder = resolved(path).parent
+    try:
+        kind = special(path)
+        if folder.is_dir():
+            special(folder / f"{resolved(path).name}{'x' * beside}")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{words} {path}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
+    if kind is not None:
+        raise UserError(f"{words} {path}: is {kind}; name a file")
+    if not folder.is_dir():
+        raise UserError(f"{words} {path}: directory {folder} does not exist")
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"{words} {path}: cannot be written (Permission denied)")
+
+
+def is_stream(path: Path) -> bool:
+    """Whether `write_out` writes into `path` as it is: a character device, a FIFO, or this process's standard output."""
+    return _standard(path) is not None or _is_open_ended(path)
+
+
+def _standard(path: Path) -> int | None:
+    """1 or 2, where `path` leads to what this process has there, such as /dev/stdout, also when that is a file."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    for handle in (1, 2):
+        with suppress(OSError):  # closed
+            if os.path.samestat(found, os.fstat(handle)):
+                return handle
+    return None
+
+
+def _is_open_ended(path: Path) -> bool:
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
+
+
+def write_out(path: Path, data: bytes) -> None:
+    """What a user wants to read or to pass on: as `write_whole`, or into a character device, a FIFO or standard output."""
+    handle = _standard(path)
+    if handle is None and not _is_open_ended(path):
+        write_whole(path, data)
+        return
+    with writing(path):
+        if handle is None:
+            file = path.open("wb")
+        else:
+            (sys.stdout if handle == 1 else sys.stderr).flush()
+            file = os.fdopen(os.dup(handle), "wb")
+        with file:
+            file.write(data)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path`; what has been written there gets its name at the end. After an error nothing is left."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    """A temporary name beside `path`; what has been written there gets its name at the end. After an error nothing is left.
+
+    A symbolic link stays, and the file that it leads to is replaced. NotWritten for a directory, a device, a FIFO or a socket.
+    """
+    with writing(path):
+        kind = special(path)
+        if kind is not None:
+            raise NotWritten(f"{path}: cannot be replaced: is {kind}")
+        target = resolved(path)
+    temporary = target.with_name(f".{target.name}.tmp")
     try:
         with writing(path):
             yield temporary
-            temporary.replace(path)
+            temporary.replace(target)
     except BaseException:
         with suppress(OSError):
             temporary.unlink()
@@ -202,7 +302,7 @@ def write_whole(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     with writing(path):
-        sync_folder(path.parent)
+        sync_folder(resolved(path).parent)
 
 
 def read_records(path: Path, nbytes: int, count: int) -> Iterator[U8]:
@@ -304,7 +404,11 @@ class Background(threading.Thread):
         self.join()
 
 
+def json_bytes(report: dict[str, Any]) -> bytes:
+    return (json.dumps(report, indent=2) + "\n").encode()
+
+
 def write_json(path: Path, report: dict[str, Any]) -> None:
     """Write atomically: a temporary name, then a rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, (json.dumps(report, indent=2) + "\n").encode())
+    write_whole(path, json_bytes(report))

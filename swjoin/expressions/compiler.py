@@ -1,6 +1,7 @@
 """A predicate's text becomes a program over packed rows: names are looked up, types are checked.
 
-What: `resolve`, which side and column a name means; `compile_where(node, left, right) -> Program`; `compile_text`.
+What: `resolve`, which side and column a name means; `type_of`, how a column is compared; `compile_where(node, left, right) ->
+Program`; `compile_text`.
 Why: only here both are known, what the columns are called and how their rows are packed.
 Stays out: the text (`where`), evaluating (`expressions.vm`).
 
@@ -212,7 +213,7 @@ class _Compiler:
         codecs = self._codecs
         side, column = resolve(name, (self._names[LEFT], self._names[RIGHT]), (codecs[LEFT].key, codecs[RIGHT].key))
         kind = next(kind for found, kind, _ in codecs[side].columns if found == column)
-        return side, column, _type_of(name, kind)
+        return side, column, type_of(name, kind)
 
     def _arithmetic(self, node: Node) -> str:
         kind = self._pair(node, real=node.kind == "/")
@@ -243,12 +244,12 @@ def _said(kind: str) -> str:
     return {"bool": "a truth value", "int": "a number", "float": "a number", "text": "text", "null": "null"}.get(kind, kind)
 
 
-def _type_of(name: str, kind: pa.DataType) -> str:
+def type_of(name: str, kind: pa.DataType) -> str:
     """int, float, bool, text, or the name of a type that is compared with its own kind only. UserError for all others."""
     import pyarrow.types as t
 
     if t.is_dictionary(kind):
-        return _type_of(name, kind.value_type)
+        return type_of(name, kind.value_type)
     if t.is_boolean(kind):
         return "bool"
     if t.is_integer(kind) and not t.is_uint64(kind):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from swjoin.core.errors import UserError
 from swjoin.core.units import is_utf8
@@ -210,27 +211,109 @@ def to_text(node: Node, name: Callable[[str], str]) -> str:
             return f"({parts[0]} {sign} {parts[1]})"
 
 
-def to_sql(node: Node, name: Callable[[str], str]) -> str:
-    """The same in SQL, for engines to compare with. name: a column as it is called there."""
-    parts = [to_sql(part, name) for part in node.parts]
-    match node.kind:
-        case "column":
-            return name(node.value)
-        case "number":
-            return node.value if node.value.isdigit() else f"CAST({node.value} AS DOUBLE)"
-        case "text":
-            return "'" + node.value.replace("'", "''") + "'"
-        case "true" | "false" | "null":
-            return node.kind.upper()
-        case "not":
-            return f"(NOT {parts[0]})"
-        case "is null":
-            return f"({parts[0]} IS NULL)"
-        case "negative":
-            return f"(-{parts[0]})"
-        case "abs":
-            return f"abs({parts[0]})"
-        case "/":
-            return f"(CAST({parts[0]} AS DOUBLE) / nullif(CAST({parts[1]} AS DOUBLE), 0))"
-        case sign:
-            return f"({parts[0]} {sign} {parts[1]})"
+Kind = Literal["int", "float", "bool", "text", "null", "other"]
+Dialect = Literal["duckdb", "spark"]
+_PRODUCT = "BETWEEN -9199999999999999999 AND 9199999999999999999"  # beyond it `expressions.vm` knows no product
+# 64-bit integers, null where the result is beyond 64 bits; each operand once, as an expression may be nested deeply
+_INTEGER_SQL: dict[Dialect, dict[str, str]] = {
+    "duckdb": {
+        "+": "TRY({} + {})",
+        "-": "TRY({} - {})",
+        "*": f"list_extract(list_filter([TRY({{}} * {{}})], lambda p: p {_PRODUCT}), 1)",
+        "negative": "TRY(-{})",
+        "abs": "TRY(abs({}))",
+    },
+    "spark": {
+        "+": "try_add({}, {})",
+        "-": "try_subtract({}, {})",
+        "*": f"get(filter(array(try_multiply({{}}, {{}})), p -> p {_PRODUCT}), 0)",
+        "negative": "try_subtract(0L, {})",
+        "abs": "abs(nullif({}, -9223372036854775808))",
+    },
+}
+_FLOAT_SQL = {"+": "({} + {})", "-": "({} - {})", "*": "({} * {})", "negative": "(-{})", "abs": "abs({})"}
+
+
+def to_sql(node: Node, column: Callable[[str], tuple[str, Kind]], dialect: Dialect) -> str:
+    """The same condition in the SQL of another engine, with the meaning that it has here.
+
+    DuckDB and Spark take NaN for equal to itself and for the greatest number, and have integers of fewer than 64 bits. Here
+    comparisons of floats are those of IEEE 754, and all integers have 64 bits.
+
+    column: a column's expression and kind, by its name as written. Expressions of numbers are cast to 64 bits here.
+    """
+    return _Translation(column, dialect).value(node)[0]
+
+
+class _Translation:
+    """Each method returns an expression and its kind."""
+
+    def __init__(self, column: Callable[[str], tuple[str, Kind]], dialect: Dialect) -> None:
+        self._column = column
+        self._dialect = dialect
+
+    def value(self, node: Node) -> tuple[str, Kind]:
+        match node.kind:
+            case "column":
+                text, kind = self._column(node.value)
+                return (_cast(text, kind) if kind in ("int", "float") else text), kind
+            case "number":
+                if node.value.isdigit():
+                    return _cast(node.value, "int"), "int"
+                return _cast(f"'{float(node.value)!r}'", "float"), "float"
+            case "text":
+                return self._text(node.value), "text"
+            case "true" | "false":
+                return node.kind.upper(), "bool"
+            case "null":
+                return "NULL", "null"
+            case "not":
+                return f"(NOT {self.value(node.parts[0])[0]})", "bool"
+            case "is null":
+                return f"({self.value(node.parts[0])[0]} IS NULL)", "bool"
+            case "and" | "or":
+                one, two = (self.value(part)[0] for part in node.parts)
+                return f"({one} {node.kind.upper()} {two})", "bool"
+            case sign if sign in COMPARISONS:
+                return self._comparison(node), "bool"
+            case _:
+                return self._arithmetic(node)
+
+    def _text(self, text: str) -> str:
+        if self._dialect == "spark":  # backslashes escape; a doubled quote does not in all versions
+            return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+        return "'" + text.replace("'", "''") + "'"
+
+    def _numbers(self, node: Node) -> tuple[list[str], Kind]:
+        """The operands, as numbers of one kind."""
+        found = [self.value(part) for part in node.parts]
+        common: Kind = "float" if node.kind == "/" or any(kind == "float" for _, kind in found) else "int"
+        return [text if kind == common else _cast(text, common) for text, kind in found], common
+
+    def _arithmetic(self, node: Node) -> tuple[str, Kind]:
+        operands, kind = self._numbers(node)
+        if node.kind == "/":
+            return "({} / nullif({}, 0))".format(*operands), kind
+        forms = _FLOAT_SQL if kind == "float" else _INTEGER_SQL[self._dialect]
+        return forms[node.kind].format(*operands), kind
+
+    def _comparison(self, node: Node) -> str:
+        found = [self.value(part) for part in node.parts]
+        if all(kind != "float" for _, kind in found):
+            return f"({found[0][0]} {node.kind} {found[1][0]})"
+        (one, two), _ = self._numbers(node)
+        guarded = [
+            text
+            for text, (_, kind), part in zip((one, two), found, node.parts, strict=True)
+            if kind == "float" and part.kind != "number"
+        ]
+        if not guarded:
+            return f"({one} {node.kind} {two})"
+        # null first: nothing is known of a comparison with null, of NaN either
+        nan = " OR ".join(f"isnan({text})" for text in guarded)
+        answer = "TRUE" if node.kind == "!=" else "FALSE"
+        return f"(CASE WHEN {one} IS NULL OR {two} IS NULL THEN NULL WHEN {nan} THEN {answer} ELSE {one} {node.kind} {two} END)"
+
+
+def _cast(text: str, kind: Kind) -> str:
+    return f"CAST({text} AS {'DOUBLE' if kind == 'float' else 'BIGINT'})"

@@ -18,7 +18,7 @@ from typing import Any
 
 from swjoin.config.job import Job
 from swjoin.config.run import RunConfig
-from swjoin.connectors.files.run_files import EventsFile, MetricsFile
+from swjoin.connectors.files.run_files import RUN_FILES, EventsFile, MetricsFile
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.storage import write_json
@@ -26,6 +26,8 @@ from swjoin.forecast.costs import CostModel
 from swjoin.forecast.model.discrete_event import Usage
 from swjoin.forecast.model.run import Plan, plan
 from swjoin.runtime.run_report import build_report, check_ledger
+
+SIMULATION_FILES = ("simulation.json", *RUN_FILES)  # that `store` writes
 
 
 def _utilisation(foretold: Plan) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def run_local(
     try:
         return _run_local(job, progress, slave_count, complete_report)
     except NotWritten as error:
-        raise NotWritten(f"{error}; make room, then {job.go_on()}") from None
+        raise error.mended_by(job.go_on()) from None
 
 
 def _run_local(job: Job, progress: bool, slave_count: int | None, complete_report: CompleteReport | None) -> dict[str, Any]:
@@ -124,6 +124,7 @@ def _run_local(job: Job, progress: bool, slave_count: int | None, complete_repor
             )
             if not collector.stopped:
                 check_ledger(report)
+                add_warnings(report, job, shell.sources)  # before the result files are closed, which carry them
                 collector.proof = proof_of(report)
     report["wall_s"] = time.monotonic() - started
     if report["join_s"] > 0:
@@ -131,7 +132,6 @@ def _run_local(job: Job, progress: bool, slave_count: int | None, complete_repor
         report["input_tuples_per_s"] = (tuples - loop.resumed_tuples) / report["join_s"]
     if complete_report is not None:
         complete_report(report, job)
-    add_warnings(report, job, shell.sources)
     publish(job, report)
     shell.forget_checkpoints()
     return report

@@ -10,7 +10,7 @@ from __future__ import annotations
 import platform
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 
@@ -65,7 +65,8 @@ def open_job_sink(job: Job, plan: OutputPlan) -> Sink:
 
     staged = job.checkpoints is not None
     sink, target = job.config.sink, job.target or Path()
-    return open_sink(sink.kind, target, plan, directory=job.directory, staged=staged, resumes=job.resumes, kafka=sink.kafka)
+    more: dict[str, Any] = {"staged": staged, "resumes": job.resumes, "kafka": sink.kafka, "run_id": job.run_id}
+    return open_sink(sink.kind, target, plan, directory=job.directory, **more)
 
 
 def open_spill(job: Job) -> SpillFolder | None:

@@ -65,7 +65,7 @@ class Answer:
     """What is known when a join has ended.
 
     units: declared units of integer times, None for other columns. columns: names of the time columns. matches: pairs, or rows
-    that have a match; None: not known.
+    that have a match; None: not known. unread: what lies beside the files of each input, in words.
     """
 
     query: QueryConfig
@@ -74,12 +74,14 @@ class Answer:
     units: tuple[str | None, str | None]
     columns: tuple[str, str]
     matches: int | None
+    unread: tuple[str | None, str | None] = (None, None)
 
 
 def warnings_of(answer: Answer, rows: Rows | None = None) -> list[str]:
     """One line each; none for a plausible answer. rows: None: they cannot be read again, or not in this order."""
     sides = list(zip(STREAM_NAMES, answer.counts, answer.units, answer.columns, strict=True))
     lines = [_unit_line(name, counts, unit, column) for name, counts, unit, column in sides]
+    lines += [f"{name}: {text}" for name, text in zip(STREAM_NAMES, answer.unread, strict=True) if text is not None]
     lines += [_left_out_line(name, counts) for name, counts, _, _ in sides]
     bounds = answer.query.bounds
     if bounds.empty:
@@ -110,6 +112,7 @@ def add_warnings(report: dict[str, Any], job: Job, sources: tuple[Source, Source
         (sources[LEFT].codec.time_unit, sources[RIGHT].codec.time_unit),
         (config.left.time, config.right.time),
         report["results"]["matches"],
+        (getattr(sources[LEFT], "unread", None), getattr(sources[RIGHT], "unread", None)),
     )
     again = config.left.path is not None and config.time.model == "event" and config.time.idle_timeout_us == 0
     report["warnings"] = warnings_of(answer, FileRows(config) if again else None)

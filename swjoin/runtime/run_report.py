@@ -1,6 +1,6 @@
 """run.json: what a run was, what it did, and whether its ledger balances (DESIGN.md, contracts).
 
-What: `build_report` from the roles' summaries, `write_json` (atomic), `peak_rss_bytes`, `versions`.
+What: `build_report` from the roles' summaries, `write_json` (atomic), `publish`, `peak_rss_bytes`, `versions`.
 Why: every runtime reports the same fields, and an unbalanced ledger is found in one place.
 Stays out: printing (`cli`), measuring inside the roles.
 """
@@ -22,7 +22,7 @@ from swjoin.connectors.files.run_folder import FORMAT
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.errors import RunFailed
 from swjoin.core.ledger import Ledger, StreamCounts
-from swjoin.core.storage import write_json
+from swjoin.core.storage import is_stream, json_bytes, resolved, write_json, write_out
 
 CompleteReport: TypeAlias = Callable[[dict[str, Any], Job], None]  # puts a forecast beside what was measured
 WARNING = "swjoin: warning: "  # begins a line on standard error that the launcher passes on, though the run has not failed
@@ -91,6 +91,7 @@ def build_report(
     report: dict[str, Any] = {
         "format": FORMAT,
         "command": job.command,
+        "run_id": job.run_id,
         "complete": not stopped,
         "resumable": stopped,
         "config": to_plain(job.config),
@@ -236,9 +237,12 @@ def publish(job: Job, report: dict[str, Any]) -> None:
     """run.json in the run's directory, and the copy that `--report` asked for; that of a failed run replaces no other."""
     if job.run_dir is not None:
         write_json(job.run_dir / "run.json", report)
-    if job.report is not None:
-        kept = not report["complete"] and job.report.exists()
-        write_json(job.report.with_name(f"{job.report.name}.incomplete") if kept else job.report, report)
+    path = job.report
+    if path is not None:
+        if not report["complete"] and not is_stream(path) and path.exists():
+            path = resolved(path)
+            path = path.with_name(f"{path.name}.incomplete")
+        write_out(path, json_bytes(report))
 
 
 def memory_report(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from swjoin.config.arguments import Duration, TimeUnit, duration_us, one_of, side_units, size_bytes, speaking_python
 from swjoin.config.run import QueryConfig
+from swjoin.config.sections import check_key
 from swjoin.connectors.output_columns import OutputPlan
 from swjoin.connectors.times import TIME_UNITS, TimeColumn, check_times
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
@@ -150,6 +151,8 @@ def _keys(
     sides = [(name,) if isinstance(name, str) else tuple(name or ()) for name in (on or left_on, on or right_on)]
     if not sides[LEFT] or not sides[RIGHT]:
         raise UserError("on: name at least one key column")
+    for columns in sides:
+        check_key(columns)
     return sides[LEFT], sides[RIGHT]
 
 

@@ -58,7 +58,7 @@ def count_and_digest(pairs: DataFrame) -> tuple[int, int]:
 def digest(frame: DataFrame, left_id: str, right_id: str) -> Answer:
     """Count and digest of a join's result by its two id columns (integers); a null id is a missing side, 2^64 - 1.
 
-    UserError when a column is missing or holds no integers.
+    UserError when a column is missing, holds no integers, or holds negative ones.
     """
     from pyspark.sql import functions as f
     from pyspark.sql.types import IntegralType
@@ -70,27 +70,36 @@ def digest(frame: DataFrame, left_id: str, right_id: str) -> Answer:
         kind = frame.schema[name].dataType
         if not isinstance(kind, IntegralType):
             raise UserError(f"id column {name} is {kind.simpleString()}; ids are integers")
-        ids.append(f.coalesce(f.col(f"`{name}`").cast("long"), f.lit(-1)))
-    count, total = 0, 0
-    parts = frame.select(ids[0].alias("l"), ids[1].alias("r")).mapInArrow(_digest_parts, "n long, d long")
+        ids.append(f.col(f"`{name}`").cast("long"))
+    count, total, least = 0, 0, [0, 0]
+    parts = frame.select(ids[0].alias("l"), ids[1].alias("r")).mapInArrow(_digest_parts, "n long, d long, l long, r long")
     for row in parts.collect():
         count += row["n"]
         total += row["d"]
+        least = [min(least[0], row["l"]), min(least[1], row["r"])]
+    for name, value in zip((left_id, right_id), least, strict=True):
+        if value < 0:
+            raise UserError(f"id column {name}: holds {value}; ids are not negative, and a missing side is null")
     return Answer(count, format_digest(total))
 
 
 def _digest_parts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """In an executor: count and digest (as a signed integer) of one Spark partition."""
+    """In an executor: count and digest (as a signed integer) of one Spark partition, and the least id of either side or 0."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    count, total = 0, 0
+    count, total, least = 0, 0, [0, 0]
     for batch in batches:
         count += batch.num_rows
+        least = [min(known, pc.min(column).as_py() or 0) for known, column in zip(least, batch.columns, strict=True)]
         total += digest_pairs(_ids(batch.column(0)), _ids(batch.column(1)))
     total %= 1 << 64
     signed = total - (1 << 64 if total >> 63 else 0)
-    yield pa.record_batch([pa.array([count], pa.int64()), pa.array([signed], pa.int64())], names=["n", "d"])
+    yield pa.record_batch([pa.array([value], pa.int64()) for value in (count, signed, *least)], names=["n", "d", "l", "r"])
 
 
 def _ids(column: pa.Array) -> U64:
-    return np.array(integers_of(column).view(np.uint64))  # a copy, that may be written: kernels are compiled for such
+    """A null is a missing side, 2^64 - 1."""
+    return np.array(
+        integers_of(column.fill_null(-1)).view(np.uint64)
+    )  # a copy, that may be written: kernels are compiled for such

@@ -11,6 +11,7 @@ comparing all pairs of a hot key; the exact bounds are checked on every pair.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import and_, or_
@@ -19,22 +20,23 @@ from typing import TYPE_CHECKING, Any
 
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import RunConfig, StreamConfig
-from swjoin.connectors.files.formats import row_count
+from swjoin.connectors.files.formats import common_schema, file_format, list_files, row_count
 from swjoin.connectors.files.run_folder import FORMAT, not_verifiable, read_report
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.join_semantics import JOIN_KINDS, format_digest
-from swjoin.expressions.compiler import resolve
-from swjoin.expressions.parser import parse_where, to_sql
+from swjoin.expressions.compiler import resolve, type_of
+from swjoin.expressions.parser import Kind, parse_where, to_sql
 from swjoin.spark.generate import stream_frame
 from swjoin.spark.row_digest import count_and_digest
 from swjoin.spark.session import open_session
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
 SHOWN = 20
 _UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
+_COMPARED: dict[str, Kind] = {"int": "int", "float": "float", "bool": "bool", "text": "text"}
 
 
 @dataclass
@@ -80,7 +82,12 @@ def _shown(number: int) -> str:
 def _list(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
-    return sorted(p for p in path.iterdir() if p.is_file() and p.name[0] not in "._" and p.suffix not in (".json", ".crc"))
+    return sorted(p for p in path.iterdir() if p.is_file() and p.name[0] not in "._" and file_format(p) is not None)
+
+
+def _csv(spark: SparkSession) -> DataFrameReader:
+    """Of CSV files whose fields in quotes may hold line breaks and doubled quotes."""
+    return spark.read.option("header", True).option("multiLine", True).option("escape", '"')
 
 
 def _read(spark: SparkSession, path: Path) -> DataFrame:
@@ -95,7 +102,7 @@ def _read(spark: SparkSession, path: Path) -> DataFrame:
         if name.endswith((".parquet", ".pq")):
             frame = spark.read.parquet(location)
         elif ".csv" in name:
-            frame = spark.read.option("header", True).option("inferSchema", True).csv(location)
+            frame = _csv(spark).option("inferSchema", True).csv(location)
         else:
             frame = _read_arrow(spark, file)
         # One file is read in row order; its pieces are numbered by monotonically_increasing_id, which keeps that order.
@@ -271,16 +278,32 @@ def _placed(left: DataFrame, right: DataFrame) -> list[DataFrame]:
     return out
 
 
+def _kinds(config: RunConfig) -> list[dict[str, Kind]]:
+    """How the columns of both sides are compared, by the types with which the run read them: Spark infers other types of CSV
+    columns that hold `nan`. Generated streams have integers."""
+    kinds: list[dict[str, Kind]] = []
+    for stream in (config.left, config.right):
+        found: dict[str, Kind] = {"key": "int", "ts": "int"}
+        if stream.path is not None:
+            found = {}
+            for column in common_schema(list_files(Path(stream.path))).schema:
+                with contextlib.suppress(UserError):  # of a type that no condition can use
+                    found[column.name] = _COMPARED.get(type_of(column.name, column.type), "other")
+        kinds.append(found)
+    return kinds
+
+
 def _condition(config: RunConfig, names: list[list[str]]) -> str | None:
     """The predicate in Spark's SQL."""
     if config.query.where is None:
         return None
+    kinds = _kinds(config)
 
-    def column(name: str) -> str:
+    def column(name: str) -> tuple[str, Kind]:
         side, found = resolve(name, (names[0], names[1]), (config.left.key, config.right.key))
-        return f"`c{side}_{found}`"
+        return f"`c{side}_{found}`", kinds[side].get(found, "other")
 
-    return to_sql(parse_where(config.query.where), column)
+    return to_sql(parse_where(config.query.where), column, "spark")
 
 
 def _rows(
@@ -313,7 +336,7 @@ def _result_pairs(spark: SparkSession, results: Path, kind: str) -> DataFrame:
     from pyspark.sql import functions as f
 
     files = [str(p.resolve()) for p in _result_files(results, kind)]
-    frame = spark.read.parquet(*files) if kind == "parquet" else spark.read.option("header", True).csv(files)
+    frame = spark.read.parquet(*files) if kind == "parquet" else _csv(spark).csv(files)
     ids = [f.col(name) if name in frame.columns else f.lit(None) for name in ("left_id", "right_id")]
     left, right = (f.coalesce(column.cast("long"), f.lit(-1).cast("long")) for column in ids)
     return frame.select(left.alias("l"), right.alias("r"))

@@ -28,17 +28,23 @@ def histogram_index(value_us):  # type: ignore[no-untyped-def]
 
 
 def histogram_quantile(histogram: I64, q: float, max_us: float) -> float:
-    """The q-quantile in microseconds, from the middle of its bucket, but at most `max_us`, the longest delay; 0.0 for an empty
-    histogram."""
+    """The q-quantile in microseconds, 0.0 for an empty histogram: of n delays the one of rank ceil(q n), counting from 1.
+
+    max_us: the longest delay; a longer one of other histograms is allowed. The delay of rank n is `max_us` itself, if that is
+    in its bucket; any other delay is taken for the middle of its bucket, but for `max_us` at most.
+    """
     total = int(histogram.sum())
     if total == 0:
         return 0.0
-    index = int(np.searchsorted(np.cumsum(histogram), max(1, int(np.ceil(q * total)))))
-    if index < 16:
-        return min(float(index), max_us)
-    exponent, sub = divmod(index - 16, 16)
-    width = 1 << exponent
-    return min((16 + sub) * width + width / 2 - 0.5, max_us)
+    rank = max(1, int(np.ceil(q * total)))
+    index = int(np.searchsorted(np.cumsum(histogram), rank))
+    low, width = index, 1
+    if index >= 16:
+        exponent, sub = divmod(index - 16, 16)
+        low, width = (16 + sub) << exponent, 1 << exponent
+    if rank >= total and low <= max_us < low + width:
+        return float(max_us)
+    return min(low + (width - 1) / 2, max_us)
 
 
 @njit(cache=True, nogil=True, inline="always")

@@ -347,12 +347,9 @@ def sweep(
     source = experiment.source
     points(source)  # all of them, with any node_speed, before a calibration takes its minute
     store, design = SweepStore(directory), design_digest(source)
-    if not fresh or read_json(directory / "experiment.json") is None:
-        store.check(describe(source, design, None))  # before a lock is written there
+    store.check(describe(source, design, None), fresh=fresh)  # before a lock is written there
     with store.locked(), _signals():
-        if fresh:
-            store.forget()
-        store.check(describe(source, design, None))
+        store.check(describe(source, design, None), fresh=fresh)
         node_speed = None
         if needs_calibration(source):
             reporter.line("how fast an imitated node must be on this machine:")
@@ -360,5 +357,7 @@ def sweep(
             if not node_speed > 0:
                 raise RunFailed(f"calibration: node_speed {node_speed} is no speed")
         planned = points(source, node_speed)[: only or None]
+        if fresh:  # now that nothing is left to be refused
+            store.forget()
         store.begin(describe(source, design, node_speed))
         return _Sweep(source, store, planned, node_speed, reporter).run(repeat or source.repeat)

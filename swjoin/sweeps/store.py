@@ -5,7 +5,8 @@ Why: a sweep of an hour that was interrupted goes on where it was; results of di
 Stays out: running (`sweeps.runner`), tables over the runs (`sweeps.aggregate`).
 
 DIR/experiment.json, DIR/points/<config digest>-s<slaves>-r<repeat>/ with the run and done.json, DIR/searches/<key>.json.
-A point has ended when its done.json is there: it is written last, and atomically.
+A point has ended when its done.json is there: it is written last, and atomically. Where experiment.json is not a sweep's, DIR
+is something else and left as it is.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import functools
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,8 @@ from swjoin.sweeps.experiment import Experiment
 
 FORMAT = 1
 _SAME = ("experiment", "preset", "design_digest", "commit", "node_speed")
+_POINT = re.compile(r".+-s\d+-r\d+")  # names of points and of their searches
+_TABLES = ("table.parquet", "table.csv", "runs.parquet", "runs.csv")  # of `sweeps.aggregate`
 
 
 def sweep_directory(experiment: Experiment) -> Path:
@@ -130,25 +134,41 @@ class SweepStore:
             yield
 
     def forget(self) -> None:
-        """All points, searches and tables, if this is a sweep's directory."""
-        if read_json(self.directory / "experiment.json") is None:
+        """All points, searches and tables of a sweep. experiment.json stays: the directory is a sweep's; so do other files."""
+        if self._description() is None:
             return
+        for path in self.points.glob("*"):
+            if _POINT.fullmatch(path.name):
+                shutil.rmtree(path, ignore_errors=True)
+        for path in self.searches.glob("*.json"):
+            if _POINT.fullmatch(path.stem):
+                path.unlink()
         for folder in (self.points, self.searches):
-            shutil.rmtree(folder, ignore_errors=True)
-        for pattern in ("experiment.json", "table.*", "runs.*"):
-            for path in self.directory.glob(pattern):
-                if path.is_file():
-                    path.unlink()
-                else:
-                    shutil.rmtree(path, ignore_errors=True)
+            with suppress(OSError):  # not there, or not empty
+                folder.rmdir()
+        for name in _TABLES:
+            with suppress(OSError):
+                (self.directory / name).unlink()
 
-    def check(self, description: dict[str, Any]) -> None:
-        """UserError when results that lie here are of something else than `description` (node_speed None: not known yet)."""
-        there = sorted(p.name for p in self.directory.glob("*") if not p.name.startswith(("calibration", ".")))
-        old = read_json(self.directory / "experiment.json")
+    def _description(self) -> dict[str, Any] | None:
+        """experiment.json; None when it is not there, or not a sweep's."""
+        found = read_json(self.directory / "experiment.json")
+        whole = found is not None and found.get("format") == FORMAT and all(name in found for name in _SAME)
+        return found if whole else None
+
+    def check(self, description: dict[str, Any], *, fresh: bool = False) -> None:
+        """UserError when results that lie here are of something else than `description` (node_speed None: not known yet).
+
+        fresh: results of any sweep may lie here; they are to be forgotten.
+        """
+        names = (p.name for p in self.directory.glob("*"))
+        there = sorted(name for name in names if not name.startswith(("calibration", ".")) and name != "plots")
+        old = self._description()
         if old is None:
             if there:
                 raise UserError(f"{self.directory}: holds {there[0]}, but no sweep; give another --out (--fresh does not help)")
+            return
+        if fresh:
             return
         ended = [done for _, done in self.ended()]
         if not ended:

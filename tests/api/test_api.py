@@ -12,6 +12,7 @@ from typing import Any
 
 import duckdb
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
@@ -308,6 +309,28 @@ def test_ids_and_columns_of_the_users_own() -> None:
     assert swjoin.join(left, right, **BASICS, within="2us", columns=[]).column_names == ["key", "left_ts", "right_ts"]
 
 
+def test_the_greatest_id() -> None:
+    left = pa.table({"key": [1], "ts": [5], "row": pa.array([2**64 - 2], pa.uint64())})
+    found = swjoin.join(left, left, **BASICS, within="2us", left_id="row", right_id="row", ids=True)
+    assert found.column("left_id").to_pylist() == [2**64 - 2]
+
+
+def test_ids_that_mean_a_missing_side_are_refused_in_a_stream() -> None:
+    batch = pa.record_batch({"key": [1, 1], "ts": [5, 6], "row": [3, -1]})
+    with swjoin.WindowJoin(**BASICS, within="2us", left_id="row", right_id="row") as join:
+        with pytest.raises(swjoin.UserError, match=r"left: row 1 of the stream .*: id column row is -1; ids are 0 to"):
+            join.push(left=batch)
+        list(join.push(left=batch.slice(0, 1)))
+        assert [b.num_rows for b in join.push(right=batch.slice(0, 1))] == [1]
+        list(join.close())
+
+
+def test_bounds_of_pandas() -> None:
+    left = pa.table({"key": [1, 1], "ts": [5, 6]})
+    bounds = {"lower": pd.Timedelta("-1us"), "upper": pd.Timedelta(0)}
+    assert swjoin.count(left, left, **BASICS, **bounds) == swjoin.count(left, left, **BASICS, lower="-1us", upper=0)
+
+
 def test_different_names_on_both_sides() -> None:
     trips = pa.table({"user": ["a", "b"], "kind": [1, 1], "started": [10, 20]})
     payments = pa.table({"paid": [11, 25], "customer": ["a", "b"], "type": [1, 1]})
@@ -498,6 +521,21 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "missing time": ({"right_time": "when"}, "right table: time column when is missing"),
     "no key": ({"on": None}, "the join columns are missing: give on, or left_on and right_on"),
     "on and left_on": ({"left_on": "key"}, "give on, or left_on and right_on, not both"),
+    "key twice": ({"on": ["key", "ts", "key"]}, "join columns: key is named twice on one side; name each column once"),
+    "key twice on the left": (
+        {"on": None, "left_on": ["key", "key"], "right_on": ["key", "ts"]},
+        "join columns: key is named twice on one side",
+    ),
+    "nanoseconds": ({"within": pd.Timedelta("1500ns")}, r"within: Timedelta\(.*\) is finer than one microsecond; round it"),
+    "nanoseconds of a bound": (
+        {"within": None, "lower": pd.Timedelta("-1500ns"), "upper": "1s"},
+        r"lower: Timedelta\(.*\) is finer than one microsecond",
+    ),
+    "nanoseconds of lateness": (
+        {"max_out_of_order": pd.Timedelta("1ns")},
+        "max_out_of_order: .* is finer than one microsecond",
+    ),
+    "numpy's duration": ({"within": np.timedelta64(1500, "ns")}, "within: .* has no unit"),
     "key is no name": ({"on": 7}, "on: 7 is not a column name or a list of column names"),
     "time is no name": ({"left_time": 7}, "left_time: 7 is not a column name"),
     "no time unit": (
@@ -540,6 +578,17 @@ def test_wrong_arguments_are_one_clear_exception(name: str) -> None:
         (pa.table([[1], [1], [1]], ["key", "ts", "ts"]), {}, "left table: column ts is there 2 times"),
         (LEFT, {"left_id": "ts", "right_id": "rows"}, "right table: id column rows is missing"),
         (pa.table({"key": [1], "ts": [1], "i": pa.array([None], pa.int64())}), {"left_id": "i"}, "id column i is null"),
+        (
+            pa.table({"key": [1, 2], "ts": [1, 2], "i": [0, -1]}),
+            {"left_id": "i"},
+            r"left, row 1 \(counting from 0\): id column i is -1; ids are 0 to 2\^64 - 2",
+        ),
+        (pa.table({"key": [1], "ts": [1], "i": pa.array([-5], pa.int8())}), {"left_id": "i"}, "id column i is -5; ids are"),
+        (
+            pa.table({"key": [1], "ts": [1], "i": pa.array([2**64 - 1], pa.uint64())}),
+            {"left_id": "i"},
+            "left, row 0 .*: id column i is 18446744073709551615; ids are 0 to 2",
+        ),
     ],
 )
 def test_wrong_tables_are_one_clear_exception(left: Any, more: dict[str, Any], text: str) -> None:

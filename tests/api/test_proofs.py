@@ -201,6 +201,18 @@ def test_ranks_write_the_proof_too(tmp_path: Path) -> None:
     assert swjoin.proof(tmp_path / "pairs.parquet") == swjoin.count(LEFT, RIGHT, **ON)
 
 
+@pytest.mark.parametrize("ranks", [pytest.param((), id="local"), pytest.param(("-n", "3"), id="mpi", marks=pytest.mark.mpi)])
+def test_a_file_carries_its_warnings(ranks: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pq.write_table(LEFT.set_column(0, "key", pc.add(LEFT["key"], 1000)), tmp_path / "left.parquet")
+    join_to(tmp_path / "pairs.parquet", "--report", str(tmp_path / "report.json"), *ranks)
+    found = swjoin.proof(tmp_path / "pairs.parquet")
+    assert len(found.warnings) == 1
+    assert found.warnings[0].startswith("nothing matched: no key of the left side is on the right side")
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["warnings"] == list(found.warnings)
+    assert found.warnings[0] in capfd.readouterr().err
+
+
 # ---------------------------------------------------------------- runs
 
 RUN: dict[str, Any] = {
@@ -290,4 +302,79 @@ def test_a_run_that_proves_nothing(change: dict[str, Any], complaint: str, tmp_p
     report = json.loads((run.path / "run.json").read_text())
     (run.path / "run.json").write_text(json.dumps({**report, **change}))
     with pytest.raises(swjoin.UserError, match=complaint):
+        swjoin.proof(run.path)
+
+
+# ---------------------------------------------------------------- files and the runs that they are of
+
+
+def of_files(folder: Path, how: str = "inner", *, shift: int = 0, **sections: Any) -> swjoin.Run:
+    """A run of both tables; the left keys moved by `shift`."""
+    folder.mkdir()
+    pq.write_table(LEFT.set_column(0, "key", pc.add(LEFT["key"], shift)), folder / "left.parquet")
+    pq.write_table(RIGHT, folder / "right.parquet")
+    sides = {name: {"path": str(folder / f"{name}.parquet"), "time_unit": "us"} for name in ("left", "right")}
+    return swjoin.run({"join": {"within": "300us", "how": how}, **sides, **sections}, out=folder / "run", threads=1)
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+@pytest.mark.filterwarnings("ignore::swjoin.ImplausibleWarning")
+def test_the_file_of_a_run_carries_its_warnings(checkpoints: bool, tmp_path: Path) -> None:
+    more = {"checkpoint": {"epochs": 1}, "cluster": {"distribution_epoch": "1ms"}} if checkpoints else {}
+    run = of_files(tmp_path / "a", "left", shift=1000, **more)
+    whole = swjoin.proof(run.path)
+    assert whole.warnings == tuple(run.report["warnings"])
+    assert len(whole.warnings) == 1
+    assert whole.count == 500
+    for path in (run.path / "results").iterdir():
+        assert swjoin.proof(path).warnings == whole.warnings
+
+
+def test_a_part_of_another_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "b").mkdir()
+    one = a_run(tmp_path, monkeypatch)
+    other = a_run(tmp_path / "b", monkeypatch)  # of the same configuration, with the same results
+    assert one.digest == other.digest
+    assert one.report["run_id"] != other.report["run_id"]
+    part = sorted((one.path / "results").iterdir())[0]
+    foreign = other.path / "results" / "part-00099.parquet"
+    shutil.copy(part, foreign)
+    for of in (foreign, other.path, other.path / "results"):
+        with pytest.raises(swjoin.UserError, match=r"part-00099\.parquet: was written by another run than the one in .*b/run;"):
+            swjoin.proof(of)
+    foreign.unlink()
+    shutil.copy(part, other.path / "results" / part.name)  # in the place of the run's own, with the same rows
+    with pytest.raises(swjoin.UserError, match=rf"{part.name}: was written by another run than"):
+        swjoin.proof(other.path)
+
+
+def test_files_of_versions_without_ids_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = a_run(tmp_path, monkeypatch)
+    whole = swjoin.proof(run.path)
+    for path in (run.path / "results").iterdir():
+        claim = json.loads(pq.read_metadata(path).metadata[b"swjoin"])
+        assert claim.pop("run") == run.report["run_id"]
+        table = pq.read_table(path)
+        pq.write_table(table.replace_schema_metadata({b"swjoin": json.dumps(claim).encode()}), path)
+    assert swjoin.proof(run.path) == whole
+    with pytest.raises(swjoin.UserError, match=r"part-00000\.parquet: does not say which run wrote it, .* the proof of .*run$"):
+        swjoin.proof(run.path / "results" / "part-00000.parquet")
+    report = json.loads((run.path / "run.json").read_text())
+    del report["run_id"]
+    (run.path / "run.json").write_text(json.dumps(report))
+    assert swjoin.proof(run.path) == whole
+
+
+@pytest.mark.parametrize("sink", ["parquet", "csv"])
+@pytest.mark.filterwarnings("ignore::swjoin.ImplausibleWarning")
+def test_a_run_without_results_has_a_file(sink: str, tmp_path: Path) -> None:
+    run = of_files(tmp_path / "a", shift=1000, sink={"kind": sink})
+    assert swjoin.proof(run.path).count == 0
+    (path,) = (run.path / "results").iterdir()
+    path.unlink()
+    for of in (run.path, run.path / "results"):
+        with pytest.raises(swjoin.UserError, match=r"results: holds no result files; the run wrote at least one"):
+            swjoin.proof(of)
+    (run.path / "results").rmdir()
+    with pytest.raises(swjoin.UserError, match=r"results: holds no result files"):
         swjoin.proof(run.path)

@@ -21,6 +21,7 @@ import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
 
+import swjoin as api
 from swjoin.checkpoint import delivery_log
 from swjoin.checkpoint.checkpointers import MasterKeeper
 from swjoin.checkpoint.delivery_log import Segment, SegmentLog, replay, replay_epochs
@@ -387,6 +388,19 @@ def test_the_last_two_checkpoints_are_kept_and_nothing_else(stopped: tuple[Any, 
     appended = {"metrics.rows", "late.rows", "keys.bytes", "keys.lengths"}
     assert not (folder / ".lock").exists()
     assert {p.name for p in folder.iterdir()} == needed | appended
+
+
+def test_a_run_that_is_resumed_is_the_same_run(stopped: tuple[Any, Path], swjoin: Any) -> None:
+    """Result files from before and after the stop have their proof from one run.json."""
+    results = stopped[1] / "results"
+    before = {path.name for path in results.iterdir()}
+    first = json.loads((stopped[1] / "run.json").read_text())["run_id"]
+    assert swjoin("run", "--resume", stopped[1]).code == 0
+    assert json.loads((stopped[1] / "run.json").read_text())["run_id"] == first
+    files = sorted(results.iterdir())
+    assert before < {path.name for path in files}
+    found = [api.proof(path) for path in files]
+    assert sum(part.count for part in found) == api.proof(stopped[1]).count
 
 
 def test_another_run_does_not_take_the_place_of_one_that_can_be_resumed(stopped: tuple[Any, Path]) -> None:

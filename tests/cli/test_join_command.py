@@ -177,6 +177,7 @@ def _bad(files: tuple[Path, Path], tmp: Path) -> dict[str, tuple[list[object], s
     nested = write(pa.table({"name": ["a"], "at": LEFT["at"].slice(0, 1), "list": [[1]]}), tmp / "nested.parquet")
     integers = write(pa.table({"name": ["a"], "at": [1]}), tmp / "integers.parquet")
     fine = write(pa.table({"name": ["a"], "at": pa.array([1], pa.timestamp("ns", "UTC"))}), tmp / "fine.parquet")
+    negative = write(pa.table({"name": ["a"] * 3, "at": LEFT["at"].slice(0, 3), "row": [0, 1, -1]}), tmp / "negative.parquet")
     void = tmp / "void"
     void.mkdir()
     mixed = tmp / "mixed"
@@ -218,6 +219,14 @@ def _bad(files: tuple[Path, Path], tmp: Path) -> dict[str, tuple[list[object], s
         "no window": ([left, right, *JOIN, "-o", "count"], "the window is missing"),
         "both windows": ([left, right, *JOIN, "--lower", "1s", *base], "not both"),
         "no key": ([left, right, *JOIN[2:], *base], "--on KEY"),
+        "a key column twice": (
+            [left, right, "--left-on", "name,name", "--right-on", "name,note", *JOIN[2:], *base],
+            "join columns: name is named twice on one side",
+        ),
+        "an id that means a missing side": (
+            [negative, right, *JOIN, *base, "--left-id", "row"],
+            r"negative.parquet, row 2 .*: id column row is -1; ids are 0 to 2\^64 - 2",
+        ),
         "bad duration": ([left, right, *JOIN, "--within", "5 parsecs", "-o", "count"], "write a number and a unit"),
         "bad exclusive": ([left, right, *JOIN, *base, "--exclusive", "middle"], "lower,upper"),
         "too few ranks": ([left, right, *JOIN, *base, "-n", "2"], "at least 3 ranks"),

@@ -108,6 +108,7 @@ def test_sizes() -> None:
         ({**MINIMAL, "left": {"file": "a"}}, r"^left\.file: unknown configuration key; did you mean path\?"),
         ({**MINIMAL, "left": {"on": "a", "key": "b"}}, r"^left\.key: given twice, also as on"),
         ({**MINIMAL, "queries": [{"within": "1s"}]}, r"^queries: given twice, also as join"),
+        ({**MINIMAL, "left": {"key": ["a", "b", "a"]}}, "join columns: a is named twice on one side; name each column once"),
         ({**MINIMAL, "sink": {"ids": "maybe"}}, r"^sink\.ids: expected bool, got 'maybe'"),
         ({"join": {"lower": "5s"}}, "upper is missing"),
         ({}, "join is missing"),

@@ -18,14 +18,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swjoin.config.loader import config_from_plain
-from swjoin.config.run import KafkaConfig, KafkaSinkConfig, RunConfig
+from swjoin.config.run import KafkaConfig, KafkaSinkConfig, RunConfig, StreamConfig
 from swjoin.connectors.kafka import client
 from swjoin.connectors.kafka import reader as kafka_reader
 from swjoin.connectors.kafka.decoder import Decoded, MessageDecoder
 from swjoin.connectors.kafka.source import KafkaSource
 from swjoin.connectors.open import open_live_sources
+from swjoin.connectors.row_encoder import Tuples, describe_streams
 from swjoin.connectors.schema import parse_schema
 from swjoin.connectors.source import is_live
+from swjoin.core.batch import LEFT
 from swjoin.core.errors import RunFailed, SwjoinError, UserError
 from tests.connectors.test_producer_merge import late_rows, merged_order
 from tests.support.kafka_cluster import PARTITIONS, MockCluster, Sent
@@ -220,6 +222,20 @@ def test_rows_that_stand_for_messages_have_an_id() -> None:
     assert decoded.batch.column("id").to_pylist() == [7, 2**64 - 1, 2**64 - 1, 2**64 - 1]
     assert decoded.unusable.tolist() == [False, True, True, True]
     assert decode(decoder_of(columns="key: int64, id: int16", id="id"), [b"5"]).batch.column("id").to_pylist() == [-1]
+
+
+@pytest.mark.parametrize(("kind", "wrong"), [("int64", -1), ("int64", -2), ("uint64", 2**64 - 1)])
+def test_a_message_with_an_id_that_cannot_be_is_unusable(kind: str, wrong: int) -> None:
+    columns = f"key: int64, ts: int64, id: {kind}"
+    stream = StreamConfig(kafka=KafkaConfig("localhost", "t"), schema=columns, key=("key",), time_unit="us", id="id")
+    schema = parse_schema(columns, "test")
+    views, keys = describe_streams((stream, schema), (stream, schema), carry=False, packed=True)
+    tuples = Tuples(stream, views[LEFT], keys, lambda row: f"row {row}")
+    decoder = MessageDecoder("json", schema, lambda batch: tuples.ids(batch, 0), "id")
+    decoded = decode(decoder, [b'{"key":1,"ts":1,"id":7}', b'{"key":1,"ts":2,"id":%d}' % wrong])
+    assert decoded.unusable.tolist() == [False, True]
+    assert decoder.complaint == f"row 0: id column id is {wrong}; ids are 0 to 2^64 - 2"
+    assert tuples.of(decoded.batch, 0).id.tolist() == [7, 2**64 - 1]
 
 
 def test_arrow_streams_are_rows() -> None:

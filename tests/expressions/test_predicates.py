@@ -13,15 +13,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import swjoin
 from swjoin.config.loader import config_from_plain
 from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import JOIN_KINDS
 from swjoin.expressions.compiler import compile_where, resolve
-from swjoin.expressions.parser import COMPARISONS, columns_of, parse_where, to_sql
+from swjoin.expressions.parser import COMPARISONS, Kind, columns_of, parse_where, to_sql
 from swjoin.expressions.vm import program_in, program_out
 from tests.runtime.test_in_process import run
 
 INTS, FLOATS, TEXTS, BOOLS, TIMES = ("tiny", "small", "big"), ("real", "half"), ("word", "name"), ("flag",), ("at",)
+SPECIAL = (float("nan"), float("inf"), float("-inf"), -0.0)
 KINDS = {
     "tiny": pa.int8(),
     "small": pa.uint16(),
@@ -41,7 +43,7 @@ def _value(random: np.random.Generator, name: str) -> Any:
     if name in INTS:
         return int(random.integers(0 if name == "small" else -9, 10))
     if name in FLOATS:
-        return float(random.integers(-8, 9)) / 4
+        return float(random.choice(SPECIAL)) if random.random() < 0.3 else float(random.integers(-8, 9)) / 4
     if name in TEXTS:
         return str(random.choice(["", "a", "ab", "b", "z'z", "ä", "abc" * 5]))
     return bool(random.random() < 0.5) if name in BOOLS else int(random.integers(0, 20))
@@ -62,7 +64,7 @@ def _column(random: np.random.Generator, names: tuple[str, ...]) -> str:
 def _number(random: np.random.Generator, depth: int) -> str:
     pick = random.integers(8 if depth else 3)
     if pick == 0:
-        return str(random.choice(["0", "3", "-2", "1.5", "2e0", ".25", "null"]))
+        return str(random.choice(["0", "3", "-2", "1.5", "2e0", ".25", "null", "1e999"]))
     if pick < 3:
         return _column(random, INTS if pick == 1 else FLOATS)
     if pick == 3:
@@ -94,10 +96,13 @@ def _condition(random: np.random.Generator, depth: int) -> str:
     return f"({_condition(random, depth - 1)}) {random.choice(['and', 'or'])} ({_condition(random, depth - 1)})"
 
 
-def _sql_name(name: str) -> str:
+def sql_name(name: str) -> tuple[str, Kind]:
     side, _, column = name.replace("_", ".", 1).partition(".")
-    cast = "BIGINT" if column in INTS else "DOUBLE" if column in FLOATS else "VARCHAR" if column in TEXTS else ""
-    return f"CAST({side[0]}.{column} AS {cast})" if cast else f"{side[0]}.{column}"
+    if column in INTS or column in ("ts", "key"):
+        return f"{side[0]}.{column}", "int"
+    if column in FLOATS:
+        return f"{side[0]}.{column}", "float"
+    return (f"CAST({side[0]}.{column} AS VARCHAR)", "text") if column in TEXTS else (f"{side[0]}.{column}", "other")
 
 
 @pytest.mark.parametrize("block", [0, 1, *(pytest.param(block, marks=pytest.mark.long) for block in (2, 3))])
@@ -131,7 +136,7 @@ def test_random_predicates_mean_what_they_do_in_sql(block: int, tmp_path: Path) 
         connection.register("rights", tables[1])
         word = {"full": "FULL JOIN", "semi": "SEMI JOIN", "anti": "ANTI JOIN", "inner": "JOIN"}.get(how, f"{how} JOIN")
         columns = "l.ts, l.key, l.big" if how in ("semi", "anti") else "l.ts, r.ts, coalesce(l.key, r.key), l.big, r.big"
-        condition = to_sql(parse_where(text), _sql_name)
+        condition = to_sql(parse_where(text), sql_name, "duckdb")
         sql = f"SELECT {columns} FROM lefts l {word} rights r ON l.key = r.key AND abs(r.ts - l.ts) <= 60 AND {condition}"
         expected = sorted(map(str, connection.execute(sql).fetchall()))
         assert report["results"]["count"] == len(expected), (seed, how, text)
@@ -144,6 +149,102 @@ def test_random_predicates_mean_what_they_do_in_sql(block: int, tmp_path: Path) 
             hidden = {"left_tiny", "tiny"} if how in ("semi", "anti") else {"left_tiny"}  # what only the predicate wants
             assert bool(hidden & set(table.column_names)) == ("columns" not in plain["left"]), table.column_names
     assert kept > 1000
+
+
+NAN, INFINITY = float("nan"), float("inf")
+BASICS: dict[str, Any] = {"on": "k", "left_time": "t", "right_time": "t", "time_unit": "us", "within": "1us"}
+# of the left values x and the right values y below: pairs for which the condition holds
+IEEE = {
+    "left_x >= right_y": 5,
+    "not (left_x >= right_y)": 11,
+    "left_x < right_y": 4,
+    "left_x = right_y": 2,
+    "left_x <> right_y": 14,
+    "left_x = left_x": 12,
+    "left_x != left_x": 4,
+    "not (left_x < 0) and not (left_x >= 0)": 4,
+    "not (right_y <= 5)": 8,
+    "right_n < left_x": 4,
+    "right_n != left_x": 10,
+    "left_x - left_x = 0": 8,  # infinity - infinity is NaN
+    "left_x * 0 = 0": 8,
+    "left_x / 0 is null": 16,
+    "(left_x + right_y) / (left_x + right_y) > 0": 4,
+    "1e999 - 1e999 != 1e999": 16,
+    "left_x <= 1e999": 12,
+    "left_x = null or left_x != null": 0,
+}
+
+
+def ieee_tables(kind: pa.DataType) -> tuple[pa.Table, pa.Table]:
+    """Four rows a side, of one key at one time: x; y and the integer n."""
+    common = {"k": [1] * 4, "t": [0] * 4}
+    left = pa.table({**common, "x": pa.array([NAN, 1.0, 5.0, INFINITY], kind)})
+    return left, pa.table({**common, "y": pa.array([NAN, 2.0, 5.0, INFINITY], kind), "n": [1, 5, 9, None]})
+
+
+@pytest.mark.filterwarnings("ignore::swjoin.ImplausibleWarning")
+@pytest.mark.parametrize("kind", [pa.float64(), pa.float32()])
+def test_nan_is_not_equal_to_anything_and_has_no_order(kind: pa.DataType) -> None:
+    left, right = ieee_tables(kind)
+    x, y = (np.array(side[name].to_pylist()) for side, name in ((left, "x"), (right, "y")))
+    assert IEEE["left_x >= right_y"] == int((x[:, None] >= y[None, :]).sum())
+    assert IEEE["left_x <> right_y"] == int((x[:, None] != y[None, :]).sum())
+    connection = duckdb.connect()
+    connection.register("lefts", left)
+    connection.register("rights", right)
+    for where, count in IEEE.items():
+        assert swjoin.count(left, right, **BASICS, where=where).count == count, where
+        condition = to_sql(
+            parse_where(where), lambda name: (name.replace("_", "s."), "int" if name[-1] == "n" else "float"), "duckdb"
+        )
+        found = connection.execute(f"SELECT count(*) FROM lefts, rights WHERE {condition}").fetchone()
+        assert found == (count,), condition
+
+
+def test_half_floats_are_refused() -> None:
+    left, right = ieee_tables(pa.float16())
+    with pytest.raises(UserError, match="left_x is halffloat, which cannot be used there"):
+        swjoin.count(left, right, **BASICS, where="left_x = right_y")
+
+
+def float_predicates(seed: int, count: int) -> tuple[pa.Table, pa.Table, list[str]]:
+    """Random tables with many NaN, infinities and nulls, and random conditions over them."""
+    random = np.random.default_rng([seed, 17])
+    left, right = (_table(random, n) for n in (40, 50))
+    texts = []
+    for _ in range(count):
+        parts = [_number(random, 2) for _ in range(4)]
+        signs = [str(random.choice([*COMPARISONS, "==", "<>"])) for _ in range(2)]
+        text = f"{parts[0]} {signs[0]} {parts[1]} {random.choice(['and', 'or'])} {parts[2]} {signs[1]} {parts[3]}"
+        texts.append(f"not ({text})" if random.random() < 0.4 else text)
+    return left, right, texts
+
+
+def answers(left: pa.Table, right: pa.Table, texts: list[str]) -> list[int]:
+    basics = {"on": "key", "left_time": "ts", "right_time": "ts", "time_unit": "us", "within": "400us"}
+    return [swjoin.count(left, right, **basics, where=text).count for text in texts]
+
+
+@pytest.mark.filterwarnings("ignore::swjoin.ImplausibleWarning")
+@pytest.mark.parametrize("seed", [0, 1])
+def test_random_float_predicates_mean_what_their_translation_does(seed: int) -> None:
+    left, right, texts = float_predicates(seed, 60)
+    most = 2**63 - 1
+    texts += [f"left_tiny + {most} is null", f"abs(left_tiny - {most}) is null", f"left_tiny * {most // 2} is null"]
+    texts += [f"left_tiny * {most // 3} * right_tiny is null", "left_tiny + 2147483647 > 2147483647"]
+    connection = duckdb.connect()
+    connection.register("lefts", left)
+    connection.register("rights", right)
+    expected = []
+    for text in texts:
+        condition = to_sql(parse_where(text), sql_name, "duckdb")
+        found = connection.execute(f"SELECT count(*) FROM lefts l JOIN rights r ON l.key = r.key WHERE {condition}").fetchone()
+        assert found is not None
+        expected.append(found[0])
+    for text, got, wanted in zip(texts, answers(left, right, texts), expected, strict=True):
+        assert got == wanted, text
+    assert len(set(expected)) > 20
 
 
 @pytest.mark.parametrize(

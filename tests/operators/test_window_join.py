@@ -430,7 +430,19 @@ def test_histogram_quantiles_are_within_five_percent() -> None:
 @given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=9), st.floats(0, 1))
 def test_no_quantile_is_above_the_maximum(values: list[int], q: float) -> None:
     histogram = np.bincount([histogram_index(v) for v in values], minlength=HISTOGRAM_SIZE).astype(np.int64)
-    assert histogram_quantile(histogram, q, max(values)) <= max(values)
+    quantile = histogram_quantile(histogram, q, max(values))
+    assert quantile <= max(values)
+    exact = sorted(values)[max(1, int(np.ceil(q * len(values)))) - 1]
+    assert quantile == pytest.approx(exact, rel=0.033, abs=0.5)
+    assert histogram_quantile(histogram, 1.0, max(values)) == max(values)
+
+
+@given(st.integers(0, 1 << 62), st.floats(0, 1))
+def test_a_quantile_of_one_delay_is_that_delay(value: int, q: float) -> None:
+    """In the upper half of its bucket, too, of which the middle is below it."""
+    histogram = np.zeros(HISTOGRAM_SIZE, np.int64)
+    histogram[histogram_index(value)] = 1
+    assert histogram_quantile(histogram, q, value) == float(value)
 
 
 def test_delay_counts_from_the_later_arrival() -> None:

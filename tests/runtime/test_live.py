@@ -184,6 +184,18 @@ def test_a_push_names_the_producers_that_have_not_come(tmp_path: Path, monkeypat
     assert "rows of left wait for 2 of its producers, which have not come; let them send rows" in "".join(done.err)
 
 
+def test_a_push_of_a_directory_tells_what_is_not_read(swjoin: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "one"
+    folder.mkdir()
+    pq.write_table(rows(1, 30), folder / "one.parquet")
+    (folder / "a.txt").write_text("")
+    with live(config(), tmp_path / "run") as (run, client):
+        done = swjoin("push", run.address, "left", folder)
+        client.end("right")
+    assert done.code == 0
+    assert done.err == [f"swjoin: {folder}: 1 entry is not read: a.txt; name files of one format, or give their folder"]
+
+
 def test_a_push_returns_how_many_rows_are_accepted(tmp_path: Path) -> None:
     with live(config(), tmp_path / "run") as (_run, client):
         table = rows(1, 70)

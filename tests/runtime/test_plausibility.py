@@ -20,6 +20,7 @@ from swjoin.cli.report import build
 from swjoin.cluster.master.intake import StreamIntake
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import TimeConfig
+from swjoin.connectors.files import formats
 from swjoin.core.batch import SourceBatch
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How
 from swjoin.runtime import plausibility
@@ -91,6 +92,29 @@ def test_numbers_that_begin_near_zero_are_legitimate(unit: str) -> None:
     side = table([0, 1_000, 5 * 10**8, 2 * 10**9])
     assert found(side, side, within="1s", time_unit=unit) == []
     assert found(table([0, 1000, 10**6]), table([1000, 2000]), within="100d", time_unit=unit, on="key") == []
+
+
+def test_times_since_boot_look_like_dates_in_a_coarser_unit() -> None:
+    """The integers are those of a wrong unit, which finds pairs as well; docs/semantics.md says what to do."""
+    boot_ns = 20 * 86_400 * 10**9
+    times = [boot_ns + 10**9 * i for i in range(13)]
+    lines = found(table(times), table(times), within="1ms", time_unit="ns")
+    assert [line.split("; ")[1].split(" to ")[0] for line in lines] == ["in us they would be from 2024-10-04T00:00:00"] * 2
+    from_first = table([t - boot_ns for t in times])
+    assert found(from_first, from_first, within="1ms", time_unit="ns") == []
+    for seconds, warned in (
+        (10 * 86_400, 0),
+        (11 * 86_400, 2),
+        (47 * 86_400, 2),
+        (48 * 86_400, 0),
+        (15 * 60, 0),
+        (16 * 60, 2),
+        (68 * 60, 2),
+        (69 * 60, 0),
+    ):
+        for unit, ratio in (("us", 10**6), ("ns", 10**9)):
+            side = table([seconds * ratio])
+            assert len(found(side, side, within="1ms", time_unit=unit)) == warned, (seconds, unit)
 
 
 def test_types_that_have_a_unit_are_believed() -> None:
@@ -432,3 +456,52 @@ def test_the_time_range_is_that_of_all_rows_however_they_come() -> None:
             seen += ts.tolist() if masks[1] is None else ts[masks[1]].tolist()
             counts = intake.counts
             assert (counts.earliest_us, counts.latest_us) == ((min(seen), max(seen)) if seen else (None, None))
+
+
+# ---------------------------------------------------------------- what lies beside the files of an input
+
+
+def folder_with_others(path: Path) -> Path:
+    """A data file, what Spark leaves beside it, and what is not read."""
+    path.mkdir()
+    pq.write_table(table([1, 2]), path / "a.parquet")
+    for name in ("_SUCCESS", ".a.parquet.crc", "c.csv.zst", "d.tsv"):
+        (path / name).write_text("t,k\n")
+    (path / "day=1").mkdir()
+    (path / "_delta_log").mkdir()
+    pq.write_table(table([3]), path / "day=1" / "a.parquet")
+    return path
+
+
+@pytest.mark.parametrize("ranks", [None, pytest.param(3, marks=pytest.mark.mpi)])
+def test_entries_of_a_directory_that_are_not_read(ranks: int | None, tmp_path: Path) -> None:
+    left = folder_with_others(tmp_path / "left")
+    pq.write_table(table([1, 2]), tmp_path / "right.parquet")
+    line = f"left: {left}: 3 entries are not read: c.csv.zst, d.tsv, day=1; name files of one format, or give their folder"
+    argv = [str(left), str(tmp_path / "right.parquet"), "--on", "key", "--left-time", "ts", "--right-time", "ts"]
+    argv += ["--time-unit", "s", "--within", "0s", "-o", "count", "--report", str(tmp_path / "report.json")]
+    argv += [] if ranks is None else ["-n", str(ranks)]
+    argv = [sys.executable, "-m", "swjoin", "join", *argv]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=100, check=False, cwd=ROOT)
+    assert (done.returncode, done.stderr.splitlines()) == (0, [f"swjoin: warning: {line}"])
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["warnings"] == [line]
+    assert report["results"]["count"] == 2
+    if ranks is None:
+        assert found(left, tmp_path / "right.parquet", within="0s", time_unit="s") == [line]  # type: ignore[arg-type]
+
+
+def test_many_entries_that_are_not_read(tmp_path: Path) -> None:
+    assert formats.unread_text(tmp_path) is None
+    (tmp_path / "bad\nname.txt").write_text("")
+    assert formats.unread_text(tmp_path) == (
+        f"{tmp_path}: 1 entry is not read: 'bad\\nname.txt'; name files of one format, or give their folder"
+    )
+    for number in range(9):
+        (tmp_path / f"{number}.json").write_text("")
+    text = formats.unread_text(tmp_path)
+    assert text is not None
+    assert "10 entries are not read: 0.json, 1.json, 2.json, 3.json, 4.json and 5 more; " in text
+    assert formats.unread_text(tmp_path / "0.json") is None
+    assert formats.unread_text(tmp_path / "none") is None
+    assert formats.unread_text(Path("a" * 5000)) is None

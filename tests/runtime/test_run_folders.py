@@ -275,6 +275,32 @@ def test_every_part_of_the_report_may_be_missing_or_null(key: str, finished: Pat
             shutil.rmtree(folder)
 
 
+@pytest.mark.parametrize("spoil_at", [("command",), ("results", "digest"), ("config", "seed"), ("anything",)])
+def test_half_a_surrogate_pair_in_the_report(spoil_at: tuple[str, ...], finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    report = json.loads((finished / "run.json").read_text())
+    *above, last = spoil_at
+    parent = report
+    for key in above:
+        parent = parent[key]
+    parent[last] = "a\ud800b"
+    (folder / "run.json").write_text(json.dumps(report))
+    check(folder, tmp_path)
+    code, lines = perform(["report", str(folder), "-o", str(tmp_path / "page.html")])
+    assert (code, len(lines)) == (2, 1)
+    assert "run.json: holds text that is not Unicode" in lines[0]
+
+
+def test_half_a_surrogate_pair_in_the_verification(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    found = json.loads((folder / "verified.json").read_text())
+    (folder / "verified.json").write_text(json.dumps(found | {"digest": "\udfff", "equal": False}))
+    assert check(folder, tmp_path)["report"] == 0
+    assert "verified.json: is damaged; run swjoin verify again" in (tmp_path / "page.html").read_text()
+
+
 # ---------------------------------------------------------------- states by name
 
 

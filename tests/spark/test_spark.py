@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
 
@@ -26,6 +27,7 @@ from swjoin.connectors.files.run_files import EventsFile
 from swjoin.core.data_messages import RunEvent
 from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import How
+from swjoin.expressions.parser import Kind, parse_where, to_sql
 from swjoin.runtime.in_process import run_local
 from swjoin.spark.generate import generate
 from swjoin.spark.session import open_session
@@ -33,6 +35,7 @@ from swjoin.spark.verify import verify
 from tests.conftest import SharedSpark
 from tests.connectors.test_times import WRITERS, expected
 from tests.connectors.test_times import table as times_table
+from tests.expressions.test_predicates import IEEE, answers, float_predicates, ieee_tables, sql_name
 from tests.support.cases import CASES, Case, by_name
 from tests.support.limits import LONG_S, PROCESS_S
 
@@ -251,6 +254,81 @@ def test_verify_of_strings_in_csv(spark: Any, tmp_path: Path) -> None:
     result = verify(tmp_path / "run", None)
     assert result.equal, result.lines()
     assert result.count > 100
+
+
+def test_verify_of_line_breaks_and_quotes_in_csv(spark: Any, tmp_path: Path) -> None:
+    """Of inputs and results; files that the join does not read are not read."""
+    (tmp_path / "left").mkdir()
+    (tmp_path / "left" / "b.csv.zst").write_text("not read")
+    for name in ("left/a", "right"):
+        lines = [f'{i},{i % 5},"a ""quoted"" word\n{i},7,second, line"' for i in range(200)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["t,k,comment", *lines]) + "\n")
+    side = {"key": "k", "time": "t", "time_unit": "ms"}
+    config = {
+        "join": {"within": "20ms"},
+        "left": {"path": str(tmp_path / "left"), **side},
+        "right": {"path": str(tmp_path / "right.csv"), **side},
+        "sink": {"kind": "csv"},
+    }
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    assert run(tmp_path / "config.yaml", tmp_path / "run")["input"]["left"]["tuples"] == 200
+    result = verify(tmp_path / "run", None)
+    assert result.equal, result.lines()
+    assert result.count > 100
+
+
+@pytest.mark.parametrize(("kind", "suffix"), [(pa.float64(), "csv"), (pa.float64(), "parquet"), (pa.float32(), "arrow")])
+def test_verify_of_conditions_over_nan(kind: pa.DataType, suffix: str, spark: Any, tmp_path: Path) -> None:
+    """Spark takes NaN for equal to itself and for the greatest number, and a CSV column with `nan` for text."""
+    plain: dict[str, Any] = {"join": {"within": "1us"}, "sink": {"kind": "count"}}
+    for side, table in zip(("left", "right"), ieee_tables(kind), strict=True):
+        (csv.write_csv if suffix == "csv" else WRITERS[suffix])(table, tmp_path / f"{side}.{suffix}")
+        plain[side] = {"path": str(tmp_path / f"{side}.{suffix}"), "key": "k", "time": "t", "time_unit": "us"}
+    for number, where in enumerate(["left_x >= right_y", "left_x <> right_y"]):
+        plain["join"]["where"] = where
+        (tmp_path / "config.yaml").write_text(json.dumps(plain))
+        report = run(tmp_path / "config.yaml", tmp_path / str(number))
+        result = verify(tmp_path / str(number), None)
+        assert result.equal, (where, result.lines())
+        assert report["results"]["count"] == IEEE[where]
+
+
+@pytest.mark.filterwarnings("ignore::swjoin.ImplausibleWarning")
+def test_conditions_in_sparks_sql_mean_what_they_mean_here(spark: Any) -> None:
+    """Random conditions over floats, all in one Spark job; and literals and integers that Spark reads otherwise."""
+    from pyspark.sql import functions as f
+
+    left, right, texts = float_predicates(3, 60)
+    most = 2**63 - 1
+    texts += [
+        "left_word = 'z''z'",
+        "left_word != 'z\\n'",
+        "left_tiny * 100 > 200",  # beyond 8 bits
+        "left_tiny + 2147483647 > 2147483647",
+        f"left_tiny + {most} is null",
+        f"-{most} - left_tiny is null",
+        f"left_tiny * {most // 2} is null",  # a product from 9.2e18 on is null, whether it is below 2^63 or not
+        f"left_tiny * {most // 3} is null",
+        f"left_tiny * {most // 3} * right_tiny is null",
+        f"abs(left_tiny - {most}) is null",
+        "left_half = 0.25",
+        "left_half * 1e300 > 0",
+    ]
+    frames = []
+    for side, table in (("l", left), ("r", right)):
+        small = table.schema.get_field_index("small")  # uint16, which Spark has not
+        frame = spark.createDataFrame(table.set_column(small, "small", table["small"].cast(pa.int32())))
+        frames.append(frame.select(*(f.col(name).alias(f"{side}_{name}") for name in frame.columns)))
+    pairs = frames[0].join(frames[1], f.col("l_key") == f.col("r_key"))
+
+    def column(name: str) -> tuple[str, Kind]:
+        expression, kind = sql_name(name)
+        return expression.replace(".", "_").replace("VARCHAR", "STRING"), kind
+
+    counts = [f.count_if(f.expr(to_sql(parse_where(text), column, "spark"))).alias(f"n{i}") for i, text in enumerate(texts)]
+    (row,) = pairs.agg(*counts).collect()
+    for text, got, wanted in zip(texts, row, answers(left, right, texts), strict=True):
+        assert got == wanted, text
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "arrow"])

@@ -333,6 +333,10 @@ def test_mistakes_in_columns(spark: Any) -> None:
         digest(left, "id", "d")
     with pytest.raises(UserError, match="id column no: there is none"):
         digest(left, "no", "id")
+    with pytest.raises(UserError, match="id column r: holds -1; ids are not negative, and a missing side is null"):
+        digest(spark.createDataFrame([(1, None), (2, -1)], "l long, r long"), "l", "r")
+    with pytest.raises(UserError, match="join columns: key is named twice on one side"):
+        window_join(*fewer, within=0, **{**COMMON, "on": ["key", "key"]})
 
 
 def test_times_that_only_an_executor_sees(spark: Any) -> None:

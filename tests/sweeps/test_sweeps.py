@@ -18,7 +18,7 @@ import yaml
 
 from swjoin.config.loader import config_from_plain, load_config
 from swjoin.config.run import digest, to_plain
-from swjoin.core.errors import UserError
+from swjoin.core.errors import RunFailed, UserError
 from swjoin.monitor.sustainability import growth, sustained
 from swjoin.sweeps import runner, store
 from swjoin.sweeps.experiment import KEYS, Search
@@ -322,7 +322,7 @@ def test_results_are_never_mixed(write: Any, tmp_path: Path) -> None:
     (sweep.directory / "calibration.json").write_text("{}")
     sweep.forget()
     sweep.check({**mine, "commit": "0ther"})
-    assert [p.name for p in sweep.directory.iterdir()] == ["calibration.json"]
+    assert sorted(p.name for p in sweep.directory.iterdir()) == ["calibration.json", "experiment.json"]
 
 
 def test_a_directory_of_something_else_is_left_alone(write: Any, tmp_path: Path) -> None:
@@ -333,6 +333,22 @@ def test_a_directory_of_something_else_is_left_alone(write: Any, tmp_path: Path)
     with pytest.raises(UserError, match="run: holds points, but no sweep"):
         sweep.check(_describe(write()))
     assert (tmp_path / "run" / "points").is_dir()
+
+
+@pytest.mark.parametrize("described", ["{}", "not JSON", '{"format": 7}', '{"format": 1, "experiment": "one"}'])
+@pytest.mark.usefixtures("clean")
+def test_fresh_forgets_sweeps_alone(described: str, write: Any, tmp_path: Path) -> None:
+    """A file called experiment.json does not make a sweep."""
+    folder = tmp_path / "work"
+    (folder / "points" / "a-s1-r1").mkdir(parents=True)
+    (folder / "points" / "a-s1-r1" / "mine").touch()
+    (folder / "table.csv").touch()
+    (folder / "experiment.json").write_text(described)
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(UserError, match=r"holds experiment\.json, but no sweep"):
+        runner.sweep(load_experiment(write()), folder, None, fresh=True)  # type: ignore[arg-type]
+    SweepStore(folder).forget()
+    assert sorted(folder.rglob("*")) == before
 
 
 def test_one_sweep_at_a_time(tmp_path: Path) -> None:
@@ -430,6 +446,36 @@ def test_a_sweep_goes_through_all_points_by_repeats(write: Any, fake: Fake) -> N
     assert (more.done, more.already, fake.ran()) == (1, 2, ["30-1"])
     assert fake.sweep(path, fresh=True, only=1, repeat=1).done == 1
     assert len(fake.done()) == 1
+
+
+def test_fresh_leaves_what_no_sweep_has_written(write: Any, fake: Fake) -> None:
+    """The figure lies in `plots` by default; notes of a user may lie anywhere."""
+    path = write(axes={"workload.rate": [10, 20]})
+    fake.sweep(path)
+    kept = [fake.out / name for name in ("plots/one.png", "notes.txt", "table.txt", "points/notes.txt", "searches/mine.json")]
+    for file in (*kept, fake.out / "table.csv", fake.out / "runs.parquet"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("kept")
+    fake.ran()
+    assert fake.sweep(path, fresh=True).done == 2
+    assert fake.ran() == ["10-1", "20-1"]
+    assert all(file.read_text() == "kept" for file in kept)
+    assert not any((fake.out / name).exists() for name in ("table.csv", "runs.parquet"))
+
+
+def test_fresh_keeps_a_sweep_that_cannot_be_run_anew(write: Any, fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(axes={"workload.rate": [10, 20]})
+    fake.sweep(path)
+    before = fake.done()
+
+    def busy(*_: Any) -> float:
+        raise RunFailed("calibration: the machine is too busy to be measured")
+
+    monkeypatch.setattr(runner, "needs_calibration", lambda source: True)
+    monkeypatch.setattr(runner, "calibrated_speed", busy)
+    with pytest.raises(RunFailed, match="too busy"):
+        fake.sweep(path, fresh=True)
+    assert fake.done() == before
 
 
 def test_failures_are_recorded_and_tried_again(write: Any, fake: Fake) -> None:

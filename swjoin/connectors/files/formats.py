@@ -1,7 +1,7 @@
 """Files of rows as Arrow batches: Parquet, CSV, Arrow IPC, told apart by their extensions.
 
-What: `list_files`, `read_schema`, `common_schema`, `read_batches`, `refuse_mixed_zones`, `place_in`, `row_count`,
-`edges_checksum`.
+What: `list_files`, `unread_text`, `read_schema`, `common_schema`, `read_batches`, `refuse_mixed_zones`, `place_in`,
+`row_count`, `edges_checksum`.
 Why: what these files hold was written by anybody. Whatever a library says about them becomes one line that names the file, and
 what it does not look at is looked at here, before kernels that check nothing see it.
 Stays out: keys, times, payload, reading ahead (`connectors.files.source`).
@@ -16,6 +16,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,8 @@ _SUFFIXES = {
 _EDGE_BYTES = 1 << 16  # of a file, at either end, that its checksum is of
 _TIME = r"^\s*\d{4}-\d\d-\d\d[T ]\d\d"  # of a CSV file, as Arrow reads them
 _ZONE = r"^\s*\d{4}-\d\d-\d\d[T ][\d:.,]+\s*(Z|[+-]\d\d(:?\d\d)?)\s*$"
+_BLOCK_BYTES = 4 << 20  # of a CSV file, that are converted at once; no row can be longer
+_SHOWN = 5  # names of entries of a directory
 _LONGEST = 1000  # characters of a complaint that a library or a path has a part in
 
 
@@ -71,6 +74,20 @@ def list_files(path: Path) -> list[Path]:
     return files
 
 
+def unread_text(path: Path) -> str | None:
+    """What lies in a directory and is not among its data files, for warnings; None when there is nothing. Names that begin with
+    `_` or `.` are marks of whoever wrote the files, and are left out."""
+    if not os.path.isdir(path):
+        return None
+    names = sorted(p.name for p in path.iterdir() if p.name[0] not in "._" and not (p.is_file() and file_format(p)))
+    if not names:
+        return None
+    shown = [n if n.isprintable() else ascii(n) for n in names[:_SHOWN]]
+    listed = ", ".join(shown) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    many = f"{len(names)} entries are" if len(names) > 1 else "1 entry is"
+    return f"{path}: {many} not read: {listed}; name files of one format, or give their folder"
+
+
 @contextmanager
 def refusing(path: Path) -> Iterator[None]:
     """UserError, with the file, for whatever a library finds wrong with what is in it."""
@@ -81,6 +98,13 @@ def refusing(path: Path) -> Iterator[None]:
     except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError) as error:
         text = " ".join(str(error).split())[:_LONGEST]
         raise UserError(f"{path}: cannot be read as {file_format(path)}: {text or type(error).__name__}") from None
+
+
+def csv_parse_options() -> Any:
+    """How all CSV files are parsed: a field in quotes may hold line breaks, also where a block of the file ends."""
+    import pyarrow.csv as pacsv
+
+    return pacsv.ParseOptions(newlines_in_values=True)
 
 
 def _csv_options(schema: pa.Schema | None, columns: list[str] | None) -> Any:
@@ -99,47 +123,71 @@ def _csv_options(schema: pa.Schema | None, columns: list[str] | None) -> Any:
 def read_schema(path: Path) -> pa.Schema:
     """Column names and types of a file. UserError when it is not what its extension says.
 
-    The columns of a CSV file without rows have the type null: nothing says more of them.
+    The columns of a CSV file without rows have the type null: nothing says more of them. Those that are empty in its first rows
+    are strings.
     """
-    with refusing(path):
-        schema = _schema_of(path)
-        _ = schema.names  # which fails where a name is no text
+    import pyarrow as pa
+
+    schema, rows = _described(path)
+    if file_format(path) != "CSV" or not rows:
         return schema
+    return pa.schema([f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in schema])
 
 
-def is_untyped(schema: pa.Schema) -> bool:
-    """Whether this is the schema of a CSV file without rows."""
+@dataclass(frozen=True)
+class Described:
+    """The columns of files. file: the one that has them. untyped: CSV files without rows, whose columns have no types."""
+
+    schema: pa.Schema
+    file: Path
+    untyped: bool
+
+
+def common_schema(files: list[Path]) -> Described:
+    """The columns of all these files: those of the first one, or of CSV files of the first one with rows, if there is any. A
+    column that has the type null there, because nothing is in it, has the type of the first file with another one."""
     import pyarrow.types as t
 
-    return all(t.is_null(field.type) for field in schema)
+    describer = files[0]
+    schema, rows = _described(describer)
+    for path in files[1:] if file_format(describer) == "CSV" and not rows else ():
+        found, rows = _described(path)
+        if rows:
+            schema, describer = found, path
+            break
+    untyped = file_format(describer) == "CSV" and not rows
+    unknown = {f.name for f in schema if t.is_null(f.type) and schema.names.count(f.name) == 1}
+    for path in () if untyped else files:
+        if not unknown:
+            break
+        for field in _described(path)[0] if path != describer else ():
+            if field.name in unknown and not t.is_null(field.type):
+                unknown.remove(field.name)
+                schema = schema.set(schema.names.index(field.name), field)
+    return Described(schema, describer, untyped)
 
 
-def common_schema(files: list[Path]) -> tuple[pa.Schema, Path]:
-    """The columns of all these files, and the file that they are read from: the first one, or of CSV files the first one with
-    rows, if there is any."""
-    first = read_schema(files[0])
-    if file_format(files[0]) == "CSV" and is_untyped(first):
-        for path in files[1:]:
-            schema = read_schema(path)
-            if not is_untyped(schema):
-                return schema, path
-    return first, files[0]
+def _described(path: Path) -> tuple[pa.Schema, bool]:
+    """Columns of a file; and of a CSV file, whether it has rows. UserError as of `read_schema`."""
+    with refusing(path):
+        schema, rows = _schema_of(path)
+        _ = schema.names  # which fails where a name is no text
+        return schema, rows
 
 
-def _schema_of(path: Path) -> pa.Schema:
-    import pyarrow as pa
+def _schema_of(path: Path) -> tuple[pa.Schema, bool]:
     import pyarrow.parquet as pq
+    import pyarrow.types as t
 
     kind = file_format(path)
     if kind == "Parquet":
-        return pq.read_schema(path)
+        return pq.read_schema(path), True
     if kind == "CSV":
         with _open_csv(path, convert_options=_csv_options(None, None)) as reader:
-            if is_untyped(reader.schema) and next(iter(reader), None) is None:
-                return reader.schema
-            return pa.schema([f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in reader.schema])
+            untyped = all(t.is_null(field.type) for field in reader.schema)
+            return reader.schema, not untyped or next(iter(reader), None) is not None
     with _open_ipc(path) as reader:
-        return reader.schema
+        return reader.schema, True
 
 
 def _open_csv(path: Path, **options: Any) -> Any:
@@ -147,9 +195,11 @@ def _open_csv(path: Path, **options: Any) -> Any:
     import pyarrow as pa
     import pyarrow.csv as pacsv
 
+    options |= {"parse_options": csv_parse_options(), "read_options": pacsv.ReadOptions(block_size=_BLOCK_BYTES)}
     try:
         return pacsv.open_csv(path, **options)
-    except pa.ArrowInvalid:
+    except pa.ArrowInvalid as error:
+        _refuse_long_row(path, 0, error)
         if path.stat().st_size > _EDGE_BYTES:
             raise
         with pa.input_stream(str(path)) as file:
@@ -157,6 +207,15 @@ def _open_csv(path: Path, **options: Any) -> Any:
         if not text.strip() or text.endswith(b"\n"):
             raise
         return pacsv.open_csv(pa.BufferReader(text + b"\n"), **options)
+
+
+def _refuse_long_row(path: Path, row: int, error: pa.ArrowInvalid) -> None:
+    """UserError, with its place, when this row has no end within a block."""
+    if "straddl" in str(error):
+        raise UserError(
+            f"{place_in(path, row)}: the row is longer than {_BLOCK_BYTES >> 20} MiB; is a closing quote missing? add it, or "
+            "shorten the row"
+        ) from None
 
 
 def _open_ipc(path: Path) -> Any:
@@ -168,15 +227,14 @@ def _open_ipc(path: Path) -> Any:
 
 
 def read_batches(path: Path, schema: pa.Schema, columns: list[str], rows: int, skip: int = 0) -> Iterator[pa.RecordBatch]:
-    """Batches of one file with just these columns, of about so many rows (Parquet). skip: so many rows (of Parquet) are left
-    out."""
+    """Batches of one file with just these columns, of about so many rows (Parquet). schema: has their types. skip: so many rows
+    (of Parquet) are left out."""
     with refusing(path):
         yield from _batches(path, schema, columns, rows, skip)
 
 
 def _batches(path: Path, schema: pa.Schema, columns: list[str], rows: int, skip: int) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
-    import pyarrow.csv as pacsv
     import pyarrow.parquet as pq
 
     kind = file_format(path)
@@ -188,14 +246,17 @@ def _batches(path: Path, schema: pa.Schema, columns: list[str], rows: int, skip:
                 skip -= file.metadata.row_group(groups.pop(0)).num_rows
             for batch in file.iter_batches(rows, row_groups=groups, columns=columns):
                 if skip < batch.num_rows:
-                    yield batch.slice(skip)
+                    yield _with_types(batch, schema).slice(skip)
                 skip = max(0, skip - batch.num_rows)
     elif kind == "CSV":
-        options = pacsv.ReadOptions(block_size=4 << 20)
+        count = 0
         try:
-            with _open_csv(path, read_options=options, convert_options=_csv_options(schema, columns)) as reader:
-                yield from reader
+            with _open_csv(path, convert_options=_csv_options(schema, columns)) as reader:
+                for batch in reader:
+                    yield batch
+                    count += batch.num_rows
         except pa.ArrowInvalid as error:
+            _refuse_long_row(path, count, error)
             if "zone offset" in str(error):  # which does not say the row
                 for name in columns:
                     if pa.types.is_timestamp(schema.field(name).type):
@@ -211,7 +272,17 @@ def _batches(path: Path, schema: pa.Schema, columns: list[str], rows: int, skip:
             for batch in batches:
                 chosen = batch.select(columns)
                 chosen.validate(full=True)  # the library takes lengths and offsets as they stand in the file
-                yield chosen
+                yield _with_types(chosen, schema)
+
+
+def _with_types(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Columns of the type null, in which nothing is, with the types that this schema has for them."""
+    import pyarrow as pa
+
+    for index, field in enumerate(batch.schema):
+        if pa.types.is_null(field.type) and not pa.types.is_null(kind := schema.field(field.name).type):
+            batch = batch.set_column(index, field.with_type(kind), pa.nulls(batch.num_rows, kind))
+    return batch
 
 
 def place_in(path: Path, row: int) -> str:
@@ -224,14 +295,17 @@ def _line_of(path: Path, row: int) -> int | None:
     """The line, from 1, on which a row of a CSV file begins. Fields may hold line breaks; empty lines are no rows."""
     openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open}
     opened = openers.get(path.suffix.lower(), open)
+    before, line = -1, 1  # the header is no row
     try:
         with opened(path, "rt", encoding="utf-8", errors="replace", newline="") as file:
-            reader, before, line = csv.reader(file), -1, 1  # the header is no row
+            reader = csv.reader(file)
             for fields in reader:
                 if fields and before == row:
                     return line
                 before, line = before + bool(fields), reader.line_num + 1
-    except (OSError, EOFError, csv.Error):
+    except csv.Error:  # a field is too long for that library
+        return line if before == row else None
+    except (OSError, EOFError):
         pass
     return None
 

@@ -1,6 +1,6 @@
 """The side output of late rows (policy `side`): a Parquet file of stream, row id, time and reason.
 
-What: `LateSink`.
+What: `LateSink`, `refuse_other_file`.
 Why: a row that is left out of the join stays findable.
 Stays out: which rows are late (`cluster.master.intake`).
 """
@@ -21,6 +21,22 @@ _GROUP_ROWS = 131_072
 _ROW = np.dtype([("stream", "u1"), ("reason", "u1"), ("known", "u1"), ("id", "<u8"), ("ts", "<i8")])
 _REASONS = ("null time", "late", "shed")
 LATE_ROW_BYTES = _ROW.itemsize
+_COLUMNS = ("stream", "row_id", "ts", "reason")
+
+
+def refuse_other_file(target: Path) -> None:
+    """UserError when a file is there that holds no late rows. Those of an earlier join may be replaced, as its results may."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not target.exists():
+        return
+    try:
+        found = tuple(pq.read_schema(target).names)
+    except (OSError, pa.ArrowException):
+        found = ()
+    if found != _COLUMNS:
+        raise UserError(f"late rows {target}: is there already, and holds no late rows; move it, or give another name")
 
 
 class LateSink:
@@ -59,7 +75,7 @@ class LateSink:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        schema = pa.schema([("stream", pa.string()), ("row_id", pa.uint64()), ("ts", pa.int64()), ("reason", pa.string())])
+        schema = pa.schema(zip(_COLUMNS, (pa.string(), pa.uint64(), pa.int64(), pa.string()), strict=True))
         rows = np.frombuffer(self.rows.read(), _ROW)
         if len(rows) and (int(rows["stream"].max()) >= len(STREAM_NAMES) or int(rows["reason"].max()) >= len(_REASONS)):
             raise RunFailed(f"{self.rows.path}: corrupt: a row of no stream, or for no reason")

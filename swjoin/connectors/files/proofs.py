@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from swjoin.connectors.files.formats import csv_parse_options
 from swjoin.core.batch import MISSING_ID
 from swjoin.core.errors import UserError
 from swjoin.core.hashing import digest_pairs, hash_words
@@ -35,13 +36,14 @@ IDS = ("left_id", "right_id")
 class Claim:
     """Of one file. rows, digest: of its rows. ids: its id columns. written: without those, the number of bytes before the
     footer, and their sampled hash. whole: count, digest and ledger of the result, where they were known when the file was
-    closed."""
+    closed. run: the id of the run that wrote the file, which its run.json has too; None: an earlier version wrote it."""
 
     rows: int
     digest: str
     ids: Sequence[str]
     written: Sequence[int] | None
     whole: dict[str, Any] | None
+    run: str | None = None
 
     def to_metadata(self) -> dict[str, str]:
         return {KEY: json.dumps({"format": _FORMAT, **asdict(self)})}
@@ -151,7 +153,7 @@ def csv_pairs(path: Path, ids: Sequence[str]) -> tuple[int, str | None]:
 
     convert = csv.ConvertOptions(include_columns=list(ids) or None, column_types=dict.fromkeys(ids, pa.uint64()))
     try:
-        with csv.open_csv(path, parse_options=csv.ParseOptions(newlines_in_values=True), convert_options=convert) as reader:
+        with csv.open_csv(path, parse_options=csv_parse_options(), convert_options=convert) as reader:
             if ids:
                 return digest_of(reader) or (0, None)
             return sum(batch.num_rows for batch in reader), None

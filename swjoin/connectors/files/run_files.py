@@ -82,6 +82,14 @@ class MetricsFile:
             self.close()
 
 
+RUN_FILES = ("run.json", "metrics/slaves.parquet", "metrics/events.parquet")  # that every run leaves in its directory
+
+
+def events_lines(run_dir: Path) -> Path:
+    """The hidden file of a run's events. It is there from the start of a run to its end, also of one that was killed."""
+    return run_dir / "metrics" / ".events.jsonl"
+
+
 class EventsFile:
     """DIR/metrics/events.parquet: one row per `RunEvent`, in the order in which they happened.
 
@@ -93,7 +101,7 @@ class EventsFile:
         """resumes: those that are there come first."""
         self.path = run_dir / "metrics" / "events.parquet"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._lines = self.path.with_name(".events.jsonl")
+        self._lines = events_lines(run_dir)
         self._file = self._lines.open("a" if resumes else "w")
         if resumes:
             self._file.write("\n")  # the last line may be half of one

@@ -20,7 +20,7 @@ from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.data_messages import RunEvent
 from swjoin.core.errors import UserError
 from swjoin.core.path_patterns import Shape, is_amount, is_count, is_number, wrong_place
-from swjoin.core.units import MAX_SPAN_US
+from swjoin.core.units import MAX_SPAN_US, is_utf8
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +41,7 @@ _REPORT: Shape = {
     "ledger": {"balanced?": bool, "complaints?": [str]},
     "results": {"count?": is_count, "digest?": str, "produced?": is_count, "columns?": [str]},
     **dict.fromkeys(("complete?", "resumable?", "simulated?"), bool),
-    **dict.fromkeys(("failure?", "command?", "config_digest?"), str),
+    **dict.fromkeys(("failure?", "command?", "config_digest?", "run_id?"), str),
     **dict.fromkeys(("joined?", "null_key?", "late?", "shed?"), _SIDES),
     **dict.fromkeys(("wall_s?", "join_s?", "input_tuples_per_s?"), is_amount),
     **dict.fromkeys(("moves?", "epochs?"), is_count),
@@ -77,6 +77,20 @@ METRICS = (*_INTEGERS, "delay_mean_us", "occupancy_ratio")
 _EVENT_TYPES = {"int": "int64", "str": "string", "float": "double"}
 
 
+def _is_text(plain: Any) -> bool:
+    """Whether all text in it can be written as UTF-8: in JSON an escape may be half of a surrogate pair."""
+    rest = [plain]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, str) and not is_utf8(value):
+            return False
+        if isinstance(value, dict):
+            rest += [*value, *value.values()]
+        elif isinstance(value, list):
+            rest += value
+    return True
+
+
 def read_report(run_dir: Path) -> dict[str, Any]:
     """run.json. UserError, with file and key, when there is none, or it is not the report of a run."""
     path = run_dir / "run.json"
@@ -91,6 +105,8 @@ def read_report(run_dir: Path) -> dict[str, Any]:
     wrong = wrong_place(_REPORT, found)
     if wrong is not None:
         raise UserError(f"{path}: is not the report of a run{f' ({wrong[1:]} is not what it must be)' if wrong else ''}")
+    if not _is_text(found):
+        raise UserError(f"{path}: holds text that is not Unicode (half of a surrogate pair); the file is damaged")
     report: dict[str, Any] = found
     return report
 
@@ -104,7 +120,7 @@ def read_verified(run_dir: Path) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError, RecursionError):
         found = None
-    if wrong_place(_VERIFIED, found) is not None:
+    if wrong_place(_VERIFIED, found) is not None or not _is_text(found):
         raise UserError(f"{path}: is damaged; run swjoin verify again")
     verified: dict[str, Any] = found
     return verified

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from swjoin.connectors.files.proofs import Claim, sampled_hash
 from swjoin.connectors.output_columns import OutputPlan
 from swjoin.core.batch import Pairs
-from swjoin.core.errors import RunFailed, UserError
+from swjoin.core.errors import NotWritten, RunFailed, UserError
 from swjoin.core.hashing import digest_pairs
 from swjoin.core.join_semantics import format_digest
-from swjoin.core.storage import not_written, sync_file, sync_folder, writing
+from swjoin.core.storage import not_written, refuse_special, resolved, special, sync_file, sync_folder, writing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,12 +67,12 @@ class _OpenFile:
         self._rows += table.num_rows
         self._digest += digest
 
-    def finish(self, whole: dict[str, Any] | None = None) -> None:
-        """Nothing more is written. whole: what is known of the whole result, if it is."""
+    def finish(self, run_id: str | None, whole: dict[str, Any] | None = None) -> None:
+        """Nothing more is written. run_id: of the run. whole: what is known of the whole result, if it is."""
         if not self._finished:
             if self._parquet:
                 written = None if self._ids else self._written()
-                claim = Claim(self._rows, format_digest(self._digest), self._ids, written, whole)
+                claim = Claim(self._rows, format_digest(self._digest), self._ids, written, whole, run_id)
                 self._writer.add_key_value_metadata(claim.to_metadata())
             self._end()
 
@@ -93,6 +93,9 @@ class _OpenFile:
 
     def show(self) -> None:
         """Durable, and under its name; it has been finished."""
+        kind = special(self.target)
+        if kind is not None:  # since the start
+            raise NotWritten(f"{self.target}: cannot be replaced: is {kind}")
         sync_file(self.temporary)
         self.temporary.replace(self.target)
         sync_folder(self.target.parent)
@@ -139,11 +142,20 @@ def refuse_results(target: Path, *, staged: bool, resumes: bool) -> None:
 class FileSink:
     """Writes one file, or a directory of files rolled at about 256 MB. UserError at once when the target cannot be written.
 
-    staged: files are called part-GENERATION-NUMBER, and each generation's are shown by `publish`.
+    staged: files are called part-GENERATION-NUMBER, and each generation's are shown by `publish`. run_id: what they say of the
+    run that they are of.
     """
 
     def __init__(
-        self, kind: str, target: Path, plan: OutputPlan, *, directory: bool, staged: bool = False, resumes: bool = False
+        self,
+        kind: str,
+        target: Path,
+        plan: OutputPlan,
+        *,
+        directory: bool,
+        staged: bool = False,
+        resumes: bool = False,
+        run_id: str | None = None,
     ) -> None:
         self._kind = kind
         self._target = target
@@ -153,6 +165,7 @@ class FileSink:
         self._directory = directory
         self._staged = staged
         self._resumes = resumes
+        self._run_id = run_id
         self._parts: dict[int, _Part] = {}
         self._made: list[Path] = []  # folders that were not there before, the innermost first
         self._prepare()
@@ -173,17 +186,15 @@ class FileSink:
             if self._staged and not self._resumes:
                 for path in self._target.glob(".part-*.tmp"):
                     path.unlink()
-        elif self._target.is_dir():
-            raise UserError(f"{self._target}: is a directory; name a file with -o")
-        elif not self._target.parent.is_dir():
-            raise UserError(f"{self._target}: directory {self._target.parent} does not exist")
+            return
+        refuse_special(self._target, "-o")
 
     def _open_next(self, part: _Part, generation: int) -> None:
         if self._directory:
             number = f"{generation:06d}-{len(part.files):05d}" if self._staged else f"{len(part.files):05d}"
             target = self._target / f"part-{number}.{'parquet' if self._kind == 'parquet' else 'csv'}"
         else:
-            target = self._target
+            target = resolved(self._target)
         mark = "" if self._staged else f".{os.getpid()}"
         part.files.append(_OpenFile(self._kind, target, self._schema, self._ids, target.with_name(f".{target.name}{mark}.tmp")))
 
@@ -210,7 +221,7 @@ class FileSink:
         try:
             if not part.files or (self._directory and part.files[-1].bytes >= FILE_BYTES):
                 if part.files:
-                    part.files[-1].finish()
+                    part.files[-1].finish(self._run_id)
                 self._open_next(part, generation)
             part.files[-1].write(table, digest)
         except OSError as error:
@@ -224,11 +235,10 @@ class FileSink:
         self._finish(part)
         return [file.temporary for file in part.files]
 
-    @staticmethod
-    def _finish(part: _Part, whole: dict[str, Any] | None = None) -> None:
+    def _finish(self, part: _Part, whole: dict[str, Any] | None = None) -> None:
         for file in part.files:
             with writing(file.target):
-                file.finish(whole)
+                file.finish(self._run_id, whole)
 
     def sync(self, files: Sequence[Path]) -> None:
         for path in files:

@@ -10,15 +10,16 @@ A background thread reads up to two batches ahead; Arrow releases the GIL while 
 from __future__ import annotations
 
 import bisect
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swjoin.config.run import QueryConfig, StreamConfig
 from swjoin.connectors.files.formats import (
+    Described,
     common_schema,
     file_format,
-    is_untyped,
     list_files,
     place_in,
     read_batches,
@@ -26,6 +27,7 @@ from swjoin.connectors.files.formats import (
     refuse_mixed_times,
     refusing,
     row_count,
+    unread_text,
 )
 from swjoin.connectors.files.read_ahead import ReadAhead
 from swjoin.connectors.row_encoder import StreamView, Tuples, describe_streams, settle_types
@@ -46,20 +48,18 @@ class FileSource:
         self,
         config: StreamConfig,
         files: list[Path],
-        described: tuple[pa.Schema, Path],
+        described: Described,
         view: StreamView,
         keys: KeyEncoder,
-        *,
-        untyped: bool = False,
     ) -> None:
-        """described: the columns, and which file they are read from. untyped: CSV files without rows, whose columns have no
-        types of their own."""
+        """described: with types for all columns that are read."""
         self.config = config
-        self.untyped = untyped
+        self.untyped = described.untyped
+        self.unread = unread_text(Path(config.path or ""))
         self.codec = view.codec
         self.files = files
         self.rows_total = _rows_total(files)
-        self._schema, self._describer = described
+        self._schema, self._describer = described.schema, described.file
         self._columns = view.columns
         self._keys = keys
         self._starts: list[int] = []
@@ -128,6 +128,8 @@ class FileSource:
                     yield index, batch.slice(start, BATCH_ROWS)
 
     def _check_schema(self, path: Path) -> None:
+        import pyarrow as pa
+
         schema = read_schema(path)
         for name in self._columns:
             count = schema.names.count(name)
@@ -135,7 +137,7 @@ class FileSource:
                 there = "missing" if not count else f"there {count} times"
                 raise UserError(f"{path}: column {name} is {there}, {self._describer.name} has it once")
             mine, theirs = self._schema.field(name).type, schema.field(name).type
-            if mine != theirs and file_format(path) != "CSV":
+            if mine != theirs and not pa.types.is_null(theirs) and file_format(path) != "CSV":
                 raise UserError(f"{path}: column {name} is {theirs}, in {self._describer.name} it is {mine}")
 
     def _convert(self, batch: pa.RecordBatch) -> SourceBatch:
@@ -175,19 +177,15 @@ def open_sources(
     """
     files = [list_files(Path(config.path or "")) for config in (left, right)]
     described = [common_schema(found) for found in files]
-    for config, (schema, path) in zip((left, right), described, strict=True):
-        refuse_mixed_times(path, schema, config.time)
-    untyped = [file_format(path) == "CSV" and is_untyped(schema) for schema, path in described]
-    found_types = [schema for schema, _ in described]
-    settled = settle_types((left, right), found_types, untyped)
-    schemas = [own if none else found for own, found, none in zip(settled, found_types, untyped, strict=True)]
+    for config, d in zip((left, right), described, strict=True):
+        refuse_mixed_times(d.file, d.schema, config.time)
+    strings = [file_format(d.file) == "CSV" for d in described]
+    schemas = settle_types((left, right), [d.schema for d in described], strings)
     views, encoder = describe_streams(
         (left, schemas[0]), (right, schemas[1]), carry=carry_payload, time_is_ts=time_is_ts, packed=True, query=query
     )
     sources = [
-        FileSource(config, found, (schema, path), view, encoder, untyped=none)
-        for config, found, schema, (_, path), view, none in zip(
-            (left, right), files, schemas, described, views, untyped, strict=True
-        )
+        FileSource(config, found, dataclasses.replace(d, schema=schema), view, encoder)
+        for config, found, d, schema, view in zip((left, right), files, described, schemas, views, strict=True)
     ]
     return sources[0], sources[1], encoder

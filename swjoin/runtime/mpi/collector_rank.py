@@ -8,6 +8,7 @@ Stays out: what the collector decides (`cluster.collector`), its files (`runtime
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import platform
 import signal
@@ -70,6 +71,7 @@ class CollectorRank(Rank):
                     f"serve.listen {serve.listen}: the collector is on {host}, the master on {setup['host']}; listen where "
                     f"they reach each other, with certificate, private_key and token_file, or give both the same host"
                 )
+            self.job = dataclasses.replace(self.job, run_id=setup["run_id"])  # ranks that somebody else started have their own
             shell = self._shell = CollectorShell(self.job, plan, RunClock())
             shell.ranks = rank_roles(channel.size, host if host == setup["host"] else "")
             return {"results": None if shell.offered is None else shell.offered.location}

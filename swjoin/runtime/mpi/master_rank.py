@@ -80,6 +80,7 @@ class MasterRank(Rank):
         self._first_read_s: float | None = None
         self._began_s: float | None = None
         self._failed_s: float | None = None  # when a death was noticed, until the run goes on
+        self._warnings_s = 0.0  # that looking for warnings took
         self._resumed_tuples = 0  # read before this process
         self._delivered_then = 0  # tuples, when it was
 
@@ -95,7 +96,8 @@ class MasterRank(Rank):
             plan = base64.b64encode(shell.output_plan().to_bytes()).decode()
             layouts = [None if layout is None else [layout.fixed_bytes, layout.has_var] for layout in shell.layouts]
             where = None if shell.where is None else program_out(shell.where)
-            return {"plan": plan, "layouts": layouts, "where": where, "host": platform.node()}
+            named = {"host": platform.node(), "run_id": self.job.run_id}
+            return {"plan": plan, "layouts": layouts, "where": where, **named}
 
         agree(channel, MASTER, open_shell)
         results = agree(channel, COLLECTOR, None)["results"]
@@ -144,6 +146,9 @@ class MasterRank(Rank):
         )
         if not stopped:
             check_ledger(report)
+            began_s = time.monotonic()
+            add_warnings(report, self.job, shell.sources)  # before the collector closes the result files, which carry them
+            self._warnings_s = time.monotonic() - began_s
         channel.send_json({"proof": None if stopped else proof_of(report)}, COLLECTOR, VERDICT)
         channel.wait(COLLECTOR, VERDICT)
         channel.farewell(BYE)
@@ -191,13 +196,12 @@ class MasterRank(Rank):
         """Everything is written and closed."""
         now = time.monotonic()
         report["wall_s"] = now - self.started_s
-        report["join_s"] = now - (self._first_read_s or now)
+        report["join_s"] = 0.0 if self._first_read_s is None else now - self._first_read_s - self._warnings_s
         tuples = sum(report["input"][name]["tuples"] for name in ("left", "right")) - self._resumed_tuples
         report["input_tuples_per_s"] = tuples / report["join_s"] if report["join_s"] > 0 else 0.0
         if self._complete_report is not None:
             self._complete_report(report, self.job)
         assert self._shell is not None
-        add_warnings(report, self.job, self._shell.sources)
         publish(self.job, report)
         self._shell.forget_checkpoints()
 
