@@ -13,7 +13,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from swjoin.cluster.master.controller import _LEGAL
 from tests.conftest import ROOT
+from tests.project.test_layout import FLOORS
 
 SEMANTICS = (ROOT / "docs" / "semantics.md").read_text()
 DOCUMENTS = [
@@ -125,6 +127,29 @@ def test_every_module_is_on_the_map() -> None:
     assert text == page.modules(), "write it anew: python docs/mkdocs/modules.py"
     for found in (ROOT / "swjoin").rglob("*.py"):
         assert found.name in ("__init__.py", "__main__.py") or f"](../{found.relative_to(ROOT)})" in text, found
+
+
+def test_the_map_has_the_floors_of_the_layout_test() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text().split("## Nine floors")[1].split("\n## ")[0]
+    named = re.findall(r"(?m)^(\d)\. ((?:`\w+`(?:, )?)+):", text)
+    assert [int(number) for number, _ in named] == list(range(1, len(FLOORS) + 1))
+    assert [set(re.findall(r"\w+", rooms)) for _, rooms in named] == [set(rooms) for rooms in FLOORS]
+
+
+def test_the_map_is_short_and_links_every_mechanism() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    assert len(text.splitlines()) <= 250
+    pages = {p.name for p in (ROOT / "docs" / "mechanisms").glob("*.md")}
+    assert set(re.findall(r"\]\(mechanisms/([\w-]+\.md)\)", text)) == pages
+
+
+def test_the_states_of_a_move_are_those_of_the_controller() -> None:
+    """The table is that of the code, and the diagram above it names the same states."""
+    text = (ROOT / "docs" / "mechanisms" / "state-movement.md").read_text()
+    rows = re.findall(r"(?m)^\| (\w+) \| (\w+) \| ", text)[1:]
+    assert set(rows) == {(str(a), str(b)) for a, after in _LEGAL.items() for b in after}
+    diagram = text.split("```text\n")[1].split("```")[0]
+    assert set(re.findall(r"[a-z]+", diagram)) == {str(phase) for phase in _LEGAL}
 
 
 def test_commands_in_the_readme_are_known() -> None:
