@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -95,22 +96,45 @@ def test_the_examples_of_the_api_print_what_they_say(
     assert capsys.readouterr().out.splitlines() == said
 
 
-def test_the_five_lines_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def trips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The files of the first examples, in the working directory: one pair matches."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "payments.csv").write_text("user_id,paid_at\n7,2024-01-01 01:00:00\n7,2024-01-01 03:00:00\n")
+    rows = {"user_id": [7, 8], "started": [np.datetime64("2024-01-01T00:00:00", "us")] * 2}
+    pq.write_table(pa.table(rows), tmp_path / "trips.parquet")
+    return tmp_path
+
+
+def test_the_lines_of_python_in_the_readme(trips: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert code is not None
-    monkeypatch.chdir(tmp_path)
-    for name, column in (("trips", "started"), ("payments", "paid_at")):
-        (tmp_path / f"{name}.csv").write_text(f"user_id,{column}\n7,2024-01-01 00:00:00\n")
-    namespace: dict[str, Any] = {}
-    exec(code[1].replace(".parquet", ".csv"), namespace)
-    assert namespace["pairs"].num_rows == 1
+    exec(code[1], {})
+    assert capsys.readouterr().out == "1 True\n"
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/joining-files.md", "docs/index.md"])
+def test_the_first_join_on_the_command_line(name: str, trips: Path, swjoin: Any) -> None:
+    text = (ROOT / name).read_text().replace("\\\n", "")
+    commands = re.findall(r"(?m)^    swjoin (join .*)$", text)
+    assert commands
+    for command in commands:
+        done = swjoin(*shlex.split(command))
+        assert done.code == 0, done.err
+        assert pq.read_table(trips / "pairs.parquet").num_rows == 1
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_and_paths_exist(path: Path) -> None:
     text = path.read_text()
-    for link in re.findall(r"\]\((?!https:)([^)#]+)\)", text):
-        assert (path.parent / link).exists(), link
+    for link, anchor in re.findall(r"\]\((?!https:)([^)#]*)(?:#([^)]+))?\)", text):
+        target = path.parent / link if link else path
+        assert target.exists(), link
+        if anchor:
+            headings = re.findall(r"(?m)^#+ (.*)$", target.read_text())
+            assert anchor in {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}, (
+                anchor
+            )
     for name in re.findall(r"`((?:swjoin|plots|tests|docs|mpi_configs|benchmarks)/[\w./]+)`", text):
         assert (ROOT / name).exists(), name
 
@@ -152,18 +176,19 @@ def test_the_states_of_a_move_are_those_of_the_controller() -> None:
     assert set(re.findall(r"[a-z]+", diagram)) == {str(phase) for phase in _LEGAL}
 
 
-def test_commands_in_the_readme_are_known() -> None:
+def test_commands_in_documents_are_known() -> None:
     from swjoin.cli.main import build_parser
 
-    words = set(re.findall(r"(?m)^    (?:\./run\.sh )?swjoin (\w+)", (ROOT / "README.md").read_text()))
     parser = build_parser()
-    known = next(a for a in parser._actions if a.dest == "command").choices
-    assert words
-    assert words <= set(known or {})
+    known = set(next(a for a in parser._actions if a.dest == "command").choices or {})
     script = (ROOT / "run.sh").read_text()
-    pages = (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
-    for word in set(re.findall(r"(?m)^    \./run\.sh (\w+)", pages)):
-        assert re.search(rf"(?m)^  (?:\w+ \| )*{word}(?: \| [\w-]+)*\)", script), word
+    for path in DOCUMENTS:
+        text = path.read_text()
+        words = set(re.findall(r"(?m)^(?:    |\$ )(?:\./run\.sh )?swjoin (\w+)", text))
+        assert words <= known, path
+        assert words or path != ROOT / "README.md"
+        for word in set(re.findall(r"(?m)^(?:    |\$ )\./run\.sh (\w+)", text)):
+            assert re.search(rf"(?m)^  (?:\w+ \| )*{word}(?: \| [\w-]+)*\)", script), f"{path.name}: {word}"
 
 
 def test_contributing_has_every_marker() -> None:
