@@ -160,6 +160,12 @@ def test_the_map_has_the_floors_of_the_layout_test() -> None:
     assert [set(re.findall(r"\w+", rooms)) for _, rooms in named] == [set(rooms) for rooms in FLOORS]
 
 
+def test_the_landing_page_links_every_page() -> None:
+    docs = ROOT / "docs"
+    linked = {(docs / link).resolve() for link in re.findall(r"\]\(([^)#]+)\)", (docs / "index.md").read_text())}
+    assert set(docs.rglob("*.md")) - {docs / "index.md", docs / "reproduction" / "notes.md"} <= linked
+
+
 def test_the_map_is_short_and_links_every_mechanism() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     assert len(text.splitlines()) <= 250
