@@ -166,6 +166,22 @@ def test_the_landing_page_links_every_page() -> None:
     assert set(docs.rglob("*.md")) - {docs / "index.md", docs / "reproduction" / "notes.md"} <= linked
 
 
+def test_titles_are_noun_phrases() -> None:
+    """As far as a test can tell: no sentences, no clauses; decisions carry the number of their file."""
+    pages = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name != "reproduction"]
+    titles = {page: page.read_text().split("\n", 1)[0] for page in pages}
+    for page, title in titles.items():
+        assert title.startswith("# "), page
+        assert not re.search(r"(?i)[.?!]$|\b(is|are|was|has|have|what|who|how|when|nobody|everybody)\b", title), (
+            f"{page.name}: {title}"
+        )
+        if page.parent.name == "decisions":
+            assert title.startswith(f"# {page.name[:3]}: "), page
+    index = (ROOT / "docs" / "index.md").read_text()
+    for link, said in re.findall(r"\| \[\d+\]\((decisions/[\w.-]+)\) \| (.*) \|", index):
+        assert titles[ROOT / "docs" / link] == f"# {link[10:13]}: {said}"
+
+
 def test_the_map_is_short_and_links_every_mechanism() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     assert len(text.splitlines()) <= 250
