@@ -166,6 +166,37 @@ def test_the_landing_page_links_every_page() -> None:
     assert set(docs.rglob("*.md")) - {docs / "index.md", docs / "reproduction" / "notes.md"} <= linked
 
 
+WRAPPED = [
+    path
+    for path in DOCUMENTS
+    if path.name not in ("CHANGELOG.md", "modules.md", "reproduction.md", "notes.md")  # generated, or parts of generated pages
+]
+
+
+def wide_lines(text: str, width: int = 120) -> list[str]:
+    """Lines of prose that are wider: no code, no tables, nothing that is one link or one code span."""
+    text = re.sub(r"(?ms)^( *)```.*?^\1```$", "", text)
+    found = []
+    for block in re.split(r"\n\s*\n", text):
+        if block.startswith("    "):
+            continue
+        lines = [line for line in block.split("\n") if len(line) > width and not line.lstrip().startswith("|")]
+        found += [line for line in lines if " " in re.sub(r"!?\[[^\]]*\]\([^)]*\)|`[^`]*`", "x", line.strip()).lstrip("-* ")]
+    return found
+
+
+@pytest.mark.parametrize("path", WRAPPED, ids=lambda p: str(p.relative_to(ROOT)))
+def test_prose_is_wrapped(path: Path) -> None:
+    assert wide_lines(path.read_text()) == []
+
+
+def test_what_counts_as_wide() -> None:
+    long = "word " * 25
+    assert wide_lines(f"a\n\n{long}\n") == [long]
+    assert wide_lines(f"- a\n  {long}\n") == [f"  {long}"]
+    assert wide_lines(f"```sh\n{long}\n```\n\n    {long}\n\n| {long} |\n\n- [{long}](a.md)\n") == []
+
+
 def test_titles_are_noun_phrases() -> None:
     """As far as a test can tell: no sentences, no clauses; decisions carry the number of their file."""
     pages = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name != "reproduction"]
