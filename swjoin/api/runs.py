@@ -95,7 +95,7 @@ class Run:
 
     @cached_property
     def report(self) -> dict[str, Any]:
-        """run.json: what was run, ledger, count, digest, throughput, production delay, memory (README.md, "Reading a run")."""
+        """run.json: what was run, ledger, count, digest, throughput, production delay, memory (docs/runs.md)."""
         from swjoin.connectors.files.run_folder import read_report
 
         return read_report(self.path)

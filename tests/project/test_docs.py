@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from swjoin.cluster.master.controller import _LEGAL
 from tests.conftest import ROOT
+from tests.project.test_layout import FLOORS
 
 SEMANTICS = (ROOT / "docs" / "semantics.md").read_text()
 DOCUMENTS = [
@@ -93,24 +96,52 @@ def test_the_examples_of_the_api_print_what_they_say(
     assert capsys.readouterr().out.splitlines() == said
 
 
-def test_the_five_lines_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def trips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The files of the first examples, in the working directory: one pair matches."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "payments.csv").write_text("user_id,paid_at\n7,2024-01-01 01:00:00\n7,2024-01-01 03:00:00\n")
+    rows = {"user_id": [7, 8], "started": [np.datetime64("2024-01-01T00:00:00", "us")] * 2}
+    pq.write_table(pa.table(rows), tmp_path / "trips.parquet")
+    return tmp_path
+
+
+def test_the_lines_of_python_in_the_readme(trips: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert code is not None
-    monkeypatch.chdir(tmp_path)
-    for name, column in (("trips", "started"), ("payments", "paid_at")):
-        (tmp_path / f"{name}.csv").write_text(f"user_id,{column}\n7,2024-01-01 00:00:00\n")
-    namespace: dict[str, Any] = {}
-    exec(code[1].replace(".parquet", ".csv"), namespace)
-    assert namespace["pairs"].num_rows == 1
+    exec(code[1], {})
+    assert capsys.readouterr().out == "1 True\n"
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/joining-files.md", "docs/index.md"])
+def test_the_first_join_on_the_command_line(name: str, trips: Path, swjoin: Any) -> None:
+    text = (ROOT / name).read_text().replace("\\\n", "")
+    commands = re.findall(r"(?m)^    swjoin (join .*)$", text)
+    assert commands
+    for command in commands:
+        done = swjoin(*shlex.split(command))
+        assert done.code == 0, done.err
+        assert pq.read_table(trips / "pairs.parquet").num_rows == 1
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_and_paths_exist(path: Path) -> None:
     text = path.read_text()
-    for link in re.findall(r"\]\((?!https:)([^)#]+)\)", text):
-        assert (path.parent / link).exists(), link
+    for link, anchor in re.findall(r"\]\((?!https:)([^)#]*)(?:#([^)]+))?\)", text):
+        target = path.parent / link if link else path
+        assert target.exists(), link
+        if anchor:
+            headings = re.findall(r"(?m)^#+ (.*)$", target.read_text())
+            assert anchor in {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}, (
+                anchor
+            )
     for name in re.findall(r"`((?:swjoin|plots|tests|docs|mpi_configs|benchmarks)/[\w./]+)`", text):
         assert (ROOT / name).exists(), name
+    if path.name in ("CHANGELOG.md", "tutorial.md", "tutorial-cluster.md"):
+        return  # of files as they were, and of the reader's own
+    known = {file.name for room in ("swjoin", "tests", "plots", "benchmarks", "docs") for file in (ROOT / room).rglob("*.py")}
+    for name in re.findall(r"`(?:[\w.]+/)*(\w+\.py)`", text):
+        assert name in known, name
 
 
 def test_every_module_is_on_the_map() -> None:
@@ -127,18 +158,95 @@ def test_every_module_is_on_the_map() -> None:
         assert found.name in ("__init__.py", "__main__.py") or f"](../{found.relative_to(ROOT)})" in text, found
 
 
-def test_commands_in_the_readme_are_known() -> None:
+def test_the_map_has_the_floors_of_the_layout_test() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text().split("## Nine floors")[1].split("\n## ")[0]
+    named = re.findall(r"(?m)^(\d)\. ((?:`\w+`(?:, )?)+):", text)
+    assert [int(number) for number, _ in named] == list(range(1, len(FLOORS) + 1))
+    assert [set(re.findall(r"\w+", rooms)) for _, rooms in named] == [set(rooms) for rooms in FLOORS]
+
+
+def test_the_landing_page_links_every_page() -> None:
+    docs = ROOT / "docs"
+    linked = {(docs / link).resolve() for link in re.findall(r"\]\(([^)#]+)\)", (docs / "index.md").read_text())}
+    assert set(docs.rglob("*.md")) - {docs / "index.md", docs / "reproduction" / "notes.md"} <= linked
+
+
+WRAPPED = [
+    path
+    for path in DOCUMENTS
+    if path.name not in ("CHANGELOG.md", "modules.md", "reproduction.md", "notes.md")  # generated, or parts of generated pages
+]
+
+
+def wide_lines(text: str, width: int = 120) -> list[str]:
+    """Lines of prose that are wider: no code, no tables, nothing that is one link or one code span."""
+    text = re.sub(r"(?ms)^( *)```.*?^\1```$", "", text)
+    found = []
+    for block in re.split(r"\n\s*\n", text):
+        if block.startswith("    "):
+            continue
+        lines = [line for line in block.split("\n") if len(line) > width and not line.lstrip().startswith("|")]
+        found += [line for line in lines if " " in re.sub(r"!?\[[^\]]*\]\([^)]*\)|`[^`]*`", "x", line.strip()).lstrip("-* ")]
+    return found
+
+
+@pytest.mark.parametrize("path", WRAPPED, ids=lambda p: str(p.relative_to(ROOT)))
+def test_prose_is_wrapped(path: Path) -> None:
+    assert wide_lines(path.read_text()) == []
+
+
+def test_what_counts_as_wide() -> None:
+    long = "word " * 25
+    assert wide_lines(f"a\n\n{long}\n") == [long]
+    assert wide_lines(f"- a\n  {long}\n") == [f"  {long}"]
+    assert wide_lines(f"```sh\n{long}\n```\n\n    {long}\n\n| {long} |\n\n- [{long}](a.md)\n") == []
+
+
+def test_titles_are_noun_phrases() -> None:
+    """As far as a test can tell: no sentences, no clauses; decisions carry the number of their file."""
+    pages = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name != "reproduction"]
+    titles = {page: page.read_text().split("\n", 1)[0] for page in pages}
+    for page, title in titles.items():
+        assert title.startswith("# "), page
+        assert not re.search(r"(?i)[.?!]$|\b(is|are|was|has|have|what|who|how|when|nobody|everybody)\b", title), (
+            f"{page.name}: {title}"
+        )
+        if page.parent.name == "decisions":
+            assert title.startswith(f"# {page.name[:3]}: "), page
+    index = (ROOT / "docs" / "index.md").read_text()
+    for link, said in re.findall(r"\| \[\d+\]\((decisions/[\w.-]+)\) \| (.*) \|", index):
+        assert titles[ROOT / "docs" / link] == f"# {link[10:13]}: {said}"
+
+
+def test_the_map_is_short_and_links_every_mechanism() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    assert len(text.splitlines()) <= 250
+    pages = {p.name for p in (ROOT / "docs" / "mechanisms").glob("*.md")}
+    assert set(re.findall(r"\]\(mechanisms/([\w-]+\.md)\)", text)) == pages
+
+
+def test_the_states_of_a_move_are_those_of_the_controller() -> None:
+    """The table is that of the code, and the diagram above it names the same states."""
+    text = (ROOT / "docs" / "mechanisms" / "state-movement.md").read_text()
+    rows = re.findall(r"(?m)^\| (\w+) \| (\w+) \| ", text)[1:]
+    assert set(rows) == {(str(a), str(b)) for a, after in _LEGAL.items() for b in after}
+    diagram = text.split("```text\n")[1].split("```")[0]
+    assert set(re.findall(r"[a-z]+", diagram)) == {str(phase) for phase in _LEGAL}
+
+
+def test_commands_in_documents_are_known() -> None:
     from swjoin.cli.main import build_parser
 
-    words = set(re.findall(r"(?m)^    (?:\./run\.sh )?swjoin (\w+)", (ROOT / "README.md").read_text()))
     parser = build_parser()
-    known = next(a for a in parser._actions if a.dest == "command").choices
-    assert words
-    assert words <= set(known or {})
+    known = set(next(a for a in parser._actions if a.dest == "command").choices or {})
     script = (ROOT / "run.sh").read_text()
-    pages = (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
-    for word in set(re.findall(r"(?m)^    \./run\.sh (\w+)", pages)):
-        assert re.search(rf"(?m)^  (?:\w+ \| )*{word}(?: \| [\w-]+)*\)", script), word
+    for path in DOCUMENTS:
+        text = path.read_text()
+        words = set(re.findall(r"(?m)^(?:    |\$ )(?:\./run\.sh )?swjoin (\w+)", text))
+        assert words <= known, path
+        assert words or path != ROOT / "README.md"
+        for word in set(re.findall(r"(?m)^(?:    |\$ )\./run\.sh (\w+)", text)):
+            assert re.search(rf"(?m)^  (?:\w+ \| )*{word}(?: \| [\w-]+)*\)", script), f"{path.name}: {word}"
 
 
 def test_contributing_has_every_marker() -> None:

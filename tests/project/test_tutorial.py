@@ -1,6 +1,7 @@
-"""docs/tutorial.md is true: its files are written, its commands run in order, and what they print is what it says.
+"""The tutorials are true: their files are written, their commands run in order, and print what the page shows.
 
-The installation is test_newcomer's. A line `...` in an output stands for any lines.
+docs/tutorial.md needs neither Java nor MPI, docs/tutorial-cluster.md both. The installation is test_newcomer's. A line `...` in
+an output stands for any lines.
 """
 
 from __future__ import annotations
@@ -17,8 +18,14 @@ import pytest
 from tests.conftest import ROOT
 from tests.support.limits import LONG_S, PROCESS_S
 
-TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
-BLOCKS = re.findall(r'(?ms)^```(\w+)(?: title="([\w.]+)")?\n(.*?)^```$', TUTORIAL)
+FIRST = (ROOT / "docs" / "tutorial.md").read_text()
+CLUSTER = (ROOT / "docs" / "tutorial-cluster.md").read_text()
+FILES = {"python", "yaml", "csv"}
+
+
+def blocks_of(text: str) -> list[tuple[str, str, str]]:
+    """(kind, title, content) of every block."""
+    return re.findall(r'(?ms)^```(\w+)(?: title="([\w.]+)")?\n(.*?)^```$', text)
 
 
 def fits(said: str, found: str) -> bool:
@@ -33,32 +40,30 @@ def test_what_outputs_must_fit() -> None:
     assert not fits("a\n", "a\nb\n")
 
 
-def test_every_block_is_of_a_known_kind() -> None:
-    assert {kind for kind, _, _ in BLOCKS} == {"bash", "console", "python", "yaml"}
-    assert all(title for kind, title, _ in BLOCKS if kind in ("python", "yaml")), "files have names"
-    assert TUTORIAL.count("```") == 2 * len(BLOCKS)
+@pytest.mark.parametrize("text", [FIRST, CLUSTER], ids=["first", "cluster"])
+def test_every_block_is_of_a_known_kind(text: str) -> None:
+    blocks = blocks_of(text)
+    assert {kind for kind, _, _ in blocks} <= {"bash", "console", *FILES}
+    assert all(bool(title) == (kind in FILES) for kind, title, _ in blocks), "files, and nothing else, have names"
+    assert text.count("```") == 2 * len(blocks)
 
 
-@pytest.mark.spark
-@pytest.mark.mpi
-@pytest.mark.long
-@pytest.mark.timeout(LONG_S)
-def test_every_command_prints_what_the_tutorial_says(
-    spark: Any, swjoin: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def run_all(text: str, swjoin: Any, folder: Path) -> int:
+    """Write the files of a tutorial into `folder`, run its commands there; how many there were."""
     commands = 0
-    for kind, title, text in BLOCKS:
+    for kind, title, content in blocks_of(text):
         if title:
-            (tmp_path / title).write_text(text)
+            (folder / title).write_text(content)
         if kind != "console":
             continue
-        command, said = text.split("\n", 1)
+        command, said = content.split("\n", 1)
         program, *argv = shlex.split(command.removeprefix("$ "))
         if program == "swjoin":
             done = swjoin(*argv)
             out = re.sub(r"\x1b\[\d*m", "", done.out)  # mpirun sets colours back at its end
             code, err = done.code, "\n".join(done.err)
+        elif program == "cat":
+            code, out, err = 0, "".join((folder / name).read_text() for name in argv), ""
         else:
             assert program == "python"
             ran = subprocess.run([sys.executable, *argv], capture_output=True, text=True, check=False, timeout=PROCESS_S)
@@ -66,9 +71,23 @@ def test_every_command_prints_what_the_tutorial_says(
         assert code == 0, f"{command}\n{err}"
         assert fits(said, out), f"{command}\n{out}"
         commands += 1
-    assert commands == text_commands()
+    assert commands == len(re.findall(r"(?m)^\$ ", text))
+    return commands
+
+
+def test_the_first_tutorial(swjoin: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    assert run_all(FIRST, swjoin, tmp_path) >= 5
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.spark
+@pytest.mark.mpi
+@pytest.mark.long
+@pytest.mark.timeout(LONG_S)
+def test_the_tutorial_of_a_cluster(spark: Any, swjoin: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    assert run_all(CLUSTER, swjoin, tmp_path) >= 7
     assert (tmp_path / "runs" / "tour" / "plots" / "overview.png").is_file()
-
-
-def text_commands() -> int:
-    return len(re.findall(r"(?m)^\$ ", TUTORIAL))
