@@ -134,10 +134,11 @@ def run_simulate(args: argparse.Namespace) -> int:
 
 def run_calibrate(args: argparse.Namespace) -> int:
     from swjoin.runtime.calibrate import calibrate
-    from swjoin.runtime.costs import save_costs
+    from swjoin.runtime.costs import is_costs, save_costs
+    from swjoin.runtime.outputs import refuse_foreign
 
-    if args.out is not None and not Path(args.out).parent.is_dir():
-        raise UserError(f"-o {args.out}: directory {Path(args.out).parent} does not exist")
+    if args.out is not None:
+        refuse_foreign(Path(args.out), "-o", "file of costs", is_costs)
     costs, fits = calibrate(quick=args.quick, tell=lambda line: print(line, file=sys.stderr, flush=True))
     for name, value in dataclasses.asdict(costs).items():
         print(f"{name:<22} {value if isinstance(value, str) else f'{value:,.4g}'}")
