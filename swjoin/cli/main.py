@@ -17,8 +17,8 @@ import traceback
 from types import FrameType
 from typing import NoReturn
 
-from swjoin.cli.parser import Parser
 from swjoin.errors import SwjoinError
+from swjoin.parser import Parser
 
 TIME_UNITS = ["s", "ms", "us", "ns"]
 HOWS = ["inner", "left", "right", "full", "semi", "anti"]  # as in `oracle`, which is not to be imported here

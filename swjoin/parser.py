@@ -1,4 +1,4 @@
-"""The argument parser of all commands: one line for what is wrong, and words where people put them.
+"""The argument parser of all commands and of the words of run.sh: one line for what is wrong, and words where people put them.
 
 What: `Parser`, an `argparse.ArgumentParser` that suggests the nearest option or command, takes no abbreviations, and lets
 options with several values stand before the positional arguments.
@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **{**options, "allow_abbrev": False})
 
     def error(self, message: str) -> NoReturn:
-        print(f"swjoin: {' '.join(message.split())} (see {self.prog} --help)", file=sys.stderr)
+        print(f"{self.prog.split()[0]}: {' '.join(message.split())} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(2)
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
