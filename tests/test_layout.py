@@ -21,7 +21,7 @@ PACKAGE = ROOT / "swjoin"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # Ground floor first; a room imports only from rooms before it. Rooms in one tuple share a floor.
 FLOORS: list[tuple[str, ...]] = [
-    ("errors", "stale_kernels", "shapes"),
+    ("errors", "stale_kernels", "shapes", "parser"),
     ("batch", "units", "where", "shipped"),
     ("oracle", "storage", "deliveries", "places"),
     ("sections", "hashing"),

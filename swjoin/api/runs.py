@@ -11,7 +11,6 @@ import os
 import tempfile
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from swjoin.batch import Ledger
@@ -19,6 +18,7 @@ from swjoin.config import RunConfig
 from swjoin.errors import RunFailed, UserError
 from swjoin.loading import config_from_plain, load_config
 from swjoin.shipped import given_or_shipped
+from swjoin.units import named_path
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,7 +56,7 @@ def run(
     if out is None:
         kept = tempfile.TemporaryDirectory(prefix="swjoin-run-", ignore_cleanup_errors=True)
         out = kept.name
-    folder = Path(out)
+    folder = named_path(out, "out")
     target = None if settings.sink.kind == "count" else folder / "results"
     job = Job(settings, target, True, folder, None, "swjoin.run")
     if ranks is not None:
@@ -74,7 +74,7 @@ def _config(config: object) -> RunConfig:
     if isinstance(config, Mapping):
         return config_from_plain(dict(config))
     if isinstance(config, (str, os.PathLike)):
-        return load_config(given_or_shipped(Path(config)))
+        return load_config(given_or_shipped(named_path(config, "config")))
     raise UserError(f"config: a {type(config).__name__} is no configuration; give a YAML file, a mapping or a RunConfig")
 
 
@@ -82,7 +82,7 @@ class Run:
     """What a run has left in its directory; read when it is asked for."""
 
     def __init__(self, path: str | os.PathLike[str], *, _kept: object = None) -> None:
-        self.path = Path(path)
+        self.path = named_path(path, "path")
         self._kept = _kept  # a temporary directory, gone with the Run
 
     @staticmethod

@@ -17,8 +17,8 @@ import traceback
 from types import FrameType
 from typing import NoReturn
 
-from swjoin.cli.parser import Parser
 from swjoin.errors import SwjoinError
+from swjoin.parser import Parser
 
 TIME_UNITS = ["s", "ms", "us", "ns"]
 HOWS = ["inner", "left", "right", "full", "semi", "anti"]  # as in `oracle`, which is not to be imported here
@@ -188,7 +188,7 @@ def _add_tail(p: argparse.ArgumentParser) -> None:
     )
     _add_client(p)
     p.add_argument("what", choices=["results", "late", "metrics"], nargs="?", default="results")
-    p.add_argument("--from", dest="start", choices=["start", "now"], default="now", help="where to begin (default now)")
+    p.add_argument("--from", dest="start", choices=["start", "now"], help="where to begin (default now)")
     p.add_argument("--final", action="store_true", help="only what no crash can take back: after each checkpoint")
     p.add_argument("--format", choices=["json", "csv"], help="of lines (default json)")
     p.add_argument("--count", metavar="N", type=int, help="end after so many rows")

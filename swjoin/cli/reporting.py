@@ -13,22 +13,24 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 from swjoin.batch import STREAM_NAMES
 from swjoin.cli.explaining import Setting, diagram, explain
-from swjoin.cli.page import Html, Page, bar, escape, folded, listing, paragraph, picture, pre, table, tiles
+from swjoin.cli.page import BEGINNING, Html, Page, bar, escape, folded, listing, paragraph, picture, pre, table, tiles
 from swjoin.cli.summary import duration_text, size_text
 from swjoin.cli.timeline import closing, read_events, timeline
-from swjoin.errors import UserError
+from swjoin.errors import RunFailed, UserError
 from swjoin.loading import config_from_plain
-from swjoin.runtime.outputs import refuse_inputs
+from swjoin.runtime.outputs import refuse_foreign, refuse_inputs
 from swjoin.runtime.plausibility import report_ranges
 from swjoin.runtime.report import speed_means_something
 from swjoin.runtime.run_folder import not_verifiable, read_metrics, read_report, read_verified
 from swjoin.shapes import is_amount
 from swjoin.shipped import load_figures
+from swjoin.storage import is_standard_output, write_out
 
 _MOST_EVENTS = 300  # lines of the timeline
 _MOST_SVG_BYTES = 1_500_000  # beyond, a figure becomes PNG
@@ -340,15 +342,29 @@ def build(run_dir: Path) -> Page:
     return page
 
 
+def _inputs(report: dict[str, Any]) -> list[Path]:
+    """Files and directories that the run has read, as they were named."""
+    sides = [report["config"].get(name) for name in STREAM_NAMES]
+    named = [side.get(key) for side in sides if isinstance(side, dict) for key in ("path", "watch")]
+    return [Path(name) for name in named if isinstance(name, str) and name]
+
+
+def _is_page(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(BEGINNING)) == BEGINNING.encode()
+
+
 def run_report(args: argparse.Namespace) -> int:
     run_dir = Path(args.dir)
     target = run_dir / "report.html" if args.out is None else Path(args.out)
     names = ("run.json", "verified.json", "simulation.json", "late.parquet", "metrics", "results")
-    refuse_inputs([("-o", target)], [run_dir / name for name in names])
+    refuse_inputs([("-o", target)], [*(run_dir / name for name in names), *_inputs(read_report(run_dir))])
+    refuse_foreign(target, "-o", "page of swjoin report", _is_page)
     text = build(run_dir).text()
     try:
-        target.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"-o {target}: cannot be written ({error.strerror})") from None
-    print(f"{target} ({size_text(len(text.encode()))})")
+        write_out(target, text.encode())
+    except RunFailed as error:
+        raise UserError(f"-o {error}") from None
+    told = sys.stderr if is_standard_output(target) else sys.stdout
+    print(f"{target} ({size_text(len(text.encode()))})", file=told)
     return 0
