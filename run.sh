@@ -8,6 +8,26 @@ python=$venv/bin/python
 
 fail() { printf 'run.sh: %s\n' "$1" >&2; exit "${2:-2}"; }
 
+# only WORD MOST [KNOWN...] -- ARGS...: at most so many words behind WORD, and none but these.
+only() {
+  local word=$1 most=$2 known=() each
+  shift 2
+  while [ "$1" != -- ]; do known+=("$1"); shift; done
+  shift
+  for each in "$@"; do
+    case " ${known[*]} " in *" $each "*) most=$((most - 1)) ;; *) most=-1 ;; esac
+    [ "$most" -ge 0 ] || fail "unexpected word $each behind $word; ./run.sh help lists what it takes"
+  done
+}
+
+only_experiments() {
+  local each
+  for each in "$@"; do
+    case $each in */* | "" | -*) fail "unexpected word $each behind figures; ./run.sh help lists what it takes" ;; esac
+    [ -f "$root/experiments/$each.yaml" ] || fail "unknown experiment $each; experiments/ has them by name"
+  done
+}
+
 usage() {
   cat <<'EOF'
 ./run.sh [main]              the main job: generate two streams with Spark, join them on an MPI cluster, verify, aggregate, plot
@@ -213,11 +233,11 @@ cd "$root"
 word=${1:-main}
 [ $# -gt 0 ] && shift
 case $word in
-  main) need_environment; need_java; main_job "$@" ;;
+  main) only main 1 --tiny -- "$@"; need_environment; need_java; main_job "$@" ;;
   test) need_environment; need_java; want_browser; run_tests "$@" ;;
   long) need_environment; need_java; run_long "$@" ;;
   swjoin) need_environment; cd "$called_from"; exec "$venv/bin/swjoin" "$@" ;;
-  flights) need_environment; flights ;;
+  flights) only flights 0 -- "$@"; need_environment; flights ;;
   bench)
     need_environment
     part=${1:-}
@@ -229,13 +249,20 @@ case $word in
     case $part in peers | spark) need_java ;; esac
     case $part in kinds) part=join_kinds ;; peers) part=peers.run ;; plan) part=plan_vs_reality ;; spark) part=spark_join ;; esac
     exec "$python" -m "benchmarks.$part" "$@" ;;
-  figures) need_environment; figures "$@" ;;
+  figures)
+    case "${1:-} ${2:-}" in
+      "--measure --tiny") only_experiments "${@:3}" ;;
+      "--measure "*) only_experiments "${@:2}" ;;
+      *) only figures 0 -- "$@" ;;
+    esac
+    need_environment; figures "$@" ;;
   chaos) need_environment; exec "$python" -m tests.tools.random_runs "$@" ;;
   soak) need_environment; exec "$python" -m tests.tools.soak.run "$@" ;;
   fuzz) need_environment; exec "$python" -m tests.fuzzing "$@" ;;
-  docs) need_environment; build_docs ;;
-  clean) rm -rf .venv runs build dist site ./*.egg-info .run.lock .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
+  docs) only docs 0 -- "$@"; need_environment; build_docs ;;
+  clean) only clean 0 -- "$@"
+         rm -rf .venv runs build dist site ./*.egg-info .run.lock .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
          find . -name __pycache__ -type d -prune -exec rm -rf {} + ;;
-  help | -h | --help) usage ;;
+  help | -h | --help) only help 0 -- "$@"; usage ;;
   *) fail "unknown word $word; ./run.sh help lists them" ;;
 esac

@@ -11,7 +11,6 @@ import os
 import tempfile
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from swjoin.config.loader import config_from_plain, load_config
@@ -19,6 +18,7 @@ from swjoin.config.run import RunConfig
 from swjoin.core.errors import RunFailed, SwjoinError, UserError
 from swjoin.core.ledger import Ledger
 from swjoin.core.resources import given_or_shipped
+from swjoin.core.units import named_path
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,7 +57,7 @@ def run(
     if out is None:
         kept = tempfile.TemporaryDirectory(prefix="swjoin-run-", ignore_cleanup_errors=True)
         out = kept.name
-    folder = Path(out)
+    folder = named_path(out, "out")
     target = None if settings.sink.kind == "count" else folder / "results"
     job = Job(settings, target, True, folder, None, "swjoin.run")
     if ranks is not None:
@@ -75,7 +75,7 @@ def _config(config: object) -> RunConfig:
     if isinstance(config, Mapping):
         return config_from_plain(dict(config))
     if isinstance(config, (str, os.PathLike)):
-        return load_config(given_or_shipped(Path(config)))
+        return load_config(given_or_shipped(named_path(config, "config")))
     raise UserError(f"config: a {type(config).__name__} is no configuration; give a YAML file, a mapping or a RunConfig")
 
 
@@ -83,7 +83,7 @@ class Run:
     """What a run has left in its directory; read when it is asked for."""
 
     def __init__(self, path: str | os.PathLike[str], *, _kept: object = None) -> None:
-        self.path = Path(path)
+        self.path = named_path(path, "path")
         self._kept = _kept  # a temporary directory, gone with the Run
 
     @staticmethod

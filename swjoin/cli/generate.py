@@ -30,6 +30,8 @@ def run_generate(args: argparse.Namespace) -> int:
     from swjoin.config.loader import workload_from_plain
     from swjoin.spark.generate import generate
 
+    if not 0 <= args.seed < 1 << 63:
+        raise UserError(f"--seed {args.seed}: must be an integer from 0 on, below 2^63")
     plain = {
         "rate_per_s": args.rate,
         "duration": args.duration,

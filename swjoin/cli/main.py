@@ -190,7 +190,7 @@ def _add_tail(p: argparse.ArgumentParser) -> None:
     )
     _add_client(p)
     p.add_argument("what", choices=["results", "late", "metrics"], nargs="?", default="results")
-    p.add_argument("--from", dest="start", choices=["start", "now"], default="now", help="where to begin (default now)")
+    p.add_argument("--from", dest="start", choices=["start", "now"], help="where to begin (default now)")
     p.add_argument("--final", action="store_true", help="only what no crash can take back: after each checkpoint")
     p.add_argument("--format", choices=["json", "csv"], help="of lines (default json)")
     p.add_argument("--count", metavar="N", type=int, help="end after so many rows")

@@ -1,7 +1,7 @@
-"""The argument parser of all commands: one line for what is wrong, and words where people put them.
+"""The argument parser of all commands and of the words of run.sh: one line for what is wrong, and words where people put them.
 
-What: `Parser`, an `argparse.ArgumentParser` that suggests the nearest option or command, takes no abbreviations, and lets
-options with several values stand before the positional arguments.
+What: `Parser`, an `argparse.ArgumentParser` that suggests the nearest option or command, takes no abbreviations and no empty
+values, and lets options with several values stand before the positional arguments.
 Why: `swjoin join --on user a.csv b.csv` is what people type; plain argparse takes all three words for values of `--on`.
 Stays out: which commands and options there are (`cli.main`).
 """
@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **{**options, "allow_abbrev": False})
 
     def error(self, message: str) -> NoReturn:
-        print(f"swjoin: {' '.join(message.split())} (see {self.prog} --help)", file=sys.stderr)
+        print(f"{self.prog.split()[0]}: {' '.join(message.split())} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(2)
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
@@ -51,6 +51,11 @@ class Parser(argparse.ArgumentParser):
         )
         if extra:
             self.error(f"unexpected {'word' if len(extra) == 1 else 'words'} {' '.join(extra)}")
+        for action in self._actions:
+            value = getattr(found, action.dest, None)
+            if (value == "" != action.default) or (not action.option_strings and isinstance(value, list) and "" in value):
+                name = "/".join(action.option_strings) or action.metavar or action.dest
+                self.error(f"argument {name}: the value is empty")  # a path that is empty would be the working directory
         return found, extra
 
     # ------------------------------------------------------------ commands

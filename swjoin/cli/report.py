@@ -13,20 +13,22 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 from swjoin.cli.events import closing, read_events, timeline
 from swjoin.cli.explain import Setting, diagram, explain
-from swjoin.cli.report_html import Html, Page, bar, escape, folded, listing, paragraph, picture, pre, table, tiles
+from swjoin.cli.report_html import BEGINNING, Html, Page, bar, escape, folded, listing, paragraph, picture, pre, table, tiles
 from swjoin.cli.summary import duration_text, size_text
 from swjoin.config.loader import config_from_plain
 from swjoin.connectors.files.run_folder import not_verifiable, read_metrics, read_report, read_verified
-from swjoin.connectors.output_paths import refuse_inputs
+from swjoin.connectors.output_paths import refuse_foreign, refuse_inputs
 from swjoin.core.batch import STREAM_NAMES
-from swjoin.core.errors import UserError
+from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.path_patterns import is_amount
 from swjoin.core.resources import load_figures
+from swjoin.core.storage import is_standard_output, write_out
 from swjoin.runtime.plausibility import report_ranges
 from swjoin.runtime.run_report import speed_means_something
 
@@ -340,15 +342,29 @@ def build(run_dir: Path) -> Page:
     return page
 
 
+def _inputs(report: dict[str, Any]) -> list[Path]:
+    """Files and directories that the run has read, as they were named."""
+    sides = [report["config"].get(name) for name in STREAM_NAMES]
+    named = [side.get(key) for side in sides if isinstance(side, dict) for key in ("path", "watch")]
+    return [Path(name) for name in named if isinstance(name, str) and name]
+
+
+def _is_page(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(BEGINNING)) == BEGINNING.encode()
+
+
 def run_report(args: argparse.Namespace) -> int:
     run_dir = Path(args.dir)
     target = run_dir / "report.html" if args.out is None else Path(args.out)
     names = ("run.json", "verified.json", "simulation.json", "late.parquet", "metrics", "results")
-    refuse_inputs([("-o", target)], [run_dir / name for name in names])
+    refuse_inputs([("-o", target)], [*(run_dir / name for name in names), *_inputs(read_report(run_dir))])
+    refuse_foreign(target, "-o", "page of swjoin report", _is_page)
     text = build(run_dir).text()
     try:
-        target.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"-o {target}: cannot be written ({error.strerror})") from None
-    print(f"{target} ({size_text(len(text.encode()))})")
+        write_out(target, text.encode())
+    except RunFailed as error:
+        raise UserError(f"-o {error}") from None
+    told = sys.stderr if is_standard_output(target) else sys.stdout
+    print(f"{target} ({size_text(len(text.encode()))})", file=told)
     return 0

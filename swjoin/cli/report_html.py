@@ -114,6 +114,12 @@ def picture(data: bytes, kind: str, alt: str) -> Html:
     return Html(f'<img alt="{escape(alt)}" src="data:image/{kind};base64,{base64.b64encode(data).decode()}">')
 
 
+BEGINNING = (  # of every page
+    '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+    '<meta name="viewport" content="width=device-width, initial-scale=1"><title>'
+)
+
+
 @dataclass
 class Page:
     """title: of the window. parts: what stands in the page, from top to bottom."""
@@ -133,8 +139,5 @@ class Page:
         self.parts.append(f'<div class="verdict {escape(kind)}"><b>{escape(headline)}</b>{told}</div>')
 
     def text(self) -> str:
-        head = (
-            '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-            f"<title>{escape(self.title)}</title><style>{_STYLE}</style>"
-        )
-        return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body><main>{"".join(self.parts)}</main></body></html>\n'
+        head = f"{escape(self.title)}</title><style>{_STYLE}</style>"
+        return f"{BEGINNING}{head}</head><body><main>{''.join(self.parts)}</main></body></html>\n"

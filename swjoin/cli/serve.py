@@ -163,6 +163,16 @@ def run_tail(args: argparse.Namespace) -> int:
     out = None if args.out is None else Path(args.out)
     if out is not None and (args.what != "results" or args.format is not None):
         raise UserError("-o: Parquet files of final results; leave --format and other things than results out")
+    if out is not None and (args.start is not None or args.count is not None):
+        option = "--count" if args.start is None else "--from"
+        raise UserError(
+            f"{option}: not with -o, which keeps all rows from the start or from where the folder ends; leave it out"
+        )
+    if args.what != "results" and (args.start is not None or args.final):
+        option = "--final" if args.start is None else "--from"
+        raise UserError(f"{option}: is for results; {args.what} come as they are; leave it out")
+    if args.count is not None and args.count < 1:
+        raise UserError(f"--count {args.count}: must be at least 1")
     state = _Tail(args, out)
     return _patiently(args, state.follow)
 
@@ -176,7 +186,7 @@ class _Tail:
         self._args = args
         self._out = None if out is None else _Generations(out)
         self._rows = 0
-        self._start: Start = args.start
+        self._start: Start = args.start or "now"
         if self._out is not None:
             self._start = self._out.place
 

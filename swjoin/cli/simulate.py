@@ -96,6 +96,9 @@ def run_simulate(args: argparse.Namespace) -> int:
         raise UserError(f"--slaves {args.slaves}: at least one slave is needed")
     if args.host_cores < 0:
         raise UserError(f"--host-cores {args.host_cores}: must not be negative (0: a core for every rank)")
+    limit_us = None if args.limit is None else float(parse_duration_us(args.limit))
+    if limit_us is not None and limit_us <= 0:
+        raise UserError(f"--limit {args.limit}: must be above 0")
     costs = with_changes(load_costs(args.costs), args.changes)
     config = load_config(given_or_shipped(args.config), args.overrides)
     if config.measure.prefill_us:
@@ -122,7 +125,7 @@ def run_simulate(args: argparse.Namespace) -> int:
             reports.append(report)
         print(fed(reports))
         return 0
-    limit_us = _limit_us(config) if args.limit is None else float(parse_duration_us(args.limit))
+    limit_us = _limit_us(config) if limit_us is None else limit_us
     foretold = plan(config, args.slaves, costs, host_cores=args.host_cores, limit_us=limit_us)
     report = forecast(foretold, " ".join(["swjoin", *sys.argv[1:]]))
     _print_rows(forecast_rows(report))
@@ -133,11 +136,12 @@ def run_simulate(args: argparse.Namespace) -> int:
 
 
 def run_calibrate(args: argparse.Namespace) -> int:
+    from swjoin.connectors.output_paths import refuse_foreign
     from swjoin.forecast.calibrate.roles import calibrate
-    from swjoin.forecast.costs import save_costs
+    from swjoin.forecast.costs import is_costs, save_costs
 
-    if args.out is not None and not Path(args.out).parent.is_dir():
-        raise UserError(f"-o {args.out}: directory {Path(args.out).parent} does not exist")
+    if args.out is not None:
+        refuse_foreign(Path(args.out), "-o", "file of costs", is_costs)
     costs, fits = calibrate(quick=args.quick, tell=lambda line: print(line, file=sys.stderr, flush=True))
     for name, value in dataclasses.asdict(costs).items():
         print(f"{name:<22} {value if isinstance(value, str) else f'{value:,.4g}'}")

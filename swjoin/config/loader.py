@@ -29,7 +29,7 @@ from swjoin.config.connectors import LIVE_SOURCES
 from swjoin.config.run import QueryConfig, RunConfig, StreamConfig, WorkloadConfig
 from swjoin.core.errors import UserError
 from swjoin.core.resources import relative_to
-from swjoin.core.units import is_utf8, parse_duration_us, parse_size_bytes
+from swjoin.core.units import is_utf8, named_path, parse_duration_us, parse_size_bytes
 
 LISTEN = "127.0.0.1:8815"
 _MOST_BYTES = 1 << 18  # of a file; reading more would take PyYAML seconds
@@ -37,6 +37,7 @@ _MOST_VALUES = 20_000  # once all aliases are unfolded
 _DEEPEST = 20
 _WORDS = {"yes": True, "on": True, "no": False, "off": False}
 _ALIASES: dict[type, dict[str, str]] = {RunConfig: {"join": "queries"}, StreamConfig: {"on": "key"}}
+_PATHS = {"path", "watch", "directory", "certificate", "private_key", "root_certificate", "token_file"}  # keys of any section
 _MEANT: dict[type, dict[str, str]] = {  # what people write first, and nothing like the key
     StreamConfig: {**dict.fromkeys(("file", "files", "folder", "directory"), "path"), "by": "key", "timestamp": "time"},
     QueryConfig: {"window": "within", "type": "how"},
@@ -123,6 +124,8 @@ def _build(kind: type, data: Any, where: str) -> Any:
         if name in values:
             other = next((k for k in data if k != key and aliases.get(k) == name), name)
             raise UserError(f"{here}: given twice, also as {other}")
+        if name in _PATHS and isinstance(value, str):
+            named_path(value, here)
         if name == "queries" and key == "join":
             values[name] = (_build(QueryConfig, value, here),)
         elif name.endswith(("_us", "_bytes")):
@@ -195,6 +198,8 @@ def apply_overrides(data: dict[str, Any], overrides: list[str]) -> dict[str, Any
         for twin in set(node) - {leaf}:
             if bare(twin) == bare(leaf):
                 del node[twin]
+        if not text.strip():
+            raise UserError(f"--set {item!r}: the value is missing; write {path}=null for what is so without a setting")
         node[leaf] = _parse(text, f"--set {shown(item)}: the value is")
     return merged
 
@@ -268,7 +273,8 @@ def _parse(text: str, where: str) -> Any:
                     return wrong
             return None
         wrong = _not_plain(value)
-        return f"not what can be used here: {path.rstrip('.')}: {wrong}" if wrong else None
+        at = f"{path.rstrip('.')}: " if path else ""  # none for a value alone
+        return f"not what can be used here: {at}{wrong}" if wrong else None
 
     wrong = check(data, "", 0)
     if wrong:

@@ -1,7 +1,7 @@
 """What commands may write: not over an input, by whatever name, and not over a finished run.
 
 What: `check_outputs(job)`, called by every runtime before anything is opened for writing; `refuse_inputs`, `refuse_run`,
-`refuse_files` for commands without a job.
+`refuse_files`, `refuse_foreign` for commands without a job.
 Why: nothing that a user made is destroyed by a mistake in a command line.
 Stays out: writing. Files of results get their names when they are whole (`connectors.files.sink`); what a rename may replace
 (`storage`).
@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from swjoin.config.job import Job, late_target
@@ -24,7 +24,7 @@ from swjoin.connectors.files.late_rows import refuse_other_file
 from swjoin.connectors.files.run_files import RUN_FILES, events_lines
 from swjoin.connectors.files.sink import refuse_results
 from swjoin.core.errors import UserError
-from swjoin.core.storage import refuse_special, resolved
+from swjoin.core.storage import is_stream, refuse_special, resolved
 
 
 def _number(path: Path) -> tuple[int, int] | None:
@@ -98,6 +98,22 @@ def refuse_files(run_dir: Path, names: Iterable[str]) -> None:
             raise UserError(
                 f"{path if os.path.lexists(path) else path.parent}: is there already; choose another --out or remove it"
             )
+
+
+def refuse_foreign(path: Path, words: str, what: str, ours: Callable[[Path], bool]) -> None:
+    """UserError when no file can be written there, or when the one that is there is something else than what is to replace it.
+
+    what: is to be written. ours: whether a file is such. Empty files, and devices that `write_out` writes into, will do.
+    """
+    refuse_special(path, words, streams=True)
+    if is_stream(path) or not path.exists() or path.stat().st_size == 0:
+        return
+    try:
+        replaceable = ours(path)
+    except (OSError, UserError):
+        replaceable = False
+    if not replaceable:
+        raise UserError(f"{words} {path}: is there already, and is no {what}; give another name")
 
 
 def _refuse_same(outputs: list[tuple[str, Path, str]]) -> None:

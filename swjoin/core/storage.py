@@ -109,6 +109,11 @@ def is_stream(path: Path) -> bool:
     return _standard(path) is not None or _is_open_ended(path)
 
 
+def is_standard_output(path: Path) -> bool:
+    """Whether `write_out` writes where this process prints."""
+    return _standard(path) == 1
+
+
 def _standard(path: Path) -> int | None:
     """1 or 2, where `path` leads to what this process has there, such as /dev/stdout, also when that is a file."""
     try:

@@ -1,6 +1,6 @@
 """Durations, sizes and time zones as people write them.
 
-What: `parse_duration_us`, `parse_size_bytes`, `check_time_zone`, how far times may reach; `is_utf8`.
+What: `parse_duration_us`, `parse_size_bytes`, `check_time_zone`, how far times may reach; `is_utf8`, `named_path`.
 Why: `250ms`, `6h` or `1.5MB` mean the same in a file, on a command line and in a call; a number without a unit is refused.
 Stays out: which values are allowed (`config`).
 """
@@ -8,8 +8,10 @@ Stays out: which values are allowed (`config`).
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from fractions import Fraction
+from pathlib import Path
 
 from swjoin.core.errors import UserError
 
@@ -28,6 +30,13 @@ MAX_SIZE_BYTES = 1 << 62
 _LONGEST = 60  # characters of a duration or a size
 _UNITLESS = re.compile(r"[+-]?\d+(?:\.\d+)?", re.ASCII)
 _ZERO = re.compile(r"[+-]?0+(?:\.0+)?", re.ASCII)
+
+
+def named_path(value: str | os.PathLike[str], words: str) -> Path:
+    """UserError for an empty path, which would be the working directory. words: what it is given as."""
+    if not os.fspath(value):
+        raise UserError(f"{words}: the path is empty; write . for the working directory")
+    return Path(value)
 
 
 def _is_zero(kind: str, value: object, units: tuple[str, ...]) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 from swjoin.config.loader import load_plain, shown, word
 from swjoin.core.errors import RunFailed, UserError
-from swjoin.core.storage import write_whole
+from swjoin.core.storage import write_out
 
 
 @dataclass(frozen=True)
@@ -179,11 +179,17 @@ def with_changes(costs: CostModel, changes: list[str]) -> CostModel:
     return dataclasses.replace(costs, **values)
 
 
+def is_costs(path: Path) -> bool:
+    """Whether `save_costs` has written a file. UserError for one that holds no costs."""
+    data = load_plain(path)
+    return "name" in data and bool(costs_from_plain(data, str(path)))
+
+
 def save_costs(costs: CostModel, path: Path) -> None:
     """Write a cost model as YAML. UserError when the file cannot be written."""
     import yaml
 
     try:
-        write_whole(path, yaml.safe_dump(dataclasses.asdict(costs), sort_keys=False).encode())
+        write_out(path, yaml.safe_dump(dataclasses.asdict(costs), sort_keys=False).encode())
     except RunFailed as error:
         raise UserError(f"-o {error}") from None

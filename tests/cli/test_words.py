@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.fuzzing.__main__ import main as fuzz
 from tests.support.limits import LONG_S, PROCESS_S
+from tests.tools.random_runs import main as chaos
+from tests.tools.soak.run import main as soak
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(LONG_S)]
 RUN_SH = (ROOT / "run.sh").read_text()
@@ -172,3 +175,74 @@ def test_a_part_that_does_not_exist_is_refused() -> None:
     done = subprocess.run([ROOT / "run.sh", "bench", "speed"], capture_output=True, text=True, timeout=PROCESS_S, check=False)
     assert done.returncode == 2
     assert done.stderr.strip() == "run.sh: unknown part speed of bench; ./run.sh help lists them"
+
+
+REFUSED = {
+    "main --nonsense": "unexpected word --nonsense behind main; ./run.sh help lists what it takes",
+    "main --tiny --tiny": "unexpected word --tiny behind main; ./run.sh help lists what it takes",
+    "flights --nonsense": "unexpected word --nonsense behind flights; ./run.sh help lists what it takes",
+    "flights extra": "unexpected word extra behind flights; ./run.sh help lists what it takes",
+    "figures nonsense": "unexpected word nonsense behind figures; ./run.sh help lists what it takes",
+    "figures --measure nonsense": "unknown experiment nonsense; experiments/ has them by name",
+    "figures --measure --tiny fig05 ../main": "unexpected word ../main behind figures; ./run.sh help lists what it takes",
+    "figures --measure --nonsense": "unexpected word --nonsense behind figures; ./run.sh help lists what it takes",
+    "docs extra": "unexpected word extra behind docs; ./run.sh help lists what it takes",
+    "help extra": "unexpected word extra behind help; ./run.sh help lists what it takes",
+    "clean extra": "unexpected word extra behind clean; ./run.sh help lists what it takes",
+    "nonsense": "unknown word nonsense; ./run.sh help lists them",
+}
+REFUSED_BY_PYTHON = {
+    "soak nan": "MINUTES must be a number above 0",
+    "soak inf": "MINUTES must be a number above 0",
+    "soak 0": "MINUTES must be a number above 0",
+    "soak 1 --rate nan": "--rate must be a number above 0",
+    "soak 1 --share -1": "--share must be a number above 0",
+    "soak 1 --domain 0": "--domain must be at least 1",
+    "soak 1 --window nonsense": "nonsense",
+    "soak 1 --every 0s": "--every 0s: must be above 0",
+    "soak --nonsense": "unknown option --nonsense",
+    "soak 1 2": "unexpected word 2",
+    "chaos": "the following arguments are required: N",
+    "chaos many": "argument N: invalid int value: 'many'",
+    "chaos 0": "N must be at least 1",
+    "chaos 1 --seed -1": "--seed at least 0",
+    "chaos --simulate 1": "unknown option --simulate; did you mean --simulated?",
+    "fuzz 0": "N and --workers must be at least 1",
+    "fuzz 1 --target nothing": "argument --target: invalid choice: 'nothing'",
+    "fuzz 1 --limit nan": "--limit must be a time above 0",
+    "fuzz --nonsense": "unknown option --nonsense",
+}
+
+
+@pytest.mark.parametrize(("words", "said"), REFUSED.items(), ids=REFUSED)
+def test_words_that_mean_nothing_are_refused(words: str, said: str, tmp_path: Path) -> None:
+    """Before an environment is made, and before anything is removed."""
+    shutil.copy2(ROOT / "run.sh", tmp_path)
+    for name in ("runs/main/run.json", "runs/flights/mine", "experiments/fig05.yaml", "experiments/main.yaml"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    before = sorted(tmp_path.rglob("*"))
+    command = [tmp_path / "run.sh", *words.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"run.sh: {said}\n")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("words", "said"), REFUSED_BY_PYTHON.items(), ids=REFUSED_BY_PYTHON)
+def test_so_are_those_of_words_in_python(
+    words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs" / "soak").mkdir(parents=True)
+    (tmp_path / "runs" / "soak" / "soak.json").write_text("an older soak")
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    word, *argv = words.split()
+    try:
+        code = {"soak": soak, "chaos": chaos, "fuzz": fuzz}[word](argv)
+    except SystemExit as stop:
+        code = stop.code
+    out, err = capfd.readouterr()
+    assert (code, out) == (2, "")
+    assert re.fullmatch(rf"run\.sh: .*{re.escape(said)}.*\n", err), err
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / "runs" / "soak" / "soak.json").read_text() == "an older soak"

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import os
 import sys
 from pathlib import Path
 
+from swjoin.cli.parser import Parser
 from tests.fuzzing.harness import Target, fuzz, work
 
 TARGETS = {
@@ -35,7 +37,7 @@ def make(name: str) -> Target:
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0 only if every input was dealt with as it must be."""
-    parser = argparse.ArgumentParser(prog="run.sh fuzz", description="Mutated inputs; a failing one prints its seed.")
+    parser = Parser(prog="run.sh fuzz", description="Mutated inputs; a failing one prints its seed.")
     parser.add_argument("count", metavar="N", type=int, nargs="?", default=1000, help="inputs per target (default 1000)")
     parser.add_argument("--target", choices=list(TARGETS), help="only this one")
     parser.add_argument("--seed", type=int, default=0, help="first seed (default 0)")
@@ -47,6 +49,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.count < 1 or args.seed < 0 or args.workers < 1:
         parser.error("N and --workers must be at least 1, --seed 0")
+    if not 0 < args.limit < math.inf or args.memory < 0:
+        parser.error("--limit must be a time above 0, --memory at least 0")
     if args.slot is not None:
         work(make(args.target), args.seed, args.count, args.memory << 20, args.slot)
         return 0

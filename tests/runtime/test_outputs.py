@@ -25,6 +25,7 @@ import swjoin as sj
 from swjoin.connectors.files.run_files import RUN_FILES
 from swjoin.core.errors import NotWritten
 from swjoin.core.storage import not_written, replacing, write_out, write_whole
+from swjoin.forecast.costs import PRESETS
 from tests.conftest import ROOT
 from tests.runtime.test_destroyed import PLAIN, TIMES, config, rows, state
 from tests.support.limits import PROCESS_S
@@ -296,3 +297,81 @@ def test_a_run_that_was_killed_is_run_again_in_its_directory(ranks: int | None, 
     done = swjoin("run", path, "--out", out, *on(ranks))
     assert done.code == 0, done.err
     assert json.loads((out / "run.json").read_text())["results"] == report["results"]
+
+
+# ---------------------------------------------------------------- pages and costs
+
+
+@pytest.fixture
+def reported(swjoin: Any, tmp_path: Path) -> Path:
+    """A run over two files, and its page."""
+    side = {"time_unit": "us"}
+    sections = {
+        "left": {"path": str(rows(tmp_path / "a.parquet")), **side},
+        "right": {"path": str(rows(tmp_path / "b.parquet")), **side},
+    }
+    run = tmp_path / "run"
+    assert swjoin("run", config(tmp_path, **sections, **COUNT), "--out", run).code == 0
+    pytest.importorskip("matplotlib")
+    assert swjoin("report", run, "-o", tmp_path / "page.html").code == 0
+    return run
+
+
+def test_a_page_replaces_pages_alone(reported: Path, swjoin: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "notes.html").write_text("<!DOCTYPE html><p>a user's")
+    (tmp_path / "link.html").symlink_to("page.html")
+    a_socket(tmp_path / "socket")
+    for out, text in (
+        ("a.parquet", "is an input"),
+        ("run/metrics/slaves.parquet", "is an input"),
+        ("config.yaml", "is there already, and is no page"),
+        ("notes.html", "is there already, and is no page"),
+        ("run", "is a directory"),
+        ("socket", "is a socket"),
+    ):
+        before = state(tmp_path)
+        done = swjoin("report", reported, "-o", tmp_path / out)
+        assert (done.code, len(done.err)) == (2, 1), done.err
+        assert text in done.err[0]
+        assert state(tmp_path) == before
+    page = (tmp_path / "page.html").read_text()
+    (tmp_path / "page.html").write_text(page[:500])
+    assert swjoin("report", reported, "-o", tmp_path / "link.html").code == 0
+    assert (tmp_path / "link.html").is_symlink()
+    assert (tmp_path / "page.html").read_text() == page
+    monkeypatch.setattr("os.fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "full")))
+    before = state(tmp_path)
+    done = swjoin("report", reported, "-o", tmp_path / "page.html")
+    assert done.code == 2
+    assert "No space left on device" in done.err[0]
+    assert state(tmp_path) == before, "the earlier page is whole"
+
+
+def test_a_page_on_standard_output(reported: Path, swjoin: Any, tmp_path: Path) -> None:
+    (tmp_path / "out.html").symlink_to("/proc/self/fd/1")
+    done = swjoin("report", reported, "-o", tmp_path / "out.html")
+    assert done.code == 0
+    assert done.out.startswith("<!DOCTYPE html>")
+    assert done.out.endswith("</html>\n")
+    assert (tmp_path / "out.html").is_symlink()
+
+
+def test_costs_replace_costs_alone(swjoin: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[str] = []
+    monkeypatch.setattr(
+        "swjoin.forecast.calibrate.roles.calibrate", lambda **_: (measured.append("once"), (PRESETS["modern"], []))[1]
+    )
+    config(tmp_path)
+    (tmp_path / "costs").mkdir()
+    a_fifo(tmp_path / "costs" / "fifo")
+    (tmp_path / "costs" / "list.yaml").write_text("[1, 2]")
+    (tmp_path / "costs" / "none.yaml").write_text("collector_byte_ns: text\n")
+    a_socket(tmp_path / "costs" / "socket")
+    before = state(tmp_path)
+    for out in ("config.yaml", "costs", "costs/list.yaml", "costs/none.yaml", "costs/socket", "no/costs.yaml"):
+        done = swjoin("calibrate", "-o", tmp_path / out)
+        assert (done.code, len(done.err)) == (2, 1), done.err
+        assert state(tmp_path) == before
+    assert measured == [], "refused before anything is measured"
+    for _ in range(2):
+        assert swjoin("calibrate", "-o", tmp_path / "mine.yaml").code == 0

@@ -9,7 +9,6 @@ Stays out: the simulator's mechanics (`runtime.simulator.simulator`).
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from swjoin.cli.parser import Parser
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import RunConfig, to_plain
 from swjoin.connectors.generator.bmodel import payload_bytes
@@ -472,7 +472,7 @@ def recovery_lines(rows: list[dict[str, Any]]) -> list[str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0 only if every run was right."""
-    parser = argparse.ArgumentParser(prog="chaos", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Parser(prog="run.sh chaos", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("count", metavar="N", type=int, help="number of runs")
     parser.add_argument("--simulated", action="store_true", help="in the simulator, in virtual time")
     parser.add_argument("--seed", type=int, default=0, help="first seed (default 0)")
@@ -480,8 +480,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--calm", action="store_true", help="real MPI ranks, random workloads, no failures")
     parser.add_argument("--table", metavar="FILE", type=Path, help="write a row per run there (JSON lines)")
     args = parser.parse_args(argv)
-    if args.count < 1:
-        parser.error("N must be at least 1")
+    if args.count < 1 or args.seed < 0:
+        parser.error("N must be at least 1, and --seed at least 0")
     rows: list[dict[str, Any]] = []
     kinds = (args.kind,) if args.kind else KINDS
     run = (

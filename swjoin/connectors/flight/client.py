@@ -43,6 +43,8 @@ _BACKOFF = (
     ("grpc.min_reconnect_backoff_ms", 10_000),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
+_PLACE = re.compile(r"(\[[^\[\]/]+\]|[^:/\[\]\s]+):\d+/?", re.ASCII)  # HOST:PORT
+_ADDRESSES = "write grpc://HOST:PORT or grpc+tls://HOST:PORT"
 _ERRORS = (pa.ArrowException, flight.FlightError, OSError)  # some calls of Flight complain with the last
 
 
@@ -257,8 +259,13 @@ class Client:
         token_file: str | Path | None = None,
         root_certificate: str | Path | None = None,
     ) -> None:
+        if not isinstance(address, str):
+            raise UserError(f"address: a {type(address).__name__} is no address; {_ADDRESSES}")
         if "://" not in address:
             address = f"grpc://{address}"
+        scheme, _, place = address.partition("://")
+        if scheme != "grpc+unix" and not _PLACE.fullmatch(place):
+            raise UserError(f"{address}: is no address of a run; {_ADDRESSES}")
         options: dict[str, Any] = {"generic_options": list(_BACKOFF)}
         if root_certificate is not None:
             options["tls_root_certs"] = _read(root_certificate, "root certificate")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import signal
@@ -30,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.workloads.expected_results import digest_of_files, expected
+from swjoin.cli.parser import Parser
 from swjoin.config.run import RunConfig, to_plain
 from swjoin.core.errors import SwjoinError, UserError
 from swjoin.core.resources import load_figures
@@ -307,7 +309,7 @@ def check(soak: Soak, report: dict[str, Any], left: dict[str, Any], answer: tupl
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="soak", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="run.sh soak", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "minutes", metavar="MINUTES", nargs="?", type=float, default=30.0, help="length of the streams (default 30)"
     )
@@ -340,8 +342,15 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         "--out", type=Path, default=Path("runs/soak"), help="folder (default runs/soak); an older soak there goes"
     )
     args = parser.parse_args(argv)
-    if args.minutes <= 0 or args.ranks < FEWEST_RANKS:
-        parser.error(f"MINUTES must be above 0, and -n at least {FEWEST_RANKS}")
+    if args.ranks < FEWEST_RANKS:
+        parser.error(f"-n must be at least {FEWEST_RANKS}")
+    for name in ("minutes", "rate", "capacity", "share", "bound"):
+        value = getattr(args, name)
+        if value is not None and not 0 < value < math.inf:
+            parser.error(f"{'MINUTES' if name == 'minutes' else f'--{name}'} must be a number above 0")
+    for name, least in (("most", 0), ("domain", 1), ("groups", 1), ("seed", 0)):
+        if getattr(args, name) < least:
+            parser.error(f"--{name} must be at least {least}")
     return args
 
 
@@ -381,14 +390,22 @@ def _fresh(folder: Path) -> None:
     (folder / "soak.json").write_text("{}\n")
 
 
-def run_soak(args: argparse.Namespace, tell: Callable[[str], None]) -> list[str]:
-    """All of it; what is wrong."""
-    _fresh(args.out)
-    spans = _seconds(args.window), _seconds(args.epoch), _seconds(args.checkpoint)
+def prepare(args: argparse.Namespace) -> tuple[Shape, float]:
+    """The shape, seconds between two kills; an empty folder. UserError before an older soak goes, if anything is wrong."""
+    spans, every_s = (_seconds(args.window), _seconds(args.epoch), _seconds(args.checkpoint)), _seconds(args.every)
+    if every_s <= 0:
+        raise UserError(f"--every {args.every}: must be above 0")
     shape = Shape(*spans, args.domain, parse_size_bytes(args.theta), args.groups, seed=args.seed)
+    shape.config(args.rate or 1000.0, 60 * args.minutes)
+    _fresh(args.out)
+    return shape, every_s
+
+
+def run_soak(args: argparse.Namespace, shape: Shape, every_s: float, tell: Callable[[str], None]) -> list[str]:
+    """All of it; what is wrong."""
     shape, rate, found = choose_rate(args, shape, tell)
     config = shape.config(rate, 60 * args.minutes)
-    soak = Soak(config, args.out, args.ranks, _seconds(args.every), args.seed, args.most, tell)
+    soak = Soak(config, args.out, args.ranks, every_s, args.seed, args.most, tell)
     table = args.table or args.out / "memory.parquet"
     more: dict[str, Any] = {"rate_per_s": rate, **found, "shape": asdict(shape), "cores": os.cpu_count()}
     left: dict[str, Any] = {}
@@ -434,7 +451,12 @@ def main(argv: list[str] | None = None) -> int:
         print(line, flush=True)
 
     try:
-        wrong = run_soak(args, tell)
+        shape, every_s = prepare(args)
+    except UserError as error:
+        print(f"run.sh: {error}", file=sys.stderr)
+        return 2
+    try:
+        wrong = run_soak(args, shape, every_s, tell)
     except (SimulationError, SwjoinError) as error:
         print(f"soak: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
