@@ -8,10 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +28,6 @@ from swjoin.cluster.master.checkpoint_coordinator import Checkpoints
 from swjoin.cluster.master.master import Master
 from swjoin.cluster.messages import CheckpointCompleted, CompleteCheckpoint, PartSaved, PublishResults
 from swjoin.cluster.slave.slave import Slave
-from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain, load_config
 from swjoin.config.run import CheckpointConfig, QueryConfig
 from swjoin.core.batch import PayloadRows, TupleBatch
@@ -41,13 +37,13 @@ from swjoin.core.ids import EpochIndex, QueryId, SlaveId
 from swjoin.core.join_semantics import Bounds
 from swjoin.core.key_encoder import Dictionary
 from swjoin.core.storage import AppendedFile, read_records, write_records
-from swjoin.runtime import in_process
 from swjoin.runtime.simulator.result import SimulationError
 from swjoin.runtime.simulator.storage import MemorySink
 from tests.conftest import ROOT
 from tests.support.cases import CASES, by_name, moving
 from tests.support.limits import PROCESS_S
 from tests.support.planted import complaints
+from tests.support.stopped_runs import _in_pieces, _run, _stopping
 from tests.tools.processes import LaunchedRun
 from tests.tools.random_kills import Ordeal, run_ordeal
 from tests.tools.random_runs import Scenario, run_simulated
@@ -251,43 +247,6 @@ def test_what_is_dead_matches_nothing_to_come(bounds: tuple[int, int]) -> None:
 
 
 # ---------------------------------------------------------------- in one process: stop and go on
-
-
-class _After(threading.Event):
-    """A request to stop that comes after it has been asked for so often."""
-
-    def __init__(self, times: int) -> None:
-        super().__init__()
-        self._times = times
-
-    def is_set(self) -> bool:
-        self._times -= 1
-        return self._times < 0
-
-
-def _stopping(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    @contextmanager
-    def signals(job: Job) -> Iterator[threading.Event]:
-        yield _After(times)
-
-    monkeypatch.setattr(in_process, "stop_signals", signals)
-
-
-def _run(config: Any, out: Path, slaves: int, *, resumes: bool = False) -> dict[str, Any]:
-    target = None if config.sink.kind == "count" else out / "results"
-    return in_process.run_local(Job(config, target, True, out, None, "test", resumes), False, slaves)
-
-
-def _in_pieces(config: Any, out: Path, monkeypatch: pytest.MonkeyPatch, slaves: list[int], times: list[int]) -> dict[str, Any]:
-    """Stop again and again, each time going on with another number of slaves; the last time to the end."""
-    report: dict[str, Any] = {"complete": False}
-    for i, (count, after) in enumerate(zip(slaves, [*times, 10**9], strict=True)):
-        _stopping(monkeypatch, after)
-        report = _run(config, out, count, resumes=i > 0)
-        if report["complete"]:
-            break
-        assert report["resumable"]
-    return report
 
 
 @pytest.mark.parametrize("index", range(len(CASES)), ids=[by_name(c) for c in CASES])

@@ -9,7 +9,7 @@ import pytest
 
 import swjoin as sj
 from swjoin.cli.main import build_parser
-from tests.runtime.test_destroyed import PLAIN, TIMES, config, state
+from tests.support.small_files import PLAIN, TIMES, config, state
 
 EMPTY = {
     "join '' b.csv": ["join", "", "b.csv", *TIMES, "--within", "1s", "-o", "count"],

@@ -22,9 +22,9 @@ from swjoin.config.loader import config_from_plain
 from swjoin.connectors.files.run_files import EventsFile
 from swjoin.core.data_messages import RunEvent
 from swjoin.core.errors import UserError
-from swjoin.runtime.in_process import run_local
 from tests.conftest import ROOT
 from tests.support.limits import PROCESS_S
+from tests.support.stored_runs import a_run, write_events
 
 EVENTS = [
     RunEvent(8_250_000, 32, "occupancy", slave=0, amount=0.615, duration_us=412_000, text="supplier"),
@@ -72,26 +72,6 @@ moves          1, 251 KiB
 hold-back      p50 375 ms, p99 375 ms, max 375 ms
 active slaves  1 to 3
 """
-
-
-def write_events(run_dir: Path, events: list[RunEvent]) -> None:
-    file = EventsFile(run_dir)
-    for event in events:
-        file.add(event)
-    file.close()
-
-
-def a_run(folder: Path, slaves: int = 3, **reorganization: Any) -> dict[str, Any]:
-    """A short run with many moves in FOLDER; returns its report."""
-    plain = {
-        "join": {"within": "100ms"},
-        "workload": {"rate": 3000, "duration": "2s", "domain": 1000},
-        "cluster": {"distribution_epoch": "50ms", "partition_count": 12},
-        "reorganization": {"policy": "random", "epoch": "100ms", "random_moves": 2, **reorganization},
-        "sink": {"kind": "count"},
-        "seed": 3,
-    }
-    return run_local(Job(config_from_plain(plain), None, True, folder, None, "test"), False, slaves)
 
 
 def test_events_outlive_a_process_that_is_killed(tmp_path: Path) -> None:

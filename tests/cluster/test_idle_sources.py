@@ -26,9 +26,9 @@ from swjoin.core.batch import RIGHT, SourceBatch
 from swjoin.core.errors import UserError
 from swjoin.core.ids import SlaveId
 from swjoin.runtime.idle_sources import Silence
-from tests.cluster.test_overload import answer_without
 from tests.conftest import ROOT
 from tests.support.limits import PROCESS_S
+from tests.support.overloaded import answer_without
 from tests.support.planted import complaints
 from tests.tools import random_runs
 

@@ -21,7 +21,7 @@ from swjoin.core.join_semantics import Bounds, format_digest, pair_digest
 from swjoin.monitor.host_load import Lateness, RankMeter, machine_report
 from swjoin.runtime.in_process import run_local
 from swjoin.runtime.slow_node import Throttle
-from tests.runtime.test_mpi import command
+from tests.support.commands import command
 from tests.tools.oracle import brute_force
 from tests.tools.random_runs import Scenario, run_simulated
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import duckdb
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from swjoin.cluster.master.master import Master
@@ -22,10 +21,11 @@ from swjoin.config.run import RunConfig
 from swjoin.core.batch import LEFT, RIGHT, PayloadRows, RowLayout, SourceBatch, TupleBatch
 from swjoin.core.errors import SwjoinError
 from swjoin.core.ids import SlaveId
-from swjoin.core.join_semantics import Bounds, format_digest, pair_digest
-from swjoin.runtime.simulator.result import SimulationError, SimulationResult
+from swjoin.core.join_semantics import Bounds
+from swjoin.runtime.simulator.result import SimulationError
 from swjoin.runtime.spill import SpilledBatch, SpillFolder
 from tests.support.limits import PROCESS_S
+from tests.support.overloaded import answer_without, config, shed
 from tests.tools.random_runs import Scenario, run_scenario
 
 POLICIES = [("shed", "oldest"), ("shed", "random"), ("shed", "least_matching"), ("spill", "random")]
@@ -59,10 +59,6 @@ def overloaded(seed: int, policy: str, victims: str, *, crashes: bool = False) -
         plain["checkpoint"] = {"epochs": 3}
         befalls = tuple((int(random.integers(50, 500)), int(random.integers(0, 4))) for _ in range(2))
     return Scenario(seed, config_from_plain(plain), int(random.integers(2, 4)), (rows[0], rows[1]), befalls)
-
-
-def shed(result: SimulationResult) -> int:
-    return sum(result.counts["shed"].values())
 
 
 @pytest.mark.parametrize(("policy", "victims"), POLICIES)
@@ -304,58 +300,9 @@ def test_frequent_keys_of_the_other_stream_match_most() -> None:
 # ---------------------------------------------------------------- real runs
 
 
-def config(tmp_path: Path, speed: float = 0.01, **overload: Any) -> Path:
-    plain = {
-        "join": {"within": "500ms"},
-        "pace": "realtime",
-        "workload": {"rate": 20_000, "duration": "2s", "bias": 0.7, "domain": 20_000, "payload": "16B"},
-        "cluster": {"partition_count": 12, "distribution_epoch": "50ms", "mini_buffer": "512KB"},
-        "module": {"theta": "32KB", "stream_buffer": "32KB"},
-        "nodes": {"node_speed": speed},
-        "measure": {"rush": True},
-        "on_overload": overload,
-        "sink": {"kind": "parquet"},
-    }
-    path = tmp_path / "config.yaml"
-    path.write_text(json.dumps(plain))
-    return path
-
-
 # A delivery costs something by itself, hundredfold at a hundredth of a core: slots are long enough for that, and too short for
 # the tuples.
 LONG_SLOTS = ("--set", "cluster.distribution_epoch=200ms", "--set", "workload.duration=1s")
-
-
-def answer_without(report: dict[str, Any], aside: Path | None, reason: str = "shed") -> tuple[int, str]:
-    """DuckDB's answer for the same streams, without the rows that were written down."""
-    from swjoin.connectors.generator.source import GeneratorSource
-
-    run = config_from_plain(report["config"])
-    sides = []
-    for stream in (LEFT, RIGHT):
-        source = GeneratorSource(run.workload, run.seed, stream, carry_payload=False)
-        parts = []
-        while (batch := source.read()) is not None:
-            parts.append((batch.key, batch.ts, batch.id.astype(np.int64)))
-        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-        if aside is not None:
-            rows = pq.read_table(aside)
-            mine = np.array(rows["stream"].to_pylist()) == ("left", "right")[stream]
-            assert set(rows["reason"].to_pylist()) == {reason}
-            keep = ~np.isin(columns[2], rows["row_id"].to_numpy().astype(np.int64)[mine])
-            assert (~keep).sum() == mine.sum() == report[reason][("left", "right")[stream]]
-            columns = [column[keep] for column in columns]
-        sides.append(columns)
-    import pandas as pd
-
-    database = duckdb.connect()
-    for name, side in zip(("l", "r"), sides, strict=True):
-        database.register(name, pd.DataFrame(dict(zip(("k", "ts", "id"), side, strict=True))))
-    bounds = run.query.bounds
-    query = "select l.id, r.id from l join r on l.k = r.k and r.ts - l.ts between ? and ?"
-    found = database.execute(query, [bounds.lower_us, bounds.upper_us]).fetchnumpy()
-    ids = [np.asarray(column, np.uint64) for column in found.values()]
-    return len(ids[0]), format_digest(pair_digest(ids[0], ids[1]))
 
 
 @pytest.mark.quiet

@@ -29,9 +29,9 @@ from swjoin.connectors.schema import parse_schema
 from swjoin.connectors.source import is_live
 from swjoin.core.batch import LEFT
 from swjoin.core.errors import RunFailed, SwjoinError, UserError
-from tests.connectors.test_producer_merge import late_rows, merged_order
 from tests.support.kafka_cluster import PARTITIONS, MockCluster, Sent
 from tests.support.limits import PROCESS_S
+from tests.support.merged_rows import late_rows, merged_order
 
 COLUMNS = "key: int64, ts: timestamp[us], note: string"
 SCHEMA = parse_schema(COLUMNS, "test")

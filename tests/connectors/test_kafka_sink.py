@@ -25,6 +25,7 @@ from swjoin.connectors.sink import open_sink
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.row_codec import StreamCodec
 from tests.support.kafka_cluster import MockCluster
+from tests.support.kafka_content import content_of, position_of, without_repeats
 
 NUMBERS = itertools.count()
 PLAN = OutputPlan(
@@ -62,29 +63,6 @@ def sink_of(
     sink = open_sink("kafka", folder, PLAN, directory=True, staged=staged, resumes=resumes, kafka=config)
     assert isinstance(sink, KafkaSink)
     return sink
-
-
-def position_of(message: Message) -> tuple[int, int]:
-    headers = dict(message.headers() or [])
-    generation, row = headers["position"].decode().split(".")
-    return int(generation), int(row)
-
-
-def content_of(message: Message) -> bytes:
-    value = message.value()
-    assert isinstance(value, bytes)
-    return value
-
-
-def without_repeats(messages: list[Message]) -> list[Message]:
-    """What the documents tell a consumer to do."""
-    highest: dict[int | None, tuple[int, int]] = {}
-    kept = []
-    for message in messages:
-        if position_of(message) > highest.get(message.partition(), (-1, -1)):
-            highest[message.partition()] = position_of(message)
-            kept.append(message)
-    return kept
 
 
 def ids_of(messages: list[Message]) -> list[int]:

@@ -22,8 +22,8 @@ import pytest
 from swjoin.core.batch import TupleBatch
 from swjoin.core.join_semantics import Bounds, format_digest, pair_digest
 from tests.conftest import ROOT
-from tests.connectors.test_kafka_sink import content_of, without_repeats
 from tests.support.kafka_cluster import PARTITIONS, MockCluster, Sent
+from tests.support.kafka_content import content_of, without_repeats
 from tests.support.limits import PROCESS_S
 from tests.tools.oracle import brute_force
 from tests.tools.processes import ranks_of

@@ -17,9 +17,9 @@ from swjoin.connectors.producer_merge import Merge, MergeClosedError
 from swjoin.core.errors import UserError
 from swjoin.core.ids import BEGIN_OF_TIME_US
 from tests.support.limits import PROCESS_S
+from tests.support.merged_rows import Row, late_rows, merged_order, places_of
 
 PLENTY = 1 << 30
-Row = tuple[str, int]  # lane, number in the lane
 
 
 def batch_of(lane: str, first: int, rows: int) -> pa.RecordBatch:
@@ -39,17 +39,6 @@ def push(merge: Merge, lane: str, times: list[int | None], first: int) -> None:
     merge.push(lane, batch_of(lane, first, len(times)), values, None if valid.all() else valid)
 
 
-def places_of(times: list[int | None]) -> list[int]:
-    """By definition: the highest time of the lane so far."""
-    return np.maximum.accumulate([BEGIN_OF_TIME_US if t is None else t for t in times]).tolist() if times else []
-
-
-def merged_order(lanes: dict[str, list[int | None]]) -> list[Row]:
-    """By definition: by place, then by the lane's name, then as in the lane."""
-    placed = [(place, lane, row) for lane, times in lanes.items() for row, place in enumerate(places_of(times))]
-    return [(lane, row) for _, lane, row in sorted(placed)]
-
-
 def certain(lanes: dict[str, list[int | None]], received: dict[str, int], ended: set[str]) -> list[Row]:
     """By definition: rows received that nothing to come of another lane can come before, in the merged order."""
     places = {lane: places_of(times) for lane, times in lanes.items()}
@@ -61,15 +50,6 @@ def certain(lanes: dict[str, list[int | None]], received: dict[str, int], ended:
         return row < received[lane] and all((place, lane) < (high[other], other) for other in others)
 
     return [row for row in merged_order(lanes) if sure(*row)]
-
-
-def late_rows(times: list[int | None], bound: int) -> list[int]:
-    high, late = BEGIN_OF_TIME_US, []
-    for row, t in enumerate(times):
-        if t is not None and t < high - bound:
-            late.append(row)
-        high = high if t is None else max(high, t)
-    return late
 
 
 LANES = st.dictionaries(

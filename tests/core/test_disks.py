@@ -20,7 +20,7 @@ from swjoin.checkpoint.store import CheckpointFolder
 from swjoin.core.errors import NotWritten
 from swjoin.core.storage import replacing, write_whole
 from tests.conftest import ROOT
-from tests.runtime.test_mpi import command
+from tests.support.commands import command
 
 OPTIONS = ["--on", "k", "--left-time", "t", "--right-time", "t", "--time-unit", "us", "--within", "5ms"]
 

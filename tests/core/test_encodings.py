@@ -23,7 +23,7 @@ from swjoin.core.arrow_views import decoded
 from swjoin.core.join_semantics import JOIN_KINDS
 from swjoin.core.row_sizes import row_bytes
 from swjoin.operators import window_join
-from tests.runtime.test_mpi import command
+from tests.support.commands import command
 
 BASICS: dict[str, Any] = {"left_time": "t", "right_time": "t", "time_unit": "us", "within": "3us"}
 

@@ -17,7 +17,7 @@ import pytest
 
 from swjoin.monitor.status_board import Board
 from swjoin.monitor.web import Server
-from tests.monitor.test_monitoring import Clock, Run, a_board, collector_view, get, key, master_view, plain
+from tests.support.boards import Clock, Run, a_board, collector_view, get, key, master_view, plain
 from tests.support.limits import PROCESS_S
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")

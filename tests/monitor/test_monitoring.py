@@ -40,6 +40,7 @@ from swjoin.monitor.status_board import EVENTS, HISTORY_STEPS, Board
 from swjoin.runtime import shells
 from swjoin.runtime.in_process import run_local
 from tests.conftest import ROOT
+from tests.support.boards import Clock, Run, a_board, collector_view, get, key, master_view, plain
 from tests.support.cases import CASES
 from tests.support.limits import PROCESS_S
 from tests.tools.processes import kill, ranks_of
@@ -72,8 +73,8 @@ def test_hot_keys_of_a_slow_stream_are_exact() -> None:
     assert top["rows"] == len(keys)
     assert top["one_in"] == 1
     assert [k["key"] for k in top["keys"]] == sorted(shares, key=lambda k: -shares[k])[:5]
-    for key in top["keys"]:
-        assert key["low_ratio"] <= shares[key["key"]] <= key["high_ratio"] < key["low_ratio"] + 0.01
+    for found in top["keys"]:
+        assert found["low_ratio"] <= shares[found["key"]] <= found["high_ratio"] < found["low_ratio"] + 0.01
 
 
 def test_hot_keys_of_a_fast_stream_are_within_their_bounds() -> None:
@@ -139,58 +140,6 @@ def test_keys_are_shown_as_they_were() -> None:
 
 
 # ---------------------------------------------------------------- the board
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def master_view(tuples: int, **more: Any) -> dict[str, Any]:
-    ledger = {"tuples": tuples, "null_key": 0, "late": 1, "shed": 0, "waiting": 0, "delivered": tuples - 1, "unaccounted": 0}
-    stream = {**{n: ledger[n] for n in ("tuples", "null_key", "late", "shed")}, "waiting_tuples": 0, "time_us": 5_000_000}
-    stream |= {"idle": False, "ended": False, "ledger": ledger}
-    slave = {"active": True, "emptying": False, "groups": 2, "load_ratio": 0.5, "occupancy_ratio": 0.25}
-    view = {
-        "clock_s": 1.0,
-        "epoch": 3,
-        "active_slaves": 2,
-        "streams": {"left": stream, "right": stream},
-        "slaves": [{"slave": 0, **slave}, {"slave": 1, **slave}],
-        "buffers": {"waiting_bytes": 10, "capacity_bytes": 100, "spilled_bytes": 0, "parked_bytes": 0, "held_tuples": 0},
-        "moving": [{"number": 4, "group": 1, "supplier": 0, "consumer": 1, "phase": "held"}],
-        "moves": {"finished": 4, "state_bytes": 1000, "hold_back_p50_s": 0.1},
-        "loads": [0.5, 1.0, 0.0, 0.2],
-        "checkpoints": {"completed": 2, "under_way": False, "last_s": 0.2, "age_s": 3.0, "bytes": 77},
-        "ledger": {"streams": {"left": ledger, "right": ledger}, "balanced": True},
-    }
-    return {**view, **more}
-
-
-def collector_view(at_s: float, pairs: int) -> dict[str, Any]:
-    row = {"busy_s": at_s / 2, "cpu_s": at_s / 4, "tuples": 5.0 * pairs, "comparisons": 9.0 * pairs, "pairs": float(pairs)}
-    row |= {"epoch": 3.0, "occupancy_ratio": 0.5, "window_tuples": 10.0, "window_bytes": 640.0, "mini_group_count": 2.0}
-    delays = {"recent": {"p50": 0.1, "p99": 0.2}, "all": {"p50": 0.3, "p99": 0.4, "mean": 0.3, "max": 1.0}}
-    counts = {"pairs": pairs, "digest": "0" * 16, "history_pairs": 0, "committed_epoch": 2}
-    return {"at_s": at_s, **counts, "delay_s": delays, "slaves": {"1": row}}
-
-
-def a_board(clock: Clock) -> Board:
-    about = {
-        "version": "0",
-        "pace": "asap",
-        "runtime": "mpi",
-        "join": "",
-        "distribution_epoch_s": 0.0,
-        "command": "",
-        "host": "",
-    }
-    board = Board({**about, "policy": "none"}, clock)
-    board.begin("running")
-    return board
 
 
 OWNER = np.array([0, 0, 1, 1])
@@ -305,19 +254,6 @@ def test_metrics() -> None:
 # ---------------------------------------------------------------- runs, looked at from inside
 
 
-def plain(**sections: Any) -> dict[str, Any]:
-    return {
-        "join": {"within": "500ms"},
-        "workload": {"rate": 6000, "duration": "4s", "bias": 0.7, "domain": 20_000, "payload": "16B"},
-        "pace": "realtime",
-        "cluster": {"partition_count": 24, "distribution_epoch": "100ms"},
-        "module": {"theta": "8KB", "window": "64MB"},
-        "reorganization": {"policy": "random", "epoch": "200ms", "random_moves": 3},
-        "sink": {"kind": "count"},
-        **sections,
-    }
-
-
 def test_who_looks_on_does_not_change_what_a_run_is() -> None:
     config = config_from_plain(plain())
     looked_at = dataclasses.replace(config, observe=dataclasses.replace(config.observe, port=0))
@@ -381,57 +317,6 @@ def test_the_ledger_balances_whenever_one_looks(name: str, how: str, tmp_path: P
 
 
 # ---------------------------------------------------------------- runs, looked at from outside
-
-
-class Run:
-    """`swjoin run ... --dashboard` as a process. Use as a context manager: it is killed on the way out."""
-
-    def __init__(self, folder: Path, config: dict[str, Any], *more: object) -> None:
-        (folder / "config.yaml").write_text(json.dumps(config))
-        self.out = folder / "run"
-        line = [sys.executable, "-m", "swjoin", "run", str(folder / "config.yaml"), "--dashboard", "--out", str(self.out)]
-        self.process = subprocess.Popen(
-            [*line, *map(str, more)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            start_new_session=True,
-        )
-
-    def __enter__(self) -> Run:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(10)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-        self.process.communicate()
-
-    @property
-    def address(self) -> str:
-        place, deadline = self.out / role_watchers.ADDRESS_FILE, time.monotonic() + PROCESS_S
-        while not (place.exists() and place.read_text().endswith("\n")):
-            assert self.process.poll() is None, self.process.communicate()
-            assert time.monotonic() < deadline, "no address"
-            time.sleep(0.02)
-        return place.read_text().strip()
-
-    def report(self) -> dict[str, Any]:
-        out, err = self.process.communicate(timeout=PROCESS_S)
-        assert self.process.returncode == 0, err
-        assert re.search(r"dashboard: http://127\.0\.0\.1:\d+/  \(in a terminal: swjoin top \d+\)", out)
-        report: dict[str, Any] = json.loads((self.out / "run.json").read_text())
-        return report
-
-
-def get(address: str, path: str = "", **headers: str) -> bytes:
-    with urllib.request.urlopen(urllib.request.Request(address + path, headers=headers), timeout=PROCESS_S) as answer:
-        content: bytes = answer.read()
-        return content
 
 
 def unobserved(folder: Path, config: dict[str, Any]) -> tuple[int, str]:
@@ -626,10 +511,6 @@ def test_q_leaves_top() -> None:
     finally:
         process.kill()
         server.close()
-
-
-def key(text: str) -> dict[str, Any]:
-    return {"key": text, "share_ratio": 0.5, "low_ratio": 0.4, "high_ratio": 0.6}
 
 
 def test_nothing_is_made_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

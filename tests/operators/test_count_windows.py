@@ -23,8 +23,8 @@ from swjoin.core.batch import PayloadRows, RowLayout, TupleBatch
 from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How, format_digest, pair_digest
 from swjoin.core.sequence_numbers import delivered, passed_of, placed, places_of, stamped_layout
-from tests.runtime.test_in_process import answer as found
-from tests.runtime.test_in_process import run
+from tests.support.in_process import answer as found
+from tests.support.in_process import run
 from tests.support.planted import complaints
 from tests.tools.oracle import brute_force
 from tests.tools.random_runs import Scenario, run_scenario

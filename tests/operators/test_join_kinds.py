@@ -20,9 +20,9 @@ from swjoin.core.data_messages import StateChunk
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How
 from swjoin.operators.unmatched_rows import Unmatched
 from swjoin.operators.window_join import WindowJoin
-from tests.runtime.test_in_process import answer as found
-from tests.runtime.test_in_process import run
 from tests.support.cases import CASES, Case, moving
+from tests.support.in_process import answer as found
+from tests.support.in_process import run
 from tests.support.planted import complaints
 from tests.tools.oracle import answer, brute_force
 from tests.tools.random_runs import Scenario
@@ -141,7 +141,7 @@ def test_random_workloads_row_by_row(block: int, tmp_path: Path) -> None:
 def test_a_row_comes_out_as_soon_as_its_window_has_passed_although_the_other_stream_is_silent(tmp_path: Path) -> None:
     """Kafka Streams held left rows back until the right stream spoke again; here a delivery's punctuations are enough."""
     from swjoin.core.data_messages import Route
-    from tests.operators.test_window_join import delivery, drive, make, stream
+    from tests.support.join_module import delivery, drive, make, stream
 
     join = make(Bounds(-10, 10), block_tuples=64, theta_tuples=512, kind=JOIN_KINDS["left"])
     lefts, empty = stream([1, 2, 3], [0, 5, 9], None), TupleBatch.empty()
@@ -156,7 +156,7 @@ def test_a_row_comes_out_as_soon_as_its_window_has_passed_although_the_other_str
 def test_a_tuple_whose_window_has_passed_when_it_arrives_comes_out_once() -> None:
     """Spark dropped such rows with old state (SPARK-26154)."""
     from swjoin.core.data_messages import Route
-    from tests.operators.test_window_join import delivery, drive, make, stream
+    from tests.support.join_module import delivery, drive, make, stream
 
     join = make(Bounds(-10, 10), result_tuples=2, kind=JOIN_KINDS["full"])
     empty, both = TupleBatch.empty(), (Route.BOTH, Route.BOTH)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import hashlib
 import re
 import tomllib
@@ -17,17 +16,9 @@ from swjoin.core import resources
 from swjoin.core.errors import UserError
 from swjoin.core.kernel_cache import forget_stale_kernels
 from tests.conftest import ROOT
+from tests.support.packaging import SETUP, extras, lines
 
-SETUP = configparser.ConfigParser()
 SETUP.read(ROOT / "setup.cfg")
-
-
-def lines(section: str, key: str) -> list[str]:
-    return [line for line in SETUP[section][key].splitlines() if line and not line.startswith("#")]
-
-
-def extras() -> dict[str, list[str]]:
-    return {extra: lines("options.extras_require", extra) for extra in SETUP["options.extras_require"]}
 
 
 def test_every_package_is_listed() -> None:

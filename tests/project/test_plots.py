@@ -13,8 +13,9 @@ from examples import flights
 from plots import adaptation, comparison, run_overview, stored, turnaround
 from swjoin.core.data_messages import RunEvent
 from swjoin.core.errors import UserError
-from tests.cli.test_events import a_run, write_events
-from tests.runtime.test_in_process import CASES, run
+from tests.support.cases import CASES
+from tests.support.in_process import run
+from tests.support.stored_runs import a_run, write_events
 
 
 def test_overview_of_a_run(tmp_path: Path) -> None:

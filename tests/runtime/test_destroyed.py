@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -22,28 +21,7 @@ from swjoin.config.loader import config_from_plain
 from swjoin.runtime.launch import mpirun_options
 from swjoin.runtime.preflight import find_mpirun
 from tests.conftest import ROOT
-
-PLAIN: dict[str, Any] = {
-    "workload": {"rate_per_s": 2000, "duration": "1s", "domain": 100},
-    "join": {"within": "100ms"},
-    "sink": {"kind": "parquet"},
-}
-TIMES = ["--on", "key", "--left-time", "ts", "--right-time", "ts", "--time-unit", "us"]
-
-
-def state(folder: Path) -> dict[str, tuple[int, str]]:
-    """Every name under a folder, with what it holds; of a link, where it leads."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        content = os.readlink(path).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b""
-        found[str(path.relative_to(folder))] = (path.lstat().st_mode, hashlib.sha256(content).hexdigest())
-    return found
-
-
-def config(folder: Path, **sections: Any) -> Path:
-    path = folder / "config.yaml"
-    path.write_text(json.dumps(PLAIN | sections))
-    return path
+from tests.support.small_files import PLAIN, TIMES, config, rows, state
 
 
 @pytest.fixture(scope="module")
@@ -161,19 +139,6 @@ def test_sweep_and_report_leave_what_is_not_theirs(finished: dict[str, Path], sw
 
 
 # ---------------------------------------------------------------- inputs
-
-
-def rows(path: Path, folder: bool = False) -> Path:
-    table = pa.table({"key": [1, 2], "ts": [10, 20]})
-    target = path
-    if folder:
-        path.mkdir()
-        target = path / "part.parquet"
-    if target.suffix == ".csv":
-        csv.write_csv(table, target)
-    else:
-        pq.write_table(table, target)
-    return path
 
 
 def _symlink(path: Path, folder: Path) -> Path:

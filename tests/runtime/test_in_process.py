@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from swjoin.config.job import Job
-from swjoin.config.loader import config_from_plain, load_config
+from swjoin.config.loader import config_from_plain
 from swjoin.config.run import QueryConfig, RunConfig, SinkConfig, StreamConfig, WorkloadConfig
 from swjoin.connectors.files.run_files import MetricsFile
 from swjoin.connectors.generator.bmodel import slot_count, slot_tuples
@@ -23,15 +23,7 @@ from swjoin.core.metric_columns import COLUMNS
 from swjoin.core.storage import AppendedFile
 from swjoin.runtime.in_process import run_local
 from tests.support.cases import CASES, Case, by_name, moving
-
-
-def run(config: Path, folder: Path, slaves: int = 1) -> dict[str, Any]:
-    job = Job(load_config(config), folder / "run" / "results", True, folder / "run", None, "test")
-    return run_local(job, False, slaves)
-
-
-def answer(report: dict[str, Any]) -> tuple[int, str]:
-    return report["results"]["count"], report["results"]["digest"]
+from tests.support.in_process import answer, run
 
 
 @pytest.mark.parametrize("case", CASES, ids=by_name)

@@ -21,9 +21,9 @@ from swjoin.core.errors import UserError
 from swjoin.runtime import launch
 from swjoin.runtime.launch import mpirun_command, several_hosts
 from tests.conftest import ROOT
-from tests.project.test_packaging import extras
 from tests.support.cases import CASES
 from tests.support.limits import LONG_S, PROCESS_S
+from tests.support.packaging import extras
 
 DONE = "echo '{\"complete\": true}' >$(dirname $job)/run.json"
 DEFINITION = ROOT / "mpi_configs" / "swjoin.def"

@@ -26,7 +26,7 @@ from swjoin.operators.join_operator import Journey
 from swjoin.runtime.in_process import run_local
 from swjoin.state.payload_store import PAGE_ROWS, PayloadStore
 from swjoin.state.window_state import WindowState
-from tests.operators.test_window_join import delivery, drive, make, payload, stream
+from tests.support.join_module import delivery, drive, make, payload, stream
 from tests.support.ranks import run_jobs
 
 _SPAN_US, _WITHIN_US = 4_000_000, 4_000

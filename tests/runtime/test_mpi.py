@@ -23,16 +23,12 @@ from swjoin.runtime.in_process import run_local
 from swjoin.runtime.preflight import find_mpirun
 from tests.conftest import ROOT
 from tests.support.cases import CASES, Case, by_name, moving
+from tests.support.commands import command
 from tests.support.limits import PROCESS_S
 from tests.support.ranks import run_jobs
 
 pytestmark = [pytest.mark.mpi]
 RANKS = [3, 4, 5, 7]
-
-
-def command(*argv: object, timeout: float = PROCESS_S) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "swjoin", *map(str, argv)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=timeout, check=False, cwd=ROOT)
 
 
 def run(config: Path, out: Path, ranks: int, *more: str) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from swjoin.core.errors import NotWritten
 from swjoin.core.storage import not_written, replacing, write_out, write_whole
 from swjoin.forecast.costs import PRESETS
 from tests.conftest import ROOT
-from tests.runtime.test_destroyed import PLAIN, TIMES, config, rows, state
 from tests.support.limits import PROCESS_S
+from tests.support.small_files import PLAIN, TIMES, config, rows, state
 
 IN_PROCESS_AND_ON_RANKS = pytest.mark.parametrize("ranks", [None, pytest.param(3, marks=pytest.mark.mpi)])
 COUNT = {"sink": {"kind": "count"}}

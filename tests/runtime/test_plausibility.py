@@ -25,11 +25,11 @@ from swjoin.core.batch import SourceBatch
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How
 from swjoin.runtime import plausibility
 from swjoin.runtime.plausibility import _nearest, _Sample, span_text
-from tests.checkpoint.test_checkpoints import _in_pieces
 from tests.conftest import ROOT
 from tests.support.cases import Case
 from tests.support.live_runs import config as live_config
 from tests.support.live_runs import live
+from tests.support.stopped_runs import _in_pieces
 
 YEAR_2026_S = 1_767_225_600
 BASICS: dict[str, Any] = {"on": "key", "left_time": "ts", "right_time": "ts"}

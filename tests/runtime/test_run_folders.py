@@ -34,8 +34,8 @@ from swjoin.config.run import to_plain
 from swjoin.core.errors import RunFailed, SwjoinError
 from swjoin.runtime.in_process import run_local
 from swjoin.runtime.run_report import partial_report, rank_roles
-from tests.cli.test_report import Checked
 from tests.fuzzing.mutations import places_of, spoil_bytes, spoil_plain
+from tests.support.checked_html import Checked
 
 pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.timeout(600)  # figures take long on a busy machine

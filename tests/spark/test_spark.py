@@ -33,11 +33,11 @@ from swjoin.spark.generate import generate
 from swjoin.spark.session import open_session
 from swjoin.spark.verify import verify
 from tests.conftest import SharedSpark
-from tests.connectors.test_times import WRITERS, expected
-from tests.connectors.test_times import table as times_table
-from tests.expressions.test_predicates import IEEE, answers, float_predicates, ieee_tables, sql_name
 from tests.support.cases import CASES, Case, by_name
+from tests.support.float_predicates import IEEE, answers, float_predicates, ieee_tables, sql_name
 from tests.support.limits import LONG_S, PROCESS_S
+from tests.support.time_matrix import WRITERS, expected
+from tests.support.time_matrix import table as times_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(LONG_S)]
 WORKLOAD = WorkloadConfig(3_000, 2_000_000, 0.7, 5_000, 12)
@@ -126,7 +126,7 @@ def test_verify_agrees_with_a_run_that_moved_on_real_ranks(finished: Path, tmp_p
 
 
 def test_verify_leaves_out_what_was_shed(swjoin: Any, tmp_path: Path) -> None:
-    from tests.cluster.test_overload import config
+    from tests.support.overloaded import config
 
     out = tmp_path / "shed"
     assert (
@@ -210,7 +210,7 @@ def test_verify_knows_count_windows(how: How, last: list[int], spark: Any, tmp_p
 
 @pytest.mark.long
 def test_verify_of_count_windows_leaves_places_to_what_was_shed(swjoin: Any, tmp_path: Path) -> None:
-    from tests.cluster.test_overload import config
+    from tests.support.overloaded import config
 
     path = config(tmp_path, policy="shed")
     plain = json.loads(path.read_text())

@@ -18,10 +18,10 @@ from swjoin.core.join_semantics import Bounds, format_digest, pair_digest
 from swjoin.spark import digest, parquet, window_join
 from swjoin.spark.executor_join import Joiner, JoinPlan, join_parcels
 from swjoin.spark.shuffle_batches import StreamPlan, pack, unpack
-from tests.connectors.test_times import MATRIX, Times, expected
-from tests.connectors.test_times import table as times_table
 from tests.support.cases import CASES, Case, Rows, by_name
 from tests.support.limits import LONG_S
+from tests.support.time_matrix import MATRIX, Times, expected
+from tests.support.time_matrix import table as times_table
 from tests.tools.oracle import brute_force
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(LONG_S)]

@@ -17,7 +17,7 @@ from swjoin.core.join_semantics import Bounds, pair_digest
 from swjoin.policy.epochs import EpochSize
 from swjoin.state.payload_store import PAGE_ROWS, PayloadStore
 from swjoin.state.simd import LANES, count_ones, leading_zeros, match_mask, trailing_zeros
-from tests.operators.test_window_join import delivery, drive, make, stream
+from tests.support.join_module import delivery, drive, make, stream
 from tests.tools.oracle import brute_force
 
 
