@@ -129,12 +129,12 @@ def play_rank(job: Path) -> None:
     """What mpirun starts for a run that survives deaths without checkpoints: every rank gets the surviving channel."""
     from swjoin.runtime import preflight
     from swjoin.runtime.mpi import main
-    from swjoin.runtime.mpi.resilient_channel import SurvivingChannel, library_survives
+    from swjoin.runtime.mpi.resilient_channel import ResilientChannel, library_survives
 
     if not library_survives():
         raise SystemExit("this MPI library has no fault tolerance (mpirun --with-ft ulfm)")
     preflight.check_world()
-    main.Channel = functools.partial(SurvivingChannel, mend="start anew")  # type: ignore[assignment, attr-defined, misc]
+    main.Channel = functools.partial(ResilientChannel, mend="start anew")  # type: ignore[assignment, attr-defined, misc]
     main.run_rank(Job.from_json(job.read_text()), progress=False)
 
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from swjoin.cluster.master.arrival_sequence import CommonOrder, released
-from swjoin.cluster.master.ingress import door_of
+from swjoin.cluster.master.arrival_sequence import ArrivalSequence, released
+from swjoin.cluster.master.ingress import ingress_of
 from swjoin.cluster.master.intake import StreamIntake, take_null_keys
 from swjoin.cluster.master.mini_buffers import Order
 from swjoin.cluster.slave.slave import PAIR_BYTES
@@ -26,7 +26,7 @@ from swjoin.core.hashing import digest_pairs
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, QueryId, SlaveId
 from swjoin.core.join_semantics import format_digest
 from swjoin.core.ledger import Ledger, StreamCounts
-from swjoin.core.sequence_numbers import travelling
+from swjoin.core.sequence_numbers import wire_layouts
 from swjoin.expressions.vm import Program
 from swjoin.operators.join_step import Work
 from swjoin.operators.window_join import WindowJoin
@@ -102,11 +102,11 @@ class Engine:
         ids_alone: bool = False,
     ) -> None:
         module = config.module
-        carried = travelling(layouts, counted=config.query.bounds.counted)
+        carried = wire_layouts(layouts, counted=config.query.bounds.counted)
         pair_bytes = PAIR_BYTES + sum(layout.fixed_bytes for layout in layouts if layout is not None)
         self._limit_bytes = module.window_bytes
-        door = door_of(config, layouts)
-        self.streams = door.streams
+        ingress = ingress_of(config, layouts)
+        self.streams = ingress.streams
         self.joiners = [
             Joiner(
                 WindowJoin(
@@ -127,8 +127,8 @@ class Engine:
             for slave in range(slaves)
         ]
         router = HashPartition(GroupMap(round_robin(config.cluster.partition_count, slaves)), slaves)
-        self._buffers = door.buffers(router)
-        self._order = CommonOrder.of(config.query)
+        self._buffers = ingress.buffers(router)
+        self._order = ArrivalSequence.of(config.query)
         self._epoch = 0
         self._promised = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
 
@@ -155,7 +155,7 @@ class Engine:
         """A promise: no row of this stream that comes from now on is below this time. What is will be late."""
         intake = self.streams[stream]
         intake.carry(time_us + intake.time.max_out_of_order_us)
-        intake.speak()
+        intake.become_active()
         self._take(stream)
 
     def end(self, stream: int) -> None:

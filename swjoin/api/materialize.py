@@ -1,6 +1,6 @@
 """Columns of pairs out of the user's own tables, once the pairs are known.
 
-What: `Gathered`: pairs of row positions become blocks of output rows.
+What: `OutputGatherer`: pairs of row positions become blocks of output rows.
 Why: payload is touched once, for the rows that match; and Arrow takes columns of any type, also of those that cannot be packed.
 Stays out: which rows match (`api.embedded_join`), names and order of the columns (`connectors.output_columns`).
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swjoin.connectors.output_columns import OutputPlan, as_type
+from swjoin.connectors.output_columns import OutputColumns, as_type
 from swjoin.core import row_sizes
 from swjoin.core.arrow_views import decoded
 from swjoin.core.batch import I64, LEFT, MISSING_ID, RIGHT, U64, Pairs
@@ -23,15 +23,15 @@ from swjoin.core.join_semantics import JOIN_KINDS
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from swjoin.api.table_input import Side
+    from swjoin.api.table_input import JoinInput
 
 BLOCK_PAIRS = 1 << 18
 
 
-class Gathered:
+class OutputGatherer:
     """Pairs of positions, as output rows. For one thread. digest: of the user's own ids, where there are such."""
 
-    def __init__(self, plan: OutputPlan, sides: tuple[Side, Side]) -> None:
+    def __init__(self, plan: OutputColumns, sides: tuple[JoinInput, JoinInput]) -> None:
         self._sides = sides
         self._schema = plan.schema
         self._ids = plan.ids
@@ -148,7 +148,7 @@ class _Column:
         return int(self.bytes_by_row.max(initial=0))
 
 
-def _column_of(side: Side, name: str) -> _Column:
+def _column_of(side: JoinInput, name: str) -> _Column:
     if name not in side.taken_from:
         side.taken_from[name] = _Column(side.table.column(name), name)
     column: _Column = side.taken_from[name]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from swjoin.api.table_input import Side
+from swjoin.api.table_input import JoinInput
 from swjoin.config.job import Job
 from swjoin.config.run import RunConfig, SinkConfig, StreamConfig
 from swjoin.connectors.output_columns import rebuilt
@@ -33,7 +33,7 @@ from swjoin.runtime.run_report import ledger_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from swjoin.api.materialize import Gathered
+    from swjoin.api.materialize import OutputGatherer
 
 _JUDGED = "judged_"  # before the names of a predicate's columns, so that they clash with none of ours
 
@@ -48,7 +48,7 @@ def launch_quietly(job: Job, ranks: int) -> None:
 
 
 def join_on_ranks(
-    config: RunConfig, sides: tuple[Side, Side], ranks: int, gathered: Gathered | None, *, sort: bool
+    config: RunConfig, sides: tuple[JoinInput, JoinInput], ranks: int, gathered: OutputGatherer | None, *, sort: bool
 ) -> tuple[Proof, int | None]:
     """Join on ranks; pairs go to `gathered`, if there is one. Also how many matches there are."""
     with tempfile.TemporaryDirectory(prefix="swjoin-api-") as name:
@@ -70,7 +70,7 @@ def join_on_ranks(
     return Proof(results["count"], results["digest"], ledger_of(found)), results["matches"]
 
 
-def _over_files(where: str | None, sides: tuple[Side, Side]) -> tuple[str | None, tuple[list[str], list[str]]]:
+def _over_files(where: str | None, sides: tuple[JoinInput, JoinInput]) -> tuple[str | None, tuple[list[str], list[str]]]:
     """A predicate as it is for the files that ranks get, and the columns of both sides that it needs."""
     judged: tuple[list[str], list[str]] = ([], [])
     if where is None:
@@ -87,7 +87,7 @@ def _over_files(where: str | None, sides: tuple[Side, Side]) -> tuple[str | None
     return to_text(parse_where(where), renamed), judged
 
 
-def _judged_arrays(side: Side, names: list[str], rows: SourceBatch) -> list[pa.Array]:
+def _judged_arrays(side: JoinInput, names: list[str], rows: SourceBatch) -> list[pa.Array]:
     """The columns of these rows that a predicate needs."""
     codec = side.codec.rows
     unpacked = {} if codec is None or rows.rows is None else dict(zip(codec.schema.names, codec.decode(rows.rows), strict=True))
@@ -96,13 +96,13 @@ def _judged_arrays(side: Side, names: list[str], rows: SourceBatch) -> list[pa.A
     return [unpacked[n] if n in unpacked else rebuilt(found[origins[n]], kinds[n]) for n in names]
 
 
-def _judged_kinds(side: Side) -> dict[str, pa.DataType]:
+def _judged_kinds(side: JoinInput) -> dict[str, pa.DataType]:
     """Types of the columns for a predicate: a file of Arrow IPC has room for one dictionary of a column, so it has none."""
     kinds = {name: storage(kind) for name, kind, _ in side.codec.columns}
     return kinds if side.codec.rows is None else kinds | {field.name: field.type for field in side.codec.rows.schema}
 
 
-def _write(path: Path, side: Side, judged: list[str], *, sort: bool) -> StreamConfig:
+def _write(path: Path, side: JoinInput, judged: list[str], *, sort: bool) -> StreamConfig:
     """Keys as their codes, times in microseconds, ids, and what a predicate needs."""
     import pyarrow as pa
 

@@ -16,10 +16,10 @@ import numpy as np
 from swjoin.api.embedded_join import Engine, Joiner, check_rows
 from swjoin.api.inputs import Streamable, both_inputs, check_names, to_batches
 from swjoin.cluster.master.intake import StreamIntake
-from swjoin.config.arguments import Bound, Columns, Duration, Last, Late, Request, TimeUnit, speaking_python
+from swjoin.config.arguments import Bound, Columns, Duration, Last, Late, Request, TimeUnit, python_wording
 from swjoin.config.run import RunConfig, StreamConfig
-from swjoin.connectors.output_columns import OutputPlan
-from swjoin.connectors.row_encoder import Tuples, describe_streams
+from swjoin.connectors.output_columns import OutputColumns
+from swjoin.connectors.row_encoder import TupleEncoder, describe_streams
 from swjoin.connectors.times import zoned
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, SourceBatch
 from swjoin.core.errors import RunFailed, SwjoinError, UserError
@@ -32,7 +32,7 @@ from swjoin.runtime.plausibility import Answer, warn, warnings_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from swjoin.connectors.row_encoder import StreamView
+    from swjoin.connectors.row_encoder import StreamColumns
     from swjoin.core.key_encoder import KeyEncoder
 
     Schemas: TypeAlias = tuple[pa.Schema | None, pa.Schema | None]
@@ -94,7 +94,7 @@ class WindowJoin:
             left_id, right_id, columns, max_out_of_order, late, memory, ids, last,
             left_time_unit, right_time_unit, assume_timezone,
         )  # fmt: skip
-        with speaking_python():
+        with python_wording():
             self._config = self._request.config()
         self._schemas: Schemas = (None, None)
         self._early = _Early()
@@ -103,7 +103,7 @@ class WindowJoin:
         self._failure: str | None = None  # set while anything changes, and for good when that fails
         for stream, schema in ((LEFT, left_schema), (RIGHT, right_schema)):
             if schema is not None:
-                with speaking_python():
+                with python_wording():
                     self._take([], self._with_schema(self._schemas, stream, schema))
 
     # ------------------------------------------------------------ in
@@ -119,7 +119,7 @@ class WindowJoin:
             raise UserError("push: give left=batch, right=batch, or both")
         rows: list[Item] = []
         schemas = self._schemas
-        with speaking_python():
+        with python_wording():
             for stream, value in enumerate(both_inputs(left, right)):
                 if value is not None:
                     schema, batches = to_batches(value, STREAM_NAMES[stream], self._used(stream))
@@ -191,7 +191,7 @@ class WindowJoin:
                 return
             try:
                 self._failure = _INTERRUPTED
-                with speaking_python():
+                with python_wording():
                     batch = self._opened.next()
                 self._failure = None
                 if batch is None:
@@ -224,7 +224,7 @@ class WindowJoin:
         other exception, wherever it strikes, the join has failed."""
         try:
             self._failure = _INTERRUPTED
-            with speaking_python():
+            with python_wording():
                 change()
             results = self._results()
             self._failure = None
@@ -451,7 +451,7 @@ class _Opened:
         self._config, query = config, config.query
         views, keys = describe_streams((sides[LEFT], left), (sides[RIGHT], right), carry=True, packed=True, query=query)
         codecs = (views[LEFT].codec, views[RIGHT].codec)
-        self.plan = OutputPlan(*codecs, request.ids, query.how)
+        self.plan = OutputColumns(*codecs, request.ids, query.how)
         where = compile_text(query.where, *codecs, counted=query.bounds.counted)
         self.engine = Engine(config, (codecs[LEFT].layout, codecs[RIGHT].layout), where=where)
         self._streams = [_Stream(s, sides[s], (left, right)[s], keys, views[s]) for s in (LEFT, RIGHT)]
@@ -509,10 +509,10 @@ class _Opened:
 class _Stream:
     """One side. rows: so many have come."""
 
-    def __init__(self, stream: int, config: StreamConfig, schema: pa.Schema, keys: KeyEncoder, view: StreamView) -> None:
+    def __init__(self, stream: int, config: StreamConfig, schema: pa.Schema, keys: KeyEncoder, view: StreamColumns) -> None:
         self._side, self._columns, self.rows, self.time = STREAM_NAMES[stream], view.columns, 0, config.time
         self._zone = view.time.zone
-        self._tuples = Tuples(config, view, keys, lambda row: f"row {row} of the stream (counting from 0)")
+        self._tuples = TupleEncoder(config, view, keys, lambda row: f"row {row} of the stream (counting from 0)")
         self._name, self._kind = f"the {self._side} side's time column {config.time}", schema.field(config.time).type
 
     def of(self, batch: pa.RecordBatch, first: int) -> SourceBatch:

@@ -1,6 +1,6 @@
 """Two whole inputs in memory as tuples of one join, in time order.
 
-What: `Side` (one input: its tuples, which name rows by position), `open_sides`.
+What: `JoinInput` (one input: its tuples, which name rows by position), `open_sides`.
 Why: when all of the input is at hand, no payload needs to travel: the engine joins keys and times, and the columns of the pairs
 are taken from the user's own tables at the end (`api.materialize`).
 Stays out: joining (`api.embedded_join`), threads (`api.tables`), ranks (`api.mpi_join`).
@@ -16,8 +16,8 @@ import numpy as np
 
 from swjoin.api.inputs import WholeInput, both_inputs
 from swjoin.config.arguments import Request
-from swjoin.connectors.output_columns import OutputPlan, as_type
-from swjoin.connectors.row_encoder import StreamView, Tuples, describe_streams, settle_types
+from swjoin.connectors.output_columns import OutputColumns, as_type
+from swjoin.connectors.row_encoder import StreamColumns, TupleEncoder, describe_streams, settle_types
 from swjoin.core.arrow_views import decoded
 from swjoin.core.batch import I64, LEFT, MISSING_ID, RIGHT, STREAM_NAMES, U64, PayloadRows, SourceBatch
 from swjoin.runtime.plausibility import key_text
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SLICE_ROWS = 65_536
 
 
-class Side:
+class JoinInput:
     """One input. table: all of it. ids: the user's row ids, uint64 (rows,), or None where tuples carry what they are to carry.
 
     by_position: tuples carry the positions of their rows, whatever ids the user names. untyped: a file without rows, whose
@@ -43,7 +43,7 @@ class Side:
         stream: int,
         table: pa.Table,
         config: StreamConfig,
-        view: StreamView,
+        view: StreamColumns,
         keys: KeyEncoder,
         *,
         by_position: bool,
@@ -53,7 +53,7 @@ class Side:
         self.time, self._named = config.time, config.id is not None and not by_position
         self.taken_from: dict[str, Any] = {}  # columns, ready to take output rows from
         self.untyped, self.unread = whole.untyped, whole.unread
-        tuples = Tuples(config, view, keys, self._place)
+        tuples = TupleEncoder(config, view, keys, self._place)
         judged = [] if view.codec.rows is None else view.codec.rows.schema.names
         needed = list(dict.fromkeys([*config.key, config.time, *([config.id] if config.id else []), *judged]))
         self._slices: list[SourceBatch] = []
@@ -109,10 +109,10 @@ class Side:
         return np.where(missing, MISSING_ID, np.append(self.ids, MISSING_ID)[np.where(missing, len(self.ids), positions)])
 
 
-class SidesAgain:
+class ReopenedInputs:
     """Both inputs, to be read again (`runtime.plausibility`)."""
 
-    def __init__(self, sides: tuple[Side, Side], *, sort: bool) -> None:
+    def __init__(self, sides: tuple[JoinInput, JoinInput], *, sort: bool) -> None:
         self._sides, self._sort = sides, sort
 
     def batches(self, stream: int) -> Iterator[SourceBatch]:
@@ -196,7 +196,9 @@ def _with_one_dictionary(tables: list[pa.Table], configs: list[StreamConfig], *,
     return out
 
 
-def open_sides(request: Request, left: object, right: object, *, materialise: bool) -> tuple[Side, Side, OutputPlan]:
+def open_sides(
+    request: Request, left: object, right: object, *, materialise: bool
+) -> tuple[JoinInput, JoinInput, OutputColumns]:
     """Both inputs, read and checked, and what result rows look like."""
     query = request.query()
     wanted: set[str] | None = None
@@ -214,6 +216,7 @@ def open_sides(request: Request, left: object, right: object, *, materialise: bo
     schemas = (one, tables[LEFT].schema), (two, tables[RIGHT].schema)
     views, keys = describe_streams(*schemas, carry=materialise, packed=False, query=query)
     sides = [
-        Side(s, tables[s], c, views[s], keys, by_position=materialise, whole=whole[s]) for s, c in ((LEFT, one), (RIGHT, two))
+        JoinInput(s, tables[s], c, views[s], keys, by_position=materialise, whole=whole[s])
+        for s, c in ((LEFT, one), (RIGHT, two))
     ]
-    return sides[LEFT], sides[RIGHT], OutputPlan(views[LEFT].codec, views[RIGHT].codec, request.ids, query.how)
+    return sides[LEFT], sides[RIGHT], OutputColumns(views[LEFT].codec, views[RIGHT].codec, request.ids, query.how)

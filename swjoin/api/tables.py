@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from swjoin.api.embedded_join import Engine, Joiner
 from swjoin.api.inputs import Input
-from swjoin.api.materialize import Gathered
+from swjoin.api.materialize import OutputGatherer
 from swjoin.api.proofs import remember
-from swjoin.api.table_input import Side, SidesAgain, open_sides
+from swjoin.api.table_input import JoinInput, ReopenedInputs, open_sides
 from swjoin.config.arguments import (
     CLUSTER_PARTITIONS,
     Bound,
@@ -32,7 +32,7 @@ from swjoin.config.arguments import (
     Request,
     TimeUnit,
     check_workers,
-    speaking_python,
+    python_wording,
 )
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import LEFT, RIGHT, SourceBatch
@@ -43,7 +43,7 @@ from swjoin.core.ledger import Proof
 from swjoin.expressions.compiler import compile_text
 from swjoin.monitor.process_memory import keep_freed_memory
 from swjoin.runtime.in_process import SWITCH_S, default_slave_count
-from swjoin.runtime.kernel_preload import compilations_told
+from swjoin.runtime.kernel_preload import report_compilations
 from swjoin.runtime.plausibility import Answer, warn, warnings_of
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _perform(
     request: Request, left: object, right: object, threads: int | None, ranks: int | None, *, materialise: bool
 ) -> Any:
     """A table, or a Proof without one."""
-    with speaking_python():
+    with python_wording():
         config = request.config(materialise=materialise, partitions=CLUSTER_PARTITIONS if ranks is not None else None)
         if request.late == "side":
             raise UserError("late: 'side' needs a place for late rows, which a table does not have; use swjoin.WindowJoin")
@@ -169,7 +169,7 @@ def _perform(
         both = (sides[LEFT], sides[RIGHT])
         if any(side.untyped for side in both):  # no pairs, and no types for a predicate
             config = dataclasses.replace(config, queries=(dataclasses.replace(config.query, where=None),))
-        gathered = [Gathered(plan, both) for _ in range(threads or default_slave_count())] if materialise else None
+        gathered = [OutputGatherer(plan, both) for _ in range(threads or default_slave_count())] if materialise else None
         if ranks is not None:
             from swjoin.api.mpi_join import join_on_ranks
 
@@ -183,7 +183,9 @@ def _perform(
     return _as_table(plan.schema, gathered, found, both)
 
 
-def _warnings(config: RunConfig, found: Proof, sides: tuple[Side, Side], matches: int | None, *, sort: bool) -> list[str]:
+def _warnings(
+    config: RunConfig, found: Proof, sides: tuple[JoinInput, JoinInput], matches: int | None, *, sort: bool
+) -> list[str]:
     left, right = sides
     answer = Answer(
         config.query,
@@ -194,7 +196,7 @@ def _warnings(config: RunConfig, found: Proof, sides: tuple[Side, Side], matches
         matches,
         (left.unread, right.unread),
     )
-    return warnings_of(answer, SidesAgain(sides, sort=sort))
+    return warnings_of(answer, ReopenedInputs(sides, sort=sort))
 
 
 def _sorts(request: Request) -> bool:
@@ -202,7 +204,7 @@ def _sorts(request: Request) -> bool:
     return request.max_out_of_order is None
 
 
-def _as_table(schema: pa.Schema, gathered: list[Gathered], found: Proof, sides: tuple[Side, Side]) -> pa.Table:
+def _as_table(schema: pa.Schema, gathered: list[OutputGatherer], found: Proof, sides: tuple[JoinInput, JoinInput]) -> pa.Table:
     import pyarrow as pa
 
     blocks = [block for part in gathered for block in part.finish()]
@@ -217,7 +219,7 @@ def _as_table(schema: pa.Schema, gathered: list[Gathered], found: Proof, sides: 
 
 
 def _join_here(
-    config: RunConfig, sides: tuple[Side, Side], threads: int, gathered: list[Gathered] | None, *, sort: bool
+    config: RunConfig, sides: tuple[JoinInput, JoinInput], threads: int, gathered: list[OutputGatherer] | None, *, sort: bool
 ) -> tuple[Proof, int]:
     """Also how many matches there are."""
     keep_freed_memory()
@@ -234,7 +236,7 @@ def _join_here(
 
     works = [work(s) for s in range(threads)]
     waiting: deque[list[Future[None]]] = deque()
-    with compilations_told(), _switching_quickly(), ExitStack() as stack:
+    with report_compilations(), _switching_quickly(), ExitStack() as stack:
         pools = [stack.enter_context(ThreadPoolExecutor(1, f"swjoin-{s}")) for s in range(threads)]
         try:
             for deliveries in _epochs(engine, config, [iter(side.rows(sort=sort)) for side in sides]):
@@ -257,7 +259,7 @@ def _wait(futures: list[Future[None]]) -> None:
         future.result()
 
 
-def _collect(joiner: Joiner, delivery: Delivery, gathered: Gathered) -> None:
+def _collect(joiner: Joiner, delivery: Delivery, gathered: OutputGatherer) -> None:
     for pairs in joiner.pairs_of(delivery):
         gathered.add(pairs)
 

@@ -1,7 +1,8 @@
 """What makes each role's part of a checkpoint durable, and gives it back: around the folder of checkpoints.
 
-What: `MasterKeeper`: source positions, dictionary of keys, late rows, and the master's own state. `CollectorKeeper`: result
-files, rows of metrics, and the collector's state. `SlaveKeeper`: the log of deliveries, and the windows rebuilt from it.
+What: `MasterCheckpointer`: source positions, dictionary of keys, late rows, and the master's own state.
+`CollectorCheckpointer`: result files, rows of metrics, and the collector's state. `SlaveCheckpointer`: the log of deliveries,
+and the windows rebuilt from it.
 Why: the roles say what has to be saved and when; files, threads and positions are the runtimes', the same in all of them.
 Stays out: when a checkpoint is made (`cluster.master.checkpoint_coordinator`), formats (`checkpoint.store`,
 `checkpoint.delivery_log`).
@@ -17,7 +18,7 @@ import numpy as np
 
 from swjoin.checkpoint.delivery_log import SegmentLog, replay, replay_epochs
 from swjoin.checkpoint.manifest import check_master_state, restoring
-from swjoin.checkpoint.store import CheckpointFolder, Manifest, read_manifest
+from swjoin.checkpoint.store import CheckpointStore, Manifest, read_manifest
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.master.master import Master
 from swjoin.cluster.messages import PartSaved, SavePart, Snapshot
@@ -36,13 +37,13 @@ from swjoin.core.storage import AppendedFile, Background, Executor, Executors
 from swjoin.core.version import __version__
 
 
-def checkpoint_folder(job: Job, executors: Executors = Background) -> CheckpointFolder:
+def checkpoint_folder(job: Job, executors: Executors = Background) -> CheckpointStore:
     """The folder of a job's checkpoints. UserError when it holds those of another run, or of one that should be resumed."""
     path = job.checkpoints
     assert path is not None, "the job makes no checkpoints"
     identity = {"config": to_plain(job.config), "config_digest": digest(job.config), "inputs": input_files(job)}
     identity |= {"command": job.command, "run_dir": str(job.run_dir), "run_id": job.run_id, "swjoin": __version__}
-    folder = CheckpointFolder(path, identity, executors)
+    folder = CheckpointStore(path, identity, executors)
     manifest = folder.newest()
     if manifest is None:
         if job.resumes and folder.started() is None:
@@ -75,7 +76,7 @@ def input_files(job: Job) -> list[list[Any]]:
     return [[str(path), path.stat().st_size, edges_checksum(path)] for path in paths]
 
 
-class MasterKeeper:
+class MasterCheckpointer:
     """The master's side; opens the folder. UserError as `checkpoint_folder`."""
 
     def __init__(self, job: Job, sources: tuple[Source, Source], executors: Executors = Background) -> None:
@@ -186,7 +187,7 @@ class MasterKeeper:
         self.folder.unlock()
 
 
-class CollectorKeeper:
+class CollectorCheckpointer:
     """The collector's side."""
 
     def __init__(self, job: Job, sink: Sink, executors: Executors = Background) -> None:
@@ -258,7 +259,7 @@ class CollectorKeeper:
         return background.failure
 
 
-class SlaveKeeper:
+class SlaveCheckpointer:
     """A slave's side: its log, and its share of the windows at the newest checkpoint."""
 
     def __init__(

@@ -1,6 +1,6 @@
 """The folder of a run's checkpoints: manifests, and the files that they bind together.
 
-What: `CheckpointFolder` writes the master's part and the manifests, finds the newest one, and clears up; `Manifest`, one
+What: `CheckpointStore` writes the master's part and the manifests, finds the newest one, and clears up; `Manifest`, one
 checkpoint as read back.
 Why: a checkpoint exists exactly when its manifest does, which appears under its name in one step; whatever happens before or
 after, the newest manifest is a consistent cut.
@@ -109,7 +109,7 @@ def read_manifest(path: Path) -> Manifest:
     return Manifest(path, plain["generation"], plain)
 
 
-class CheckpointFolder:
+class CheckpointStore:
     """Of one run. identity: what of the run is told in every manifest (its configuration, the command)."""
 
     def __init__(self, path: Path, identity: dict[str, Any], executors: Executors = Background) -> None:

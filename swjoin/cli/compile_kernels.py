@@ -17,7 +17,7 @@ from pathlib import Path
 from swjoin.cli.main import main
 from swjoin.config.run import QueryConfig, RunConfig, WorkloadConfig
 from swjoin.forecast.costs import PRESETS
-from swjoin.forecast.input_profile import workload_inflow
+from swjoin.forecast.input_profile import workload_profile
 from swjoin.forecast.memory import plan_memory
 from swjoin.forecast.model.run import plan
 
@@ -65,7 +65,7 @@ def _plan() -> None:
     """Memory is planned after every run, by every key of a domain, or by the heaviest of a large one; delay when asked for."""
     for domain in (1000, 1 << 40):
         config = RunConfig((QueryConfig(-1_000_000, 1_000_000),), workload=WorkloadConfig(domain=domain))
-        plan_memory(config, 1, workload_inflow(config))
+        plan_memory(config, 1, workload_profile(config))
         plan(config.fitted_to(1), 1, PRESETS["modern"], limit_us=1e6)
 
 

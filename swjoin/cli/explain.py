@@ -397,7 +397,7 @@ def _short(text: str, most: int = 34) -> str:
 def result_columns(config: RunConfig) -> tuple[list[tuple[str, str]] | None, str]:
     """(name, type) of the result's columns by the inputs' schemas; or None and why they are not known."""
     from swjoin.config.job import Job
-    from swjoin.connectors.output_columns import OutputPlan
+    from swjoin.connectors.output_columns import OutputColumns
     from swjoin.runtime.open import open_job_sources
 
     if any(_live(getattr(config, name)) for name in STREAM_NAMES):
@@ -407,7 +407,7 @@ def result_columns(config: RunConfig) -> tuple[list[tuple[str, str]] | None, str
     except SwjoinError as error:
         return None, f"names and types are not known yet: {error}"
     try:
-        schema = OutputPlan.build(*sources, config).schema
+        schema = OutputColumns.build(*sources, config).schema
     finally:
         for source in sources:
             source.close()

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from swjoin.cli.common_args import in_process_or_ranks, one_or_two
-from swjoin.cli.plan_forecast import Foretelling
+from swjoin.cli.plan_forecast import ForecastOptions
 from swjoin.cli.summary import size_text
 from swjoin.config.job import Job
 from swjoin.config.loader import load_config
@@ -24,9 +24,9 @@ from swjoin.config.run import RunConfig
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.resources import given_or_shipped
 from swjoin.core.units import parse_size_bytes
-from swjoin.forecast.input_profile import Inflow, UnforeseenError
-from swjoin.forecast.memory import MemoryPlan, SlavePlan, plan_memory, to_plain
-from swjoin.forecast.memory_report import job_inflow, rank_bytes
+from swjoin.forecast.input_profile import InputProfile, NotEstimableError
+from swjoin.forecast.memory import MemoryEstimate, SlaveEstimate, plan_memory, to_plain
+from swjoin.forecast.memory_report import job_profile, rank_bytes
 
 _MOST_LINES = 8  # slaves that are all shown
 
@@ -39,7 +39,7 @@ def _rates(text: str) -> tuple[float, float]:
     return rates
 
 
-def _inflow(args: argparse.Namespace, config: RunConfig) -> Inflow:
+def _profile(args: argparse.Namespace, config: RunConfig) -> InputProfile:
     generated = config.left.path is None
     if args.rate is not None and generated:
         raise UserError("--rate is for files; of generated streams set the rate with --set workload.rate=R")
@@ -47,17 +47,17 @@ def _inflow(args: argparse.Namespace, config: RunConfig) -> Inflow:
         raise UserError("--row is for files; of generated streams set the payload with --set workload.payload=B")
     rates = None if args.rate is None else _rates(args.rate)
     try:
-        inflow = job_inflow(Job(config, None, False, None, None, "plan"), with_rates=rates is None)
-    except UnforeseenError as error:
+        profile = job_profile(Job(config, None, False, None, None, "plan"), with_rates=rates is None)
+    except NotEstimableError as error:
         raise UserError(str(error)) from None
     if rates is not None:
-        inflow = inflow.at_rates(rates, config.query.bounds.retention_us)
+        profile = profile.at_rates(rates, config.query.bounds.retention_us)
     if args.row is not None:
         width = parse_size_bytes(args.row)
-        inflow = dataclasses.replace(
-            inflow, fixed_bytes=(width, width), tail_bytes=(0.0, 0.0), told=f"payload as given; {inflow.told}"
+        profile = dataclasses.replace(
+            profile, fixed_bytes=(width, width), tail_bytes=(0.0, 0.0), told=f"payload as given; {profile.told}"
         )
-    return inflow
+    return profile
 
 
 def _roles(ranks: int | None, slaves: int) -> list[str]:
@@ -75,7 +75,7 @@ def _start_bytes(roles: list[str]) -> list[int | None]:
     return [found[kind] for kind in kinds]
 
 
-def plan_json(plan: MemoryPlan, roles: list[str], starts: list[int | None]) -> dict[str, Any]:
+def plan_json(plan: MemoryEstimate, roles: list[str], starts: list[int | None]) -> dict[str, Any]:
     """What --json prints: the plan, and all of each rank."""
     grown = rank_bytes(plan, len(roles))
     ranks = {
@@ -96,10 +96,10 @@ def _columns(start: int | None, parts: tuple[float, float, float, float], role: 
     return [role, "unknown" if start is None else cells[0], *cells[1:], size_text(total)]
 
 
-def plan_lines(plan: MemoryPlan, roles: list[str], starts: list[int | None]) -> list[str]:
+def plan_lines(plan: MemoryEstimate, roles: list[str], starts: list[int | None]) -> list[str]:
     """The table: a line for every rank, or of many slaves for the heaviest and the lightest."""
 
-    def of(slave: SlavePlan) -> tuple[float, float, float, float]:
+    def of(slave: SlaveEstimate) -> tuple[float, float, float, float]:
         return slave.block_bytes + slave.directory_bytes, slave.payload_bytes, slave.buffer_bytes, slave.other_bytes
 
     master = (0.0, 0.0, plan.master.buffer_bytes, plan.master.other_bytes)
@@ -134,7 +134,7 @@ def plan_lines(plan: MemoryPlan, roles: list[str], starts: list[int | None]) -> 
     return lines + [f"{'note':<17} {note}" for note in plan.notes]
 
 
-def excess(plan: MemoryPlan) -> str:
+def excess(plan: MemoryEstimate) -> str:
     """What is wrong with a plan that does not fit, and how to mend it."""
     heaviest = plan.heaviest
     mend = (
@@ -152,14 +152,14 @@ def run_plan(args: argparse.Namespace) -> int:
     ranks, slaves = in_process_or_ranks(args)
     config = load_config(given_or_shipped(args.config), args.overrides)
     config.check_slaves(slaves)
-    foretell = Foretelling.of(args)
-    inflow = _inflow(args, config)
-    plan = plan_memory(config, slaves, inflow, in_process=ranks is None)
+    estimate_memory = ForecastOptions.of(args)
+    profile = _profile(args, config)
+    plan = plan_memory(config, slaves, profile, in_process=ranks is None)
     roles = _roles(ranks, slaves)
     starts = _start_bytes(roles)
     if not args.json:
         print("\n".join(plan_lines(plan, roles, starts)), flush=True)
-    told = foretell(config, slaves, inflow)
+    told = estimate_memory(config, slaves, profile)
     if args.json:
         plain = plan_json(plan, roles, starts)
         print(json.dumps({**plain, **told.plain, "notes": [*plain["notes"], *told.notes]}, indent=2))

@@ -1,6 +1,6 @@
 """What `plan` says besides memory: network, production delay, saturation, and slaves for a target.
 
-What: `Foretelling`, the options; called with a configuration it gives `Foretold`: JSON, lines and notes.
+What: `ForecastOptions`, the options; called with a configuration it gives `Forecast`: JSON, lines and notes.
 Why: what the cost model does not know must not hide what is known: it becomes a note.
 Stays out: memory (`cli.plan`), the model (`forecast.capacity`), bytes on the way (`forecast.network`).
 """
@@ -21,10 +21,10 @@ from swjoin.core.units import parse_duration_us
 from swjoin.forecast.capacity import (
     MOST_SLAVES,
     Model,
+    NotModelledError,
     Outcome,
     Saturation,
     Target,
-    UncoveredError,
     equal_keys,
     least_slaves,
     pairs_per_s,
@@ -32,14 +32,14 @@ from swjoin.forecast.capacity import (
     saturation,
 )
 from swjoin.forecast.costs import CostModel, load_costs
-from swjoin.forecast.input_profile import Inflow
-from swjoin.forecast.network import NetworkPlan, plan_network
+from swjoin.forecast.input_profile import InputProfile
+from swjoin.forecast.network import NetworkEstimate, plan_network
 
 _HOW = {"left": "left rows", "right": "right rows", "full": "rows of either side"}
 
 
 @dataclass
-class Foretold:
+class Forecast:
     """plain: for JSON. rows: (name, text) of the table. notes: what is left out, and why."""
 
     plain: dict[str, Any] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Foretold:
 
 
 @dataclass(frozen=True)
-class Foretelling:
+class ForecastOptions:
     """host_cores: that all ranks share; 0: each has one. target_rate_per_s: of each stream; None: no target. most: slaves."""
 
     costs: CostModel
@@ -61,7 +61,7 @@ class Foretelling:
     most: int
 
     @staticmethod
-    def of(args: argparse.Namespace) -> Foretelling:
+    def of(args: argparse.Namespace) -> ForecastOptions:
         """UserError when an option means nothing."""
         cores = _this_machine() if args.host_cores is None else args.host_cores
         if cores < 0:
@@ -75,29 +75,31 @@ class Foretelling:
             raise UserError("--target-delay: of which rate? give --target-rate as well")
         if delay is not None and delay <= 0:
             raise UserError(f"--target-delay {args.target_delay}: must be positive")
-        return Foretelling(load_costs(args.costs), cores, args.target_rate, delay, args.most_slaves)
+        return ForecastOptions(load_costs(args.costs), cores, args.target_rate, delay, args.most_slaves)
 
-    def __call__(self, config: RunConfig, slaves: int, inflow: Inflow) -> Foretold:
+    def __call__(self, config: RunConfig, slaves: int, profile: InputProfile) -> Forecast:
         """Never an error: what cannot be foretold is None in JSON, and a note."""
-        out = Foretold(
+        out = Forecast(
             {"costs": self.costs.name, "host_cores": self.host_cores, "delay_s": None, "keeps_up": None}
             | {"saturation": None, "target": None}
         )
-        rates = rates_of(config, inflow)
+        rates = rates_of(config, profile)
         try:
-            self._network(out, config, slaves, inflow, rates)
+            self._network(out, config, slaves, profile, rates)
         except SwjoinError as error:
             out.plain["network"] = None
             out.notes.append(f"the network is not foretold: {error}")
         try:
-            self._model(out, Model.of(config, self.costs, self.host_cores, inflow), slaves)
-        except (UncoveredError, SwjoinError) as error:
+            self._model(out, Model.of(config, self.costs, self.host_cores, profile), slaves)
+        except (NotModelledError, SwjoinError) as error:
             out.notes.append(f"delay and saturation are not foretold: {error}")
         return out
 
-    def _network(self, out: Foretold, config: RunConfig, slaves: int, inflow: Inflow, rates: tuple[float, float]) -> None:
-        found = pairs_per_s(config, rates, equal_keys(config, inflow))
-        network = plan_network(config, slaves, inflow, rates, found)
+    def _network(
+        self, out: Forecast, config: RunConfig, slaves: int, profile: InputProfile, rates: tuple[float, float]
+    ) -> None:
+        found = pairs_per_s(config, rates, equal_keys(config, profile))
+        network = plan_network(config, slaves, profile, rates, found)
         out.plain |= {"rate_per_s": {"left": rates[LEFT], "right": rates[RIGHT]}, "network": network.to_plain()}
         out.rows += _network_rows(network, rates)
         if config.pace == "asap":
@@ -111,7 +113,7 @@ class Foretelling:
         if config.left.path is not None:
             out.notes.append("pairs per second are by the keys of the files' first rows")
 
-    def _model(self, out: Foretold, model: Model, slaves: int) -> None:
+    def _model(self, out: Forecast, model: Model, slaves: int) -> None:
         out.notes += model.notes
         if slaves > MOST_SLAVES:
             out.notes.append(f"delay and saturation of {slaves:,} slaves take minutes; swjoin simulate foretells them")
@@ -146,7 +148,7 @@ def _this_machine() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _network_rows(network: NetworkPlan, rates: tuple[float, float]) -> list[tuple[str, str]]:
+def _network_rows(network: NetworkEstimate, rates: tuple[float, float]) -> list[tuple[str, str]]:
     each = network.to_slaves
     most = f", at most {size_text(max(each))}/s to one" if len(each) > 1 else ""
     sizes = f"{network.tuple_bytes[LEFT]:,.0f} B" if len(set(network.tuple_bytes)) == 1 else (

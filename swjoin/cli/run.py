@@ -105,10 +105,10 @@ def observed(config: RunConfig, port: int | None) -> RunConfig:
 
 def resumed_job(folder: Path) -> Job:
     """The job whose checkpoints lie in DIR/checkpoints, or in DIR. UserError when none does."""
-    from swjoin.checkpoint.store import CheckpointFolder
+    from swjoin.checkpoint.store import CheckpointStore
 
     for place in (folder / "checkpoints", folder) if os.path.isdir(folder) else ():
-        checkpoints = CheckpointFolder(place, {})
+        checkpoints = CheckpointStore(place, {})
         manifest = checkpoints.newest()
         told = checkpoints.started() if manifest is None else manifest.plain
         if told is None:

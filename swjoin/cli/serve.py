@@ -239,7 +239,7 @@ class _Generations:
     not."""
 
     def __init__(self, folder: Path) -> None:
-        from swjoin.connectors.flight.result_log import Place
+        from swjoin.connectors.flight.result_log import ConsumerOffset
 
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -247,9 +247,9 @@ class _Generations:
             raise UserError(f"{folder}: cannot be made ({error.strerror or error})") from None
         self._folder = folder
         self._place_file = folder / ".place.json"
-        self.place = Place()
+        self.place = ConsumerOffset()
         if self._place_file.exists():
-            self.place = Place.from_plain(json.loads(self._place_file.read_text()))
+            self.place = ConsumerOffset.from_plain(json.loads(self._place_file.read_text()))
         elif any(folder.glob("part-*.parquet")):
             raise UserError(f"{folder}: holds files of something else; name an empty folder")
         self._writer: Any = None

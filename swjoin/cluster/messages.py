@@ -107,7 +107,7 @@ class StreamIdle:
 
 
 @dataclass(frozen=True)
-class StreamSpoke:
+class StreamResumed:
     """The source of an idle stream has something to read again."""
 
     stream: int
@@ -308,7 +308,7 @@ MasterEvent = (
     TuplesRead
     | StreamEnded
     | StreamIdle
-    | StreamSpoke
+    | StreamResumed
     | SlaveReported
     | MoveEnded
     | ClockAdvanced

@@ -1,6 +1,6 @@
 """What a call of the API says, as a configuration; and complaints in Python's words.
 
-What: `Request` (the arguments that all joins share) and its `config`; `speaking_python`.
+What: `Request` (the arguments that all joins share) and its `config`; `python_wording`.
 Why: there is one place where `how`, bounds, keys and lateness become a `QueryConfig` and a `RunConfig`, so that a join means
 the same from Python as from the command line.
 Stays out: data (`api.inputs`), joining (`api.embedded_join`).
@@ -34,7 +34,7 @@ Bound: TypeAlias = Literal["lower", "upper"]
 
 
 @contextmanager
-def speaking_python() -> Iterator[None]:
+def python_wording() -> Iterator[None]:
     """Complaints that name options of the command line (`--time-unit s`) or keys of a configuration name arguments instead."""
     try:
         yield

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from swjoin.config.run import StreamConfig
 from swjoin.connectors.producer_merge import Merge
-from swjoin.connectors.row_encoder import StreamView, Tuples
+from swjoin.connectors.row_encoder import StreamColumns, TupleEncoder
 from swjoin.core.batch import I64, STREAM_NAMES, Bool, RowLayout, SourceBatch
 from swjoin.core.key_encoder import Dictionary, KeyEncoder
 from swjoin.core.row_codec import StreamCodec
@@ -32,7 +32,7 @@ class MergedSource:
     rows_total: int | None = None
 
     def __init__(
-        self, stream: int, config: StreamConfig, schema: pa.Schema, view: StreamView, keys: KeyEncoder, merge: Merge
+        self, stream: int, config: StreamConfig, schema: pa.Schema, view: StreamColumns, keys: KeyEncoder, merge: Merge
     ) -> None:
         import pyarrow as pa
 
@@ -43,8 +43,8 @@ class MergedSource:
         self.merge = merge
         self.rows = 0  # read so far
         self._keys = keys
-        self._tuples = Tuples(config, view, keys, self._place)
-        self._judge = Tuples(config, view, keys, lambda row: f"row {row} of the batch (counting from 0)")
+        self._tuples = TupleEncoder(config, view, keys, self._place)
+        self._judge = TupleEncoder(config, view, keys, lambda row: f"row {row} of the batch (counting from 0)")
         self._next: pa.RecordBatch | None = None
 
     # ------------------------------------------------------------ offered, from any thread

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from swjoin.config.run import RunConfig, StreamConfig
 from swjoin.connectors.producer_merge import Merge
-from swjoin.connectors.row_encoder import StreamView, describe_streams
+from swjoin.connectors.row_encoder import StreamColumns, describe_streams
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.key_encoder import KeyEncoder
 
@@ -71,7 +71,7 @@ def _open(
     config: RunConfig,
     side: StreamConfig,
     schema: pa.Schema,
-    view: StreamView,
+    view: StreamColumns,
     keys: KeyEncoder,
     keep: Path | None,
 ) -> LiveSource:

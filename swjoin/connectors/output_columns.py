@@ -1,6 +1,6 @@
 """What a result row looks like.
 
-What: `OutputPlan`, output columns from both streams' codecs, and `decode(pairs) -> RecordBatch`.
+What: `OutputColumns`, output columns from both streams' codecs, and `decode(pairs) -> RecordBatch`.
 Why: the collector may be another process than the master that read the schemas: a plan travels as bytes, without pickle.
 Stays out: files (`connectors.files.sink`).
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class OutputPlan:
+class OutputColumns:
     """left, right: codecs of both streams. ids: whether the id and time columns come first."""
 
     left: StreamCodec
@@ -41,8 +41,8 @@ class OutputPlan:
     how: How = "inner"
 
     @staticmethod
-    def build(left: Source, right: Source, config: RunConfig) -> OutputPlan:
-        return OutputPlan(left.codec, right.codec, config.sink.ids, config.query.how)
+    def build(left: Source, right: Source, config: RunConfig) -> OutputColumns:
+        return OutputColumns(left.codec, right.codec, config.sink.ids, config.query.how)
 
     # ------------------------------------------------------------ columns
 
@@ -147,9 +147,9 @@ class OutputPlan:
         return json.dumps(plain).encode()
 
     @staticmethod
-    def from_bytes(data: bytes) -> OutputPlan:
+    def from_bytes(data: bytes) -> OutputColumns:
         plain = json.loads(data)
-        return OutputPlan(_codec_in(plain["left"]), _codec_in(plain["right"]), plain["ids"], plain["how"])
+        return OutputColumns(_codec_in(plain["left"]), _codec_in(plain["right"]), plain["ids"], plain["how"])
 
 
 def _unpack(codec: RowCodec | None, rows: PayloadRows | None) -> dict[str, pa.Array]:

@@ -1,7 +1,7 @@
 """Columns of a stream as tuples: keys, times, ids and payload out of Arrow batches.
 
 What: `settle_types` (of columns that no row gives a type), `describe_streams` (which columns a join needs of both sides, and
-how each comes back from a pair), and `Tuples`, which makes a `SourceBatch` of an Arrow batch.
+how each comes back from a pair), and `TupleEncoder`, which makes a `SourceBatch` of an Arrow batch.
 Why: files and tables in memory mean the same by the same columns, and are refused for the same reasons.
 Stays out: where batches come from (`connectors.files.source`, `api`), judging null keys and late rows
 (`cluster.master.intake`).
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Tuples:
+class TupleEncoder:
     """Makes tuples of one stream's batches. place: where a row is, by its position, for error lines."""
 
-    def __init__(self, config: StreamConfig, view: StreamView, keys: KeyEncoder, place: Callable[[int], str]) -> None:
+    def __init__(self, config: StreamConfig, view: StreamColumns, keys: KeyEncoder, place: Callable[[int], str]) -> None:
         self._config = config
         self._codec = view.codec
         self._time = view.time
@@ -83,7 +83,7 @@ class Tuples:
 
 
 @dataclass(frozen=True)
-class StreamView:
+class StreamColumns:
     """columns: what has to be read of a stream. codec: how its columns come back from a pair. time: its time column."""
 
     codec: StreamCodec
@@ -180,7 +180,7 @@ def _stream_view(
     own_key: bool,
     time_is_ts: bool,
     judged: Collection[str],
-) -> StreamView:
+) -> StreamColumns:
     """Which columns are read, and how each comes back from a pair.
 
     own_key: a row may come out without its partner's key. judged: columns that a predicate needs.
@@ -190,7 +190,7 @@ def _stream_view(
     needed = [*config.key, config.time, *([config.id] if config.id else [])]
     unit = config.time_unit if pa.types.is_integer(schema.field(config.time).type) else None
     if not carry and not judged:
-        return StreamView(StreamCodec((), config.key, None, time_unit=unit), list(dict.fromkeys(needed)), time)
+        return StreamColumns(StreamCodec((), config.key, None, time_unit=unit), list(dict.fromkeys(needed)), time)
     chosen = schema.names if config.columns is None else [n for n in schema.names if n in {*config.columns, *needed}]
     shown = chosen if carry else []
     wanted = [name for name in schema.names if name in shown or name in judged]
@@ -212,7 +212,7 @@ def _stream_view(
     rows = RowCodec(pa.schema(in_rows)) if packed or judged else None
     hidden = tuple(name for name in wanted if name not in shown)
     codec = StreamCodec(tuple(columns), config.key, rows, hidden, unit)
-    return StreamView(codec, list(dict.fromkeys([*needed, *wanted])), time)
+    return StreamColumns(codec, list(dict.fromkeys([*needed, *wanted])), time)
 
 
 def _check_chosen(left: tuple[StreamConfig, pa.Schema], right: tuple[StreamConfig, pa.Schema]) -> None:
@@ -248,7 +248,7 @@ def describe_streams(
     packed: bool,
     time_is_ts: bool = True,
     query: QueryConfig | None = None,
-) -> tuple[tuple[StreamView, StreamView], KeyEncoder]:
+) -> tuple[tuple[StreamColumns, StreamColumns], KeyEncoder]:
     """Both streams of a join, checked by their schemas. UserError says which side and column is wrong.
 
     carry: all other columns too, as far as rows of this kind of join hold them, else keys, times and ids alone. packed: they

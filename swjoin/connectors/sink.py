@@ -16,7 +16,7 @@ from swjoin.core.batch import Pairs
 
 if TYPE_CHECKING:
     from swjoin.config.run import KafkaSinkConfig
-    from swjoin.connectors.output_columns import OutputPlan
+    from swjoin.connectors.output_columns import OutputColumns
 
 
 class Sink(Protocol):
@@ -88,7 +88,7 @@ class CountSink:
 def open_sink(
     kind: str,
     target: Path,
-    plan: OutputPlan,
+    plan: OutputColumns,
     *,
     directory: bool,
     staged: bool = False,

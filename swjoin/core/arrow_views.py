@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class _Lent:
+class _WriteableView:
     """Memory of an array, which it keeps alive, as if it might be written to."""
 
     def __init__(self, array: NDArray[Any]) -> None:
@@ -31,7 +31,7 @@ class _Lent:
 def borrowed(data: pa.Buffer, dtype: Any) -> NDArray[Any]:
     """The values in a buffer, a view. ValueError when its size is not a whole number of them."""
     array = np.frombuffer(data, dtype)
-    return np.asarray(_Lent(array)) if len(array) else np.empty(0, dtype)
+    return np.asarray(_WriteableView(array)) if len(array) else np.empty(0, dtype)
 
 
 def decoded(array: pa.Array) -> pa.Array:

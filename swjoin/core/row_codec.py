@@ -92,7 +92,7 @@ def _width(kind: pa.DataType) -> int | None:
 
 
 @dataclass(frozen=True)
-class Place:
+class ColumnSlot:
     """Where a column lies in a packed row. offset, width: of its value, or of its length (4 bytes) when it is in the tail.
     null_bit: set when it is null. before: offsets of the lengths of what comes before it in the tail."""
 
@@ -121,11 +121,11 @@ class RowCodec:
         self._var = [i for i, f in enumerate(self.schema) if _is_var(f.type)]
         self.layout = RowLayout(at, bool(self._var))
 
-    def place_of(self, name: str) -> Place:
+    def place_of(self, name: str) -> ColumnSlot:
         """Where a column lies."""
         index = self.schema.names.index(name)
         offset, width = self._slots[index]
-        return Place(offset, width, index, [self._slots[i][0] for i in self._var if i < index])
+        return ColumnSlot(offset, width, index, [self._slots[i][0] for i in self._var if i < index])
 
     # ------------------------------------------------------------ packing
 

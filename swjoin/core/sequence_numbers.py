@@ -27,7 +27,7 @@ def stamped_layout(layout: RowLayout | None) -> RowLayout:
     return RowLayout(STAMP_BYTES) if layout is None else RowLayout(layout.fixed_bytes + STAMP_BYTES, layout.has_var)
 
 
-def travelling(layouts: Layouts, *, counted: bool) -> Layouts:
+def wire_layouts(layouts: Layouts, *, counted: bool) -> Layouts:
     """Layouts of the rows that tuples carry. counted: the join has count windows."""
     return (stamped_layout(layouts[0]), stamped_layout(layouts[1])) if counted else layouts
 
@@ -49,15 +49,15 @@ def _words(rows: PayloadRows) -> I64:
     return words
 
 
-def placed(batch: TupleBatch, places: I64, passed: I64) -> TupleBatch:
+def with_sequence(batch: TupleBatch, places: I64, passed: I64) -> TupleBatch:
     """Tuples in time order with their places."""
     payload_bytes = 0 if batch.rows is None else batch.rows.fixed.shape[1]
     return dataclasses.replace(batch, rows=_stamped(batch, passed, places, payload_bytes))
 
 
-def unplaced(batch: TupleBatch) -> TupleBatch:
+def without_sequence(batch: TupleBatch) -> TupleBatch:
     """Tuples that have no place and only come out again, in the layout of those that have been delivered."""
-    return placed(batch, batch.ts, np.zeros(len(batch), np.int64))
+    return with_sequence(batch, batch.ts, np.zeros(len(batch), np.int64))
 
 
 def places_of(batch: TupleBatch) -> I64:
@@ -66,7 +66,7 @@ def places_of(batch: TupleBatch) -> I64:
     return _words(batch.rows)[:, 1]
 
 
-def delivered(batch: TupleBatch) -> TupleBatch:
+def sequence_as_time(batch: TupleBatch) -> TupleBatch:
     """The same tuples for a slave: `ts` is the place, the time is behind the payload."""
     assert batch.rows is not None, "tuples without places"
     words = _words(batch.rows)
@@ -74,7 +74,7 @@ def delivered(batch: TupleBatch) -> TupleBatch:
     return dataclasses.replace(batch, ts=words[:, 1].copy(), rows=rows)
 
 
-def passed_of(batch: TupleBatch) -> I64:
+def preceding_counts(batch: TupleBatch) -> I64:
     """How many tuples of the other stream come before each of these: int64 (n,)."""
     if batch.rows is None:
         return np.zeros(len(batch), np.int64)  # none, or of no join: a kernel that is only loaded

@@ -50,16 +50,16 @@ def load(role: str) -> None:
     if role in ("in-process", "master", "collector"):
         import pyarrow.parquet  # noqa: F401
 
-        import swjoin.runtime.shells  # noqa: F401
+        import swjoin.runtime.hosts  # noqa: F401
         from swjoin.config.job import Job
         from swjoin.connectors.files import sink  # noqa: F401
-        from swjoin.connectors.output_columns import OutputPlan
+        from swjoin.connectors.output_columns import OutputColumns
         from swjoin.core.batch import empty_pairs
         from swjoin.core.hashing import digest_pairs
         from swjoin.runtime.open import open_job_sources
 
         digest_pairs(np.empty(0, np.uint64), np.empty(0, np.uint64))
-        plan = OutputPlan.build(*open_job_sources(Job(config, None, False, None, None, "")), config)
+        plan = OutputColumns.build(*open_job_sources(Job(config, None, False, None, None, "")), config)
         if role != "master":
             plan.decode(empty_pairs(plan.left.layout, plan.right.layout))
     if role in ("in-process", "master"):

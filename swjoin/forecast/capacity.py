@@ -33,9 +33,9 @@ from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import RunFailed
 from swjoin.core.metric_columns import COLUMNS
 from swjoin.forecast.costs import CostModel
-from swjoin.forecast.input_profile import Inflow
-from swjoin.forecast.key_distribution import take_census
-from swjoin.forecast.model.run import CountedStreams, plan
+from swjoin.forecast.input_profile import InputProfile
+from swjoin.forecast.key_distribution import key_distribution
+from swjoin.forecast.model.run import ModelStreams, plan
 from swjoin.forecast.summary import forecast
 from swjoin.monitor.sustainability import sustained
 
@@ -46,7 +46,7 @@ _SEARCHED_SLAVES = 12  # beyond, the rate follows from how busy the busiest reso
 _MOST_PROBES = 14
 
 
-class UncoveredError(Exception):
+class NotModelledError(Exception):
     """The model does not know this kind of run; the text says why."""
 
 
@@ -86,36 +86,36 @@ class Target:
     outcome: Outcome | None
 
 
-def rates_of(config: RunConfig, inflow: Inflow) -> tuple[float, float]:
+def rates_of(config: RunConfig, profile: InputProfile) -> tuple[float, float]:
     """Mean tuples per second of either stream, over the time in which they come."""
     if config.left.path is None:
         middle = (
-            float(inflow.arrived[s][-1]) / max(1e-6, (inflow.times_us[-1] - inflow.times_us[0]) / 1e6) for s in (LEFT, RIGHT)
+            float(profile.arrived[s][-1]) / max(1e-6, (profile.times_us[-1] - profile.times_us[0]) / 1e6) for s in (LEFT, RIGHT)
         )
     else:
-        middle = (_rate(inflow, s) for s in (LEFT, RIGHT))
+        middle = (_rate(profile, s) for s in (LEFT, RIGHT))
     left, right = middle
     return left, right
 
 
-def _rate(inflow: Inflow, stream: int) -> float:
+def _rate(profile: InputProfile, stream: int) -> float:
     """From the first tuple of a stream to its last: the other may begin before, or end later."""
-    arrived = inflow.arrived[stream]
+    arrived = profile.arrived[stream]
     some = np.flatnonzero(np.diff(arrived) > 0)
     if not len(some):
         return 0.0
-    span_us = float(inflow.times_us[some[-1] + 1] - inflow.times_us[some[0]])
+    span_us = float(profile.times_us[some[-1] + 1] - profile.times_us[some[0]])
     return float(arrived[-1]) / max(1e-6, span_us / 1e6)
 
 
-def equal_keys(config: RunConfig, inflow: Inflow) -> float:
+def equal_keys(config: RunConfig, profile: InputProfile) -> float:
     """Chance that a left and a right tuple have equal keys; of files by the first rows."""
-    shares = getattr(inflow.keys, "shares", None)
+    shares = getattr(profile.keys, "shares", None)
     if shares is not None:
         return float(np.dot(shares[LEFT], shares[RIGHT]))
     workload = dataclasses.replace(config.workload, duration_us=1_000_000, drift_us=0)
-    census = take_census(dataclasses.replace(config, workload=workload, measure=MeasureConfig()))
-    return float((census.equal[0] * census.share[0] ** 2).sum())
+    distribution = key_distribution(dataclasses.replace(config, workload=workload, measure=MeasureConfig()))
+    return float((distribution.equal[0] * distribution.share[0] ** 2).sum())
 
 
 def pairs_per_s(config: RunConfig, rates_per_s: tuple[float, float], equal: float) -> float:
@@ -136,25 +136,25 @@ class Model:
     config: RunConfig
     costs: CostModel
     host_cores: int
-    inflow: Inflow
+    profile: InputProfile
     pair_factor: float = 1.0
     notes: tuple[str, ...] = field(default=())
 
     @staticmethod
-    def of(config: RunConfig, costs: CostModel, host_cores: int, inflow: Inflow) -> Model:
+    def of(config: RunConfig, costs: CostModel, host_cores: int, profile: InputProfile) -> Model:
         """UncoveredError when the model does not know such runs."""
         if config.query.last is not None:
-            raise UncoveredError("count windows are not in the cost model")
+            raise NotModelledError("count windows are not in the cost model")
         t_d = config.cluster.distribution_epoch_us
         if t_d == 0:
-            raise UncoveredError(
+            raise NotModelledError(
                 "delay and saturation are of distribution epochs by the clock; "
                 "give one, such as --set cluster.distribution_epoch=250ms"
             )
-        left, right = rates_of(config, inflow)
+        left, right = rates_of(config, profile)
         mean = (left + right) / 2
         if mean <= 0:
-            raise UncoveredError("no tuples are to come")
+            raise NotModelledError("no tuples are to come")
         prefill = -(-config.query.bounds.retention_us // t_d) * t_d
         model = TimeConfig(config.time.model if config.pace == "realtime" else "event")
         workload = dataclasses.replace(config.workload, rate_per_s=mean, duration_us=prefill + (EPOCHS + 2) * t_d)
@@ -173,25 +173,27 @@ class Model:
         slower = config.nodes.link_bytes_per_s
         if slower:
             costs = dataclasses.replace(costs, link_bytes_per_s=min(slower, costs.link_bytes_per_s))
-        return Model(steady, costs, host_cores, inflow, left * right / mean**2, _differences(config, left, right))
+        return Model(steady, costs, host_cores, profile, left * right / mean**2, _differences(config, left, right))
 
-    def _streams(self, config: RunConfig) -> CountedStreams | None:
+    def _streams(self, config: RunConfig) -> ModelStreams | None:
         """What files bring; None: the workload section says it."""
         if config.left.path is None:
             return None
         groups = config.cluster.partition_count
         plain = WorkloadConfig(config.workload.rate_per_s, config.workload.duration_us, 0.5, 1)
-        census = take_census(dataclasses.replace(config, workload=plain))
-        keys: Any = self.inflow.keys
+        distribution = key_distribution(dataclasses.replace(config, workload=plain))
+        keys: Any = self.profile.keys
         cells = keys.cells(groups, 0, 0.0, 1.0)
         share = (cells.left.sum(1) + cells.right.sum(1)) / 2
         square = np.zeros(groups)
         np.add.at(square, keys.groups(groups), keys.shares[LEFT] * keys.shares[RIGHT])
         square *= self.pair_factor
         equal = np.minimum(1.0, np.divide(square, share**2, out=np.zeros(groups), where=share > 0))
-        census = dataclasses.replace(census, share=share[None, :], equal=equal[None, :], rotation=census.rotation * 0)
-        payload = sum(self.inflow.fixed_bytes) + sum(self.inflow.tail_bytes)
-        return CountedStreams(census, round(payload / 2))
+        distribution = dataclasses.replace(
+            distribution, share=share[None, :], equal=equal[None, :], rotation=distribution.rotation * 0
+        )
+        payload = sum(self.profile.fixed_bytes) + sum(self.profile.tail_bytes)
+        return ModelStreams(distribution, round(payload / 2))
 
     def play(self, slaves: int, rate_per_s: float) -> Outcome:
         """Foretell a run at this rate per stream. RunFailed never: a run that fails is not sustained."""

@@ -1,6 +1,6 @@
 """What will come in, as far as it can be known beforehand: how many tuples when, how wide, and how their keys divide.
 
-What: `Inflow`; `workload_inflow` from the workload section, `file_inflow` from the files' metadata and first rows.
+What: `InputProfile`; `workload_profile` from the workload section, `file_profile` from the files' metadata and first rows.
 Why: memory can only be planned from rates, widths and skew; where each of them comes from must be said.
 Stays out: bytes (`forecast.memory`), the planner's stretches (`forecast.key_distribution`).
 
@@ -38,12 +38,12 @@ _MOST_ROTATIONS = 4  # of a window; more of them mix evenly
 _SAMPLE_BATCHES = 2
 
 
-class UnforeseenError(UserError):
+class NotEstimableError(UserError):
     """What comes in cannot be known beforehand."""
 
 
 @dataclass(frozen=True)
-class Cells:
+class HashCells:
     """Shares of a window's tuples: float64 (partition-groups, 2^depth), each stream's sum 1. top: of the cell's most frequent
     key."""
 
@@ -55,13 +55,13 @@ class Cells:
 class Keys(Protocol):
     """How keys divide over cells."""
 
-    def cells(self, partition_count: int, depth: int, begin_us: float, end_us: float) -> Cells:
+    def cells(self, partition_count: int, depth: int, begin_us: float, end_us: float) -> HashCells:
         """Of the tuples that come between these times, counted from the start of the streams."""
         ...
 
 
 @dataclass(frozen=True)
-class Inflow:
+class InputProfile:
     """times_us: float64 (k,), from the start of the streams, ascending. arrived: of either stream, float64 (k,), how many
     tuples have come by then; between, they come evenly. fixed_bytes, tail_bytes: payload of a row of either stream that
     travels. told: where the figures come from. drifts: hot keys change. coded: keys are codes of a dictionary.
@@ -81,7 +81,7 @@ class Inflow:
         until = np.interp(end_us, self.times_us, self.arrived[stream])
         return np.asarray(until - np.interp(begin_us, self.times_us, self.arrived[stream]), np.float64)
 
-    def at_rates(self, rates_per_s: tuple[float, float], retention_us: int) -> Inflow:
+    def at_rates(self, rates_per_s: tuple[float, float], retention_us: int) -> InputProfile:
         """The same keys and widths at constant rates, for so long that windows of this length fill."""
         times = np.array([0.0, 10.0 * retention_us + 3.6e9])
         left, right = (rate * times / 1e6 for rate in rates_per_s)
@@ -182,7 +182,7 @@ class BModelKeys:
 
     workload: WorkloadConfig
 
-    def cells(self, partition_count: int, depth: int, begin_us: float, end_us: float) -> Cells:
+    def cells(self, partition_count: int, depth: int, begin_us: float, end_us: float) -> HashCells:
         workload = self.workload
         last = max(int(end_us) - 1, 0) // SLOT_US
         first = max(int(begin_us), 0) // SLOT_US
@@ -198,17 +198,17 @@ class BModelKeys:
             one, heaviest = _rotated(workload.domain, workload.bias, offset, partition_count, depth)
             share += weight * one
             np.maximum(top, weight * heaviest, out=top)
-        return Cells(share, share, top)
+        return HashCells(share, share, top)
 
 
-def workload_inflow(config: RunConfig) -> Inflow:
+def workload_profile(config: RunConfig) -> InputProfile:
     """Of the generator's streams: known, but for chance."""
     workload = config.workload
     edges = np.unique(np.append(np.arange(0, workload.duration_us, SLOT_US), workload.duration_us))
     factor = rate_factor(workload.schedule, edges[:-1] // SLOT_US * SLOT_US + SLOT_US // 2)
     arrived = np.concatenate([[0.0], np.cumsum(workload.rate_per_s * factor * np.diff(edges) / 1e6)])
     width = workload.payload_bytes + 1 if carries_payload(config) else 0  # a row begins with a byte that tells nulls
-    return Inflow(
+    return InputProfile(
         edges.astype(np.float64),
         (arrived, arrived),
         (width, width),
@@ -250,7 +250,7 @@ class SampledKeys:
         found: I64 = _groups_of(self.keys, partition_count)
         return found
 
-    def cells(self, partition_count: int, depth: int, begin_us: float, end_us: float) -> Cells:
+    def cells(self, partition_count: int, depth: int, begin_us: float, end_us: float) -> HashCells:
         size = 1 << depth
         out, tops = [], []
         for masses in self.shares:
@@ -259,7 +259,7 @@ class SampledKeys:
             out.append(share.reshape(partition_count, size))
             # a key seen once may be any rare one: only what was seen again is known to be frequent
             tops.append(np.where(top > 2.5 * masses[masses > 0].min(initial=1.0), top, 0.0).reshape(partition_count, size))
-        return Cells(out[LEFT], out[RIGHT], np.maximum(tops[LEFT], tops[RIGHT]))
+        return HashCells(out[LEFT], out[RIGHT], np.maximum(tops[LEFT], tops[RIGHT]))
 
 
 def _sample(source: Source) -> list[SourceBatch]:
@@ -277,7 +277,7 @@ def _statistics(source: FileSource, config: StreamConfig) -> Iterator[tuple[floa
     unit = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
     for path in source.files:
         if file_format(path) != "Parquet":
-            raise UnforeseenError(f"{path}: only Parquet tells its rows and times beforehand; give the rate with --rate")
+            raise NotEstimableError(f"{path}: only Parquet tells its rows and times beforehand; give the rate with --rate")
         with pq.ParquetFile(path) as file:
             kind = file.schema_arrow.field(config.time).type
             for index in range(file.num_row_groups):
@@ -286,7 +286,7 @@ def _statistics(source: FileSource, config: StreamConfig) -> Iterator[tuple[floa
                 if group.num_rows == 0:
                     continue
                 if column.statistics is None or not column.statistics.has_min_max:
-                    raise UnforeseenError(f"{path}: has no statistics of column {config.time}; give the rate with --rate")
+                    raise NotEstimableError(f"{path}: has no statistics of column {config.time}; give the rate with --rate")
                 scale = unit[config.time_unit] if config.time_unit is not None else 1.0
                 edges = (column.statistics.min, column.statistics.max)
                 integers = pa.types.is_integer(kind)
@@ -314,7 +314,7 @@ def _arrivals(streams: list[list[tuple[float, float, int]]]) -> tuple[F64, tuple
     return times, (arrived[LEFT], arrived[RIGHT])
 
 
-def file_inflow(config: RunConfig, *, with_rates: bool, open_sources: Callable[[], tuple[Source, Source]]) -> Inflow:
+def file_profile(config: RunConfig, *, with_rates: bool, open_sources: Callable[[], tuple[Source, Source]]) -> InputProfile:
     """Of files: keys and widths by the first rows, and times by the metadata, unless rates will be given (`at_rates`).
 
     UnforeseenError when the metadata do not tell.
@@ -339,7 +339,7 @@ def file_inflow(config: RunConfig, *, with_rates: bool, open_sources: Callable[[
         tails.append(sum(r.nbytes - r.fixed.nbytes for r in rows) / count if count else 0.0)
     times, arrived = _arrivals(groups)
     told = " and ".join(f"{len(k):,} {name} rows" for k, name in zip(keys, STREAM_NAMES, strict=True))
-    return Inflow(
+    return InputProfile(
         times,
         arrived,
         (fixed[LEFT], fixed[RIGHT]),

@@ -1,7 +1,7 @@
 """How the generated streams divide over partition-groups, without generating them (for the planner).
 
-What: `take_census`: expected tuples per stretch of time, and the shares of the partition-groups under the exact key masses of
-the b-model, rotated by the drift; `draw`, counts of one stretch.
+What: `key_distribution`: expected tuples per stretch of time, and the shares of the partition-groups under the exact key
+masses of the b-model, rotated by the drift; `draw`, counts of one stretch.
 Why: what each slave must do follows from how many tuples its partition-groups get and how often two of them are equal.
 Stays out: single tuples (`connectors.generator.bmodel`), what is done with counts (`forecast.model.join`).
 
@@ -25,7 +25,7 @@ from swjoin.config.run import RunConfig
 from swjoin.connectors.generator.bmodel import SLOT_US, drift_offset, level_count, rate_factor
 from swjoin.core.batch import I64
 from swjoin.core.hashing import group_of, hash_key
-from swjoin.forecast.model.batch import F64, Census
+from swjoin.forecast.model.batch import F64, KeyDistribution
 from swjoin.policy.epochs import slot_end_us
 
 _EXACT_KEYS = 1 << 27
@@ -159,7 +159,7 @@ def _edges(config: RunConfig) -> I64:
     return edges[edges <= end]
 
 
-def take_census(config: RunConfig) -> Census:
+def key_distribution(config: RunConfig) -> KeyDistribution:
     """The census of a configuration's workload; both streams are alike. Partition-groups as the master's router makes them."""
     workload, partitions = config.workload, config.cluster.partition_count
     edges = _edges(config)
@@ -171,12 +171,12 @@ def take_census(config: RunConfig) -> Census:
     both = [shares(workload.domain, workload.bias, int(o), partitions) for o in unique]
     share, equal = np.stack([b[0] for b in both]), np.stack([b[1] for b in both])
     apart = np.full(partitions, min(1.0, partitions / workload.domain))
-    return Census(edges, rotation.reshape(-1).astype(np.int64), mean, share, equal, apart)
+    return KeyDistribution(edges, rotation.reshape(-1).astype(np.int64), mean, share, equal, apart)
 
 
-def draw(census: Census, seed: int, stream: int, stretch: int) -> I64:
+def draw(distribution: KeyDistribution, seed: int, stream: int, stretch: int) -> I64:
     """Tuples of each partition-group in a stretch of one stream: Poisson, int64 (partition-groups,)."""
     key = np.array([seed & (2**64 - 1), stream << 48 | stretch], np.uint64)
     random: Any = np.random.Generator(np.random.Philox(key=key))
-    counts: I64 = random.poisson(census.mean[stretch] * census.share[census.rotation[stretch]])
+    counts: I64 = random.poisson(distribution.mean[stretch] * distribution.share[distribution.rotation[stretch]])
     return counts

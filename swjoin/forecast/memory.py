@@ -1,6 +1,6 @@
 """Memory foretold: bytes per rank of a run, from what will come in and what the configuration says. No clock, no I/O.
 
-What: `plan_memory(config, slaves, inflow) -> MemoryPlan`, and `slaves_needed`.
+What: `plan_memory(config, slaves, profile) -> MemoryEstimate`, and `slaves_needed`.
 Why: a job that asks a cluster for too little memory dies late; one that asks for too much waits. Rates, windows, widths and
 skew say beforehand what the heaviest slave will hold.
 Stays out: what comes in (`forecast.input_profile`), how chains and directories form (`forecast.window_size`), what a run
@@ -24,7 +24,7 @@ from swjoin.checkpoint.delivery_log import HELD_BYTES
 from swjoin.config.run import RunConfig
 from swjoin.connectors.files.sink import GROUP_ROWS
 from swjoin.core.batch import I64, LEFT, RIGHT
-from swjoin.forecast.input_profile import Cells, Inflow, carries_payload
+from swjoin.forecast.input_profile import HashCells, InputProfile, carries_payload
 from swjoin.forecast.model.batch import F64, TUPLE_BYTES
 from swjoin.forecast.window_size import BLOCKS, DEPTH, MINIS, foresee_group
 from swjoin.policy.placement import round_robin
@@ -42,7 +42,7 @@ _FRESH_BYTES = 46  # scratch of one fresh tuple, see `state.arrays.FreshTuples`
 
 
 @dataclass(frozen=True)
-class SlavePlan:
+class SlaveEstimate:
     """Bytes of one slave when its windows are largest; of its buffers, the most it has at once."""
 
     slave: int
@@ -63,7 +63,7 @@ class SlavePlan:
 
 
 @dataclass(frozen=True)
-class MasterPlan:
+class MasterEstimate:
     """Bytes of the master. buffer_bytes: tuples that wait, which `cluster.mini_buffer` limits. other_bytes: read ahead, being
     partitioned, being sent."""
 
@@ -76,13 +76,13 @@ class MasterPlan:
 
 
 @dataclass(frozen=True)
-class MemoryPlan:
+class MemoryEstimate:
     """slaves: active ones. needed: the least number of slaves that hold the windows, None: no number does. at_s: when the
     heaviest slave's windows are largest, on the streams' time axis. told: where the figures come from."""
 
     limit_bytes: int
-    slaves: tuple[SlavePlan, ...]
-    master: MasterPlan
+    slaves: tuple[SlaveEstimate, ...]
+    master: MasterEstimate
     collector_bytes: float
     needed: int | None
     at_s: float
@@ -90,7 +90,7 @@ class MemoryPlan:
     notes: tuple[str, ...] = field(default=())
 
     @property
-    def heaviest(self) -> SlavePlan:
+    def heaviest(self) -> SlaveEstimate:
         return max(self.slaves, key=lambda s: s.window_bytes)
 
     @property
@@ -112,49 +112,49 @@ class _Spans:
     payload_us: tuple[float, float]
 
 
-def epoch_length_us(config: RunConfig, inflow: Inflow) -> float:
+def epoch_length_us(config: RunConfig, profile: InputProfile) -> float:
     """Length of a distribution epoch; where tuples are counted instead, as in history, at the highest rate."""
     cluster = config.cluster
     retention = max(1.0, float(config.query.bounds.retention_us))
     if cluster.distribution_epoch_us and config.measure.prefill_us <= retention:
         return float(cluster.distribution_epoch_us)
-    most = _most_held(inflow, retention)
+    most = _most_held(profile, retention)
     batches = 1 if most / 2 >= _BATCH_ROWS else 2  # streams take turns, a batch each, which may be longer than the windows
     tuples = max(cluster.epoch_tuples, most / _WINDOW_SHARE, batches * _BATCH_ROWS)
     return max(1.0, float(cluster.distribution_epoch_us), tuples * retention / max(most, 1.0))
 
 
-def _most_held(inflow: Inflow, retention_us: float) -> float:
-    ends = _moments(inflow, retention_us)
-    return float(np.sum([inflow.between(s, ends - retention_us, ends) for s in (LEFT, RIGHT)], axis=0).max(initial=1.0))
+def _most_held(profile: InputProfile, retention_us: float) -> float:
+    ends = _moments(profile, retention_us)
+    return float(np.sum([profile.between(s, ends - retention_us, ends) for s in (LEFT, RIGHT)], axis=0).max(initial=1.0))
 
 
-def _history_length_us(config: RunConfig, inflow: Inflow) -> float:
+def _history_length_us(config: RunConfig, profile: InputProfile) -> float:
     """Length of a distribution epoch during history, which is counted."""
     if not config.measure.prefill_us:
         return 0.0
     retention = max(1.0, float(config.query.bounds.retention_us))
-    most = _most_held(inflow, retention)
+    most = _most_held(profile, retention)
     tuples = max(config.cluster.epoch_tuples, most / _WINDOW_SHARE, 2 * _BATCH_ROWS)
     return min(float(config.measure.prefill_us), tuples * retention / most)
 
 
-def _moments(inflow: Inflow, step_us: float) -> F64:
+def _moments(profile: InputProfile, step_us: float) -> F64:
     """Times at which windows may be largest."""
-    first, last = float(inflow.times_us[0]), float(inflow.times_us[-1])
+    first, last = float(profile.times_us[0]), float(profile.times_us[-1])
     count = int(min(_MOMENTS, max(2.0, 2 * (last - first) / max(step_us, 1.0))))
-    edges = inflow.times_us if len(inflow.times_us) <= _MOMENTS else inflow.times_us[:: len(inflow.times_us) // _MOMENTS]
+    edges = profile.times_us if len(profile.times_us) <= _MOMENTS else profile.times_us[:: len(profile.times_us) // _MOMENTS]
     return np.unique(np.concatenate([np.linspace(first, last, count), edges, [last]]))
 
 
-def _spans(config: RunConfig, inflow: Inflow) -> _Spans:
-    epoch_us = epoch_length_us(config, inflow)
+def _spans(config: RunConfig, profile: InputProfile) -> _Spans:
+    epoch_us = epoch_length_us(config, profile)
     bounds = config.query.bounds
     pause = max(1, math.ceil(bounds.retention_us / _EXPIRY_SHARE / epoch_us - 1e-9)) * epoch_us
     stay = (float(max(bounds.upper_us, 0)), float(max(-bounds.lower_us, 0)))
     hold = (stay[LEFT] + pause, stay[RIGHT] + pause)
     payload = tuple(math.ceil(s / epoch_us - 1e-9) * epoch_us + pause for s in stay)
-    return _Spans(epoch_us, _history_length_us(config, inflow), hold, (payload[LEFT], payload[RIGHT]))
+    return _Spans(epoch_us, _history_length_us(config, profile), hold, (payload[LEFT], payload[RIGHT]))
 
 
 # ---------------------------------------------------------------- windows
@@ -173,7 +173,7 @@ class _Windows:
     rows: tuple[F64, F64]
     come: tuple[F64, F64]
 
-    def of_slaves(self, config: RunConfig, inflow: Inflow, count: int) -> tuple[F64, F64, F64, F64]:
+    def of_slaves(self, config: RunConfig, profile: InputProfile, count: int) -> tuple[F64, F64, F64, F64]:
         """Tuples, bytes of blocks, payload and directories of every slave: float64 (count,)."""
         owner: I64 = round_robin(len(self.tuples), count)
         parts = [self.tuples, self.blocks, self.directory_bytes]
@@ -185,20 +185,20 @@ class _Windows:
                 begun = 2.0 if self.expires else 1.0  # the oldest page and the newest are used in part
                 pages = np.where(rows > 0.5, np.floor(np.maximum(rows / PAGE_ROWS - 0.05, 0)) + begun, 0)
                 pages = np.minimum(pages, np.ceil(np.bincount(owner, self.come[stream], count) / PAGE_ROWS))
-                payload += pages * PAGE_ROWS * inflow.fixed_bytes[stream]
-                payload += 2 * rows * inflow.tail_bytes[stream]  # their buffers double
+                payload += pages * PAGE_ROWS * profile.fixed_bytes[stream]
+                payload += 2 * rows * profile.tail_bytes[stream]  # their buffers double
         return tuples, blocks * block_bytes(config.module.block_tuples), payload, directory
 
 
-def _windows_at(config: RunConfig, inflow: Inflow, spans: _Spans, at_us: float) -> _Windows:
+def _windows_at(config: RunConfig, profile: InputProfile, spans: _Spans, at_us: float) -> _Windows:
     module, groups = config.module, config.cluster.partition_count
-    held = [float(inflow.between(s, at_us - spans.hold_us[s], at_us)) for s in (LEFT, RIGHT)]
-    rows = [float(inflow.between(s, at_us - spans.payload_us[s], at_us)) for s in (LEFT, RIGHT)]
+    held = [float(profile.between(s, at_us - spans.hold_us[s], at_us)) for s in (LEFT, RIGHT)]
+    rows = [float(profile.between(s, at_us - spans.payload_us[s], at_us)) for s in (LEFT, RIGHT)]
     depth = _depth(sum(held) / groups, module.theta_tuples, groups)
-    cells: Cells = inflow.keys.cells(groups, depth, at_us - max(spans.hold_us), at_us)
-    expires = at_us - float(inflow.times_us[0]) > max(spans.hold_us)
+    cells: HashCells = profile.keys.cells(groups, depth, at_us - max(spans.hold_us), at_us)
+    expires = at_us - float(profile.times_us[0]) > max(spans.hold_us)
     before = np.linspace(at_us - max(spans.hold_us), at_us, 64)
-    tuning = [inflow.between(s, before - spans.hold_us[s] + spans.epoch_us, before) for s in (LEFT, RIGHT)]
+    tuning = [profile.between(s, before - spans.hold_us[s] + spans.epoch_us, before) for s in (LEFT, RIGHT)]
     tuned = float((tuning[LEFT] + tuning[RIGHT]).max()) / sum(held) if expires and any(held) else 1.0
     tuples, blocks, directory = np.empty(groups), np.empty(groups), np.empty(groups)
     out = np.zeros(3)
@@ -211,7 +211,7 @@ def _windows_at(config: RunConfig, inflow: Inflow, spans: _Spans, at_us: float) 
         directory[g] = out[MINIS] * MINI_BYTES + 2.0 ** out[DEPTH] * SLOT_BYTES
     shares = (cells.left.sum(1), cells.right.sum(1))
     kept = (rows[LEFT] * shares[LEFT], rows[RIGHT] * shares[RIGHT])
-    come = (inflow.arrived[LEFT][-1] * shares[LEFT], inflow.arrived[RIGHT][-1] * shares[RIGHT])
+    come = (profile.arrived[LEFT][-1] * shares[LEFT], profile.arrived[RIGHT][-1] * shares[RIGHT])
     return _Windows(at_us, expires, tuples, blocks, directory, kept, come)
 
 
@@ -223,23 +223,23 @@ def _depth(group_tuples: float, theta: int, groups: int) -> int:
     return max(0, min(wanted, 16, int(math.log2(max(1, _MOST_CELLS // groups)))))
 
 
-def _largest(config: RunConfig, inflow: Inflow, spans: _Spans) -> list[_Windows]:
+def _largest(config: RunConfig, profile: InputProfile, spans: _Spans) -> list[_Windows]:
     """The windows when they are largest; where hot keys change, also at other times, when others may be the heaviest slave."""
-    ends = _moments(inflow, spans.epoch_us)
-    held = sum(inflow.between(s, ends - spans.hold_us[s], ends) for s in (LEFT, RIGHT))
+    ends = _moments(profile, spans.epoch_us)
+    held = sum(profile.between(s, ends - spans.hold_us[s], ends) for s in (LEFT, RIGHT))
     held = np.asarray(held)
     best = float(ends[np.flatnonzero(held >= 0.999 * held.max())[-1]])  # late, so that the windows have begun to expire
     times = [best]
-    if inflow.drifts:
+    if profile.drifts:
         first = min(max(spans.hold_us), float(ends[-1]))
         times += [t for t in np.linspace(first, float(ends[-1]), 3).tolist() if t != best]
-    return [_windows_at(config, inflow, spans, t) for t in times]
+    return [_windows_at(config, profile, spans, t) for t in times]
 
 
-def _needed(config: RunConfig, inflow: Inflow, windows: list[_Windows]) -> int | None:
+def _needed(config: RunConfig, profile: InputProfile, windows: list[_Windows]) -> int | None:
     """The least number of slaves whose windows fit."""
     for count in _counts(config.cluster.partition_count).tolist():
-        most = max(float(np.sum(w.of_slaves(config, inflow, count)[1:], axis=0).max()) for w in windows)
+        most = max(float(np.sum(w.of_slaves(config, profile, count)[1:], axis=0).max()) for w in windows)
         if most <= config.module.window_bytes:
             return int(count)
     return None
@@ -255,128 +255,128 @@ def _counts(partition_count: int) -> I64:
 # ---------------------------------------------------------------- buffers
 
 
-def _tuple_bytes(inflow: Inflow) -> tuple[float, float]:
+def _tuple_bytes(profile: InputProfile) -> tuple[float, float]:
     """Of a tuple on its way, of either stream."""
-    sizes = tuple(TUPLE_BYTES + f + t for f, t in zip(inflow.fixed_bytes, inflow.tail_bytes, strict=True))
+    sizes = tuple(TUPLE_BYTES + f + t for f, t in zip(profile.fixed_bytes, profile.tail_bytes, strict=True))
     return sizes[LEFT], sizes[RIGHT]
 
 
-def _epoch_bytes(inflow: Inflow, length_us: float) -> float:
+def _epoch_bytes(profile: InputProfile, length_us: float) -> float:
     """The most that comes in so long a time, of both streams."""
-    ends = _moments(inflow, length_us)
-    sizes = _tuple_bytes(inflow)
-    arrived = [sizes[s] * inflow.between(s, ends - length_us, ends) for s in (LEFT, RIGHT)]
+    ends = _moments(profile, length_us)
+    sizes = _tuple_bytes(profile)
+    arrived = [sizes[s] * profile.between(s, ends - length_us, ends) for s in (LEFT, RIGHT)]
     return float(np.sum(arrived, axis=0).max(initial=0.0))
 
 
-def _master(config: RunConfig, inflow: Inflow, spans: _Spans, in_process: bool) -> MasterPlan:
+def _master(config: RunConfig, profile: InputProfile, spans: _Spans, in_process: bool) -> MasterEstimate:
     """asap: the next epoch is read while one is served, and so much more as batches overlap its end, or whole batches where
     tuples are counted; realtime: two epochs ahead. So it is with the epochs of history, where they are the longer ones."""
     longest_us = max(spans.epoch_us, spans.history_us)
-    sizes = _tuple_bytes(inflow)
-    totals = [float(inflow.arrived[s][-1]) for s in (LEFT, RIGHT)]
+    sizes = _tuple_bytes(profile)
+    totals = [float(profile.arrived[s][-1]) for s in (LEFT, RIGHT)]
     batches = sum(sizes[s] * min(_BATCH_ROWS, totals[s]) for s in (LEFT, RIGHT))
     everything = sum(sizes[s] * totals[s] for s in (LEFT, RIGHT))
     epochs = 2 if config.pace == "realtime" else 1
-    waits = _epoch_bytes(inflow, max(epochs * spans.epoch_us, spans.history_us) + config.time.max_out_of_order_us)
+    waits = _epoch_bytes(profile, max(epochs * spans.epoch_us, spans.history_us) + config.time.max_out_of_order_us)
     if config.cluster.distribution_epoch_us:
         waits += batches
     else:
         one = (sizes[LEFT] + sizes[RIGHT]) / 2 * _BATCH_ROWS
         waits = math.ceil(waits / one - 0.01) * one
     buffer = min(waits, everything, config.cluster.mini_buffer_bytes + batches)
-    served = min(_epoch_bytes(inflow, longest_us), everything, config.cluster.mini_buffer_bytes + batches)
+    served = min(_epoch_bytes(profile, longest_us), everything, config.cluster.mini_buffer_bytes + batches)
     ahead = 0.0 if config.left.path is None else _READ_AHEAD * batches
     # Served, being put in order, and as a message; within one process the last is what the slaves have.
-    return MasterPlan(buffer, ahead + batches + (2 if in_process else 3) * served)
+    return MasterEstimate(buffer, ahead + batches + (2 if in_process else 3) * served)
 
 
-def _slave_buffers(config: RunConfig, inflow: Inflow, spans: _Spans, share: float) -> float:
+def _slave_buffers(config: RunConfig, profile: InputProfile, spans: _Spans, share: float) -> float:
     """asap and in history, overlapped: one delivery is joined and one waits; otherwise one. A slave that cannot keep up has
     more, up to its stream buffer and a delivery."""
     most = float(config.cluster.mini_buffer_bytes)
-    delivery, of_history = (min(_epoch_bytes(inflow, us), most) * share for us in (spans.epoch_us, spans.history_us))
+    delivery, of_history = (min(_epoch_bytes(profile, us), most) * share for us in (spans.epoch_us, spans.history_us))
     overlapped = 2 if config.cluster.communication == "overlapped" else 1
     return max(overlapped * of_history, delivery * (overlapped if config.pace == "asap" else 1))
 
 
-def _held_back(config: RunConfig, inflow: Inflow, spans: _Spans, share: float) -> float:
+def _held_back(config: RunConfig, profile: InputProfile, spans: _Spans, share: float) -> float:
     """What the log of checkpoints keeps in memory: deliveries that are alive; in realtime pace, of one interval."""
     if not config.checkpoint.enabled:
         return 0.0
     length_us = max(spans.hold_us) + spans.epoch_us
     if config.pace == "realtime" and config.checkpoint.interval_us:
         length_us = min(length_us, float(config.checkpoint.interval_us))
-    return min(float(HELD_BYTES), _epoch_bytes(inflow, length_us) * share)
+    return min(float(HELD_BYTES), _epoch_bytes(profile, length_us) * share)
 
 
-def _collector(config: RunConfig, inflow: Inflow) -> float:
+def _collector(config: RunConfig, profile: InputProfile) -> float:
     """A chunk of results as it came, decoded and being written; and a row group of Parquet, twice while it is encoded."""
     if config.sink.kind == "count":
         return 0.0
-    row = _PAIR_BYTES + sum(inflow.fixed_bytes) + sum(inflow.tail_bytes)
+    row = _PAIR_BYTES + sum(profile.fixed_bytes) + sum(profile.tail_bytes)
     group = 2 * GROUP_ROWS * row if config.sink.kind == "parquet" else 0.0
-    return 3 * _results(config, inflow) + group
+    return 3 * _results(config, profile) + group
 
 
-def _results(config: RunConfig, inflow: Inflow) -> float:
+def _results(config: RunConfig, profile: InputProfile) -> float:
     """Of one chunk."""
     if config.sink.kind == "count":
         return 0.0
-    pair = _PAIR_BYTES + sum(inflow.fixed_bytes) + sum(inflow.tail_bytes)
-    return config.module.result_buffer_bytes * pair / (_PAIR_BYTES + sum(inflow.fixed_bytes))
+    pair = _PAIR_BYTES + sum(profile.fixed_bytes) + sum(profile.tail_bytes)
+    return config.module.result_buffer_bytes * pair / (_PAIR_BYTES + sum(profile.fixed_bytes))
 
 
 # ---------------------------------------------------------------- the plan
 
 
-def plan_memory(config: RunConfig, slave_count: int, inflow: Inflow, *, in_process: bool = False) -> MemoryPlan:
+def plan_memory(config: RunConfig, slave_count: int, profile: InputProfile, *, in_process: bool = False) -> MemoryEstimate:
     """What a run on so many slaves will take. in_process: they are threads, to which deliveries are handed without a message.
 
     UserError when the configuration needs more slaves."""
     config.check_slaves(slave_count)
     active = config.reorganization.active_slaves or slave_count
-    spans = _spans(config, inflow)
-    windows = _largest(config, inflow, spans)
-    results = _results(config, inflow)
-    slaves: list[SlavePlan] = []
-    of_slaves = [w.of_slaves(config, inflow, active) for w in windows]
+    spans = _spans(config, profile)
+    windows = _largest(config, profile, spans)
+    results = _results(config, profile)
+    slaves: list[SlaveEstimate] = []
+    of_slaves = [w.of_slaves(config, profile, active) for w in windows]
     at_us = windows[0].at_us
     for i in range(active):
         tuples, blocks, payload, directory = max(
             (tuple(float(part[i]) for part in parts) for parts in of_slaves), key=lambda parts: sum(parts[1:])
         )
         share = tuples / max(1.0, float(windows[0].tuples.sum()))
-        buffers = _slave_buffers(config, inflow, spans, share)
+        buffers = _slave_buffers(config, profile, spans, share)
         scratch = 2 * _FRESH_BYTES * buffers / TUPLE_BYTES / max(1, config.cluster.partition_count // active)
-        other = scratch + 2 * results + _held_back(config, inflow, spans, share)
-        slaves.append(SlavePlan(i, tuples, blocks, payload, directory, buffers, other))
-    return MemoryPlan(
+        other = scratch + 2 * results + _held_back(config, profile, spans, share)
+        slaves.append(SlaveEstimate(i, tuples, blocks, payload, directory, buffers, other))
+    return MemoryEstimate(
         config.module.window_bytes,
         tuple(slaves),
-        _master(config, inflow, spans, in_process),
-        _collector(config, inflow),
-        _needed(config, inflow, windows),
+        _master(config, profile, spans, in_process),
+        _collector(config, profile),
+        _needed(config, profile, windows),
         at_us / 1e6,
-        inflow.told,
-        _notes(config, inflow, slave_count),
+        profile.told,
+        _notes(config, profile, slave_count),
     )
 
 
-def _notes(config: RunConfig, inflow: Inflow, slave_count: int) -> tuple[str, ...]:
+def _notes(config: RunConfig, profile: InputProfile, slave_count: int) -> tuple[str, ...]:
     notes = []
     if config.reorganization.policy != "none":
         notes.append("partition-groups move during the run; the plan is of where they start")
     if config.cluster.partition_count < slave_count:
         notes.append(f"{config.cluster.partition_count} partition-groups keep as many slaves busy at most")
-    if config.left.path is not None and carries_payload(config) and any(inflow.tail_bytes):
+    if config.left.path is not None and carries_payload(config) and any(profile.tail_bytes):
         notes.append("columns of variable length count twice: their buffers double when they grow")
-    if inflow.coded:
+    if profile.coded:
         notes.append("the master's dictionary of keys is not foreseen")
     return tuple(notes)
 
 
-def to_plain(plan: MemoryPlan) -> dict[str, Any]:
+def to_plain(plan: MemoryEstimate) -> dict[str, Any]:
     """Ready for JSON: whole bytes."""
 
     def whole(value: float) -> int:

@@ -1,6 +1,6 @@
 """Network foretold: bytes per second between ranks, from rates, widths and the results that are to be expected. No I/O.
 
-What: `plan_network(config, slaves, inflow, pairs_per_s) -> NetworkPlan`.
+What: `plan_network(config, slaves, profile, pairs_per_s) -> NetworkEstimate`.
 Why: the master sends every tuple to one slave, and pairs with payload go to one collector: either link may be the limit.
 Stays out: what comes in (`forecast.input_profile`), how many pairs that makes (`forecast.capacity`), state movement,
 checkpoints.
@@ -15,7 +15,7 @@ import numpy as np
 
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import LEFT, RIGHT
-from swjoin.forecast.input_profile import Inflow
+from swjoin.forecast.input_profile import InputProfile
 from swjoin.forecast.memory import epoch_length_us
 from swjoin.forecast.model.batch import TUPLE_BYTES
 from swjoin.policy.placement import round_robin
@@ -28,7 +28,7 @@ _PLACE_BYTES = 16  # with count windows a tuple travels with its places
 
 
 @dataclass(frozen=True)
-class NetworkPlan:
+class NetworkEstimate:
     """Bytes per second of the streams' time. to_slaves: master to each active slave. to_master: reports of all slaves.
     to_collector: results of all slaves. tuple_bytes: of a left, of a right tuple on its way; pair_bytes: of a pair, 0 where
     pairs are counted only. pairs_per_s: that are expected."""
@@ -54,24 +54,24 @@ class NetworkPlan:
 
 
 def plan_network(
-    config: RunConfig, slave_count: int, inflow: Inflow, rates_per_s: tuple[float, float], pairs_per_s: float
-) -> NetworkPlan:
+    config: RunConfig, slave_count: int, profile: InputProfile, rates_per_s: tuple[float, float], pairs_per_s: float
+) -> NetworkEstimate:
     """What travels at these rates, windows full, partition-groups where they start."""
     active = config.reorganization.active_slaves or slave_count
     groups = config.cluster.partition_count
-    payload = [f + t for f, t in zip(inflow.fixed_bytes, inflow.tail_bytes, strict=True)]
+    payload = [f + t for f, t in zip(profile.fixed_bytes, profile.tail_bytes, strict=True)]
     if config.query.kind.one_sided and config.query.where is None:
         payload[RIGHT] = 0.0  # of which nothing is to come out
     head = TUPLE_BYTES + (0 if config.query.last is None else _PLACE_BYTES)
     sizes = (head + payload[LEFT], head + payload[RIGHT])
-    cells = inflow.keys.cells(groups, 0, 0.0, max(1.0, float(config.query.bounds.retention_us)))
+    cells = profile.keys.cells(groups, 0, 0.0, max(1.0, float(config.query.bounds.retention_us)))
     owner = round_robin(groups, active)
     bytes_of_group = (
         cells.left.sum(1) * rates_per_s[LEFT] * sizes[LEFT] + cells.right.sum(1) * rates_per_s[RIGHT] * sizes[RIGHT]
     )
     owned = np.bincount(owner, minlength=active)
-    epochs_per_s = 1e6 / max(1.0, epoch_length_us(config, inflow))
+    epochs_per_s = 1e6 / max(1.0, epoch_length_us(config, profile))
     each = np.bincount(owner, bytes_of_group, active) + epochs_per_s * (_MESSAGE_BYTES + _GROUP_BYTES * owned)
     pair = 0.0 if config.sink.kind == "count" else _PAIR_BYTES + sum(payload)
     results = pair * pairs_per_s + epochs_per_s * (active * _CHUNK_BYTES + _GROUP_BYTES * groups)
-    return NetworkPlan(tuple(each.tolist()), epochs_per_s * active * _MESSAGE_BYTES, results, sizes, pair, pairs_per_s)
+    return NetworkEstimate(tuple(each.tolist()), epochs_per_s * active * _MESSAGE_BYTES, results, sizes, pair, pairs_per_s)

@@ -24,13 +24,13 @@ from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.storage import write_json
 from swjoin.forecast.costs import CostModel
 from swjoin.forecast.model.discrete_event import Usage
-from swjoin.forecast.model.run import Plan, plan
+from swjoin.forecast.model.run import SimulatedRun, plan
 from swjoin.runtime.run_report import build_report, check_ledger
 
 SIMULATION_FILES = ("simulation.json", *RUN_FILES)  # that `store` writes
 
 
-def _utilisation(foretold: Plan) -> dict[str, Any]:
+def _utilisation(foretold: SimulatedRun) -> dict[str, Any]:
     """Busy shares of all resources."""
     elapsed_us = max(1.0, foretold.end_us - foretold.begin_us)
 
@@ -63,7 +63,7 @@ def saturates_first(utilisation: dict[str, Any]) -> tuple[str, float]:
     return name, candidates[name]
 
 
-def forecast(foretold: Plan, command: str) -> dict[str, Any]:
+def forecast(foretold: SimulatedRun, command: str) -> dict[str, Any]:
     """The content of simulation.json: that of run.json, and what only a plan knows. RunFailed when its ledger does not
     balance."""
     config, elapsed_s = foretold.config, max(1e-6, (foretold.end_us - foretold.begin_us) / 1e6)
@@ -112,7 +112,7 @@ def forecast(foretold: Plan, command: str) -> dict[str, Any]:
     return report
 
 
-def store(report: dict[str, Any], foretold: Plan, run_dir: Path) -> None:
+def store(report: dict[str, Any], foretold: SimulatedRun, run_dir: Path) -> None:
     """simulation.json, the same as run.json for what reads runs, and the metrics of slaves and events."""
     try:
         run_dir.mkdir(parents=True, exist_ok=True)

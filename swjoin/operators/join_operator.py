@@ -1,6 +1,6 @@
 """What a slave asks of its join module: the interface of `WindowJoin`, so that a slave can be given another one.
 
-What: `JoinModule`, and `Yielding` and `Taking`, the two ends of a state movement, as protocols.
+What: `JoinModule`, and `OutgoingGroup` and `IncomingGroup`, the two ends of a state movement, as protocols.
 Why: the planner runs the production slave over counts instead of tuples (`forecast.model.join`); nothing of the slave's own
 protocol is written twice.
 Stays out: any implementation.
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from swjoin.operators.join_step import Work
 
 
-class Yielding(Protocol):
-    """A partition-group that leaves, see `state_movement.Departure`."""
+class OutgoingGroup(Protocol):
+    """A partition-group that leaves, see `state_movement.GroupExport`."""
 
     @property
     def tuples(self) -> int: ...
@@ -33,8 +33,8 @@ class Yielding(Protocol):
     def next_chunk(self) -> StateChunk: ...
 
 
-class Taking(Protocol):
-    """A partition-group that comes, see `state_movement.Arrival`."""
+class IncomingGroup(Protocol):
+    """A partition-group that comes, see `state_movement.GroupImport`."""
 
     @property
     def tuples(self) -> int: ...
@@ -52,8 +52,8 @@ class JoinModule(Protocol):
 
     def open(self, delivery: Delivery) -> Work: ...
     def step(self, work: Work, now_us: int, tuple_budget: int) -> Step: ...
-    def depart(self, journey: Journey, pending: tuple[TupleBatch, TupleBatch], chunk_bytes: int) -> Yielding: ...
-    def arrive(self, first: StateChunk) -> Taking: ...
+    def export_group(self, move_id: MoveId, pending: tuple[TupleBatch, TupleBatch], chunk_bytes: int) -> OutgoingGroup: ...
+    def import_group(self, first: StateChunk) -> IncomingGroup: ...
     @property
     def may_append(self) -> bool: ...
     def group_ids(self) -> list[GroupId]: ...
@@ -67,7 +67,7 @@ class JoinModule(Protocol):
 
 
 @dataclass(frozen=True)
-class Journey:
+class MoveId:
     """Which partition-group goes from whom to whom."""
 
     query: QueryId

@@ -1,13 +1,13 @@
 """A partition-group leaves one slave's windows and enters another's, chunk by chunk (paper section IV-C).
 
-What: `Departure` at the supplier yields `StateChunk`s of bounded size; `Arrival` at the consumer takes them, and `settle` joins
-what the supplier had not joined yet.
+What: `GroupExport` at the supplier yields `StateChunk`s of bounded size; `GroupImport` at the consumer takes them, and
+`settle` joins what the supplier had not joined yet.
 Why: a partition-group may be large; copying it at once would need its size in memory twice and stall both slaves.
 Stays out: when to move and whom to tell (`cluster.slave.state_mover`), blocks (`state`).
 
-From `Departure` on, the partition-group is hidden at the supplier: neither joined nor expired nor tuned there. At the consumer
-it is hidden until it is complete, and then revealed at the very moment when its pending tuples begin to be joined: the consumer
-may be ahead of the supplier in time, and its expiry would drop windows that those tuples still have to meet.
+From `GroupExport` on, the partition-group is hidden at the supplier: neither joined nor expired nor tuned there. At the
+consumer it is hidden until it is complete, and then revealed at the very moment when its pending tuples begin to be joined:
+the consumer may be ahead of the supplier in time, and its expiry would drop windows that those tuples still have to meet.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from swjoin.core.errors import RunFailed
 from swjoin.core.ids import EpochIndex, GroupId
 from swjoin.core.join_semantics import Bounds, JoinKind
 from swjoin.core.record_layout import FLAG_BITS, FLAGS
-from swjoin.operators.join_operator import Journey
+from swjoin.operators.join_operator import MoveId
 from swjoin.operators.join_step import Work
 from swjoin.operators.unmatched_rows import Unmatched
 from swjoin.state.payload_store import PayloadStore
@@ -45,32 +45,30 @@ class MovableWindows(Protocol):
     @property
     def times_us(self) -> tuple[int, int]: ...
     def open(self, delivery: Delivery, *, settles: bool = False) -> Work: ...
-    def set_floor(self, group: GroupId, times_us: tuple[int, int]) -> None: ...
-    def lift_floor(self, group: GroupId) -> None: ...
-    def look_again(self, times_us: tuple[int, int]) -> None: ...
-    def make_room(self, batches: tuple[TupleBatch, ...], first_stream: int = LEFT, blocks: int = 0) -> bool: ...
+    def pin_payload(self, group: GroupId, times_us: tuple[int, int]) -> None: ...
+    def unpin_payload(self, group: GroupId) -> None: ...
+    def rewind_expiry(self, times_us: tuple[int, int]) -> None: ...
+    def reserve_window_memory(self, batches: tuple[TupleBatch, ...], first_stream: int = LEFT, blocks: int = 0) -> bool: ...
     def store_payload(self, stream: int, batch: TupleBatch) -> int: ...
     def limit_blocks(self) -> None: ...
     def forget_payload(self) -> None: ...
 
 
-class Departure:
+class GroupExport:
     """Hides a partition-group of `join` and yields it. pending: delivered, not joined tuples, left and right, in time order."""
 
-    def __init__(
-        self, join: MovableWindows, journey: Journey, pending: tuple[TupleBatch, TupleBatch], chunk_bytes: int
-    ) -> None:
-        self.journey = journey
+    def __init__(self, join: MovableWindows, move_id: MoveId, pending: tuple[TupleBatch, TupleBatch], chunk_bytes: int) -> None:
+        self.move_id = move_id
         self.tuples = 0
         self.nbytes = 0
         self.done = False
         self._join = join
         self._chunk_bytes = chunk_bytes
-        join.state.open_groups(np.array([journey.group], np.int64))
+        join.state.open_groups(np.array([move_id.group], np.int64))
         self._times_us = join.times_us
         self._dead_us = join.bounds.dead_below(self._times_us)
-        join.set_floor(journey.group, self._times_us)
-        self._hidden = join.state.hide_group(journey.group)
+        join.pin_payload(move_id.group, self._times_us)
+        self._hidden = join.state.hide_group(move_id.group)
         self._stream = LEFT
         self._place = np.zeros(2, np.int64)
         self._index = 0
@@ -87,8 +85,8 @@ class Departure:
         chunk = self._window_chunk() if self._stream <= RIGHT else self._pending_chunk()
         if chunk.last:
             self.done = True
-            self._join.state.forget_group(self.journey.group)
-            self._join.lift_floor(self.journey.group)
+            self._join.state.forget_group(self.move_id.group)
+            self._join.unpin_payload(self.move_id.group)
             self._join.forget_payload()
         self.tuples += len(chunk.tuples)
         self.nbytes += chunk.nbytes
@@ -119,7 +117,7 @@ class Departure:
     def _chunk(
         self, stream: int, pending: bool, which: I64, counts: I64, tuples: TupleBatch, flags: U8 | None = None
     ) -> StateChunk:
-        j = self.journey
+        j = self.move_id
         last = self._stream > RIGHT and not self._pending
         directory = self._hidden.directory if self._index == 0 else None
         return StateChunk(
@@ -147,7 +145,7 @@ def pieces(batch: TupleBatch, chunk_bytes: int) -> list[TupleBatch]:
     return [batch.slice(at, min(at + rows, len(batch))) for at in range(0, len(batch), rows)]
 
 
-class Arrival:
+class GroupImport:
     """Rebuilds a partition-group in the windows of `join` from its chunks, in order. RunFailed when they do not fit."""
 
     def __init__(self, join: MovableWindows, first: StateChunk) -> None:
@@ -159,7 +157,7 @@ class Arrival:
         self.nbytes = 0
         self._join = join
         self._next = 0
-        join.set_floor(first.group, first.times_us)
+        join.pin_payload(first.group, first.times_us)
         self._hidden = join.state.expect_group(first.group, first.directory)
         self._pending: tuple[list[TupleBatch], list[TupleBatch]] = ([], [])
 
@@ -190,7 +188,7 @@ class Arrival:
 
     def _append(self, chunk: StateChunk) -> None:
         join, state, tuples = self._join, self._join.state, chunk.tuples
-        if not join.make_room((tuples,), chunk.stream, state.blocks_wanted(chunk.counts)):
+        if not join.reserve_window_memory((tuples,), chunk.stream, state.blocks_wanted(chunk.counts)):
             raise state.no_room(chunk.group, len(tuples))
         first_ref = join.store_payload(chunk.stream, tuples)
         join.limit_blocks()
@@ -209,9 +207,9 @@ class Arrival:
         """Reveal the partition-group; the work on what its supplier had not joined, or None. Between two deliveries only."""
         first, pending = self.first, self._pending
         self._join.state.reveal_group(first.group)
-        self._join.look_again(first.times_us)
+        self._join.rewind_expiry(first.times_us)
         if not self.has_pending:
-            self._join.lift_floor(first.group)
+            self._join.unpin_payload(first.group)
             return None
         left, right = (TupleBatch.concat(p) if p else TupleBatch.empty(_layout(self._join, s)) for s, p in enumerate(pending))
         self._pending = ([], [])

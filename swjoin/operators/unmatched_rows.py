@@ -53,7 +53,7 @@ class Unmatched:
         if stream in self._streams and len(batch):
             self.unsettled_us[stream] = min(self.unsettled_us[stream], int(batch.ts.min()))
 
-    def revealed(self) -> None:
+    def mark_unsettled(self) -> None:
         """A partition-group has come whose windows have been settled up to some earlier time."""
         for stream in self._streams:
             self.unsettled_us[stream] = BEGIN_OF_TIME_US
@@ -122,7 +122,7 @@ class Unmatched:
 
     # ------------------------------------------------------------ after a crash
 
-    def settled_before(self, below_us: tuple[I64, I64], output: Output) -> None:
+    def mark_settled_before(self, below_us: tuple[I64, I64], output: Output) -> None:
         """Restored windows: what is below these times, (groups,) of each stream, came out before the crash."""
         self._forget()
         size = len(self._counts)

@@ -25,11 +25,11 @@ from swjoin.core.join_semantics import JOIN_KINDS, Bounds, JoinKind
 from swjoin.core.record_layout import (
     FLAGS,
 )
-from swjoin.core.sequence_numbers import passed_of, with_times
+from swjoin.core.sequence_numbers import preceding_counts, with_times
 from swjoin.expressions.vm import Program, Residual, no_program, no_rows
-from swjoin.operators.join_operator import Journey
+from swjoin.operators.join_operator import MoveId
 from swjoin.operators.join_step import Step, WindowMemory, Work, offsets
-from swjoin.operators.state_movement import Arrival, Departure
+from swjoin.operators.state_movement import GroupExport, GroupImport
 from swjoin.operators.unmatched_rows import Unmatched
 from swjoin.state.arrays import (
     COUNTED,
@@ -123,7 +123,7 @@ class WindowJoin:
         self._output.used[0] = self._given = 0
         self.state.open_groups(delivery.groups)
         self._settling = (delivery.left_time_us, delivery.right_time_us) if settles else None
-        if not self.make_room((delivery.left, delivery.right)):
+        if not self.reserve_window_memory((delivery.left, delivery.right)):
             raise self._windows_full()
         refs = [self.store_payload(stream, batch) for stream, batch in enumerate((delivery.left, delivery.right))]
         self.limit_blocks()
@@ -133,7 +133,7 @@ class WindowJoin:
         left, right = delivery.left, delivery.right
         inputs = Inputs(
             (left.key, right.key),
-            (passed_of(left), passed_of(right)) if self.bounds.counted else (left.ts, right.ts),
+            (preceding_counts(left), preceding_counts(right)) if self.bounds.counted else (left.ts, right.ts),
             (left.id, right.id),
             (left.arrival_us, right.arrival_us),
             (refs[LEFT], refs[RIGHT]),
@@ -242,7 +242,7 @@ class WindowJoin:
 
     # ------------------------------------------------------------ memory
 
-    def make_room(self, batches: tuple[TupleBatch, ...], first_stream: int = LEFT, blocks: int = 0) -> bool:
+    def reserve_window_memory(self, batches: tuple[TupleBatch, ...], first_stream: int = LEFT, blocks: int = 0) -> bool:
         """Whether payload of these tuples, one batch per stream, and so many blocks fit; if need be after expiry."""
 
         def wanted() -> int:
@@ -325,7 +325,7 @@ class WindowJoin:
         self._settling = None
         if work is not None and work.settles:
             for group in delivery.groups.tolist():
-                self.lift_floor(GroupId(group))
+                self.unpin_payload(GroupId(group))
             self.state.tune()
             return
         self._reach((delivery.left_time_us, delivery.right_time_us))
@@ -400,7 +400,7 @@ class WindowJoin:
         if self.unmatched.wanted:
             groups = max(1, len(self.state.directories.start))
             dead = [np.full(groups, limit, np.int64) for limit in self._dead_below()]
-            self.unmatched.settled_before((dead[LEFT], dead[RIGHT]), self._output)
+            self.unmatched.mark_settled_before((dead[LEFT], dead[RIGHT]), self._output)
         self._expire(now=False)
 
     def restored(self, times_us: I64) -> None:
@@ -408,7 +408,7 @@ class WindowJoin:
         if self.unmatched.wanted and len(times_us):
             dead = [self.bounds.dead_below((int(left), int(right))) for left, right in times_us]
             limits = np.array(dead, np.int64)
-            self.unmatched.settled_before((limits[:, LEFT].copy(), limits[:, RIGHT].copy()), self._output)
+            self.unmatched.mark_settled_before((limits[:, LEFT].copy(), limits[:, RIGHT].copy()), self._output)
         self._expired_below = self._merged_below = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
 
     # ------------------------------------------------------------ state movement
@@ -416,14 +416,14 @@ class WindowJoin:
     def group_ids(self) -> list[GroupId]:
         return self.state.group_ids()
 
-    def depart(self, journey: Journey, pending: tuple[TupleBatch, TupleBatch], chunk_bytes: int) -> Departure:
+    def export_group(self, move_id: MoveId, pending: tuple[TupleBatch, TupleBatch], chunk_bytes: int) -> GroupExport:
         """Hide a partition-group, to be yielded in chunks. Between two deliveries only."""
         assert self._open is None, "a partition-group leaves between deliveries"
-        return Departure(self, journey, pending, chunk_bytes)
+        return GroupExport(self, move_id, pending, chunk_bytes)
 
-    def arrive(self, first: StateChunk) -> Arrival:
+    def import_group(self, first: StateChunk) -> GroupImport:
         """Begin to rebuild a partition-group from its first chunk. RunFailed when it is here already."""
-        return Arrival(self, first)
+        return GroupImport(self, first)
 
     @property
     def times_us(self) -> tuple[int, int]:
@@ -435,19 +435,19 @@ class WindowJoin:
         """Whether blocks may be taken now: a partition-group that is being joined has been promised its own."""
         return self._open is None or int(self._open.cursor[CUR_SORTED]) == 0
 
-    def set_floor(self, group: GroupId, times_us: tuple[int, int]) -> None:
+    def pin_payload(self, group: GroupId, times_us: tuple[int, int]) -> None:
         """Payload that a partition-group on its way may need, by its own times, stays until the floor is lifted."""
         never = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)  # there may be older tuples that have not come out yet
         self._floors[group] = never if self.unmatched.wanted else self.bounds.dead_below(times_us)
 
-    def lift_floor(self, group: GroupId) -> None:
+    def unpin_payload(self, group: GroupId) -> None:
         self._floors.pop(group, None)
 
-    def look_again(self, times_us: tuple[int, int]) -> None:
+    def rewind_expiry(self, times_us: tuple[int, int]) -> None:
         """Windows of these, older times have come: what has expired here already may have to expire once more."""
         left, right = self.bounds.dead_below(times_us)
         self._expired_below = (min(self._expired_below[0], left), min(self._expired_below[1], right))
-        self.unmatched.revealed()
+        self.unmatched.mark_unsettled()
 
     # ------------------------------------------------------------ measures and invariants
 

@@ -1,6 +1,6 @@
 """What a run offers over Arrow Flight, in whichever process.
 
-What: `open_door`, the master's endpoint; `OfferedResults`, the collector's side: its sink and metrics, and its own endpoint
+What: `open_flight`, the master's endpoint; `ServedResults`, the collector's side: its sink and metrics, and its own endpoint
 if it is a process of its own.
 Why: a run that serves nobody must not even load Flight.
 Stays out: the endpoint and its handlers (`live`).
@@ -14,26 +14,26 @@ from swjoin.config.job import Job
 from swjoin.connectors.sink import Sink
 
 if TYPE_CHECKING:
-    from swjoin.connectors.flight.ingest import LiveDoor
-    from swjoin.connectors.flight.result_stream import MetricsLog, ServedSink
+    from swjoin.connectors.flight.ingest import FlightIngest
+    from swjoin.connectors.flight.result_stream import MetricsLog, TeeSink
     from swjoin.connectors.flight.server import Endpoint
-    from swjoin.connectors.output_columns import OutputPlan
+    from swjoin.connectors.output_columns import OutputColumns
 
 
-def open_door(job: Job, sources: tuple[Any, Any]) -> LiveDoor | None:
+def open_flight(job: Job, sources: tuple[Any, Any]) -> FlightIngest | None:
     """The master's endpoint, if the run has one. UserError when it cannot be opened."""
     if job.config.serve.listen is None:
         return None
-    from swjoin.connectors.flight.ingest import LiveDoor
+    from swjoin.connectors.flight.ingest import FlightIngest
 
-    return LiveDoor(job.config.serve, sources)
+    return FlightIngest(job.config.serve, sources)
 
 
-class OfferedResults:
+class ServedResults:
     """sink: around the run's own, or None when results are only counted. endpoint: of the master, in one process."""
 
-    def __init__(self, job: Job, plan: OutputPlan, inner: Sink, endpoint: Endpoint | None) -> None:
-        from swjoin.connectors.flight.result_stream import MetricsLog, ServedSink, serve_log
+    def __init__(self, job: Job, plan: OutputColumns, inner: Sink, endpoint: Endpoint | None) -> None:
+        from swjoin.connectors.flight.result_stream import MetricsLog, TeeSink, serve_log
         from swjoin.connectors.flight.server import Endpoint
 
         config = job.config
@@ -42,12 +42,12 @@ class OfferedResults:
         assert at is not None
         self.location = str(at.location)
         self.metrics: MetricsLog = MetricsLog()
-        self.sink: ServedSink | None = None
+        self.sink: TeeSink | None = None
         serve_log(at, "metrics", self.metrics.log)
         if config.sink.kind != "count":
             folder = job.target if config.sink.kind == "parquet" and job.directory else None
             run_dir = job.run_dir if job.checkpoints is not None else None
-            self.sink = ServedSink(inner, plan, config.serve, folder, run_dir)
+            self.sink = TeeSink(inner, plan, config.serve, folder, run_dir)
             serve_log(at, "results", self.sink.log)
         if self._own is not None:
             self._own.open()

@@ -1,6 +1,6 @@
 """Sources that have nothing to read: for how long, and which have been given up for now.
 
-What: `Silence`, asked before each read and, while a stream is idle, again and again.
+What: `IdleDetector`, asked before each read and, while a stream is idle, again and again.
 Why: a source that says nothing must not stop the other stream (`time.idle_timeout`).
 Stays out: what an idle stream means for time (`cluster.master.read_scheduler`).
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PATIENCE_S = 0.002  # between two looks; the master does everything else meanwhile
 
 
-class Silence:
+class IdleDetector:
     """Of both streams. timeout_us: 0 waits for ever."""
 
     def __init__(self, timeout_us: int) -> None:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
-from swjoin.checkpoint.checkpointers import SlaveKeeper
+from swjoin.checkpoint.checkpointers import SlaveCheckpointer
 from swjoin.checkpoint.store import Manifest
 from swjoin.cluster.messages import (
     AcknowledgeMove,
@@ -52,11 +52,11 @@ from swjoin.monitor.host_load import RankMeter, machine_report
 from swjoin.monitor.process_memory import FreedMemory, keep_freed_memory, peak_rss_bytes, rss_bytes
 from swjoin.policy.epochs import next_exchange_us, slot_offset_us
 from swjoin.runtime.clock import RunClock
+from swjoin.runtime.hosts import CollectorHost, MasterHost
 from swjoin.runtime.idle_sources import PATIENCE_S
 from swjoin.runtime.kernel_preload import load_master_kernels, load_slave_kernels
 from swjoin.runtime.plausibility import add_warnings
 from swjoin.runtime.run_report import CompleteReport, build_report, check_ledger, proof_of, publish
-from swjoin.runtime.shells import CollectorShell, MasterShell
 from swjoin.runtime.signals import stop_signals
 from swjoin.runtime.slow_node import Throttle
 
@@ -91,13 +91,13 @@ def _run_local(job: Job, progress: bool, slave_count: int | None, complete_repor
     slave_count = default_slave_count() if slave_count is None else slave_count
     if not job.resumes:
         job.config.check_slaves(slave_count)
-    with MasterShell(job, progress) as shell:
-        load_master_kernels(job.config, shell.layouts)
-        load_slave_kernels(job.config, shell.layouts)
+    with MasterHost(job, progress) as role_host:
+        load_master_kernels(job.config, role_host.layouts)
+        load_slave_kernels(job.config, role_host.layouts)
         clock = RunClock()
-        with shell.collector_beside(clock) as collector, stop_signals(job) as stop_wanted:
-            loop = _LocalLoop(job, shell, collector, clock, slave_count, stop_wanted)
-            shell.open_door()
+        with role_host.collector_beside(clock) as collector, stop_signals(job) as stop_wanted:
+            loop = _LocalLoop(job, role_host, collector, clock, slave_count, stop_wanted)
+            role_host.open_flight()
             process: dict[str, Any] = {"rank": 0, "host": platform.node(), "role": "in-process", "start_rss_bytes": rss_bytes()}
             loop.run()
             ended_s = time.monotonic()
@@ -110,7 +110,7 @@ def _run_local(job: Job, progress: bool, slave_count: int | None, complete_repor
             join_s = ended_s - started if loop.first_tuple_s is None else time.monotonic() - loop.first_tuple_s
             report = build_report(
                 job,
-                master=shell.master.summary(),
+                master=role_host.master.summary(),
                 slaves=[t.slave.summary() for t in loop.slaves],
                 collector=collector.summary(),
                 ranks=[{**process, "peak_rss_bytes": peak_rss_bytes()}],
@@ -120,11 +120,11 @@ def _run_local(job: Job, progress: bool, slave_count: int | None, complete_repor
                 stopped=collector.stopped,
                 prefill_s=None if loop.began_s is None else loop.began_s - (loop.first_tuple_s or loop.began_s),
                 machine=machine,
-                columns=shell.output_columns,
+                columns=role_host.output_columns,
             )
             if not collector.stopped:
                 check_ledger(report)
-                add_warnings(report, job, shell.sources)  # before the result files are closed, which carry them
+                add_warnings(report, job, role_host.sources)  # before the result files are closed, which carry them
                 collector.proof = proof_of(report)
     report["wall_s"] = time.monotonic() - started
     if report["join_s"] > 0:
@@ -133,7 +133,7 @@ def _run_local(job: Job, progress: bool, slave_count: int | None, complete_repor
     if complete_report is not None:
         complete_report(report, job)
     publish(job, report)
-    shell.forget_checkpoints()
+    role_host.forget_checkpoints()
     return report
 
 
@@ -179,25 +179,25 @@ class _RoleThread(threading.Thread):
 class _CollectorThread(_RoleThread):
     """Takes result chunks until the collector has all."""
 
-    def __init__(self, shell: CollectorShell, to_master: _ToMaster, stop: threading.Event) -> None:
+    def __init__(self, role_host: CollectorHost, to_master: _ToMaster, stop: threading.Event) -> None:
         super().__init__("collector", to_master, stop)
-        self._shell = shell
+        self._role_host = role_host
         self.chunks: queue.Queue[ResultChunk] = queue.Queue(_RESULT_CHUNKS)
         self.published: queue.SimpleQueue[PublishResults] = queue.SimpleQueue()
 
     def play(self) -> None:
-        while not self._shell.collector.finished and not self._shell.stopped:
+        while not self._role_host.collector.finished and not self._role_host.stopped:
             if self._stop_event.is_set():
                 raise _StoppedError
-            self._shell.observe()
+            self._role_host.observe()
             while not self.published.empty():
                 command = self.published.get()
-                self._shell.show(command.generation, stop=command.stop)
+                self._role_host.show(command.generation, stop=command.stop)
             try:
-                self._shell.receive(self.chunks.get(timeout=_WAKE_S))
+                self._role_host.receive(self.chunks.get(timeout=_WAKE_S))
             except queue.Empty:
                 continue
-        self._shell.observe(last=True)
+        self._role_host.observe(last=True)
 
 
 class _SlaveThread(_RoleThread):
@@ -218,7 +218,7 @@ class _SlaveThread(_RoleThread):
         self._rush = rush
         throttle.paused = slave.in_history
         self.peers: list[_SlaveThread] = []
-        self.keeper: SlaveKeeper | None = None
+        self.checkpointer: SlaveCheckpointer | None = None
         self._stopped = False
         self._throttle = throttle
         self.inbox: queue.SimpleQueue[SlaveEvent | None] = queue.SimpleQueue()
@@ -232,8 +232,8 @@ class _SlaveThread(_RoleThread):
         try:
             self._play(slave, clock)
         finally:
-            if self.keeper is not None:
-                self.keeper.close()
+            if self.checkpointer is not None:
+                self.checkpointer.close()
 
     def _play(self, slave: Slave, clock: RunClock) -> None:
         self._cpu_ns = time.thread_time_ns()
@@ -266,8 +266,8 @@ class _SlaveThread(_RoleThread):
         if event is None:
             self._stopped = True
             return
-        if isinstance(event, Delivered) and self.keeper is not None:
-            self.keeper.received(event.delivery)
+        if isinstance(event, Delivered) and self.checkpointer is not None:
+            self.checkpointer.received(event.delivery)
         self._perform(self.slave.handle(event, self._clock.now_us()))
         self._mind_the_phase()
 
@@ -297,8 +297,8 @@ class _SlaveThread(_RoleThread):
                     self.peers[supplier].inbox.put(StateWanted(move))
                 case SendState(chunk):
                     self.peers[chunk.consumer].inbox.put(StateReceived(chunk))
-                case SavePart() if self.keeper is not None:
-                    self.keeper.save(command)
+                case SavePart() if self.checkpointer is not None:
+                    self.checkpointer.save(command)
                 case SendResults(chunk):
                     before = self._clock.now_us()
                     self._send(chunk)
@@ -316,13 +316,13 @@ class _LocalLoop:
     def __init__(
         self,
         job: Job,
-        shell: MasterShell,
-        collector: CollectorShell,
+        role_host: MasterHost,
+        collector: CollectorHost,
         clock: RunClock,
         slave_count: int,
         stop_wanted: threading.Event,
     ) -> None:
-        self.shell = shell
+        self.role_host = role_host
         self._stop_wanted = stop_wanted
         self.clock = clock
         self.first_tuple_s: float | None = None
@@ -336,7 +336,7 @@ class _LocalLoop:
         self._collector = _CollectorThread(collector, self._inbox, self._stop)
         self.slaves = [
             _SlaveThread(
-                Slave(SlaveId(s), config, shell.layouts, where=shell.where),
+                Slave(SlaveId(s), config, role_host.layouts, where=role_host.where),
                 Throttle(config.nodes, s),
                 self._collector,
                 clock,
@@ -360,29 +360,31 @@ class _LocalLoop:
         self.slot_us = max(1, self._epoch_us // sub_groups)
         self._boundary_us = next_exchange_us(now_us, self.slot_us)
 
-    def _restore(self, job: Job, collector: CollectorShell) -> Manifest | None:
+    def _restore(self, job: Job, collector: CollectorHost) -> Manifest | None:
         """Start the roles, from the newest checkpoint if there is one; returns that."""
-        shell, count = self.shell, len(self.slaves)
-        if shell.keeper is None:
-            shell.start(self.clock, count)
+        role_host, count = self.role_host, len(self.slaves)
+        if role_host.checkpointer is None:
+            role_host.start(self.clock, count)
             collector.start(count)
             return None
-        manifest = shell.keeper.folder.newest()
+        manifest = role_host.checkpointer.folder.newest()
         if manifest is not None:
             self.clock.restart(manifest.plain["clock_us"])
-        shell.start(self.clock, count, self._inbox.put)
-        self.resumed_tuples = sum(s.counts.tuples for s in shell.master.streams)
-        name, owner = shell.keeper.manifest_name, shell.master.controller.map.owner.tolist()
+        role_host.start(self.clock, count, self._inbox.put)
+        self.resumed_tuples = sum(s.counts.tuples for s in role_host.master.streams)
+        name, owner = role_host.checkpointer.manifest_name, role_host.master.controller.map.owner.tolist()
         collector.start(count, name, self._inbox.put)
-        path, incarnation = shell.keeper.folder.path, shell.keeper.folder.incarnation
+        path, incarnation = role_host.checkpointer.folder.path, role_host.checkpointer.folder.incarnation
         try:
             for thread in self.slaves:
-                thread.keeper = SlaveKeeper(path, incarnation, thread.slave, shell.master.config, self._inbox.put)
-                thread.keeper.restore(name, owner, list(shell.master.controller.active))
+                thread.checkpointer = SlaveCheckpointer(
+                    path, incarnation, thread.slave, role_host.master.config, self._inbox.put
+                )
+                thread.checkpointer.restore(name, owner, list(role_host.master.controller.active))
         except BaseException:
             for thread in self.slaves:
-                if thread.keeper is not None:
-                    thread.keeper.close()
+                if thread.checkpointer is not None:
+                    thread.checkpointer.close()
             raise
         return manifest
 
@@ -394,7 +396,7 @@ class _LocalLoop:
         try:
             for thread in threads:
                 thread.start()
-            while self._running or not self.shell.master.finished:
+            while self._running or not self.role_host.master.finished:
                 self._step()
         finally:
             self._stop.set()
@@ -405,27 +407,27 @@ class _LocalLoop:
 
     def _step(self) -> None:
         """Take what the other roles say, deliver, and read one batch or wait."""
-        self.shell.observe()
+        self.role_host.observe()
         if self._realtime and not self._in_history:
             self._tick()
-        while self.shell.outbox:
-            delivery = self.shell.outbox.popleft()
+        while self.role_host.outbox:
+            delivery = self.role_host.outbox.popleft()
             self.slaves[delivery.slave].inbox.put(Delivered(delivery))
-        while self.shell.publish:
-            self._publish(self.shell.publish.popleft())
-        if self._stop_wanted.is_set() and not self.shell.master.checkpoints.stopping:
-            self.shell.handle(StopRequested())
-        if self.shell.clock_starts_us is not None:
-            self._begin(self.shell.clock_starts_us)
-        idle = self.shell.listen()
+        while self.role_host.publish:
+            self._publish(self.role_host.publish.popleft())
+        if self._stop_wanted.is_set() and not self.role_host.master.checkpoints.stopping:
+            self.role_host.handle(StopRequested())
+        if self.role_host.clock_starts_us is not None:
+            self._begin(self.role_host.clock_starts_us)
+        idle = self.role_host.listen()
         try:
-            reading = self.shell.wanted is not None
+            reading = self.role_host.wanted is not None
             message = self._inbox.get(block=not reading, timeout=PATIENCE_S if idle else self._patience_s())
         except queue.Empty:
             if reading:
                 if self.first_tuple_s is None:
                     self.first_tuple_s = time.monotonic()
-                self.shell.read()
+                self.role_host.read()
             else:
                 self._freed.mind()
             return
@@ -435,7 +437,7 @@ class _LocalLoop:
             case BaseException():
                 raise message
             case _:
-                self.shell.handle(message)
+                self.role_host.handle(message)
 
     def _publish(self, command: PublishResults) -> None:
         self._collector.published.put(command)
@@ -446,7 +448,7 @@ class _LocalLoop:
     def _patience_s(self) -> float:
         """How long the master may wait for the other roles: to its next boundary, at most a second."""
         if not self._realtime or self._in_history:
-            return 1.0 if self.shell.watcher is None else self.shell.watcher.patience_s
+            return 1.0 if self.role_host.watcher is None else self.role_host.watcher.patience_s
         due_us = min(self._boundary_us, *self._exchange_at_us)
         return max(0.0, min(due_us - self.clock.now_us(), 20_000)) / 1e6
 
@@ -454,7 +456,7 @@ class _LocalLoop:
         """All history is joined: the clock starts, for all threads at once."""
         self.clock.restart(clock_us)
         self.meter.start()
-        self.shell.clock_starts_us, self._in_history, self.began_s = None, False, time.monotonic()
+        self.role_host.clock_starts_us, self._in_history, self.began_s = None, False, time.monotonic()
         self._boundary_us = next_exchange_us(clock_us, self.slot_us)
         self._exchange_at_us = [next_exchange_us(clock_us, self._epoch_us, o) for o in self._offsets_us]
         for thread in self.slaves:
@@ -465,7 +467,7 @@ class _LocalLoop:
         if now >= self._boundary_us:
             self.meter.lateness.add(now - self._boundary_us)
             self._boundary_us = next_exchange_us(now, self.slot_us)
-            self.shell.handle(ClockAdvanced())
+            self.role_host.handle(ClockAdvanced())
         for slave, thread in enumerate(self.slaves):
             if now >= self._exchange_at_us[slave]:
                 self._exchange_at_us[slave] = next_exchange_us(now, self._epoch_us, self._offsets_us[slave])

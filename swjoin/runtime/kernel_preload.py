@@ -1,6 +1,6 @@
 """A rank calls its own kernels once before the run's clock starts.
 
-What: `load_master_kernels`, `load_slave_kernels`; both say so when a kernel had to be compiled first (`compilations_told`).
+What: `load_master_kernels`, `load_slave_kernels`; both say so when a kernel had to be compiled first (`report_compilations`).
 Why: loading compiled kernels from the cache takes most of a second, which must not become production delay of the first
 distribution epochs.
 Stays out: compiling them in the first place (`cli.compile_kernels`), measuring.
@@ -25,7 +25,7 @@ from swjoin.config.run import MeasureConfig, NodesConfig, OverloadConfig, Reorga
 from swjoin.core.batch import PayloadRows, RowLayout, SourceBatch, TupleBatch
 from swjoin.core.data_messages import Delivery
 from swjoin.core.ids import END_OF_TIME_US, EpochIndex, QueryId, SlaveId
-from swjoin.core.sequence_numbers import travelling
+from swjoin.core.sequence_numbers import wire_layouts
 from swjoin.state.payload_store import PAGE_ROWS
 
 _PATIENCE_S = 1.0
@@ -50,7 +50,7 @@ class _Compiled(Listener):  # type: ignore[misc]
 
 
 @contextlib.contextmanager
-def compilations_told() -> Iterator[None]:
+def report_compilations() -> Iterator[None]:
     """One line on standard error when kernels are compiled inside: it happens once after an installation or a change."""
     compiled = _Compiled()
     with install_listener("numba:compile", compiled):
@@ -82,7 +82,7 @@ def _alone(config: RunConfig) -> RunConfig:
     )
 
 
-@compilations_told()
+@report_compilations()
 def load_master_kernels(config: RunConfig, layouts: tuple[RowLayout | None, RowLayout | None]) -> None:
     """Judge, order and partition two tuples."""
     relaxed = dataclasses.replace(_alone(config), time=TimeConfig("event", 1_000_000, "drop"), pace="asap")
@@ -94,14 +94,14 @@ def load_master_kernels(config: RunConfig, layouts: tuple[RowLayout | None, RowL
         master.handle(StreamEnded(stream), 0)
 
 
-@compilations_told()
+@report_compilations()
 def load_slave_kernels(config: RunConfig, layouts: tuple[RowLayout | None, RowLayout | None]) -> None:
     """Join two pairs of tuples, with the payload layouts of the run."""
     pages = 2 * PAGE_ROWS * sum(layout.fixed_bytes for layout in layouts if layout is not None)
     module = dataclasses.replace(config.module, window_bytes=(1 << 20) + pages)
     slave = Slave(SlaveId(0), dataclasses.replace(_alone(config), module=module), layouts)
     batches = []
-    for layout in travelling(layouts, counted=config.query.bounds.counted):
+    for layout in wire_layouts(layouts, counted=config.query.bounds.counted):
         two = np.zeros(2, np.int64)
         batches.append(TupleBatch(two, two, two.astype(np.uint64), two, _two_rows(layout)))
     one, counts = np.zeros(1, np.int64), np.full(1, 2, np.int64)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 
 if TYPE_CHECKING:
-    from swjoin.connectors.output_columns import OutputPlan
+    from swjoin.connectors.output_columns import OutputColumns
     from swjoin.connectors.sink import Sink
     from swjoin.connectors.source import Source
     from swjoin.expressions.vm import Program
@@ -59,7 +59,7 @@ def compile_job_where(job: Job, sources: tuple[Source, Source]) -> Program | Non
     return compile_text(query.where, sources[LEFT].codec, sources[RIGHT].codec, counted=query.bounds.counted)
 
 
-def open_job_sink(job: Job, plan: OutputPlan) -> Sink:
+def open_job_sink(job: Job, plan: OutputColumns) -> Sink:
     """The sink of a job. UserError when the target cannot be written."""
     from swjoin.connectors.sink import open_sink
 

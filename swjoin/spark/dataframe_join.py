@@ -16,19 +16,19 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any
 
-from swjoin.config.arguments import Duration, TimeUnit, duration_us, one_of, side_units, size_bytes, speaking_python
+from swjoin.config.arguments import Duration, TimeUnit, duration_us, one_of, python_wording, side_units, size_bytes
 from swjoin.config.run import QueryConfig
 from swjoin.config.sections import check_key
-from swjoin.connectors.output_columns import OutputPlan
+from swjoin.connectors.output_columns import OutputColumns
 from swjoin.connectors.times import TIME_UNITS, TimeColumn, check_times
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import JOIN_KINDS, How
 from swjoin.core.key_encoder import KeyEncoder
 from swjoin.core.row_codec import StreamCodec
-from swjoin.spark.executor_join import JoinPlan, join_parcels
+from swjoin.spark.executor_join import JoinSpec, join_parcels
 from swjoin.spark.parquet_files import ParquetFiles, read_pieces
-from swjoin.spark.shuffle_batches import PARCEL_SCHEMA, StreamPlan, pack
+from swjoin.spark.shuffle_batches import PARCEL_SCHEMA, StreamSpec, pack
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -85,14 +85,14 @@ def window_join(
     output = _chosen(_output(frames, kinds, keys, query.how), columns)
     count = _partition_count(frames[LEFT], partitions)
     plans = tuple(
-        StreamPlan(side, len(keys[side]), encoder.native, times[side], units[side], count, query.bounds.retention_us)
+        StreamSpec(side, len(keys[side]), encoder.native, times[side], units[side], count, query.bounds.retention_us)
         for side in (LEFT, RIGHT)
     )
     carried = [
         [*keys[side], times[side], *(c.name for c in output if c.side == side and c.name not in (*keys[side], times[side]))]
         for side in (LEFT, RIGHT)
     ]
-    plan = JoinPlan(
+    plan = JoinSpec(
         query.bounds,
         query.how,
         (plans[LEFT], plans[RIGHT]),
@@ -199,7 +199,7 @@ def _checked_times(
     for unit, name in zip(units, ("time_unit", "left_time_unit", "right_time_unit"), strict=True):
         if unit is not None:
             one_of(unit, TIME_UNITS, name)
-    with speaking_python():
+    with python_wording():
         found = side_units(*units)
         left, right = (
             TimeColumn(STREAM_NAMES[s], STREAM_NAMES[s], times[s], kinds[s].field(times[s]).type, found[s], None)
@@ -246,7 +246,7 @@ def _output(
         codecs.append(StreamCodec(tuple((name, kinds[side].field(name).type, "row") for name in order), keys[side], None))
         if side == LEFT or not JOIN_KINDS[how].one_sided:
             columns += [(side, name) for name in (order if side == LEFT else others)]
-    labels = OutputPlan(codecs[LEFT], codecs[RIGHT], ids=False, how=how).schema.names
+    labels = OutputColumns(codecs[LEFT], codecs[RIGHT], ids=False, how=how).schema.names
     if frames[LEFT].sparkSession.conf.get("spark.sql.caseSensitive") != "true":
         lower = [label.lower() for label in labels]
         same = [label for label in labels if lower.count(label.lower()) > 1]
@@ -286,7 +286,7 @@ def _frame_of(source: DataFrame | ParquetFiles) -> DataFrame:
     return source.frame if isinstance(source, ParquetFiles) else source
 
 
-def _packed(source: DataFrame | ParquetFiles, inside: Sequence[str], plan: StreamPlan, kinds: pa.Schema) -> DataFrame:
+def _packed(source: DataFrame | ParquetFiles, inside: Sequence[str], plan: StreamSpec, kinds: pa.Schema) -> DataFrame:
     """A stream as parcels. Nothing but what the join and its result need leaves the JVM."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import IntegralType
@@ -308,7 +308,7 @@ def _packed(source: DataFrame | ParquetFiles, inside: Sequence[str], plan: Strea
     return frame.select(*columns).mapInArrow(parcels, PARCEL_SCHEMA)
 
 
-def _packed_files(files: ParquetFiles, inside: Sequence[str], plan: StreamPlan, kinds: pa.Schema) -> DataFrame:
+def _packed_files(files: ParquetFiles, inside: Sequence[str], plan: StreamSpec, kinds: pa.Schema) -> DataFrame:
     types = [kinds.field(name).type for name in inside]
 
     def parcels(pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -341,7 +341,7 @@ def _without_key(
     return frame.where(absent).select(*columns)
 
 
-def _joined(parcels: DataFrame, plan: JoinPlan, schema: StructType) -> DataFrame:
+def _joined(parcels: DataFrame, plan: JoinSpec, schema: StructType) -> DataFrame:
     def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return join_parcels(batches, plan)
 

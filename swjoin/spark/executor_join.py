@@ -26,7 +26,7 @@ from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How
 from swjoin.core.key_encoder import KeyEncoder
 from swjoin.core.row_sizes import BLOCK_BYTES, pieces_of, row_bytes
 from swjoin.operators.window_join import WindowJoin
-from swjoin.spark.shuffle_batches import StreamPlan, ascending, times_us, unpack
+from swjoin.spark.shuffle_batches import StreamSpec, ascending, times_us, unpack
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,7 +41,7 @@ GATHERED_ROWS = 1 << 17  # rows that are put beside the windows' rows at once
 
 
 @dataclass(frozen=True)
-class JoinPlan:
+class JoinSpec:
     """What an executor knows of the join.
 
     how: which rows come out. streams: left and right. columns: of the output, in its order: side, and index in that side's
@@ -50,7 +50,7 @@ class JoinPlan:
 
     bounds: Bounds
     how: How
-    streams: tuple[StreamPlan, StreamPlan]
+    streams: tuple[StreamSpec, StreamSpec]
     columns: tuple[tuple[int, int], ...]
     names: tuple[str, ...]
     types: tuple[pa.DataType, ...]
@@ -140,7 +140,7 @@ class _Stream:
 class Joiner:
     """Joins the parcels of one Spark partition. `window_rows`: most rows beside the windows at any time."""
 
-    def __init__(self, plan: JoinPlan) -> None:
+    def __init__(self, plan: JoinSpec) -> None:
         self.plan = plan
         kind = JOIN_KINDS[plan.how]
         own_keys = [(RIGHT, index) for index in range(plan.streams[RIGHT].key_count)] if kind.unmatched[RIGHT] else []
@@ -251,7 +251,7 @@ class Joiner:
         return pa.RecordBatch.from_arrays(columns, names=list(self.plan.names))
 
 
-def join_parcels(batches: Iterator[pa.RecordBatch], plan: JoinPlan) -> Iterator[pa.RecordBatch]:
+def join_parcels(batches: Iterator[pa.RecordBatch], plan: JoinSpec) -> Iterator[pa.RecordBatch]:
     """Joined rows of one Spark partition; the parcels come in the order of their first times."""
     joiner: Joiner | None = None
     for batch in batches:

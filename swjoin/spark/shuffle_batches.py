@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swjoin.config.arguments import speaking_python
+from swjoin.config.arguments import python_wording
 from swjoin.connectors.times import TimeColumn, microseconds
 from swjoin.core.batch import I64, STREAM_NAMES, Bool, TupleBatch
 from swjoin.core.errors import UserError
@@ -35,7 +35,7 @@ LEAST_ROWS = 1024  # no parcel is cut by time into smaller ones
 
 
 @dataclass(frozen=True)
-class StreamPlan:
+class StreamSpec:
     """What an executor knows of a stream.
 
     side: LEFT or RIGHT. key_count: of the batches' columns these are the key, the next one is the time. native: the key is its
@@ -52,7 +52,7 @@ class StreamPlan:
     retention_us: int
 
 
-def times_us(column: pa.Array, plan: StreamPlan) -> I64:
+def times_us(column: pa.Array, plan: StreamSpec) -> I64:
     """Microseconds of a time column without nulls, an array of its own. UserError for what is out of range or too fine."""
     name = STREAM_NAMES[plan.side]
 
@@ -60,11 +60,11 @@ def times_us(column: pa.Array, plan: StreamPlan) -> I64:
         if wrong.any():
             raise UserError(f"time column {plan.time} {what}")
 
-    with speaking_python():
+    with python_wording():
         return np.array(microseconds(column, TimeColumn(name, name, plan.time, column.type, plan.time_unit, None), refuse))
 
 
-def pack(batches: Iterator[pa.RecordBatch], plan: StreamPlan) -> Iterator[pa.RecordBatch]:
+def pack(batches: Iterator[pa.RecordBatch], plan: StreamSpec) -> Iterator[pa.RecordBatch]:
     """Rows of PARCEL_SCHEMA, a batch of them for every PACKED_ROWS rows."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
@@ -79,7 +79,7 @@ def pack(batches: Iterator[pa.RecordBatch], plan: StreamPlan) -> Iterator[pa.Rec
         yield _parcels(waiting, plan)
 
 
-def _parcels(batches: list[pa.RecordBatch], plan: StreamPlan) -> pa.RecordBatch:
+def _parcels(batches: list[pa.RecordBatch], plan: StreamSpec) -> pa.RecordBatch:
     import pyarrow as pa
 
     whole = pa.concat_batches(batches)
@@ -116,7 +116,7 @@ def _parcels(batches: list[pa.RecordBatch], plan: StreamPlan) -> pa.RecordBatch:
     )
 
 
-def _route(whole: pa.RecordBatch, plan: StreamPlan) -> I64:
+def _route(whole: pa.RecordBatch, plan: StreamSpec) -> I64:
     column = whole.column(0 if plan.native else whole.num_columns - 1)
     kind = [("key", column.type)]
     return KeyEncoder(kind, kind).encode([column])[0]

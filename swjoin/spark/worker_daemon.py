@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from swjoin.core.join_semantics import Bounds
-from swjoin.spark.executor_join import JoinPlan, join_parcels
-from swjoin.spark.shuffle_batches import StreamPlan, pack
+from swjoin.spark.executor_join import JoinSpec, join_parcels
+from swjoin.spark.shuffle_batches import StreamSpec, pack
 
 
 def load_kernels() -> None:
@@ -20,12 +20,12 @@ def load_kernels() -> None:
     import pyarrow as pa
 
     bounds = Bounds(-1, 1)
-    plans = tuple(StreamPlan(side, 1, True, "ts", "us", 1, 1) for side in (0, 1))
+    plans = tuple(StreamSpec(side, 1, True, "ts", "us", 1, 1) for side in (0, 1))
     column = np.arange(4096)
     rows = pa.record_batch([pa.array(column % 512), pa.array(column)], names=["key", "ts"])
     parcels = [parcel for plan in plans for parcel in pack(iter([rows]), plan)]
     types = (pa.int64(), pa.int64())
-    plan = JoinPlan(bounds, "inner", (plans[0], plans[1]), ((0, 0), (1, 1)), ("key", "ts"), types, 16 << 20)
+    plan = JoinSpec(bounds, "inner", (plans[0], plans[1]), ((0, 0), (1, 1)), ("key", "ts"), types, 16 << 20)
     assert sum(batch.num_rows for batch in join_parcels(iter(parcels), plan)) == len(column)
 
 

@@ -56,7 +56,7 @@ class Summary:
     wall_s: float = 0.0
 
 
-class Interrupted(SwjoinError):
+class SweepInterruptedError(SwjoinError):
     """A signal ended the sweep; what had ended stays."""
 
 
@@ -122,13 +122,13 @@ def _typical(experiment: Experiment, point: Point) -> RunConfig:
 
 @contextmanager
 def _signals() -> Iterator[None]:
-    """SIGINT and SIGTERM become `Interrupted`, so that the run in progress is ended too."""
+    """SIGINT and SIGTERM become `SweepInterruptedError`, so that the run in progress is ended too."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        error = Interrupted(f"stopped by {signal.Signals(number).name}; the same command goes on from here")
+        error = SweepInterruptedError(f"stopped by {signal.Signals(number).name}; the same command goes on from here")
         error.exit_code = 128 + number
         raise error
 

@@ -20,9 +20,9 @@ import pytest
 
 import swjoin as api
 from swjoin.checkpoint import delivery_log
-from swjoin.checkpoint.checkpointers import MasterKeeper
+from swjoin.checkpoint.checkpointers import MasterCheckpointer
 from swjoin.checkpoint.delivery_log import Segment, SegmentLog, replay, replay_epochs
-from swjoin.checkpoint.store import CheckpointFolder, read_manifest
+from swjoin.checkpoint.store import CheckpointStore, read_manifest
 from swjoin.cluster.collector import Collector, Tally
 from swjoin.cluster.master.checkpoint_coordinator import Checkpoints
 from swjoin.cluster.master.master import Master
@@ -45,7 +45,7 @@ from tests.support.limits import PROCESS_S
 from tests.support.planted import complaints
 from tests.support.stopped_runs import _in_pieces, _run, _stopping
 from tests.tools.processes import LaunchedRun
-from tests.tools.random_kills import Ordeal, run_ordeal
+from tests.tools.random_kills import FaultScenario, run_ordeal
 from tests.tools.random_runs import Scenario, run_simulated
 
 # ---------------------------------------------------------------- the simulator: crashes at any step
@@ -341,7 +341,7 @@ def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Path]
 
 def test_the_last_two_checkpoints_are_kept_and_nothing_else(stopped: tuple[Any, Path]) -> None:
     folder = stopped[1] / "checkpoints"
-    manifests = CheckpointFolder(folder, {}).manifests()
+    manifests = CheckpointStore(folder, {}).manifests()
     assert 1 <= len(manifests) <= 2
     needed = {name for path in manifests for name in read_manifest(path).files}
     appended = {"metrics.rows", "late.rows", "keys.bytes", "keys.lengths"}
@@ -398,7 +398,7 @@ def test_an_input_of_the_same_size_with_other_rows_is_refused(stopped: tuple[Any
 @pytest.mark.parametrize("how", ["flip", "cut", "gone", "empty"])
 def test_a_corrupt_checkpoint_is_refused_with_its_place(what: str, how: str, stopped: tuple[Any, Path], swjoin: Any) -> None:
     folder = stopped[1] / "checkpoints"
-    newest = CheckpointFolder(folder, {}).manifests()[-1]
+    newest = CheckpointStore(folder, {}).manifests()[-1]
     names = read_manifest(newest).files | {"keys.bytes", "keys.lengths", "late.rows"}
     path = folder / sorted(n for n in names if n.startswith(what))[-1]
     data = bytearray(path.read_bytes())
@@ -417,7 +417,7 @@ def test_a_corrupt_checkpoint_is_refused_with_its_place(what: str, how: str, sto
 
 
 def test_a_checkpoint_with_the_sums_of_an_older_digest_is_refused(stopped: tuple[Any, Path], swjoin: Any) -> None:
-    newest = CheckpointFolder(stopped[1] / "checkpoints", {}).manifests()[-1]
+    newest = CheckpointStore(stopped[1] / "checkpoints", {}).manifests()[-1]
     newest.write_text(json.dumps({**json.loads(newest.read_text()), "format": 5}))
     outcome = swjoin("run", "--resume", stopped[1])
     assert (outcome.code, len(outcome.err)) == (2, 1)
@@ -489,7 +489,7 @@ def test_the_masters_part_comes_back(tmp_path: Path) -> None:
 
     done: list[Any] = []
     identity: dict[str, Any] = {"config": {}, "config_digest": "x", "inputs": [], "command": "", "run_dir": ""}
-    folder = CheckpointFolder(tmp_path / "c", identity)
+    folder = CheckpointStore(tmp_path / "c", identity)
     assert folder.begin(None, done.append) == 1
     rows = PayloadRows(np.arange(6, dtype=np.uint8).reshape(3, 2), np.array([0, 1, 1, 4]), np.arange(4, dtype=np.uint8))
     batch = TupleBatch(np.arange(3), np.arange(3) * 2, np.arange(3, dtype=np.uint64), np.zeros(3, np.int64), rows)
@@ -503,7 +503,7 @@ def test_the_masters_part_comes_back(tmp_path: Path) -> None:
     folder.complete(CompleteCheckpoint(0, EpochIndex(4), 77, (1, 2), parts))
     folder.end()
     assert not [event for event in done if isinstance(event, BaseException)]
-    manifest = CheckpointFolder(tmp_path / "c", {}).newest()
+    manifest = CheckpointStore(tmp_path / "c", {}).newest()
     assert manifest is not None
     assert (manifest.generation, manifest.alive_us, manifest.joined, manifest.produced) == (0, (1, 2), [6, 8], 10)
     found = folder.read_master(manifest)
@@ -561,7 +561,7 @@ def _delivery(epoch: int, groups: Any, left_counts: Any, right_counts: Any, left
 
 
 def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
-    first, second = (CheckpointFolder(tmp_path / "c", {}) for _ in range(2))
+    first, second = (CheckpointStore(tmp_path / "c", {}) for _ in range(2))
     first.begin(None, print)
     with pytest.raises(UserError, match="another process writes checkpoints there"):
         second.begin(None, print)
@@ -576,7 +576,7 @@ def test_a_run_that_dies_while_it_clears_up_cannot_be_resumed_into_ruin(
     stopped: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Manifests go first: whatever is left then is nothing to go on from, and the results stay."""
-    folder = CheckpointFolder(stopped[1] / "checkpoints", {})
+    folder = CheckpointStore(stopped[1] / "checkpoints", {})
     unlink, calls = Path.unlink, [len(folder.manifests()) + 1]
 
     def dying(self: Path, missing_ok: bool = False) -> None:
@@ -603,7 +603,7 @@ def test_a_stop_before_the_first_row(pace: str, tmp_path: Path, monkeypatch: pyt
     }
     report = _in_pieces(config_from_plain(plain), tmp_path / "run", monkeypatch, [2, 2], [0])
     assert report["complete"]
-    assert (report["results"]["count"], report["results"]["digest"]) == Ordeal(1, "stop", plain, 0, 0, 0, 0).expected()
+    assert (report["results"]["count"], report["results"]["digest"]) == FaultScenario(1, "stop", plain, 0, 0, 0, 0).expected()
     assert report["checkpoints"]["resumed_from"] == 0
 
 
@@ -629,13 +629,13 @@ def test_a_source_that_ends_too_early_is_no_answer(tmp_path: Path, monkeypatch: 
     """Such a run would balance: what was never read is in no ledger."""
     monkeypatch.setattr("swjoin.connectors.files.source.BATCH_ROWS", 300)
     config = config_from_plain(_strings(tmp_path, "parquet"))
-    restore = MasterKeeper.restore
+    restore = MasterCheckpointer.restore
 
-    def lose(self: MasterKeeper, *args: Any) -> None:
+    def lose(self: MasterCheckpointer, *args: Any) -> None:
         restore(self, *args)
         self._sources[0].seek(3000)
 
-    monkeypatch.setattr(MasterKeeper, "restore", lose)
+    monkeypatch.setattr(MasterCheckpointer, "restore", lose)
     with pytest.raises(RunFailed, match="rows were read of 4000"):
         _run(config, tmp_path / "run", 1)
 
@@ -675,7 +675,7 @@ def test_sigterm_stops_a_process_which_another_resumes(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "run" / "run.json").read_text())
-    ordeal = Ordeal(1, "stop", plain, 0, 0, 0, 0)
+    ordeal = FaultScenario(1, "stop", plain, 0, 0, 0, 0)
     assert (report["results"]["count"], report["results"]["digest"]) == ordeal.expected()
     assert report["checkpoints"]["resumed_from"] is not None
 
@@ -716,7 +716,7 @@ def test_a_slave_that_stands_by_takes_the_place_of_one_that_dies(tmp_path: Path)
     cluster.kill([3])  # slave 1, active; slave 2 stands by
     assert cluster.end(PROCESS_S) == 0, cluster.said()
     report = json.loads((out / "run.json").read_text())
-    assert (report["results"]["count"], report["results"]["digest"]) == Ordeal(1, "slave", plain, 0, 0, 0, 0).expected()
+    assert (report["results"]["count"], report["results"]["digest"]) == FaultScenario(1, "slave", plain, 0, 0, 0, 0).expected()
     assert [r["slaves"] for r in report["checkpoints"]["recoveries"]] == [2]
     metrics = pq.read_table(out / "metrics" / "slaves.parquet").to_pandas()
     late = metrics[metrics["epoch"] > metrics["epoch"].max() - 10]

@@ -25,7 +25,7 @@ from swjoin.connectors.generator.source import GeneratorSource
 from swjoin.core.batch import RIGHT, SourceBatch
 from swjoin.core.errors import UserError
 from swjoin.core.ids import SlaveId
-from swjoin.runtime.idle_sources import Silence
+from swjoin.runtime.idle_sources import IdleDetector
 from tests.conftest import ROOT
 from tests.support.limits import PROCESS_S
 from tests.support.overloaded import answer_without
@@ -45,7 +45,7 @@ def test_what_is_older_than_a_promise_is_late() -> None:
     intake.become_idle()
     intake.carry(50)  # the other stream has come that far
     assert intake.watermark_us == 48
-    intake.speak()
+    intake.become_active()
     aside = intake.read(rows([20, 47, 48, 60]), 0)
     assert [batch.ts.tolist() for batch, _ in aside] == [[20, 47]]
     assert intake.counts.late == 2
@@ -86,24 +86,24 @@ def test_read_ahead_says_whether_it_has_something() -> None:
 
 def test_silence_is_timed() -> None:
     class Source:
-        speaks = False
+        stream_resumed = False
 
         def ready(self, patience_s: float) -> bool:
             time.sleep(patience_s)
-            return self.speaks
+            return self.stream_resumed
 
     source: Any = Source()
-    silence = Silence(30_000)
+    silence = IdleDetector(30_000)
     begin = time.monotonic()
     while silence.of(1, source) is False:
         pass
     assert time.monotonic() - begin >= 0.03
     assert silence.any_idle
     assert silence.ended([source, source]) == []
-    source.speaks = True
+    source.stream_resumed = True
     assert silence.ended([source, source]) == [1]
     assert not silence.any_idle
-    assert Silence(0).of(0, source) is None
+    assert IdleDetector(0).of(0, source) is None
 
 
 def config_file(folder: Path, pace: str, late: str, idle: str, duration: str) -> Path:

@@ -24,7 +24,7 @@ from swjoin.connectors.kafka import reader as kafka_reader
 from swjoin.connectors.kafka.decoder import Decoded, MessageDecoder
 from swjoin.connectors.kafka.source import KafkaSource
 from swjoin.connectors.open import open_live_sources
-from swjoin.connectors.row_encoder import Tuples, describe_streams
+from swjoin.connectors.row_encoder import TupleEncoder, describe_streams
 from swjoin.connectors.schema import parse_schema
 from swjoin.connectors.source import is_live
 from swjoin.core.batch import LEFT
@@ -230,7 +230,7 @@ def test_a_message_with_an_id_that_cannot_be_is_unusable(kind: str, wrong: int) 
     stream = StreamConfig(kafka=KafkaConfig("localhost", "t"), schema=columns, key=("key",), time_unit="us", id="id")
     schema = parse_schema(columns, "test")
     views, keys = describe_streams((stream, schema), (stream, schema), carry=False, packed=True)
-    tuples = Tuples(stream, views[LEFT], keys, lambda row: f"row {row}")
+    tuples = TupleEncoder(stream, views[LEFT], keys, lambda row: f"row {row}")
     decoder = MessageDecoder("json", schema, lambda batch: tuples.ids(batch, 0), "id")
     decoded = decode(decoder, [b'{"key":1,"ts":1,"id":7}', b'{"key":1,"ts":2,"id":%d}' % wrong])
     assert decoded.unusable.tolist() == [False, True]

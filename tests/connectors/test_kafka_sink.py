@@ -20,7 +20,7 @@ from swjoin.connectors.kafka import client
 from swjoin.connectors.kafka import sink as sink_module
 from swjoin.connectors.kafka.decoder import MessageDecoder
 from swjoin.connectors.kafka.sink import KafkaSink, arrow_messages, json_messages
-from swjoin.connectors.output_columns import OutputPlan
+from swjoin.connectors.output_columns import OutputColumns
 from swjoin.connectors.sink import open_sink
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.row_codec import StreamCodec
@@ -28,7 +28,7 @@ from tests.support.kafka_cluster import MockCluster
 from tests.support.kafka_content import content_of, position_of, without_repeats
 
 NUMBERS = itertools.count()
-PLAN = OutputPlan(
+PLAN = OutputColumns(
     StreamCodec((("user", pa.int64(), "key"), ("at", pa.timestamp("us"), "ts")), ("user",), None),
     StreamCodec((("user", pa.int64(), "key"), ("seen", pa.timestamp("us"), "ts")), ("user",), None),
     ids=True,

@@ -19,7 +19,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from swjoin.connectors.flight.result_log import ConsumerCutError, Place, Reader, RowLog, Taken
+from swjoin.connectors.flight.result_log import ConsumerCutOffError, ConsumerOffset, Reader, ResultLog, Taken
 from swjoin.core.errors import SwjoinError, UserError
 from tests.support.limits import PROCESS_S
 
@@ -40,7 +40,7 @@ class Consumer:
     skipped: dict[int, int]
     reader: Reader | None = None
     files: Iterator[Taken] | None = None
-    place: Place | None = None  # after the last event
+    place: ConsumerOffset | None = None  # after the last event
     got: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     failed: bool = False
 
@@ -59,7 +59,7 @@ class Consumer:
             at = self.skipped.get(g, 0) + len(self.got[g])
             assert rows == truth[g][at : at + len(rows)], f"generation {g}: other rows than those after {at}"
             self.got[g] += rows
-        self.place = Place.from_plain(self.reader.place.to_plain())
+        self.place = ConsumerOffset.from_plain(self.reader.place.to_plain())
 
 
 class _Machine(RuleBasedStateMachine):
@@ -77,8 +77,8 @@ class _Machine(RuleBasedStateMachine):
         self.evicted = False
         self.log = self._open_log()
 
-    def _open_log(self) -> RowLog:
-        return RowLog(SCHEMA, LIMIT_BYTES, 0.0, in_files=self.in_files, eras=self.folder / ".eras")
+    def _open_log(self) -> ResultLog:
+        return ResultLog(SCHEMA, LIMIT_BYTES, 0.0, in_files=self.in_files, eras=self.folder / ".eras")
 
     @initialize()
     def begin(self) -> None:
@@ -142,12 +142,12 @@ class _Machine(RuleBasedStateMachine):
             return
         if consumer is None:
             now |= not self.in_files and self.evicted
-            reader = self.log.open(None if now else Place(), final=final and self.in_files)
+            reader = self.log.open(None if now else ConsumerOffset(), final=final and self.in_files)
             consumer = self.consumers[name] = Consumer(reader.place.below, dict(reader.place.rows), reader)
         else:
-            place = consumer.place if consumer.place is not None else Place(0, consumer.began, consumer.skipped)
+            place = consumer.place if consumer.place is not None else ConsumerOffset(0, consumer.began, consumer.skipped)
             consumer.reader = self.log.open(place, final=final and self.in_files)
-        consumer.place = Place.from_plain(consumer.reader.place.to_plain())
+        consumer.place = ConsumerOffset.from_plain(consumer.reader.place.to_plain())
 
     @rule(name=_CONSUMERS)
     def leave(self, name: int) -> None:
@@ -178,7 +178,7 @@ class _Machine(RuleBasedStateMachine):
         try:
             with self.log._changed:
                 if reader.cut:
-                    raise ConsumerCutError("cut")
+                    raise ConsumerCutOffError("cut")
                 step = reader._step()
         except SwjoinError:
             assert not self.in_files, "rows in files may not be gone"
@@ -240,9 +240,9 @@ def test_for_long(machine: type[_Machine]) -> None:
 
 def test_final_rows_in_memory_outlive_a_recovery(tmp_path: Path) -> None:
     """Without files nobody produces them again: a slow consumer takes them after the recovery, and no open ones."""
-    log = RowLog(SCHEMA, 1 << 20, 0.0, eras=tmp_path / ".eras")
+    log = ResultLog(SCHEMA, 1 << 20, 0.0, eras=tmp_path / ".eras")
     log.restore(0, {})
-    reader = log.open(Place(), final=False)
+    reader = log.open(ConsumerOffset(), final=False)
     log.write(_batch([1, 2]), 0)
     log.write(_batch([7]), 1)
     log.publish(0, [])
@@ -254,19 +254,19 @@ def test_final_rows_in_memory_outlive_a_recovery(tmp_path: Path) -> None:
 
 
 def test_recoveries_before_the_first_rows_take_nothing_away(tmp_path: Path) -> None:
-    log = RowLog(SCHEMA, 1 << 20, 0.0, eras=tmp_path / ".eras")
+    log = ResultLog(SCHEMA, 1 << 20, 0.0, eras=tmp_path / ".eras")
     log.restore(0, {})
     log.publish(0, [])
     log.restore(1, {})
     log.write(_batch([1]), 1)
     log.close()
-    assert [t.batch.column(0).to_pylist() for t in log.open(Place(), final=False) if t.kind == "rows"] == [[1]]
+    assert [t.batch.column(0).to_pylist() for t in log.open(ConsumerOffset(), final=False) if t.kind == "rows"] == [[1]]
 
 
 def test_eras_survive_a_death_while_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A place must never be of a later era than the run knows of: its consumer could not go on."""
-    RowLog(SCHEMA, 1 << 20, 0.0, eras=tmp_path / ".eras").restore(0, {})
-    log = RowLog(SCHEMA, 1 << 20, 0.0, eras=tmp_path / ".eras")
+    ResultLog(SCHEMA, 1 << 20, 0.0, eras=tmp_path / ".eras").restore(0, {})
+    log = ResultLog(SCHEMA, 1 << 20, 0.0, eras=tmp_path / ".eras")
 
     def dies(self: Path, *args: object, **options: object) -> None:
         raise KeyboardInterrupt
@@ -276,7 +276,7 @@ def test_eras_survive_a_death_while_they_are_written(tmp_path: Path, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         log.restore(3, {})
     monkeypatch.undo()
-    assert RowLog(SCHEMA, 1 << 20, 0.0, eras=tmp_path / ".eras").era == 1
+    assert ResultLog(SCHEMA, 1 << 20, 0.0, eras=tmp_path / ".eras").era == 1
 
 
 class _Taker(threading.Thread):
@@ -300,7 +300,7 @@ class _Taker(threading.Thread):
 
 
 def test_writing_waits_for_slow_readers_and_no_longer_than_its_patience() -> None:
-    log = RowLog(SCHEMA, LIMIT_BYTES, 2.0)
+    log = ResultLog(SCHEMA, LIMIT_BYTES, 2.0)
     stuck = log.open(None, final=False)  # takes nothing
     fast = _Taker(log.open(None, final=False))
     longest_s = 0.0
@@ -316,12 +316,12 @@ def test_writing_waits_for_slow_readers_and_no_longer_than_its_patience() -> Non
     assert longest_s > 1.9
     assert log.held_up_s > 1.9
     assert log.cuts == 1
-    with pytest.raises(ConsumerCutError, match=r"cut: results were not taken for 2 s while 400 bytes"):
+    with pytest.raises(ConsumerCutOffError, match=r"cut: results were not taken for 2 s while 400 bytes"):
         next(iter(stuck))
 
 
 def test_a_reader_that_is_slow_but_not_too_slow_loses_nothing() -> None:
-    log = RowLog(SCHEMA, LIMIT_BYTES, PROCESS_S)
+    log = ResultLog(SCHEMA, LIMIT_BYTES, PROCESS_S)
     slow = _Taker(log.open(None, final=False), 0.002)
     for row in range(0, 2000, 10):
         log.write(_batch(list(range(row, row + 10))))
@@ -334,7 +334,7 @@ def test_a_reader_that_is_slow_but_not_too_slow_loses_nothing() -> None:
 
 
 def test_a_lossy_log_skips_and_never_repeats_nor_waits() -> None:
-    log = RowLog(SCHEMA, LIMIT_BYTES, 60.0, lossy=True)
+    log = ResultLog(SCHEMA, LIMIT_BYTES, 60.0, lossy=True)
     reader = log.open(None, final=False)
     steps = iter(reader)
     log.write(_batch([0, 1]))
@@ -357,7 +357,7 @@ def test_a_lossy_log_skips_and_never_repeats_nor_waits() -> None:
 
 
 def test_readers_hear_how_the_run_ended() -> None:
-    log = RowLog(SCHEMA, LIMIT_BYTES, 1.0)
+    log = ResultLog(SCHEMA, LIMIT_BYTES, 1.0)
     reader = log.open(None, final=False)
     log.write(_batch([1]))
     log.close(UserError("the run ended before the streams did"))
@@ -369,7 +369,7 @@ def test_readers_hear_how_the_run_ended() -> None:
 
 
 def test_a_consumer_that_has_gone_is_not_waited_for() -> None:
-    log = RowLog(SCHEMA, LIMIT_BYTES, 60.0)
+    log = ResultLog(SCHEMA, LIMIT_BYTES, 60.0)
     gone = threading.Event()
     taker = _Taker(log.open(None, final=False, given_up=gone.is_set))
     gone.set()
@@ -385,12 +385,12 @@ def test_a_consumer_that_has_gone_is_not_waited_for() -> None:
 )
 def test_what_is_no_place_is_refused(plain: Any) -> None:
     with pytest.raises(UserError, match="from: not a place"):
-        Place.from_plain(plain)
+        ConsumerOffset.from_plain(plain)
 
 
 def test_a_place_of_another_run_and_final_rows_without_files_are_refused() -> None:
-    log = RowLog(SCHEMA, LIMIT_BYTES, 1.0)
+    log = ResultLog(SCHEMA, LIMIT_BYTES, 1.0)
     with pytest.raises(UserError, match="another run"):
-        log.open(Place(era=3), final=False)
+        log.open(ConsumerOffset(era=3), final=False)
     with pytest.raises(UserError, match="final results come with checkpoints"):
         log.open(None, final=True)

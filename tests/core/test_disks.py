@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import swjoin as api
-from swjoin.checkpoint.store import CheckpointFolder
+from swjoin.checkpoint.store import CheckpointStore
 from swjoin.core.errors import NotWritten
 from swjoin.core.storage import replacing, write_whole
 from tests.conftest import ROOT
@@ -113,10 +113,10 @@ def test_a_run_on_a_full_disk_goes_on_from_its_checkpoint(disk: Path, tmp_path: 
     cluster = {"cluster": {"distribution_epoch": "5ms", "epoch_tuples": 200}}
     config = configured(inputs, "count") | {"checkpoint": {"epochs": 1}} | cluster
     out = disk / "run"
-    complete = CheckpointFolder.complete
+    complete = CheckpointStore.complete
     with filled(disk, 2900):
 
-        def filling(folder: CheckpointFolder, checkpoint: Any) -> None:
+        def filling(folder: CheckpointStore, checkpoint: Any) -> None:
             complete(folder, checkpoint)
             if not any((out / "checkpoints").glob("checkpoint-*.json")):
                 return  # another thread writes it
@@ -124,7 +124,7 @@ def test_a_run_on_a_full_disk_goes_on_from_its_checkpoint(disk: Path, tmp_path: 
                 while True:
                     file.write(bytes(4096))
 
-        monkeypatch.setattr(CheckpointFolder, "complete", filling)
+        monkeypatch.setattr(CheckpointStore, "complete", filling)
         with pytest.raises(api.RunFailed) as failure:
             api.run(config, out=out, threads=1)
         monkeypatch.undo()

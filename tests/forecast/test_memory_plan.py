@@ -24,11 +24,11 @@ from swjoin.core.errors import RunFailed
 from swjoin.core.ids import END_OF_TIME_US, EpochIndex, GroupId, QueryId, SlaveId
 from swjoin.core.join_semantics import Bounds
 from swjoin.diagnostics.startup_memory import measure
-from swjoin.forecast.input_profile import BModelKeys, workload_inflow
+from swjoin.forecast.input_profile import BModelKeys, workload_profile
 from swjoin.forecast.key_distribution import shares
 from swjoin.forecast.memory import plan_memory, to_plain
-from swjoin.forecast.memory_report import add_plan, foretell
-from swjoin.operators.join_operator import Journey
+from swjoin.forecast.memory_report import add_plan, estimate_memory
+from swjoin.operators.join_operator import MoveId
 from swjoin.operators.window_join import WindowJoin
 from swjoin.runtime.in_process import run_local
 from swjoin.state.arrays import MINI_BYTES, SLOT_BYTES, block_bytes
@@ -318,7 +318,7 @@ def test_a_slave_whose_last_partition_group_leaves_keeps_no_payload() -> None:
     burst = batch(np.arange(9000), np.zeros(9000))
     drive(join, delivery(0, burst, burst, (0, 0)))
     none = batch([], [])
-    departure = join.depart(Journey(QueryId(0), 0, GroupId(0), SlaveId(0), SlaveId(1)), (none, none), 1 << 16)
+    departure = join.export_group(MoveId(QueryId(0), 0, GroupId(0), SlaveId(0), SlaveId(1)), (none, none), 1 << 16)
     while not departure.done:
         departure.next_chunk()
     assert join.window_bytes() == 0
@@ -342,7 +342,7 @@ def test_a_partition_group_that_arrives_near_the_limit_loses_no_pairs(spare: int
     lefts = batch(keys, np.linspace(40e6, 50e6, n).astype(np.int64))
     drive(supplier, delivery(0, lefts, none, (50_000_000, 50_000_000)))
     pending = batch(keys, np.linspace(50e6, 50.1e6, n).astype(np.int64))
-    found = supplier.depart(Journey(QueryId(0), 0, GroupId(0), SlaveId(0), SlaveId(1)), (none, pending), 1 << 20)
+    found = supplier.export_group(MoveId(QueryId(0), 0, GroupId(0), SlaveId(0), SlaveId(1)), (none, pending), 1 << 20)
     chunks = []
     while not found.done:
         chunks.append(found.next_chunk())
@@ -351,7 +351,7 @@ def test_a_partition_group_that_arrives_near_the_limit_loses_no_pairs(spare: int
     # `delivery` is always of partition-group 0: what arrives is called another one
     chunks = [replace(chunk, group=GroupId(1)) for chunk in chunks]
     join = consumer(needed + spare)
-    arrival = join.arrive(chunks[0])
+    arrival = join.import_group(chunks[0])
     pairs, complaint = 0, ""
     try:
         for chunk in chunks:
@@ -427,7 +427,7 @@ def test_plan_that_does_not_fit_exits_with_one_and_says_what_would(config_file: 
 def test_plan_as_json(config_file: Path, swjoin: Any) -> None:
     found = json.loads(swjoin("plan", config_file, "-n", "4", "--json").out)
     config = config_from_plain(json.loads(config_file.read_text()))
-    expected = to_plain(plan_memory(config, 2, workload_inflow(config)))
+    expected = to_plain(plan_memory(config, 2, workload_profile(config)))
     found["notes"], noted = found["notes"][: len(expected["notes"])], found["notes"]
     assert {name: found[name] for name in expected} == json.loads(json.dumps(expected))
     assert any("streams' time" in note for note in noted)
@@ -476,7 +476,7 @@ def test_a_plan_that_fails_costs_no_run(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr("swjoin.forecast.memory.plan_memory", broken)
     job = Job(config_from_plain(plain(1, 1000, 1)), None, False, None, None, "test")
-    assert foretell(job, 2) == "ZeroDivisionError: odd"
+    assert estimate_memory(job, 2) == "ZeroDivisionError: odd"
     assert run(plain(1, 1000, 1, payload=8), tmp_path)["memory"]["unforeseen"] == "ZeroDivisionError: odd"
 
 

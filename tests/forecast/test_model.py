@@ -23,11 +23,11 @@ from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.metric_columns import COLUMNS
 from swjoin.forecast.calibrate.roles import calibrate, least_squares
 from swjoin.forecast.costs import PRESETS, CostModel, costs_from_plain, load_costs, with_changes
-from swjoin.forecast.key_distribution import draw, shares, take_census
-from swjoin.forecast.model.batch import CountedBatch, overlap
+from swjoin.forecast.key_distribution import draw, key_distribution, shares
+from swjoin.forecast.model.batch import ModelBatch, overlap
 from swjoin.forecast.model.discrete_event import Cores, Timeline
-from swjoin.forecast.model.master_input import CountedBuffers
-from swjoin.forecast.model.run import Plan, plan
+from swjoin.forecast.model.master_input import ModelBuffers
+from swjoin.forecast.model.run import SimulatedRun, plan
 from swjoin.forecast.model.windows import mini_shares
 from swjoin.forecast.summary import fed, feed, forecast
 from swjoin.routing.hash_partition import GroupMap, HashPartition
@@ -81,12 +81,12 @@ def test_masses_of_a_power_of_two_have_the_bmodels_chance_of_equal_keys() -> Non
 
 def test_the_census_follows_the_schedule_and_draws_its_rate() -> None:
     wanted = config(workload={"schedule": {"kind": "step", "factor": 3.0, "at": "4s"}, "drift": "2s"})
-    census = take_census(wanted)
-    assert census.mean.sum() == pytest.approx(20_000 * (4 + 3 * 6))
-    assert len(set(census.rotation.tolist())) == 5
-    drawn = sum(int(draw(census, 1, RIGHT, i).sum()) for i in range(census.stretch_count))
-    assert drawn == pytest.approx(census.mean.sum(), rel=0.01)
-    assert draw(census, 1, LEFT, 3).tolist() == draw(census, 1, LEFT, 3).tolist()
+    distribution = key_distribution(wanted)
+    assert distribution.mean.sum() == pytest.approx(20_000 * (4 + 3 * 6))
+    assert len(set(distribution.rotation.tolist())) == 5
+    drawn = sum(int(draw(distribution, 1, RIGHT, i).sum()) for i in range(distribution.stretch_count))
+    assert drawn == pytest.approx(distribution.mean.sum(), rel=0.01)
+    assert draw(distribution, 1, LEFT, 3).tolist() == draw(distribution, 1, LEFT, 3).tolist()
 
 
 def test_overlap_is_the_chance_that_two_times_satisfy_the_bounds() -> None:
@@ -100,19 +100,19 @@ def test_overlap_is_the_chance_that_two_times_satisfy_the_bounds() -> None:
 
 def test_batches_of_runs_slice_and_join_as_tuples_do() -> None:
     one = np.arange(3)
-    batch = CountedBatch.of(one, one * 10, one, one, one, np.array([5, 0, 7]), 32)
+    batch = ModelBatch.of(one, one * 10, one, one, one, np.array([5, 0, 7]), 32)
     assert (len(batch), batch.nbytes) == (12, 384)
     parts = [batch.slice(0, 4), batch.slice(4, 6), batch.slice(6, 12)]
     assert [p.count.tolist() for p in parts] == [[4], [1, 1], [6]]
-    whole = CountedBatch.concat(parts)
+    whole = ModelBatch.concat(parts)
     assert len(whole) == 12
-    assert isinstance(whole, CountedBatch)
+    assert isinstance(whole, ModelBatch)
     assert whole.stretch.tolist() == [0, 0, 2, 2]
 
 
 def test_counted_buffers_have_the_whole_interface_of_mini_buffers() -> None:
     public = {n for n in vars(MiniBuffers) if not n.startswith("_")}
-    assert public - {"pending", "put_back"} <= set(vars(CountedBuffers))  # nothing is checkpointed that is only counted
+    assert public - {"pending", "put_back"} <= set(vars(ModelBuffers))  # nothing is checkpointed that is only counted
 
 
 @pytest.mark.parametrize("theta", [0, 256, 1024])
@@ -159,7 +159,7 @@ def _asymmetric() -> RunConfig:
     return dataclasses.replace(base, queries=config_from_plain({**plain, "sink": {"kind": "count"}}).queries)
 
 
-def _check(told: Plan) -> None:
+def _check(told: SimulatedRun) -> None:
     """After every step: every tuple read is in exactly one place, as far as roles know it; all roles are in order."""
     told.master.validate()
     told.collector.validate()
@@ -228,7 +228,7 @@ def test_a_slow_node_takes_longer_and_the_balanced_policy_relieves_it() -> None:
     assert last[1] < last[0]
 
 
-def plan_delay(told: Plan) -> float:
+def plan_delay(told: SimulatedRun) -> float:
     """Mean delay of the second half of the epochs, seconds."""
     epoch, pairs = column(told.metrics, "epoch"), column(told.metrics, "pairs")
     late = epoch > epoch.max() / 2

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from swjoin.cli.plan_forecast import Foretelling
+from swjoin.cli.plan_forecast import ForecastOptions
 from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import RunConfig
@@ -22,7 +22,7 @@ from swjoin.forecast.calibrate import realtime
 from swjoin.forecast.capacity import (
     PRECISION,
     Model,
-    UncoveredError,
+    NotModelledError,
     equal_keys,
     least_slaves,
     pairs_per_s,
@@ -30,7 +30,7 @@ from swjoin.forecast.capacity import (
     saturation,
 )
 from swjoin.forecast.costs import PRESETS, CostModel, with_changes
-from swjoin.forecast.input_profile import file_inflow, workload_inflow
+from swjoin.forecast.input_profile import file_profile, workload_profile
 from swjoin.forecast.model.run import plan
 from swjoin.forecast.network import plan_network
 from swjoin.forecast.summary import forecast
@@ -55,7 +55,7 @@ def config(**sections: Any) -> RunConfig:
 
 def model(costs: CostModel = SLOW, **sections: Any) -> Model:
     wanted = config(**sections)
-    return Model.of(wanted, costs, 0, workload_inflow(wanted))
+    return Model.of(wanted, costs, 0, workload_profile(wanted))
 
 
 # ---------------------------------------------------------------- history in virtual time
@@ -164,10 +164,10 @@ def test_network_and_pairs_are_those_of_a_run(sections: dict[str, Any], tmp_path
     wanted = config(**plain)
     if sections:
         wanted = dataclasses.replace(wanted, queries=config_from_plain({**sections, "sink": {"kind": "count"}}).queries)
-    inflow = workload_inflow(wanted)
-    rates = rates_of(wanted, inflow)
-    expected = pairs_per_s(wanted, rates, equal_keys(wanted, inflow))
-    told = plan_network(wanted, 3, inflow, rates, expected)
+    profile = workload_profile(wanted)
+    rates = rates_of(wanted, profile)
+    expected = pairs_per_s(wanted, rates, equal_keys(wanted, profile))
+    told = plan_network(wanted, 3, profile, rates, expected)
     run_local(Job(wanted, None, False, tmp_path, None, ""), progress=False, slave_count=3)
     table = pq.read_table(tmp_path / "metrics" / "slaves.parquet")
     rows = {name: table[name].to_numpy() for name in table.column_names}
@@ -203,14 +203,14 @@ def files(tmp_path: Path) -> dict[str, Any]:
 
 def test_files_are_planned_by_their_first_rows(files: dict[str, Any], tmp_path: Path) -> None:
     wanted = config_from_plain(files)
-    inflow = file_inflow(
+    profile = file_profile(
         wanted, with_rates=True, open_sources=lambda: open_job_sources(Job(wanted, None, False, None, None, ""))
     )
-    assert rates_of(wanted, inflow) == pytest.approx((5_000, 1_000), rel=0.01)
-    expected = pairs_per_s(wanted, rates_of(wanted, inflow), equal_keys(wanted, inflow))
+    assert rates_of(wanted, profile) == pytest.approx((5_000, 1_000), rel=0.01)
+    expected = pairs_per_s(wanted, rates_of(wanted, profile), equal_keys(wanted, profile))
     report = run_local(Job(wanted, None, False, tmp_path / "run", None, ""), progress=False, slave_count=1)
     assert report["results"]["count"] / 10 == pytest.approx(expected, rel=0.1)
-    asked = Model.of(wanted, SLOW, 0, inflow)
+    asked = Model.of(wanted, SLOW, 0, profile)
     assert any("mean rate" in note for note in asked.notes)
     outcome = asked.play(1, 3_000)
     assert outcome.sustained
@@ -227,9 +227,9 @@ def test_what_the_model_does_not_cover(sections: dict[str, Any], text: str) -> N
         wanted = dataclasses.replace(config(), queries=config_from_plain({**sections, "sink": {"kind": "count"}}).queries)
     else:
         wanted = config(**sections)
-    with pytest.raises(UncoveredError, match=text):
-        Model.of(wanted, SLOW, 0, workload_inflow(wanted))
-    told = Foretelling(SLOW, 0, None, None, 4)(wanted, 2, workload_inflow(wanted))
+    with pytest.raises(NotModelledError, match=text):
+        Model.of(wanted, SLOW, 0, workload_profile(wanted))
+    told = ForecastOptions(SLOW, 0, None, None, 4)(wanted, 2, workload_profile(wanted))
     assert told.plain["saturation"] is None
     assert told.plain["network"]["pairs_per_s"] > 0
     assert any(text in note for note in told.notes)
@@ -237,7 +237,7 @@ def test_what_the_model_does_not_cover(sections: dict[str, Any], text: str) -> N
 
 def test_conditions_kinds_and_checkpoints_are_noted() -> None:
     wanted = config(join={"how": "left", "where": "left_ts < right_ts"}, checkpoint={"interval": "1s"})
-    told = Foretelling(SLOW, 0, None, None, 4)(wanted, 2, workload_inflow(wanted))
+    told = ForecastOptions(SLOW, 0, None, None, 4)(wanted, 2, workload_profile(wanted))
     assert told.plain["saturation"]["rate_per_s"] > 0
     notes = " ".join(told.notes)
     for text in (

@@ -32,7 +32,7 @@ import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 
 from swjoin.checkpoint.delivery_log import replay
-from swjoin.checkpoint.store import CheckpointFolder
+from swjoin.checkpoint.store import CheckpointStore
 from swjoin.cli.run import resumed_job
 from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain
@@ -78,7 +78,7 @@ def _stopping(times: int) -> Iterator[None]:
 def _read_alone(folder: Path) -> None:
     """What keepers read of a checkpoint, without a run around it. Raises what they do."""
     job = resumed_job(folder)
-    checkpoints = CheckpointFolder(folder / "checkpoints", {})
+    checkpoints = CheckpointStore(folder / "checkpoints", {})
     manifest = checkpoints.newest()
     assert manifest is not None, "resumed_job has found one"
     master, owned = manifest.plain["master"], np.ones(job.config.cluster.partition_count, np.bool_)

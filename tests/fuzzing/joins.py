@@ -26,7 +26,7 @@ from swjoin.config.job import Job
 from swjoin.config.run import ModuleConfig, QueryConfig, RunConfig, SinkConfig, StreamConfig, TimeConfig
 from swjoin.connectors.files.formats import list_files
 from swjoin.connectors.files.source import FileSource, open_sources
-from swjoin.connectors.output_columns import OutputPlan
+from swjoin.connectors.output_columns import OutputColumns
 from swjoin.core.batch import STREAM_NAMES, TupleBatch
 from swjoin.core.data_messages import Delivery
 from swjoin.core.errors import RunFailed
@@ -38,7 +38,7 @@ from swjoin.runtime.open import row_place
 from tests.fuzzing.harness import Wrong
 
 _SCALES = {"s": 1_000_000, "ms": 1_000, "us": 1}
-Reading = Callable[[StreamConfig, list[Path]], list[pa.Table]]  # the tables of a stream's files, as they are
+ReadScheduler = Callable[[StreamConfig, list[Path]], list[pa.Table]]  # the tables of a stream's files, as they are
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Answer:
     digest: str
     ids: list[tuple[int, int]]
     rows: pa.RecordBatch
-    plan: OutputPlan
+    plan: OutputColumns
 
 
 # ---------------------------------------------------------------- the package
@@ -95,7 +95,7 @@ def answer_of(inputs: Inputs) -> Answer:
     left, right, _ = open_sources(inputs.left, inputs.right, carry_payload=True)
     try:
         batches = [_all_of((left, right), stream, inputs.time) for stream in (0, 1)]
-        plan = OutputPlan(left.codec, right.codec, True)
+        plan = OutputColumns(left.codec, right.codec, True)
     finally:
         left.close()
         right.close()
@@ -190,7 +190,7 @@ def _good(inputs: Inputs, stream: int, table: pa.Table) -> dict[tuple[Any, ...],
     return out
 
 
-def check_answer(inputs: Inputs, answer: Answer, read: Reading) -> None:
+def check_answer(inputs: Inputs, answer: Answer, read: ReadScheduler) -> None:
     """Wrong unless the independent reading, joined by definition, has the same pairs, and these the same columns."""
     tables = []
     for stream, config in enumerate(inputs.streams):

@@ -37,7 +37,7 @@ from swjoin.monitor import role_watchers, web
 from swjoin.monitor.hot_keys import ROWS_PER_S, HotKeys
 from swjoin.monitor.prometheus import exposition
 from swjoin.monitor.status_board import EVENTS, HISTORY_STEPS, Board
-from swjoin.runtime import shells
+from swjoin.runtime import hosts
 from swjoin.runtime.in_process import run_local
 from tests.conftest import ROOT
 from tests.support.boards import Clock, Run, a_board, collector_view, get, key, master_view, plain
@@ -284,7 +284,7 @@ def test_the_ledger_balances_whenever_one_looks(name: str, how: str, tmp_path: P
     bounds = {"lower_us": case.bounds[0], "upper_us": case.bounds[1], "how": how}
     path.write_text(json.dumps({**json.loads(path.read_text()), "join": bounds}))
     boards: list[Board] = []
-    open_watcher = shells.open_job_watcher
+    open_watcher = hosts.open_job_watcher
 
     def kept(job: Job) -> role_watchers.MasterWatcher:
         watcher = open_watcher(job)
@@ -300,7 +300,7 @@ def test_the_ledger_balances_whenever_one_looks(name: str, how: str, tmp_path: P
         monkeypatch.setattr(watcher.board, "take_master", checked)
         return watcher
 
-    monkeypatch.setattr(shells, "open_job_watcher", kept)
+    monkeypatch.setattr(hosts, "open_job_watcher", kept)
     report = run_local(Job(load_config(path), tmp_path / "out", True, tmp_path / "run", None, "test"), False, 3)
     (board,) = boards
     last = board.snapshot()

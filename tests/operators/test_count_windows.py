@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import swjoin
-from swjoin.cluster.master.arrival_sequence import CommonOrder
+from swjoin.cluster.master.arrival_sequence import ArrivalSequence
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import QueryConfig
 from swjoin.core.batch import PayloadRows, RowLayout, TupleBatch
 from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How, format_digest, pair_digest
-from swjoin.core.sequence_numbers import delivered, passed_of, placed, places_of, stamped_layout
+from swjoin.core.sequence_numbers import places_of, preceding_counts, sequence_as_time, stamped_layout, with_sequence
 from tests.support.in_process import answer as found
 from tests.support.in_process import run
 from tests.support.planted import complaints
@@ -179,7 +179,7 @@ def test_places_do_not_depend_on_how_the_streams_come(left: Rows, right: Rows, s
     for _, side, i in merged:
         seen[side] += 1
         expected[side, i] = seen[side], seen[1 - side]
-    order = CommonOrder.of(QueryConfig(0, 0, last=(3, 3)))
+    order = ArrivalSequence.of(QueryConfig(0, 0, last=(3, 3)))
     assert order is not None
     streams = StreamIntake(0, TimeConfig()), StreamIntake(1, TimeConfig())
     at, given_out = [0, 0], {}
@@ -196,7 +196,9 @@ def test_places_do_not_depend_on_how_the_streams_come(left: Rows, right: Rows, s
             at[side] += len(part)
         streams[side].arrive_all()
         for stream, batch in order.place(streams):
-            for i, place, passed in zip(batch.id.tolist(), places_of(batch).tolist(), passed_of(batch).tolist(), strict=True):
+            for i, place, passed in zip(
+                batch.id.tolist(), places_of(batch).tolist(), preceding_counts(batch).tolist(), strict=True
+            ):
                 given_out[stream, i] = place, passed
         boundary = min(min(s.watermark_us for s in streams), 100)
         left_passed, right_passed = order.passed(boundary)
@@ -208,7 +210,7 @@ def test_places_do_not_depend_on_how_the_streams_come(left: Rows, right: Rows, s
 
 def test_what_is_needed_after_a_crash_includes_the_partners_of_all_that_is_alive() -> None:
     """A left tuple that is alive may have matched right tuples from long ago, when its own stream has been silent since."""
-    inner, full = (CommonOrder(QueryConfig(0, 0, last=(2, 3), how=how)) for how in ("inner", "full"))
+    inner, full = (ArrivalSequence(QueryConfig(0, 0, last=(2, 3), how=how)) for how in ("inner", "full"))
     for order in (inner, full):
         order.placed = [0, 0]
     for lefts, rights, below in ((4, 10, 100), (4, 50, 200), (5, 90, 300)):
@@ -222,7 +224,7 @@ def test_what_is_needed_after_a_crash_includes_the_partners_of_all_that_is_alive
     left, right = full.needed_below(promised)
     assert left == 3
     assert right < 0
-    order = CommonOrder(QueryConfig(0, 0, last=(1, 3), how="full"))
+    order = ArrivalSequence(QueryConfig(0, 0, last=(1, 3), how="full"))
     for lefts, rights, below in ((4, 10, 100), (4, 50, 200), (5, 90, 300)):
         order._passed = [lefts, rights]
         order._note_end(below)
@@ -233,12 +235,12 @@ def test_words_behind_the_payload_stay_with_their_tuples() -> None:
     rows = PayloadRows(np.arange(6, dtype=np.uint8).reshape(3, 2), np.array([0, 1, 1, 4]), np.array([9, 8, 7, 6], np.uint8))
     ts = np.array([100, 200, 300])
     batch = TupleBatch(ts, ts, ts.astype(np.uint64), ts, rows)
-    at_master = placed(batch, np.array([5, 6, 7]), np.array([1, 1, 2]))
+    at_master = with_sequence(batch, np.array([5, 6, 7]), np.array([1, 1, 2]))
     assert at_master.rows is not None
     assert at_master.rows.layout == stamped_layout(rows.layout) == RowLayout(18, True)
-    sent = delivered(at_master.take(np.array([2, 0])))
+    sent = sequence_as_time(at_master.take(np.array([2, 0])))
     assert sent.ts.tolist() == [7, 5]
-    assert passed_of(sent).tolist() == [2, 1]
+    assert preceding_counts(sent).tolist() == [2, 1]
     assert sent.rows is not None
     assert sent.rows.fixed[:, :2].tolist() == [[4, 5], [0, 1]]
     assert sent.rows.var is not None
@@ -254,7 +256,7 @@ def test_tuples_of_one_time_keep_their_order_across_a_crash() -> None:
     def part(first: int, times: list[int]) -> TupleBatch:
         ts, places = np.array(times), np.arange(first, first + len(times))
         batch = TupleBatch(np.zeros(len(times), np.int64), ts, places.astype(np.uint64), ts)
-        return placed(batch, places, np.zeros(len(times), np.int64))
+        return with_sequence(batch, places, np.zeros(len(times), np.int64))
 
     buffers = MiniBuffers((None, None), HashPartition(GroupMap(round_robin(4, 2)), 2), counted=True)
     buffers.put_back(0, [part(1, [5, 7, 7]), part(4, [7, 7, 7]), part(7, [7, 8])])
@@ -264,12 +266,12 @@ def test_tuples_of_one_time_keep_their_order_across_a_crash() -> None:
 
 def test_the_order_goes_on_where_it_was() -> None:
     """What has been promised, and what is needed, of slots before a crash; not all of them are remembered."""
-    order = CommonOrder(QueryConfig(0, 0, last=(5, 5), how="full"))
+    order = ArrivalSequence(QueryConfig(0, 0, last=(5, 5), how="full"))
     for end in range(1, 3000):
         order.placed = order._passed = [2 * end, end]
         order._last_us = 10 * end - 1
         order._note_end(10 * end)
-    again = CommonOrder(QueryConfig(0, 0, last=(5, 5), how="full"))
+    again = ArrivalSequence(QueryConfig(0, 0, last=(5, 5), how="full"))
     plain = json.loads(json.dumps(order.plain_state()))
     assert len(plain["ends"][0]) < 1100
     again.restore(plain, None)  # type: ignore[arg-type]
@@ -309,7 +311,7 @@ def test_places_given_per_slave_would_be_noticed(monkeypatch: pytest.MonkeyPatch
     from swjoin.operators import window_join
 
     wrong = lambda batch: np.arange(len(batch), dtype=np.int64)  # noqa: E731
-    monkeypatch.setattr(window_join, "passed_of", wrong)
+    monkeypatch.setattr(window_join, "preceding_counts", wrong)
     seeds = [s for s in range(200) if Scenario.draw(s).config.query.last is not None]
     assert complaints(seeds, 6) == 6
 

@@ -18,7 +18,7 @@ from swjoin.core.errors import RunFailed
 from swjoin.core.hashing import digest_pairs
 from swjoin.core.ids import END_OF_TIME_US, EpochIndex, GroupId, QueryId, SlaveId
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, pair_digest
-from swjoin.operators.join_operator import Journey
+from swjoin.operators.join_operator import MoveId
 from swjoin.operators.window_join import WindowJoin
 from swjoin.state.delay_histogram import HISTOGRAM_SIZE, histogram_index, histogram_quantile
 from tests.support.join_module import delivery, drive, make, payload, stream
@@ -27,18 +27,18 @@ from tests.tools.oracle import answer
 LAYOUTS = {0: None, 1: RowLayout(9), 2: RowLayout(5, True)}
 
 
-def journey(group: int, number: int = 0) -> Journey:
-    return Journey(QueryId(0), number, GroupId(group), SlaveId(0), SlaveId(1))
+def move_id(group: int, number: int = 0) -> MoveId:
+    return MoveId(QueryId(0), number, GroupId(group), SlaveId(0), SlaveId(1))
 
 
 def move(source: WindowJoin, target: WindowJoin, group: int, chunk_bytes: int = 10**6) -> int:
     """A partition-group goes from one to the other at once, as frames; returns the number of chunks."""
     empty = tuple(TupleBatch.empty(None if store is None else store.layout) for store in source.payload)
-    departure = source.depart(journey(group), empty, chunk_bytes)
+    departure = source.export_group(move_id(group), empty, chunk_bytes)
     arrival = None
     while not departure.done:
         chunk = unpack_state(pack_state(departure.next_chunk()))
-        arrival = arrival or target.arrive(chunk)
+        arrival = arrival or target.import_group(chunk)
         arrival.add(chunk)
         source.validate()
         target.validate()
@@ -145,12 +145,12 @@ def test_moved_group_keeps_its_mini_partition_groups() -> None:
     assert int(two.state.directories.depth[0]) == depth
     assert one.window_tuples() == (0, 0)
     assert two.window_tuples() == (2000, 0)
-    first = two.depart(journey(0), (empty, empty), 10**6).next_chunk()
-    one.arrive(first)
+    first = two.export_group(move_id(0), (empty, empty), 10**6).next_chunk()
+    one.import_group(first)
     with pytest.raises(RunFailed, match="is here already"):
-        one.arrive(first)
+        one.import_group(first)
     with pytest.raises(RunFailed, match="came before the directory"):
-        make(Bounds(-50, 50)).arrive(dataclasses.replace(first, directory=None, index=1))
+        make(Bounds(-50, 50)).import_group(dataclasses.replace(first, directory=None, index=1))
 
 
 def test_a_group_that_does_not_fit_is_refused_with_one_line() -> None:
@@ -201,7 +201,7 @@ def test_moves_while_others_join(data: st.DataObject, left: Any, right: Any) -> 
                 if flight["departure"].done or not joins[flight["to"]].may_append:
                     break
                 chunk = unpack_state(pack_state(flight["departure"].next_chunk()))
-                flight["arrival"] = flight["arrival"] or joins[flight["to"]].arrive(chunk)
+                flight["arrival"] = flight["arrival"] or joins[flight["to"]].import_group(chunk)
                 flight["arrival"].add(chunk)
 
     def land() -> None:
@@ -246,8 +246,8 @@ def test_moves_while_others_join(data: st.DataObject, left: Any, right: Any) -> 
         for group in data.draw(st.lists(st.integers(0, groups - 1), max_size=2, unique=True), "moves"):
             if not last and group not in flights:
                 source = owner[group]
-                departure = joins[source].depart(
-                    journey(group), (TupleBatch.empty(layout), TupleBatch.empty(layout)), data.draw(st.sampled_from([1, 200]))
+                departure = joins[source].export_group(
+                    move_id(group), (TupleBatch.empty(layout), TupleBatch.empty(layout)), data.draw(st.sampled_from([1, 200]))
                 )
                 flights[group] = {"departure": departure, "arrival": None, "to": 1 - source, "times": promised}
                 moves += 1

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 import swjoin
-from swjoin.connectors.output_columns import OutputPlan
+from swjoin.connectors.output_columns import OutputColumns
 
 PACKAGE = str(Path(swjoin.__file__).parent)
 BASICS: dict[str, Any] = {"on": "key", "left_time": "ts", "right_time": "ts", "time_unit": "us", "within": "30us"}
@@ -132,13 +132,13 @@ def test_a_promise_that_is_none_is_told_when_the_side_is_known_and_forgotten() -
 
 
 def test_after_an_exception_every_call_says_that_the_join_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(plan: OutputPlan, pairs: Any) -> Any:
+    def fails(plan: OutputColumns, pairs: Any) -> Any:
         raise pa.ArrowInvalid("no\nroom")
 
     def use() -> None:
         with opened(left_schema=LEFT.schema, right_schema=RIGHT.schema) as join:
             first = join.push(left=LEFT)
-            monkeypatch.setattr(OutputPlan, "decode", fails)
+            monkeypatch.setattr(OutputColumns, "decode", fails)
             with pytest.raises(pa.ArrowInvalid):
                 list(join.push(right=RIGHT))
             monkeypatch.undo()
@@ -162,7 +162,7 @@ def test_after_an_exception_every_call_says_that_the_join_has_failed(monkeypatch
     with pytest.raises(swjoin.RunFailed, match=r"has failed before \(ArrowInvalid: no room\)"):
         use()  # the block ends without an exception of its own, and says so, too
     join = opened(left_schema=LEFT.schema, right_schema=RIGHT.schema)
-    monkeypatch.setattr(OutputPlan, "decode", fails)
+    monkeypatch.setattr(OutputColumns, "decode", fails)
     with pytest.raises(ZeroDivisionError), join:
         list(itertools.chain(*[join.push(left=LEFT)], [1 / 0]))  # the block's own exception stands
     monkeypatch.undo()

@@ -27,7 +27,7 @@ from benchmarks.workloads.live_session import Session, play
 from swjoin.cli import serve as live_commands
 from swjoin.cluster.master.intake import StreamIntake
 from swjoin.cluster.master.master import Master
-from swjoin.cluster.messages import ReadTuples, StreamIdle, StreamSpoke, TuplesRead
+from swjoin.cluster.messages import ReadTuples, StreamIdle, StreamResumed, TuplesRead
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import TimeConfig
 from swjoin.connectors.flight import client as live_client
@@ -418,7 +418,7 @@ def test_a_stream_that_speaks_again_may_be_read_at_once() -> None:
     master.handle(TuplesRead(0, _source_rows([5])), 1)
     commands = master.handle(StreamIdle(1), 2)
     assert ReadTuples(0, None) in commands, "an idle stream is not read instead"
-    assert ReadTuples(1, 0) in master.handle(StreamSpoke(1), 3)
+    assert ReadTuples(1, 0) in master.handle(StreamResumed(1), 3)
 
 
 def test_reading_stops_when_slots_do_not_end() -> None:

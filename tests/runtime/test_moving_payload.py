@@ -22,7 +22,7 @@ from swjoin.core.ids import GroupId, QueryId, SlaveId
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How
 from swjoin.core.key_encoder import Dictionary
 from swjoin.core.row_codec import RowCodec
-from swjoin.operators.join_operator import Journey
+from swjoin.operators.join_operator import MoveId
 from swjoin.runtime.in_process import run_local
 from swjoin.state.payload_store import PAGE_ROWS, PayloadStore
 from swjoin.state.window_state import WindowState
@@ -144,7 +144,7 @@ def test_a_group_leaves_after_punctuations_that_went_back() -> None:
     drive(join, delivery(2, nothing, nothing, (104, 5), 1, both))
     join.validate()
     assert join.payload[LEFT].live_from == 4  # type: ignore[union-attr]
-    departure = join.depart(Journey(QueryId(0), 0, GroupId(0), SlaveId(0), SlaveId(1)), (nothing, nothing), 1 << 16)
+    departure = join.export_group(MoveId(QueryId(0), 0, GroupId(0), SlaveId(0), SlaveId(1)), (nothing, nothing), 1 << 16)
     left = []
     while not departure.done:
         chunk = departure.next_chunk()
@@ -162,7 +162,7 @@ def test_a_group_leaves_before_the_first_delivery_after_a_crash(how: How) -> Non
     join.restored_until((110, 110))
     join.restored(np.array([[110, 110]]))
     join.validate()
-    departure = join.depart(Journey(QueryId(0), 0, GroupId(0), SlaveId(0), SlaveId(1)), (nothing, nothing), 1 << 16)
+    departure = join.export_group(MoveId(QueryId(0), 0, GroupId(0), SlaveId(0), SlaveId(1)), (nothing, nothing), 1 << 16)
     left = []
     while not departure.done:
         chunk = departure.next_chunk()

@@ -19,9 +19,9 @@ from swjoin.core.data_messages import Delivery, Directory, MoveEnd, StateChunk
 from swjoin.core.errors import RunFailed
 from swjoin.core.ids import EpochIndex, GroupId, QueryId, SlaveId
 from swjoin.core.join_semantics import Bounds
-from swjoin.operators.join_operator import Journey
+from swjoin.operators.join_operator import MoveId
 from swjoin.operators.join_step import Work
-from swjoin.operators.state_movement import Arrival, Departure
+from swjoin.operators.state_movement import GroupExport, GroupImport
 from swjoin.operators.unmatched_rows import Unmatched
 from swjoin.operators.window_join import WindowJoin
 from swjoin.runtime.simulator.result import SimulationError
@@ -55,7 +55,7 @@ def test_without_a_bug_nothing_is_caught() -> None:
 
 
 def test_a_new_owner_that_opens_an_empty_group_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Arrival, "_append", lambda self, chunk: None)
+    monkeypatch.setattr(GroupImport, "_append", lambda self, chunk: None)
     assert _caught(5) == 5
 
 
@@ -91,15 +91,15 @@ def test_release_on_one_acknowledgement_is_caught(monkeypatch: pytest.MonkeyPatc
 
 def test_a_directory_that_is_not_sent_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The consumer puts everything into one mini-partition-group instead."""
-    chunk = Departure._chunk
+    chunk = GroupExport._chunk
 
-    def undirected(self: Departure, *args: Any) -> StateChunk:
+    def undirected(self: GroupExport, *args: Any) -> StateChunk:
         out = chunk(self, *args)
         zero = np.zeros(1, np.int64)
         directory = None if out.directory is None else Directory(0, zero, zero)
         return dataclasses.replace(out, minis=out.minis * 0, directory=directory)
 
-    monkeypatch.setattr(Departure, "_chunk", undirected)
+    monkeypatch.setattr(GroupExport, "_chunk", undirected)
     assert _caught(5) == 5
 
 
@@ -114,13 +114,13 @@ def _outer_seeds(count: int) -> Iterator[int]:
 def test_dead_tuples_that_leave_with_their_partition_group_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time of the oldest tuple that may be unsettled decides alone. When another partition-group has just come it is not
     known: everything leaves, also what refers to payload that has been freed."""
-    begin = Departure.__init__
+    begin = GroupExport.__init__
 
-    def everything(self: Departure, join: WindowJoin, *args: Any) -> None:
+    def everything(self: GroupExport, join: WindowJoin, *args: Any) -> None:
         begin(self, join, *args)
         self._dead_us = join.unmatched.limits(self._dead_us)
 
-    monkeypatch.setattr(Departure, "__init__", everything)
+    monkeypatch.setattr(GroupExport, "__init__", everything)
     monkeypatch.setattr(Unmatched, "settles", lambda self, stream: False)
     monkeypatch.setattr(WindowJoin, "_validate_payload", lambda self: None)  # the payload that comes out is enough
     assert complaints(_outer_seeds(200), 3) == 3
@@ -128,7 +128,7 @@ def test_dead_tuples_that_leave_with_their_partition_group_are_caught(monkeypatc
 
 def test_payload_that_is_freed_too_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """While a partition-group is on its way."""
-    monkeypatch.setattr(WindowJoin, "set_floor", lambda self, group, times: None)
+    monkeypatch.setattr(WindowJoin, "pin_payload", lambda self, group, times: None)
     assert complaints(_outer_seeds(200), 3) == 3
 
 
@@ -140,8 +140,10 @@ def _patched(name: str, change: Callable[[Any], Any], owner: type) -> Callable[[
     "plant",
     [
         pytest.param(_patched("limit_times", lambda _: lambda self, slave, times: times, Controller), id="promise too much"),
-        pytest.param(_patched("_pending_chunk", lambda f: lambda self: _emptied(f(self)), Departure), id="pending lost"),
-        pytest.param(_patched("settle", lambda f: lambda self, epoch: _unsettled(f(self, epoch)), Arrival), id="never joined"),
+        pytest.param(_patched("_pending_chunk", lambda f: lambda self: _emptied(f(self)), GroupExport), id="pending lost"),
+        pytest.param(
+            _patched("settle", lambda f: lambda self, epoch: _unsettled(f(self, epoch)), GroupImport), id="never joined"
+        ),
     ],
 )
 def test_other_planted_bugs_are_caught(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,8 +179,8 @@ def test_payload_waits_for_a_group_on_its_way() -> None:
 
     one, two = joins
     deliver(one, 0, batch, n)
-    departure = one.depart(Journey(QueryId(0), 0, GroupId(0), SlaveId(0), SlaveId(1)), (empty, empty), 20_000)
-    arrival = two.arrive(first := departure.next_chunk())
+    departure = one.export_group(MoveId(QueryId(0), 0, GroupId(0), SlaveId(0), SlaveId(1)), (empty, empty), 20_000)
+    arrival = two.import_group(first := departure.next_chunk())
     arrival.add(first)
     for later in range(10 * n, 10**9, n):
         if departure.done:

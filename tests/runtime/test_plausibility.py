@@ -450,7 +450,7 @@ def test_the_time_range_is_that_of_all_rows_however_they_come() -> None:
             ts = np.sort(random.integers(0, 200, n)) if random.integers(2) else random.integers(0, 200, n)
             if random.random() < 0.2 and seen:
                 intake.carry(max(seen) + 100)
-                intake.speak()  # the highest time is no row's then
+                intake.become_active()  # the highest time is no row's then
             masks = [None if random.integers(2) else random.random(n) < 0.7 for _ in range(2)]
             intake.read(SourceBatch(ts, ts, ts.astype(np.uint64), *masks), 0)
             seen += ts.tolist() if masks[1] is None else ts[masks[1]].tolist()

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from swjoin.checkpoint.checkpointers import MasterKeeper
+from swjoin.checkpoint.checkpointers import MasterCheckpointer
 from swjoin.cluster.master.intake import StreamIntake
-from swjoin.cluster.master.read_scheduler import Reading
+from swjoin.cluster.master.read_scheduler import ReadScheduler
 from swjoin.core.errors import SwjoinError
 from swjoin.runtime.simulator.result import SimulationError
 from tests.support.limits import LONG_S
@@ -57,11 +57,11 @@ def _crashing(scenario: Any) -> bool:
 def test_time_that_passes_a_silent_stream_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if it were idle: what it brings later finds its partners gone."""
 
-    def carry(self: Reading) -> None:
+    def carry(self: ReadScheduler) -> None:
         for mine, other in (self._streams, self._streams[::-1]):
             mine.carry(other.high_us)
 
-    monkeypatch.setattr(Reading, "carry", carry)
+    monkeypatch.setattr(ReadScheduler, "carry", carry)
     assert _complaints(_chosen(60, lambda s: s.config.time.idle_timeout_us == 0, 3), 2) == 2
 
 
@@ -86,16 +86,16 @@ def test_a_source_that_does_not_go_back_is_caught(monkeypatch: pytest.MonkeyPatc
 def test_rows_forgotten_too_early_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that have been read, instead of those that a checkpoint holds."""
     masters: list[Any] = []
-    restore = MasterKeeper.restore
+    restore = MasterCheckpointer.restore
 
-    def remember(self: MasterKeeper, master: Any, *more: Any) -> None:
+    def remember(self: MasterCheckpointer, master: Any, *more: Any) -> None:
         masters.append(master)
         restore(self, master, *more)
 
-    def forget(self: MasterKeeper) -> None:
+    def forget(self: MasterCheckpointer) -> None:
         for source, intake in zip(self._sources, masters[-1].streams, strict=True):
             source.forget(intake.counts.tuples)  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(MasterKeeper, "restore", remember)
-    monkeypatch.setattr(MasterKeeper, "forget", forget)
+    monkeypatch.setattr(MasterCheckpointer, "restore", remember)
+    monkeypatch.setattr(MasterCheckpointer, "forget", forget)
     assert _complaints(_chosen(60, _crashing, 26), 1) == 1

@@ -443,15 +443,15 @@ def test_verify_reads_hours_without_rows(spark: Any, tmp_path: Path) -> None:
 # ---------------------------------------------------------------- interruptions
 
 
-class Interrupted(BaseException):
+class SweepInterruptedError(BaseException):
     """As pytest's own when a test takes too long."""
 
 
-def interrupted(session: Any) -> Interrupted:
+def interrupted(session: Any) -> SweepInterruptedError:
     """A call that takes 3 s is interrupted after half a second; the exception holds what was at work, as a report does."""
 
     def interrupt(*_: Any) -> None:
-        raise Interrupted
+        raise SweepInterruptedError
 
     before = signal.signal(signal.SIGUSR1, interrupt)
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR1))
@@ -459,7 +459,7 @@ def interrupted(session: Any) -> Interrupted:
         with open_session("local[2]", "tests"):
             timer.start()
             session._jvm.java.lang.Thread.sleep(3000)
-    except Interrupted as stop:
+    except SweepInterruptedError as stop:
         return stop
     finally:
         timer.join()

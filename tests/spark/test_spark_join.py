@@ -16,8 +16,8 @@ from swjoin.core.batch import TupleBatch
 from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import Bounds, format_digest, pair_digest
 from swjoin.spark import digest, parquet, window_join
-from swjoin.spark.executor_join import Joiner, JoinPlan, join_parcels
-from swjoin.spark.shuffle_batches import StreamPlan, pack, unpack
+from swjoin.spark.executor_join import Joiner, JoinSpec, join_parcels
+from swjoin.spark.shuffle_batches import StreamSpec, pack, unpack
 from tests.support.cases import CASES, Case, Rows, by_name
 from tests.support.limits import LONG_S
 from tests.support.time_matrix import MATRIX, Times, expected
@@ -140,9 +140,9 @@ def test_many_parcels_and_a_bounded_window(monkeypatch: pytest.MonkeyPatch) -> N
     ):
         monkeypatch.setattr(module, name, value)
     bounds = Bounds(-1000, 2000)
-    plans = tuple(StreamPlan(side, 1, True, "ts", "us", 3, bounds.retention_us) for side in (0, 1))
+    plans = tuple(StreamSpec(side, 1, True, "ts", "us", 3, bounds.retention_us) for side in (0, 1))
     types = (pa.int64(), pa.int64())
-    plan = JoinPlan(bounds, "inner", (plans[0], plans[1]), ((0, 2), (1, 2)), ("left_id", "right_id"), types, 64 << 20)
+    plan = JoinSpec(bounds, "inner", (plans[0], plans[1]), ((0, 2), (1, 2)), ("left_id", "right_id"), types, 64 << 20)
     for disorder in (0, 3000, 1 << 30):
         rows, sent = [], []
         for side in (0, 1):

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain
 from swjoin.connectors.flight.client import Client, connect
-from swjoin.connectors.flight.ingest import LiveDoor
+from swjoin.connectors.flight.ingest import FlightIngest
 from swjoin.core.batch import TupleBatch
 from swjoin.core.join_semantics import Bounds, How, format_digest, pair_digest
 from swjoin.runtime.in_process import run_local
@@ -95,20 +95,20 @@ class Live(threading.Thread):
         self.address = told
 
     def run(self) -> None:
-        opened = LiveDoor.open
+        opened = FlightIngest.open
 
-        def open_and_report(door: LiveDoor) -> None:
-            opened(door)
-            self._told.put(door.location)
+        def open_and_report(ingress: FlightIngest) -> None:
+            opened(ingress)
+            self._told.put(ingress.location)
 
-        LiveDoor.open = open_and_report  # type: ignore[method-assign, assignment]
+        FlightIngest.open = open_and_report  # type: ignore[method-assign, assignment]
         try:
             self.report = run_local(self._job, False, self._slaves)
         except BaseException as error:
             self.error = error
             self._told.put(error)
         finally:
-            LiveDoor.open = opened  # type: ignore[method-assign]
+            FlightIngest.open = opened  # type: ignore[method-assign]
 
     def end(self) -> dict[str, Any]:
         """run.json, when it has ended."""

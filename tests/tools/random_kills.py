@@ -1,6 +1,6 @@
 """Random deaths of real processes: runs on MPI ranks that are killed, resumed, stopped, and must be right in the end.
 
-What: `Ordeal.draw(seed)`, one workload, one cluster and what befalls it; `run_ordeal(seed, folder)`.
+What: `FaultScenario.draw(seed)`, one workload, one cluster and what befalls it; `run_ordeal(seed, folder)`.
 Why: the promise is about processes, signals and files as they are; the simulator only knows of them what we believed.
 Stays out: random workloads of every other kind (`tests.tools.random_runs`), crashes in virtual time
 (`runtime.simulator.simulator`), finding and killing processes (`tests.tools.processes`).
@@ -32,7 +32,7 @@ _LIMIT_S = 90.0
 
 
 @dataclass(frozen=True)
-class Ordeal:
+class FaultScenario:
     """kind: who dies: one slave, two slaves, everybody (SIGKILL to all ranks and the launcher), nobody (a request to stop),
     the master, the collector, or a slave while the death of another one is being dealt with. at_s: after so much of the run.
     gap_s: between two deaths. again: ranks of the resumed run.
@@ -47,7 +47,7 @@ class Ordeal:
     again: int
 
     @staticmethod
-    def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Ordeal:
+    def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> FaultScenario:
         """Everything about a run from one seed."""
         random = np.random.default_rng([seed, 4])
         kind = str(random.choice(kinds))
@@ -90,7 +90,7 @@ class Ordeal:
         if random_last.random() < 0.25:
             del plain["join"]["within"]
             plain["join"]["last"] = random_last.choice([20, 300, 3000], 2).tolist()
-        return Ordeal(seed, kind, plain, ranks, at_s, float(random.choice([0, 0.02, 0.5])), int(random.integers(3, 8)))
+        return FaultScenario(seed, kind, plain, ranks, at_s, float(random.choice([0, 0.02, 0.5])), int(random.integers(3, 8)))
 
     def expected(self) -> tuple[int, str]:
         """Count and digest by comparing every left tuple with all right ones."""
@@ -104,7 +104,7 @@ class Ordeal:
         return len(left), format_digest(pair_digest(left, right))
 
 
-def _befall(ordeal: Ordeal, cluster: LaunchedRun) -> None:
+def _befall(ordeal: FaultScenario, cluster: LaunchedRun) -> None:
     """What the kind says."""
     random = np.random.default_rng([ordeal.seed, 5])
     slaves = random.permutation(np.arange(_FIRST_SLAVE, ordeal.ranks)).tolist()
@@ -123,7 +123,7 @@ def _befall(ordeal: Ordeal, cluster: LaunchedRun) -> None:
 
 def run_ordeal(seed: int, folder: Path, kinds: tuple[str, ...] = KINDS) -> dict[str, Any]:
     """One run, and what befalls it; returns its run.json and what was seen on the way. SimulationError says what is wrong."""
-    ordeal = Ordeal.draw(seed, kinds)
+    ordeal = FaultScenario.draw(seed, kinds)
     config, out = folder / "config.yaml", folder / "run"
     config.write_text(json.dumps(ordeal.plain))  # JSON is YAML
     cluster = LaunchedRun([str(config), "-n", str(ordeal.ranks), "--out", str(out)], folder / "log")
@@ -167,7 +167,7 @@ def _report(out: Path) -> dict[str, Any]:
         return {}
 
 
-def _check(ordeal: Ordeal, report: dict[str, Any], out: Path) -> None:
+def _check(ordeal: FaultScenario, report: dict[str, Any], out: Path) -> None:
     count, digest = ordeal.expected()
     if (report["results"]["count"], report["results"]["digest"]) != (count, digest):
         raise SimulationError(f"{report['results']}, the oracle has {count} pairs with digest {digest}")

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from swjoin.cluster.messages import PublishResults, StreamIdle, StreamSpoke
+from swjoin.cluster.messages import PublishResults, StreamIdle, StreamResumed
 from swjoin.config.run import FlightConfig, ServeConfig, StreamConfig
 from swjoin.core.batch import STREAM_NAMES, RowLayout, SourceBatch
 from swjoin.runtime.simulator.simulator import MASTER, Simulation
@@ -114,10 +114,10 @@ class LiveSimulation(Simulation):
             self._at(self.now_us + timeout_us, "patience is over", partial(self._give_up, self._asked))
 
     def _look(self) -> None:
-        """As `MasterShell.read`."""
+        """As `MasterHost.read`."""
         for stream in [s for s in sorted(self._idle) if self._sources[s].ready(0)]:
             self._idle.remove(stream)
-            self._tell_master(StreamSpoke(stream))
+            self._tell_master(StreamResumed(stream))
         for wanted in self._wanted or ():
             if wanted is not None and self._sources[wanted].ready(0):
                 self._wanted = None

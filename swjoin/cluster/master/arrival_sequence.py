@@ -1,7 +1,7 @@
 """The common order of both streams, for count windows: every tuple gets its place before it is partitioned.
 
-What: `CommonOrder.place`, the tuples whose places are certain; `passed`, punctuations in places instead of times; `released`,
-what leaves the master's door, with or without places.
+What: `ArrivalSequence.place`, the tuples whose places are certain; `passed`, punctuations in places instead of times;
+`released`, what leaves the master's door, with or without places.
 Why: "the last N tuples" means nothing on a slave that sees a part of each stream. One order, given once at the door, makes the
 answer a function of the input alone, whatever the number of slaves.
 Stays out: how places travel (`places`), time order within a stream (`cluster.master.intake`), matching (`state.join_kernel`).
@@ -24,13 +24,13 @@ from swjoin.cluster.master.mini_buffers import MiniBuffers
 from swjoin.config.run import QueryConfig
 from swjoin.core.batch import I64, LEFT, RIGHT, TupleBatch, in_memory
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
-from swjoin.core.sequence_numbers import placed, places_of
+from swjoin.core.sequence_numbers import places_of, with_sequence
 
 _MOST_ENDS = 1 << 14
 _ENDS_KEPT = 1 << 9  # across a crash
 
 
-class CommonOrder:
+class ArrivalSequence:
     """placed: tuples of each stream that have a place."""
 
     def __init__(self, query: QueryConfig) -> None:
@@ -42,9 +42,9 @@ class CommonOrder:
         self._ends: tuple[list[int], list[int], list[int]] = ([], [], [])  # of slots: time, tuples of each stream below it
 
     @staticmethod
-    def of(query: QueryConfig) -> CommonOrder | None:
+    def of(query: QueryConfig) -> ArrivalSequence | None:
         """None for windows of time."""
-        return CommonOrder(query) if query.bounds.counted else None
+        return ArrivalSequence(query) if query.bounds.counted else None
 
     @property
     def total(self) -> int:
@@ -64,7 +64,7 @@ class CommonOrder:
             self.placed[stream] += len(mine)
             self._waiting[stream].append((mine.ts, places))
             self._last_us = max(self._last_us, int(mine.ts[-1]))
-            yield stream, placed(mine, places, before[1 - stream] + earlier.astype(np.int64))
+            yield stream, with_sequence(mine, places, before[1 - stream] + earlier.astype(np.int64))
 
     def passed(self, below_us: int) -> tuple[int, int]:
         """A slot ends there. Punctuations, left and right: every later tuple comes after so many of the other stream."""
@@ -142,7 +142,7 @@ class CommonOrder:
 
 
 def released(
-    wanted: Iterable[StreamIntake], order: CommonOrder | None, streams: tuple[StreamIntake, StreamIntake]
+    wanted: Iterable[StreamIntake], order: ArrivalSequence | None, streams: tuple[StreamIntake, StreamIntake]
 ) -> Iterator[tuple[int, TupleBatch]]:
     """(stream, tuples in time order) of the wanted streams that are ready to be partitioned; with an order, of both."""
     if order is not None:

@@ -1,6 +1,6 @@
 """Slaves without room: their tuples wait apart at the master, and they hold nobody up (realtime pace).
 
-What: `make_room`, before the slot of some slaves is drained.
+What: `defer_full_slaves`, before the slot of some slaves is drained.
 Why: a full slave must neither stop the others nor be sent what it cannot keep; nobody gets more than a stream buffer at once.
 Stays out: the shelves themselves (`cluster.master.mini_buffers`), who is served when (`cluster.master.master`).
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from swjoin.cluster.master.arrival_sequence import CommonOrder
+from swjoin.cluster.master.arrival_sequence import ArrivalSequence
 from swjoin.cluster.master.controller import Controller
 from swjoin.cluster.master.mini_buffers import MiniBuffers
 from swjoin.core.batch import LEFT, RIGHT
@@ -19,7 +19,7 @@ Times = tuple[int, int]
 _NOTHING = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
 
 
-def make_room(
+def defer_full_slaves(
     buffers: MiniBuffers,
     controller: Controller,
     slaves: Sequence[SlaveId],
@@ -27,7 +27,7 @@ def make_room(
     promised: Mapping[SlaveId, Times],
     limit_bytes: int,
     rebase_us: int,
-    order: CommonOrder | None = None,
+    order: ArrivalSequence | None = None,
 ) -> dict[SlaveId, Times]:
     """Park the tuples of full slaves, and let those of others go, about `limit_bytes` each.
 

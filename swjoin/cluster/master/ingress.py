@@ -1,6 +1,6 @@
 """What stands at the master's door: both streams' intake, and the mini-buffers behind it.
 
-What: `Door`, `door_of`.
+What: `Ingress`, `ingress_of`.
 Why: the master, the engine of the API and the planner begin with the same two things, and only the planner's are others.
 Stays out: what happens at the door (`cluster.master.intake`), who reads when (`cluster.master.read_scheduler`).
 """
@@ -18,18 +18,18 @@ from swjoin.routing.hash_partition import HashPartition
 
 
 @dataclass(frozen=True)
-class Door:
+class Ingress:
     """buffers: makes the mini-buffers, for partition-groups that are owned so."""
 
     streams: tuple[StreamIntake, StreamIntake]
     buffers: Callable[[HashPartition], MiniBuffers]
 
 
-def door_of(config: RunConfig, layouts: tuple[RowLayout | None, RowLayout | None]) -> Door:
+def ingress_of(config: RunConfig, layouts: tuple[RowLayout | None, RowLayout | None]) -> Ingress:
     """For tuples with payload rows of these layouts."""
     keeps, counted = config.query.kind.unmatched, config.query.bounds.counted
     groups = config.cluster.sub_group_count
-    return Door(
+    return Ingress(
         (
             StreamIntake(LEFT, config.time, keeps[LEFT], live=config.live),
             StreamIntake(RIGHT, config.time, keeps[RIGHT], live=config.live),

@@ -21,7 +21,7 @@ from swjoin.core.batch import I64, STREAM_NAMES, U8, Bool, SourceBatch, TupleBat
 from swjoin.core.errors import UserError
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.core.ledger import StreamCounts
-from swjoin.core.sequence_numbers import unplaced
+from swjoin.core.sequence_numbers import without_sequence
 
 GOOD, NULL_KEY, NULL_TIME, LATE = 0, 1, 2, 3
 _EMPTY_MASK = np.empty(0, np.bool_)
@@ -254,7 +254,7 @@ class StreamIntake:
         """The source has nothing to read: time goes on without this stream."""
         self.idle = True
 
-    def speak(self) -> None:
+    def become_active(self) -> None:
         """The source has something again. What is older than what has been promised meanwhile is late."""
         self.idle = False
         self.high_us = max(self.high_us, self._arrived_high_us)
@@ -380,7 +380,7 @@ class StreamIntake:
         self.high_us, self.first_us, self.ended = plain["high_us"], plain["first_us"], plain["ended"]
         self._arrived_high_us = plain["arrived_high_us"]
         if plain["idle"]:
-            self.speak()
+            self.become_active()
         self._arriving, self._held, self._released = deque(tuples["arriving"]), tuples["held"], tuples["released"]
         self._null_keys = tuples.get("null_keys", [])
 
@@ -396,4 +396,4 @@ def take_null_keys(
 ) -> tuple[TupleBatch, TupleBatch]:
     """Of both streams, see `StreamIntake.take_null_keys`. counted: in the layout of tuples with places."""
     left, right = (stream.take_null_keys(rebase_us) for stream in streams)
-    return (unplaced(left), unplaced(right)) if counted else (left, right)
+    return (without_sequence(left), without_sequence(right)) if counted else (left, right)

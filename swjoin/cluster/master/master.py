@@ -20,16 +20,16 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swjoin.cluster.master.arrival_sequence import CommonOrder, released
+from swjoin.cluster.master.arrival_sequence import ArrivalSequence, released
 from swjoin.cluster.master.checkpoint_coordinator import Checkpoints
 from swjoin.cluster.master.controller import Controller, Move
-from swjoin.cluster.master.deferral import make_room
-from swjoin.cluster.master.ingress import Door, door_of
+from swjoin.cluster.master.deferral import defer_full_slaves
+from swjoin.cluster.master.ingress import Ingress, ingress_of
 from swjoin.cluster.master.intake import take_null_keys
 from swjoin.cluster.master.mini_buffers import Order
 from swjoin.cluster.master.overload import Overload
-from swjoin.cluster.master.prefill import History
-from swjoin.cluster.master.read_scheduler import Reading
+from swjoin.cluster.master.prefill import Prefill
+from swjoin.cluster.master.read_scheduler import ReadScheduler
 from swjoin.cluster.master.slots import Slots
 from swjoin.cluster.master.tuple_queue import Store
 from swjoin.cluster.messages import (
@@ -50,7 +50,7 @@ from swjoin.cluster.messages import (
     StopRequested,
     StreamEnded,
     StreamIdle,
-    StreamSpoke,
+    StreamResumed,
     TuplesRead,
 )
 from swjoin.config.run import RunConfig
@@ -71,7 +71,7 @@ class Master:
         config: RunConfig,
         slave_count: int,
         layouts: tuple[RowLayout | None, RowLayout | None],
-        door: Door | None = None,
+        ingress: Ingress | None = None,
         store: Store | None = None,
     ) -> None:
         """door: another intake and other mini-buffers than those for tuples. store: where tuples can be spilled to."""
@@ -79,9 +79,9 @@ class Master:
         self.config = config
         self.slave_count = slave_count
         self.controller = Controller(config, slave_count)
-        door = door or door_of(config, layouts)
-        self.streams, self.buffers = door.streams, door.buffers(self.controller.router)
-        self.order = CommonOrder.of(config.query)
+        ingress = ingress or ingress_of(config, layouts)
+        self.streams, self.buffers = ingress.streams, ingress.buffers(self.controller.router)
+        self.order = ArrivalSequence.of(config.query)
         self.epoch = EpochIndex(-1)
         self.finished = False
         self.peak_buffer_bytes = 0
@@ -105,10 +105,10 @@ class Master:
         self._checkpoint = False  # one ends this distribution epoch
         self._saves: list[MasterCommand] = []
         self._promised: dict[SlaveId, tuple[int, int]] = {}  # each slave's last punctuations
-        self._history = History(self.streams, config.measure.prefill_us)
+        self._history = Prefill(self.streams, config.measure.prefill_us)
         self._slots_closed = self._history.length_us // (self._epoch_us or 1) * self._sub_groups  # realtime pace, run clock
         self.streams_ended_us: int | None = None  # realtime pace: when the last tuple had arrived
-        self.reading = Reading(config, self.streams, self.slots, self.overload, self._history)
+        self.reading = ReadScheduler(config, self.streams, self.slots, self.overload, self._history)
 
     def start(self, now_us: int = 0) -> list[MasterCommand]:
         """Ask for the first rows; a restored master may have something to deliver at once."""
@@ -131,11 +131,11 @@ class Master:
                 self.streams[stream].end()
                 self._collect(stream)
             case StreamIdle(stream):
-                self.reading.fall_idle(stream)
+                self.reading.become_idle(stream)
                 self.controller.note(now_us, "idle", text=STREAM_NAMES[stream])
                 self._collect(stream)
-            case StreamSpoke(stream):
-                self.reading.speaks(stream)
+            case StreamResumed(stream):
+                self.reading.stream_resumed(stream)
                 self.controller.note(now_us, "speaks", text=STREAM_NAMES[stream])
             case SlaveReported(slave, occupancy_ratio, loads):
                 self._reported[slave] = (occupancy_ratio, loads)
@@ -304,7 +304,9 @@ class Master:
         capacity = self.config.module.stream_buffer_bytes
         if self.slots.exhausted and self.buffers.stored_bytes:  # nothing new comes: what lies on disk may come in larger pieces
             capacity = max(capacity, self.config.cluster.mini_buffer_bytes // (4 * self.slave_count))
-        return make_room(self.buffers, self.controller, slaves, occupancies, self._promised, capacity, rebase_us, self.order)
+        return defer_full_slaves(
+            self.buffers, self.controller, slaves, occupancies, self._promised, capacity, rebase_us, self.order
+        )
 
     def _drain(self, below_us: int, times_us: tuple[int, int], now_us: int, rebase_us: int | None) -> None:
         """Close a slot: deliveries to the active slaves of the next sub-group, with their orders."""

@@ -21,7 +21,7 @@ from swjoin.cluster.master.tuple_queue import Pending, Store, StoreFullError
 from swjoin.core.batch import I64, LEFT, RIGHT, RowLayout, StoredBatch, TupleBatch
 from swjoin.core.data_messages import Delivery, Route
 from swjoin.core.ids import BEGIN_OF_TIME_US, EpochIndex, GroupId, QueryId, SlaveId
-from swjoin.core.sequence_numbers import delivered, travelling
+from swjoin.core.sequence_numbers import sequence_as_time, wire_layouts
 from swjoin.policy.epochs import sub_group_of
 from swjoin.routing.hash_partition import HashPartition, arrange
 
@@ -42,7 +42,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Drained:
+class GroupedTuples:
     """The tuples of one slave's delivery, as in `core.data_messages.Delivery`."""
 
     groups: I64
@@ -100,7 +100,7 @@ class MiniBuffers:
         """counted: tuples have places (`places`), and leave with them for times."""
         self._counted = counted
         self.store: Store | None = None  # where tuples can lie instead of here (`cluster.master.overload`)
-        self._layouts = travelling(layouts, counted=counted)
+        self._layouts = wire_layouts(layouts, counted=counted)
         self._sub_group_count = sub_group_count
         self._shelves = [self._new_shelf() for _ in range(sub_group_count)]
         self._held: dict[GroupId, tuple[Pending, Pending]] = {}
@@ -284,7 +284,7 @@ class MiniBuffers:
 
     def drain(
         self, below_us: int, sub_group: int, slaves: Sequence[int], *, rebase_us: int | None = None, rebase_ts: bool = False
-    ) -> list[Drained]:
+    ) -> list[GroupedTuples]:
         """The sub-group's tuples of ts < below_us, for each of `slaves`: all of its slaves that own anything. A parked
         one gets nothing.
 
@@ -297,14 +297,14 @@ class MiniBuffers:
             if rebase_us is not None:
                 arrival = np.maximum(batch.arrival_us - rebase_us, 0)
                 batch = TupleBatch(batch.key, arrival if rebase_ts else batch.ts, batch.id, arrival, batch.rows)
-            parts.append(self.router.partition(delivered(batch) if self._counted else batch))
+            parts.append(self.router.partition(sequence_as_time(batch) if self._counted else batch))
         left, right = parts
         out = []
         for slave in slaves:
             places = self.router.places_of(slave)
             used = places.start + np.flatnonzero(left.counts[places] + right.counts[places])
             out.append(
-                Drained(
+                GroupedTuples(
                     self.router.groups_in_order[used],
                     left.counts[used],
                     right.counts[used],

@@ -1,6 +1,6 @@
 """History: what the slaves join at full speed before a realtime run is measured (`config.MeasureConfig`).
 
-What: `History`, which says what of the streams it is, what is still to be read, and whether all of it has been.
+What: `Prefill`, which says what of the streams it is, what is still to be read, and whether all of it has been.
 Why: windows must be full before a measurement means anything, and filling them in real time takes as long as they are.
 Stays out: buffering and delivering (`cluster.master.master`), counting its pairs apart (`cluster.collector`).
 """
@@ -12,7 +12,7 @@ from swjoin.cluster.master.intake import StreamIntake
 Intakes = tuple[StreamIntake, StreamIntake]
 
 
-class History:
+class Prefill:
     """The first `length_us` of the streams' common time axis. running: some of it may not be joined yet."""
 
     def __init__(self, streams: Intakes, length_us: int) -> None:

@@ -1,6 +1,6 @@
 """Which stream is read next, where the time axis starts, and streams that have nothing to say.
 
-What: `Reading`: `next_stream`, `origin_us`; what a stream that falls idle, or speaks again, means for the time of both.
+What: `ReadScheduler`: `next_stream`, `origin_us`; what a stream that falls idle, or speaks again, means for the time of both.
 Why: both streams must advance together, no further than the buffers hold, and a silent one must not stop the other.
 Stays out: what becomes of rows (`cluster.master.intake`), sources, and when one counts as idle (the runtimes).
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from swjoin.cluster.master.intake import StreamIntake
 from swjoin.cluster.master.overload import Overload
-from swjoin.cluster.master.prefill import History
+from swjoin.cluster.master.prefill import Prefill
 from swjoin.cluster.master.slots import Slots
 from swjoin.config.run import RunConfig
 
@@ -17,7 +17,7 @@ _LEAST_LEAD_US = 1_000_000
 _ARRIVING = 4  # times the mini-buffers that may arrive with one slot
 
 
-class Reading:
+class ReadScheduler:
     """Reads one batch at a time, of one stream. pending: the stream that is being read."""
 
     def __init__(
@@ -26,7 +26,7 @@ class Reading:
         streams: tuple[StreamIntake, StreamIntake],
         slots: Slots,
         overload: Overload,
-        history: History,
+        history: Prefill,
     ) -> None:
         self.pending: int | None = None
         self._origin_us: int | None = None
@@ -97,7 +97,7 @@ class Reading:
 
     # ------------------------------------------------------------ silence
 
-    def fall_idle(self, stream: int) -> None:
+    def become_idle(self, stream: int) -> None:
         """Its source has nothing to read: time goes on without it. In realtime pace not before the slot ends: what has been
         read of it arrives only then, and must not come after a time that has been promised."""
         self.pending = None
@@ -105,9 +105,9 @@ class Reading:
         if not self._realtime:
             self.carry()
 
-    def speaks(self, stream: int) -> None:
+    def stream_resumed(self, stream: int) -> None:
         """Its source has something again. A live one may be read at once, whatever is waited for."""
-        self._streams[stream].speak()
+        self._streams[stream].become_active()
         if self._live:
             self.pending = None
 

@@ -33,7 +33,7 @@ from swjoin.cluster.messages import (
     TimesMeasured,
     WorkDue,
 )
-from swjoin.cluster.slave.state_mover import Mover
+from swjoin.cluster.slave.state_mover import StateMover
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, RowLayout, check_layout
 from swjoin.core.data_messages import (
@@ -51,7 +51,7 @@ from swjoin.core.ids import (
     SlaveId,
 )
 from swjoin.core.metric_columns import COLUMNS
-from swjoin.core.sequence_numbers import passed_of, travelling
+from swjoin.core.sequence_numbers import preceding_counts, wire_layouts
 from swjoin.expressions.vm import Program
 from swjoin.operators.join_operator import JoinModule
 from swjoin.operators.join_step import Step, Work
@@ -79,7 +79,7 @@ class Slave:
         """join: another join module than the one that the configuration describes. where: its predicate, for rows of these
         layouts."""
         module, reorganization = config.module, config.reorganization
-        layouts = travelling(layouts, counted=config.query.bounds.counted)
+        layouts = wire_layouts(layouts, counted=config.query.bounds.counted)
         pair_bytes = PAIR_BYTES + sum(layout.fixed_bytes for layout in layouts if layout is not None)
         self.id = slave
         self._layouts = layouts
@@ -124,7 +124,7 @@ class Slave:
         self._last_delivered = False
         self._times = TimesMeasured()
         self._query = QueryId(0)
-        self.mover = Mover(slave, self._query, self.join, layouts, reorganization.chunk_bytes)
+        self.mover = StateMover(slave, self._query, self.join, layouts, reorganization.chunk_bytes)
         self._mover_turn = True
         self._promised_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
         self._moved_last = False  # the last piece of work was a state movement's, not the join's
@@ -254,7 +254,7 @@ class Slave:
     def _check_promise(self, delivery: Delivery) -> None:
         """Windows have expired by what the deliveries before promised: an older tuple now would lose pairs silently."""
         for stream, batch in ((LEFT, delivery.left), (RIGHT, delivery.right)):
-            times = passed_of(batch) if self._counted else batch.ts
+            times = preceding_counts(batch) if self._counted else batch.ts
             oldest_us = int(times.min()) if len(batch) else END_OF_TIME_US
             if oldest_us < self._promised_us[stream]:
                 where = f"slave {self.id}, epoch {delivery.epoch}: a {STREAM_NAMES[stream]} tuple"

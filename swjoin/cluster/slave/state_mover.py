@@ -1,6 +1,7 @@
 """A slave's side of state movements: partition-groups that it yields and that it takes (paper section IV-C, "state-mover").
 
-What: `Mover` keeps what the master ordered, and does it in bounded pieces, one chunk at a time, between pieces of join work.
+What: `StateMover` keeps what the master ordered, and does it in bounded pieces, one chunk at a time, between pieces of join
+work.
 Why: a chunk is sent only when its consumer has asked for it, so memory is bounded on both sides, and no slave ever waits inside
 a send for a slave that waits for it.
 Stays out: what a chunk holds (`operators.state_movement`), who moves what (`policy`, the master).
@@ -16,7 +17,7 @@ from swjoin.core.batch import RowLayout, TupleBatch
 from swjoin.core.data_messages import Delivery, MoveEnd, StateChunk
 from swjoin.core.errors import RunFailed
 from swjoin.core.ids import EpochIndex, GroupId, QueryId, SlaveId
-from swjoin.operators.join_operator import JoinModule, Journey, Taking, Yielding
+from swjoin.operators.join_operator import IncomingGroup, JoinModule, MoveId, OutgoingGroup
 from swjoin.operators.join_step import Work
 from swjoin.operators.state_movement import take_group
 
@@ -25,9 +26,9 @@ _CREDITS = 2  # chunks on their way or waiting at the consumer: one is rebuilt w
 
 @dataclass
 class _Leaving:
-    journey: Journey
+    move_id: MoveId
     begun_us: int
-    departure: Yielding | None = None  # None: waits for the end of the delivery that is being joined
+    departure: OutgoingGroup | None = None  # None: waits for the end of the delivery that is being joined
 
 
 @dataclass
@@ -35,11 +36,11 @@ class _Coming:
     group: GroupId
     supplier: SlaveId
     begun_us: int
-    arrival: Taking | None = None  # None: no chunk yet
+    arrival: IncomingGroup | None = None  # None: no chunk yet
     chunks: deque[StateChunk] = field(default_factory=deque)
 
 
-class Mover:
+class StateMover:
     """All state movements of one slave. chunk_bytes: about the largest chunk."""
 
     def __init__(
@@ -63,8 +64,8 @@ class Mover:
         """Take the moves that came with a delivery."""
         commands: list[SlaveCommand] = []
         for move, group, consumer in delivery.moves_out.tolist():
-            journey = Journey(self._query, move, GroupId(group), self._slave, SlaveId(consumer))
-            self._leaving[move] = _Leaving(journey, now_us)
+            move_id = MoveId(self._query, move, GroupId(group), self._slave, SlaveId(consumer))
+            self._leaving[move] = _Leaving(move_id, now_us)
             self._newest_move = move
         for move, group, supplier in delivery.moves_in.tolist():
             self._coming[move] = _Coming(GroupId(group), SlaveId(supplier), now_us)
@@ -101,14 +102,14 @@ class Mover:
                 continue
             parts: tuple[list[TupleBatch], list[TupleBatch]] = ([], [])
             for i in range(len(stream_buffer)):
-                stream_buffer[i], *taken = take_group(stream_buffer[i], leaving.journey.group)
+                stream_buffer[i], *taken = take_group(stream_buffer[i], leaving.move_id.group)
                 for stream, batch in enumerate(taken):
                     if batch is not None and len(batch):
                         parts[stream].append(batch)
             left, right = (
                 TupleBatch.concat(p) if p else TupleBatch.empty(layout) for p, layout in zip(parts, self._layouts, strict=True)
             )
-            leaving.departure = self._join.depart(leaving.journey, (left, right), self._chunk_bytes)
+            leaving.departure = self._join.export_group(leaving.move_id, (left, right), self._chunk_bytes)
 
     @property
     def wants_to_begin(self) -> bool:
@@ -144,8 +145,8 @@ class Mover:
         coming = self._next_coming()
         return [] if coming is None else self._install(coming, now_us)
 
-    def _send(self, leaving: _Leaving, departure: Yielding, now_us: int) -> list[SlaveCommand]:
-        move, group = leaving.journey.move, leaving.journey.group
+    def _send(self, leaving: _Leaving, departure: OutgoingGroup, now_us: int) -> list[SlaveCommand]:
+        move, group = leaving.move_id.move, leaving.move_id.group
         self._credits[move] -= 1
         commands: list[SlaveCommand] = [SendState(departure.next_chunk())]
         if departure.done:
@@ -157,7 +158,7 @@ class Mover:
     def _install(self, coming: _Coming, now_us: int) -> list[SlaveCommand]:
         chunk = coming.chunks.popleft()
         if coming.arrival is None:
-            coming.arrival = self._join.arrive(chunk)
+            coming.arrival = self._join.import_group(chunk)
         arrival = coming.arrival
         arrival.add(chunk)
         if not arrival.complete:

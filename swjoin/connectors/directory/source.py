@@ -35,7 +35,7 @@ from swjoin.connectors.files.formats import (
     row_count,
 )
 from swjoin.connectors.files.read_ahead import ReadAhead
-from swjoin.connectors.row_encoder import StreamView, Tuples
+from swjoin.connectors.row_encoder import StreamColumns, TupleEncoder
 from swjoin.connectors.schema import BATCH_ROWS, check_schema
 from swjoin.core.batch import STREAM_NAMES, RowLayout, SourceBatch
 from swjoin.core.errors import RunFailed, UserError
@@ -108,7 +108,7 @@ class WatchSource:
 
     rows_total: int | None = None
 
-    def __init__(self, stream: int, config: StreamConfig, schema: pa.Schema, view: StreamView, keys: KeyEncoder) -> None:
+    def __init__(self, stream: int, config: StreamConfig, schema: pa.Schema, view: StreamColumns, keys: KeyEncoder) -> None:
         import pyarrow as pa
 
         assert config.watch is not None, "a stream from elsewhere"
@@ -119,7 +119,7 @@ class WatchSource:
         _check_folder(self.folder, STREAM_NAMES[stream])
         self._schema = pa.schema([schema.field(name) for name in view.columns])
         self._keys = keys
-        self._tuples = Tuples(config, view, keys, self._place)
+        self._tuples = TupleEncoder(config, view, keys, self._place)
         self._rows = 0  # read
         self._taken: set[str] = set()  # files read as a whole
         self._log: list[_File] = []  # files taken since the oldest row that may be read again, in order

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swjoin.connectors.files.proofs import Claim, sampled_hash
-from swjoin.connectors.output_columns import OutputPlan
+from swjoin.connectors.output_columns import OutputColumns
 from swjoin.core.batch import Pairs
 from swjoin.core.errors import NotWritten, RunFailed, UserError
 from swjoin.core.hashing import digest_pairs
@@ -150,7 +150,7 @@ class FileSink:
         self,
         kind: str,
         target: Path,
-        plan: OutputPlan,
+        plan: OutputColumns,
         *,
         directory: bool,
         staged: bool = False,

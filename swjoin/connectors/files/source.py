@@ -30,7 +30,7 @@ from swjoin.connectors.files.formats import (
     unread_text,
 )
 from swjoin.connectors.files.read_ahead import ReadAhead
-from swjoin.connectors.row_encoder import StreamView, Tuples, describe_streams, settle_types
+from swjoin.connectors.row_encoder import StreamColumns, TupleEncoder, describe_streams, settle_types
 from swjoin.core.batch import RowLayout, SourceBatch
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.key_encoder import Dictionary, KeyEncoder
@@ -49,7 +49,7 @@ class FileSource:
         config: StreamConfig,
         files: list[Path],
         described: Described,
-        view: StreamView,
+        view: StreamColumns,
         keys: KeyEncoder,
     ) -> None:
         """described: with types for all columns that are read."""
@@ -66,7 +66,7 @@ class FileSource:
         self._rows = 0
         self._skipped_files = self._skip = 0  # files, and rows of the first one after them, that are not read
         self._ahead: ReadAhead | None = None
-        self._tuples = Tuples(config, view, keys, self._place)
+        self._tuples = TupleEncoder(config, view, keys, self._place)
 
     @property
     def layout(self) -> RowLayout | None:

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from swjoin.connectors.flight.ingest import plain_text
-from swjoin.connectors.flight.result_log import Place
+from swjoin.connectors.flight.result_log import ConsumerOffset
 from swjoin.connectors.times import cast_complaint, instants, zoned
 from swjoin.core.batch import Bool
 from swjoin.core.errors import RunFailed, SwjoinError, UserError
@@ -35,7 +35,7 @@ from swjoin.core.errors import RunFailed, SwjoinError, UserError
 BATCH_ROWS = 16_384
 _NOTICE_S, _NOTICE_AGAIN_S, _LOOK_S = 4.0, 30.0, 0.5  # until a push that waits says so; until it says so again
 _REACH_S = 3.0  # how long the collector's own endpoint may take to answer
-Start = Literal["start", "now"] | Place
+Start = Literal["start", "now"] | ConsumerOffset
 # A run that is resumed is there again within seconds; gRPC would in time look for it every two minutes only. The middle one is
 # how long an attempt may take.
 _BACKOFF = (
@@ -79,16 +79,16 @@ class Event:
     kind: str
     batch: pa.RecordBatch
     generation: int
-    place: Place
+    place: ConsumerOffset
 
 
-class Taking:
+class ResultIterator:
     """Rows of a run as they come. Iterate over it for batches, or over `events`; both end with the run.
 
     place: after the last batch or event; give it to `results(start=...)` to go on there, in any process.
     """
 
-    def __init__(self, reader: Any, place: Place) -> None:
+    def __init__(self, reader: Any, place: ConsumerOffset) -> None:
         self._reader, self.place = reader, place
 
     @property
@@ -119,7 +119,7 @@ class Taking:
             except _ERRORS as error:
                 raise _said(error) from None
             said = json.loads(chunk.app_metadata.to_pybytes())
-            self.place = Place.from_plain(said["place"])
+            self.place = ConsumerOffset.from_plain(said["place"])
             if said["kind"] != "began":
                 yield Event(said["kind"], chunk.data, said["generation"], self.place)
 
@@ -346,26 +346,26 @@ class Client:
 
     # ------------------------------------------------------------ out
 
-    def results(self, start: Start = "now", *, final: bool = False) -> Taking:
+    def results(self, start: Start = "now", *, final: bool = False) -> ResultIterator:
         """Result rows, from the start of the run, from now on, or from a place. final: only what no crash can take back."""
         return self._take("results", start, final)
 
-    def late(self) -> Taking:
+    def late(self) -> ResultIterator:
         """Rows that are left out of the join, from now on: stream, row_id, ts (microseconds), reason."""
         return self._take("late", "now", False)
 
-    def metrics(self) -> Taking:
+    def metrics(self) -> ResultIterator:
         """A row per slave and distribution epoch, from now on."""
         return self._take("metrics", "now", False)
 
-    def _take(self, what: str, start: Start, final: bool) -> Taking:
-        told = start.to_plain() if isinstance(start, Place) else start
+    def _take(self, what: str, start: Start, final: bool) -> ResultIterator:
+        told = start.to_plain() if isinstance(start, ConsumerOffset) else start
         ticket = flight.Ticket(json.dumps({"take": what, "from": told, "final": final}).encode())
         try:
             reader = self._holder_of(what).do_get(ticket, self._options)
         except _ERRORS as error:
             raise _said(error) from None
-        return Taking(reader, start if isinstance(start, Place) else Place())
+        return ResultIterator(reader, start if isinstance(start, ConsumerOffset) else ConsumerOffset())
 
     def _holder_of(self, what: str) -> Any:
         """A client of whoever holds the rows: the collector, where it can be reached, spares the master the way through it."""

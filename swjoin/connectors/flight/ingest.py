@@ -1,7 +1,7 @@
 """The master's side of a live run: what producers push, what consumers take, and who asks how it goes.
 
-What: `LiveDoor`: an endpoint whose puts fill the sources, whose gets give late rows, and pass results and metrics on from the
-collector.
+What: `FlightIngest`: an endpoint whose puts fill the sources, whose gets give late rows, and pass results and metrics on from
+the collector.
 Why: clients talk to one address, whichever process holds what they want.
 Stays out: merging and keeping rows (`connectors.producer_merge`, `connectors.flight.source`), the results' log
 (`connectors.flight.result_stream`).
@@ -26,9 +26,9 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from swjoin.config.run import ServeConfig
-from swjoin.connectors.flight.result_log import RowLog
+from swjoin.connectors.flight.result_log import ResultLog
 from swjoin.connectors.flight.result_stream import serve_log
-from swjoin.connectors.flight.server import Endpoint, Given, Metadata, check_length, read_pem, read_token
+from swjoin.connectors.flight.server import Endpoint, FlightStream, Metadata, check_length, read_pem, read_token
 from swjoin.connectors.flight.source import FlightSource
 from swjoin.connectors.producer_merge import MergeClosedError
 from swjoin.connectors.schema import check_schema
@@ -57,7 +57,7 @@ class _Session:
     replaced: bool = False
 
 
-class LiveDoor:
+class FlightIngest:
     """sources: both streams; those that are pushed take part. status: what `status` answers; the runtime sets it."""
 
     def __init__(self, config: ServeConfig, sources: tuple[Any, Any]) -> None:
@@ -68,7 +68,7 @@ class LiveDoor:
         self._lock = threading.Lock()
         self._closed = False
         self.status: Callable[[], Metadata] = dict
-        self.late = RowLog(LATE_SCHEMA, _LATE_BYTES, 0.0, lossy=True)
+        self.late = ResultLog(LATE_SCHEMA, _LATE_BYTES, 0.0, lossy=True)
         endpoint = self.endpoint = Endpoint(config)
         for name, source in self._sources.items():
             endpoint.puts[name] = self._put
@@ -346,7 +346,7 @@ def _same(value: tuple[pa.Schema, str]) -> tuple[pa.Schema, str]:
     return value
 
 
-def _relay(client: Any, options: Any, schema: pa.Schema, request: Metadata, context: Any) -> Given:
+def _relay(client: Any, options: Any, schema: pa.Schema, request: Metadata, context: Any) -> FlightStream:
     return schema, _relayed(client, options, request, context)
 
 

@@ -1,7 +1,8 @@
 """Rows that consumers take as they are produced, each at its own pace, in bounded memory.
 
-What: `RowLog`: rows numbered by generation (how many checkpoints come before them) and position in it; `Reader`, a consumer's
-place in it. `Place`, as much of it as a consumer has to remember to go on after any crash, its own or the run's.
+What: `ResultLog`: rows numbered by generation (how many checkpoints come before them) and position in it; `Reader`, a
+consumer's place in it. `ConsumerOffset`, as much of it as a consumer has to remember to go on after any crash, its own or the
+run's.
 Why: a consumer must not lose a row nor take one twice, and a slow one must neither fill the memory nor stop the others for
 long.
 Stays out: Flight (`connectors.flight.server`), files (`connectors.files.sink`), where rows come from
@@ -34,7 +35,7 @@ _FILE_ROWS = 16_384  # of a batch that is read from a file
 
 
 @dataclass
-class Place:
+class ConsumerOffset:
     """Where a consumer is. below: every row of generations before this one is taken. rows: of later ones, how many. era: of
     which these numbers are."""
 
@@ -46,11 +47,11 @@ class Place:
         return {"era": self.era, "below": self.below, "rows": {str(g): n for g, n in self.rows.items()}}
 
     @staticmethod
-    def from_plain(plain: Any) -> Place:
+    def from_plain(plain: Any) -> ConsumerOffset:
         """UserError when it is none."""
         try:
             rows = {int(g): int(n) for g, n in plain["rows"].items()}
-            place = Place(int(plain["era"]), int(plain["below"]), rows)
+            place = ConsumerOffset(int(plain["era"]), int(plain["below"]), rows)
         except (TypeError, KeyError, ValueError, AttributeError, OverflowError):
             raise UserError("from: not a place; take one that came with a batch, 'start' or 'now'") from None
         if min([place.era, place.below, *rows, *rows.values()]) < 0:
@@ -86,11 +87,11 @@ class _Entry:
     first: int  # row of the generation
 
 
-class ConsumerCutError(RunFailed):
+class ConsumerCutOffError(RunFailed):
     """A consumer was too slow for too long."""
 
 
-class RowLog:
+class ResultLog:
     """limit_bytes: of rows in memory. patience_s: how long `write` waits for readers that hold up the oldest rows; then they
     are cut, or go on from files. in_files: final rows lie in Parquet files. lossy: `write` never waits, readers skip what is
     gone. eras: file that remembers them; None: there are no recoveries."""
@@ -213,7 +214,7 @@ class RowLog:
     def era(self) -> int:
         return len(self._voids)
 
-    def open(self, place: Place | None, *, final: bool, given_up: Callable[[], bool] = lambda: False) -> Reader:
+    def open(self, place: ConsumerOffset | None, *, final: bool, given_up: Callable[[], bool] = lambda: False) -> Reader:
         """A reader from this place on, or from now on. final: rows are taken when they are final. UserError without files to
         take them from, or when rows of the place are gone."""
         if final and not self._in_files:
@@ -221,7 +222,7 @@ class RowLog:
         with self._changed:
             if place is None:
                 later = {} if final else {g: n for g, n in self._totals.items() if g >= self.published}
-                place = Place(self.era, self.published, later)
+                place = ConsumerOffset(self.era, self.published, later)
             elif self._unknown(place):
                 raise UserError("from: a place in another run's results")
             elif not self._in_files and not self._lossy and place.below < (self._oldest or 0):
@@ -231,7 +232,7 @@ class RowLog:
             self._readers.add(reader)
             return reader
 
-    def _unknown(self, place: Place) -> bool:
+    def _unknown(self, place: ConsumerOffset) -> bool:
         """No consumer of this log can have come so far. Places of earlier eras are judged by what became void since."""
         if place.era != self.era:
             return place.era > self.era
@@ -255,8 +256,8 @@ class Reader:
     Raises ConsumerCutError, or what the log was closed with.
     """
 
-    def __init__(self, log: RowLog, place: Place, final: bool, given_up: Callable[[], bool]) -> None:
-        self.place = Place(place.era, place.below, dict(place.rows))
+    def __init__(self, log: ResultLog, place: ConsumerOffset, final: bool, given_up: Callable[[], bool]) -> None:
+        self.place = ConsumerOffset(place.era, place.below, dict(place.rows))
         self.at = 0  # number of the next entry
         self.cut = False
         self.lagging = False  # has been given up by `write` for now
@@ -272,7 +273,7 @@ class Reader:
                     if self._given_up():
                         return
                     if self.cut:
-                        raise ConsumerCutError(
+                        raise ConsumerCutOffError(
                             f"cut: results were not taken for {log._patience_s:g} s while {log._limit_bytes} bytes of them "
                             f"waited (serve.patience, serve.result_buffer)"
                         )

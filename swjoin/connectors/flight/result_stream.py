@@ -1,6 +1,6 @@
 """Results that consumers take over Flight while the run goes on.
 
-What: `ServedSink`, a sink around another one that also puts every row into a `RowLog`; `serve_results`, its side of an
+What: `TeeSink`, a sink around another one that also puts every row into a `ResultLog`; `serve_results`, its side of an
 endpoint.
 Why: what goes into files and what consumers get are the same rows in the same order, with the same moments at which they are
 final.
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from swjoin.connectors.flight.result_log import Place, RowLog
-from swjoin.connectors.output_columns import OutputPlan
+from swjoin.connectors.flight.result_log import ConsumerOffset, ResultLog
+from swjoin.connectors.output_columns import OutputColumns
 from swjoin.connectors.sink import Sink
 from swjoin.core.batch import Pairs
 from swjoin.core.errors import UserError
@@ -29,27 +29,29 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from swjoin.config.run import ServeConfig
-    from swjoin.connectors.flight.server import Endpoint, Given, Metadata
+    from swjoin.connectors.flight.server import Endpoint, FlightStream, Metadata
 
 _PART = re.compile(r"part-(\d+)-\d+\.parquet")
 _METRICS_BYTES = 4 << 20
 
 
-class RowSink(Protocol):
+class ResultStreamSink(Protocol):
     """A sink that takes output rows as well as pairs. digest: of their ids."""
 
     def write_rows(self, rows: pa.RecordBatch, generation: int, digest: int = 0) -> None: ...
 
 
-class ServedSink:
+class TeeSink:
     """inner: where rows go besides. folder: of Parquet files, if that is where. run_dir: of a run that makes checkpoints."""
 
-    def __init__(self, inner: Sink, plan: OutputPlan, config: ServeConfig, folder: Path | None, run_dir: Path | None) -> None:
+    def __init__(
+        self, inner: Sink, plan: OutputColumns, config: ServeConfig, folder: Path | None, run_dir: Path | None
+    ) -> None:
         self._inner, self._plan, self._folder = inner, plan, folder if run_dir is not None else None
-        self._rows = cast("RowSink", inner) if hasattr(inner, "write_rows") else None
+        self._rows = cast("ResultStreamSink", inner) if hasattr(inner, "write_rows") else None
         self._patience_s = config.patience_us / 1e6
         eras = None if run_dir is None else run_dir / ".eras"
-        self.log = RowLog(
+        self.log = ResultLog(
             plan.schema, config.result_buffer_bytes, self._patience_s, in_files=self._folder is not None, eras=eras
         )
 
@@ -102,7 +104,7 @@ class MetricsLog:
         import pyarrow as pa
 
         self.schema = pa.schema([(n, pa.int64() if n in INTEGER_COLUMNS else pa.float64()) for n in COLUMNS])
-        self.log = RowLog(self.schema, _METRICS_BYTES, 0.0, lossy=True)
+        self.log = ResultLog(self.schema, _METRICS_BYTES, 0.0, lossy=True)
 
     def add(self, rows: list[tuple[int, NDArray[np.float64]]]) -> None:
         import pyarrow as pa
@@ -117,13 +119,13 @@ class MetricsLog:
         self.log.write(pa.record_batch(columns, schema=self.schema))
 
 
-def give(log: RowLog, request: Metadata, context: Any) -> Given:
+def give(log: ResultLog, request: Metadata, context: Any) -> FlightStream:
     """Rows of a log as a call asks for them: from (start, now, or a place), final."""
     final = request.get("final", False)
     if not isinstance(final, bool):
         raise UserError("final: write true or false")
     start = request.get("from", "now")
-    place = None if start == "now" else Place() if start == "start" else Place.from_plain(start)
+    place = None if start == "now" else ConsumerOffset() if start == "start" else ConsumerOffset.from_plain(start)
 
     def batches() -> Iterator[tuple[pa.RecordBatch, Metadata]]:
         import pyarrow as pa
@@ -138,7 +140,7 @@ def give(log: RowLog, request: Metadata, context: Any) -> Given:
     return log.schema, batches()
 
 
-def serve_log(endpoint: Endpoint, name: str, log: RowLog) -> None:
+def serve_log(endpoint: Endpoint, name: str, log: ResultLog) -> None:
     """Let consumers take the rows of a log under this name."""
     endpoint.gets[name] = lambda request, context: give(log, request, context)
     endpoint.schemas[name] = lambda: (log.schema, endpoint.location)

@@ -1,7 +1,7 @@
 """An Arrow Flight endpoint: who may come in, and what becomes of errors.
 
-What: `Endpoint`, a Flight server that passes every call on to handlers by name; tokens, TLS, limits; `Given`, a stream of
-batches.
+What: `Endpoint`, a Flight server that passes every call on to handlers by name; tokens, TLS, limits; `FlightStream`, a stream
+of batches.
 Why: one client that sends rubbish, or nothing, or too much, gets one clear error; the run and the other clients notice nothing.
 Stays out: what the handlers do (`connectors.flight.ingest`, `connectors.flight.result_stream`). docs/security.md says what is
 trusted.
@@ -34,8 +34,8 @@ _LONGEST_LINE = 500
 LONGEST_REQUEST = 1 << 20  # bytes of a ticket, a command, an action, or what comes with a batch
 
 Metadata = dict[str, Any]
-Given = tuple[pa.Schema, Iterator[tuple[pa.RecordBatch, Metadata]]]
-Get = Callable[[Metadata, Any], Given]  # what is asked for, the call -> schema, batches
+FlightStream = tuple[pa.Schema, Iterator[tuple[pa.RecordBatch, Metadata]]]
+Get = Callable[[Metadata, Any], FlightStream]  # what is asked for, the call -> schema, batches
 Put = Callable[[Metadata, Any, Any, Any], None]  # what is brought, the call, reader, writer
 Act = Callable[[Metadata], Metadata]
 

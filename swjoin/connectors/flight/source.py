@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from swjoin.config.run import StreamConfig
     from swjoin.connectors.producer_merge import Merge
-    from swjoin.connectors.row_encoder import StreamView
+    from swjoin.connectors.row_encoder import StreamColumns
     from swjoin.core.key_encoder import KeyEncoder
 
 _FILE_BYTES = 32 << 20
@@ -138,7 +138,7 @@ class FlightSource(MergedSource):
         stream: int,
         config: StreamConfig,
         schema: pa.Schema,
-        view: StreamView,
+        view: StreamColumns,
         keys: KeyEncoder,
         merge: Merge,
         keep: Path | None,

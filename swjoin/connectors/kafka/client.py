@@ -1,6 +1,6 @@
 """What the Kafka source and the Kafka sink share: the client library, its settings, its errors as one line.
 
-What: `client_library`, `client_settings`, `find_topic`, `marks_of`, `KafkaTrouble`, the client's complaints.
+What: `client_library`, `client_settings`, `find_topic`, `marks_of`, `KafkaConnectionError`, the client's complaints.
 Why: a broker that is not there, a topic that is missing or a setting that is wrong is told in the same words on both sides.
 Stays out: reading (`connectors.kafka.source`), writing (`connectors.kafka.sink`).
 """
@@ -59,7 +59,7 @@ def one_line(error: object) -> str:
     return " ".join(str(error).split())[:_LONGEST]
 
 
-class KafkaTrouble:
+class KafkaConnectionError:
     """What the client has complained about lately; its `error_cb`."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class KafkaTrouble:
         return f" ({self.last})" if self.last else ""
 
 
-def find_topic(client: Consumer | Producer, topic: str, where: str, servers: str, trouble: KafkaTrouble) -> list[int]:
+def find_topic(client: Consumer | Producer, topic: str, where: str, servers: str, trouble: KafkaConnectionError) -> list[int]:
     """Partitions of a topic. UserError when there is no such topic, or no broker answers in time."""
     kafka = client_library()
     until_s = time.monotonic() + SETUP_S

@@ -1,6 +1,6 @@
 """The thread that consumes a topic: all partitions, each into its lane of a `Merge`.
 
-What: `PartitionReader`; `Trail`, which knows the message that every row in a lane comes from.
+What: `PartitionReader`; `OffsetTracker`, which knows the message that every row in a lane comes from.
 Why: consuming and decoding go on while the master does something else.
 Stays out: positions in checkpoints (`connectors.kafka.source`), what a message means (`connectors.kafka.decoder`).
 
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swjoin.connectors.kafka.client import KafkaTrouble, client_library, marks_of, one_line
+from swjoin.connectors.kafka.client import KafkaConnectionError, client_library, marks_of, one_line
 from swjoin.connectors.kafka.decoder import MessageDecoder
 from swjoin.connectors.producer_merge import Merge, MergeClosedError
 from swjoin.core.batch import I64, Bool
@@ -59,7 +59,7 @@ class Piece:
     unusable: Bool
 
 
-class Trail:
+class OffsetTracker:
     """Where the rows of a lane that have not been handed over come from. One thread adds, another one follows."""
 
     def __init__(self, following: tuple[int, int], followed: int) -> None:
@@ -97,7 +97,7 @@ class PartitionReader:
 
     def __init__(
         self,
-        client: Callable[[KafkaTrouble], Consumer],
+        client: Callable[[KafkaConnectionError], Consumer],
         topic: str,
         where: str,
         decoder: MessageDecoder,
@@ -110,7 +110,7 @@ class PartitionReader:
         self._complained = False
         self.failure: SwjoinError | None = None
         self.messages = self.bytes = 0
-        self.trails: dict[str, Trail] = {}
+        self.trails: dict[str, OffsetTracker] = {}
         self.ends: dict[str, int] = {}  # as far as the topic goes
         self._wanted: dict[int, int] = {}  # the next message of each partition
         self._within: dict[int, int] = {}  # rows of that one which have been handed over
@@ -128,7 +128,7 @@ class PartitionReader:
 
     def _add(self, partition: int, offset: int, within: int, followed: int) -> None:
         lane = lane_of(partition)
-        self.trails[lane] = Trail((offset, within), followed)
+        self.trails[lane] = OffsetTracker((offset, within), followed)
         self.ends[lane] = offset
         self._wanted[partition], self._within[partition] = offset, within
         self._merge.open(lane)
@@ -141,7 +141,7 @@ class PartitionReader:
 
     def _run(self) -> None:
         kafka = client_library()
-        trouble = KafkaTrouble()
+        trouble = KafkaConnectionError()
         try:
             client = self._make_client(trouble)
             try:
@@ -158,7 +158,7 @@ class PartitionReader:
         except Exception as error:  # which nobody else would see
             self.failure = RunFailed(f"{self._where}: {type(error).__name__}: {one_line(error)}")
 
-    def _consume(self, client: Consumer, trouble: KafkaTrouble) -> None:
+    def _consume(self, client: Consumer, trouble: KafkaConnectionError) -> None:
         probed_s = looked_s = time.monotonic()
         measured_s = probed_s - _LAG_S
         while not self._stop.is_set():
@@ -289,7 +289,7 @@ class PartitionReader:
 
     # ------------------------------------------------------------ now and then
 
-    def _probe(self, client: Consumer, trouble: KafkaTrouble, away_s: float) -> None:
+    def _probe(self, client: Consumer, trouble: KafkaConnectionError, away_s: float) -> None:
         try:
             client.list_topics(self._topic, timeout=1)
             trouble.away_since_s = None

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swjoin.config.run import KafkaSinkConfig
-from swjoin.connectors.kafka.client import KafkaTrouble, client_library, client_settings, find_topic, one_line
-from swjoin.connectors.output_columns import OutputPlan
+from swjoin.connectors.kafka.client import KafkaConnectionError, client_library, client_settings, find_topic, one_line
+from swjoin.connectors.output_columns import OutputColumns
 from swjoin.core.batch import Pairs
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.storage import sync_file, sync_folder, write_whole, writing
@@ -126,13 +126,13 @@ class KafkaSink:
     """
 
     def __init__(
-        self, config: KafkaSinkConfig, plan: OutputPlan, folder: Path, *, staged: bool = False, resumes: bool = False
+        self, config: KafkaSinkConfig, plan: OutputColumns, folder: Path, *, staged: bool = False, resumes: bool = False
     ) -> None:
         self._config, self._plan, self._folder = config, plan, folder
         self._staged = staged
         self._keys = [name for name in plan.schema.names if name in plan.left.key]
         self._where = f"sink kafka: topic {config.topic}"
-        self._trouble = KafkaTrouble()
+        self._trouble = KafkaConnectionError()
         self._failure: str | None = None  # of a message that could not be delivered
         self._rows_sent = 0  # by a run without checkpoints
         self._kept: dict[int, _Kept] = {}

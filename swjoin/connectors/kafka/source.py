@@ -13,12 +13,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from swjoin.config.run import StreamConfig
-from swjoin.connectors.kafka.client import KafkaTrouble, client_library, client_settings, find_topic, marks_of, one_line
+from swjoin.connectors.kafka.client import KafkaConnectionError, client_library, client_settings, find_topic, marks_of, one_line
 from swjoin.connectors.kafka.decoder import MessageDecoder
-from swjoin.connectors.kafka.reader import PartitionReader, Trail, lane_of
+from swjoin.connectors.kafka.reader import OffsetTracker, PartitionReader, lane_of
 from swjoin.connectors.live_source import MergedSource
 from swjoin.connectors.producer_merge import MOST_LANES, Merge
-from swjoin.connectors.row_encoder import StreamView
+from swjoin.connectors.row_encoder import StreamColumns
 from swjoin.core.batch import STREAM_NAMES, SourceBatch
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.ids import BEGIN_OF_TIME_US
@@ -37,7 +37,7 @@ class KafkaSource(MergedSource):
         stream: int,
         config: StreamConfig,
         schema: pa.Schema,
-        view: StreamView,
+        view: StreamColumns,
         keys: KeyEncoder,
         make_merge: Callable[[], Merge],
     ) -> None:
@@ -59,13 +59,13 @@ class KafkaSource(MergedSource):
             "unusable": 0,
         }
         self._position = self._after = self._beginning
-        self._trails: dict[str, Trail] = {}
+        self._trails: dict[str, OffsetTracker] = {}
         self._unusable = 0
         self._reader: PartitionReader | None = None
 
     # ------------------------------------------------------------ the topic
 
-    def client(self, trouble: KafkaTrouble) -> Consumer:
+    def client(self, trouble: KafkaConnectionError) -> Consumer:
         """A consumer that has nothing assigned yet."""
         kafka = client_library()
         settings = client_settings(
@@ -83,7 +83,7 @@ class KafkaSource(MergedSource):
 
     def _look_at_topic(self) -> tuple[dict[int, int], dict[int, int]]:
         """Where every partition begins, as `start` says, and where it ends now."""
-        kafka, trouble = client_library(), KafkaTrouble()
+        kafka, trouble = client_library(), KafkaConnectionError()
         client = self.client(trouble)
         try:
             first, last = {}, {}
@@ -153,7 +153,7 @@ class KafkaSource(MergedSource):
 
     def _check_there(self, position: dict[str, Any]) -> None:
         """RunFailed when the topic has not got any more what comes after a position."""
-        kafka, trouble = client_library(), KafkaTrouble()
+        kafka, trouble = client_library(), KafkaConnectionError()
         topic = self.kafka.topic
         client = self.client(trouble)
         try:

@@ -51,8 +51,8 @@ from swjoin.core.metric_columns import COLUMNS
 from swjoin.forecast.calibrate.realtime import realtime_costs
 from swjoin.forecast.costs import PRESETS, CostModel
 from swjoin.monitor.process_memory import keep_freed_memory
-from swjoin.operators.join_operator import Journey
-from swjoin.operators.state_movement import Arrival, Departure
+from swjoin.operators.join_operator import MoveId
+from swjoin.operators.state_movement import GroupExport, GroupImport
 from swjoin.operators.window_join import WindowJoin
 from swjoin.runtime.launch import mpirun_options
 from swjoin.runtime.preflight import find_mpirun
@@ -257,16 +257,16 @@ def _movement_costs(scale: float) -> tuple[float, float]:
     out = into = nbytes = 0.0
     clock = time.thread_time
     for group in range(12):
-        journey = Journey(QueryId(0), group, GroupId(group), SlaveId(0), SlaveId(1))
+        move_id = MoveId(QueryId(0), group, GroupId(group), SlaveId(0), SlaveId(1))
         empty = (TupleBatch.empty(), TupleBatch.empty())
         start = clock()
-        departure = Departure(join, journey, empty, config.reorganization.chunk_bytes)
+        departure = GroupExport(join, move_id, empty, config.reorganization.chunk_bytes)
         packed = []
         while not departure.done:
             packed.append(pack_state(departure.next_chunk()))
         middle = clock()
         first = unpack_state(packed[0])
-        arrival = Arrival(target, first)
+        arrival = GroupImport(target, first)
         for frame in packed:
             arrival.add(unpack_state(frame))
         arrival.settle(EpochIndex(0))
@@ -338,12 +338,12 @@ def _final_chunks(config: RunConfig, frames: list[Any], layouts: Any) -> list[An
 
 def _sink_seconds(config: RunConfig, pairs: list[Pairs]) -> float:
     """Digest, decode and write pairs, as the collector does."""
-    from swjoin.connectors.output_columns import OutputPlan
+    from swjoin.connectors.output_columns import OutputColumns
     from swjoin.connectors.sink import open_sink
     from swjoin.core.hashing import digest_pairs
 
     left, right = (GeneratorSource(config.workload, 1, s, carry_payload=True) for s in range(len(STREAM_NAMES)))
-    plan = OutputPlan.build(left, right, config)
+    plan = OutputColumns.build(left, right, config)
     with tempfile.TemporaryDirectory(prefix="swjoin-calibrate-") as folder:
         sink = open_sink("parquet", Path(folder) / "results", plan, directory=True)
         start = time.perf_counter()

@@ -1,7 +1,8 @@
 """Tuples as counts: what the planner sends through the production roles instead of tuples.
 
-What: `CountedBatch`, runs of tuples of one partition-group and one stretch of time, in the place of a
-`TupleBatch`; `Census`, how a stream's tuples divide over time and partition-groups and how often two of them are equal.
+What: `ModelBatch`, runs of tuples of one partition-group and one stretch of time, in the place of a
+`TupleBatch`; `KeyDistribution`, how a stream's tuples divide over time and partition-groups and how often two of them are
+equal.
 Why: 10^9 tuples/s cannot be materialised, and need not be: what master, slaves and links do depends on how many there are.
 Stays out: where the shares come from (`sources.population`), joining (`forecast.model.join`).
 """
@@ -21,7 +22,7 @@ TUPLE_BYTES = 32  # key, time, id, arrival: as in TupleBatch.nbytes
 
 
 @dataclass(frozen=True)
-class CountedBatch(TupleBatch):
+class ModelBatch(TupleBatch):
     """Runs of tuples: run i holds count[i] tuples of partition-group key[i], evenly spread over stretch `stretch[i]`.
 
     Columns are per run, `len` and `nbytes` speak of tuples. ts: where the run's stretch begins. arrival_us, arrival_end_us: the
@@ -38,10 +39,10 @@ class CountedBatch(TupleBatch):
         object.__setattr__(self, "_total", int(self.count.sum()))
 
     @staticmethod
-    def of(key: I64, ts: I64, stretch: I64, arrival_us: I64, arrival_end_us: I64, count: I64, tuple_bytes: int) -> CountedBatch:
+    def of(key: I64, ts: I64, stretch: I64, arrival_us: I64, arrival_end_us: I64, count: I64, tuple_bytes: int) -> ModelBatch:
         """Runs of these columns."""
         none = np.empty(0, np.uint64)
-        return CountedBatch(key, ts, none, arrival_us, None, count, stretch, arrival_end_us, tuple_bytes)
+        return ModelBatch(key, ts, none, arrival_us, None, count, stretch, arrival_end_us, tuple_bytes)
 
     def __len__(self) -> int:
         return self._total
@@ -50,30 +51,30 @@ class CountedBatch(TupleBatch):
     def nbytes(self) -> int:
         return self._total * self.tuple_bytes
 
-    def _runs(self, which: I64 | slice, count: I64) -> CountedBatch:
+    def _runs(self, which: I64 | slice, count: I64) -> ModelBatch:
         columns = (self.key, self.ts, self.stretch, self.arrival_us, self.arrival_end_us)
         key, ts, stretch, arrival, arrival_end = (c[which] for c in columns)
-        return CountedBatch.of(key, ts, stretch, arrival, arrival_end, count, self.tuple_bytes)
+        return ModelBatch.of(key, ts, stretch, arrival, arrival_end, count, self.tuple_bytes)
 
-    def slice(self, start: int, stop: int) -> CountedBatch:
+    def slice(self, start: int, stop: int) -> ModelBatch:
         """Tuples start..stop; a run that is cut is shortened."""
         ends = np.cumsum(self.count)
         count = np.minimum(ends, stop) - np.maximum(ends - self.count, start)
         which = np.flatnonzero(count > 0)
         return self._runs(which, count[which])
 
-    def take(self, index: I64) -> CountedBatch:
+    def take(self, index: I64) -> ModelBatch:
         raise NotImplementedError("runs have no single tuples")
 
-    def followed_by(self, others: Sequence[TupleBatch]) -> CountedBatch:
-        parts = [self, *(p for p in others if isinstance(p, CountedBatch))]
+    def followed_by(self, others: Sequence[TupleBatch]) -> ModelBatch:
+        parts = [self, *(p for p in others if isinstance(p, ModelBatch))]
         names = ("key", "ts", "stretch", "arrival_us", "arrival_end_us", "count")
         key, ts, stretch, arrival, arrival_end, count = (np.concatenate([getattr(p, n) for p in parts]) for n in names)
-        return CountedBatch.of(key, ts, stretch, arrival, arrival_end, count, self.tuple_bytes)
+        return ModelBatch.of(key, ts, stretch, arrival, arrival_end, count, self.tuple_bytes)
 
 
 @dataclass(frozen=True)
-class Census:
+class KeyDistribution:
     """How the tuples of both streams divide over time and partition-groups, and how often two are equal.
 
     edges_us: int64 (stretches + 1,), time from the start of the stream, cut into stretches; within one, rate and hot keys stay.

@@ -1,6 +1,6 @@
 """The join module over counts: what a slave would do with tuples, without any (for the planner).
 
-What: `CountedJoin`, a `JoinModule` whose windows are counts per partition-group, stream and stretch of time, and the two ends
+What: `ModelJoin`, a `JoinModule` whose windows are counts per partition-group, stream and stretch of time, and the two ends
 of its state movements.
 Why: the production slave, mover, master and controller run over it unchanged, for thousands of slaves.
 Stays out: how long anything takes (`forecast.costs`; `meter` says how much was done), tuples (`operators.window_join`).
@@ -38,9 +38,9 @@ from swjoin.core.ids import (
     GroupId,
 )
 from swjoin.core.join_semantics import Bounds
-from swjoin.forecast.model.batch import F64, Census, CountedBatch, overlap
+from swjoin.forecast.model.batch import F64, KeyDistribution, ModelBatch, overlap
 from swjoin.forecast.model.windows import Fresh, Meter, Windows, as_matrix, mini_shares, spread_delays
-from swjoin.operators.join_operator import Journey
+from swjoin.operators.join_operator import MoveId
 from swjoin.operators.join_step import Step, WindowMemory, Work
 from swjoin.operators.state_movement import pieces
 from swjoin.state.arrays import MINI_BYTES, STAT_COMPARISONS, STAT_PAIRS, Inputs, block_bytes
@@ -49,7 +49,7 @@ _PIECES = 4  # a delivery is joined in so many steps at most, whatever the budge
 
 
 @dataclass
-class CountedWork(Work):
+class ModelWork(Work):
     """The expectations of an open delivery, per partition-group. Weights: float64 (partition-groups, runs' stretches)."""
 
     next_group: int = 0
@@ -61,16 +61,23 @@ class CountedWork(Work):
     arrivals: list[tuple[I64, I64]] = field(default_factory=list)
 
 
-class CountedJoin:
+class ModelJoin:
     """See `WindowJoin`. census: of both streams. pair_share: a slave's `result_tuples` do not bound its steps here.
 
     span_us: how long a step takes that does so many tuples, comparisons, pairs and visits, set by the runtime.
     """
 
     def __init__(
-        self, census: Census, bounds: Bounds, *, block_tuples: int, theta_tuples: int, window_bytes: int, tuple_bytes: int
+        self,
+        distribution: KeyDistribution,
+        bounds: Bounds,
+        *,
+        block_tuples: int,
+        theta_tuples: int,
+        window_bytes: int,
+        tuple_bytes: int,
     ) -> None:
-        self.census, self.bounds = census, bounds
+        self.distribution, self.bounds = distribution, bounds
         self.meter = Meter()
         self.span_us: Callable[[Meter], float] = lambda done: 0.0
         self._block_tuples, self._theta, self._limit_bytes, self._tuple_bytes = (
@@ -80,14 +87,14 @@ class CountedJoin:
             tuple_bytes,
         )
         self._windows = Windows()
-        self._open: CountedWork | None = None
+        self._open: ModelWork | None = None
         self._times_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
-        self._carry = np.zeros(census.partition_count)
+        self._carry = np.zeros(distribution.partition_count)
         self._most_stored = 0
 
     # ------------------------------------------------------------ joining
 
-    def open(self, delivery: Delivery, *, settles: bool = False) -> CountedWork:
+    def open(self, delivery: Delivery, *, settles: bool = False) -> ModelWork:
         assert self._open is None, "the delivery before is not done"
         rows = np.array([self._windows.open(GroupId(g)) for g in delivery.groups.tolist()], np.int64)
         if self.window_bytes() > self._limit_bytes:
@@ -97,13 +104,13 @@ class CountedJoin:
             )
         zero = np.zeros(len(delivery.groups), np.int64)
         results = GroupResults(delivery.groups, zero, zero.astype(np.uint64))
-        work = CountedWork(delivery, cast("Inputs", None), results, settles=settles)
+        work = ModelWork(delivery, cast("Inputs", None), results, settles=settles)
         self._expect(work, rows)
         self._open = work
         self.meter.deliveries += 1
         return work
 
-    def _expect(self, work: CountedWork, rows: I64) -> None:
+    def _expect(self, work: ModelWork, rows: I64) -> None:
         """Pairs, comparisons and touched mini-partition-groups of the whole delivery."""
         groups = work.delivery.groups
         fresh = [as_matrix(groups, b) for b in (work.delivery.left, work.delivery.right)]
@@ -113,7 +120,7 @@ class CountedJoin:
             [stored[s] @ alive[s] for s in (LEFT, RIGHT)]
             for alive in (self._alive(), self._alive(self._middle_of(work.delivery)))
         )
-        equal = self.census.equal[self._rotation_now(fresh)][groups]
+        equal = self.distribution.equal[self._rotation_now(fresh)][groups]
         share, minis = np.empty(len(groups)), np.empty(len(groups))
         mini_shares(kept[LEFT] + kept[RIGHT], equal, self._theta, self._block_tuples, share, minis)
         ragged = np.minimum(kept[LEFT] + kept[RIGHT], self._block_tuples / 2)  # half-expired blocks
@@ -144,13 +151,13 @@ class CountedJoin:
 
     def _rotation_now(self, fresh: list[Fresh]) -> int:
         stretches = [int(f.stretch[-1]) for f in fresh if len(f.stretch)]
-        return int(self.census.rotation[max(stretches, default=0)])
+        return int(self.distribution.rotation[max(stretches, default=0)])
 
     def _matches(self, stream: int, mine: I64, other: I64, counts: F64, groups: I64) -> F64:
         """Expected matches of one tuple of `stream` from each stretch of `mine`, in every group: float64 (groups, mine).
         counts: float64 (groups, other), the opposite tuples."""
-        census = self.census
-        edges = census.edges_us
+        distribution = self.distribution
+        edges = distribution.edges_us
         first, second = (mine, other) if stream == LEFT else (other, mine)
         lower, upper = self.bounds.lower_us, self.bounds.upper_us + 1
         origin = int(edges[min(mine.min(initial=0), other.min(initial=0))]) if len(mine) and len(other) else 0
@@ -158,15 +165,15 @@ class CountedJoin:
         widths = [(edges[x + 1] - edges[x]).astype(np.float64) for x in (first, second)]
         chance = overlap(begins[0], widths[0], begins[1], widths[1], float(lower), float(upper))
         chance = chance if stream == LEFT else chance.T
-        same = census.rotation[mine][:, None] == census.rotation[other][None, :]
-        out = counts @ (chance * same).T * census.equal[census.rotation[mine]][:, groups].T
+        same = distribution.rotation[mine][:, None] == distribution.rotation[other][None, :]
+        out = counts @ (chance * same).T * distribution.equal[distribution.rotation[mine]][:, groups].T
         if not same.all():
-            out += counts @ (chance * ~same).T * census.apart[groups][:, None]
+            out += counts @ (chance * ~same).T * distribution.apart[groups][:, None]
         return cast("F64", out)
 
     def step(self, work: Work, now_us: int, tuple_budget: int) -> Step:
         """Join partition-groups until so many tuples, or a quarter of the delivery, are done."""
-        assert isinstance(work, CountedWork)
+        assert isinstance(work, ModelWork)
         assert work is self._open, "step on a delivery that is not open"
         counts = work.delivery.left_counts + work.delivery.right_counts
         budget = max(tuple_budget, -(-int(counts.sum()) // _PIECES))
@@ -196,14 +203,14 @@ class CountedJoin:
             self._close(work)
         return Step(None, finished, tuples)
 
-    def _record(self, work: CountedWork, piece: slice, pairs: int, now_us: int, span_us: float) -> None:
+    def _record(self, work: ModelWork, piece: slice, pairs: int, now_us: int, span_us: float) -> None:
         weights, triangular = (np.concatenate([w[piece].sum(0) for w in part]) for part in (work.even, work.triangular))
         if pairs and weights.sum() + triangular.sum() == 0:  # whole pairs from what was carried along
             weights = np.ones_like(weights)
         begins, ends = (np.concatenate([a[i] for a in work.arrivals]) for i in (0, 1))
         spread_delays(pairs, weights, triangular, begins, ends, now_us, span_us, work.stats, work.delay_histogram)
 
-    def _close(self, work: CountedWork) -> None:
+    def _close(self, work: ModelWork) -> None:
         self._open = None
         delivery = work.delivery
         rows = np.array([self._windows.rows[GroupId(g)] for g in delivery.groups.tolist()], np.int64)
@@ -231,9 +238,9 @@ class CountedJoin:
         """Share of each column that can still match something after these times (by default, those reached), per stream."""
         left_time, right_time = times_us or self._times_us
         dead_below = (right_time - self.bounds.upper_us, left_time + self.bounds.lower_us)
-        last = self.census.stretch_count - 1
+        last = self.distribution.stretch_count - 1
         stretches = np.minimum(np.arange(self._windows.counts.shape[2]) + self._windows.base, last)
-        begin, end = self.census.edges_us[stretches], self.census.edges_us[stretches + 1]
+        begin, end = self.distribution.edges_us[stretches], self.distribution.edges_us[stretches + 1]
         return [np.clip((end - dead) / (end - begin), 0.0, 1.0) for dead in dead_below]
 
     def _expire(self) -> None:
@@ -249,14 +256,14 @@ class CountedJoin:
     def group_ids(self) -> list[GroupId]:
         return sorted(self._windows.rows)
 
-    def depart(self, journey: Journey, pending: tuple[TupleBatch, TupleBatch], chunk_bytes: int) -> CountedDeparture:
+    def export_group(self, move_id: MoveId, pending: tuple[TupleBatch, TupleBatch], chunk_bytes: int) -> ModelExport:
         assert self._open is None, "a partition-group leaves between deliveries"
-        return CountedDeparture(self, journey, pending, chunk_bytes)
+        return ModelExport(self, move_id, pending, chunk_bytes)
 
-    def arrive(self, first: StateChunk) -> CountedArrival:
-        return CountedArrival(self, first)
+    def import_group(self, first: StateChunk) -> ModelImport:
+        return ModelImport(self, first)
 
-    def take_out(self, group: GroupId) -> tuple[CountedBatch, CountedBatch]:
+    def take_out(self, group: GroupId) -> tuple[ModelBatch, ModelBatch]:
         """Remove a partition-group's windows; its tuples as they travel, of both streams."""
         self._windows.open(group)
         alive = self._alive()
@@ -267,13 +274,13 @@ class CountedJoin:
             count = np.rint(counts[stream] * (alive[stream] > 0)).astype(np.int64)
             used = np.flatnonzero(count)
             stretch = used + base
-            ts = self.census.edges_us[stretch]
+            ts = self.distribution.edges_us[stretch]
             zero = np.zeros(len(used), np.int64)
             size = self._tuple_bytes - 8  # without arrivals, see StateChunk.nbytes
-            out.append(CountedBatch.of(np.full(len(used), group, np.int64), ts, stretch, zero, zero, count[used], size))
+            out.append(ModelBatch.of(np.full(len(used), group, np.int64), ts, stretch, zero, zero, count[used], size))
         return out[LEFT], out[RIGHT]
 
-    def put_in(self, group: GroupId, tuples: tuple[list[CountedBatch], list[CountedBatch]]) -> None:
+    def put_in(self, group: GroupId, tuples: tuple[list[ModelBatch], list[ModelBatch]]) -> None:
         """Reveal a partition-group that has arrived."""
         if group in self._windows.rows:
             raise RunFailed(f"partition-group {group} is here already")
@@ -311,7 +318,7 @@ class CountedJoin:
         groups = np.array(list(self._windows.rows), np.int64)
         left, right = self._kept()
         share, minis = np.empty(len(rows)), np.empty(len(rows))
-        mini_shares((left + right)[rows], self.census.equal[0][groups], self._theta, self._block_tuples, share, minis)
+        mini_shares((left + right)[rows], self.distribution.equal[0][groups], self._theta, self._block_tuples, share, minis)
         return round(float(minis.sum()))
 
     def block_count(self) -> int:
@@ -339,16 +346,16 @@ class CountedJoin:
 _DIRECTORY = Directory(0, np.zeros(1, np.int64), np.zeros(1, np.int64))
 
 
-class CountedDeparture:
-    """`Yielding` over counts."""
+class ModelExport:
+    """`OutgoingGroup` over counts."""
 
-    def __init__(self, join: CountedJoin, journey: Journey, pending: tuple[TupleBatch, TupleBatch], chunk_bytes: int) -> None:
-        self.journey = journey
+    def __init__(self, join: ModelJoin, move_id: MoveId, pending: tuple[TupleBatch, TupleBatch], chunk_bytes: int) -> None:
+        self.move_id = move_id
         self.tuples = self.nbytes = 0
         self._times_us = join.times_us
         self._meter = join.meter
         parts: list[tuple[int, bool, TupleBatch]] = []
-        for is_pending, batches in ((False, join.take_out(journey.group)), (True, pending)):
+        for is_pending, batches in ((False, join.take_out(move_id.group)), (True, pending)):
             for stream, batch in enumerate(batches):
                 parts += [(stream, is_pending, part) for part in pieces(batch, chunk_bytes) if len(part)]
         self._parts = deque(parts or [(LEFT, False, TupleBatch.empty())])
@@ -363,7 +370,7 @@ class CountedDeparture:
 
     def next_chunk(self) -> StateChunk:
         stream, pending, tuples = self._parts.popleft()
-        j, one = self.journey, np.zeros(1, np.int64)
+        j, one = self.move_id, np.zeros(1, np.int64)
         index, self._index = self._index, self._index + 1
         counts = np.array([len(tuples)])
         times = self._times_us
@@ -376,17 +383,17 @@ class CountedDeparture:
         return chunk
 
 
-class CountedArrival:
-    """`Taking` over counts; the partition-group stays hidden until it is settled, as in `Arrival`."""
+class ModelImport:
+    """`Taking` over counts; the partition-group stays hidden until it is settled, as in `GroupImport`."""
 
-    def __init__(self, join: CountedJoin, first: StateChunk) -> None:
+    def __init__(self, join: ModelJoin, first: StateChunk) -> None:
         self.first = first
         self.complete = False
         self.tuples = self.nbytes = 0
         self._join = join
         self._next = 0
-        self._stored: tuple[list[CountedBatch], list[CountedBatch]] = ([], [])
-        self._pending: tuple[list[CountedBatch], list[CountedBatch]] = ([], [])
+        self._stored: tuple[list[ModelBatch], list[ModelBatch]] = ([], [])
+        self._pending: tuple[list[ModelBatch], list[ModelBatch]] = ([], [])
 
     def add(self, chunk: StateChunk) -> None:
         if chunk.index != self._next or self.complete:
@@ -396,7 +403,7 @@ class CountedArrival:
         self.nbytes += chunk.nbytes
         self._join.meter.installed_bytes += chunk.nbytes
         self.complete = chunk.last
-        if isinstance(chunk.tuples, CountedBatch):
+        if isinstance(chunk.tuples, ModelBatch):
             (self._pending if chunk.pending else self._stored)[chunk.stream].append(chunk.tuples)
 
     def waiting_tuples(self, stream: int) -> int:
@@ -407,7 +414,7 @@ class CountedArrival:
         self._join.put_in(first.group, self._stored)
         if not any(self._pending):
             return None
-        left, right = (CountedBatch.concat(p) if p else TupleBatch.empty() for p in self._pending)
+        left, right = (ModelBatch.concat(p) if p else TupleBatch.empty() for p in self._pending)
         self._pending = ([], [])
         group, counts = np.array([first.group], np.int64), [np.array([len(b)]) for b in (left, right)]
         delivery = Delivery(

@@ -1,6 +1,6 @@
 """The master's door and mini-buffers over counts, and the source that feeds them (for the planner).
 
-What: `CountedSource` draws the tuples of a stretch of time per partition-group, `CountedIntake` stamps them, `CountedBuffers`
+What: `ModelSource` draws the tuples of a stretch of time per partition-group, `ModelIntake` stamps them, `ModelBuffers`
 keeps them until their slot; all with the interfaces of what they stand in for, so that the production `Master` runs unchanged.
 Why: see `forecast.model.batch`.
 Stays out: what it costs (`forecast.costs`), null keys and late rows (the generator makes none).
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from swjoin.cluster.master.intake import StreamIntake
-from swjoin.cluster.master.mini_buffers import Drained, MiniBuffers
+from swjoin.cluster.master.mini_buffers import GroupedTuples, MiniBuffers
 from swjoin.cluster.master.tuple_queue import Pending, Store
 from swjoin.config.run import TimeConfig
 from swjoin.core.batch import I64, LEFT, RIGHT, SourceBatch, TupleBatch
 from swjoin.core.ids import BEGIN_OF_TIME_US, GroupId, SlaveId
 from swjoin.core.ledger import StreamCounts
 from swjoin.forecast.key_distribution import draw
-from swjoin.forecast.model.batch import Census, CountedBatch
+from swjoin.forecast.model.batch import KeyDistribution, ModelBatch
 from swjoin.policy.epochs import sub_group_of
 from swjoin.routing.hash_partition import HashPartition
 
@@ -29,7 +29,7 @@ BATCH_ROWS = 65_536  # as the generator reads
 
 
 @dataclass(frozen=True)
-class CountedRows(SourceBatch):
+class ModelRows(SourceBatch):
     """What a counted source yields. stretches: which ones; counts: int64 (stretches, partition-groups)."""
 
     stretches: tuple[int, ...] = ()
@@ -39,17 +39,17 @@ class CountedRows(SourceBatch):
         return sum(int(c.sum()) for c in self.counts)
 
 
-class CountedSource:
+class ModelSource:
     """One stream, as `GeneratorSource` would read it: whole stretches until there are enough rows."""
 
-    def __init__(self, census: Census, seed: int, stream: int) -> None:
-        self._census, self._seed, self._stream = census, seed, stream
+    def __init__(self, distribution: KeyDistribution, seed: int, stream: int) -> None:
+        self._distribution, self._seed, self._stream = distribution, seed, stream
         self._next = 0
 
-    def read(self) -> CountedRows | None:
+    def read(self) -> ModelRows | None:
         stretches, counts, rows = [], [], 0
-        while self._next < self._census.stretch_count and rows < BATCH_ROWS:
-            drawn = draw(self._census, self._seed, self._stream, self._next)
+        while self._next < self._distribution.stretch_count and rows < BATCH_ROWS:
+            drawn = draw(self._distribution, self._seed, self._stream, self._next)
             stretches.append(self._next)
             counts.append(drawn)
             rows += int(drawn.sum())
@@ -57,25 +57,25 @@ class CountedSource:
         if not stretches:
             return None
         none = np.empty(0, np.int64)
-        return CountedRows(none, none, none.astype(np.uint64), stretches=tuple(stretches), counts=tuple(counts))
+        return ModelRows(none, none, none.astype(np.uint64), stretches=tuple(stretches), counts=tuple(counts))
 
 
-class CountedIntake(StreamIntake):
-    """A stream's tuples arrive as counts: each stretch is one `CountedBatch` with a run for every partition-group."""
+class ModelIntake(StreamIntake):
+    """A stream's tuples arrive as counts: each stretch is one `ModelBatch` with a run for every partition-group."""
 
-    def __init__(self, stream: int, time: TimeConfig, census: Census, tuple_bytes: int) -> None:
+    def __init__(self, stream: int, time: TimeConfig, distribution: KeyDistribution, tuple_bytes: int) -> None:
         super().__init__(stream, time)
-        self._census, self._tuple_bytes = census, tuple_bytes
-        self._groups = np.arange(census.partition_count, dtype=np.int64)
+        self._distribution, self._tuple_bytes = distribution, tuple_bytes
+        self._groups = np.arange(distribution.partition_count, dtype=np.int64)
         self.counts = StreamCounts()
 
     def read(self, batch: SourceBatch, arrival_us: int | None) -> list[tuple[SourceBatch, str]]:
-        assert isinstance(batch, CountedRows)
-        edges, ones = self._census.edges_us, np.ones(len(self._groups), np.int64)
+        assert isinstance(batch, ModelRows)
+        edges, ones = self._distribution.edges_us, np.ones(len(self._groups), np.int64)
         for stretch, counts in zip(batch.stretches, batch.counts, strict=True):
             begin, end = int(edges[stretch]), int(edges[stretch + 1])
             first, last = (begin, end) if arrival_us is None else (arrival_us, arrival_us)
-            runs = CountedBatch.of(
+            runs = ModelBatch.of(
                 self._groups, begin * ones, stretch * ones, first * ones, last * ones, counts, self._tuple_bytes
             )
             if len(runs):
@@ -89,8 +89,8 @@ class CountedIntake(StreamIntake):
     def arrive_until(self, time_us: int) -> None:
         while self._arriving:
             head = self._arriving[0]
-            assert isinstance(head, CountedBatch)
-            if int(self._census.edges_us[head.stretch[0] + 1]) > time_us:
+            assert isinstance(head, ModelBatch)
+            if int(self._distribution.edges_us[head.stretch[0] + 1]) > time_us:
                 time_us = min(time_us, int(head.ts[0]))
                 break
             self._order(self._arriving.popleft())
@@ -107,12 +107,12 @@ class CountedIntake(StreamIntake):
 class _Waiting:
     """A stretch of one stream in the mini-buffers."""
 
-    def __init__(self, batch: CountedBatch) -> None:
+    def __init__(self, batch: ModelBatch) -> None:
         self.batch = batch
         self.counts = batch.count.copy()
 
 
-class CountedBuffers(MiniBuffers):
+class ModelBuffers(MiniBuffers):
     """Pending counts of both streams, by stretch and partition-group; of `MiniBuffers` it shares the interface only.
 
     Which slot takes what is looked up at the drain, so nothing is moved between shelves when a partition-group is held back or
@@ -132,7 +132,7 @@ class CountedBuffers(MiniBuffers):
         self._sub_group_of_slave = np.array([sub_group_of(s, sub_group_count) for s in range(router.slave_count)], np.int64)
 
     def append(self, stream: int, batch: TupleBatch, store: Store | None = None) -> None:
-        assert isinstance(batch, CountedBatch)
+        assert isinstance(batch, ModelBatch)
         self._waiting[stream].append(_Waiting(batch))
         self._pending[stream] += batch.count
         self._total += len(batch)
@@ -209,7 +209,7 @@ class CountedBuffers(MiniBuffers):
 
     def drain(
         self, below_us: int, sub_group: int, slaves: Sequence[int], *, rebase_us: int | None = None, rebase_ts: bool = False
-    ) -> list[Drained]:
+    ) -> list[GroupedTuples]:
         router = self.router
         owner = router.map.owner
         wanted = (
@@ -226,13 +226,13 @@ class CountedBuffers(MiniBuffers):
             used = np.flatnonzero(sum(c.sum(0) for c in counts))
             batches = [self._runs(taken[s][0], counts[s][:, used], places[used], rebase_us or 0) for s in (LEFT, RIGHT)]
             sums = [c[:, used].sum(0) for c in counts]
-            out.append(Drained(places[used], sums[LEFT], sums[RIGHT], batches[LEFT], batches[RIGHT], router.route))
+            out.append(GroupedTuples(places[used], sums[LEFT], sums[RIGHT], batches[LEFT], batches[RIGHT], router.route))
         count = sum(len(d.left) + len(d.right) for d in out)
         assert count == sum(int(c.sum()) for _, c in taken), "tuples of a slave that is not served"
         self.drained_tuples += count
         return out
 
-    def _take(self, stream: int, below_us: int, wanted: I64) -> tuple[list[CountedBatch], I64]:
+    def _take(self, stream: int, below_us: int, wanted: I64) -> tuple[list[ModelBatch], I64]:
         """Remove what may go: the stretches, and int64 (stretches, partition-groups)."""
         batches, rows = [], []
         for waiting in self._waiting[stream]:
@@ -249,14 +249,14 @@ class CountedBuffers(MiniBuffers):
         self._total -= int(counts.sum())
         return batches, counts
 
-    def _runs(self, batches: list[CountedBatch], counts: I64, groups: I64, rebase_us: int) -> CountedBatch:
+    def _runs(self, batches: list[ModelBatch], counts: I64, groups: I64, rebase_us: int) -> ModelBatch:
         """A slave's tuples of one stream, partition-group after partition-group."""
         heads = np.array(
             [(b.ts[0], b.stretch[0], b.arrival_us[0] - rebase_us, b.arrival_end_us[0] - rebase_us) for b in batches], np.int64
         ).reshape(len(batches), 4)
         group, place = np.nonzero(counts.T)
         ts, stretch, arrival, arrival_end = heads[place].T
-        return CountedBatch.of(groups[group], ts, stretch, arrival, arrival_end, counts[place, group], self._tuple_bytes)
+        return ModelBatch.of(groups[group], ts, stretch, arrival, arrival_end, counts[place, group], self._tuple_bytes)
 
     def validate(self) -> None:
         for stream in (LEFT, RIGHT):

@@ -1,6 +1,6 @@
 """Ranks in virtual time: what master, slaves and collector do with their roles, and how long it takes them.
 
-What: `MasterActor`, `SlaveActor`, `CollectorActor`. Why: the loops are those of `runtime.mpi.main`: the master delivers, then
+What: `ModelMaster`, `ModelSlave`, `ModelCollector`. Why: the loops are those of `runtime.mpi.main`: the master delivers, then
 hears reports, then reads; it is busy while it sends a large message, because that is sent blocking, to a slave that has asked
 for it; a slave looks for messages between two pieces of work; the collector takes one chunk after the other.
 Stays out: what costs what (`forecast.costs`), the run as a whole (`forecast.model.run`), what roles decide.
@@ -50,8 +50,8 @@ from swjoin.cluster.slave.slave import STEP_TUPLES, Slave
 from swjoin.core.data_messages import Delivery, ResultChunk, RunEvent
 from swjoin.core.ids import SlaveId
 from swjoin.forecast.model.discrete_event import Action, Actor, Usage, World
-from swjoin.forecast.model.join import CountedJoin
-from swjoin.forecast.model.master_input import CountedBuffers, CountedSource
+from swjoin.forecast.model.join import ModelJoin
+from swjoin.forecast.model.master_input import ModelBuffers, ModelSource
 from swjoin.forecast.model.windows import Meter
 from swjoin.policy.epochs import next_exchange_us, slot_offset_us
 
@@ -59,12 +59,12 @@ _HEADER_BYTES = 1024
 _CHUNK_BYTES = 9_000  # a final result chunk without pairs: mostly the histogram of delays
 
 
-class MasterActor(Actor):
-    def __init__(self, world: World, master: Master, sources: tuple[CountedSource, CountedSource], payload_bytes: int) -> None:
+class ModelMaster(Actor):
+    def __init__(self, world: World, master: Master, sources: tuple[ModelSource, ModelSource], payload_bytes: int) -> None:
         super().__init__(world)
         self._payload_bytes = payload_bytes
         self.master = master
-        self.slaves: list[SlaveActor] = []
+        self.slaves: list[ModelSlave] = []
         self.events: list[RunEvent] = []
         self.first_read_us: float | None = None
         self.measured_from_us: float | None = None  # virtual time at which history had been joined
@@ -141,7 +141,7 @@ class MasterActor(Actor):
     def _handle(self, event: MasterEvent, work_us: float) -> None:
         """The role acts at once; what that cost follows."""
         buffers = self.master.buffers
-        assert isinstance(buffers, CountedBuffers)
+        assert isinstance(buffers, ModelBuffers)
         before = buffers.drained_tuples
         commands = self.master.handle(event, self.world.now_us)
         work_us += self.world.costs.master_tuple_ns / 2 * (buffers.drained_tuples - before) / 1000
@@ -179,7 +179,7 @@ class MasterActor(Actor):
             world.time.after(world.transfer_us(_HEADER_BYTES), slave.begin_measuring)
 
 
-class CollectorActor(Actor):
+class ModelCollector(Actor):
     def __init__(self, world: World, collector: Collector) -> None:
         super().__init__(world)
         self.collector = collector
@@ -207,13 +207,13 @@ class CollectorActor(Actor):
         self.work((costs.collector_chunk_ns + costs.collector_byte_ns * max(0.0, nbytes)) / 1000, self.loop)
 
 
-class SlaveActor(Actor):
-    def __init__(self, world: World, slave: Slave, join: CountedJoin, payload_bytes: int, pair_bytes: int) -> None:
+class ModelSlave(Actor):
+    def __init__(self, world: World, slave: Slave, join: ModelJoin, payload_bytes: int, pair_bytes: int) -> None:
         super().__init__(world)
         self.slave, self.join = slave, join
-        self.master: MasterActor
-        self.collector: CollectorActor
-        self.peers: list[SlaveActor] = []
+        self.master: ModelMaster
+        self.collector: ModelCollector
+        self.peers: list[ModelSlave] = []
         self._pair_bytes = pair_bytes  # 0: pairs are counted only
         self._kept_bytes = payload_bytes if pair_bytes else 0  # of a tuple, with the windows
         self._owed_us = 0.0  # CPU time of messages handled, charged with the next piece of work

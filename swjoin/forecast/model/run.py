@@ -1,6 +1,6 @@
 """A run foretold: the production roles in virtual time, over counts, with a cost model.
 
-What: `plan(config, slaves, costs) -> Plan`.
+What: `plan(config, slaves, costs) -> SimulatedRun`.
 Why: what a cluster of 1,024 slaves would do is asked before there is one; roles and policies are the ones that would run there.
 Stays out: what ranks do with their time (`forecast.model.ranks`), what costs what (`forecast.costs`), what is concluded
 (`forecast.summary`), counts (`forecast.model.join`).
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swjoin.cluster.collector import Collector
-from swjoin.cluster.master.ingress import Door
+from swjoin.cluster.master.ingress import Ingress
 from swjoin.cluster.master.master import Master
 from swjoin.cluster.slave.slave import Slave
 from swjoin.config.run import RunConfig
@@ -28,16 +28,16 @@ from swjoin.core.data_messages import RunEvent
 from swjoin.core.errors import UserError
 from swjoin.core.ids import SlaveId
 from swjoin.forecast.costs import CostModel
-from swjoin.forecast.key_distribution import take_census
-from swjoin.forecast.model.batch import TUPLE_BYTES, Census
+from swjoin.forecast.key_distribution import key_distribution
+from swjoin.forecast.model.batch import TUPLE_BYTES, KeyDistribution
 from swjoin.forecast.model.discrete_event import Cores, World
-from swjoin.forecast.model.join import CountedJoin
-from swjoin.forecast.model.master_input import CountedBuffers, CountedIntake, CountedSource
-from swjoin.forecast.model.ranks import CollectorActor, MasterActor, SlaveActor
+from swjoin.forecast.model.join import ModelJoin
+from swjoin.forecast.model.master_input import ModelBuffers, ModelIntake, ModelSource
+from swjoin.forecast.model.ranks import ModelCollector, ModelMaster, ModelSlave
 
 
 @dataclass
-class Plan:
+class SimulatedRun:
     """What was foretold. end_us: when everything had ended; begin_us: when the first tuple was read."""
 
     config: RunConfig
@@ -58,10 +58,10 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class CountedStreams:
+class ModelStreams:
     """What comes in, known from elsewhere than the workload section. payload_bytes: of a tuple of either stream."""
 
-    census: Census
+    distribution: KeyDistribution
     payload_bytes: int
 
 
@@ -73,10 +73,10 @@ def _layout(config: RunConfig) -> RowLayout | None:
     return GeneratorSource(config.workload, config.seed, LEFT, carry_payload=carry).layout if carry else None
 
 
-def _join(config: RunConfig, census: Census, tuple_bytes: int) -> CountedJoin:
+def _join(config: RunConfig, distribution: KeyDistribution, tuple_bytes: int) -> ModelJoin:
     module = config.module
-    return CountedJoin(
-        census,
+    return ModelJoin(
+        distribution,
         config.query.bounds,
         block_tuples=module.block_tuples,
         theta_tuples=module.theta_tuples,
@@ -92,9 +92,9 @@ def plan(
     *,
     host_cores: int = 0,
     limit_us: float = float("inf"),
-    check: Callable[[Plan], None] | None = None,
-    streams: CountedStreams | None = None,
-) -> Plan:
+    check: Callable[[SimulatedRun], None] | None = None,
+    streams: ModelStreams | None = None,
+) -> SimulatedRun:
     """Run a configuration in virtual time. host_cores: all ranks share so many; 0: a core for every rank. limit_us: end then,
     `complete` is False; counted from the end of history. check: called after every step (tests). streams: what comes in, where
     the workload section does not say it.
@@ -121,23 +121,23 @@ def plan(
         payload_bytes = streams.payload_bytes
     tuple_bytes = TUPLE_BYTES + payload_bytes
     pair_bytes = 0 if config.sink.kind == "count" else 40 + 2 * payload_bytes
-    census = take_census(config) if streams is None else streams.census
-    intakes = [CountedIntake(stream, config.time, census, tuple_bytes) for stream in (LEFT, RIGHT)]
-    door = Door(
+    distribution = key_distribution(config) if streams is None else streams.distribution
+    intakes = [ModelIntake(stream, config.time, distribution, tuple_bytes) for stream in (LEFT, RIGHT)]
+    ingress = Ingress(
         (intakes[LEFT], intakes[RIGHT]),
-        lambda router: CountedBuffers(router, config.cluster.sub_group_count, tuple_bytes),
+        lambda router: ModelBuffers(router, config.cluster.sub_group_count, tuple_bytes),
     )
-    sources = (CountedSource(census, config.seed, LEFT), CountedSource(census, config.seed, RIGHT))
-    master = MasterActor(world, Master(config, slave_count, (layout, layout), door), sources, payload_bytes)
-    collector = CollectorActor(world, Collector(slave_count, materialised=False))
+    sources = (ModelSource(distribution, config.seed, LEFT), ModelSource(distribution, config.seed, RIGHT))
+    master = ModelMaster(world, Master(config, slave_count, (layout, layout), ingress), sources, payload_bytes)
+    collector = ModelCollector(world, Collector(slave_count, materialised=False))
     actors = []
     for i in range(slave_count):
-        join = _join(config, census, tuple_bytes)
-        actors.append(SlaveActor(world, Slave(SlaveId(i), config, (layout, layout), join), join, payload_bytes, pair_bytes))
+        join = _join(config, distribution, tuple_bytes)
+        actors.append(ModelSlave(world, Slave(SlaveId(i), config, (layout, layout), join), join, payload_bytes, pair_bytes))
     master.slaves = actors
     for actor in actors:
         actor.master, actor.collector, actor.peers = master, collector, actors
-    out = Plan(
+    out = SimulatedRun(
         config,
         slave_count,
         costs,

@@ -16,7 +16,7 @@ from numba import njit
 
 from swjoin.core.batch import I64, TupleBatch
 from swjoin.core.ids import GroupId
-from swjoin.forecast.model.batch import F64, CountedBatch
+from swjoin.forecast.model.batch import F64, ModelBatch
 from swjoin.state.arrays import STAT_DELAY_MAX, STAT_DELAY_SUM
 from swjoin.state.delay_histogram import histogram_index
 from swjoin.state.extendible_hash import MAX_DEPTH
@@ -113,7 +113,7 @@ class Fresh:
 
 
 def as_matrix(groups: I64, batch: TupleBatch) -> Fresh:
-    if not isinstance(batch, CountedBatch) or len(batch) == 0:
+    if not isinstance(batch, ModelBatch) or len(batch) == 0:
         none = np.empty(0, np.int64)
         return Fresh(np.zeros((len(groups), 0)), none, none, none)
     moment = np.stack([batch.stretch, batch.arrival_us, batch.arrival_end_us])

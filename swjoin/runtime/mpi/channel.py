@@ -46,7 +46,7 @@ class PeerLostError(RunFailed):
     """A slave's rank has died, and the others have to go on without it."""
 
 
-class PeerFailed(RunFailed):
+class PeerFailedError(RunFailed):
     """Another rank failed and has told why."""
 
     def __init__(self, text: str, exit_code: int) -> None:

@@ -2,7 +2,7 @@
 
 What: `CollectorRank`, with `set_up`, `play`, which may be tried again after a death, and `close`.
 Why: the loop around the collector; it is also the one that other ranks tell why they fail, so that its results are marked.
-Stays out: what the collector decides (`cluster.collector`), its files (`runtime.shells`).
+Stays out: what the collector decides (`cluster.collector`), its files (`runtime.hosts`).
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from swjoin.runtime.mpi.rank import (
 from swjoin.runtime.run_report import rank_roles
 
 if TYPE_CHECKING:
-    from swjoin.runtime.shells import CollectorShell
+    from swjoin.runtime.hosts import CollectorHost
 
 
 class CollectorRank(Rank):
     def __init__(self, job: Job, place: list[str]) -> None:
         super().__init__(job, place)
-        self._shell: CollectorShell | None = None
+        self._role_host: CollectorHost | None = None
 
     def set_up(self, channel: Channel) -> None:
-        from swjoin.connectors.output_columns import OutputPlan
-        from swjoin.runtime.shells import CollectorShell
+        from swjoin.connectors.output_columns import OutputColumns
+        from swjoin.runtime.hosts import CollectorHost
 
         def stop(number: int, _frame: object) -> None:
             raise RunFailed(f"stopped by {signal.Signals(number).name}")
@@ -64,7 +64,7 @@ class CollectorRank(Rank):
         setup = agree(channel, MASTER, None)
 
         def open_sink() -> dict[str, Any]:
-            plan = OutputPlan.from_bytes(base64.b64decode(setup["plan"]))
+            plan = OutputColumns.from_bytes(base64.b64decode(setup["plan"]))
             serve, host = self.job.config.serve, platform.node()
             if serve.listen is not None and serve.loopback and host != setup["host"]:
                 raise UserError(
@@ -72,9 +72,9 @@ class CollectorRank(Rank):
                     f"they reach each other, with certificate, private_key and token_file, or give both the same host"
                 )
             self.job = dataclasses.replace(self.job, run_id=setup["run_id"])  # ranks that somebody else started have their own
-            shell = self._shell = CollectorShell(self.job, plan, RunClock())
-            shell.ranks = rank_roles(channel.size, host if host == setup["host"] else "")
-            return {"results": None if shell.offered is None else shell.offered.location}
+            role_host = self._role_host = CollectorHost(self.job, plan, RunClock())
+            role_host.ranks = rank_roles(channel.size, host if host == setup["host"] else "")
+            return {"results": None if role_host.offered is None else role_host.offered.location}
 
         agree(channel, COLLECTOR, open_sink)
 
@@ -82,38 +82,38 @@ class CollectorRank(Rank):
         """Nothing to do."""
 
     def play(self, channel: Channel) -> None:
-        shell = self._shell
-        assert shell is not None
+        role_host = self._role_host
+        assert role_host is not None
         setup = agree(channel, MASTER, None)
         self.saved = deque()
-        shell.start(channel.size - FIRST_SLAVE, setup["manifest"], self.saved.append)
-        shell.clock = self.start_clock(channel, setup.get("clock_us"))
-        shell.tell = lambda view: channel.send_later(np.frombuffer(json.dumps(view).encode(), np.uint8), MASTER, STATUS)
-        while not shell.collector.finished and not shell.stopped:
-            self._collect_one(channel, shell)
-        shell.observe(last=True)
+        role_host.start(channel.size - FIRST_SLAVE, setup["manifest"], self.saved.append)
+        role_host.clock = self.start_clock(channel, setup.get("clock_us"))
+        role_host.tell = lambda view: channel.send_later(np.frombuffer(json.dumps(view).encode(), np.uint8), MASTER, STATUS)
+        while not role_host.collector.finished and not role_host.stopped:
+            self._collect_one(channel, role_host)
+        role_host.observe(last=True)
         me = identity(COLLECTOR, "collector", self.meter, self.start_rss_bytes)
-        channel.send_json({"summary": shell.summary(), "rank": me}, MASTER, SUMMARY)
+        channel.send_json({"summary": role_host.summary(), "rank": me}, MASTER, SUMMARY)
         while not channel.probe(MASTER, VERDICT):
             channel.check()
             check_peers(channel)
             channel.sleep()
-        shell.proof = parse(channel.receive())["proof"]
+        role_host.proof = parse(channel.receive())["proof"]
         self.close(None)
         channel.send_json({"closed": True}, MASTER, VERDICT)
         channel.farewell(BYE)
 
-    def _collect_one(self, channel: Channel, shell: CollectorShell) -> None:
+    def _collect_one(self, channel: Channel, role_host: CollectorHost) -> None:
         channel.check()
-        shell.observe()
+        role_host.observe()
         if self.saved:
             self.tell_saved(channel)
         if channel.probe(channel.any, RESULTS):
-            shell.receive(unpack_results(channel.receive()))
+            role_host.receive(unpack_results(channel.receive()))
             return
-        if shell.keeper is not None and channel.probe(MASTER, PUBLISH):
+        if role_host.checkpointer is not None and channel.probe(MASTER, PUBLISH):
             message = parse(channel.receive())
-            shell.show(message["generation"], stop=message["stop"])
+            role_host.show(message["generation"], stop=message["stop"])
             return
         if channel.probe(MASTER, BEGIN):
             channel.receive()
@@ -123,6 +123,6 @@ class CollectorRank(Rank):
         channel.sleep()
 
     def close(self, error: BaseException | None) -> None:
-        shell, self._shell = self._shell, None
-        if shell is not None:
-            shell.__exit__(None if error is None else type(error), error, None)
+        role_host, self._role_host = self._role_host, None
+        if role_host is not None:
+            role_host.__exit__(None if error is None else type(error), error, None)

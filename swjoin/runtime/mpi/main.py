@@ -29,11 +29,11 @@ import numpy as np
 from swjoin.config.job import Job
 from swjoin.core.errors import NotWritten, SwjoinError, UserError
 from swjoin.monitor.process_memory import keep_freed_memory
-from swjoin.runtime.mpi.channel import Channel, PeerFailed, PeerLostError
+from swjoin.runtime.mpi.channel import Channel, PeerFailedError, PeerLostError
 from swjoin.runtime.mpi.collector_rank import CollectorRank
 from swjoin.runtime.mpi.master_rank import MasterRank
 from swjoin.runtime.mpi.rank import COLLECTOR, FAILURE, FIRST_SLAVE, MASTER, EndedEarlyError
-from swjoin.runtime.mpi.resilient_channel import SurvivingChannel, library_survives
+from swjoin.runtime.mpi.resilient_channel import ResilientChannel, library_survives
 from swjoin.runtime.mpi.slave_rank import SlaveRank
 from swjoin.runtime.run_report import CompleteReport
 from swjoin.runtime.signals import stop_signals
@@ -80,7 +80,7 @@ def run_rank(
     )
     survives = job.checkpoints is not None and job.config.checkpoint.recover and library_survives()
     mend = f"go on from the last checkpoint with: {job.resume_command} -n {comm.size}"
-    channel = SurvivingChannel(comm, mend) if survives else Channel(comm)
+    channel = ResilientChannel(comm, mend) if survives else Channel(comm)
     error: BaseException | None = None
     try:
         with stop_signals(job) as wanted:
@@ -89,7 +89,7 @@ def run_rank(
             report = _play(role, channel)
     except EndedEarlyError as early:
         error = early
-        if isinstance(channel, SurvivingChannel):
+        if isinstance(channel, ResilientChannel):
             print(f"swjoin: {early}" if str(early) else "", file=sys.stderr, end="\n" if str(early) else "")
             leave(early.exit_code)
         raise
@@ -109,11 +109,11 @@ def run_rank(
             if tell is not None:
                 tell(report)
     except BaseException as failure:
-        if not isinstance(channel, SurvivingChannel):
+        if not isinstance(channel, ResilientChannel):
             raise
         print(f"swjoin: {place[0]}: {' '.join(str(failure).split()) or type(failure).__name__}", file=sys.stderr)
         leave(1)
-    if isinstance(channel, SurvivingChannel):
+    if isinstance(channel, ResilientChannel):
         leave(0)
 
 
@@ -130,12 +130,12 @@ def _play(role: MasterRank | CollectorRank | SlaveRank, channel: Channel) -> dic
         try:
             return role.play(channel)
         except PeerLostError as lost:
-            assert isinstance(channel, SurvivingChannel), "only a surviving channel tells of deaths"
+            assert isinstance(channel, ResilientChannel), "only a surviving channel tells of deaths"
             role.lost(str(lost))
             _meet_again(channel)
 
 
-def _meet_again(channel: SurvivingChannel) -> None:
+def _meet_again(channel: ResilientChannel) -> None:
     while True:
         try:
             channel.next_attempt()
@@ -149,13 +149,13 @@ def _end_job(channel: Channel, error: BaseException, place: str, debug: bool) ->
     code = error.exit_code if isinstance(error, SwjoinError) else 130 if isinstance(error, KeyboardInterrupt) else 1
     if debug:
         traceback.print_exc()
-    text = str(error) if isinstance(error, UserError | PeerFailed) else f"{place}: {str(error) or type(error).__name__}"
+    text = str(error) if isinstance(error, UserError | PeerFailedError) else f"{place}: {str(error) or type(error).__name__}"
     if not isinstance(error, SwjoinError):
         text = f"{place}: {type(error).__name__}: {error}"
-    if not isinstance(error, PeerFailed):
+    if not isinstance(error, PeerFailedError):
         print(f"swjoin: {' '.join(text.split())}", file=sys.stderr, flush=True)
-    if isinstance(channel, SurvivingChannel):
-        if not isinstance(error, PeerFailed):
+    if isinstance(channel, ResilientChannel):
+        if not isinstance(error, PeerFailedError):
             channel.end_all(text, code)
             deadline = time.monotonic() + _FLUSH_S / 3
             while time.monotonic() < deadline:  # so that the messages leave

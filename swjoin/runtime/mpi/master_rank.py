@@ -2,7 +2,7 @@
 
 What: `MasterRank`, with `set_up`, `play`, which may be tried again after a death, `finish` and `close`.
 Why: the loop around the master: what came from other ranks, from the clock, from the disk, and from the sources, in this order.
-Stays out: what the master decides (`cluster.master.master`), its sources and files (`runtime.shells`).
+Stays out: what the master decides (`cluster.master.master`), its sources and files (`runtime.hosts`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from swjoin.runtime.run_report import CompleteReport, build_report, check_ledger
 if TYPE_CHECKING:
     from swjoin.checkpoint.store import Manifest
     from swjoin.cluster.master.master import Master
-    from swjoin.runtime.shells import MasterShell
+    from swjoin.runtime.hosts import MasterHost
 
 
 def _delivered(master: Master) -> int:
@@ -76,7 +76,7 @@ class MasterRank(Rank):
         self.started_s = time.monotonic()
         self.recoveries: list[dict[str, Any]] = []
         self._progress = progress
-        self._shell: MasterShell | None = None
+        self._role_host: MasterHost | None = None
         self._first_read_s: float | None = None
         self._began_s: float | None = None
         self._failed_s: float | None = None  # when a death was noticed, until the run goes on
@@ -86,47 +86,47 @@ class MasterRank(Rank):
 
     def set_up(self, channel: Channel) -> None:
         from swjoin.expressions.vm import program_out
-        from swjoin.runtime.shells import MasterShell
+        from swjoin.runtime.hosts import MasterHost
 
-        def open_shell() -> dict[str, Any]:
+        def open_role_host() -> dict[str, Any]:
             slave_count = channel.size - FIRST_SLAVE
             if not self.job.resumes:
                 self.job.config.check_slaves(slave_count)
-            shell = self._shell = MasterShell(self.job, self._progress)
-            plan = base64.b64encode(shell.output_plan().to_bytes()).decode()
-            layouts = [None if layout is None else [layout.fixed_bytes, layout.has_var] for layout in shell.layouts]
-            where = None if shell.where is None else program_out(shell.where)
+            role_host = self._role_host = MasterHost(self.job, self._progress)
+            plan = base64.b64encode(role_host.output_plan().to_bytes()).decode()
+            layouts = [None if layout is None else [layout.fixed_bytes, layout.has_var] for layout in role_host.layouts]
+            where = None if role_host.where is None else program_out(role_host.where)
             named = {"host": platform.node(), "run_id": self.job.run_id}
             return {"plan": plan, "layouts": layouts, "where": where, **named}
 
-        agree(channel, MASTER, open_shell)
+        agree(channel, MASTER, open_role_host)
         results = agree(channel, COLLECTOR, None)["results"]
-        assert self._shell is not None
-        if self._shell.door is not None:
-            self._shell.door.pass_on(results)
-        load_master_kernels(self.job.config, self._shell.layouts)
+        assert self._role_host is not None
+        if self._role_host.ingest is not None:
+            self._role_host.ingest.pass_on(results)
+        load_master_kernels(self.job.config, self._role_host.layouts)
 
     def lost(self, text: str) -> None:
         """A rank has died; `play` follows, on a new channel."""
         if self._failed_s is None:
             self._failed_s = time.monotonic()
-            if self._shell is not None and self._shell.watcher is not None:
-                self._shell.watcher.board.enter("recovering")
-            self._delivered_then = 0 if self._shell is None else _delivered(self._shell.master)
+            if self._role_host is not None and self._role_host.watcher is not None:
+                self._role_host.watcher.board.enter("recovering")
+            self._delivered_then = 0 if self._role_host is None else _delivered(self._role_host.master)
 
     def play(self, channel: Channel) -> dict[str, Any]:
-        shell = self._shell
-        assert shell is not None
-        manifest = self._start(channel, shell)
-        shell.open_door()  # not before: what producers are told to go on with has been restored by now
-        self._serve(channel, shell)
+        role_host = self._role_host
+        assert role_host is not None
+        manifest = self._start(channel, role_host)
+        role_host.open_flight()  # not before: what producers are told to go on with has been restored by now
+        self._serve(channel, role_host)
         me = identity(MASTER, "master", self.meter, self.start_rss_bytes)
-        parts = self._gather(channel, shell)
+        parts = self._gather(channel, role_host)
         channel.slaves_are_done()
-        stopped = shell.master.checkpoints.stopped
+        stopped = role_host.master.checkpoints.stopped
         report = build_report(
             self.job,
-            master=shell.master.summary(),
+            master=role_host.master.summary(),
             slaves=[parts[r]["summary"] for r in range(FIRST_SLAVE, channel.size)],
             collector=parts[COLLECTOR]["summary"],
             ranks=[me, *(p["rank"] for p in parts.values())],
@@ -142,12 +142,12 @@ class MasterRank(Rank):
             restored=manifest,
             recoveries=self.recoveries,
             stopped=stopped,
-            columns=shell.output_columns,
+            columns=role_host.output_columns,
         )
         if not stopped:
             check_ledger(report)
             began_s = time.monotonic()
-            add_warnings(report, self.job, shell.sources)  # before the collector closes the result files, which carry them
+            add_warnings(report, self.job, role_host.sources)  # before the collector closes the result files, which carry them
             self._warnings_s = time.monotonic() - began_s
         channel.send_json({"proof": None if stopped else proof_of(report)}, COLLECTOR, VERDICT)
         channel.wait(COLLECTOR, VERDICT)
@@ -155,13 +155,13 @@ class MasterRank(Rank):
         return report
 
     @staticmethod
-    def _gather(channel: Channel, shell: MasterShell) -> dict[int, dict[str, Any]]:
+    def _gather(channel: Channel, role_host: MasterHost) -> dict[int, dict[str, Any]]:
         """Every other rank's summary. What of a checkpoint becomes durable now matters no more, but its sender must get rid of
         it."""
         parts: dict[int, dict[str, Any]] = {}
         while len(parts) < channel.size - 1:
             channel.check()
-            MasterRank._observe(channel, shell)
+            MasterRank._observe(channel, role_host)
             if channel.probe(channel.any, SUMMARY):
                 rank = channel.source
                 parts[rank] = parse(channel.receive())
@@ -169,7 +169,7 @@ class MasterRank(Rank):
                 channel.sleep()
         while MasterRank._drop(channel):
             pass
-        MasterRank._take_status(channel, shell)
+        MasterRank._take_status(channel, role_host)
         return dict(sorted(parts.items()))
 
     @staticmethod
@@ -182,15 +182,15 @@ class MasterRank(Rank):
         return False
 
     @staticmethod
-    def _observe(channel: Channel, shell: MasterShell) -> None:
+    def _observe(channel: Channel, role_host: MasterHost) -> None:
         """Now and then: who looks on sees how things stand here and at the collector."""
-        if shell.observe():
-            MasterRank._take_status(channel, shell)
+        if role_host.observe():
+            MasterRank._take_status(channel, role_host)
 
     @staticmethod
-    def _take_status(channel: Channel, shell: MasterShell) -> None:
-        while shell.watcher is not None and channel.probe(COLLECTOR, STATUS):
-            shell.watcher.board.take_collector(parse(channel.receive()))
+    def _take_status(channel: Channel, role_host: MasterHost) -> None:
+        while role_host.watcher is not None and channel.probe(COLLECTOR, STATUS):
+            role_host.watcher.board.take_collector(parse(channel.receive()))
 
     def finish(self, report: dict[str, Any]) -> None:
         """Everything is written and closed."""
@@ -201,13 +201,13 @@ class MasterRank(Rank):
         report["input_tuples_per_s"] = tuples / report["join_s"] if report["join_s"] > 0 else 0.0
         if self._complete_report is not None:
             self._complete_report(report, self.job)
-        assert self._shell is not None
+        assert self._role_host is not None
         publish(self.job, report)
-        self._shell.forget_checkpoints()
+        self._role_host.forget_checkpoints()
 
     def close(self, error: BaseException | None) -> None:
-        if self._shell is not None:
-            self._shell.__exit__(None if error is None else type(error), error, None)
+        if self._role_host is not None:
+            self._role_host.__exit__(None if error is None else type(error), error, None)
 
     # ------------------------------------------------------------ starting
 
@@ -216,44 +216,44 @@ class MasterRank(Rank):
         cluster = self.job.config.cluster
         return max(1, cluster.distribution_epoch_us // cluster.sub_group_count)
 
-    def _start(self, channel: Channel, shell: MasterShell) -> Manifest | None:
+    def _start(self, channel: Channel, role_host: MasterHost) -> Manifest | None:
         """Begin, or go on from the newest checkpoint, together with all others; returns that checkpoint."""
         slave_count = channel.size - FIRST_SLAVE
         self.saved = deque()
 
         def start() -> dict[str, Any]:
-            keeper, clock = shell.keeper, self.clock or RunClock()
-            newest = None if keeper is None else keeper.folder.newest()
+            checkpointer, clock = role_host.checkpointer, self.clock or RunClock()
+            newest = None if checkpointer is None else checkpointer.folder.newest()
             if self.clock is None and newest is not None:
                 clock.restart(newest.plain["clock_us"])
-            shell.start(clock, slave_count, self.saved.append)
-            if keeper is None:
+            role_host.start(clock, slave_count, self.saved.append)
+            if checkpointer is None:
                 return {"manifest": None}
-            manifest = keeper.manifest
+            manifest = checkpointer.manifest
             return {
-                "manifest": keeper.manifest_name,
-                "folder": str(keeper.folder.path),
-                "incarnation": keeper.folder.incarnation,
-                "owner": shell.master.controller.map.owner.tolist(),
-                "active": [int(slave) for slave in shell.master.controller.active],
+                "manifest": checkpointer.manifest_name,
+                "folder": str(checkpointer.folder.path),
+                "incarnation": checkpointer.folder.incarnation,
+                "owner": role_host.master.controller.map.owner.tolist(),
+                "active": [int(slave) for slave in role_host.master.controller.active],
                 "clock_us": None if manifest is None else manifest.plain["clock_us"],
             }
 
         setup = agree(channel, MASTER, start)
         if self.clock is None:
-            self._resumed_tuples = sum(s.counts.tuples for s in shell.master.streams)
-        shell.clock = self.start_clock(channel, setup.get("clock_us"))
+            self._resumed_tuples = sum(s.counts.tuples for s in role_host.master.streams)
+        role_host.clock = self.start_clock(channel, setup.get("clock_us"))
         if self._failed_s is not None:
-            replayed = self._delivered_then - _delivered(shell.master)
+            replayed = self._delivered_then - _delivered(role_host.master)
             took_s = time.monotonic() - self._failed_s
             self._failed_s = None
             self.recoveries.append({"slaves": slave_count, "s": took_s, "tuples": replayed, "from": setup["manifest"]})
-            shell.note_recovery(f"{slave_count} slaves are left", replayed, int(took_s * 1e6))
-        return None if shell.keeper is None else shell.keeper.manifest
+            role_host.note_recovery(f"{slave_count} slaves are left", replayed, int(took_s * 1e6))
+        return None if role_host.checkpointer is None else role_host.checkpointer.manifest
 
     # ------------------------------------------------------------ running
 
-    def _serve(self, channel: Channel, shell: MasterShell) -> None:
+    def _serve(self, channel: Channel, role_host: MasterHost) -> None:
         """The master's loop."""
         clock = self.clock
         assert clock is not None
@@ -261,65 +261,65 @@ class MasterRank(Rank):
         boundary_us = next_exchange_us(clock.now_us(), slot_us)
         in_history = self.job.config.measure.prefill_us > 0
         link, rush = self.job.config.nodes.link_bytes_per_s, self.job.config.measure.rush
-        while shell.outbox or not shell.master.finished:
-            self.place[0] = f"{self.where}, epoch {shell.master.epoch}"
+        while role_host.outbox or not role_host.master.finished:
+            self.place[0] = f"{self.where}, epoch {role_host.master.epoch}"
             channel.check()
-            self._observe(channel, shell)
-            if shell.outbox:
-                delivery = shell.outbox.popleft()
+            self._observe(channel, role_host)
+            if role_host.outbox:
+                delivery = role_host.outbox.popleft()
                 channel.send(pack_delivery(delivery), FIRST_SLAVE + delivery.slave, DELIVERY)
                 if not in_history and not (delivery.last and rush):
                     channel.imitate_transfer(delivery.nbytes, link)
-            elif shell.clock_starts_us is not None:
+            elif role_host.clock_starts_us is not None:
                 for rank in range(1, channel.size):
                     channel.send(NOTHING, rank, BEGIN)
-                self.begin_measuring(channel, shell.clock_starts_us)
-                shell.clock_starts_us, in_history, self._began_s = None, False, time.monotonic()
+                self.begin_measuring(channel, role_host.clock_starts_us)
+                role_host.clock_starts_us, in_history, self._began_s = None, False, time.monotonic()
                 boundary_us = next_exchange_us(clock.now_us(), slot_us)
             elif channel.probe(channel.any, REPORT):
                 slave = channel.source - FIRST_SLAVE
                 report = unpack_report(channel.receive())
-                shell.handle(SlaveReported(SlaveId(slave), report.occupancy_ratio, report.loads))
+                role_host.handle(SlaveReported(SlaveId(slave), report.occupancy_ratio, report.loads))
             elif channel.probe(channel.any, MOVE_END):
-                shell.handle(MoveEnded(unpack_move_end(channel.receive())))
-            elif shell.keeper is not None and self._mind_checkpoints(channel, shell):
+                role_host.handle(MoveEnded(unpack_move_end(channel.receive())))
+            elif role_host.checkpointer is not None and self._mind_checkpoints(channel, role_host):
                 continue
             elif realtime and clock.now_us() >= boundary_us:
                 self.meter.lateness.add(clock.now_us() - boundary_us)
                 boundary_us = next_exchange_us(clock.now_us(), slot_us)
-                shell.handle(ClockAdvanced())
-            elif shell.wanted is not None:
+                role_host.handle(ClockAdvanced())
+            elif role_host.wanted is not None:
                 if self._first_read_s is None:
                     self._first_read_s = time.monotonic()
-                shell.read()
-            elif shell.listen():
+                role_host.read()
+            elif role_host.listen():
                 channel.sleep(int(PATIENCE_S * 1e6))
             else:
                 channel.sleep(boundary_us - clock.now_us() if realtime else 1_000_000)
-        self._publish(channel, shell)
+        self._publish(channel, role_host)
 
-    def _mind_checkpoints(self, channel: Channel, shell: MasterShell) -> bool:
+    def _mind_checkpoints(self, channel: Channel, role_host: MasterHost) -> bool:
         """What has become durable, here or elsewhere, and whether the run is to stop. False when nothing was to be done."""
         if self.saved:
             event = self.saved.popleft()
             if isinstance(event, BaseException):
                 raise event
-            shell.handle(event)
+            role_host.handle(event)
         elif channel.probe(channel.any, SAVED):
             plain = parse(channel.receive())
-            shell.handle(PartSaved(plain["generation"], plain["part"], plain["content"]))
-        elif shell.publish:
-            self._publish(channel, shell)
-        elif self.stop_wanted() and not shell.master.checkpoints.stopping:
-            shell.handle(StopRequested())
+            role_host.handle(PartSaved(plain["generation"], plain["part"], plain["content"]))
+        elif role_host.publish:
+            self._publish(channel, role_host)
+        elif self.stop_wanted() and not role_host.master.checkpoints.stopping:
+            role_host.handle(StopRequested())
         else:
             return False
         return True
 
     @staticmethod
-    def _publish(channel: Channel, shell: MasterShell) -> None:
-        while shell.publish:
-            command = shell.publish.popleft()
+    def _publish(channel: Channel, role_host: MasterHost) -> None:
+        while role_host.publish:
+            command = role_host.publish.popleft()
             message = {"generation": command.generation, "stop": command.stop}
             for rank in range(1, channel.size) if command.stop else [COLLECTOR]:
                 channel.send_json(message, rank, PUBLISH)

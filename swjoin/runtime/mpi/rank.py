@@ -24,7 +24,7 @@ from swjoin.core.errors import SwjoinError
 from swjoin.monitor.host_load import RankMeter
 from swjoin.monitor.process_memory import peak_rss_bytes, rss_bytes
 from swjoin.runtime.clock import RunClock
-from swjoin.runtime.mpi.channel import Channel, PeerFailed
+from swjoin.runtime.mpi.channel import Channel, PeerFailedError
 
 MASTER, COLLECTOR, FIRST_SLAVE = 0, 1, 2
 REPORT, DELIVERY, RESULTS, SUMMARY, VERDICT, FAILURE, WANT, STATE, MOVE_END, BEGIN = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
@@ -115,4 +115,4 @@ def check_peers(channel: Channel) -> None:
     """Raise PeerFailed when another rank has said that it failed."""
     if channel.probe(channel.any, FAILURE):
         failure = parse(channel.receive())
-        raise PeerFailed(failure["text"], failure["exit_code"])
+        raise PeerFailedError(failure["text"], failure["exit_code"])

@@ -1,6 +1,6 @@
 """A channel that outlives the death of ranks.
 
-What: `SurvivingChannel`, whose calls raise `PeerLostError` when a slave has died, and `next_attempt`, which leads all that are
+What: `ResilientChannel`, whose calls raise `PeerLostError` when a slave has died, and `next_attempt`, which leads all that are
 left to a new attempt; `library_survives`.
 Why: with User Level Failure Mitigation messages between living ranks keep passing when another one dies, so nobody has to start
 anew. Rank 0 notices, tells everybody who is left, and goes on when all have answered.
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swjoin.core.errors import RunFailed
-from swjoin.runtime.mpi.channel import Channel, PeerFailed, PeerLostError
+from swjoin.runtime.mpi.channel import Channel, PeerFailedError, PeerLostError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -44,7 +44,7 @@ def library_survives() -> bool:
     return os.environ.get("OMPI_MCA_mpi_ft_enable") == "1"  # noqa: SIM112 - the library spells it so
 
 
-class SurvivingChannel(Channel):
+class ResilientChannel(Channel):
     """Ranks are renumbered in every attempt: 0 and 1 stay, slaves keep their order.
 
     RunFailed, when rank 0 or rank 1 or the last slave has died: nobody can go on then.
@@ -188,7 +188,7 @@ class SurvivingChannel(Channel):
                 data = np.empty(self._order.Get_count(self.mpi.BYTE), np.uint8)
                 self.comm.Recv([data, self.mpi.BYTE], source=self._order.Get_source(), tag=_END)
                 plain = json.loads(bytes(data))
-                raise PeerFailed(plain["text"], plain["exit_code"])
+                raise PeerFailedError(plain["text"], plain["exit_code"])
         except self.mpi.Exception as error:
             self._mind(error)
         if self.attempt:

@@ -66,7 +66,7 @@ from swjoin.runtime.mpi.rank import (
 from swjoin.runtime.slow_node import Throttle
 
 if TYPE_CHECKING:
-    from swjoin.checkpoint.checkpointers import SlaveKeeper
+    from swjoin.checkpoint.checkpointers import SlaveCheckpointer
     from swjoin.cluster.slave.slave import Slave
     from swjoin.expressions.vm import Program
 
@@ -83,7 +83,7 @@ class SlaveRank(Rank):
         super().__init__(job, place)
         self._layouts: tuple[RowLayout | None, RowLayout | None] = (None, None)
         self._where: Program | None = None
-        self._keeper: SlaveKeeper | None = None
+        self._checkpointer: SlaveCheckpointer | None = None
 
     def set_up(self, channel: Channel) -> None:
         from swjoin.expressions.vm import program_in
@@ -99,9 +99,9 @@ class SlaveRank(Rank):
         self.close(None)
 
     def close(self, error: BaseException | None) -> None:
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.close()
+        checkpointer, self._checkpointer = self._checkpointer, None
+        if checkpointer is not None:
+            checkpointer.close()
 
     def play(self, channel: Channel) -> None:
         from swjoin.cluster.slave.slave import Slave
@@ -111,10 +111,12 @@ class SlaveRank(Rank):
         setup = agree(channel, MASTER, None)
         self.saved = deque()
         if self.job.checkpoints is not None:
-            from swjoin.checkpoint.checkpointers import SlaveKeeper
+            from swjoin.checkpoint.checkpointers import SlaveCheckpointer
 
-            self._keeper = SlaveKeeper(Path(setup["folder"]), setup["incarnation"], slave, config, self.saved.append)
-            self._keeper.restore(setup["manifest"], setup["owner"], setup["active"])
+            self._checkpointer = SlaveCheckpointer(
+                Path(setup["folder"]), setup["incarnation"], slave, config, self.saved.append
+            )
+            self._checkpointer.restore(setup["manifest"], setup["owner"], setup["active"])
         clock = self.start_clock(channel, setup.get("clock_us"))
         self._join(channel, slave, clock)
         me = identity(channel.rank, f"slave {slave.id}", self.meter, self.start_rss_bytes)
@@ -151,8 +153,8 @@ class SlaveRank(Rank):
                     link = 0.0
                 elif not in_history:
                     channel.imitate_transfer(delivery.nbytes, link)
-                if self._keeper is not None:
-                    self._keeper.received(delivery, frame)
+                if self._checkpointer is not None:
+                    self._checkpointer.received(delivery, frame)
                 self._perform(channel, slave.handle(Delivered(delivery), clock.now_us()))
             elif channel.probe(channel.any, WANT):
                 move = int(channel.receive().view(np.int64)[0])
@@ -167,7 +169,7 @@ class SlaveRank(Rank):
                 throttle.paused = in_history = False
                 exchange_at_us = next_exchange_us(clock.now_us(), epoch_us, offset_us)
                 self._perform(channel, slave.handle(MeasuringBegan(), clock.now_us()))
-            elif self._keeper is not None and channel.probe(MASTER, PUBLISH):
+            elif self._checkpointer is not None and channel.probe(MASTER, PUBLISH):
                 stopped = bool(parse(channel.receive())["stop"])
             elif throttle.debt_us > 0:
                 now = clock.now_us()
@@ -202,7 +204,7 @@ class SlaveRank(Rank):
                     channel.send_later(pack_state(chunk), FIRST_SLAVE + chunk.consumer, STATE)
                 case AcknowledgeMove(end):
                     channel.send(pack_move_end(end), MASTER, MOVE_END)
-                case SavePart() if self._keeper is not None:
-                    self._keeper.save(command)
+                case SavePart() if self._checkpointer is not None:
+                    self._checkpointer.save(command)
                 case _:
                     pass

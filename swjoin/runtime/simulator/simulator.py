@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from swjoin.checkpoint.checkpointers import CollectorKeeper, MasterKeeper, SlaveKeeper
+from swjoin.checkpoint.checkpointers import CollectorCheckpointer, MasterCheckpointer, SlaveCheckpointer
 from swjoin.cluster import wire
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.master.master import Master
@@ -54,7 +54,7 @@ from swjoin.cluster.messages import (
     StopRequested,
     StreamEnded,
     StreamIdle,
-    StreamSpoke,
+    StreamResumed,
     TuplesRead,
     WantState,
     WorkDue,
@@ -121,13 +121,13 @@ class Simulation:
         self._moved = False  # moves were in flight after the step before
         self._changed: set[SlaveId] = set()  # slaves that took an event in this step
         self._job = Job(config, None, True, folder, None, "simulation")
-        self._keepers: tuple[MasterKeeper, CollectorKeeper] | None = None
+        self._keepers: tuple[MasterCheckpointer, CollectorCheckpointer] | None = None
         if folder is not None:
             self._keepers = (
-                MasterKeeper(self._job, self._sources, self._disk(MASTER)),
-                CollectorKeeper(self._job, self._sink, self._disk(COLLECTOR)),
+                MasterCheckpointer(self._job, self._sources, self._disk(MASTER)),
+                CollectorCheckpointer(self._job, self._sink, self._disk(COLLECTOR)),
             )
-        self._slave_keepers: list[SlaveKeeper] = []
+        self._slave_keepers: list[SlaveCheckpointer] = []
         self._make_roles(slave_count)
 
     # ------------------------------------------------------------ roles, and what survives them
@@ -160,10 +160,10 @@ class Simulation:
         for slave in self.slaves:
             actor = FIRST_SLAVE + slave.id
             folder, incarnation = master.folder.path, master.folder.incarnation
-            keeper = SlaveKeeper(folder, incarnation, slave, config, partial(self._saved, actor), self._disk(actor))
-            keeper.restore(master.manifest_name, owner, list(self.master.controller.active))
+            checkpointer = SlaveCheckpointer(folder, incarnation, slave, config, partial(self._saved, actor), self._disk(actor))
+            checkpointer.restore(master.manifest_name, owner, list(self.master.controller.active))
             slave.validate()
-            self._slave_keepers.append(keeper)
+            self._slave_keepers.append(checkpointer)
 
     def _saved(self, actor: int, part: PartSaved) -> None:
         """A part has become durable; the master hears of it."""
@@ -176,8 +176,8 @@ class Simulation:
         self._channel_free_us.clear()
         self._in_flight, self._moved = [0, 0], False
         self._changed.clear()
-        for keeper in self._slave_keepers:
-            keeper.close()
+        for checkpointer in self._slave_keepers:
+            checkpointer.close()
         self._slave_keepers.clear()
         self.recoveries += 1
         self._make_roles(slave_count)
@@ -325,7 +325,7 @@ class Simulation:
             self._at(at + stall_us, f"read {STREAM_NAMES[stream]}", partial(self._read, stream))
         else:
             self._at(at + patience_us, "a stream is idle", partial(self._tell_master, StreamIdle(stream)))
-            self._at(at + stall_us, "a stream speaks", partial(self._tell_master, StreamSpoke(stream)))
+            self._at(at + stall_us, "a stream speaks", partial(self._tell_master, StreamResumed(stream)))
 
     def _read(self, stream: int) -> None:
         batch = self._sources[stream].read()

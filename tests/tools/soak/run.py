@@ -65,7 +65,7 @@ def role_of(rank: int) -> str:
 
 
 @dataclass(frozen=True)
-class Strike:
+class Kill:
     """time_s: since the soak began. slaves: that lived before it."""
 
     time_s: float
@@ -76,7 +76,7 @@ class Strike:
 
 
 @dataclass(frozen=True)
-class Cut:
+class CheckpointSample:
     """A checkpoint as its manifest tells of it. buffered_bytes: what the master had read and not delivered."""
 
     time_s: float
@@ -101,8 +101,8 @@ class Soak:
     most: int = sys.maxsize
     tell: Callable[[str], None] = print
     samples: Samples = field(default_factory=Samples)
-    cuts: list[Cut] = field(default_factory=list)
-    strikes: list[Strike] = field(default_factory=list)
+    cuts: list[CheckpointSample] = field(default_factory=list)
+    strikes: list[Kill] = field(default_factory=list)
     parts: list[dict[str, Any]] = field(default_factory=list)
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -164,7 +164,7 @@ class Soak:
         folder = self.out / "results"
         return sorted(p.name for p in folder.glob("part-*")) if folder.is_dir() else []
 
-    def _attend(self, run: LaunchedRun, part: int) -> Strike | None:
+    def _attend(self, run: LaunchedRun, part: int) -> Kill | None:
         """Sample and strike until the run ends or something has befallen it that ends it; returns the last strike then."""
         next_sample_s = struck_s = heard_s = self.now_s
         mapped_s = 0.0
@@ -218,7 +218,7 @@ class Soak:
         sizes = (len(state["active"]), plain["master"]["frames"]["nbytes"], sum(plain["joined"]))
         new = not self.cuts or self.cuts[-1].generation != generation
         if new:
-            self.cuts.append(Cut(self.now_s, part, generation, plain["clock_us"] / 1e6, slaves, *sizes))
+            self.cuts.append(CheckpointSample(self.now_s, part, generation, plain["clock_us"] / 1e6, slaves, *sizes))
         return new
 
     # ------------------------------------------------------------ striking
@@ -231,7 +231,7 @@ class Soak:
         clock_s = newest.clock_s + self.now_s - newest.time_s
         return clock_s < self.config.workload.duration_us / 1e6 - 2 * self.config.checkpoint.interval_us / 1e6
 
-    def _strike(self, run: LaunchedRun, part: int) -> Strike | None:
+    def _strike(self, run: LaunchedRun, part: int) -> Kill | None:
         """None when the run has just ended."""
         ranks = run.ranks()
         slaves = sorted(rank for rank in ranks if rank >= _FIRST_SLAVE)
@@ -241,7 +241,7 @@ class Soak:
         rank = {"master": 0, "collector": 1}.get(kind, -1)
         if kind == "slave":
             rank = int(self._random.choice(slaves))
-        strike = Strike(self.now_s, part, kind, rank, len(slaves))
+        strike = Kill(self.now_s, part, kind, rank, len(slaves))
         if kind == "everybody":
             run.kill_all()
         elif kind == "stop":

@@ -1,6 +1,6 @@
 """The I/O around the master and the collector that every real runtime shares.
 
-What: `MasterShell` owns the sources and the side file of late rows and performs the master's commands; `CollectorShell` owns
+What: `MasterHost` owns the sources and the side file of late rows and performs the master's commands; `CollectorHost` owns
 the sink and the metrics file and performs the collector's. Deliveries are left in `outbox` for the runtime to carry, and the
 start of the measured phase in `clock_starts_us`.
 Why: in-process and MPI differ in how messages travel, in nothing else.
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from swjoin.checkpoint.checkpointers import CollectorKeeper, MasterKeeper
+from swjoin.checkpoint.checkpointers import CollectorCheckpointer, MasterCheckpointer
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.master.intake import LateRowError
 from swjoin.cluster.master.master import Master
@@ -39,7 +39,7 @@ from swjoin.cluster.messages import (
     SetAside,
     StreamEnded,
     StreamIdle,
-    StreamSpoke,
+    StreamResumed,
     TuplesRead,
     WritePairs,
 )
@@ -59,8 +59,8 @@ from swjoin.core.errors import RunFailed, SwjoinError
 from swjoin.core.hashing import digest_pairs
 from swjoin.monitor.role_watchers import CollectorWatcher
 from swjoin.runtime.clock import ReadingProgress, RunClock
-from swjoin.runtime.flight_serving import OfferedResults, open_door
-from swjoin.runtime.idle_sources import Silence
+from swjoin.runtime.flight_serving import ServedResults, open_flight
+from swjoin.runtime.idle_sources import IdleDetector
 from swjoin.runtime.open import (
     compile_job_where,
     open_job_sink,
@@ -73,12 +73,12 @@ from swjoin.runtime.run_report import partial_report, publish
 
 if TYPE_CHECKING:
     from swjoin.connectors.files.late_rows import LateSink
-    from swjoin.connectors.flight.ingest import LiveDoor
+    from swjoin.connectors.flight.ingest import FlightIngest
     from swjoin.connectors.flight.server import Endpoint
-    from swjoin.connectors.output_columns import OutputPlan
+    from swjoin.connectors.output_columns import OutputColumns
 
 
-class MasterShell:
+class MasterHost:
     """The master with its sources. Use as a context manager: sources are closed on the way out."""
 
     def __init__(self, job: Job, progress: bool) -> None:
@@ -89,19 +89,19 @@ class MasterShell:
         self.where = compile_job_where(job, self.sources)
         self.outbox: deque[Delivery] = deque()
         self.publish: deque[PublishResults] = deque()
-        self.door: LiveDoor | None = open_door(job, self.sources)
+        self.ingest: FlightIngest | None = open_flight(job, self.sources)
         self.wanted: tuple[int, int | None] | None = None  # a stream, and one that may be read instead
-        self._silence = Silence(job.config.time.idle_timeout_us)
+        self._idle_detector = IdleDetector(job.config.time.idle_timeout_us)
         self.clock_starts_us: int | None = None
-        self.keeper = None if job.checkpoints is None else MasterKeeper(job, self.sources)
+        self.checkpointer = None if job.checkpoints is None else MasterCheckpointer(job, self.sources)
         self._late_target: Path | None = late_target(job)
         self._late: LateSink | None = None
         self._spill = open_spill(job)
         self._events: EventsFile | None = None
         self._progress = ReadingProgress(progress, [s.rows_total for s in self.sources])
         self.watcher = open_job_watcher(job)
-        if self.door is not None and self.watcher is not None:
-            self.door.status = partial(self.watcher.board.snapshot, math.inf)
+        if self.ingest is not None and self.watcher is not None:
+            self.ingest.status = partial(self.watcher.board.snapshot, math.inf)
         self.master: Master
         self.clock: RunClock
 
@@ -115,15 +115,15 @@ class MasterShell:
                 self.watcher.end(self.clock.now_us(), self.sources)
             else:
                 self.watcher.close()
-        if self.door is not None:
-            self.door.close()
+        if self.ingest is not None:
+            self.ingest.close()
         for source in self.sources:
             source.close()
-        if self.keeper is not None:
-            self.keeper.close()
+        if self.checkpointer is not None:
+            self.checkpointer.close()
         with contextlib.suppress(*() if kind is None else (SwjoinError,)):  # a full disk has been told of already
             if self._events is not None:
-                resumable = self.keeper is not None and (kind is not None or self.master.checkpoints.stopped)
+                resumable = self.checkpointer is not None and (kind is not None or self.master.checkpoints.stopped)
                 self._events.close(resumable=resumable)
             if self._late is not None:
                 if kind is None and not self.master.checkpoints.stopped:
@@ -131,23 +131,23 @@ class MasterShell:
                 else:
                     self._late.abort()
 
-    def collector_beside(self, clock: RunClock) -> CollectorShell:
+    def collector_beside(self, clock: RunClock) -> CollectorHost:
         """The collector in the same process."""
-        shell = CollectorShell(self.job, self.output_plan(), clock, None if self.door is None else self.door.endpoint)
+        role_host = CollectorHost(self.job, self.output_plan(), clock, None if self.ingest is None else self.ingest.endpoint)
         if self.watcher is not None:
-            shell.tell = self.watcher.board.take_collector
-        return shell
+            role_host.tell = self.watcher.board.take_collector
+        return role_host
 
-    def open_door(self) -> None:
+    def open_flight(self) -> None:
         """Everything is there that clients may ask for."""
-        if self.door is not None:
-            self.door.open()
+        if self.ingest is not None:
+            self.ingest.open()
 
-    def output_plan(self) -> OutputPlan:
+    def output_plan(self) -> OutputColumns:
         """What result rows look like; made from both sources' schemas."""
-        from swjoin.connectors.output_columns import OutputPlan
+        from swjoin.connectors.output_columns import OutputColumns
 
-        return OutputPlan.build(self.sources[LEFT], self.sources[RIGHT], self.job.config)
+        return OutputColumns.build(self.sources[LEFT], self.sources[RIGHT], self.job.config)
 
     @property
     def output_columns(self) -> list[str] | None:
@@ -163,20 +163,20 @@ class MasterShell:
         self.outbox.clear()
         self.publish.clear()
         self.wanted = None
-        self._silence = Silence(self.job.config.time.idle_timeout_us)
-        keeper, manifest = self.keeper, None
-        if keeper is not None:
+        self._idle_detector = IdleDetector(self.job.config.time.idle_timeout_us)
+        checkpointer, manifest = self.checkpointer, None
+        if checkpointer is not None:
             assert on_saved is not None, "a run with checkpoints has to hear what is durable"
-            manifest = keeper.begin(on_saved)
-        if self._late_target is not None and (self._late is None or keeper is not None):
+            manifest = checkpointer.begin(on_saved)
+        if self._late_target is not None and (self._late is None or checkpointer is not None):
             from swjoin.connectors.files.late_rows import LateSink
 
-            self._late = LateSink(self._late_target, None if keeper is None else keeper.late_rows)
+            self._late = LateSink(self._late_target, None if checkpointer is None else checkpointer.late_rows)
         if self.job.run_dir is not None and self._events is None:
             self._events = EventsFile(self.job.run_dir, resumes=self.job.resumes)
         self.master = Master(self.job.config.fitted_to(slave_count), slave_count, self.layouts, store=self._spill)
-        if keeper is not None:
-            keeper.restore(self.master, manifest, clock.now_us())
+        if checkpointer is not None:
+            checkpointer.restore(self.master, manifest, clock.now_us())
             self._progress.restart(sum(s.counts.tuples for s in self.master.streams))
         if self.watcher is not None:
             self.watcher.begin(self.master)
@@ -193,11 +193,11 @@ class MasterShell:
 
     def read(self) -> None:
         """Read the batch that the master wants, or give it up for now when the source has been silent for too long."""
-        if self._silence.any_idle:
+        if self._idle_detector.any_idle:
             self.listen()
         assert self.wanted is not None
         stream, instead = self.wanted
-        silent = self._silence.of(stream, self.sources[stream])
+        silent = self._idle_detector.of(stream, self.sources[stream])
         if silent is not None and not silent:
             if instead is None or not self.sources[instead].ready(0.0):
                 return
@@ -225,9 +225,9 @@ class MasterShell:
 
     def listen(self) -> bool:
         """Take note of idle streams that have something to say again. False when there are no idle streams."""
-        for stream in self._silence.ended(self.sources):
-            self.handle(StreamSpoke(stream))
-        return self._silence.any_idle
+        for stream in self._idle_detector.ended(self.sources):
+            self.handle(StreamResumed(stream))
+        return self._idle_detector.any_idle
 
     def _check_all_read(self, stream: int) -> None:
         """A source that ended elsewhere than at its end would be a wrong answer that balances."""
@@ -239,11 +239,11 @@ class MasterShell:
         """The run is complete and its report is written: there is nothing to go on from, and nothing more to look at."""
         if self.watcher is not None:
             self.watcher.close()
-        if self.keeper is not None and not self.master.checkpoints.stopped:
+        if self.checkpointer is not None and not self.master.checkpoints.stopped:
             for source in self.sources:
                 if is_live(source):
                     source.done()
-            self.keeper.folder.remove()
+            self.checkpointer.folder.remove()
 
     def note_recovery(self, text: str, tuples: int, duration_us: int) -> None:
         """The run goes on after something has died. duration_us: since that was noticed."""
@@ -278,28 +278,28 @@ class MasterShell:
                 case SetAside(stream, batch, reason):
                     if self._late is not None:
                         self._late.write(stream, batch, reason)
-                    if self.door is not None:
-                        self.door.aside(stream, batch, reason)
-                case SavePart(generation, snapshot) if self.keeper is not None:
-                    self.keeper.save(generation, snapshot)
-                case CompleteCheckpoint() if self.keeper is not None:
-                    self.keeper.folder.complete(command)
+                    if self.ingest is not None:
+                        self.ingest.aside(stream, batch, reason)
+                case SavePart(generation, snapshot) if self.checkpointer is not None:
+                    self.checkpointer.save(generation, snapshot)
+                case CompleteCheckpoint() if self.checkpointer is not None:
+                    self.checkpointer.folder.complete(command)
                 case PublishResults():
                     self.publish.append(command)
-                    if self.keeper is not None:
-                        self.keeper.forget()
+                    if self.checkpointer is not None:
+                        self.checkpointer.forget()
                 case _:
                     pass
 
 
-class CollectorShell:
+class CollectorHost:
     """The collector with its sink and metrics.
 
     Use as a context manager: an error leaves `.incomplete` files, never whole-looking ones; with checkpoints, whole ones of a
     prefix.
     """
 
-    def __init__(self, job: Job, plan: OutputPlan, clock: RunClock, endpoint: Endpoint | None = None) -> None:
+    def __init__(self, job: Job, plan: OutputColumns, clock: RunClock, endpoint: Endpoint | None = None) -> None:
         """endpoint: of a run in one process, where results are offered; otherwise the collector opens its own."""
         self.clock = clock
         self.job = job
@@ -309,13 +309,13 @@ class CollectorShell:
         self.proof: dict[str, Any] | None = None  # of the whole result, once the ledger balances
         self.collector = Collector(0, materialised=False)  # until `start`
         self._sink = open_job_sink(job, plan)
-        self.offered = None if job.config.serve.listen is None else OfferedResults(job, plan, self._sink, endpoint)
+        self.offered = None if job.config.serve.listen is None else ServedResults(job, plan, self._sink, endpoint)
         if self.offered is not None and self.offered.sink is not None:
             self._sink = self.offered.sink
         if job.config.sink.kind != "count":  # load what the first results need before the run's clock starts
             plan.decode(empty_pairs(plan.left.layout, plan.right.layout))
             digest_pairs(np.empty(0, np.uint64), np.empty(0, np.uint64))
-        self.keeper = None if job.checkpoints is None else CollectorKeeper(job, self._sink)
+        self.checkpointer = None if job.checkpoints is None else CollectorCheckpointer(job, self._sink)
         self._watcher = CollectorWatcher(job.config) if job.config.observed else None
         self.tell: Callable[[dict[str, Any]], None] = lambda view: None  # the runtime's
         self._metrics: MetricsFile | None = None
@@ -324,7 +324,7 @@ class CollectorShell:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        failure = None if self.keeper is None else self.keeper.end()
+        failure = None if self.checkpointer is None else self.checkpointer.end()
         if kind is None and failure is not None:
             self._leave(failure)
             raise failure
@@ -342,8 +342,8 @@ class CollectorShell:
             self._give_up(error)
             return
         try:
-            if self.keeper is not None:
-                self.keeper.publish_all()
+            if self.checkpointer is not None:
+                self.checkpointer.publish_all()
             self._sink.close(self.proof)
             if self._metrics is not None:
                 self._metrics.close()
@@ -367,9 +367,9 @@ class CollectorShell:
         self.collector = Collector(slave_count, materialised=self.job.config.sink.kind != "count")
         if self._watcher is not None:
             self._watcher.begin()
-        if self.keeper is not None:
+        if self.checkpointer is not None:
             assert on_saved is not None, "a run with checkpoints has to hear what is durable"
-            self._metrics = self.keeper.begin(self.collector, manifest_name, on_saved)
+            self._metrics = self.checkpointer.begin(self.collector, manifest_name, on_saved)
         elif self.job.run_dir is not None and self._metrics is None:
             self._metrics = MetricsFile(self.job.run_dir)
         self._begun = True
@@ -387,8 +387,8 @@ class CollectorShell:
             match command:
                 case WritePairs(pairs, generation):
                     self._sink.write(pairs, generation)
-                case SavePart(generation, snapshot) if self.keeper is not None:
-                    self.keeper.save(generation, snapshot)
+                case SavePart(generation, snapshot) if self.checkpointer is not None:
+                    self.checkpointer.save(generation, snapshot)
                 case _:
                     pass
 
@@ -399,8 +399,8 @@ class CollectorShell:
 
     def show(self, generation: int, *, stop: bool) -> None:
         """The checkpoint that ends this generation is complete; with `stop`, so is the run for now."""
-        assert self.keeper is not None, "results are published by checkpoints only"
-        self.keeper.publish(generation)
+        assert self.checkpointer is not None, "results are published by checkpoints only"
+        self.checkpointer.publish(generation)
         self.stopped = stop
 
     def summary(self) -> dict[str, Any]:
