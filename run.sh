@@ -96,7 +96,7 @@ need_environment() {
 }
 
 java_is_new_enough() {
-  "$python" -c 'from swjoin.runtime.preflight import find_java; find_java()' 2>/dev/null
+  "$python" -c 'from swjoin.spark.java import find_java; find_java()' 2>/dev/null
 }
 
 need_java() {
