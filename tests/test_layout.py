@@ -22,7 +22,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Ground floor first; a room imports only from rooms before it. Rooms in one tuple share a floor.
 FLOORS: list[tuple[str, ...]] = [
     ("errors", "stale_kernels", "shapes"),
-    ("batch", "units", "where", "shipped"),
+    ("batch", "units", "where", "shipped", "stdio"),
     ("oracle", "storage", "deliveries", "places"),
     ("sections", "hashing"),
     ("ends",),

@@ -14,11 +14,14 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import NoReturn
 
+from swjoin import stdio
 from swjoin.cli.parser import Parser
-from swjoin.errors import SwjoinError
+from swjoin.errors import NotWritten, SwjoinError
 
 TIME_UNITS = ["s", "ms", "us", "ns"]
 HOWS = ["inner", "left", "right", "full", "semi", "anti"]  # as in `oracle`, which is not to be imported here
@@ -332,25 +335,26 @@ def _add_events(p: argparse.ArgumentParser) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; returns its exit code: 0, 1 (the run failed), 2 (the user gave something wrong), 130 (interrupted), 141
-    (nobody reads on), 143 (SIGTERM)."""
+    """Run one command; returns its exit code: 0, 1 (the run failed), 2 (the user gave something wrong), 129 (SIGHUP), 130
+    (interrupted), 141 (nobody reads on), 143 (SIGTERM)."""
     try:
         try:
             return _perform(argv)
         finally:
-            print(end="", flush=True)  # here, where it can be caught: at exit Python would complain of a closed pipe
+            sys.stdout.flush()  # here, where it can be caught: at exit Python would complain of a closed pipe
     except BrokenPipeError:
         if not _nobody_reads():
             raise
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(nowhere, stream.fileno())  # what is still in Python's buffers goes there
-        os.close(nowhere)
+        stdio.mute([sys.stdout, sys.stderr])
         return 141
+    except NotWritten as error:  # standard output, which has been told of before if a command noticed
+        print(f"swjoin: {error}", file=sys.stderr)
+        return error.exit_code
 
 
 def entry() -> NoReturn:
     """The command as a process. One whose endpoint has a client that does not let go would wait for it at the end."""
+    stdio.prepare()
     code = main()
     endpoint = sys.modules.get("swjoin.live.endpoint")
     if endpoint is not None and endpoint.any_stuck():
@@ -372,11 +376,28 @@ def _nobody_reads() -> bool:
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM ends a command as Ctrl-C does: files are closed, processes that it started are ended."""
+    """SIGTERM and SIGHUP end a command as Ctrl-C does: files are closed, processes that it started are ended."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
 
 
-def _terminate(_number: int, _frame: FrameType | None) -> None:
-    raise _Terminated
+def _terminate(number: int, _frame: FrameType | None) -> None:
+    if number == signal.SIGHUP:
+        stdio.mute_terminals()
+    raise _Terminated(number)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise `_Terminated`; SIGHUP that is ignored (nohup) stays so."""
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, _terminate) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _under_a_launcher() -> bool:
@@ -397,9 +418,12 @@ def _perform(argv: list[str] | None) -> int:
     if args.command is None:
         build_parser().print_help()
         return 0
-    before = None
-    if args.command != "_rank" and threading.current_thread() is threading.main_thread() and not _under_a_launcher():
-        before = signal.signal(signal.SIGTERM, _terminate)
+    here = threading.current_thread() is threading.main_thread()
+    with _terminable() if args.command != "_rank" and here and not _under_a_launcher() else nullcontext():
+        return _perform_command(args, debug)
+
+
+def _perform_command(args: argparse.Namespace, debug: bool) -> int:
     try:
         from swjoin.cli import commands
 
@@ -412,9 +436,10 @@ def _perform(argv: list[str] | None) -> int:
             print(f"swjoin: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt as stop:
-        terminated = isinstance(stop, _Terminated)
-        print(f"swjoin: {'stopped by SIGTERM' if terminated else 'interrupted'}", file=sys.stderr)
-        return 143 if terminated else 130
+        number = stop.number if isinstance(stop, _Terminated) else signal.SIGINT
+        told = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
+        print(f"swjoin: {told}", file=sys.stderr)
+        return 128 + number
     except Exception as error:
         if debug or (isinstance(error, BrokenPipeError) and _nobody_reads()):
             raise
@@ -423,6 +448,3 @@ def _perform(argv: list[str] | None) -> int:
             file=sys.stderr,
         )
         return 1
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)

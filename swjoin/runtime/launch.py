@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import TextIO
 
 from swjoin.errors import NotWritten, UserError
@@ -29,7 +28,7 @@ from swjoin.runtime.job import Job
 from swjoin.runtime.outputs import check_outputs
 from swjoin.runtime.preflight import find_mpirun
 from swjoin.runtime.report import WARNING, partial_report, rank_roles, write_json
-from swjoin.runtime.stopping import STOP_SIGNALS
+from swjoin.runtime.stopping import handling
 
 _GRACE_S = 10.0
 _LEFT_BEHIND_S = 15.0  # how long mpirun may take to end when the run is over, on several hosts
@@ -103,7 +102,7 @@ def _job_file(job: Job, hostfile: Path | None) -> Iterator[Path]:
 
 
 def launch(job: Job, ranks: int, debug: bool, hostfile: Path | None = None) -> int:
-    """Start the ranks, pass their output on, return their exit code. SIGINT, SIGTERM and SIGUSR1 end them all."""
+    """Start the ranks, pass their output on, return their exit code. SIGINT, SIGTERM, SIGHUP and SIGUSR1 end them all."""
     return launch_told(job, ranks, debug, hostfile=hostfile)[0]
 
 
@@ -201,13 +200,11 @@ def _watch(
     """
     stopping: list[int] = []
 
-    def stop(number: int, _frame: FrameType | None) -> None:
+    def stop(number: int) -> None:
         stopping.append(number)
         impatient = len(stopping) > 1 and number != signal.SIGUSR1  # batch systems may say it twice
         process.send_signal(signal.SIGTERM if impatient else first_signal)
 
-    here = threading.current_thread() is threading.main_thread()  # elsewhere signals do what they always do
-    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS if here}
     heard: list[str] = []  # the first complaint of a rank
     unsaid: list[str] = []
 
@@ -229,10 +226,9 @@ def _watch(
         reader = threading.Thread(target=read, args=(process.stderr,), daemon=True)
         reader.start()
     try:
-        code = _wait(process, finished)
+        with handling(stop):
+            code = _wait(process, finished)
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         _end(process)
         if reader is not None and process.stderr is not None:
             reader.join(_LAST_WORDS_S)  # what the launcher left on other hosts may hold the pipe open
