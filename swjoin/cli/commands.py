@@ -23,7 +23,7 @@ from swjoin.config import ClusterConfig, ModuleConfig, QueryConfig, RunConfig, S
 from swjoin.errors import UserError
 from swjoin.loading import config_from_plain, load_config
 from swjoin.runtime.job import Job, late_target
-from swjoin.runtime.new_folder import in_new_folder, named
+from swjoin.runtime.new_folder import in_folder, in_new_folder, named
 from swjoin.runtime.preflight import launcher_size
 from swjoin.shipped import given_or_shipped, load_figures
 from swjoin.units import parse_duration_us, parse_size_bytes
@@ -200,7 +200,7 @@ def start_run(args: argparse.Namespace, config: RunConfig | None) -> int:
         return _start(Job(settings, target, True, out, None, _typed()), ranks, args.debug, args.threads, hosts)
 
     if args.out is not None:
-        return start(Path(args.out))
+        return in_folder(Path(args.out), start)
     return in_new_folder(start, as_ranks=ranks is None and launcher_size() > 1)
 
 

@@ -140,9 +140,11 @@ def launch_told(
             if code == 0 and finished is not None and not finished():  # seen when all processes of a host had died
                 code, failure = 1, f"mpirun ended before the run did: a host was lost; {job.go_on(ranks)}"
                 print(f"swjoin: {failure}", file=told)
-    # A refused run (code 2) leaves everything as it was; so does a resumed one that could not begin.
+    # A refused run (code 2) leaves everything as it was; so does a resumed one that could not begin, and one that was stopped
+    # before it began.
     replaceable = (None,) if job.resumes else (None, before)
-    if code not in (0, 2) and report is not None and _stamp(report) in replaceable:
+    begun = code < 128 or (job.run_dir is not None and (job.run_dir / "metrics").exists())
+    if begun and code not in (0, 2) and report is not None and _stamp(report) in replaceable:
         ranks_known = rank_roles(ranks, "" if hostfile is not None or several_hosts() else platform.node())
         with contextlib.suppress(NotWritten):  # the full disk has been reported
             write_json(report, partial_report(job, {"count": None, "digest": None}, failure, ranks_known))

@@ -32,6 +32,7 @@ from swjoin.runtime.collector_rank import CollectorRank
 from swjoin.runtime.job import Job
 from swjoin.runtime.master_rank import MasterRank
 from swjoin.runtime.memory import keep_freed_memory
+from swjoin.runtime.new_folder import forget_worthless
 from swjoin.runtime.rank import COLLECTOR, FAILURE, FIRST_SLAVE, MASTER, EndedEarlyError
 from swjoin.runtime.slave_rank import SlaveRank
 from swjoin.runtime.stopping import stop_signals
@@ -110,6 +111,8 @@ def run_rank(job: Job, progress: bool, debug: bool = False, tell: Callable[[dict
 
 def leave(code: int) -> None:
     """End this process at once, its output flushed: after deaths MPI_Finalize may wait for the dead."""
+    if code:
+        forget_worthless()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
