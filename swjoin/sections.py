@@ -16,6 +16,8 @@ from swjoin.oracle import JOIN_KINDS, Bounds, How, JoinKind
 from swjoin.units import MAX_SPAN_US
 from swjoin.where import parse_where
 
+MOST_PARTITION_GROUPS = 65_536
+
 
 def check(ok: bool, message: str) -> None:
     """UserError unless ok."""
@@ -180,7 +182,10 @@ class ClusterConfig:
     communication: str = "overlapped"
 
     def __post_init__(self) -> None:
-        check(1 <= self.partition_count <= 65536, "cluster: partition_count must be 1 to 65536")
+        check(
+            1 <= self.partition_count <= MOST_PARTITION_GROUPS,
+            f"cluster: partition_count must be 1 to {MOST_PARTITION_GROUPS}",
+        )
         check(self.distribution_epoch_us >= 0, "cluster: distribution_epoch must not be negative")
         check(self.sub_group_count >= 1, "cluster: sub_group_count must be at least 1")
         check(

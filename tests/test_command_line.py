@@ -203,3 +203,37 @@ def test_empty_frames_are_empty_streams() -> None:
         joined = api.join(left, right, **where)
         assert (joined.num_rows, joined.schema.field("left_t").type) == (rows, pa.timestamp("us"))
         assert api.count(left, right, **where).count == rows
+
+
+# ---------------------------------------------------------------- what cannot be read, and numbers that are none
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "0", "-1", "1e999", "x"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["push", "grpc://127.0.0.1:1", "left", "a.csv", "--rate"],
+        ["generate", "-o", "out", "--duration", "1s", "--rate"],
+        ["plan", "local.yaml", "--target-rate"],
+        ["doctor", "--limit"],
+    ],
+)
+def test_amounts_are_positive_and_finite(words: list[str], number: str, swjoin: Any) -> None:
+    done = swjoin(*words[:-1], f"{words[-1]}={number}")
+    assert (done.code, len(done.err)) == (2, 1)
+    assert f"argument {words[-1]}: " in done.err[0]
+    assert ("is no number" if number == "x" else "must be positive and finite") in done.err[0]
+
+
+@pytest.mark.parametrize("words", [["explain", "local.yaml", "-n"], ["simulate", "local.yaml", "--slaves"]])
+def test_more_slaves_than_there_can_be_are_refused(words: list[str], swjoin: Any) -> None:
+    done = swjoin(*words, "99999999")
+    assert (done.code, len(done.err)) == (2, 1)
+    assert done.err[0].startswith(f"swjoin: {words[-1]} 99999999: at most 65,536 slaves, ")
+
+
+@pytest.mark.parametrize("change", ["master_tuple_ns=nan", "master_tuple_ns=inf", "message_ns=*nan", "message_ns=*-1"])
+def test_costs_are_finite(change: str, swjoin: Any) -> None:
+    done = swjoin("simulate", "local.yaml", "--slaves", 2, "--cost", change)
+    assert (done.code, len(done.err)) == (2, 1)
+    assert "must be finite and not negative" in done.err[0]

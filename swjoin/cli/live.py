@@ -73,8 +73,6 @@ def _patiently(args: argparse.Namespace, attempt: Callable[[], int]) -> int:
 def run_push(args: argparse.Namespace) -> int:
     if args.batch < 1:
         raise UserError("--batch: must be at least 1")
-    if args.rate is not None and args.rate <= 0:
-        raise UserError("--rate: must be positive")
     return _patiently(args, lambda: _push(args))
 
 
@@ -160,6 +158,8 @@ def _check_zone(zone: str | None, schema: pa.Schema, wanted: pa.Schema, where: s
 
 
 def run_tail(args: argparse.Namespace) -> int:
+    if args.count is not None and args.count < 1:
+        raise UserError("--count: must be at least 1")
     out = None if args.out is None else Path(args.out)
     if out is not None and (args.what != "results" or args.format is not None):
         raise UserError("-o: Parquet files of final results; leave --format and other things than results out")

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import NoReturn
 
 from swjoin import stdio
-from swjoin.cli.parser import Parser
+from swjoin.cli.parser import Parser, positive
 from swjoin.errors import NotWritten, SwjoinError
 
 TIME_UNITS = ["s", "ms", "us", "ns"]
@@ -179,7 +179,7 @@ def _add_push(p: argparse.ArgumentParser) -> None:
     p.add_argument("stream", choices=["left", "right"])
     p.add_argument("file", metavar="FILE", help="Parquet, CSV, Arrow IPC, a directory of them, or - (Arrow IPC stream)")
     p.add_argument("--producer", metavar="NAME", help="under which to go on later (default: the file's name)")
-    p.add_argument("--rate", metavar="R", type=float, help="rows per second (default: as fast as they are taken)")
+    p.add_argument("--rate", metavar="R", type=positive, help="rows per second (default: as fast as they are taken)")
     p.add_argument("--batch", metavar="ROWS", type=int, default=16_384, help="rows of a message")
     p.add_argument("--keep-open", action="store_true", help="more rows of this producer will follow later")
     p.add_argument("--assume-timezone", metavar="ZONE", help="times without a zone are local times of it: Europe/Berlin")
@@ -199,9 +199,9 @@ def _add_tail(p: argparse.ArgumentParser) -> None:
 
 
 def _add_generate(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--rate", metavar="R", type=float, required=True, help="mean tuples per second and stream")
+    p.add_argument("--rate", metavar="R", type=positive, required=True, help="mean tuples per second and stream")
     p.add_argument("--duration", metavar="60s", required=True)
-    p.add_argument("--bias", type=float, default=0.7, help="b of the b-model, 0.5 to 1")
+    p.add_argument("--bias", type=positive, default=0.7, help="b of the b-model, 0.5 to 1")
     p.add_argument("--domain", type=int, default=10_000_000, help="keys are integers in [0, domain)")
     p.add_argument("--payload", metavar="48B", default="48B", help="payload of a tuple")
     p.add_argument("--drift", metavar="10s", default="0s", help="after every such time other keys are hot (default: never)")
@@ -278,7 +278,7 @@ def _add_plan(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--host-cores", metavar="N", type=int, help="all ranks share so many cores (default: this machine's; 0: each has one)"
     )
-    p.add_argument("--target-rate", metavar="R", type=float, help="how many slaves sustain so many tuples/s of each stream")
+    p.add_argument("--target-rate", metavar="R", type=positive, help="how many slaves sustain so many tuples/s of each stream")
     p.add_argument("--target-delay", metavar="500ms", help="and bring 99 %% of the pairs within this delay")
     p.add_argument("--most-slaves", metavar="N", type=int, default=64, help="but no more slaves than this (default 64)")
     p.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -313,7 +313,7 @@ def _add_doctor(p: argparse.ArgumentParser) -> None:
     p.add_argument("-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks to try (default: 3)")
     p.add_argument("--hostfile", metavar="F", help="with -n: ranks on these hosts (HOST slots=N per line)")
     p.add_argument("--dir", metavar="D", help="a directory that all ranks must share, such as that of the checkpoints")
-    p.add_argument("--limit", metavar="S", type=float, default=60.0, help="seconds that the ranks may take (default: 60)")
+    p.add_argument("--limit", metavar="S", type=positive, default=60.0, help="seconds that the ranks may take (default: 60)")
     p.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from swjoin.cli.foresight import Foretelling
 from swjoin.cli.given import in_process_or_ranks, one_or_two
+from swjoin.cli.parser import positive
 from swjoin.cli.summary import size_text
 from swjoin.config import RunConfig
 from swjoin.errors import RunFailed, UserError
@@ -32,20 +33,17 @@ _MOST_LINES = 8  # slaves that are all shown
 
 
 def _rates(text: str) -> tuple[float, float]:
-    refusal = f"--rate {text}: write tuples per second of each stream, such as 5000 or 5000,200"
-    rates = one_or_two(text, float, refusal)
-    if min(rates) <= 0:
-        raise UserError(f"--rate {text}: must be positive")
-    return rates
+    refusal = f"--rate {text}: write tuples per second of each stream, positive and finite, such as 5000 or 5000,200"
+    return one_or_two(text, positive, refusal)
 
 
 def _inflow(args: argparse.Namespace, config: RunConfig) -> Inflow:
     generated = config.left.path is None
+    rates = None if args.rate is None else _rates(args.rate)
     if args.rate is not None and generated:
         raise UserError("--rate is for files; of generated streams set the rate with --set workload.rate=R")
     if args.row is not None and generated:
         raise UserError("--row is for files; of generated streams set the payload with --set workload.payload=B")
-    rates = None if args.rate is None else _rates(args.rate)
     try:
         inflow = job_inflow(Job(config, None, False, None, None, "plan"), with_rates=rates is None)
     except UnforeseenError as error:

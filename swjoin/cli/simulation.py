@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from swjoin.cli.given import check_slave_count
 from swjoin.config import RunConfig
 from swjoin.errors import RunFailed, UserError
 from swjoin.loading import load_config
@@ -90,8 +91,7 @@ def run_simulate(args: argparse.Namespace) -> int:
 
     if args.out is not None:
         refuse_run(Path(args.out), "--out", simulated=True)
-    if args.slaves < 1:
-        raise UserError(f"--slaves {args.slaves}: at least one slave is needed")
+    check_slave_count(f"--slaves {args.slaves}", args.slaves)
     if args.host_cores < 0:
         raise UserError(f"--host-cores {args.host_cores}: must not be negative (0: a core for every rank)")
     costs = with_changes(load_costs(args.costs), args.changes)

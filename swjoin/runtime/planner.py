@@ -34,6 +34,8 @@ from swjoin.runtime.counted import CountedBuffers, CountedIntake, CountedSource
 from swjoin.runtime.virtual import Cores, World
 from swjoin.sources.census import take_census
 
+PAIR_BYTES = 40  # of a materialised pair, besides both payloads
+
 
 @dataclass
 class Plan:
@@ -70,6 +72,12 @@ def _layout(config: RunConfig) -> RowLayout | None:
 
     carry = config.sink.kind != "count" or config.sink.carry_payload
     return GeneratorSource(config.workload, config.seed, LEFT, carry_payload=carry).layout if carry else None
+
+
+def generated_payload_bytes(config: RunConfig) -> int:
+    """Payload of a tuple that the generator makes, as far as it travels."""
+    layout = _layout(config)
+    return 0 if layout is None else layout.fixed_bytes
 
 
 def _join(config: RunConfig, census: Census, tuple_bytes: int) -> CountedJoin:
@@ -119,7 +127,7 @@ def plan(
     if streams is not None:
         payload_bytes = streams.payload_bytes
     tuple_bytes = TUPLE_BYTES + payload_bytes
-    pair_bytes = 0 if config.sink.kind == "count" else 40 + 2 * payload_bytes
+    pair_bytes = 0 if config.sink.kind == "count" else PAIR_BYTES + 2 * payload_bytes
     census = take_census(config) if streams is None else streams.census
     intakes = [CountedIntake(stream, config.time, census, tuple_bytes) for stream in (LEFT, RIGHT)]
     door = Door(
