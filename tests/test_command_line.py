@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import signal
 import socket
@@ -19,7 +20,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import swjoin as api
+from swjoin.cli import live
 from swjoin.cli.main import build_parser
+from swjoin.errors import UserError
 from swjoin.sources.formats import place_in
 from tests.conftest import ROOT
 
@@ -206,6 +209,23 @@ def test_empty_frames_are_empty_streams() -> None:
 
 
 # ---------------------------------------------------------------- what cannot be read, and numbers that are none
+
+
+def test_pipes_and_devices_are_no_inputs(sides: tuple[Path, Path], swjoin: Any, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.csv")
+    for path in (tmp_path / "pipe.csv", Path("/dev/null")):
+        done = swjoin("join", path, sides[1], "--on", "user", *NEEDED)
+        assert (done.code, done.err) == (
+            2,
+            [f"swjoin: {path}: is neither a file nor a directory; pipes and devices cannot be read twice: save it as a file"],
+        )
+
+
+@pytest.mark.parametrize("data", [b"", b"garbage, garbage", b"\xff\xff\xff\xff\x10\x00\x00\x00" + bytes(40)])
+def test_what_is_no_stream_on_standard_input_is_refused(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    with pytest.raises(UserError, match=r"^standard input: cannot be read as an Arrow IPC stream"):
+        list(live._read("-", pa.schema([("k", pa.int64())]), None))
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf", "0", "-1", "1e999", "x"])

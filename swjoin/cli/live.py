@@ -116,12 +116,16 @@ def _read(name: str, wanted: pa.Schema, zone: str | None) -> Iterator[pa.RecordB
     from swjoin.sources.formats import list_files, read_batches, read_schema, refusing
 
     if name == "-":
-        with pa.ipc.open_stream(sys.stdin.buffer) as reader:
-            _check_zone(zone, reader.schema, wanted, "standard input")
-            first = 0
-            for batch in reader:
-                yield fitted(batch, wanted, _placed(None, first), zone)
-                first += batch.num_rows
+        try:
+            with pa.ipc.open_stream(sys.stdin.buffer) as reader:
+                _check_zone(zone, reader.schema, wanted, "standard input")
+                first = 0
+                for batch in reader:
+                    yield fitted(batch, wanted, _placed(None, first), zone)
+                    first += batch.num_rows
+        except (pa.ArrowException, OSError) as error:
+            text = " ".join(str(error).split())[:200]
+            raise UserError(f"standard input: cannot be read as an Arrow IPC stream ({text})") from None
         return
     for path in list_files(Path(name)):
         schema = read_schema(path)
