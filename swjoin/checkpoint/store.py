@@ -12,7 +12,6 @@ from a start or a recovery to the next) has left is removed.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import re
@@ -29,7 +28,7 @@ from swjoin.cluster.messages import CheckpointCompleted, CompleteCheckpoint, Par
 from swjoin.cluster.wire import pack_tuples, unpack_tuples
 from swjoin.core.batch import I64, TupleBatch, in_memory
 from swjoin.core.errors import RunFailed, UserError
-from swjoin.core.storage import Background, Executor, Executors, read_records, sync_folder, write_records, write_whole
+from swjoin.core.storage import Background, Executor, Executors, locked, read_records, sync_folder, write_records, write_whole
 
 FORMAT = 6  # 5: sums of another digest
 _LOCK = ".lock"
@@ -200,15 +199,8 @@ class CheckpointStore:
         """Nobody else may write here: ranks of a run whose launcher was killed may still be alive."""
         if self._locked is not None:
             return
-        file = (self.path / _LOCK).open("w")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise UserError(f"{self.path}: another process writes checkpoints there; is the run still going on?") from None
-        except OSError:
-            pass  # a file system without locks
-        self._locked = file
+        refusal = f"{self.path}: another process writes checkpoints there; is the run still going on?"
+        self._locked = locked(self.path / _LOCK, refusal)
 
     def unlock(self) -> None:
         """This process writes no more."""

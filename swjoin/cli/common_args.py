@@ -1,6 +1,6 @@
 """What several commands are given alike: ranks or threads, and one number or two.
 
-What: `given_ranks`, `in_process_or_ranks`, `one_or_two`, `separate`.
+What: `given_ranks`, `check_slave_count`, `in_process_or_ranks`, `one_or_two`, `separate`.
 Why: `-n 6` and `--threads 2` mean the same to every command, and are refused with the same words.
 Stays out: the parser (`cli.main`), what is done with them.
 """
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
+from swjoin.config.sections import MOST_PARTITION_GROUPS
 from swjoin.core.errors import UserError
 from swjoin.runtime.preflight import launcher_size
 
@@ -21,14 +22,25 @@ Number = TypeVar("Number", int, float)
 def given_ranks(args: argparse.Namespace) -> int | None:
     """MPI ranks, or None. UserError for too few, or threads beside them."""
     ranks: int | None = args.ranks
-    if ranks is not None and ranks < 3:
-        raise UserError(f"-n {ranks}: a cluster needs at least 3 ranks: master, collector and one slave")
+    if ranks is not None:
+        if ranks < 3:
+            raise UserError(f"-n {ranks}: a cluster needs at least 3 ranks: master, collector and one slave")
+        check_slave_count(f"-n {ranks}", ranks - 2)
     if args.threads is not None:
-        if args.threads < 1:
-            raise UserError(f"--threads {args.threads}: at least one slave is needed")
+        check_slave_count(f"--threads {args.threads}", args.threads)
         if ranks is not None or launcher_size() > 1:
             raise UserError("--threads: on MPI every slave is a rank of its own; leave it out")
     return ranks
+
+
+def check_slave_count(words: str, slaves: int) -> None:
+    """UserError, with the words of the user, for a number of slaves that no run can have."""
+    if slaves < 1:
+        raise UserError(f"{words}: at least one slave is needed")
+    if slaves > MOST_PARTITION_GROUPS:
+        raise UserError(
+            f"{words}: at most {MOST_PARTITION_GROUPS:,} slaves, as many as there can be partition-groups for them to own"
+        )
 
 
 def in_process_or_ranks(args: argparse.Namespace) -> tuple[int | None, int]:
@@ -49,7 +61,7 @@ def one_or_two(text: str, number: Callable[[str], Number], refusal: str) -> tupl
     try:
         found = [number(part) for part in text.split(",")]
         left, right = found * 2 if len(found) == 1 else found
-    except ValueError:
+    except (ValueError, argparse.ArgumentTypeError):
         raise UserError(refusal) from None
     return left, right
 

@@ -35,8 +35,6 @@ def _print(checks: Iterable[Check], as_json: bool) -> int:
 def run_doctor(args: argparse.Namespace) -> int:
     """Exit code 0 when nothing fails, 1 otherwise."""
     directory = None if args.dir is None else Path(args.dir).absolute()
-    if args.limit <= 0:
-        raise UserError(f"--limit {args.limit}: must be positive")
     launched = launcher_size()
     if launched > 1:
         return _as_a_rank(args, launched, directory)

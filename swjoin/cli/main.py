@@ -15,11 +15,14 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import NoReturn
 
-from swjoin.cli.parser import Parser
-from swjoin.core.errors import SwjoinError
+from swjoin.cli.parser import Parser, positive
+from swjoin.core import stdio
+from swjoin.core.errors import NotWritten, SwjoinError
 
 _MODULES = {"calibrate": "simulate", "push": "serve", "rank": "run", "tail": "serve"}  # commands without a module of their own
 TIME_UNITS = ["s", "ms", "us", "ns"]
@@ -178,7 +181,7 @@ def _add_push(p: argparse.ArgumentParser) -> None:
     p.add_argument("stream", choices=["left", "right"])
     p.add_argument("file", metavar="FILE", help="Parquet, CSV, Arrow IPC, a directory of them, or - (Arrow IPC stream)")
     p.add_argument("--producer", metavar="NAME", help="under which to go on later (default: the file's name)")
-    p.add_argument("--rate", metavar="R", type=float, help="rows per second (default: as fast as they are taken)")
+    p.add_argument("--rate", metavar="R", type=positive, help="rows per second (default: as fast as they are taken)")
     p.add_argument("--batch", metavar="ROWS", type=int, default=16_384, help="rows of a message")
     p.add_argument("--keep-open", action="store_true", help="more rows of this producer will follow later")
     p.add_argument("--assume-timezone", metavar="ZONE", help="times without a zone are local times of it: Europe/Berlin")
@@ -198,9 +201,9 @@ def _add_tail(p: argparse.ArgumentParser) -> None:
 
 
 def _add_generate(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--rate", metavar="R", type=float, required=True, help="mean tuples per second and stream")
+    p.add_argument("--rate", metavar="R", type=positive, required=True, help="mean tuples per second and stream")
     p.add_argument("--duration", metavar="60s", required=True)
-    p.add_argument("--bias", type=float, default=0.7, help="b of the b-model, 0.5 to 1")
+    p.add_argument("--bias", type=positive, default=0.7, help="b of the b-model, 0.5 to 1")
     p.add_argument("--domain", type=int, default=10_000_000, help="keys are integers in [0, domain)")
     p.add_argument("--payload", metavar="48B", default="48B", help="payload of a tuple")
     p.add_argument("--drift", metavar="10s", default="0s", help="after every such time other keys are hot (default: never)")
@@ -277,7 +280,7 @@ def _add_plan(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--host-cores", metavar="N", type=int, help="all ranks share so many cores (default: this machine's; 0: each has one)"
     )
-    p.add_argument("--target-rate", metavar="R", type=float, help="how many slaves sustain so many tuples/s of each stream")
+    p.add_argument("--target-rate", metavar="R", type=positive, help="how many slaves sustain so many tuples/s of each stream")
     p.add_argument("--target-delay", metavar="500ms", help="and bring 99 %% of the pairs within this delay")
     p.add_argument("--most-slaves", metavar="N", type=int, default=64, help="but no more slaves than this (default 64)")
     p.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -312,7 +315,7 @@ def _add_doctor(p: argparse.ArgumentParser) -> None:
     p.add_argument("-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks to try (default: 3)")
     p.add_argument("--hostfile", metavar="F", help="with -n: ranks on these hosts (HOST slots=N per line)")
     p.add_argument("--dir", metavar="D", help="a directory that all ranks must share, such as that of the checkpoints")
-    p.add_argument("--limit", metavar="S", type=float, default=60.0, help="seconds that the ranks may take (default: 60)")
+    p.add_argument("--limit", metavar="S", type=positive, default=60.0, help="seconds that the ranks may take (default: 60)")
     p.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
@@ -334,25 +337,26 @@ def _add_events(p: argparse.ArgumentParser) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; returns its exit code: 0, 1 (the run failed), 2 (the user gave something wrong), 130 (interrupted), 141
-    (nobody reads on), 143 (SIGTERM)."""
+    """Run one command; returns its exit code: 0, 1 (the run failed), 2 (the user gave something wrong), 129 (SIGHUP), 130
+    (interrupted), 141 (nobody reads on), 143 (SIGTERM)."""
     try:
         try:
             return _perform(argv)
         finally:
-            print(end="", flush=True)  # here, where it can be caught: at exit Python would complain of a closed pipe
+            sys.stdout.flush()  # here, where it can be caught: at exit Python would complain of a closed pipe
     except BrokenPipeError:
         if not _nobody_reads():
             raise
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(nowhere, stream.fileno())  # what is still in Python's buffers goes there
-        os.close(nowhere)
+        stdio.mute([sys.stdout, sys.stderr])
         return 141
+    except NotWritten as error:  # standard output, which has been told of before if a command noticed
+        print(f"swjoin: {error}", file=sys.stderr)
+        return error.exit_code
 
 
 def entry() -> NoReturn:
     """The command as a process. One whose endpoint has a client that does not let go would wait for it at the end."""
+    stdio.prepare()
     code = main()
     endpoint = sys.modules.get("swjoin.connectors.flight.server")
     if endpoint is not None and endpoint.any_stuck():
@@ -374,11 +378,28 @@ def _nobody_reads() -> bool:
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM ends a command as Ctrl-C does: files are closed, processes that it started are ended."""
+    """SIGTERM and SIGHUP end a command as Ctrl-C does: files are closed, processes that it started are ended."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
 
 
-def _terminate(_number: int, _frame: FrameType | None) -> None:
-    raise _Terminated
+def _terminate(number: int, _frame: FrameType | None) -> None:
+    if number == signal.SIGHUP:
+        stdio.mute_terminals()
+    raise _Terminated(number)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise `_Terminated`; SIGHUP that is ignored (nohup) stays so."""
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, _terminate) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _under_a_launcher() -> bool:
@@ -399,9 +420,12 @@ def _perform(argv: list[str] | None) -> int:
     if args.command is None:
         build_parser().print_help()
         return 0
-    before = None
-    if args.command != "_rank" and threading.current_thread() is threading.main_thread() and not _under_a_launcher():
-        before = signal.signal(signal.SIGTERM, _terminate)
+    here = threading.current_thread() is threading.main_thread()
+    with _terminable() if args.command != "_rank" and here and not _under_a_launcher() else nullcontext():
+        return _perform_command(args, debug)
+
+
+def _perform_command(args: argparse.Namespace, debug: bool) -> int:
     try:
         command = args.command.lstrip("_")
         module = importlib.import_module(f"swjoin.cli.{_MODULES.get(command, command)}")
@@ -413,9 +437,10 @@ def _perform(argv: list[str] | None) -> int:
             print(f"swjoin: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt as stop:
-        terminated = isinstance(stop, _Terminated)
-        print(f"swjoin: {'stopped by SIGTERM' if terminated else 'interrupted'}", file=sys.stderr)
-        return 143 if terminated else 130
+        number = stop.number if isinstance(stop, _Terminated) else signal.SIGINT
+        told = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
+        print(f"swjoin: {told}", file=sys.stderr)
+        return 128 + number
     except Exception as error:
         if debug or (isinstance(error, BrokenPipeError) and _nobody_reads()):
             raise
@@ -424,6 +449,3 @@ def _perform(argv: list[str] | None) -> int:
             file=sys.stderr,
         )
         return 1
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)

@@ -1,7 +1,8 @@
 """The argument parser of all commands and of the words of run.sh: one line for what is wrong, and words where people put them.
 
 What: `Parser`, an `argparse.ArgumentParser` that suggests the nearest option or command, takes no abbreviations and no empty
-values, and lets options with several values stand before the positional arguments.
+values, and lets options with several values stand before the positional arguments; `positive`, the type of options that are
+amounts.
 Why: `swjoin join --on user a.csv b.csv` is what people type; plain argparse takes all three words for values of `--on`.
 Stays out: which commands and options there are (`cli.main`).
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -17,6 +19,17 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 _SEVERAL = ("+", "*", "?")
+
+
+def positive(text: str) -> float:
+    """An amount that was given as text: above 0, and neither infinite nor NaN."""
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+    if not (math.isfinite(number) and number > 0):
+        raise argparse.ArgumentTypeError(f"{text}: must be positive and finite")
+    return number
 
 
 @dataclass

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from swjoin.cli.common_args import in_process_or_ranks, one_or_two
+from swjoin.cli.parser import positive
 from swjoin.cli.plan_forecast import ForecastOptions
 from swjoin.cli.summary import size_text
 from swjoin.config.job import Job
@@ -32,20 +33,17 @@ _MOST_LINES = 8  # slaves that are all shown
 
 
 def _rates(text: str) -> tuple[float, float]:
-    refusal = f"--rate {text}: write tuples per second of each stream, such as 5000 or 5000,200"
-    rates = one_or_two(text, float, refusal)
-    if min(rates) <= 0:
-        raise UserError(f"--rate {text}: must be positive")
-    return rates
+    refusal = f"--rate {text}: write tuples per second of each stream, positive and finite, such as 5000 or 5000,200"
+    return one_or_two(text, positive, refusal)
 
 
 def _profile(args: argparse.Namespace, config: RunConfig) -> InputProfile:
     generated = config.left.path is None
+    rates = None if args.rate is None else _rates(args.rate)
     if args.rate is not None and generated:
         raise UserError("--rate is for files; of generated streams set the rate with --set workload.rate=R")
     if args.row is not None and generated:
         raise UserError("--row is for files; of generated streams set the payload with --set workload.payload=B")
-    rates = None if args.rate is None else _rates(args.rate)
     try:
         profile = job_profile(Job(config, None, False, None, None, "plan"), with_rates=rates is None)
     except NotEstimableError as error:

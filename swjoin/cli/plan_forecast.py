@@ -66,8 +66,6 @@ class ForecastOptions:
         cores = _this_machine() if args.host_cores is None else args.host_cores
         if cores < 0:
             raise UserError(f"--host-cores {cores}: must not be negative (0: a core for every rank)")
-        if args.target_rate is not None and args.target_rate <= 0:
-            raise UserError(f"--target-rate {args.target_rate:g}: must be positive")
         if not 1 <= args.most_slaves <= MOST_SLAVES:
             raise UserError(f"--most-slaves {args.most_slaves}: must be 1 to {MOST_SLAVES}")
         delay = None if args.target_delay is None else parse_duration_us(args.target_delay) / 1e6
@@ -181,7 +179,7 @@ def _saturation_text(found: Saturation) -> str:
 
 
 def _target_text(target: Target, rate_per_s: float, delay_s: float | None) -> str:
-    wish = f"{rate_per_s:,.0f} tuples/s and stream"
+    wish = f"{rate_per_s:,.0f} tuples/s and stream" if rate_per_s < 1e15 else f"{rate_per_s:.3g} tuples/s and stream"
     wish += "" if delay_s is None else f" with 99 % within {duration_text(delay_s * 1e6)}"
     if target.slaves is None:
         return f"{wish}: no number of slaves up to {target.tried} does; {target.why}"

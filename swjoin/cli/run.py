@@ -21,7 +21,7 @@ from swjoin.config.loader import config_from_plain, load_config
 from swjoin.config.run import RunConfig
 from swjoin.core.errors import UserError
 from swjoin.core.resources import given_or_shipped
-from swjoin.runtime.new_folder import in_new_folder, named
+from swjoin.runtime.new_folder import in_folder, in_new_folder, named
 from swjoin.runtime.preflight import launcher_size
 
 
@@ -92,7 +92,7 @@ def start_run(args: argparse.Namespace, config: RunConfig | None) -> int:
         return start_job(Job(settings, target, True, out, None, typed_command()), ranks, args.debug, args.threads, hosts)
 
     if args.out is not None:
-        return start(Path(args.out))
+        return in_folder(Path(args.out), start)
     return in_new_folder(start, as_ranks=ranks is None and launcher_size() > 1)
 
 

@@ -12,20 +12,24 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from swjoin.config.loader import load_config
-from swjoin.core.errors import UserError
+from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.resources import given_or_shipped
+from swjoin.core.storage import locked, sync_file, write_whole, writing
 from swjoin.core.units import check_time_zone, parse_duration_us
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from swjoin.connectors.flight.client import Client, Event
+    from swjoin.connectors.flight.result_log import ConsumerOffset
 
 _AGAIN_S = 0.5
+_REFUSED = "from: "  # how a run begins its complaint about a place
 
 
 def run_serve(args: argparse.Namespace) -> int:
@@ -69,8 +73,6 @@ def _patiently(args: argparse.Namespace, attempt: Callable[[], int]) -> int:
 def run_push(args: argparse.Namespace) -> int:
     if args.batch < 1:
         raise UserError("--batch: must be at least 1")
-    if args.rate is not None and args.rate <= 0:
-        raise UserError("--rate: must be positive")
     from swjoin.connectors.files.formats import unread_text
 
     if args.file != "-" and (text := unread_text(Path(args.file))) is not None:
@@ -118,12 +120,16 @@ def _read(name: str, wanted: pa.Schema, zone: str | None) -> Iterator[pa.RecordB
     from swjoin.connectors.flight.client import fitted
 
     if name == "-":
-        with pa.ipc.open_stream(sys.stdin.buffer) as reader:
-            _check_zone(zone, reader.schema, wanted, "standard input")
-            first = 0
-            for batch in reader:
-                yield fitted(batch, wanted, _placed(None, first), zone)
-                first += batch.num_rows
+        try:
+            with pa.ipc.open_stream(sys.stdin.buffer) as reader:
+                _check_zone(zone, reader.schema, wanted, "standard input")
+                first = 0
+                for batch in reader:
+                    yield fitted(batch, wanted, _placed(None, first), zone)
+                    first += batch.num_rows
+        except (pa.ArrowException, OSError) as error:
+            text = " ".join(str(error).split())[:200]
+            raise UserError(f"standard input: cannot be read as an Arrow IPC stream ({text})") from None
         return
     for path in list_files(Path(name)):
         schema = read_schema(path)
@@ -160,6 +166,8 @@ def _check_zone(zone: str | None, schema: pa.Schema, wanted: pa.Schema, where: s
 
 
 def run_tail(args: argparse.Namespace) -> int:
+    if args.count is not None and args.count < 1:
+        raise UserError("--count: must be at least 1")
     out = None if args.out is None else Path(args.out)
     if out is not None and (args.what != "results" or args.format is not None):
         raise UserError("-o: Parquet files of final results; leave --format and other things than results out")
@@ -173,24 +181,31 @@ def run_tail(args: argparse.Namespace) -> int:
         raise UserError(f"{option}: is for results; {args.what} come as they are; leave it out")
     if args.count is not None and args.count < 1:
         raise UserError(f"--count {args.count}: must be at least 1")
-    state = _Tail(args, out)
-    return _patiently(args, state.follow)
+    with nullcontext() if out is None else closing(_Generations(out)) as generations:
+        return _patiently(args, _Tail(args, generations).follow)
 
 
 class _Tail:
     """Follows a run; after a loss of the connection it goes on where it was."""
 
-    def __init__(self, args: argparse.Namespace, out: Path | None) -> None:
+    def __init__(self, args: argparse.Namespace, out: _Generations | None) -> None:
         from swjoin.connectors.flight.client import Start
 
         self._args = args
-        self._out = None if out is None else _Generations(out)
+        self._out = out
         self._rows = 0
-        self._start: Start = args.start or "now"
-        if self._out is not None:
-            self._start = self._out.place
+        self._start: Start = (args.start or "now") if out is None else out.place or "start"
 
     def follow(self) -> int:
+        """Until the run ends, or all that was asked for has come."""
+        try:
+            return self._follow()
+        except RunFailed as error:
+            if self._out is None or not str(error).startswith(_REFUSED):
+                raise
+            raise UserError(f"-o {self._out.folder}: {str(error).removeprefix(_REFUSED)}; name an empty folder") from None
+
+    def _follow(self) -> int:
         args = self._args
         with _client(args) as client:
             if args.what == "results":
@@ -236,42 +251,82 @@ def print_rows(batch: pa.RecordBatch, form: str, out: TextIO, *, header: bool) -
 
 class _Generations:
     """A folder with a Parquet file for every generation that is complete; whoever is killed goes on with the first that is
-    not."""
+    not. One process at a time; `close` lets the next one in. place: after the newest file; None: in a new folder."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._place_file = folder / ".place.json"
+        self._writer: Any = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = locked(folder / ".lock", f"-o {folder}: another swjoin tail writes there; name another folder")
+        except OSError as error:
+            raise UserError(f"-o {folder}: cannot be made or written ({error.strerror or error})") from None
+        try:
+            self.place = self._read_place()
+        except UserError:
+            self._lock.close()
+            raise
+
+    def _read_place(self) -> ConsumerOffset | None:
+        """UserError when nobody can go on in this folder."""
         from swjoin.connectors.flight.result_log import ConsumerOffset
 
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            place = ConsumerOffset.from_plain(json.loads(self._place_file.read_text()))
+        except FileNotFoundError:
+            if any(self.folder.glob("part-*.parquet")):
+                raise UserError(f"-o {self.folder}: holds files of something else; name an empty folder") from None
+            return None
         except OSError as error:
-            raise UserError(f"{folder}: cannot be made ({error.strerror or error})") from None
-        self._folder = folder
-        self._place_file = folder / ".place.json"
-        self.place = ConsumerOffset()
-        if self._place_file.exists():
-            self.place = ConsumerOffset.from_plain(json.loads(self._place_file.read_text()))
-        elif any(folder.glob("part-*.parquet")):
-            raise UserError(f"{folder}: holds files of something else; name an empty folder")
-        self._writer: Any = None
-
-    def _path(self, generation: int) -> Path:
-        return self._folder / f"part-{generation:06d}.parquet"
+            raise UserError(f"{self._place_file}: cannot be read ({error.strerror or error}); name an empty folder") from None
+        except (ValueError, RecursionError, UserError):
+            raise UserError(f"{self._place_file}: damaged; nobody can go on there; name an empty folder") from None
+        if place.begun and not place.run:
+            raise UserError(
+                f"{self._place_file}: does not say of which run (an older version of swjoin wrote it); name an empty folder"
+            )
+        return place
 
     def take(self, event: Event) -> None:
         import pyarrow.parquet as pq
 
-        from swjoin.core.storage import write_whole
-
         path = self._path(event.generation)
         temporary = path.with_name(f".{path.name}.tmp")
-        if event.kind == "rows":
-            if self._writer is None:
-                self._writer = pq.ParquetWriter(temporary, event.batch.schema)
-            self._writer.write_batch(event.batch)
-        elif event.kind == "complete":
-            if self._writer is not None:
+        with writing(path):
+            if event.kind == "rows":
+                if self._writer is None:
+                    self._writer = pq.ParquetWriter(temporary, event.batch.schema)
+                self._writer.write_batch(event.batch)
+                return
+            if event.kind == "void":  # somebody has removed a checkpoint
+                self._void(event.generation)
+            elif self._writer is not None:
                 self._writer.close()
                 self._writer = None
+                sync_file(temporary)
                 temporary.replace(path)
-            write_whole(self._place_file, json.dumps(event.place.to_plain()).encode())
-            self.place = event.place
+        write_whole(self._place_file, json.dumps(event.place.to_plain()).encode())
+
+    def _path(self, generation: int) -> Path:
+        return self.folder / f"part-{generation:06d}.parquet"
+
+    def _void(self, generation: int) -> None:
+        """Rows from this generation on come again."""
+        self._drop_writer()
+        for path in self.folder.glob("part-*.parquet"):
+            if int(path.stem.split("-")[1]) >= generation:
+                path.unlink()
+
+    def _drop_writer(self) -> None:
+        """Forget the file of a generation that is not whole."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        for path in self.folder.glob(".part-*.parquet.tmp"):
+            path.unlink()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._drop_writer()
+        self._lock.close()

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from swjoin.cli.common_args import check_slave_count
 from swjoin.config.loader import load_config
 from swjoin.config.run import RunConfig
 from swjoin.core.errors import RunFailed, UserError
@@ -92,8 +93,7 @@ def run_simulate(args: argparse.Namespace) -> int:
         begun = refuse_run(Path(args.out), "--out", simulated=True)
         if not begun:
             refuse_files(Path(args.out), SIMULATION_FILES)
-    if args.slaves < 1:
-        raise UserError(f"--slaves {args.slaves}: at least one slave is needed")
+    check_slave_count(f"--slaves {args.slaves}", args.slaves)
     if args.host_cores < 0:
         raise UserError(f"--host-cores {args.host_cores}: must not be negative (0: a core for every rank)")
     limit_us = None if args.limit is None else float(parse_duration_us(args.limit))

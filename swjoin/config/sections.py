@@ -17,6 +17,8 @@ from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How, JoinKind
 from swjoin.core.units import MAX_SPAN_US
 from swjoin.expressions.parser import parse_where
 
+MOST_PARTITION_GROUPS = 65_536
+
 
 def check(ok: bool, message: str) -> None:
     """UserError unless ok."""
@@ -191,7 +193,10 @@ class ClusterConfig:
     communication: str = "overlapped"
 
     def __post_init__(self) -> None:
-        check(1 <= self.partition_count <= 65536, "cluster: partition_count must be 1 to 65536")
+        check(
+            1 <= self.partition_count <= MOST_PARTITION_GROUPS,
+            f"cluster: partition_count must be 1 to {MOST_PARTITION_GROUPS}",
+        )
         check(self.distribution_epoch_us >= 0, "cluster: distribution_epoch must not be negative")
         check(self.sub_group_count >= 1, "cluster: sub_group_count must be at least 1")
         check(

@@ -13,6 +13,7 @@ says, padded to 64. Frames lie aligned, so that they can be read as views of the
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import queue
@@ -23,7 +24,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, TextIO
 
 import numpy as np
 
@@ -271,6 +272,19 @@ class AppendedFile:
     def close(self) -> None:
         with writing(self.path):
             self._file.close()
+
+
+def locked(path: Path, refusal: str) -> TextIO:
+    """A file that is locked for this process until it is closed. UserError, with these words, while another one holds it."""
+    file = path.open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise UserError(refusal) from None
+    except OSError:
+        pass  # a file system without locks
+    return file
 
 
 def sync_file(path: Path) -> None:

@@ -35,7 +35,8 @@ from swjoin.core.metric_columns import COLUMNS
 from swjoin.forecast.costs import CostModel
 from swjoin.forecast.input_profile import InputProfile
 from swjoin.forecast.key_distribution import key_distribution
-from swjoin.forecast.model.run import ModelStreams, plan
+from swjoin.forecast.model.batch import TUPLE_BYTES
+from swjoin.forecast.model.run import PAIR_BYTES, ModelStreams, generated_payload_bytes, plan
 from swjoin.forecast.summary import forecast
 from swjoin.monitor.sustainability import sustained
 
@@ -44,6 +45,9 @@ PRECISION = 1.04  # of the saturation rate: the lowest rate that is not sustaine
 MOST_SLAVES = 128  # beyond, `swjoin simulate` has the patience
 _SEARCHED_SLAVES = 12  # beyond, the rate follows from how busy the busiest resource is
 _MOST_PROBES = 14
+_MARGIN = (
+    10.0  # a target above so many times what can be reached is not played: a play is short, and rows may have been read ahead
+)
 
 
 class NotModelledError(Exception):
@@ -195,6 +199,33 @@ class Model:
         payload = sum(self.profile.fixed_bytes) + sum(self.profile.tail_bytes)
         return ModelStreams(distribution, round(payload / 2))
 
+    def reachable_per_s(self, slaves: int) -> tuple[float, str]:
+        """A rate per stream that so many slaves cannot exceed, and what sets it: what tuples and their pairs cost in any case,
+        however they are delivered."""
+        config, c, bounds = self.config, self.costs, self.config.query.bounds
+        streams = self._streams(config)
+        payload = generated_payload_bytes(config) if streams is None else streams.payload_bytes
+        nbytes = TUPLE_BYTES + payload
+        pair_bytes = 0 if config.sink.kind == "count" else PAIR_BYTES + 2 * payload
+        pairs = pairs_per_s(config, (1.0, 1.0), equal_keys(config, self.profile)) * self.pair_factor  # at one tuple/s
+        master_ns = c.source_tuple_ns + c.source_byte_ns * payload + c.master_tuple_ns + c.master_byte_ns * nbytes
+        slave_pair_ns = c.slave_pair_ns + c.slave_result_byte_ns * pair_bytes
+        kept_s = (max(0, bounds.upper_us) + max(0, -bounds.lower_us)) / 1e6
+        linear = {  # seconds, or shares of what there is, of two tuples
+            "master CPU": 2 * master_ns / 1e9,
+            "master link": 2 * nbytes / c.link_bytes_per_s,
+            "slaves": 2 * c.slave_tuple_ns / 1e9 / slaves,
+            "module.window": kept_s * nbytes / (slaves * config.module.window_bytes),
+            "host": 2 * (master_ns + c.slave_tuple_ns) / 1e9 / self.host_cores if self.host_cores else 0.0,
+        }
+        square = {  # of all pairs of two tuples' partners
+            "slaves": slave_pair_ns * pairs / 1e9 / slaves,
+            "collector": c.collector_byte_ns * pair_bytes * pairs / 1e9,
+        }
+        found = [(1 / cost, name) for name, cost in linear.items() if cost > 0]
+        found += [(cost**-0.5, name) for name, cost in square.items() if cost > 0]
+        return min(found, default=(float("inf"), ""))
+
     def play(self, slaves: int, rate_per_s: float) -> Outcome:
         """Foretell a run at this rate per stream. RunFailed never: a run that fails is not sustained."""
         workload = dataclasses.replace(self.config.workload, rate_per_s=rate_per_s)
@@ -295,6 +326,9 @@ def least_slaves(model: Model, rate_per_s: float, delay_s: float | None, most: i
 
     One, two, three, ... up to 8 are tried, then numbers that double, and between the last two by bisection. It ends early where
     something else than slaves is the limit, and more of them do not help."""
+    reachable, resource = model.reachable_per_s(most)
+    if rate_per_s > _MARGIN * reachable:
+        return Target(None, most, f"the {resource} alone allows about {reachable:,.0f} at most", None)
     tried: dict[int, Outcome] = {}
 
     def holds(count: int) -> bool:

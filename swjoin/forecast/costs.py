@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,8 +68,8 @@ class CostModel:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name != "name" and value < 0:
-                raise UserError(f"costs: {field.name} is {value:g}; it must not be negative")
+            if field.name != "name" and not 0 <= value < math.inf:
+                raise UserError(f"costs: {field.name} is {value:g}; it must be finite and not negative")
         if 0 in (self.link_bytes_per_s, self.shared_capacity, self.slave_realtime_ratio):
             raise UserError("costs: link_bytes_per_s, shared_capacity and slave_realtime_ratio must be positive")
 

@@ -47,7 +47,7 @@ class ServedResults:
         if config.sink.kind != "count":
             folder = job.target if config.sink.kind == "parquet" and job.directory else None
             run_dir = job.run_dir if job.checkpoints is not None else None
-            self.sink = TeeSink(inner, plan, config.serve, folder, run_dir)
+            self.sink = TeeSink(inner, plan, config.serve, folder, run_dir, resumes=job.resumes)
             serve_log(at, "results", self.sink.log)
         if self._own is not None:
             self._own.open()

@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import TextIO
 
 from swjoin.config.job import Job
@@ -30,7 +29,7 @@ from swjoin.core.errors import NotWritten, UserError
 from swjoin.core.storage import write_json
 from swjoin.runtime.preflight import find_mpirun
 from swjoin.runtime.run_report import WARNING, partial_report, rank_roles
-from swjoin.runtime.signals import STOP_SIGNALS
+from swjoin.runtime.signals import handling
 
 _GRACE_S = 10.0
 _LEFT_BEHIND_S = 15.0  # how long mpirun may take to end when the run is over, on several hosts
@@ -104,7 +103,7 @@ def _job_file(job: Job, hostfile: Path | None) -> Iterator[Path]:
 
 
 def launch(job: Job, ranks: int, debug: bool, hostfile: Path | None = None) -> int:
-    """Start the ranks, pass their output on, return their exit code. SIGINT, SIGTERM and SIGUSR1 end them all."""
+    """Start the ranks, pass their output on, return their exit code. SIGINT, SIGTERM, SIGHUP and SIGUSR1 end them all."""
     return launch_told(job, ranks, debug, hostfile=hostfile)[0]
 
 
@@ -142,9 +141,11 @@ def launch_told(
             if code == 0 and finished is not None and not finished():  # seen when all processes of a host had died
                 code, failure = 1, f"mpirun ended before the run did: a host was lost; {job.go_on(ranks)}"
                 print(f"swjoin: {failure}", file=told)
-    # A refused run (code 2) leaves everything as it was; so does a resumed one that could not begin.
+    # A refused run (code 2) leaves everything as it was; so does a resumed one that could not begin, and one that was stopped
+    # before it began.
     replaceable = (None,) if job.resumes else (None, before)
-    if code not in (0, 2) and report is not None and _stamp(report) in replaceable:
+    begun = code < 128 or (job.run_dir is not None and (job.run_dir / "metrics").exists())
+    if begun and code not in (0, 2) and report is not None and _stamp(report) in replaceable:
         ranks_known = rank_roles(ranks, "" if hostfile is not None or several_hosts() else platform.node())
         with contextlib.suppress(NotWritten):  # the full disk has been reported
             write_json(report, partial_report(job, {"count": None, "digest": None}, failure, ranks_known))
@@ -202,13 +203,11 @@ def _watch(
     """
     stopping: list[int] = []
 
-    def stop(number: int, _frame: FrameType | None) -> None:
+    def stop(number: int) -> None:
         stopping.append(number)
         impatient = len(stopping) > 1 and number != signal.SIGUSR1  # batch systems may say it twice
         process.send_signal(signal.SIGTERM if impatient else first_signal)
 
-    here = threading.current_thread() is threading.main_thread()  # elsewhere signals do what they always do
-    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS if here}
     heard: list[str] = []  # the first complaint of a rank
     unsaid: list[str] = []
 
@@ -230,10 +229,9 @@ def _watch(
         reader = threading.Thread(target=read, args=(process.stderr,), daemon=True)
         reader.start()
     try:
-        code = _wait(process, finished)
+        with handling(stop):
+            code = _wait(process, finished)
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         _end(process)
         if reader is not None and process.stderr is not None:
             reader.join(_LAST_WORDS_S)  # what the launcher left on other hosts may hold the pipe open

@@ -1,7 +1,9 @@
-"""The folder of a run that names none: a new one in `runs`, and `runs/latest`, a link to the newest.
+"""The folder of a run: a new one in `runs` for a run that names none, and `runs/latest`, a link to the newest.
 
-What: `in_new_folder(start)`; `named(folder)`, what a link stands for.
-Why: `swjoin run` without `--out` works every time, and overwrites nothing.
+What: `in_new_folder(start)`; `in_folder(folder, start)`; `forget_worthless`, for processes that end at once; `named(folder)`,
+what a link stands for.
+Why: `swjoin run` without `--out` works every time, and overwrites nothing; a run that is refused, or stopped before it has
+written anything, leaves everything as it was.
 Stays out: what goes into the folder (`runtime.run_report`, `sinks`).
 """
 
@@ -23,8 +25,44 @@ RUNS = Path("runs")
 LATEST = RUNS / "latest"
 
 
+class _Before:
+    """A folder as it was before a run. new: it was made for the run."""
+
+    def __init__(self, folder: Path, *, new: bool = False) -> None:
+        self._folder = folder
+        self._there = set() if new else set(folder.rglob("*"))
+        self._made = [folder] if new else [above for above in (folder, *folder.parents) if not above.exists()]
+        self.link: str | None = None  # where `runs/latest` led
+        _unsettled.append(self)
+
+    def settle(self, *, well: bool) -> None:
+        """The run has ended. Unless it has ended well, remove what it has left if that is nothing but empty files and
+        folders."""
+        _unsettled.remove(self)
+        if well:
+            return
+        left = sorted(set(self._folder.rglob("*")) - self._there, reverse=True)  # what lies in a folder comes before it
+        try:
+            if any(path.is_symlink() or (not path.is_dir() and path.stat().st_size) for path in left):
+                return
+            for path in left:
+                path.rmdir() if path.is_dir() else path.unlink()
+            for path in self._made:
+                path.rmdir()
+        except OSError:
+            return
+        if LATEST.is_symlink() and LATEST.parent == self._folder.parent and os.readlink(LATEST) == self._folder.name:
+            if self.link is None:
+                LATEST.unlink()
+            else:
+                _point(self.link)
+
+
+_unsettled: list[_Before] = []
+
+
 def in_new_folder(start: Callable[[Path], int], *, as_ranks: bool) -> int:
-    """Start a run in a new folder; its exit code. A folder in which a refused run has left nothing is removed.
+    """Start a run in a new folder; its exit code. A folder in which a run has left nothing is removed.
 
     as_ranks: this process is one of the ranks that somebody launched, and all of them call this; the first makes the folder.
     """
@@ -35,15 +73,31 @@ def in_new_folder(start: Callable[[Path], int], *, as_ranks: bool) -> int:
             return start(folder)
     else:
         folder = _made()
-    before = _link_to(folder)
+    before = _Before(folder, new=True)
+    before.link = _link_to(folder)
+    return _settled(before, start, folder)
+
+
+def in_folder(folder: Path, start: Callable[[Path], int]) -> int:
+    """Start a run in this folder; its exit code. What a run that was refused or stopped has left is removed if it is empty."""
+    if preflight.launcher_index() != 0:
+        return start(folder)
+    return _settled(_Before(folder), start, folder)
+
+
+def _settled(before: _Before, start: Callable[[Path], int], folder: Path) -> int:
+    code = None
     try:
         code = start(folder)
-    except UserError:
-        _forget(folder, before)
-        raise
-    if code == UserError.exit_code:
-        _forget(folder, before)
+    finally:
+        before.settle(well=code == 0)
     return code
+
+
+def forget_worthless() -> None:
+    """Before this process ends at once, not well: as at the end of `in_folder` and `in_new_folder`."""
+    for before in list(_unsettled):
+        before.settle(well=False)
 
 
 def named(folder: Path) -> Path:
@@ -100,16 +154,3 @@ def _point(target: str) -> None:
         beside.replace(LATEST)
     except OSError:  # a file system without links
         beside.unlink(missing_ok=True)
-
-
-def _forget(folder: Path, before: str | None) -> None:
-    """Remove an empty folder; what is in any other may be of use."""
-    try:
-        folder.rmdir()
-    except OSError:
-        return
-    if LATEST.is_symlink() and os.readlink(LATEST) == folder.name:
-        if before is None:
-            LATEST.unlink()
-        else:
-            _point(before)

@@ -1,7 +1,8 @@
 """Signals that ask a run to stop with a checkpoint.
 
-What: `stop_signals`, a flag that SIGTERM, SIGINT and SIGUSR1 set while a run with checkpoints goes on.
-Why: batch schedulers announce the end of an allocation with a signal; what has been joined by then must not be lost.
+What: `stop_signals`, a flag that SIGTERM, SIGHUP, SIGINT and SIGUSR1 set while a run with checkpoints goes on; `handling`.
+Why: batch schedulers announce the end of an allocation with a signal, a terminal its own; what has been joined by then must not
+be lost.
 Stays out: the checkpoint itself (`cluster.master.checkpoint_coordinator`).
 """
 
@@ -9,32 +10,50 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from swjoin.config.job import Job
+from swjoin.core.stdio import mute_terminals
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1)
+
+
+@contextmanager
+def handling(stop: Callable[[int], object]) -> Iterator[None]:
+    """Meanwhile `stop` takes the numbers of signals that ask for a stop; not of SIGHUP where it is ignored (nohup). In another
+    thread than the main one signals do what they always do."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            mute_terminals()
+        stop(number)
+
+    numbers = [n for n in _STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
 def stop_signals(job: Job) -> Iterator[threading.Event]:
-    """The flag. The second SIGINT interrupts at once. Without checkpoints, or in another thread than the main one, signals do
-    what they always do."""
+    """The flag. The second SIGINT interrupts at once. Without checkpoints signals do what they always do."""
     wanted = threading.Event()
-    if job.checkpoints is None or threading.current_thread() is not threading.main_thread():
+    if job.checkpoints is None:
         yield wanted
         return
 
-    def stop(number: int, _frame: FrameType | None) -> None:
+    def stop(number: int) -> None:
         if wanted.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         wanted.set()
 
-    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
-    try:
+    with handling(stop):
         yield wanted
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import signal
 import socket
@@ -19,8 +20,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import swjoin as api
+from swjoin.cli import serve
 from swjoin.cli.main import build_parser
 from swjoin.connectors.files.formats import place_in
+from swjoin.core.errors import UserError
 from tests.conftest import ROOT
 
 NEEDED = ["--left-time", "t", "--right-time", "t", "--within", "1s", "-o", "count"]
@@ -203,3 +206,54 @@ def test_empty_frames_are_empty_streams() -> None:
         joined = api.join(left, right, **where)
         assert (joined.num_rows, joined.schema.field("left_t").type) == (rows, pa.timestamp("us"))
         assert api.count(left, right, **where).count == rows
+
+
+# ---------------------------------------------------------------- what cannot be read, and numbers that are none
+
+
+def test_pipes_and_devices_are_no_inputs(sides: tuple[Path, Path], swjoin: Any, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.csv")
+    for path in (tmp_path / "pipe.csv", Path("/dev/null")):
+        done = swjoin("join", path, sides[1], "--on", "user", *NEEDED)
+        assert (done.code, done.err) == (
+            2,
+            [f"swjoin: {path}: is neither a file nor a directory; pipes and devices cannot be read twice: save it as a file"],
+        )
+
+
+@pytest.mark.parametrize("data", [b"", b"garbage, garbage", b"\xff\xff\xff\xff\x10\x00\x00\x00" + bytes(40)])
+def test_what_is_no_stream_on_standard_input_is_refused(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    with pytest.raises(UserError, match=r"^standard input: cannot be read as an Arrow IPC stream"):
+        list(serve._read("-", pa.schema([("k", pa.int64())]), None))
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "0", "-1", "1e999", "x"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["push", "grpc://127.0.0.1:1", "left", "a.csv", "--rate"],
+        ["generate", "-o", "out", "--duration", "1s", "--rate"],
+        ["plan", "local.yaml", "--target-rate"],
+        ["doctor", "--limit"],
+    ],
+)
+def test_amounts_are_positive_and_finite(words: list[str], number: str, swjoin: Any) -> None:
+    done = swjoin(*words[:-1], f"{words[-1]}={number}")
+    assert (done.code, len(done.err)) == (2, 1)
+    assert f"argument {words[-1]}: " in done.err[0]
+    assert ("is no number" if number == "x" else "must be positive and finite") in done.err[0]
+
+
+@pytest.mark.parametrize("words", [["explain", "local.yaml", "-n"], ["simulate", "local.yaml", "--slaves"]])
+def test_more_slaves_than_there_can_be_are_refused(words: list[str], swjoin: Any) -> None:
+    done = swjoin(*words, "99999999")
+    assert (done.code, len(done.err)) == (2, 1)
+    assert done.err[0].startswith(f"swjoin: {words[-1]} 99999999: at most 65,536 slaves, ")
+
+
+@pytest.mark.parametrize("change", ["master_tuple_ns=nan", "master_tuple_ns=inf", "message_ns=*nan", "message_ns=*-1"])
+def test_costs_are_finite(change: str, swjoin: Any) -> None:
+    done = swjoin("simulate", "local.yaml", "--slaves", 2, "--cost", change)
+    assert (done.code, len(done.err)) == (2, 1)
+    assert "must be finite and not negative" in done.err[0]

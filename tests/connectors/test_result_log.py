@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 import threading
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from swjoin.connectors.flight.result_log import ConsumerCutOffError, ConsumerOffset, Reader, ResultLog, Taken
-from swjoin.core.errors import SwjoinError, UserError
+from swjoin.core.errors import RunFailed, SwjoinError, UserError
 from tests.support.limits import PROCESS_S
 
 SCHEMA = pa.schema([("row", pa.int64())])
@@ -394,3 +395,51 @@ def test_a_place_of_another_run_and_final_rows_without_files_are_refused() -> No
         log.open(ConsumerOffset(era=3), final=False)
     with pytest.raises(UserError, match="final results come with checkpoints"):
         log.open(None, final=True)
+
+
+def test_all_runs_count_alike_and_their_places_are_told_apart(tmp_path: Path) -> None:
+    """The other run has come as far, or farther: without the identity its rows would be left out without a word."""
+    logs = [ResultLog(SCHEMA, 1 << 20, 0.0, in_files=True, eras=tmp_path / name) for name in ("one", "two")]
+    for log in logs:
+        log.restore(0, {})
+        log.publish(0, [])
+        log.publish(1, [])
+    place = ConsumerOffset.from_plain(json.loads(json.dumps(logs[0].open(None, final=True).place.to_plain())))
+    assert place.below == 2
+    logs[0].open(place, final=True)
+    for other in (place, ConsumerOffset(1, 2), ConsumerOffset(1, 0, {0: 1}), ConsumerOffset(1, 2, {}, "x")):
+        with pytest.raises(UserError, match="from: a place in another run's results"):
+            logs[1].open(other, final=True)
+    with pytest.raises(UserError, match="another run"):
+        logs[0].open(ConsumerOffset(1, 3, {}, logs[0].run), final=True)  # farther than the run
+    assert logs[1].open(ConsumerOffset(), final=True).place == ConsumerOffset(0, 0, {}, logs[1].run)
+
+
+def test_a_resumed_run_is_the_same_and_a_new_one_in_its_folder_is_not(tmp_path: Path) -> None:
+    eras = tmp_path / ".eras"
+    log = ResultLog(SCHEMA, 1 << 20, 0.0, in_files=True, eras=eras)
+    log.restore(0, {})
+    log.restore(1, {})
+    resumed = ResultLog(SCHEMA, 1 << 20, 0.0, in_files=True, eras=eras)
+    assert (resumed.run, resumed.era) == (log.run, 2)
+    fresh = ResultLog(SCHEMA, 1 << 20, 0.0, in_files=True, eras=eras, fresh=True)
+    assert fresh.run != log.run
+    assert ResultLog(SCHEMA, 1 << 20, 0.0, eras=eras).run == log.run  # a run that is refused leaves everything as it was
+    fresh.restore(0, {})
+    assert ResultLog(SCHEMA, 1 << 20, 0.0, eras=eras).run == fresh.run
+    eras.write_text("0\n1\n")  # of an older version
+    assert ResultLog(SCHEMA, 1 << 20, 0.0, eras=eras).era == 2
+    eras.write_text("zero\n")
+    with pytest.raises(RunFailed, match=r"\.?eras: corrupt"):
+        ResultLog(SCHEMA, 1 << 20, 0.0, eras=eras)
+
+
+def test_a_place_with_more_rows_than_a_file_has_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "part-000000-00000.parquet"
+    pq.write_table(pa.Table.from_batches([_batch([1, 2])]), path)
+    log = ResultLog(SCHEMA, 1 << 20, 0.0, in_files=True, eras=tmp_path / ".eras")
+    log.restore(1, {0: [path]})
+    log.close()
+    with pytest.raises(UserError, match="another run"):
+        list(log.open(ConsumerOffset(0, 0, {0: 3}, log.run), final=True))
+    assert [t.kind for t in log.open(ConsumerOffset(0, 0, {0: 1}, log.run), final=True)] == ["rows", "complete"]

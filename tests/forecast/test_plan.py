@@ -151,6 +151,18 @@ def test_a_master_that_cannot_feed_is_named() -> None:
     assert found.tried < 64
 
 
+@pytest.mark.parametrize("changes", [[], ["source_tuple_ns=50000"], ["link_bytes_per_s=1000000"]])
+@pytest.mark.parametrize("sections", [{}, {"sink": {"kind": "parquet"}}, {"module": {"window": "1MB"}}])
+def test_a_rate_beyond_all_reach_is_not_played(changes: list[str], sections: dict[str, Any]) -> None:
+    asked = model(with_changes(SLOW, changes), **sections)
+    reachable, resource = asked.reachable_per_s(2)
+    assert not asked.play(2, 10 * reachable).sustained
+    for rate in (11 * reachable, 1e9, 1e18, 1e300):
+        found = least_slaves(asked, rate, None, 2)
+        assert (found.slaves, found.tried, found.outcome) == (None, 2, None)
+        assert found.why.startswith(f"the {resource} alone allows about ")
+
+
 # ---------------------------------------------------------------- network and pairs
 
 
@@ -312,7 +324,9 @@ def test_costs_and_cores_change_what_is_foretold(config_file: Path, swjoin: Any)
     ("words", "text"),
     [
         (["--target-delay", "1s"], "give --target-rate"),
-        (["--target-rate", "0"], "must be positive"),
+        *((["--target-rate", rate], "must be positive and finite") for rate in ("0", "-1", "nan", "inf")),
+        *((["--rate", rate], "positive and finite") for rate in ("nan", "1,nan", "inf", "0,1", "1,-1")),
+        (["-n", "99999999"], "-n 99999999: at most 65,536 slaves"),
         (["--host-cores", "-1"], "must not be negative"),
         (["--most-slaves", "0"], "--most-slaves 0"),
         (["--costs", "nothing"], "neither a preset"),

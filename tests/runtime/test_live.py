@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,6 +32,7 @@ from swjoin.cluster.messages import ReadTuples, StreamIdle, StreamResumed, Tuple
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import TimeConfig
 from swjoin.connectors.flight import client as live_client
+from swjoin.connectors.flight import result_log
 from swjoin.connectors.flight.client import connect
 from swjoin.core.batch import SourceBatch
 from swjoin.core.errors import RunFailed, UserError
@@ -639,6 +641,89 @@ def test_tail_prints_lines(start: Any, tmp_path: Path) -> None:
     assert len(lines) == 2
     assert {"left_id", "right_id"} <= set(lines[0])
     assert len((tmp_path / "csv.log").read_text().splitlines()) == 6
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_tail_goes_on_in_its_own_run_alone(resumed: bool, start: Any, swjoin: Any, tmp_path: Path) -> None:
+    """A folder of another run, which has come as far, is refused by name; so is a second tail in the same folder."""
+    taken, places = tmp_path / "taken", []
+    table = pa.table({"key": [1, 2, 1], "ts": [5, 6, 7], "id": [0, 1, 2]})
+    for out in ("one", "one" if resumed else "two"):
+        with live(config(), tmp_path / out) as (run, client):
+            for stream in ("left", "right"):
+                client.push(stream, table, producer="a")  # type: ignore[arg-type]
+            if places:
+                done = swjoin("tail", run.address, "-o", taken)
+                assert (done.code, done.err) == (
+                    2,
+                    [f"swjoin: -o {taken}: a place in another run's results; name an empty folder"],
+                )
+                with pytest.raises(RunFailed, match="from: a place in another run's results"):
+                    list(client.results(places[0], final=True))
+                continue
+            with client.results("start", final=True) as taking:
+                places.append(next(event.place for event in taking.events() if event.kind == "complete"))
+            tail = start("tail", "tail", run.address, "-o", taken)
+            while not (taken / ".place.json").exists():
+                time.sleep(0.02)
+            second = swjoin("tail", run.address, "-o", taken)
+            assert (second.code, second.err) == (
+                2,
+                [f"swjoin: -o {taken}: another swjoin tail writes there; name another folder"],
+            )
+            for stream in ("left", "right"):
+                client.end(stream)  # type: ignore[arg-type]
+            found = run.result()
+            tail.ended()
+            assert digest_of_folder(taken) == found
+        if resumed:  # the folder of the run, for a new run
+            shutil.rmtree(tmp_path / out / "results")
+            (tmp_path / out / "run.json").unlink()
+
+
+def test_folders_in_which_no_tail_can_go_on(swjoin: Any, tmp_path: Path) -> None:
+    nobody = f"grpc://127.0.0.1:{_free_port()}"
+    folder = tmp_path / "taken"
+    damaged = "damaged; nobody can go on there; name an empty folder"
+    contents = {"": damaged, "[": damaged, "{}": damaged, "[]": damaged, '{"era": 1e999}': damaged, "\udcff": damaged}
+    contents['{"era": 1, "below": 2, "rows": {}}'] = "does not say of which run (an older version of swjoin wrote it)"
+    for content, said in contents.items():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        (folder / ".place.json").write_bytes(content.encode(errors="surrogateescape"))
+        done = swjoin("tail", nobody, "-o", folder)
+        assert (done.code, len(done.err)) == (2, 1), content
+        assert done.err[0].startswith(f"swjoin: {folder}/.place.json: {said}"), content
+    (folder / ".place.json").unlink()
+    (folder / ".place.json").mkdir()
+    done = swjoin("tail", nobody, "-o", folder)
+    assert (done.code, done.err) == (
+        2,
+        [f"swjoin: {folder}/.place.json: cannot be read (Is a directory); name an empty folder"],
+    )
+    (folder / ".place.json").rmdir()
+    (folder / "part-000000.parquet").touch()
+    assert "holds files of something else" in swjoin("tail", nobody, "-o", folder).err[0]
+    assert swjoin("tail", nobody, "-o", folder / "part-000000.parquet").code == 2
+    (folder / "part-000000.parquet").unlink()
+    assert swjoin("tail", nobody, "-o", folder).code == 1  # nothing listens there; the folder would do
+
+
+def test_void_generations_leave_a_tails_folder(tmp_path: Path) -> None:
+    """A checkpoint was removed by hand: what had been final comes again, perhaps in fewer generations."""
+    batch = pa.record_batch({"x": [1]})
+    taking = live_commands._Generations(tmp_path / "taken")
+    for generation in range(3):
+        place = result_log.ConsumerOffset(1, generation + 1, {}, "r")
+        for kind in ("rows", "complete"):
+            taking.take(live_client.Event(kind, batch, generation, place))
+    taking.take(live_client.Event("rows", batch, 3, place))
+    taking.take(live_client.Event("void", batch, 1, result_log.ConsumerOffset(2, 1, {}, "r")))
+    taking.close()
+    assert sorted(p.name for p in (tmp_path / "taken").iterdir()) == [".lock", ".place.json", "part-000000.parquet"]
+    taking = live_commands._Generations(tmp_path / "taken")
+    assert taking.place == result_log.ConsumerOffset(2, 1, {}, "r")
+    taking.close()
 
 
 # ---------------------------------------------------------------- a whole session

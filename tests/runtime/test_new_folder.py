@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -69,6 +70,52 @@ def test_a_refused_run_leaves_nothing(config: Path, swjoin: Any) -> None:
     assert (runs(), os.readlink("runs/latest")) == (before, before[0])
 
 
+def test_a_run_that_is_stopped_before_it_begins_leaves_nothing(
+    config: Path, swjoin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert swjoin("run", config, "--threads", 1).code == 0
+    before = runs()
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("swjoin.runtime.in_process.load_slave_kernels", interrupted)
+    assert swjoin("run", config, "--threads", 1).code == 130
+    assert (runs(), os.readlink("runs/latest")) == (before, before[0])
+    assert swjoin("run", config, "--threads", 1, "--out", "a/b").code == 130
+    assert not Path("a").exists()
+    Path("mine/sub").mkdir(parents=True)
+    Path("mine/empty").touch()
+    assert swjoin("run", config, "--threads", 1, "--out", "mine").code == 130
+    assert sorted(p.name for p in Path("mine").iterdir()) == ["empty", "sub"]
+
+
+def test_a_disk_that_is_full_at_the_start_leaves_nothing(config: Path, swjoin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow as pa
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pa, "output_stream", full)
+    done = swjoin("run", config, "--threads", 1, "--out", "there")
+    assert (done.code, len(done.err)) == (2, 1)
+    assert "No space left on device" in done.err[0]
+    assert not Path("there").exists()
+    assert swjoin("run", config, "--threads", 1).code == 2
+    assert os.listdir("runs") == []
+
+
+def test_what_a_stopped_run_has_written_stays(config: Path, swjoin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("swjoin.runtime.in_process.check_ledger", interrupted)
+    assert swjoin("run", config, "--threads", 1).code == 130
+    (name,) = runs()
+    assert os.readlink("runs/latest") == name
+    assert json.loads(Path("runs/latest/run.json").read_text())["failure"] == "interrupted"
+
+
 def test_what_a_user_made_stays(config: Path, swjoin: Any) -> None:
     """Of an older version, or by --out runs/latest."""
     Path("runs/latest").mkdir(parents=True)
@@ -121,3 +168,17 @@ def test_ranks_agree_on_the_folder(own: bool, config: Path) -> None:
         assert os.readlink("runs/latest") in runs()
         assert len(package.Run.open("runs/latest").report["ranks"]) == 3
         assert package.Run.open("runs/latest").results().count_rows() == package.Run.open("runs/latest").count
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("more", [(), ("--set", "checkpoint.interval=1s")], ids=["", "checkpoints"])
+def test_refused_ranks_leave_nothing(more: tuple[str, ...], config: Path) -> None:
+    wrong = ["--set", "left.path=none.csv", "--set", "right.path=none.csv", *more]
+    for ulfm in ([], ["--with-ft", "ulfm"]) if more else ([],):
+        line = [*mpirun_options(find_mpirun(), 3), *ulfm, sys.executable, "-m", "swjoin", "run", str(config), *wrong]
+        done = subprocess.run(
+            line, capture_output=True, text=True, timeout=100, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        )
+        assert done.returncode == 2, done.stderr
+        assert os.listdir("runs") == []

@@ -63,6 +63,8 @@ def list_files(path: Path) -> list[Path]:
         if file_format(path) is None:
             raise UserError(f"{path}: unknown extension; known are {', '.join(_SUFFIXES)}")
         return [path]
+    if not path.is_dir():
+        raise UserError(f"{path}: is neither a file nor a directory; pipes and devices cannot be read twice: save it as a file")
     files = sorted(p for p in path.iterdir() if p.is_file() and p.name[0] not in "._" and file_format(p) is not None)
     if not files:
         raise UserError(f"{path}: holds no data files ({', '.join(_SUFFIXES)})")

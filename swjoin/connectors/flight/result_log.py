@@ -10,11 +10,13 @@ Stays out: Flight (`connectors.flight.server`), files (`connectors.files.sink`),
 
 Rows of a generation can be taken at once; when its checkpoint is complete they are final, and lie in files. A recovery makes
 the rows of later generations void: they are produced again, in another order. Each such event begins an era, so that a
-consumer that was away finds out.
+consumer that was away finds out. A place also carries the run's identity, for all runs count generations from 0.
 """
 
 from __future__ import annotations
 
+import re
+import secrets
 import threading
 import time
 from collections import deque
@@ -31,32 +33,41 @@ if TYPE_CHECKING:
 
 _WAKE_S = 0.25  # how soon a reader that waits sees that its consumer has gone
 _GONE = "from: rows after this place are gone; take the results from now on"
+_ANOTHER = "from: a place in another run's results"
+_RUN = re.compile("[0-9a-f]{16}")
 _FILE_ROWS = 16_384  # of a batch that is read from a file
 
 
 @dataclass
 class ConsumerOffset:
     """Where a consumer is. below: every row of generations before this one is taken. rows: of later ones, how many. era: of
-    which these numbers are."""
+    which these numbers are. run: identity of the run; empty before the first row of whichever run."""
 
     era: int = 0
     below: int = 0
     rows: dict[int, int] = field(default_factory=dict)
+    run: str = ""
 
     def to_plain(self) -> dict[str, Any]:
-        return {"era": self.era, "below": self.below, "rows": {str(g): n for g, n in self.rows.items()}}
+        rows = {str(g): n for g, n in self.rows.items()}
+        return {"run": self.run, "era": self.era, "below": self.below, "rows": rows}
 
     @staticmethod
     def from_plain(plain: Any) -> ConsumerOffset:
         """UserError when it is none."""
         try:
             rows = {int(g): int(n) for g, n in plain["rows"].items()}
-            place = ConsumerOffset(int(plain["era"]), int(plain["below"]), rows)
+            place = ConsumerOffset(int(plain["era"]), int(plain["below"]), rows, str(plain.get("run", "")))
         except (TypeError, KeyError, ValueError, AttributeError, OverflowError):
             raise UserError("from: not a place; take one that came with a batch, 'start' or 'now'") from None
         if min([place.era, place.below, *rows, *rows.values()]) < 0:
             raise UserError("from: not a place; it holds negative numbers")
         return place
+
+    @property
+    def begun(self) -> bool:
+        """Whether it is behind the start of a run."""
+        return bool(self.era or self.below or self.rows)
 
     def take(self, generation: int, rows: int) -> None:
         self.rows[generation] = self.rows.get(generation, 0) + rows
@@ -94,7 +105,8 @@ class ConsumerCutOffError(RunFailed):
 class ResultLog:
     """limit_bytes: of rows in memory. patience_s: how long `write` waits for readers that hold up the oldest rows; then they
     are cut, or go on from files. in_files: final rows lie in Parquet files. lossy: `write` never waits, readers skip what is
-    gone. eras: file that remembers them; None: there are no recoveries."""
+    gone. eras: file that remembers them and the run's identity; None: there are no recoveries. fresh: the run begins; what the
+    file says is of an earlier one."""
 
     def __init__(
         self,
@@ -105,8 +117,10 @@ class ResultLog:
         in_files: bool = False,
         lossy: bool = False,
         eras: Path | None = None,
+        fresh: bool = False,
     ) -> None:
         self.schema = schema
+        self.run = secrets.token_hex(8)  # identity; kept by a run that is resumed
         self.rows = 0  # written since the start
         self.cuts = 0  # readers that were cut
         self.published = 0  # generations before this one lie in files
@@ -124,8 +138,18 @@ class ResultLog:
         self._readers: set[Reader] = set()
         self._closed: BaseException | bool = False
         self._changed = threading.Condition()
-        if eras is not None and eras.exists():
-            self._voids = [int(line) for line in eras.read_text().split()]
+        if eras is not None and not fresh and eras.exists():
+            self._recall(eras)
+
+    def _recall(self, eras: Path) -> None:
+        """Of a run that is resumed: its identity (older versions wrote none) and its eras."""
+        try:
+            words = eras.read_text().split()
+            if words and _RUN.fullmatch(words[0]):
+                self.run = words.pop(0)
+            self._voids = [int(word) for word in words]
+        except (OSError, ValueError) as error:
+            raise RunFailed(f"{eras}: corrupt, or cannot be read ({' '.join(str(error).split())})") from None
 
     # ------------------------------------------------------------ written
 
@@ -182,7 +206,7 @@ class ResultLog:
             if self._eras_file is not None:
                 with writing(self._eras_file):
                     self._eras_file.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(self._eras_file, "".join(f"{void}\n" for void in self._voids).encode())
+                write_whole(self._eras_file, "".join(f"{line}\n" for line in (self.run, *self._voids)).encode())
             self._changed.notify_all()
 
     def _drop_entries(self, generation: int) -> None:
@@ -224,7 +248,7 @@ class ResultLog:
                 later = {} if final else {g: n for g, n in self._totals.items() if g >= self.published}
                 place = ConsumerOffset(self.era, self.published, later)
             elif self._unknown(place):
-                raise UserError("from: a place in another run's results")
+                raise UserError(_ANOTHER)
             elif not self._in_files and not self._lossy and place.below < (self._oldest or 0):
                 raise UserError(_GONE)
             reader = Reader(self, place, final, given_up)
@@ -234,6 +258,8 @@ class ResultLog:
 
     def _unknown(self, place: ConsumerOffset) -> bool:
         """No consumer of this log can have come so far. Places of earlier eras are judged by what became void since."""
+        if place.begun and place.run != self.run:
+            return True
         if place.era != self.era:
             return place.era > self.era
         known = self._voids[-1] if self._voids else 0  # from this generation on every row was written here
@@ -257,7 +283,7 @@ class Reader:
     """
 
     def __init__(self, log: ResultLog, place: ConsumerOffset, final: bool, given_up: Callable[[], bool]) -> None:
-        self.place = ConsumerOffset(place.era, place.below, dict(place.rows))
+        self.place = ConsumerOffset(place.era, place.below, dict(place.rows), log.run)
         self.at = 0  # number of the next entry
         self.cut = False
         self.lagging = False  # has been given up by `write` for now
@@ -364,5 +390,7 @@ class Reader:
                         if rest.num_rows:
                             self.place.take(generation, rest.num_rows)
                             yield Taken(rest, generation)
+            if skip:
+                raise UserError(_ANOTHER)
         self.place.complete(generation)
         yield Taken(None, generation, "complete")

@@ -42,17 +42,19 @@ class ResultStreamSink(Protocol):
 
 
 class TeeSink:
-    """inner: where rows go besides. folder: of Parquet files, if that is where. run_dir: of a run that makes checkpoints."""
+    """inner: where rows go besides. folder: of Parquet files, if that is where. run_dir: of a run that makes checkpoints.
+    resumes: the run goes on, and is the same to its consumers."""
 
     def __init__(
-        self, inner: Sink, plan: OutputColumns, config: ServeConfig, folder: Path | None, run_dir: Path | None
+        self, inner: Sink, plan: OutputColumns, config: ServeConfig, folder: Path | None, run_dir: Path | None, *, resumes: bool
     ) -> None:
         self._inner, self._plan, self._folder = inner, plan, folder if run_dir is not None else None
         self._rows = cast("ResultStreamSink", inner) if hasattr(inner, "write_rows") else None
         self._patience_s = config.patience_us / 1e6
         eras = None if run_dir is None else run_dir / ".eras"
+        in_files = self._folder is not None
         self.log = ResultLog(
-            plan.schema, config.result_buffer_bytes, self._patience_s, in_files=self._folder is not None, eras=eras
+            plan.schema, config.result_buffer_bytes, self._patience_s, in_files=in_files, eras=eras, fresh=not resumes
         )
 
     def write(self, pairs: Pairs, generation: int = 0) -> None:

@@ -35,6 +35,8 @@ from swjoin.forecast.model.join import ModelJoin
 from swjoin.forecast.model.master_input import ModelBuffers, ModelIntake, ModelSource
 from swjoin.forecast.model.ranks import ModelCollector, ModelMaster, ModelSlave
 
+PAIR_BYTES = 40  # of a materialised pair, besides both payloads
+
 
 @dataclass
 class SimulatedRun:
@@ -71,6 +73,12 @@ def _layout(config: RunConfig) -> RowLayout | None:
 
     carry = config.sink.kind != "count" or config.sink.carry_payload
     return GeneratorSource(config.workload, config.seed, LEFT, carry_payload=carry).layout if carry else None
+
+
+def generated_payload_bytes(config: RunConfig) -> int:
+    """Payload of a tuple that the generator makes, as far as it travels."""
+    layout = _layout(config)
+    return 0 if layout is None else layout.fixed_bytes
 
 
 def _join(config: RunConfig, distribution: KeyDistribution, tuple_bytes: int) -> ModelJoin:
@@ -120,7 +128,7 @@ def plan(
     if streams is not None:
         payload_bytes = streams.payload_bytes
     tuple_bytes = TUPLE_BYTES + payload_bytes
-    pair_bytes = 0 if config.sink.kind == "count" else 40 + 2 * payload_bytes
+    pair_bytes = 0 if config.sink.kind == "count" else PAIR_BYTES + 2 * payload_bytes
     distribution = key_distribution(config) if streams is None else streams.distribution
     intakes = [ModelIntake(stream, config.time, distribution, tuple_bytes) for stream in (LEFT, RIGHT)]
     ingress = Ingress(

@@ -35,6 +35,7 @@ from swjoin.runtime.mpi.master_rank import MasterRank
 from swjoin.runtime.mpi.rank import COLLECTOR, FAILURE, FIRST_SLAVE, MASTER, EndedEarlyError
 from swjoin.runtime.mpi.resilient_channel import ResilientChannel, library_survives
 from swjoin.runtime.mpi.slave_rank import SlaveRank
+from swjoin.runtime.new_folder import forget_worthless
 from swjoin.runtime.run_report import CompleteReport
 from swjoin.runtime.signals import stop_signals
 
@@ -119,6 +120,8 @@ def run_rank(
 
 def leave(code: int) -> None:
     """End this process at once, its output flushed: after deaths MPI_Finalize may wait for the dead."""
+    if code:
+        forget_worthless()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
