@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -96,6 +97,7 @@ def run(config: dict[str, Any], folder: Path, slaves: int, *more: str) -> Report
     folder.parent.mkdir(parents=True, exist_ok=True)
     path = folder.with_suffix(".yaml")
     path.write_text(json.dumps(config))
+    shutil.rmtree(folder, ignore_errors=True)  # an earlier measurement; a run replaces no other
     command = [sys.executable, "-m", "swjoin", "run", str(path), "-n", str(slaves + 2), "--out", str(folder)]
     command += [word for setting in more for word in ("--set", setting)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=1200, cwd=ROOT)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -126,6 +127,7 @@ def _run(out: Path, speed: float, rate_per_s: float, time_scale: int) -> dict[st
     limit_s = 120 + 6 * config.workload.duration_us / 1e6
     reasons = ""
     for _ in range(_ATTEMPTS):
+        shutil.rmtree(out, ignore_errors=True)  # an attempt or a calibration of before; a run replaces no other
         failure = run_to_end(command, out.with_suffix(".stderr.txt"), limit_s)
         if failure is not None:
             raise RunFailed(f"calibration: {failure}")
