@@ -166,8 +166,6 @@ def _check_zone(zone: str | None, schema: pa.Schema, wanted: pa.Schema, where: s
 
 
 def run_tail(args: argparse.Namespace) -> int:
-    if args.count is not None and args.count < 1:
-        raise UserError("--count: must be at least 1")
     out = None if args.out is None else Path(args.out)
     if out is not None and (args.what != "results" or args.format is not None):
         raise UserError("-o: Parquet files of final results; leave --format and other things than results out")

@@ -236,7 +236,7 @@ def test_late_rows_have_to_be_allowed() -> None:
 
 
 def test_a_promise_that_forgets_the_silence_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StreamIntake, "speak", lambda self: setattr(self, "idle", False))
+    monkeypatch.setattr(StreamIntake, "become_active", lambda self: setattr(self, "idle", False))
     silent = [seed for seed in range(400) if random_runs.Scenario.draw(seed).config.time.idle_timeout_us]
     assert len(silent) > 30
     assert complaints(silent, 3) == 3

@@ -237,7 +237,9 @@ def _check_columns(answer: Answer, places: dict[tuple[int, int], tuple[int, int]
         index = pa.array([places[pair][side] for pair in answer.ids], pa.int64())
         expected = comparable(tables[side].column(name)).take(index)
         found = comparable(pa.chunked_array([answer.rows.column(label)]))
-        if tables[side].num_rows and not found.equals(expected):  # columns of CSV files without rows have no types
+        # columns of CSV files without values have no types
+        typed = tables[side].column(name).null_count < tables[side].num_rows
+        if (typed and not found.equals(expected)) or found.null_count != expected.null_count:
             raise Wrong(f"column {label}: {str(found)[:200]} instead of {str(expected)[:200]}")
 
 

@@ -12,7 +12,7 @@ from tests.support.limits import PROCESS_S
 
 _PROGRAM = """
 import numpy as np
-from swjoin.runtime import memory
+from swjoin.monitor import process_memory as memory
 
 memory.keep_freed_memory()
 backlog = [np.ones(1 << 18, np.uint8) for _ in range(400)]  # 100 MiB in blocks that the C library keeps

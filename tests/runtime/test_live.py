@@ -678,6 +678,8 @@ def test_a_tail_goes_on_in_its_own_run_alone(resumed: bool, start: Any, swjoin: 
             assert digest_of_folder(taken) == found
         if resumed:  # the folder of the run, for a new run
             shutil.rmtree(tmp_path / out / "results")
+            shutil.rmtree(tmp_path / out / "metrics")
+            (tmp_path / out / "late.parquet").unlink(missing_ok=True)
             (tmp_path / out / "run.json").unlink()
 
 

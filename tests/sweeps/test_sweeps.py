@@ -529,7 +529,7 @@ fake = Fake(pathlib.Path(sys.argv[2]))
 runner.point_command = fake.command
 try:
     fake.sweep(load_experiment(pathlib.Path(sys.argv[1])).path)
-except runner.Interrupted as stop:
+except runner.SweepInterruptedError as stop:
     print(stop, flush=True)
     sys.exit(stop.exit_code)
 """
