@@ -48,9 +48,20 @@ def _pieces(table: pa.Table, n: int) -> Iterator[pa.RecordBatch]:
     yield from table.to_batches(max_chunksize=n)
 
 
-def _push(address: str, stream: str, table: pa.Table, *, name: str | None, piece: int = 50, pause_s: float = 0.0) -> None:
-    """One producer: connect, push at its own speed, end."""
+def _push(
+    address: str,
+    stream: str,
+    table: pa.Table,
+    *,
+    name: str | None,
+    piece: int = 50,
+    pause_s: float = 0.0,
+    together: threading.Barrier | None = None,
+) -> None:
+    """One producer: connect, push at its own speed, end. together: all are connected before the first pushes."""
     with connect(address) as client, client.producer(stream, name) as producer:  # type: ignore[arg-type]
+        if together is not None:
+            together.wait(PROCESS_S)
         for batch in _pieces(table, piece):
             producer.push(batch)
             time.sleep(pause_s)
@@ -77,8 +88,17 @@ def test_many_producers_and_consumers(tmp_path: Path) -> None:
         waits = [client.producer(stream, f"producer {i}") for stream in ("left", "right") for i in range(2)]  # type: ignore[arg-type]
         with client.producer("left", "known but away"):
             pass
+        together = threading.Barrier(6)  # or rows of those without a name, for whom no row waits, might be late
         producers = [
-            in_thread(_push, run.address, stream, table, name=None if i == 2 else f"producer {i}", pause_s=0.004 * i)
+            in_thread(
+                _push,
+                run.address,
+                stream,
+                table,
+                name=None if i == 2 else f"producer {i}",
+                pause_s=0.004 * i,
+                together=together,
+            )
             for stream, tables in (("left", left), ("right", right))
             for i, table in enumerate(tables)
         ]
