@@ -69,7 +69,7 @@ class CostModel:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name != "name" and not 0 <= value < math.inf:
-                raise UserError(f"costs: {field.name} is {value:g}; it must be finite and not negative")
+                raise UserError(f"costs: {field.name} is {value:g}; it must not be negative, infinite or NaN")
         if 0 in (self.link_bytes_per_s, self.shared_capacity, self.slave_realtime_ratio):
             raise UserError("costs: link_bytes_per_s, shared_capacity and slave_realtime_ratio must be positive")
 

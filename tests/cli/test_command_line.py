@@ -256,4 +256,4 @@ def test_more_slaves_than_there_can_be_are_refused(words: list[str], swjoin: Any
 def test_costs_are_finite(change: str, swjoin: Any) -> None:
     done = swjoin("simulate", "local.yaml", "--slaves", 2, "--cost", change)
     assert (done.code, len(done.err)) == (2, 1)
-    assert "must be finite and not negative" in done.err[0]
+    assert "must not be negative, infinite or NaN" in done.err[0]
