@@ -1,9 +1,9 @@
 """Live streams: what all of them share.
 
-What: `parse_schema`, the columns of a stream as its configuration tells them; `MergedSource`, a source whose rows come
-through a `Merge`; `open_live_sources`, both streams of a configuration.
+What: `MergedSource`, a source whose rows come through a `Merge`.
 Why: a stream that comes from outside is checked before anything runs, and read without ever holding up the master.
-Stays out: where the rows come from (`connectors.flight.source`, `connectors.kafka.source`, `connectors.directory.source`).
+Stays out: schemas (`connectors.schema`), opening both streams (`connectors.open`), where the rows come from
+(`connectors.flight.source`, `connectors.kafka.source`, `connectors.directory.source`).
 """
 
 from __future__ import annotations

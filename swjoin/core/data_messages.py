@@ -1,10 +1,9 @@
 """What travels between the roles: deliveries, result chunks, partition-groups on their way, what slaves report.
 
-What: small frozen dataclasses over columnar batches, the ids of slaves, partition-groups, epochs and queries, and times before
-and after everything.
+What: small frozen dataclasses over columnar batches.
 Why: the wire, the log of a checkpoint and the roles speak of the same things.
-Stays out: events and commands (`messages`), bytes (`cluster.wire`), decisions (`cluster`, `policy`), ranks
-(`runtime.mpi.main`).
+Stays out: identifiers (`core.ids`), events and commands (`cluster.messages`), bytes (`cluster.wire`), decisions (`cluster`,
+`policy`), ranks (`runtime.mpi.main`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The definition of a right answer: which pairs match, and the digest that identifies a result.
 
-What: `Bounds`, `JoinKind`, `mix64`, `pair_digest`, `brute_force`, `answer` (SPEC section 1).
+What: `Bounds`, `JoinKind`, `JOIN_KINDS`, `mix64`, `pair_digest`, `format_digest` (SPEC section 1).
 Why: every engine, runtime and test compares itself with this page; it is written to be read, not to be fast.
-Stays out: anything the engine itself uses to find pairs. `verify` at scale is in `spark.verify`.
+Stays out: finding pairs: by comparing every pair in tests/tools/oracle.py, at scale in `spark.verify`.
 """
 
 from __future__ import annotations

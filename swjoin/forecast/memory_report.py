@@ -1,8 +1,8 @@
 """What a run foretold of its memory and what it took: `memory` in run.json.
 
-What: `memory_report` from the roles' summaries, `estimate_memory` (the plan of a job, or why there is none), `add_plan`.
+What: `job_profile`, `estimate_memory` (the plan of a job, or why there is none), `add_plan`.
 Why: a plan is worth what it is compared with; and windows that do not return to nothing are a leak, whatever the answer was.
-Stays out: planning (`forecast.memory`), counting (the roles), printing (`cli`).
+Stays out: what was taken (`runtime.run_report`), planning (`forecast.memory`), counting (the roles), printing (`cli`).
 """
 
 from __future__ import annotations

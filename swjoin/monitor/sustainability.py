@@ -3,6 +3,12 @@
 What: `sustained`, `growth`, `read_rows`.
 Why: searches, capacity forecasts and benchmarks use one criterion.
 Stays out: searching for the highest sustained rate (`sweeps.search`).
+
+A run is sustained when (1) it is complete and the machine was not overloaded, (2) the slope of the production delay over time
+in the measured phase, weighted by pairs, is below GROWTH over all slaves, and below SLAVE_GROWTH for each one (a single slave's
+delays are noisier), and (3) as many slaves as are active at the end have, within 1.5 t_d and 3 % of the measured phase before
+its end, completed an epoch that is not further than that behind the newest: a slave that falls behind without pairs is seen,
+too.
 """
 
 from __future__ import annotations

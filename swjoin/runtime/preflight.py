@@ -1,8 +1,8 @@
-"""What must hold before ranks start to talk: launcher, number of ranks, mpi4py, Java.
+"""What must hold before ranks start to talk: launcher, number of ranks, mpi4py.
 
-What: `launcher_size`, `launcher_index`, `check_world`, `find_mpirun`, `find_java`.
+What: `launcher_size`, `launcher_index`, `check_world`, `find_mpirun`.
 Why: a wrong launcher would leave every process waiting for the others, or all of them playing master.
-Stays out: starting anything (`runtime.launch`).
+Stays out: starting anything (`runtime.launch`), Java (`spark.java`).
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
 """The highest rate (or other value) at which a system keeps up, by bisection.
 
-What: `sustained(rows, report) -> (bool, why)`, `bisect(...) -> Found`, `read_rows`.
-Why: "the delay stays flat" must mean the same at every point of every experiment, and to a reader of the results.
-Stays out: running probes (`sweeps.runner`), which axis is searched (`sweeps.experiment`).
-
-A run is sustained when (1) it is complete and the machine was not overloaded, (2) the slope of the production delay over time
-in the measured phase, weighted by pairs, is below GROWTH over all slaves, and below SLAVE_GROWTH for each one (a single slave's
-delays are noisier), and (3) as many slaves as are active at the end have, within 1.5 t_d and 3 % of the measured phase before
-its end, completed an epoch that is not further than that behind the newest: a slave that falls behind without pairs is seen,
-too.
+What: `bisect(...) -> Found`.
+Why: runs are dear, so each probe halves what is open.
+Stays out: whether a run kept up (`monitor.sustainability`), running probes (`sweeps.runner`), which axis is searched
+(`sweeps.experiment`).
 """
 
 from __future__ import annotations
