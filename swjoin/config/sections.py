@@ -2,7 +2,7 @@
 
 What: one dataclass per section; each refuses values that it cannot mean.
 Why: a section is checked where it is described.
-Stays out: what only several sections together tell (`config`), YAML files and `--set` (`loading`). Imports nothing of the
+Stays out: what only several sections together tell (`config`), YAML files and `--set` (`loader`). Imports nothing of the
 package but errors, units and the oracle's `Bounds`.
 """
 
@@ -42,7 +42,7 @@ class QueryConfig:
 
     how: `inner`; `left`, `right`, `full`: also the tuples of that side, or of both, that match nothing; `semi`, `anti`: the
     left tuples alone that match something, that match nothing. Tuples with a null key match nothing.
-    where: what must hold of a pair's columns besides (`where` says how it is written); None: nothing.
+    where: what must hold of a pair's columns besides (`expressions.parser` has the syntax); None: nothing.
     last: count windows instead of those bounds: each tuple meets the last so many tuples of the other stream before it; of the
     left, of the right stream.
     """

@@ -1,9 +1,9 @@
 """Arrow arrays as NumPy arrays, without a copy and without pandas.
 
 What: `integers_of`, `booleans_of`, `borrowed`; `decoded`, an array without dictionaries and views.
-Why: `numpy.asarray(arrow_array)` imports pandas where it is installed, which took 0.4 s out of the first read. And what Arrow
-lends may not be written to; numba compiles a kernel anew for every mixture of arrays that may and may not be, which took some
-ten seconds at the first join of a table. So these views say that they may be written to. Nobody does.
+Why: `numpy.asarray` of an Arrow array imports pandas where it is installed, 0.4 s of the first read. The views are flagged
+writeable, but callers must not write: numba would compile every kernel a second time for read-only arrays, which took some ten
+seconds at the first join of a table.
 Stays out: types with a length of their own (`core.row_codec`, `core.key_encoder`).
 """
 

@@ -1,6 +1,6 @@
 """The windowed equi-join of one query on one slave: the fresh-tuple driver over window state (SPEC section 4).
 
-What: `WindowJoin.open(delivery) -> Work`, then `step(work, now_us, budget) -> Step` until done.
+What: `WindowJoin.open(delivery) -> Work`, then `step(work, now_us, tuple_budget) -> Step` until done.
 Why: one bounded step at a time keeps the slave on time and results bounded, even when one tuple has a million matches.
 Stays out: kernels and tuning (`state`), state movement (`operators.state_movement`), messages to anyone
 (`cluster.slave.slave`).
