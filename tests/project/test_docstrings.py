@@ -206,7 +206,7 @@ class Names:
         if owner in self.modules:
             return name in self.top[owner] or name in {word for word in code if owner in code}
         if owner in code or (last in code and not last[0].isupper()):
-            return name in code or name in self.definitions
+            return name in code or name in self.definitions or _imports(path)
         return _imports(path)
 
 
