@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import ROOT, parse
+from benchmarks import parse, run_mpirun
 
 ROWS = 65_536
 TUPLES = 12_000_000
@@ -216,7 +215,7 @@ def start(what: str, paths: list[str], out: Path, repeat: int = REPEATS, *, tiny
 
     command = [*mpirun_options(find_mpirun(), 2), sys.executable, "-m", "benchmarks.links", what, *paths]
     command += ["--rank", "--json", str(out), "--repeat", str(repeat), *["--tiny"] * tiny]
-    subprocess.run(command, check=True, timeout=600, cwd=ROOT)
+    run_mpirun(command, timeout=600)
     figures: list[float] = json.loads(out.read_text())
     return figures
 

@@ -32,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks import ROOT, parse
+from benchmarks import ROOT, parse, run_mpirun
 from benchmarks.run import environment, lines, row, say, turns
 from benchmarks.workloads.expected_results import expected
 from swjoin.config.job import Job
@@ -114,7 +114,7 @@ def run_once(plain: Report, ranks: int, answer: Answer, folder: Path, *, survivi
         config = folder / "config.yaml"
         config.write_text(json.dumps(plain))
         command = [sys.executable, "-m", "swjoin", "run", str(config), "-n", str(ranks), "--out", str(out)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment, cwd=ROOT, timeout=1800)
+    run_mpirun(command, stdout=subprocess.DEVNULL, env=environment, timeout=1800)
     return checked(json.loads((out / "run.json").read_text()), answer)
 
 

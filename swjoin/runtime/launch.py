@@ -34,7 +34,7 @@ from swjoin.runtime.signals import handling
 _GRACE_S = 10.0
 _LEFT_BEHIND_S = 15.0  # how long mpirun may take to end when the run is over, on several hosts
 _LAST_WORDS_S = 2.0
-_FAILED_TO_START = "listener thread failed to start"  # of mpirun's own server, before any rank: once in thousands of starts
+FAILED_TO_START = "listener thread failed to start"  # of mpirun's own server, before any rank: once in thousands of starts
 _AGAIN = -1
 _TERMINATED = "stopped by SIGTERM\n"  # a rank that the launcher stopped because another one died
 
@@ -246,7 +246,7 @@ def _watch(
         return 128 + stopping[0], said
     if code and not said:
         text = " ".join(" ".join(unsaid).split())
-        if again and _FAILED_TO_START in text:
+        if again and FAILED_TO_START in text:
             return _AGAIN, ""
         killed = re.search(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)", text)
         if killed is not None:

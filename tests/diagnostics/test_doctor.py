@@ -21,6 +21,7 @@ from swjoin.runtime.launch import mpirun_options
 from swjoin.runtime.preflight import find_mpirun
 from tests.conftest import ROOT
 from tests.support.limits import PROCESS_S
+from tests.support.ranks import run_mpirun
 
 RANKS = ["ranks", "same software", "cores", "/dev/shm", "clock offsets", "ping-pong", "ring", "shared directory"]
 
@@ -180,7 +181,7 @@ def test_doctor_with_real_ranks(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_doctor_under_mpirun() -> None:
     line = [*mpirun_options(find_mpirun(), 4), sys.executable, "-m", "swjoin", "doctor"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=PROCESS_S, check=False, cwd=ROOT)
+    done = run_mpirun(line)
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(line.split()[0] in ("OK", "WARN") for line in lines)
@@ -222,14 +223,7 @@ def test_a_rank_that_waits_for_ever_says_in_which_step() -> None:
     """The other rank takes part in nothing."""
     idle = "from mpi4py import MPI\nimport time\nMPI.COMM_WORLD.rank\ntime.sleep(3600)"
     line = [*mpirun_options(find_mpirun(), 1), sys.executable, "-m", "swjoin.diagnostics.doctor_ranks", "--limit", "12"]
-    done = subprocess.run(
-        [*line, ":", "-n", "1", sys.executable, "-c", idle],
-        capture_output=True,
-        text=True,
-        timeout=PROCESS_S,
-        check=False,
-        cwd=ROOT,
-    )
+    done = run_mpirun([*line, ":", "-n", "1", sys.executable, "-c", idle])
     assert "stuck: rank 0 on " in done.stdout, done.stdout + done.stderr
     assert "waited too long in the step: telling rank 0 where I am" in done.stdout
     assert done.returncode != 0
