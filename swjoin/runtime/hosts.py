@@ -27,8 +27,11 @@ from swjoin.cluster.master.intake import LateRowError
 from swjoin.cluster.master.master import Master
 from swjoin.cluster.messages import (
     BeginMeasuring,
+    CommitEpoch,
     CompleteCheckpoint,
     Deliver,
+    FinishCollector,
+    FinishMaster,
     Log,
     MasterCommand,
     MasterEvent,
@@ -43,6 +46,7 @@ from swjoin.cluster.messages import (
     TuplesRead,
     WritePairs,
 )
+from swjoin.cluster.role import UnknownEffectError
 from swjoin.config.job import (
     Job,
     late_target,
@@ -288,8 +292,10 @@ class MasterHost:
                     self.publish.append(command)
                     if self.checkpointer is not None:
                         self.checkpointer.forget()
-                case _:
+                case Log() | FinishMaster():
                     pass
+                case _:
+                    raise UnknownEffectError(command)
 
 
 class CollectorHost:
@@ -389,8 +395,10 @@ class CollectorHost:
                     self._sink.write(pairs, generation)
                 case SavePart(generation, snapshot) if self.checkpointer is not None:
                     self.checkpointer.save(generation, snapshot)
-                case _:
+                case CommitEpoch() | FinishCollector():
                     pass
+                case _:
+                    raise UnknownEffectError(command)
 
     def observe(self, *, last: bool = False) -> None:
         """In every round of the collector's loop: `tell` now and then what the master is to put on its board (`observe`)."""

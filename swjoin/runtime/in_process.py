@@ -25,6 +25,7 @@ from swjoin.cluster.messages import (
     ClockAdvanced,
     Delivered,
     ExchangeDue,
+    FinishSlave,
     MasterEvent,
     MeasuringBegan,
     MoveEnded,
@@ -43,6 +44,7 @@ from swjoin.cluster.messages import (
     WantState,
     WorkDue,
 )
+from swjoin.cluster.role import UnknownEffectError
 from swjoin.cluster.slave.slave import Slave
 from swjoin.config.job import Job
 from swjoin.core.data_messages import ResultChunk
@@ -303,8 +305,10 @@ class _SlaveThread(_RoleThread):
                     before = self._clock.now_us()
                     self._send(chunk)
                     self._communication_us += self._clock.now_us() - before
-                case _:
+                case FinishSlave():
                     pass
+                case _:
+                    raise UnknownEffectError(command)
 
     def _send(self, chunk: ResultChunk) -> None:
         self._patiently(lambda wait: self._collector.chunks.put(chunk, timeout=wait))

@@ -30,6 +30,8 @@ from swjoin.cluster.master.master import Master
 from swjoin.cluster.messages import (
     Deliver,
     Delivered,
+    FinishMaster,
+    Log,
     ReadTuples,
     ResultsReceived,
     SendResults,
@@ -38,6 +40,7 @@ from swjoin.cluster.messages import (
     TuplesRead,
     WorkDue,
 )
+from swjoin.cluster.role import UnknownEffectError
 from swjoin.cluster.slave.slave import Slave
 from swjoin.cluster.wire import pack_delivery, pack_results, pack_state, unpack_delivery, unpack_results, unpack_state
 from swjoin.config.loader import config_from_plain
@@ -136,8 +139,10 @@ def _run_master(config: RunConfig, slave_count: int) -> tuple[list[Any], float, 
                     did[1] += delivery.nbytes
                     did[2] += 1
                     commands += master.handle(SlaveReported(delivery.slave, 0.0), 0)
-                case _:
+                case Log() | FinishMaster():
                     pass
+                case _:
+                    raise UnknownEffectError(command)
     return frames, clock() - start, (did[0], did[1], did[2]), layouts
 
 

@@ -22,9 +22,13 @@ from swjoin.cluster.messages import (
     AcknowledgeMove,
     BeginMeasuring,
     ClockAdvanced,
+    CommitEpoch,
     Deliver,
     Delivered,
     ExchangeDue,
+    FinishCollector,
+    FinishMaster,
+    FinishSlave,
     Log,
     MasterCommand,
     MasterEvent,
@@ -46,6 +50,7 @@ from swjoin.cluster.messages import (
     WantState,
     WorkDue,
 )
+from swjoin.cluster.role import UnknownEffectError
 from swjoin.cluster.slave.slave import STEP_TUPLES, Slave
 from swjoin.core.data_messages import Delivery, ResultChunk, RunEvent
 from swjoin.core.ids import SlaveId
@@ -163,8 +168,10 @@ class ModelMaster(Actor):
                     self.events.append(event)
                 case BeginMeasuring(clock_us):
                     self._begin_measuring(clock_us)
-                case _:
+                case FinishMaster():
                     pass
+                case _:
+                    raise UnknownEffectError(command)
 
     def _begin_measuring(self, clock_us: int) -> None:
         """History has been joined: the run's clock shows stream time from now on."""
@@ -201,7 +208,9 @@ class ModelCollector(Actor):
         costs = self.world.costs
         self.nbytes += nbytes
         if chunk is not None:
-            self.collector.handle(ResultsReceived(chunk), self.world.now_us)
+            for command in self.collector.handle(ResultsReceived(chunk), self.world.now_us):
+                if not isinstance(command, CommitEpoch | FinishCollector):
+                    raise UnknownEffectError(command)
             self.metrics += [row for _, row in self.collector.take_metrics()]
             nbytes -= _CHUNK_BYTES
         self.work((costs.collector_chunk_ns + costs.collector_byte_ns * max(0.0, nbytes)) / 1000, self.loop)
@@ -368,8 +377,10 @@ class ModelSlave(Actor):
                         nbytes = _CHUNK_BYTES + 24 * (0 if chunk.results is None else len(chunk.results.groups))
                         self.send(nbytes, self.collector, partial(self.collector.receive, chunk, nbytes), go_on)
                         return
-                    case _:
+                    case FinishSlave():
                         pass
+                    case _:
+                        raise UnknownEffectError(command)
             then()
 
         go_on()

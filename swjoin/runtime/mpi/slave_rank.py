@@ -18,6 +18,7 @@ from swjoin.cluster.messages import (
     AcknowledgeMove,
     Delivered,
     ExchangeDue,
+    FinishSlave,
     MeasuringBegan,
     Report,
     SavePart,
@@ -29,6 +30,7 @@ from swjoin.cluster.messages import (
     WantState,
     WorkDue,
 )
+from swjoin.cluster.role import UnknownEffectError
 from swjoin.cluster.wire import (
     pack_move_end,
     pack_report,
@@ -206,5 +208,7 @@ class SlaveRank(Rank):
                     channel.send(pack_move_end(end), MASTER, MOVE_END)
                 case SavePart() if self._checkpointer is not None:
                     self._checkpointer.save(command)
-                case _:
+                case FinishSlave():
                     pass
+                case _:
+                    raise UnknownEffectError(command)

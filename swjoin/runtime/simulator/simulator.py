@@ -32,6 +32,9 @@ from swjoin.cluster.messages import (
     Deliver,
     Delivered,
     ExchangeDue,
+    FinishCollector,
+    FinishMaster,
+    FinishSlave,
     Log,
     MasterCommand,
     MasterEvent,
@@ -60,6 +63,7 @@ from swjoin.cluster.messages import (
     WorkDue,
     WritePairs,
 )
+from swjoin.cluster.role import UnknownEffectError
 from swjoin.cluster.slave.slave import Slave
 from swjoin.config.job import Job
 from swjoin.config.run import RunConfig
@@ -314,8 +318,10 @@ class Simulation:
                     self._send(MASTER, COLLECTOR, f"publish generation {command.generation}", partial(self._show, command))
                 case Log(event):
                     self._events.append(event)
-                case _:
+                case FinishMaster():
                     pass
+                case _:
+                    raise UnknownEffectError(command)
 
     def _ask(self, stream: int, instead: int | None) -> None:
         """Have a source read, or be silent for a while."""
@@ -390,8 +396,10 @@ class Simulation:
                     self._send(
                         sender, COLLECTOR, f"results of slave {slave.id}, epoch {chunk.epoch}", partial(self._collect, frame)
                     )
-                case _:
+                case FinishSlave():
                     pass
+                case _:
+                    raise UnknownEffectError(command)
 
     def _report(self, slave: SlaveId, frame: Frame) -> None:
         report = wire.unpack_report(frame)
@@ -422,8 +430,10 @@ class Simulation:
                     self._keepers[1].save(generation, snapshot)
                 case CommitEpoch(epoch):
                     self._commits.append(epoch)
-                case _:
+                case FinishCollector():
                     pass
+                case _:
+                    raise UnknownEffectError(command)
 
     # ------------------------------------------------------------ checkers
 
