@@ -1,6 +1,6 @@
 """One rank's messages: whole byte buffers to and from other ranks, and where the time for them went.
 
-What: `Channel` sends, receives, probes and waits, and imitates slower links; `Meter` adds up communication, idle and work.
+What: `Channel` sends, receives, probes and waits, meters both, and imitates slower links.
 Why: a waiting rank sleeps between probes instead of spinning in MPI, so that more ranks than cores do not starve each other.
 Stays out: what the bytes mean (`cluster.wire`), which rank plays which role (`runtime.mpi.main`).
 """
@@ -9,37 +9,19 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swjoin.cluster.messages import TimesMeasured
 from swjoin.core.errors import RunFailed
 from swjoin.monitor.process_memory import FreedMemory, cpu_us
+from swjoin.runtime.host import WorkMeter
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 _SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 20e-6, 1e-3
-
-
-@dataclass
-class Meter:
-    """Where a rank's time went since it was last asked, microseconds."""
-
-    communication_us: int = 0
-    idle_us: int = 0
-    process_us: int = 0
-    cpu_at_us: int = 0
-
-    def take(self) -> TimesMeasured:
-        cpu = cpu_us()
-        out = TimesMeasured(cpu - self.cpu_at_us, self.communication_us, self.idle_us, self.process_us)
-        self.communication_us = self.idle_us = self.process_us = 0
-        self.cpu_at_us = cpu
-        return out
 
 
 class PeerLostError(RunFailed):
@@ -67,7 +49,7 @@ class Channel:
         self.any = int(MPI.ANY_SOURCE)
         self.comm = comm
         self.rank, self.size = comm.rank, comm.size
-        self.meter = Meter(cpu_at_us=cpu_us())
+        self.meter = WorkMeter(cpu_us, cpu_at_us=cpu_us())
         self._status = MPI.Status()
         self._sleep_s = _SHORTEST_SLEEP_S
         self._freed = FreedMemory()

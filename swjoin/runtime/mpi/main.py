@@ -26,13 +26,14 @@ from typing import Any
 
 import numpy as np
 
+from swjoin.cluster.role import COLLECTOR, FIRST_SLAVE, MASTER
 from swjoin.config.job import Job
 from swjoin.core.errors import NotWritten, SwjoinError, UserError
 from swjoin.monitor.process_memory import keep_freed_memory
 from swjoin.runtime.mpi.channel import Channel, PeerFailedError, PeerLostError
 from swjoin.runtime.mpi.collector_rank import CollectorRank
 from swjoin.runtime.mpi.master_rank import MasterRank
-from swjoin.runtime.mpi.rank import COLLECTOR, FAILURE, FIRST_SLAVE, MASTER, EndedEarlyError
+from swjoin.runtime.mpi.rank import FAILURE, EndedEarlyError
 from swjoin.runtime.mpi.resilient_channel import ResilientChannel, library_survives
 from swjoin.runtime.mpi.slave_rank import SlaveRank
 from swjoin.runtime.new_folder import forget_worthless
