@@ -143,15 +143,15 @@ class MasterHost(Host):
                 else:
                     self._late.abort()
 
-    def collector_beside(self, clock: RunClock) -> CollectorHost:
+    def make_collector(self, clock: RunClock) -> CollectorHost:
         """The collector in the same process."""
         role_host = CollectorHost(self.job, self.output_plan(), clock, None if self.ingest is None else self.ingest.endpoint)
         if self.watcher is not None:
-            role_host.tell = self.watcher.board.take_collector
+            role_host.send_view = self.watcher.board.take_collector
         return role_host
 
     def open_flight(self) -> None:
-        """Everything is there that clients may ask for."""
+        """Let producers and readers connect; sources and results are ready for them."""
         if self.ingest is not None:
             self.ingest.open()
 
@@ -215,7 +215,7 @@ class MasterHost(Host):
 
     def _patience_us(self) -> int:
         """How long the master may wait: to its next timer, and to the next look at idle sources and at its own state."""
-        if self.listen():
+        if self.resume_sources():
             return int(PATIENCE_S * 1e6)
         until_us = self.until_timer_us()
         if until_us is not None:
@@ -238,9 +238,9 @@ class MasterHost(Host):
             super().perform([effect])
 
     def read(self) -> None:
-        """Read the batch that the master wants, or give it up for now when the source has been silent for too long."""
+        """Read the batch that the master wants; a source without rows for the idle timeout is idle instead."""
         if self._idle_detector.any_idle:
-            self.listen()
+            self.resume_sources()
         if self.first_read_s is None:
             self.first_read_s = time.monotonic()
         assert self.wanted is not None
@@ -270,20 +270,20 @@ class MasterHost(Host):
             self.watcher.look(self.clock.now_us(), self.sources)
             self.on_observed()
 
-    def listen(self) -> bool:
-        """Take note of idle streams that have something to say again. False when there are no idle streams."""
+    def resume_sources(self) -> bool:
+        """Deliver which idle streams have rows again. False when no stream is idle."""
         for stream in self._idle_detector.ended(self.sources):
             self.deliver(SourceResumed(stream))
         return self._idle_detector.any_idle
 
     def _check_all_read(self, stream: int) -> None:
-        """A source that ended elsewhere than at its end would be a wrong answer that balances."""
+        """RunFailed when a source ended early or late: the ledger would balance over a wrong answer."""
         rows, expected = self.role.streams[stream].counts.tuples, self.sources[stream].rows_total
         if expected is not None and rows != expected:
             raise RunFailed(f"{STREAM_NAMES[stream]}: {rows} rows were read of {expected}; the input changed while it was read")
 
-    def forget_checkpoints(self) -> None:
-        """The run is complete and its report is written: there is nothing to go on from, and nothing more to look at."""
+    def remove_checkpoints(self) -> None:
+        """The run is complete and its report is written: end monitoring, remove its checkpoints."""
         if self.watcher is not None:
             self.watcher.close()
         if self.checkpointer is not None and not self.role.checkpoints.stopped:
@@ -292,8 +292,8 @@ class MasterHost(Host):
                     source.done()
             self.checkpointer.folder.remove()
 
-    def note_recovery(self, text: str, tuples: int, duration_us: int) -> None:
-        """The run goes on after something has died. duration_us: since that was noticed."""
+    def log_recovery(self, text: str, tuples: int, duration_us: int) -> None:
+        """A recovery is complete. duration_us: since the death was noticed."""
         now_us = self.clock.now_us()
         event = RunEvent(
             now_us,
@@ -370,7 +370,7 @@ class CollectorHost(Host):
             digest_pairs(np.empty(0, np.uint64), np.empty(0, np.uint64))
         self.checkpointer = None if job.checkpoints is None else CollectorCheckpointer(job, self._sink)
         self._watcher = CollectorWatcher(job.config) if job.config.observed else None
-        self.tell: Callable[[dict[str, Any]], None] = lambda view: None  # the runtime's
+        self.send_view: Callable[[dict[str, Any]], None] = lambda view: None  # the runtime's
         self._metrics: MetricsFile | None = None
         self.performers |= {Write: self._write, CommitEpoch: nothing}
         if self.checkpointer is not None:
@@ -466,9 +466,9 @@ class CollectorHost(Host):
         self.checkpointer.publish(effect.generation)
 
     def observe(self, *, last: bool = False) -> None:
-        """In every round of the collector's loop: `tell` now and then what the master is to put on its board (`observe`)."""
+        """In every round of the collector's loop: `send_view` to the status board when that is due."""
         if self._watcher is not None and (last or self._watcher.due()):
-            self.tell(self._watcher.view(self.role))
+            self.send_view(self._watcher.view(self.role))
 
     def summary(self) -> dict[str, Any]:
         return self.role.summary()

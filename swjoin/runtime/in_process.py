@@ -74,7 +74,7 @@ def _run_local(job: Job, progress: bool, slave_count: int | None, complete_repor
         load_master_kernels(job.config, role_host.layouts)
         load_slave_kernels(job.config, role_host.layouts)
         clock = RunClock()
-        with role_host.collector_beside(clock) as collector, stop_signals(job) as stop_wanted:
+        with role_host.make_collector(clock) as collector, stop_signals(job) as stop_wanted:
             role_host.stop_wanted = stop_wanted.is_set
             loop = _LocalLoop(job, role_host, collector, clock, slave_count)
             role_host.open_flight()
@@ -114,7 +114,7 @@ def _run_local(job: Job, progress: bool, slave_count: int | None, complete_repor
     if complete_report is not None:
         complete_report(report, job)
     publish(job, report)
-    role_host.forget_checkpoints()
+    role_host.remove_checkpoints()
     return report
 
 

@@ -193,7 +193,7 @@ def test_a_cut_through_moves_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = Scenario.draw(2918)
     query = QueryConfig(-5_000, 15_000, ("lower", "upper"))
     config = dataclasses.replace(drawn.config, queries=(query,))
-    scenario = dataclasses.replace(drawn, config=config, crashes=((160, 3), (320, 2)))
+    scenario = dataclasses.replace(drawn, config=config, crashes=((146, 3), (326, 2)))
     monkeypatch.setattr(Scenario, "draw", staticmethod(lambda seed: scenario))
     run_simulated(2918)
     monkeypatch.setattr(Checkpoints, "being_joined", property(lambda self: False))

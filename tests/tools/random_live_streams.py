@@ -88,13 +88,13 @@ class LiveSimulation(Simulation):
         self._idle: set[int] = set()
         super().__init__(config, sources, slave_count, seed, *more)
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         self._wanted = None
         self._idle.clear()
         for stream, source in enumerate(self._sources):
             source.crash()
             self._wait_for(stream)
-        super()._begin()
+        super()._start()
 
     def _wait_for(self, stream: int) -> None:
         if not self._sources[stream].all_come:
@@ -117,7 +117,7 @@ class LiveSimulation(Simulation):
         """As `MasterHost.read`."""
         for stream in [s for s in sorted(self._idle) if self._sources[s].ready(0)]:
             self._idle.remove(stream)
-            self._tell(MASTER, SourceResumed(stream))
+            self._deliver(MASTER, SourceResumed(stream))
         for wanted in self._wanted or ():
             if wanted is not None and self._sources[wanted].ready(0):
                 self._wanted = None
@@ -128,7 +128,7 @@ class LiveSimulation(Simulation):
         if asked == self._asked and self._wanted is not None and not self._sources[self._wanted[0]].ready(0):
             stream, self._wanted = self._wanted[0], None
             self._idle.add(stream)
-            self._tell(MASTER, SourceIdle(stream))
+            self._deliver(MASTER, SourceIdle(stream))
 
 
 def live_scenario(seed: int) -> Scenario:

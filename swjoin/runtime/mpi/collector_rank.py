@@ -80,11 +80,13 @@ class CollectorRank(Rank):
         self.saved = deque()
         role_host.make(channel.size - FIRST_SLAVE, setup["manifest"], self.saved.append)
         role_host.clock = self.start_clock(channel, setup.get("clock_us"))
-        role_host.tell = lambda view: channel.send_later(np.frombuffer(json.dumps(view).encode(), np.uint8), MASTER, STATUS)
-        hears: list[tuple[int, type]] = [(channel.any, ResultChunk)]
-        hears += [(MASTER, PublishResults)] if role_host.checkpointer is not None else []
-        hears += [(MASTER, MeasuringStarted)] if self.job.config.measure.prefill_us else []
-        role_host.transport = _Transport(channel, hears, self.saved, partial(self.begin_measuring, channel))
+        role_host.send_view = lambda view: channel.send_later(
+            np.frombuffer(json.dumps(view).encode(), np.uint8), MASTER, STATUS
+        )
+        receives: list[tuple[int, type]] = [(channel.any, ResultChunk)]
+        receives += [(MASTER, PublishResults)] if role_host.checkpointer is not None else []
+        receives += [(MASTER, MeasuringStarted)] if self.job.config.measure.prefill_us else []
+        role_host.transport = _Transport(channel, receives, self.saved, partial(self.start_measuring, channel))
         role_host.run()
         me = identity(COLLECTOR, "collector", self.meter, self.start_rss_bytes)
         channel.send_json({"summary": role_host.summary(), "rank": me}, MASTER, SUMMARY)

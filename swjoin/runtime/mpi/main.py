@@ -136,10 +136,10 @@ def _play(role: MasterRank | CollectorRank | SlaveRank, channel: Channel) -> dic
         except PeerLostError as lost:
             assert isinstance(channel, ResilientChannel), "only a surviving channel tells of deaths"
             role.lost(str(lost))
-            _meet_again(channel)
+            _start_next_attempt(channel)
 
 
-def _meet_again(channel: ResilientChannel) -> None:
+def _start_next_attempt(channel: ResilientChannel) -> None:
     while True:
         try:
             channel.next_attempt()

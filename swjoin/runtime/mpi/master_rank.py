@@ -44,9 +44,9 @@ class _Transport(MpiTransport):
 
     def __init__(self, rank: MasterRank, channel: Channel, host: MasterHost) -> None:
         config = rank.job.config
-        hears: list[tuple[int, type]] = [(channel.any, Report), (channel.any, MoveEnd)]
-        hears += [(channel.any, PartSaved)] if host.checkpointer is not None else []
-        super().__init__(channel, hears, rank.saved, partial(rank.begin_measuring, channel))
+        receives: list[tuple[int, type]] = [(channel.any, Report), (channel.any, MoveEnd)]
+        receives += [(channel.any, PartSaved)] if host.checkpointer is not None else []
+        super().__init__(channel, receives, rank.saved, partial(rank.start_measuring, channel))
         self._rank, self._host, self._nodes, self._rush = rank, host, config.nodes, config.measure.rush
         self._clock_us: int | None = None  # at which all clocks restart, once every rank has been sent so
         if not config.measure.prefill_us:
@@ -203,7 +203,7 @@ class MasterRank(Rank):
             self._complete_report(report, self.job)
         assert self._role_host is not None
         publish(self.job, report)
-        self._role_host.forget_checkpoints()
+        self._role_host.remove_checkpoints()
 
     def close(self, error: BaseException | None) -> None:
         if self._role_host is not None:
@@ -243,5 +243,5 @@ class MasterRank(Rank):
             took_s = time.monotonic() - self._failed_s
             self._failed_s = None
             self.recoveries.append({"slaves": slave_count, "s": took_s, "tuples": replayed, "from": setup["manifest"]})
-            role_host.note_recovery(f"{slave_count} slaves are left", replayed, int(took_s * 1e6))
+            role_host.log_recovery(f"{slave_count} slaves are left", replayed, int(took_s * 1e6))
         return None if role_host.checkpointer is None else role_host.checkpointer.manifest

@@ -90,7 +90,7 @@ class Rank:
                 self.clock.restart(resumed_us)
         return self.clock
 
-    def begin_measuring(self, channel: Channel, clock_us: int) -> None:
+    def start_measuring(self, channel: Channel, clock_us: int) -> None:
         """The measured phase begins, on all ranks at once."""
         assert self.clock is not None
         channel.barrier()

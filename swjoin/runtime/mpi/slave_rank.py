@@ -38,10 +38,10 @@ class _Transport(MpiTransport):
 
     def __init__(self, rank: SlaveRank, channel: Channel) -> None:
         config = rank.job.config
-        hears: list[tuple[int, type]] = [(MASTER, Delivery), (channel.any, StateRequest), (channel.any, StateChunk)]
-        hears += [(MASTER, MeasuringStarted)] if config.measure.prefill_us else []
-        hears += [(MASTER, PublishResults)] if rank.job.checkpoints is not None else []
-        super().__init__(channel, hears, rank.saved, partial(rank.begin_measuring, channel))
+        receives: list[tuple[int, type]] = [(MASTER, Delivery), (channel.any, StateRequest), (channel.any, StateChunk)]
+        receives += [(MASTER, MeasuringStarted)] if config.measure.prefill_us else []
+        receives += [(MASTER, PublishResults)] if rank.job.checkpoints is not None else []
+        super().__init__(channel, receives, rank.saved, partial(rank.start_measuring, channel))
         self._rank, self._nodes, self._rush = rank, config.nodes, config.measure.rush
         if not config.measure.prefill_us:
             self.link_bytes_per_s = config.nodes.link_bytes_per_s

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class MpiTransport:
-    """One role's. hears: types of the messages it may receive, in the order of polling, each with its sender or `channel.any`.
+    """One role's. receives: types of the messages for it, in the order of polling, each with its sender or `channel.any`.
 
     saved: what background threads have made durable, or an exception of theirs. link_bytes_per_s: of an imitated link; 0: none.
     restart: restarts the clocks of all ranks at once.
@@ -33,12 +33,12 @@ class MpiTransport:
     eager_us: int | None = 100  # a slave that has reported in its slot polls for its delivery so often
 
     def __init__(
-        self, channel: Channel, hears: Sequence[tuple[int, type]], saved: deque[Any], restart: Callable[[int], None]
+        self, channel: Channel, receives: Sequence[tuple[int, type]], saved: deque[Any], restart: Callable[[int], None]
     ) -> None:
         self.channel = channel
         self.meter: WorkMeter = channel.meter
         self.link_bytes_per_s = 0.0
-        self._hears = [(sender, FORMATS[kind]) for sender, kind in hears]
+        self._receives = [(sender, FORMATS[kind]) for sender, kind in receives]
         self._saved, self._restart = saved, restart
 
     def check(self) -> None:
@@ -62,7 +62,7 @@ class MpiTransport:
                 raise item
             event: Event = item
             return event
-        for sender, form in self._hears:
+        for sender, form in self._receives:
             if channel.probe(sender, form.tag):
                 source = RoleId(channel.source)
                 frame = channel.receive()

@@ -131,19 +131,19 @@ class Simulation:
         self._steps: deque[str] = deque(maxlen=12)
         self._sink = MemorySink()
         self._commits: list[int] = []
-        self._aside: list[tuple[int, SourceBatch, str]] = []
-        self._aside_at: dict[int, int] = {}  # by generation: at the checkpoint that ends it
+        self._side_rows: list[tuple[int, SourceBatch, str]] = []
+        self._side_counts: dict[int, int] = {}  # by generation: at the checkpoint that ends it
         self._events: list[RunEvent] = []
         self._moved = False  # moves were in flight after the step before
         self._changed: set[SlaveId] = set()  # slaves that took an event in this step
         self._job = Job(config, None, True, folder, None, "simulation")
-        self._keepers: tuple[MasterCheckpointer, CollectorCheckpointer] | None = None
+        self._checkpointers: tuple[MasterCheckpointer, CollectorCheckpointer] | None = None
         if folder is not None:
-            self._keepers = (
+            self._checkpointers = (
                 MasterCheckpointer(self._job, self._sources, self._disk(MASTER)),
                 CollectorCheckpointer(self._job, self._sink, self._disk(COLLECTOR)),
             )
-        self._slave_keepers: list[SlaveCheckpointer] = []
+        self._slave_checkpointers: list[SlaveCheckpointer] = []
         self._hosts: dict[RoleId, _SimulatedHost] = {}
         self._make_roles(slave_count)
 
@@ -165,22 +165,24 @@ class Simulation:
         self.collector = Collector(slave_count, materialised=config.sink.kind != "count")
         self._make_hosts()
         self._before: tuple[list[int], int] = ([0, 0], 0)  # joined tuples and produced pairs, before the checkpoint
-        if self._keepers is None:
+        if self._checkpointers is None:
             return
-        master, collector = self._keepers
-        manifest = master.begin(partial(self._tell, MASTER))
+        master, collector = self._checkpointers
+        manifest = master.begin(partial(self._deliver, MASTER))
         if manifest is not None:
             self._before = (manifest.joined, manifest.produced)
         master.restore(self.master, manifest, self.clock_us)
-        collector.begin(self.collector, master.manifest_name, partial(self._tell, COLLECTOR))
+        collector.begin(self.collector, master.manifest_name, partial(self._deliver, COLLECTOR))
         owner = self.master.controller.map.owner.tolist()
         for slave in self.slaves:
             actor = slave_role(slave.id)
             folder, incarnation = master.folder.path, master.folder.incarnation
-            checkpointer = SlaveCheckpointer(folder, incarnation, slave, config, partial(self._tell, actor), self._disk(actor))
+            checkpointer = SlaveCheckpointer(
+                folder, incarnation, slave, config, partial(self._deliver, actor), self._disk(actor)
+            )
             checkpointer.restore(master.manifest_name, owner, list(self.master.controller.active))
             slave.validate()
-            self._slave_keepers.append(checkpointer)
+            self._slave_checkpointers.append(checkpointer)
 
     def _make_hosts(self) -> None:
         """Every role with what performs its effects."""
@@ -193,8 +195,8 @@ class Simulation:
         }
         collector: Performers = {Write: self._write, CommitEpoch: self._commit}
         slave: Performers = {}
-        if self._keepers is not None:
-            folder, results = self._keepers
+        if self._checkpointers is not None:
+            folder, results = self._checkpointers
             master |= {
                 SavePart: self._save_master,
                 CompleteCheckpoint: folder.folder.complete,
@@ -204,12 +206,16 @@ class Simulation:
         self._host(MASTER, self.master, master)
         self._host(COLLECTOR, self.collector, collector)
         for role in self.slaves:
-            if self._keepers is not None:
+            if self._checkpointers is not None:
                 slave = {SavePart: partial(self._save_slave, role)}
             self._host(slave_role(role.id), role, slave)
 
     def _host(self, name: RoleId, role: Role, performers: Performers) -> None:
-        shared: Performers = {Send: partial(self._carry, name), SetTimer: partial(self._set_timer, name), RestartClock: nothing}
+        shared: Performers = {
+            Send: partial(self._dispatch, name),
+            SetTimer: partial(self._set_timer, name),
+            RestartClock: nothing,
+        }
         self._hosts[name] = _SimulatedHost(role, _VirtualClock(self), {**shared, **performers})
 
     def _crash(self, slave_count: int) -> None:
@@ -218,14 +224,14 @@ class Simulation:
         self._channel_free_us.clear()
         self._in_flight, self._moved = [0, 0], False
         self._changed.clear()
-        for checkpointer in self._slave_keepers:
+        for checkpointer in self._slave_checkpointers:
             checkpointer.close()
-        self._slave_keepers.clear()
+        self._slave_checkpointers.clear()
         self.recoveries += 1
         self._make_roles(slave_count)
-        del self._aside[self._aside_at.get(self.master.checkpoints.generation - 1, 0) :]
+        del self._side_rows[self._side_counts.get(self.master.checkpoints.generation - 1, 0) :]
         self._commits = [c for c in self._commits if c <= self.master.epoch]
-        self._begin()
+        self._start()
 
     @property
     def clock_us(self) -> int:
@@ -247,7 +253,7 @@ class Simulation:
 
     def run(self) -> SimulationResult:
         """Run to the end. SimulationError when a checker complains or the roles wait for each other for ever."""
-        self._begin()
+        self._start()
         steps = 0
         while self._queue:
             self.now_us, _, name, action = heapq.heappop(self._queue)
@@ -271,7 +277,7 @@ class Simulation:
             raise self._error("every role waits for another")
         return self._result(steps)
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         for host in list(self._hosts.values()):
             host.start()
 
@@ -281,13 +287,13 @@ class Simulation:
             self._crash(slave_count)
         elif not self.master.finished:
             self._steps.append(f"{self.now_us} us request to stop")
-            self._tell(MASTER, StopRequested())
+            self._deliver(MASTER, StopRequested())
 
     def _crash_at_the_end(self) -> bool:
         """A crash that was to come later comes when all results can be seen, and the checkpoints are still there."""
-        if self._keepers is None or not self._crashes:
+        if self._checkpointers is None or not self._crashes:
             return False
-        self._keepers[1].publish_all()
+        self._checkpointers[1].publish_all()
         self._crash(self._crashes.popleft()[1] or len(self.slaves))
         return True
 
@@ -300,7 +306,7 @@ class Simulation:
 
     # ------------------------------------------------------------ events and messages
 
-    def _tell(self, name: RoleId, event: Event) -> None:
+    def _deliver(self, name: RoleId, event: Event) -> None:
         """Deliver an event to a role."""
         self._hosts[name].deliver(event)
         if name >= FIRST_SLAVE:
@@ -310,7 +316,7 @@ class Simulation:
         elif name == COLLECTOR and self.collector.stopped:
             self._crash(len(self.slaves))
 
-    def _carry(self, sender: RoleId, effect: Send) -> None:
+    def _dispatch(self, sender: RoleId, effect: Send) -> None:
         """A message leaves, as a frame."""
         message, to = effect.message, effect.to
         self._count(message, 1)
@@ -321,9 +327,9 @@ class Simulation:
     def _arrive(self, sender: RoleId, to: RoleId, kind: type, frame: Frame) -> None:
         message = wire.FORMATS[kind].unpack(frame)
         self._count(message, -1)
-        if isinstance(message, Delivery) and self._slave_keepers:
-            self._slave_keepers[slave_of(to)].received(message, frame)
-        self._tell(to, Received(sender, message, frame))
+        if isinstance(message, Delivery) and self._slave_checkpointers:
+            self._slave_checkpointers[slave_of(to)].received(message, frame)
+        self._deliver(to, Received(sender, message, frame))
 
     def _count(self, message: Message, sign: int) -> None:
         """Tuples of messages on their way."""
@@ -335,7 +341,7 @@ class Simulation:
 
     def _set_timer(self, name: RoleId, effect: SetTimer) -> None:
         due_us = max(self.now_us, effect.at_us - self._clock_ahead_us) + self._delays.work_us(name)
-        self._at(due_us, f"timer {effect.timer} of role {name}", partial(self._tell, name, TimerFired(effect.timer)))
+        self._at(due_us, f"timer {effect.timer} of role {name}", partial(self._deliver, name, TimerFired(effect.timer)))
 
     def _keep_working(self, slave: Slave) -> None:
         host = self._hosts[slave_role(slave.id)]
@@ -345,7 +351,7 @@ class Simulation:
 
         def work() -> None:
             host.working = False
-            self._tell(slave_role(slave.id), WorkDue())
+            self._deliver(slave_role(slave.id), WorkDue())
 
         self._at(self.now_us + self._delays.work_us(slave_role(slave.id)), f"work of slave {slave.id}", work)
 
@@ -361,18 +367,18 @@ class Simulation:
         if stall_us <= patience_us:
             self._at(at + stall_us, f"read {STREAM_NAMES[stream]}", partial(self._read, stream))
         else:
-            self._at(at + patience_us, "a stream is idle", partial(self._tell, MASTER, SourceIdle(stream)))
-            self._at(at + stall_us, "a stream resumes", partial(self._tell, MASTER, SourceResumed(stream)))
+            self._at(at + patience_us, "a stream is idle", partial(self._deliver, MASTER, SourceIdle(stream)))
+            self._at(at + stall_us, "a stream resumes", partial(self._deliver, MASTER, SourceResumed(stream)))
 
     def _read(self, stream: int) -> None:
         batch = self._sources[stream].read()
-        self._tell(MASTER, SourceEnded(stream) if batch is None else BatchRead(stream, batch))
+        self._deliver(MASTER, SourceEnded(stream) if batch is None else BatchRead(stream, batch))
 
     def _restart_clock(self, effect: RestartClock) -> None:
         self._clock_ahead_us = effect.clock_us - self.now_us
 
     def _set_aside(self, effect: SetAside) -> None:
-        self._aside.append((effect.stream, effect.batch, effect.reason))
+        self._side_rows.append((effect.stream, effect.batch, effect.reason))
 
     def _log(self, effect: Log) -> None:
         self._events.append(effect.event)
@@ -384,18 +390,18 @@ class Simulation:
         self._commits.append(effect.epoch)
 
     def _save_master(self, effect: SavePart) -> None:
-        assert self._keepers is not None
-        self._aside_at[effect.generation] = len(self._aside)
-        self._keepers[0].save(effect.generation, effect.snapshot)
+        assert self._checkpointers is not None
+        self._side_counts[effect.generation] = len(self._side_rows)
+        self._checkpointers[0].save(effect.generation, effect.snapshot)
 
     def _save_slave(self, slave: Slave, effect: SavePart) -> None:
-        self._slave_keepers[slave.id].save(effect)
+        self._slave_checkpointers[slave.id].save(effect)
 
     def _publish(self, effect: Publish) -> None:
-        assert self._keepers is not None
-        self._keepers[1].publish(effect.generation)
+        assert self._checkpointers is not None
+        self._checkpointers[1].publish(effect.generation)
         shown, counted = self._sink.shown_count, self.config.sink.kind == "count"
-        check_shown(shown, self._shown, effect.generation, self._keepers[0].folder.newest(), counted=counted)
+        check_shown(shown, self._shown, effect.generation, self._checkpointers[0].folder.newest(), counted=counted)
         self._shown = shown
 
     # ------------------------------------------------------------ checkers
@@ -424,7 +430,7 @@ class Simulation:
             summary["digest"],
             {name: sum(s.joined[i] for s in self.slaves) + joined[i] for i, name in enumerate(STREAM_NAMES)},
             self.master.summary()["counts"],
-            self._aside,
+            self._side_rows,
             steps,
             self._commits,
             self._events,
