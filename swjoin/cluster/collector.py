@@ -173,7 +173,7 @@ class Collector:
             tally.count += pairs
 
     def _complete(self, chunk: ResultChunk, slave: int) -> None:
-        """A slave has completed an epoch: what it says it produced must be what arrived."""
+        """A slave has completed an epoch: its counts must be those of the pairs that arrived."""
         if chunk.results is None or chunk.metrics is None or chunk.delay_histogram is None:
             raise RunFailed(f"collector: slave {slave}, epoch {chunk.epoch}: final chunk without counts")
         if len(chunk.metrics) != len(COLUMNS) or len(chunk.delay_histogram) != HISTOGRAM_SIZE:

@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from swjoin.connectors.output_columns import OutputColumns
 
 
-_LONGEST_SLOT_WAIT_US = 20_000  # while a timer runs: the master looks at the run's state as often
+_LONGEST_SLOT_WAIT_US = 20_000  # while a timer runs
 
 
 class MasterHost(Host):
@@ -133,7 +133,7 @@ class MasterHost(Host):
             source.close()
         if self.checkpointer is not None:
             self.checkpointer.close()
-        with contextlib.suppress(*() if kind is None else (SwjoinError,)):  # a full disk has been told of already
+        with contextlib.suppress(*() if kind is None else (SwjoinError,)):  # a full disk has been reported already
             if self._events is not None:
                 resumable = self.checkpointer is not None and (kind is not None or self.role.checkpoints.stopped)
                 self._events.close(resumable=resumable)
@@ -214,7 +214,7 @@ class MasterHost(Host):
                     self.deliver(event)
 
     def _patience_us(self) -> int:
-        """How long the master may wait: to its next timer, and to the next look at idle sources and at its own state."""
+        """How long the master may wait: to its next timer, poll of idle sources, or status update."""
         if self.resume_sources():
             return int(PATIENCE_S * 1e6)
         until_us = self.until_timer_us()

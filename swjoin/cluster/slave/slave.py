@@ -4,7 +4,7 @@ What: `Slave.handle(event, now_us) -> [effect]`. A `Delivery` fills the stream b
 work and may send one result chunk; the timer `EXCHANGE` (realtime) reports although work is left.
 Why: the same object runs under MPI, in one process and in the simulator; bounded pieces keep the exchange with the master on
 time.
-Stays out: window state and kernels (`operators`, `state`), sending, measuring CPU time (the runtime tells it by
+Stays out: window state and kernels (`operators`, `state`), sending, measuring CPU time (the runtime reports it by
 `TimesMeasured`).
 """
 
@@ -132,7 +132,7 @@ class Slave:
         self._mover_turn = True
         self._promised_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
         self._moved_last = False  # the last piece of work was a state movement's, not the join's
-        self._settled: list[Work] = []  # joined for a partition-group that has just come; told with the next epoch
+        self._settled: list[Work] = []  # joined for a partition-group that has just come; counted with the next epoch
         self._resting = 0 < reorganization.active_slaves <= slave
         self._tells_loads = reorganization.policy == "balanced"
         self._cost_ns = np.zeros(config.cluster.partition_count)

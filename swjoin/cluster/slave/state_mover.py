@@ -184,4 +184,4 @@ class StateMover:
         for move, coming in self._coming.items():
             assert len(coming.chunks) <= _CREDITS, f"move {move}: {len(coming.chunks)} chunks wait, {_CREDITS} were asked for"
         assert not set(self._leaving) & set(self._coming), "a slave is supplier and consumer of one move"
-        assert all(n >= 0 for n in self._credits.values()), "a chunk was sent that nobody asked for"
+        assert all(n >= 0 for n in self._credits.values()), "a chunk was sent without a request"

@@ -2,7 +2,7 @@
 
 What: `ModelMaster`, `ModelSlave`, `ModelCollector`. Why: the loops are those of `runtime.mpi.main`: the master delivers, then
 hears reports, then reads; it is busy while it sends a large message, because that is sent blocking, to a slave that has asked
-for it; a slave looks for messages between two pieces of work; the collector takes one chunk after the other.
+for it; a slave polls for messages between two pieces of work; the collector takes one chunk after the other.
 Stays out: what costs what (`forecast.costs`), the run as a whole (`forecast.model.run`), what roles decide.
 """
 
@@ -210,8 +210,8 @@ class ModelSlave(Actor):
         self._kept_bytes = payload_bytes if pair_bytes else 0  # of a tuple, with the windows
         self._owed_us = 0.0  # CPU time of messages handled, charged with the next piece of work
         self._process_us = 0.0
-        self._told = Usage()
-        self._told_at_us = 0.0
+        self._measured = Usage()
+        self._measured_at_us = 0.0
         self._sent_until_us: dict[SlaveId, float] = {}
         self._in_history = world.config.measure.prefill_us > 0
         self._performers: Performers = {
@@ -228,8 +228,8 @@ class ModelSlave(Actor):
     def start_measuring(self, message: MeasuringStarted) -> None:
         self._in_history = False
         self.usage.clear()
-        self._told = Usage()
-        self._told_at_us, self._process_us = self.world.time.now_us, 0.0
+        self._measured = Usage()
+        self._measured_at_us, self._process_us = self.world.time.now_us, 0.0
         self.receive(Received(MASTER, message))
 
     def _set_timer(self, effect: SetTimer) -> None:
@@ -251,7 +251,7 @@ class ModelSlave(Actor):
         if self.slave.finished or not self.slave.has_work:
             self.rest()
             return
-        self._tell_times()
+        self._report_times()
         now, before = self.world.now_us, self._copy_meter()
         effects = self.slave.handle(WorkDue(), now)
         did = self._since(before)
@@ -317,12 +317,12 @@ class ModelSlave(Actor):
         work_us = self._work_us(did)
         return work_us * (1 - 1 / self._pieces(did)) * self.world.cores.slowdown / self._speed()
 
-    def _tell_times(self) -> None:
-        now, used, told = self.world.time.now_us, self.usage, self._told
-        cpu, link = used.cpu_us - told.cpu_us, used.link_us + used.waiting_us - told.link_us - told.waiting_us
-        idle = max(0.0, now - self._told_at_us - link - self._process_us)
+    def _report_times(self) -> None:
+        now, used, past = self.world.time.now_us, self.usage, self._measured
+        cpu, link = used.cpu_us - past.cpu_us, used.link_us + used.waiting_us - past.link_us - past.waiting_us
+        idle = max(0.0, now - self._measured_at_us - link - self._process_us)
         self.slave.handle(TimesMeasured(int(cpu), int(link), int(idle), int(self._process_us)), int(now))
-        self._told, self._told_at_us, self._process_us = Usage(used.cpu_us, used.link_us, used.waiting_us), now, 0.0
+        self._measured, self._measured_at_us, self._process_us = Usage(used.cpu_us, used.link_us, used.waiting_us), now, 0.0
 
     # ------------------------------------------------------------ messages
 

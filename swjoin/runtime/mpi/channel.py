@@ -29,7 +29,7 @@ class PeerLostError(RunFailed):
 
 
 class PeerFailedError(RunFailed):
-    """Another rank failed and has told why."""
+    """Another rank failed and has sent the reason."""
 
     def __init__(self, text: str, exit_code: int) -> None:
         super().__init__(text)
@@ -68,7 +68,7 @@ class Channel:
         self.comm.Send([data, self.mpi.BYTE], dest=rank, tag=tag)
 
     def send_later(self, data: NDArray[np.uint8], rank: int, tag: int) -> None:
-        """Begin to send; whoever sends may itself be waited for by the receiver. `data` is kept until it has gone."""
+        """Start to send, without waiting: the receiver may be waiting for the sender. `data` is kept until it has left."""
         start = time.monotonic_ns()
         self._send_later(data, rank, tag)
         self.meter.communication_us += (time.monotonic_ns() - start) // 1000
@@ -121,13 +121,13 @@ class Channel:
         return self.receive()
 
     def check(self) -> None:
-        """Once in every round of a loop: PeerLostError when the run has to go on without somebody, PeerFailed when it ends."""
+        """Once in every round of a loop: PeerLostError: the run continues without a rank; PeerFailedError: it ends."""
 
     def slaves_are_done(self) -> None:
         """Rank 0 needs nothing of the slaves any more; should one die now, it is no loss."""
 
     def farewell(self, tag: int) -> None:
-        """Rank 0 tells all others that nothing is wanted of them any more; they wait for that."""
+        """Rank 0 lets all others leave; they wait for its message."""
         nothing = np.empty(0, np.uint8)
         if self.rank != 0:
             self.wait(0, tag)

@@ -1,7 +1,7 @@
 """The collector as an MPI rank.
 
 What: `CollectorRank`, with `set_up`, `play`, which may be tried again after a death, and `close`.
-Why: the loop around the collector; it is also the one that other ranks tell why they fail, so that its results are marked.
+Why: the collector's set-up under MPI; failing ranks send it their reason, so that results are marked incomplete.
 Stays out: what the collector decides (`cluster.collector`), its files (`runtime.hosts`).
 """
 
@@ -63,7 +63,7 @@ class CollectorRank(Rank):
                     f"serve.listen {serve.listen}: the collector is on {host}, the master on {setup['host']}; listen where "
                     f"they reach each other, with certificate, private_key and token_file, or give both the same host"
                 )
-            self.job = dataclasses.replace(self.job, run_id=setup["run_id"])  # ranks that somebody else started have their own
+            self.job = dataclasses.replace(self.job, run_id=setup["run_id"])  # ranks of another launcher have their own
             role_host = self._role_host = CollectorHost(self.job, plan, RunClock())
             role_host.ranks = rank_roles(channel.size, host if host == setup["host"] else "")
             return {"results": None if role_host.offered is None else role_host.offered.location}

@@ -48,7 +48,7 @@ class _Transport(MpiTransport):
         receives += [(channel.any, PartSaved)] if host.checkpointer is not None else []
         super().__init__(channel, receives, rank.saved, partial(rank.start_measuring, channel))
         self._rank, self._host, self._nodes, self._rush = rank, host, config.nodes, config.measure.rush
-        self._clock_us: int | None = None  # at which all clocks restart, once every rank has been sent so
+        self._clock_us: int | None = None  # at which all clocks restart, once the messages that say so have left
         if not config.measure.prefill_us:
             self.link_bytes_per_s = config.nodes.link_bytes_per_s
 
@@ -119,7 +119,7 @@ class MasterRank(Rank):
         role_host = self._role_host
         assert role_host is not None
         manifest = self._start(channel, role_host)
-        role_host.open_flight()  # not before: what producers are told to go on with has been restored by now
+        role_host.open_flight()  # not before: producers learn the restored positions
         role_host.transport, role_host.meter = _Transport(self, channel, role_host), self.meter
         role_host.stop_wanted = self.stop_wanted
         role_host.on_observed = partial(self._take_status, channel, role_host)

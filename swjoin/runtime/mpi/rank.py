@@ -31,7 +31,7 @@ SUMMARY, VERDICT, FAILURE, BYE, STATUS = 4, 5, 6, 13, 14  # tags beside those of
 
 
 class EndedEarlyError(SwjoinError):
-    """Set-up failed on some rank; every rank leaves with its exit code, one of them says why."""
+    """Set-up failed on some rank; every rank leaves with its exit code, one of them prints the reason."""
 
     def __init__(self, text: str, exit_code: int) -> None:
         super().__init__(text)
