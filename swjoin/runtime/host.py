@@ -124,6 +124,13 @@ class Timers:
         """When the next one is due."""
         return min(self._at_us.values()) if self._at_us else None
 
+    def remove(self, effect: SetTimer) -> bool:
+        """Remove this timer; False when another one has replaced it."""
+        if self._at_us.get(effect.timer) != effect.at_us:
+            return False
+        del self._at_us[effect.timer]
+        return True
+
     def take(self, now_us: int) -> tuple[str, int] | None:
         """Remove the first one that is due; its name and when it was due."""
         if not self._at_us:

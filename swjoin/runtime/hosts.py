@@ -114,8 +114,13 @@ class MasterHost(Host):
         if self.ingest is not None and self.watcher is not None:
             self.ingest.status = partial(self.watcher.board.snapshot, math.inf)
         self.performers |= {Read: self._want, SetAside: self._set_aside, Log: self._log}
-        if self.checkpointer is not None:
-            self.performers |= {SavePart: self._save, CompleteCheckpoint: self._complete, ReleaseInput: self._release}
+        checkpointer = self.checkpointer
+        if checkpointer is not None:
+            self.performers |= {
+                SavePart: lambda effect: checkpointer.save(effect.generation, effect.snapshot),
+                CompleteCheckpoint: checkpointer.folder.complete,
+                ReleaseInput: lambda _: checkpointer.forget(),
+            }
 
     def __enter__(self) -> Self:
         return self
@@ -324,18 +329,6 @@ class MasterHost(Host):
         if self._events is not None:
             self._events.add(effect.event)
 
-    def _save(self, effect: SavePart) -> None:
-        assert self.checkpointer is not None
-        self.checkpointer.save(effect.generation, effect.snapshot)
-
-    def _complete(self, effect: CompleteCheckpoint) -> None:
-        assert self.checkpointer is not None
-        self.checkpointer.folder.complete(effect)
-
-    def _release(self, _effect: ReleaseInput) -> None:
-        assert self.checkpointer is not None
-        self.checkpointer.forget()
-
     def _restart_clock(self, effect: RestartClock) -> None:
         super()._restart_clock(effect)
         if self.meter is not None:
@@ -372,9 +365,13 @@ class CollectorHost(Host):
         self._watcher = CollectorWatcher(job.config) if job.config.observed else None
         self.send_view: Callable[[dict[str, Any]], None] = lambda view: None  # the runtime's
         self._metrics: MetricsFile | None = None
-        self.performers |= {Write: self._write, CommitEpoch: nothing}
-        if self.checkpointer is not None:
-            self.performers |= {SavePart: self._save, Publish: self._publish}
+        checkpointer = self.checkpointer
+        self.performers |= {Write: lambda effect: self._sink.write(effect.pairs, effect.generation), CommitEpoch: nothing}
+        if checkpointer is not None:
+            self.performers |= {
+                SavePart: lambda effect: checkpointer.save(effect.generation, effect.snapshot),
+                Publish: lambda effect: checkpointer.publish(effect.generation),
+            }
 
     def __enter__(self) -> Self:
         return self
@@ -453,17 +450,6 @@ class CollectorHost(Host):
             if self.offered is not None:
                 self.offered.metrics.add(rows)
         self.perform(effects)
-
-    def _write(self, effect: Write) -> None:
-        self._sink.write(effect.pairs, effect.generation)
-
-    def _save(self, effect: SavePart) -> None:
-        assert self.checkpointer is not None
-        self.checkpointer.save(effect.generation, effect.snapshot)
-
-    def _publish(self, effect: Publish) -> None:
-        assert self.checkpointer is not None
-        self.checkpointer.publish(effect.generation)
 
     def observe(self, *, last: bool = False) -> None:
         """In every round of the collector's loop: `send_view` to the status board when that is due."""

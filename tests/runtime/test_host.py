@@ -57,6 +57,10 @@ def test_timers_fire_in_the_order_of_their_times_and_a_new_one_replaces_the_old(
     found.set(SetTimer("a", 10))
     assert found.next_us == 10
     assert [found.take(25), found.take(25), found.take(25)] == [("a", 10), ("b", 20), None]
+    found.set(SetTimer("a", 40))
+    assert not found.remove(SetTimer("a", 10))
+    assert found.remove(SetTimer("a", 40))
+    assert found.next_us is None
 
 
 class _Echo:

@@ -340,8 +340,13 @@ class Simulation:
             self._in_flight[message.stream] += sign * len(message.tuples)
 
     def _set_timer(self, name: RoleId, effect: SetTimer) -> None:
+        self._hosts[name].timers.set(effect)
         due_us = max(self.now_us, effect.at_us - self._clock_ahead_us) + self._delays.work_us(name)
-        self._at(due_us, f"timer {effect.timer} of role {name}", partial(self._deliver, name, TimerFired(effect.timer)))
+        self._at(due_us, f"timer {effect.timer} of role {name}", partial(self._fire, name, effect))
+
+    def _fire(self, name: RoleId, effect: SetTimer) -> None:
+        if self._hosts[name].timers.remove(effect):
+            self._deliver(name, TimerFired(effect.timer))
 
     def _keep_working(self, slave: Slave) -> None:
         host = self._hosts[slave_role(slave.id)]
