@@ -21,7 +21,8 @@ from swjoin.checkpoint.manifest import check_master_state, restoring
 from swjoin.checkpoint.store import CheckpointStore, Manifest, read_manifest
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.master.master import Master
-from swjoin.cluster.messages import PartSaved, SavePart, Snapshot
+from swjoin.cluster.messages import PartSaved
+from swjoin.cluster.role import SavePart, Snapshot
 from swjoin.cluster.slave.slave import Slave
 from swjoin.config.job import Job, sets_aside
 from swjoin.config.run import RunConfig, digest, to_plain

@@ -24,7 +24,8 @@ import numpy as np
 
 from swjoin.checkpoint.delivery_log import Segment, living
 from swjoin.checkpoint.manifest import check_manifest
-from swjoin.cluster.messages import CheckpointCompleted, CompleteCheckpoint, PartSaved, Snapshot
+from swjoin.cluster.messages import PartSaved
+from swjoin.cluster.role import CheckpointCompleted, CompleteCheckpoint, Snapshot
 from swjoin.cluster.wire import pack_tuples, unpack_tuples
 from swjoin.core.batch import I64, TupleBatch, in_memory
 from swjoin.core.errors import RunFailed, UserError

@@ -16,11 +16,12 @@ import numpy as np
 
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.master.master import Master
-from swjoin.cluster.messages import BeginMeasuring, Deliver, Log, MasterCommand, MasterEvent, SlaveReported
+from swjoin.cluster.messages import Report
+from swjoin.cluster.role import Effect, Event, Log, Received, RestartClock, Send, slave_of
 from swjoin.config.run import RunConfig
 from swjoin.connectors.source import is_live
 from swjoin.core.batch import I64, STREAM_NAMES, SourceBatch
-from swjoin.core.data_messages import RunEvent
+from swjoin.core.data_messages import Delivery, RunEvent
 from swjoin.core.ids import BEGIN_OF_TIME_US
 from swjoin.core.join_semantics import format_digest
 from swjoin.core.metric_columns import COLUMNS
@@ -113,19 +114,19 @@ class MasterWatcher:
         if self._hot:
             self._hot[stream].read(batch.key, batch.key_valid, time.monotonic())
 
-    def took(self, event: MasterEvent) -> None:
+    def took(self, event: Event) -> None:
         """The master takes an event."""
-        if isinstance(event, SlaveReported):
-            self._reported[int(event.slave)] = event.occupancy_ratio
-            loads = event.loads
+        if isinstance(event, Received) and isinstance(event.message, Report):
+            self._reported[slave_of(event.sender)] = event.message.occupancy_ratio
+            loads = event.message.loads
             if loads is not None:
                 kept = self._cost_ns[loads.groups] * _FORGET
                 self._cost_ns[loads.groups] = kept + loads.cost_ns * (1 - _FORGET)
 
-    def performed(self, command: MasterCommand) -> None:
-        """The master has commanded something."""
-        match command:
-            case Deliver(delivery):
+    def performed(self, effect: Effect) -> None:
+        """The master wants something done."""
+        match effect:
+            case Send(message=Delivery() as delivery):
                 self._delivered[0] += len(delivery.left)
                 self._delivered[1] += len(delivery.right)
             case Log(event):
@@ -133,7 +134,7 @@ class MasterWatcher:
                 if event.kind == "released":
                     self._moved_bytes += event.state_bytes
                     self._held_us.append(event.duration_us)
-            case BeginMeasuring():
+            case RestartClock():
                 self._in_history = False
             case _:
                 pass

@@ -26,7 +26,8 @@ from swjoin.checkpoint.store import CheckpointStore, read_manifest
 from swjoin.cluster.collector import Collector, Tally
 from swjoin.cluster.master.checkpoint_coordinator import Checkpoints
 from swjoin.cluster.master.master import Master
-from swjoin.cluster.messages import CheckpointCompleted, CompleteCheckpoint, PartSaved, PublishResults
+from swjoin.cluster.messages import PartSaved, PublishResults
+from swjoin.cluster.role import COLLECTOR, CheckpointCompleted, CompleteCheckpoint, ReleaseInput, Send
 from swjoin.cluster.slave.slave import Slave
 from swjoin.config.loader import config_from_plain, load_config
 from swjoin.config.run import CheckpointConfig, QueryConfig
@@ -192,7 +193,7 @@ def test_a_cut_through_moves_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = Scenario.draw(2918)
     query = QueryConfig(-5_000, 15_000, ("lower", "upper"))
     config = dataclasses.replace(drawn.config, queries=(query,))
-    scenario = dataclasses.replace(drawn, config=config, crashes=((160, 3), (320, 2)))
+    scenario = dataclasses.replace(drawn, config=config, crashes=((146, 3), (326, 2)))
     monkeypatch.setattr(Scenario, "draw", staticmethod(lambda seed: scenario))
     run_simulated(2918)
     monkeypatch.setattr(Checkpoints, "being_joined", property(lambda self: False))
@@ -219,7 +220,7 @@ def test_a_checkpoint_is_completed_with_its_last_part() -> None:
     (command,) = checkpoints.saved(PartSaved(0, "collector", {}))
     assert isinstance(command, CompleteCheckpoint)
     assert (command.generation, command.epoch, command.clock_us, command.alive_us) == (0, 2, 100, (5, 7))
-    assert checkpoints.complete(CheckpointCompleted(0, 42), 350) == [PublishResults(0, False)]
+    assert checkpoints.complete(CheckpointCompleted(0, 42), 350) == [Send(COLLECTOR, PublishResults(0, False)), ReleaseInput()]
     assert checkpoints.summary() == {"completed": 1, "last_s": 250e-6, "longest_s": 250e-6, "bytes": 42}
     assert [checkpoints.due(epoch, 0) for epoch in (4, 5)] == [False, True]
 
@@ -485,7 +486,7 @@ def test_a_dictionary_comes_back_with_the_same_codes() -> None:
 
 
 def test_the_masters_part_comes_back(tmp_path: Path) -> None:
-    from swjoin.cluster.messages import Snapshot
+    from swjoin.cluster.role import Snapshot
 
     done: list[Any] = []
     identity: dict[str, Any] = {"config": {}, "config_digest": "x", "inputs": [], "command": "", "run_dir": ""}

@@ -25,7 +25,6 @@ TOLERATED: dict[str, int] = {
     "operators/window_join.py:WindowJoin fields": 24,
     "operators/window_join.py:WindowJoin.__init__ parameters": 12,
     "runtime/hosts.py:MasterHost fields": 19,
-    "runtime/in_process.py:_LocalLoop fields": 21,
     "runtime/mpi/main.py:run_rank lines": 73,
     "runtime/run_report.py:build_report lines": 103,
     "runtime/run_report.py:build_report parameters": 13,

@@ -1,6 +1,6 @@
 """The master: gateway and controller (SPEC sections 2 and 3), without I/O and without a clock.
 
-What: `Master.handle(event, now_us) -> [command]`. It asks for rows, judges them (`intake`), buffers them (`buffers`), closes
+What: `Master.handle(event, now_us) -> [effect]`. It asks for rows, judges them (`intake`), buffers them (`buffers`), closes
 slots and distribution epochs (`policy.epochs`), serves the slaves of a sub-group in their fixed order, each when it has
 reported, and sends the controller's orders along.
 Why: the same object runs under MPI, in one process and in the simulator.
@@ -32,36 +32,43 @@ from swjoin.cluster.master.prefill import Prefill
 from swjoin.cluster.master.read_scheduler import ReadScheduler
 from swjoin.cluster.master.slots import Slots
 from swjoin.cluster.master.tuple_queue import Store
-from swjoin.cluster.messages import (
-    BeginMeasuring,
+from swjoin.cluster.messages import MeasuringStarted, PartSaved, Report
+from swjoin.cluster.role import (
+    COLLECTOR,
+    BatchRead,
     CheckpointCompleted,
-    Deliver,
-    FinishMaster,
+    Effect,
+    Event,
+    Finish,
     Log,
-    MasterCommand,
-    MasterEvent,
-    MoveEnded,
-    PartSaved,
-    ReadTuples,
+    Read,
+    Received,
+    RestartClock,
     SavePart,
+    Send,
     SetAside,
-    SlaveReported,
+    SetTimer,
     Snapshot,
+    SourceEnded,
+    SourceIdle,
+    SourceResumed,
     StopRequested,
-    StreamEnded,
-    StreamIdle,
-    StreamResumed,
-    TuplesRead,
+    TimerFired,
+    UnexpectedEventError,
+    slave_of,
+    slave_role,
 )
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout, StoredBatch, TupleBatch, in_memory
-from swjoin.core.data_messages import Delivery, GroupLoads
+from swjoin.core.data_messages import Delivery, GroupLoads, MoveEnd
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, QueryId, SlaveId
-from swjoin.policy.epochs import slot_end_us, slots_ended, slots_to_skip, sub_group_of
+from swjoin.policy.epochs import next_exchange_us, slot_end_us, slots_ended, slots_to_skip, sub_group_of
+
+SLOT = "slot"  # the timer of the end of a slot
 
 
 class Master:
-    """One master for one run. `start` first, then `handle` every event; `finished` once FinishMaster was commanded.
+    """One master for one run. `start` first, then `handle` every event; `finished` once it wanted `Finish`.
 
     Raises UserError when the configuration needs more slaves than there are.
     """
@@ -103,61 +110,75 @@ class Master:
         self.slots = Slots(config, self.streams, self.buffers, self.controller, self.checkpoints)
         self.overload = Overload(config, self.streams, self.buffers, self.slots, self.controller, store)
         self._checkpoint = False  # one ends this distribution epoch
-        self._saves: list[MasterCommand] = []
+        self._saves: list[Effect] = []
         self._promised: dict[SlaveId, tuple[int, int]] = {}  # each slave's last punctuations
         self._history = Prefill(self.streams, config.measure.prefill_us)
         self._slots_closed = self._history.length_us // (self._epoch_us or 1) * self._sub_groups  # realtime pace, run clock
         self.streams_ended_us: int | None = None  # realtime pace: when the last tuple had arrived
         self.reading = ReadScheduler(config, self.streams, self.slots, self.overload, self._history)
 
-    def start(self, now_us: int = 0) -> list[MasterCommand]:
+    def start(self, now_us: int = 0) -> list[Effect]:
         """Ask for the first rows; a restored master may have something to deliver at once."""
-        return self._advance(now_us)
+        timers = [self._next_slot(now_us)] if self._realtime and not self._history.running else []
+        return [*timers, *self._advance(now_us)]
 
-    def handle(self, event: MasterEvent, now_us: int) -> list[MasterCommand]:
-        """Take one event at `now_us` on the run's clock; the commands are to be performed in order.
+    def _next_slot(self, now_us: int) -> SetTimer:
+        """The end of the slot that is open at `now_us` (realtime pace)."""
+        return SetTimer(SLOT, next_exchange_us(now_us, self.slot_us))
+
+    @property
+    def slot_us(self) -> int:
+        """Length of a slot on the run's clock; 0 in asap pace."""
+        return max(1, self._epoch_us // self._sub_groups) if self._realtime else 0
+
+    def handle(self, event: Event, now_us: int) -> list[Effect]:
+        """Take one event at `now_us` on the run's clock; the effects are to be performed in order.
 
         Raises LateRowError (late policy `error`) and RunFailed (buffers too small for the declared bound).
         """
-        commands: list[MasterCommand] = []
+        commands: list[Effect] = []
         match event:
-            case TuplesRead(stream, batch):
+            case BatchRead(stream, batch):
                 self.reading.pending = None
                 aside = self.streams[stream].read(batch, None if self._realtime and not self.config.live else now_us)
                 commands += [SetAside(stream, rows, reason) for rows, reason in aside]
                 self._collect(stream)
-            case StreamEnded(stream):
+            case SourceEnded(stream):
                 self.reading.pending = None
                 self.streams[stream].end()
                 self._collect(stream)
-            case StreamIdle(stream):
+            case SourceIdle(stream):
                 self.reading.become_idle(stream)
                 self.controller.note(now_us, "idle", text=STREAM_NAMES[stream])
                 self._collect(stream)
-            case StreamResumed(stream):
+            case SourceResumed(stream):
                 self.reading.stream_resumed(stream)
                 self.controller.note(now_us, "speaks", text=STREAM_NAMES[stream])
-            case SlaveReported(slave, occupancy_ratio, loads):
-                self._reported[slave] = (occupancy_ratio, loads)
-            case MoveEnded(end):
+            case Received(sender, Report(occupancy_ratio, loads)):
+                self._reported[slave_of(sender)] = (occupancy_ratio, loads)
+            case Received(message=MoveEnd() as end):
                 move = self.controller.acknowledge(end, now_us)
                 if move is not None:
                     self._released.append((move, self.buffers.release(move.group, self.controller.router)))
-            case PartSaved():
-                commands += self.checkpoints.saved(event)
+            case (PartSaved() as part) | Received(message=PartSaved() as part):
+                commands += self.checkpoints.saved(part)
             case CheckpointCompleted():
                 commands += self.checkpoints.complete(event, now_us)
                 took_us = self.checkpoints.durations_us[-1]
                 self.controller.note(now_us, "checkpoint", duration_us=took_us, amount=float(event.generation))
             case StopRequested():
                 self.checkpoints.stopping = True
+            case TimerFired():
+                commands += [] if self.finished else [self._next_slot(now_us)]
+            case _:
+                raise UnexpectedEventError("master", event)
         commands += self._advance(now_us)
         return commands + [Log(event) for event in self.controller.take_events()]
 
     # ------------------------------------------------------------ one step after every event
 
-    def _advance(self, now_us: int) -> list[MasterCommand]:
-        commands: list[MasterCommand] = []
+    def _advance(self, now_us: int) -> list[Effect]:
+        commands: list[Effect] = []
         commands += self._serve()
         if self._history.running and self._history_joined():
             return [*commands, *self._begin_measuring()]
@@ -166,7 +187,7 @@ class Master:
             self._saves.clear()
         if (self._last_closed or self.checkpoints.stopped) and not self._serving and not self.finished:
             self.finished = True
-            commands.append(FinishMaster())
+            commands.append(Finish())
         return [*commands, *([] if self._history.running else self.overload.relieve(now_us)), *self._read_on()]
 
     @property
@@ -174,7 +195,7 @@ class Master:
         """The run is to stop, and the deliveries before its last checkpoint have been made."""
         return self.checkpoints.stopped or (self.checkpoints.is_last and not self._checkpoint)
 
-    def _read_on(self) -> list[MasterCommand]:
+    def _read_on(self) -> list[Effect]:
         unknown = self._realtime and self.reading.origin_us is None  # no slot can be closed before the axis has its start
         wanted = None
         if unknown or not self.checkpoints.stopping:
@@ -182,18 +203,18 @@ class Master:
             wanted = self.reading.next_stream(self._next_end_us, mid_epoch=self._mid_epoch, delivering=delivering)
         if wanted is not None:
             self.reading.pending = wanted
-        return [] if wanted is None else [ReadTuples(wanted, self.reading.instead_of(wanted))]
+        return [] if wanted is None else [Read(wanted, self.reading.instead_of(wanted))]
 
-    def _serve(self) -> list[MasterCommand]:
+    def _serve(self) -> list[Effect]:
         """Deliver in the fixed order of slaves; a slave is served once it has reported."""
-        commands: list[MasterCommand] = []
+        commands: list[Effect] = []
         while self._serving and self._serving[0].slave in self._reported:
             delivery = self._serving.popleft()
             occupancy_ratio, loads = self._reported.pop(delivery.slave)
             if not self._history.running:
                 self.controller.sample(delivery.slave, occupancy_ratio, loads)
                 self.controller.delivered(delivery.slave, delivery.nbytes)
-            commands.append(Deliver(delivery))
+            commands.append(Send(slave_role(delivery.slave), delivery))
         return commands
 
     def _collect(self, stream: int) -> None:
@@ -218,12 +239,15 @@ class Master:
         waiting = self._serving or self.buffers.tuples or self._mid_epoch or not self._history.is_read(self.reading.origin_us)
         return not waiting and all(s in self._reported for s in self.controller.active)
 
-    def _begin_measuring(self) -> list[MasterCommand]:
+    def _begin_measuring(self) -> list[Effect]:
         """Slaves that are active report anew, in their slots; those that rest have reported for good."""
         self._history.running = False
         self.controller.begin_measuring(self.epoch + 1, self._history.length_us)
         self._reported = {s: report for s, report in self._reported.items() if s not in self.controller.active}
-        return [BeginMeasuring(self._history.length_us), *self._read_on()]
+        clock_us = self._history.length_us
+        others = [COLLECTOR, *(slave_role(s) for s in range(self.slave_count))]
+        started = [Send(other, MeasuringStarted(clock_us)) for other in others]
+        return [RestartClock(clock_us), *started, self._next_slot(clock_us), *self._read_on()]
 
     def _close_history(self, now_us: int) -> bool:
         origin, tuples = self.reading.origin_us, self.buffers.tuples
@@ -472,7 +496,7 @@ class Master:
     # ------------------------------------------------------------ after the run
 
     def waiting_tuples(self, stream: int) -> int:
-        """Tuples of a stream that have been read and judged good but are in no Deliver command yet."""
+        """Tuples of a stream that have been read and judged good but are in no delivery yet."""
         serving = sum(len(d.left if stream == LEFT else d.right) for d in self._serving)
         return self.streams[stream].waiting_tuples + self.buffers.stream_tuples(stream) + serving
 

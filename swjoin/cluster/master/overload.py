@@ -23,7 +23,7 @@ from swjoin.cluster.master.mini_buffers import MiniBuffers
 from swjoin.cluster.master.selectivity import F64, MatchEstimates
 from swjoin.cluster.master.slots import Slots
 from swjoin.cluster.master.tuple_queue import Pending, Store, StoreFullError
-from swjoin.cluster.messages import SetAside
+from swjoin.cluster.role import SetAside
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, SourceBatch, StoredBatch, TupleBatch
 from swjoin.routing.hash_partition import arrange

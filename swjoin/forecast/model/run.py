@@ -142,7 +142,7 @@ def plan(
     for i in range(slave_count):
         join = _join(config, distribution, tuple_bytes)
         actors.append(ModelSlave(world, Slave(SlaveId(i), config, (layout, layout), join), join, payload_bytes, pair_bytes))
-    master.slaves = actors
+    master.slaves, master.collector = actors, collector
     for actor in actors:
         actor.master, actor.collector, actor.peers = master, collector, actors
     out = SimulatedRun(
