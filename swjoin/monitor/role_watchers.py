@@ -100,8 +100,8 @@ class MasterWatcher:
         self._delivered = [s.counts.tuples - _refused(s.counts) - master.waiting_tuples(s.stream) for s in master.streams]
         self._reported.clear()
         self._cost_ns = np.zeros(len(master.controller.map.owner))
-        self._moved_bytes = sum(size for _, size in master.controller.finished_moves)
-        self._held_us = deque((held for held, _ in master.controller.finished_moves), maxlen=_HELD)
+        self._moved_bytes = sum(size for _, size in master.controller.movement.finished)
+        self._held_us = deque((held for held, _ in master.controller.movement.finished), maxlen=_HELD)
         self._due_s = 0.0
         self.board.begin(self._phase)
 
@@ -202,7 +202,7 @@ class MasterWatcher:
                 "waiting_bytes": master.slots.waiting_bytes,
                 "capacity_bytes": self._capacity_bytes,
                 "spilled_bytes": master.buffers.stored_bytes,
-                "parked_bytes": sum(controller.parked_bytes.values()),
+                "parked_bytes": sum(controller.loads.parked_bytes.values()),
                 "held_tuples": master.buffers.held_tuples,
             },
             "moving": [
@@ -211,12 +211,12 @@ class MasterWatcher:
                     "group": int(move.group),
                     "supplier": int(move.supplier),
                     "consumer": int(move.consumer),
-                    "phase": str(move.phase),
+                    "phase": str(move.state),
                 }
                 for move in controller.moves.values()
             ],
             "moves": {
-                "finished": len(controller.finished_moves),
+                "finished": len(controller.movement.finished),
                 "state_bytes": self._moved_bytes,
                 "hold_back_p50_s": float(np.median(self._held_us)) / 1e6 if self._held_us else None,
             },

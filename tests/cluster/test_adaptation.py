@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swjoin.cluster.master.controller import Phase
 from swjoin.cluster.master.master import SLOT, Master
 from swjoin.cluster.master.mini_buffers import MiniBuffers
+from swjoin.cluster.master.moves import MoveState
 from swjoin.cluster.role import MASTER, BatchRead, Log, Received, SourceEnded, TimerFired, slave_role
 from swjoin.cluster.slave.slave import Slave
 from swjoin.config.loader import config_from_plain
@@ -182,7 +182,7 @@ def test_only_the_moving_group_is_held_back_and_until_both_have_acknowledged() -
     master = a_master(2)
     by_epoch = started(master, 2)
     (move,) = master.controller.moves.values()
-    assert move.phase == Phase.HELD
+    assert move.state == MoveState.HELD
     ordered = by_epoch[2]
     assert ordered[move.supplier].moves_out.tolist() == [[move.number, move.group, move.consumer]]
     assert ordered[move.consumer].moves_in.tolist() == [[move.number, move.group, move.supplier]]
@@ -205,7 +205,7 @@ def test_only_the_moving_group_is_held_back_and_until_both_have_acknowledged() -
     later = deliveries(commands) + [d for now in range(9, 14) for d in serve(master, 2, now)]
     assert {int(d.slave) for d in later if move.group in d.groups} == {move.consumer}
     master.validate()
-    with pytest.raises(RunFailed, match="which nobody ordered"):
+    with pytest.raises(RunFailed, match="which was not ordered"):
         master.handle(end(False), 20)
 
 

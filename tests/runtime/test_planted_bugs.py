@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swjoin.cluster.master.controller import Controller, Move, Phase
+from swjoin.cluster.master.controller import Controller
 from swjoin.cluster.master.master import Master
 from swjoin.cluster.master.mini_buffers import MiniBuffers
+from swjoin.cluster.master.moves import Move, Moves, MoveState
 from swjoin.config.loader import config_from_plain
 from swjoin.connectors.generator.bmodel import payload_bytes
 from swjoin.core.batch import RIGHT, PayloadRows, RowLayout, SourceBatch, TupleBatch
@@ -81,7 +82,7 @@ def test_release_on_one_acknowledgement_is_caught(monkeypatch: pytest.MonkeyPatc
         move = self.moves.get(end.move)
         if move is None:
             return None
-        if move.phase == Phase.HELD:
+        if move.state == MoveState.HELD:
             acknowledge(self, dataclasses.replace(end, installed=not end.installed), now_us)
         return acknowledge(self, end, now_us)
 
@@ -139,7 +140,7 @@ def _patched(name: str, change: Callable[[Any], Any], owner: type) -> Callable[[
 @pytest.mark.parametrize(
     "plant",
     [
-        pytest.param(_patched("limit_times", lambda _: lambda self, slave, times: times, Controller), id="promise too much"),
+        pytest.param(_patched("limit_times", lambda _: lambda self, slave, times: times, Moves), id="promise too much"),
         pytest.param(_patched("_pending_chunk", lambda f: lambda self: _emptied(f(self)), GroupExport), id="pending lost"),
         pytest.param(
             _patched("settle", lambda f: lambda self, epoch: _unsettled(f(self, epoch)), GroupImport), id="never joined"

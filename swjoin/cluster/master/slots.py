@@ -49,7 +49,7 @@ class Slots:
         moves = bool(self._controller.moves)
         waits = moves or self._checkpoints.under_way
         if self._checkpoints.stopping:  # everything goes at once, unless moves or a checkpoint that has begun are waited for
-            return END_OF_TIME_US if mid_epoch or self._controller.has_orders or not waits else None
+            return END_OF_TIME_US if mid_epoch or self._controller.movement.has_orders or not waits else None
         if self.exhausted and self._buffers.tuples == 0 and waits and not mid_epoch:
             return None  # all that could be delivered is, but moves still hold tuples back, or the end needs a checkpoint first
         return self.ripe(origin_us, mid_epoch=mid_epoch)
