@@ -31,7 +31,7 @@ from swjoin.operators.result_buffer import ResultBuffer
 from swjoin.operators.state_movement import GroupExport, GroupImport
 from swjoin.operators.window_store import WindowSizes, WindowStore
 from swjoin.state.arrays import (
-    COUNTED,
+    COUNT_WINDOWS,
     COUNTERS,
     FIRST_MATCHES,
     FRESH,
@@ -61,7 +61,7 @@ _NO_RESIDUAL = Residual(no_program(), no_rows(), no_rows())
 def _mode(bounds: Bounds, kind: JoinKind, *, ids_alone: bool) -> int:
     """What kernels do with a match."""
     marks = (MARK_LEFT if kind.marks[LEFT] else 0) | (MARK_RIGHT if kind.marks[RIGHT] else 0)
-    marks |= (COUNTED if bounds.counted else 0) | (IDS_ALONE if ids_alone else 0)
+    marks |= (COUNT_WINDOWS if bounds.counted else 0) | (IDS_ALONE if ids_alone else 0)
     return marks | (PAIRS if kind.pairs else 0) | (FIRST_MATCHES if kind.first else 0)
 
 
@@ -272,7 +272,7 @@ class WindowJoin:
         route = Route.BOTH if marks else Route.STORE
         again = replace(delivery, left_time_us=BEGIN_OF_TIME_US, right_time_us=BEGIN_OF_TIME_US)
         work = self.open(replace(again, left_route=route, right_route=route, null_keys=(nothing, nothing)))
-        self._candidates.mode[0] = self._mode & (MARK_LEFT | MARK_RIGHT | COUNTED)
+        self._candidates.mode[0] = self._mode & (MARK_LEFT | MARK_RIGHT | COUNT_WINDOWS)
         while self._join(work, 0, max(1, len(delivery.left) + len(delivery.right)))[0] != DONE:
             pass
         self._candidates.mode[0] = self._mode

@@ -27,7 +27,7 @@ from tests.support.join_module import delivery, drive, make, stream
 BOTH = (Route.BOTH, Route.BOTH)
 CONFIG = config_from_plain(
     {
-        "workload": {"rate": "100/s", "duration": "1s"},
+        "workload": {"rate": 100, "duration": "1s"},
         "join": {"within": "10us"},
         "sink": {"kind": "count"},
         "cluster": {"distribution_epoch": "2ms", "partition_count": 4},
@@ -178,7 +178,7 @@ def test_a_slave_restores_any_join() -> None:
 
 def test_a_join_over_counts_restores_its_windows() -> None:
     """Restored windows are those that joining leaves."""
-    config = config_from_plain({"workload": {"rate": "1000/s", "duration": "4s"}, "join": {"within": "1s"}})
+    config = config_from_plain({"workload": {"rate": 1000, "duration": "4s"}, "join": {"within": "1s"}})
     distribution = key_distribution(config)
     sizes = WindowSizes(64, 256, 1 << 28)
     joined, restored = (ModelJoin(distribution, config.query.bounds, sizes, 32) for _ in range(2))
