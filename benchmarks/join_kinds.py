@@ -22,6 +22,7 @@ from swjoin.core.batch import LEFT, MISSING_ID, RIGHT, PayloadRows, RowLayout, T
 from swjoin.core.data_messages import Delivery
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How, format_digest, pair_digest
 from swjoin.operators.window_join import WindowJoin
+from swjoin.operators.window_store import WindowSizes
 
 PAYLOAD = RowLayout(48)
 
@@ -72,13 +73,9 @@ def run(work: list[Delivery], window_us: int, how: How, pairs: bool) -> tuple[fl
     layout = PAYLOAD if pairs else None
     join = WindowJoin(
         Bounds(-window_us, window_us),
-        block_tuples=BLOCK_TUPLES,
-        theta_tuples=THETA_BYTES // TUPLE_BYTES,
-        window_bytes=6 << 30,
-        left_layout=layout,
-        right_layout=layout,
-        materialise=pairs,
-        result_tuples=32_768,
+        WindowSizes(BLOCK_TUPLES, THETA_BYTES // TUPLE_BYTES, 6 << 30),
+        (layout, layout),
+        result_tuples=32_768 if pairs else 0,
         kind=JOIN_KINDS[how],
     )
     touch(join)

@@ -19,6 +19,7 @@ from swjoin.core.data_messages import Delivery
 from swjoin.core.join_semantics import Bounds, format_digest
 from swjoin.core.record_layout import ROW
 from swjoin.operators.window_join import WindowJoin
+from swjoin.operators.window_store import WindowSizes
 from swjoin.state.arrays import HEADER
 
 THETA_BYTES = 32 << 10
@@ -42,13 +43,8 @@ def new_join(window_us: int, theta_bytes: int = THETA_BYTES) -> WindowJoin:
     """The module as a slave makes it for a count."""
     return WindowJoin(
         Bounds(-window_us, window_us),
-        block_tuples=BLOCK_TUPLES,
-        theta_tuples=theta_bytes // TUPLE_BYTES,
-        window_bytes=12 << 30,
-        left_layout=None,
-        right_layout=None,
-        materialise=False,
-        result_tuples=1,
+        WindowSizes(BLOCK_TUPLES, theta_bytes // TUPLE_BYTES, 12 << 30),
+        result_tuples=0,
     )
 
 

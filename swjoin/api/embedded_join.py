@@ -17,7 +17,6 @@ from swjoin.cluster.master.arrival_sequence import ArrivalSequence, released
 from swjoin.cluster.master.ingress import ingress_of
 from swjoin.cluster.master.intake import StreamIntake, take_null_keys
 from swjoin.cluster.master.mini_buffers import Order
-from swjoin.cluster.slave.slave import PAIR_BYTES
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import I64, LEFT, RIGHT, Pairs, RowLayout, SourceBatch
 from swjoin.core.data_messages import Delivery, no_moves
@@ -101,27 +100,19 @@ class Engine:
         where: Program | None = None,
         ids_alone: bool = False,
     ) -> None:
-        module = config.module
-        carried = wire_layouts(layouts, counted=config.query.bounds.counted)
-        pair_bytes = PAIR_BYTES + sum(layout.fixed_bytes for layout in layouts if layout is not None)
-        self._limit_bytes = module.window_bytes
+        wire = wire_layouts(layouts, counted=config.query.bounds.counted)
+        self._limit_bytes = config.module.window_bytes
         ingress = ingress_of(config, layouts)
         self.streams = ingress.streams
         self.joiners = [
             Joiner(
-                WindowJoin(
-                    config.query.bounds,
-                    block_tuples=module.block_tuples,
-                    theta_tuples=module.theta_tuples,
-                    window_bytes=module.window_bytes,
-                    left_layout=carried[LEFT],
-                    right_layout=carried[RIGHT],
-                    materialise=config.sink.kind != "count",
-                    ids_alone=ids_alone,
-                    result_tuples=max(1, (result_bytes or module.result_buffer_bytes) // pair_bytes),
-                    kind=config.query.kind,
-                    where=where,
+                WindowJoin.for_run(
+                    config,
+                    wire,
                     name="join" if slaves == 1 else f"slave {slave}",
+                    where=where,
+                    ids_alone=ids_alone,
+                    result_bytes=result_bytes or 0,
                 )
             )
             for slave in range(slaves)

@@ -36,9 +36,10 @@ from swjoin.forecast.costs import CostModel
 from swjoin.forecast.input_profile import InputProfile
 from swjoin.forecast.key_distribution import key_distribution
 from swjoin.forecast.model.batch import TUPLE_BYTES
-from swjoin.forecast.model.run import PAIR_BYTES, ModelStreams, generated_payload_bytes, plan
+from swjoin.forecast.model.run import ModelStreams, generated_payload_bytes, plan
 from swjoin.forecast.summary import forecast
 from swjoin.monitor.sustainability import sustained
+from swjoin.operators.join_step import PAIR_BYTES
 
 EPOCHS = 16  # distribution epochs that are measured
 PRECISION = 1.04  # of the saturation rate: the lowest rate that is not sustained over the highest that is

@@ -27,17 +27,17 @@ from swjoin.core.batch import I64, LEFT, RIGHT
 from swjoin.forecast.input_profile import HashCells, InputProfile, carries_payload
 from swjoin.forecast.model.batch import F64, TUPLE_BYTES
 from swjoin.forecast.window_size import BLOCKS, DEPTH, MINIS, foresee_group
+from swjoin.operators.join_step import PAIR_BYTES
+from swjoin.operators.join_windows import EXPIRY_SHARE
+from swjoin.policy.epochs import WINDOW_SHARE
 from swjoin.policy.placement import round_robin
 from swjoin.state.arrays import MINI_BYTES, SLOT_BYTES, block_bytes
 from swjoin.state.payload_store import PAGE_ROWS
 
-_EXPIRY_SHARE = 64  # of the windows, see `WindowJoin._expire`
-_WINDOW_SHARE = 16  # of the windows, see `policy.epochs.EpochSize`
 _MOST_CELLS = 1 << 21
 _MOMENTS = 2000  # at which the windows are looked at
 _BATCH_ROWS = 65_536  # what a source yields at once
 _READ_AHEAD = 3  # batches of a file that wait, or are being made
-_PAIR_BYTES = 40
 _FRESH_BYTES = 46  # scratch of one fresh tuple, see `state.arrays.FreshTuples`
 
 
@@ -120,7 +120,7 @@ def epoch_length_us(config: RunConfig, profile: InputProfile) -> float:
         return float(cluster.distribution_epoch_us)
     most = _most_held(profile, retention)
     batches = 1 if most / 2 >= _BATCH_ROWS else 2  # streams take turns, a batch each, which may be longer than the windows
-    tuples = max(cluster.epoch_tuples, most / _WINDOW_SHARE, batches * _BATCH_ROWS)
+    tuples = max(cluster.epoch_tuples, most / WINDOW_SHARE, batches * _BATCH_ROWS)
     return max(1.0, float(cluster.distribution_epoch_us), tuples * retention / max(most, 1.0))
 
 
@@ -135,7 +135,7 @@ def _history_length_us(config: RunConfig, profile: InputProfile) -> float:
         return 0.0
     retention = max(1.0, float(config.query.bounds.retention_us))
     most = _most_held(profile, retention)
-    tuples = max(config.cluster.epoch_tuples, most / _WINDOW_SHARE, 2 * _BATCH_ROWS)
+    tuples = max(config.cluster.epoch_tuples, most / WINDOW_SHARE, 2 * _BATCH_ROWS)
     return min(float(config.measure.prefill_us), tuples * retention / most)
 
 
@@ -150,7 +150,7 @@ def _moments(profile: InputProfile, step_us: float) -> F64:
 def _spans(config: RunConfig, profile: InputProfile) -> _Spans:
     epoch_us = epoch_length_us(config, profile)
     bounds = config.query.bounds
-    pause = max(1, math.ceil(bounds.retention_us / _EXPIRY_SHARE / epoch_us - 1e-9)) * epoch_us
+    pause = max(1, math.ceil(bounds.retention_us / EXPIRY_SHARE / epoch_us - 1e-9)) * epoch_us
     stay = (float(max(bounds.upper_us, 0)), float(max(-bounds.lower_us, 0)))
     hold = (stay[LEFT] + pause, stay[RIGHT] + pause)
     payload = tuple(math.ceil(s / epoch_us - 1e-9) * epoch_us + pause for s in stay)
@@ -314,7 +314,7 @@ def _collector(config: RunConfig, profile: InputProfile) -> float:
     """A chunk of results as it came, decoded and being written; and a row group of Parquet, twice while it is encoded."""
     if config.sink.kind == "count":
         return 0.0
-    row = _PAIR_BYTES + sum(profile.fixed_bytes) + sum(profile.tail_bytes)
+    row = PAIR_BYTES + sum(profile.fixed_bytes) + sum(profile.tail_bytes)
     group = 2 * GROUP_ROWS * row if config.sink.kind == "parquet" else 0.0
     return 3 * _results(config, profile) + group
 
@@ -323,8 +323,8 @@ def _results(config: RunConfig, profile: InputProfile) -> float:
     """Of one chunk."""
     if config.sink.kind == "count":
         return 0.0
-    pair = _PAIR_BYTES + sum(profile.fixed_bytes) + sum(profile.tail_bytes)
-    return config.module.result_buffer_bytes * pair / (_PAIR_BYTES + sum(profile.fixed_bytes))
+    pair = PAIR_BYTES + sum(profile.fixed_bytes) + sum(profile.tail_bytes)
+    return config.module.result_buffer_bytes * pair / (PAIR_BYTES + sum(profile.fixed_bytes))
 
 
 # ---------------------------------------------------------------- the plan

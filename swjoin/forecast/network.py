@@ -18,12 +18,12 @@ from swjoin.core.batch import LEFT, RIGHT
 from swjoin.forecast.input_profile import InputProfile
 from swjoin.forecast.memory import epoch_length_us
 from swjoin.forecast.model.batch import TUPLE_BYTES
+from swjoin.operators.join_step import PAIR_BYTES
 from swjoin.policy.placement import round_robin
 
 _MESSAGE_BYTES = 1024  # header of any message
 _GROUP_BYTES = 24  # of a partition-group that a delivery or a chunk of results names
 _CHUNK_BYTES = 9_000  # a chunk of results without pairs: mostly the histogram of delays
-_PAIR_BYTES = 40
 _PLACE_BYTES = 16  # with count windows a tuple travels with its places
 
 
@@ -72,6 +72,6 @@ def plan_network(
     owned = np.bincount(owner, minlength=active)
     epochs_per_s = 1e6 / max(1.0, epoch_length_us(config, profile))
     each = np.bincount(owner, bytes_of_group, active) + epochs_per_s * (_MESSAGE_BYTES + _GROUP_BYTES * owned)
-    pair = 0.0 if config.sink.kind == "count" else _PAIR_BYTES + sum(payload)
+    pair = 0.0 if config.sink.kind == "count" else PAIR_BYTES + sum(payload)
     results = pair * pairs_per_s + epochs_per_s * (active * _CHUNK_BYTES + _GROUP_BYTES * groups)
     return NetworkEstimate(tuple(each.tolist()), epochs_per_s * active * _MESSAGE_BYTES, results, sizes, pair, pairs_per_s)

@@ -26,6 +26,7 @@ from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How
 from swjoin.core.key_encoder import KeyEncoder
 from swjoin.core.row_sizes import BLOCK_BYTES, pieces_of, row_bytes
 from swjoin.operators.window_join import WindowJoin
+from swjoin.operators.window_store import WindowSizes
 from swjoin.spark.shuffle_batches import StreamSpec, ascending, times_us, unpack
 
 if TYPE_CHECKING:
@@ -151,12 +152,7 @@ class Joiner:
         self._encoder: KeyEncoder | None = None
         self._join = WindowJoin(
             plan.bounds,
-            block_tuples=BLOCK_TUPLES,
-            theta_tuples=THETA_TUPLES,
-            window_bytes=plan.window_bytes,
-            left_layout=None,
-            right_layout=None,
-            materialise=True,
+            WindowSizes(BLOCK_TUPLES, THETA_TUPLES, plan.window_bytes),
             result_tuples=RESULT_TUPLES,
             kind=kind,
             name="Spark partition",

@@ -20,8 +20,6 @@ TOLERATED: dict[str, int] = {
     "monitor/prometheus.py:_metrics lines": 75,
     "monitor/role_watchers.py:MasterWatcher fields": 17,
     "monitor/status_board.py:Board fields": 19,
-    "operators/window_join.py:WindowJoin fields": 24,
-    "operators/window_join.py:WindowJoin.__init__ parameters": 12,
     "runtime/hosts.py:MasterHost fields": 19,
     "runtime/mpi/main.py:run_rank lines": 73,
     "runtime/run_report.py:build_report lines": 103,

@@ -14,7 +14,7 @@ from swjoin.cluster.master.mini_buffers import MiniBuffers
 from swjoin.cluster.role import Effect, Send
 from swjoin.cluster.slave.slave import Slave
 from swjoin.core.data_messages import Delivery
-from swjoin.operators.window_join import WindowJoin
+from swjoin.operators.join_windows import JoinWindows
 from swjoin.runtime.simulator.simulator import Simulation
 from tests.support.limits import PROCESS_S
 from tests.support.planted import complaints
@@ -54,7 +54,7 @@ def test_a_lost_delivery_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_early_expiry_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows that forget their bounds: a tuple leaves as soon as the opposite stream has reached its time."""
-    monkeypatch.setattr(WindowJoin, "_dead_below", lambda self: (self._times_us[1], self._times_us[0]))
+    monkeypatch.setattr(JoinWindows, "dead_below", lambda self: (self.times_us[1], self.times_us[0]))
     assert _caught() == 6
 
 

@@ -37,7 +37,7 @@ from swjoin.cluster.role import (
 )
 from swjoin.cluster.slave.state_mover import StateMover
 from swjoin.config.run import RunConfig
-from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, RowLayout, check_layout
+from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, RowLayout
 from swjoin.core.data_messages import (
     Delivery,
     GroupLoads,
@@ -66,7 +66,6 @@ STEP_TUPLES = 16_384  # one WorkDue joins about this many tuples, some milliseco
 LEAST_STEP_TUPLES = 256  # a slow node joins fewer, so that what it works on takes it no longer; but a step has its own cost
 MOST_DELIVERIES = 64  # in the stream buffer, most of them empty: with the next one everybody waits for this slave
 EXCHANGE = "exchange"  # the timer of a slave's slot
-PAIR_BYTES = 40  # key, two times, two ids
 _TUPLE_NS, _COMPARISON_NS, _PAIR_NS = 30.0, 0.007, 8.0  # nominal work: only ratios matter, to compare partition-groups
 
 
@@ -83,26 +82,12 @@ class Slave:
     ) -> None:
         """join: another join module than the one that the configuration describes. where: its predicate, for rows of these
         layouts."""
-        module, reorganization = config.module, config.reorganization
+        reorganization = config.reorganization
         layouts = wire_layouts(layouts, counted=config.query.bounds.counted)
-        pair_bytes = PAIR_BYTES + sum(layout.fixed_bytes for layout in layouts if layout is not None)
         self.id = slave
-        self._layouts = layouts
         self.finished = self.stopped = False  # stopped: the run is to be resumed from a checkpoint
         self._config = config
-        self.join: JoinModule = join or WindowJoin(
-            config.query.bounds,
-            block_tuples=module.block_tuples,
-            theta_tuples=module.theta_tuples,
-            window_bytes=module.window_bytes,
-            left_layout=layouts[0],
-            right_layout=layouts[1],
-            materialise=config.sink.kind != "count",
-            result_tuples=max(1, module.result_buffer_bytes // pair_bytes),
-            kind=config.query.kind,
-            where=where,
-            name=f"slave {slave}",
-        )
+        self.join: JoinModule = join or WindowJoin.for_run(config, layouts, name=f"slave {slave}", where=where)
         self.joined = [0, 0]
         self.produced = self.matches = 0
         self._kind = config.query.kind
@@ -115,7 +100,7 @@ class Slave:
         slowest = min([config.nodes.speed_of(slave, 0), *(config.nodes.speed_of(slave, c.at_us) for c in config.nodes.changes)])
         self.step_tuples = max(LEAST_STEP_TUPLES, int(STEP_TUPLES * slowest))
         self._awaiting = True  # a report is on its way, or its delivery is
-        self._capacity_bytes = module.stream_buffer_bytes
+        self._capacity_bytes = config.module.stream_buffer_bytes
         self._buffer: deque[Delivery] = deque()
         self._buffered_bytes = 0.0
         self._work: Work | None = None
@@ -141,18 +126,15 @@ class Slave:
 
     def restore(self, delivery: Delivery) -> None:
         """Before `start`: take up tuples that had been joined before a crash, in the order of their delivery."""
-        assert isinstance(self.join, WindowJoin), "a slave over counts has no tuples to restore"
         self._check_fits(delivery)
         self.join.restore(delivery)
 
     def restored_until(self, times_us: tuple[int, int]) -> None:
         """Before `start`: all deliveries of a distribution epoch, which promised at least these times, have been restored."""
-        assert isinstance(self.join, WindowJoin), "a slave over counts has no tuples to restore"
         self.join.restored_until(times_us)
 
     def restored(self, times_us: I64) -> None:
         """Before `start`: everything has been restored. times_us: see `WindowJoin.restored`."""
-        assert isinstance(self.join, WindowJoin), "a slave over counts has no tuples to restore"
         self.join.restored(times_us)
 
     def take_part(self, active: Sequence[int]) -> None:
@@ -263,10 +245,7 @@ class Slave:
         largest = [int(groups[-1]) if len(groups) else 0, *(int(m[:, 1].max()) for m in moves if len(m))]
         if max(largest) >= len(self._cost_ns) or any((m < 0).any() for m in moves):
             raise RunFailed(f"{where}: a delivery of partition-group {max(largest)}, the run has {len(self._cost_ns)}")
-        if not isinstance(self.join, WindowJoin):
-            return  # counts of tuples have no rows
-        for stream, batch in ((LEFT, delivery.left), (RIGHT, delivery.right)):
-            check_layout([batch, delivery.null_keys[stream]], self._layouts[stream], f"{where}, {STREAM_NAMES[stream]}")
+        self.join.check_rows(delivery, where)
 
     def _check_promise(self, delivery: Delivery) -> None:
         """Windows have expired by what the deliveries before promised: an older tuple now would lose pairs silently."""

@@ -56,8 +56,6 @@ from swjoin.forecast.calibrate.realtime import realtime_costs
 from swjoin.forecast.costs import PRESETS, CostModel
 from swjoin.monitor.process_memory import keep_freed_memory
 from swjoin.operators.join_operator import MoveId
-from swjoin.operators.state_movement import GroupExport, GroupImport
-from swjoin.operators.window_join import WindowJoin
 from swjoin.runtime.host import Performers, nothing, perform
 from swjoin.runtime.launch import mpirun_options
 from swjoin.runtime.preflight import find_mpirun
@@ -271,22 +269,20 @@ def _movement_costs(scale: float) -> tuple[float, float]:
     for frame in frames[:-1]:
         _deliver(slave, frame)
     join = slave.join
-    assert isinstance(join, WindowJoin)
     target = Slave(SlaveId(1), config, layouts).join
-    assert isinstance(target, WindowJoin)
     out = into = nbytes = 0.0
     clock = time.thread_time
     for group in range(12):
         move_id = MoveId(QueryId(0), group, GroupId(group), SlaveId(0), SlaveId(1))
         empty = (TupleBatch.empty(), TupleBatch.empty())
         start = clock()
-        departure = GroupExport(join, move_id, empty, config.reorganization.chunk_bytes)
+        departure = join.export_group(move_id, empty, config.reorganization.chunk_bytes)
         packed = []
         while not departure.done:
             packed.append(pack_state(departure.next_chunk()))
         middle = clock()
         first = unpack_state(packed[0])
-        arrival = GroupImport(target, first)
+        arrival = target.import_group(first)
         for frame in packed:
             arrival.add(unpack_state(frame))
         arrival.settle(EpochIndex(0))

@@ -1,4 +1,4 @@
-"""The join module over counts: what a slave would do with tuples, without any (for the planner).
+"""A join over counts of tuples, for forecasts: the work and the memory that tuples would take, without tuples.
 
 What: `ModelJoin`, a `JoinModule` whose windows are counts per partition-group, stream and stretch of time, and the two ends
 of its state movements.
@@ -43,6 +43,7 @@ from swjoin.forecast.model.windows import Fresh, Meter, Windows, as_matrix, mini
 from swjoin.operators.join_operator import MoveId
 from swjoin.operators.join_step import Step, WindowMemory, Work
 from swjoin.operators.state_movement import pieces
+from swjoin.operators.window_store import WindowSizes
 from swjoin.state.arrays import MINI_BYTES, STAT_COMPARISONS, STAT_PAIRS, Inputs, block_bytes
 
 _PIECES = 4  # a delivery is joined in so many steps at most, whatever the budget
@@ -62,30 +63,17 @@ class ModelWork(Work):
 
 
 class ModelJoin:
-    """See `WindowJoin`. census: of both streams. pair_share: a slave's `result_tuples` do not bound its steps here.
+    """See `WindowJoin`; no result buffer bounds its steps. distribution: keys of both streams.
 
-    span_us: how long a step takes that does so many tuples, comparisons, pairs and visits, set by the runtime.
+    span_us: duration of a step with so many tuples, comparisons, pairs and visits, set by the runtime.
     """
 
-    def __init__(
-        self,
-        distribution: KeyDistribution,
-        bounds: Bounds,
-        *,
-        block_tuples: int,
-        theta_tuples: int,
-        window_bytes: int,
-        tuple_bytes: int,
-    ) -> None:
+    def __init__(self, distribution: KeyDistribution, bounds: Bounds, sizes: WindowSizes, tuple_bytes: int) -> None:
         self.distribution, self.bounds = distribution, bounds
         self.meter = Meter()
         self.span_us: Callable[[Meter], float] = lambda done: 0.0
-        self._block_tuples, self._theta, self._limit_bytes, self._tuple_bytes = (
-            block_tuples,
-            theta_tuples,
-            window_bytes,
-            tuple_bytes,
-        )
+        self._block_tuples, self._theta = sizes.block_tuples, sizes.theta_tuples
+        self._limit_bytes, self._tuple_bytes = sizes.window_bytes, tuple_bytes
         self._windows = Windows()
         self._open: ModelWork | None = None
         self._times_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
@@ -93,6 +81,9 @@ class ModelJoin:
         self._most_stored = 0
 
     # ------------------------------------------------------------ joining
+
+    def check_rows(self, delivery: Delivery, where: str) -> None:
+        """Counts of tuples have no rows."""
 
     def open(self, delivery: Delivery, *, settles: bool = False) -> ModelWork:
         assert self._open is None, "the delivery before is not done"
@@ -213,17 +204,20 @@ class ModelJoin:
     def _close(self, work: ModelWork) -> None:
         self._open = None
         delivery = work.delivery
-        rows = np.array([self._windows.rows[GroupId(g)] for g in delivery.groups.tolist()], np.int64)
-        for stream, batch in enumerate((delivery.left, delivery.right)):
-            fresh = as_matrix(delivery.groups, batch)
-            if len(rows):
-                self._windows.add(stream, rows, fresh.stretch, fresh.count)
+        self._store(delivery)
         if not work.settles:
             self._times_us = (delivery.left_time_us, delivery.right_time_us)
         self._expire()
         stored = int(self._windows.counts.sum())
         self.meter.growth += max(0, stored - self._most_stored)
         self._most_stored = max(stored, self._most_stored)
+
+    def _store(self, delivery: Delivery) -> None:
+        rows = np.array([self._windows.rows[GroupId(g)] for g in delivery.groups.tolist()], np.int64)
+        for stream, batch in enumerate((delivery.left, delivery.right)):
+            fresh = as_matrix(delivery.groups, batch)
+            if len(rows):
+                self._windows.add(stream, rows, fresh.stretch, fresh.count)
 
     def _middle_of(self, delivery: Delivery) -> tuple[int, int]:
         """Times half-way through a delivery: blocks that leave during it are compared with half of its tuples."""
@@ -246,6 +240,22 @@ class ModelJoin:
     def _expire(self) -> None:
         for stream, alive in enumerate(self._alive()):
             self._windows.counts[stream][:, alive == 0] = 0
+
+    # ------------------------------------------------------------ after a crash
+
+    def restore(self, delivery: Delivery) -> None:
+        """Store the counts; nothing is joined."""
+        assert self._open is None, "the delivery before is not done"
+        for group in delivery.groups.tolist():
+            self._windows.open(GroupId(group))
+        self._store(delivery)
+
+    def restored_until(self, times_us: tuple[int, int]) -> None:
+        self._times_us = times_us
+        self._expire()
+
+    def restored(self, times_us: I64) -> None:
+        """Counts have no rows that could come out twice."""
 
     # ------------------------------------------------------------ state movement
 
@@ -384,7 +394,7 @@ class ModelExport:
 
 
 class ModelImport:
-    """`Taking` over counts; the partition-group stays hidden until it is settled, as in `GroupImport`."""
+    """`IncomingGroup` over counts; the partition-group stays hidden until it is settled, as in `GroupImport`."""
 
     def __init__(self, join: ModelJoin, first: StateChunk) -> None:
         self.first = first

@@ -34,8 +34,8 @@ from swjoin.forecast.model.discrete_event import Cores, World
 from swjoin.forecast.model.join import ModelJoin
 from swjoin.forecast.model.master_input import ModelBuffers, ModelIntake, ModelSource
 from swjoin.forecast.model.ranks import ModelCollector, ModelMaster, ModelSlave
-
-PAIR_BYTES = 40  # of a materialised pair, besides both payloads
+from swjoin.operators.join_step import PAIR_BYTES
+from swjoin.operators.window_store import WindowSizes
 
 
 @dataclass
@@ -86,10 +86,8 @@ def _join(config: RunConfig, distribution: KeyDistribution, tuple_bytes: int) ->
     return ModelJoin(
         distribution,
         config.query.bounds,
-        block_tuples=module.block_tuples,
-        theta_tuples=module.theta_tuples,
-        window_bytes=module.window_bytes,
-        tuple_bytes=tuple_bytes,
+        WindowSizes(module.block_tuples, module.theta_tuples, module.window_bytes),
+        tuple_bytes,
     )
 
 
