@@ -1,7 +1,7 @@
-"""The side output of late rows (policy `side`): a Parquet file of stream, row id, time and reason.
+"""Side output of late rows (policy `side`): a Parquet file of stream, row id, time and reason.
 
 What: `LateSink`, `refuse_other_file`.
-Why: a row that is left out of the join stays findable.
+Why: rows that are not joined can be found.
 Stays out: which rows are late (`cluster.master.intake`).
 """
 
@@ -25,7 +25,8 @@ _COLUMNS = ("stream", "row_id", "ts", "reason")
 
 
 def refuse_other_file(target: Path) -> None:
-    """UserError when a file is there that holds no late rows. Those of an earlier join may be replaced, as its results may."""
+    """UserError when the file exists and is not one of late rows. Late rows of an earlier join are replaced, like its
+    results."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -42,7 +43,7 @@ def refuse_other_file(target: Path) -> None:
 class LateSink:
     """Columns: stream (string), row_id (uint64), ts (int64 microseconds, null for null times), reason (string).
 
-    rows: where rows are kept until the end (a temporary file without one).
+    rows: file for the rows until the end; None: a temporary file.
     """
 
     def __init__(self, target: Path, rows: AppendedFile | None = None) -> None:
@@ -65,7 +66,7 @@ class LateSink:
         self._finish(self._target)
 
     def abort(self) -> None:
-        """Of a run that can be resumed the rows stay where they are kept."""
+        """The rows of a resumable run stay in their file."""
         if self._kept:
             self.rows.close()
         else:
