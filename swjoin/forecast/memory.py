@@ -23,7 +23,6 @@ import numpy as np
 from swjoin.checkpoint.delivery_log import HELD_BYTES
 from swjoin.config.run import RunConfig
 from swjoin.connectors.files.sink import GROUP_ROWS
-from swjoin.connectors.source import BATCH_ROWS
 from swjoin.core.batch import I64, LEFT, RIGHT
 from swjoin.forecast.input_profile import HashCells, InputProfile, carries_payload
 from swjoin.forecast.model.batch import F64, TUPLE_BYTES
@@ -36,6 +35,7 @@ _EXPIRY_SHARE = 64  # of the windows, see `WindowJoin._expire`
 _WINDOW_SHARE = 16  # of the windows, see `policy.epochs.EpochSize`
 _MOST_CELLS = 1 << 21
 _MOMENTS = 2000  # at which the windows are looked at
+_BATCH_ROWS = 65_536  # what a source yields at once
 _READ_AHEAD = 3  # batches of a file that wait, or are being made
 _PAIR_BYTES = 40
 _FRESH_BYTES = 46  # scratch of one fresh tuple, see `state.arrays.FreshTuples`
@@ -119,8 +119,8 @@ def epoch_length_us(config: RunConfig, profile: InputProfile) -> float:
     if cluster.distribution_epoch_us and config.measure.prefill_us <= retention:
         return float(cluster.distribution_epoch_us)
     most = _most_held(profile, retention)
-    batches = 1 if most / 2 >= BATCH_ROWS else 2  # streams take turns, a batch each, which may be longer than the windows
-    tuples = max(cluster.epoch_tuples, most / _WINDOW_SHARE, batches * BATCH_ROWS)
+    batches = 1 if most / 2 >= _BATCH_ROWS else 2  # streams take turns, a batch each, which may be longer than the windows
+    tuples = max(cluster.epoch_tuples, most / _WINDOW_SHARE, batches * _BATCH_ROWS)
     return max(1.0, float(cluster.distribution_epoch_us), tuples * retention / max(most, 1.0))
 
 
@@ -135,7 +135,7 @@ def _history_length_us(config: RunConfig, profile: InputProfile) -> float:
         return 0.0
     retention = max(1.0, float(config.query.bounds.retention_us))
     most = _most_held(profile, retention)
-    tuples = max(config.cluster.epoch_tuples, most / _WINDOW_SHARE, 2 * BATCH_ROWS)
+    tuples = max(config.cluster.epoch_tuples, most / _WINDOW_SHARE, 2 * _BATCH_ROWS)
     return min(float(config.measure.prefill_us), tuples * retention / most)
 
 
@@ -275,14 +275,14 @@ def _master(config: RunConfig, profile: InputProfile, spans: _Spans, in_process:
     longest_us = max(spans.epoch_us, spans.history_us)
     sizes = _tuple_bytes(profile)
     totals = [float(profile.arrived[s][-1]) for s in (LEFT, RIGHT)]
-    batches = sum(sizes[s] * min(BATCH_ROWS, totals[s]) for s in (LEFT, RIGHT))
+    batches = sum(sizes[s] * min(_BATCH_ROWS, totals[s]) for s in (LEFT, RIGHT))
     everything = sum(sizes[s] * totals[s] for s in (LEFT, RIGHT))
     epochs = 2 if config.pace == "realtime" else 1
     waits = _epoch_bytes(profile, max(epochs * spans.epoch_us, spans.history_us) + config.time.max_out_of_order_us)
     if config.cluster.distribution_epoch_us:
         waits += batches
     else:
-        one = (sizes[LEFT] + sizes[RIGHT]) / 2 * BATCH_ROWS
+        one = (sizes[LEFT] + sizes[RIGHT]) / 2 * _BATCH_ROWS
         waits = math.ceil(waits / one - 0.01) * one
     buffer = min(waits, everything, config.cluster.mini_buffer_bytes + batches)
     served = min(_epoch_bytes(profile, longest_us), everything, config.cluster.mini_buffer_bytes + batches)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swjoin.core.errors import UserError
+from swjoin.core.errors import UserError, one_line
 from swjoin.core.resources import relative_to
 from swjoin.core.storage import check_name
 
@@ -98,7 +98,7 @@ def refusing(path: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError) as error:
-        text = " ".join(str(error).split())[:_LONGEST]
+        text = one_line(error, _LONGEST)
         raise UserError(f"{path}: cannot be read as {file_format(path)}: {text or type(error).__name__}") from None
 
 

@@ -1,6 +1,6 @@
 """Side output of late rows (policy `side`): a Parquet file of stream, row id, time and reason.
 
-What: `LateSink`, `refuse_other_file`.
+What: `LateSink`, `late_schema`, `refuse_other_file`.
 Why: rows that are not joined can be found.
 Stays out: which rows are late (`cluster.master.intake`).
 """
@@ -8,15 +8,17 @@ Stays out: which rows are late (`cluster.master.intake`).
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from swjoin.connectors.files.sink import GROUP_ROWS
 from swjoin.core.batch import STREAM_NAMES, SourceBatch
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.storage import AppendedFile, replacing
 
-_GROUP_ROWS = 131_072
-
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _ROW = np.dtype([("stream", "u1"), ("reason", "u1"), ("known", "u1"), ("id", "<u8"), ("ts", "<i8")])
 _REASONS = ("null time", "late", "shed")
@@ -38,6 +40,12 @@ def refuse_other_file(target: Path) -> None:
         found = ()
     if found != _COLUMNS:
         raise UserError(f"late rows {target}: is there already, and holds no late rows; move it, or give another name")
+
+
+def late_schema() -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema(zip(_COLUMNS, (pa.string(), pa.uint64(), pa.int64(), pa.string()), strict=True))
 
 
 class LateSink:
@@ -76,13 +84,13 @@ class LateSink:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        schema = pa.schema(zip(_COLUMNS, (pa.string(), pa.uint64(), pa.int64(), pa.string()), strict=True))
+        schema = late_schema()
         rows = np.frombuffer(self.rows.read(), _ROW)
         if len(rows) and (int(rows["stream"].max()) >= len(STREAM_NAMES) or int(rows["reason"].max()) >= len(_REASONS)):
             raise RunFailed(f"{self.rows.path}: corrupt: a row of no stream, or for no reason")
         with replacing(target) as temporary, pq.ParquetWriter(temporary, schema) as writer:
-            for at in range(0, len(rows), _GROUP_ROWS):
-                part = rows[at : at + _GROUP_ROWS]
+            for at in range(0, len(rows), GROUP_ROWS):
+                part = rows[at : at + GROUP_ROWS]
                 names = [
                     pa.DictionaryArray.from_arrays(pa.array(part[field]), list(names)).cast(pa.string())
                     for field, names in (("stream", STREAM_NAMES), ("reason", _REASONS))

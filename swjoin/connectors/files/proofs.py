@@ -19,7 +19,7 @@ import numpy as np
 
 from swjoin.connectors.files.formats import csv_parse_options
 from swjoin.core.batch import MISSING_ID
-from swjoin.core.errors import UserError
+from swjoin.core.errors import UserError, one_line
 from swjoin.core.hashing import digest_pairs, hash_words
 from swjoin.core.join_semantics import format_digest
 
@@ -90,9 +90,9 @@ def checked_claim(path: Path) -> Claim:
                 if found is None or found[1] != claim.digest:
                     raise _changed(path, "the ids of other pairs")
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())[:300]})") from None
+        raise UserError(f"{path}: cannot be read ({one_line(error)})") from None
     except pa.ArrowException as error:
-        raise UserError(f"{path}: is no whole Parquet file ({' '.join(str(error).split())[:300]})") from None
+        raise UserError(f"{path}: is no whole Parquet file ({one_line(error)})") from None
     if not claim.ids and not _as_written(path, claim.written):
         raise _changed(path, "other bytes")
     return claim
@@ -158,4 +158,4 @@ def csv_pairs(path: Path, ids: Sequence[str]) -> tuple[int, str | None]:
                 return digest_of(reader) or (0, None)
             return sum(batch.num_rows for batch in reader), None
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())[:300]})") from None
+        raise UserError(f"{path}: cannot be read ({one_line(error)})") from None

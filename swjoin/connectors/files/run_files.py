@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from swjoin.core.data_messages import RunEvent
 from swjoin.core.errors import RunFailed
-from swjoin.core.metric_columns import COLUMNS, INTEGER_COLUMNS
+from swjoin.core.metric_columns import COLUMNS, INTEGER_COLUMNS, metrics_batch, metrics_schema
 from swjoin.core.storage import AppendedFile, replacing, writing
 
 METRICS_ROW_BYTES = 8 * len(COLUMNS)
@@ -56,20 +56,13 @@ class MetricsFile:
         self._waiting = [(g, row) for g, row in self._waiting if g > generation]
 
     def close(self) -> None:
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
         self.rows.append(b"".join(row.tobytes() for _, row in self._waiting))
-        schema = pa.schema([(n, pa.int64() if n in INTEGER_COLUMNS else pa.float64()) for n in COLUMNS])
         everything = np.frombuffer(self.rows.read(), np.float64).reshape(-1, len(COLUMNS))
-        with replacing(self.path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+        with replacing(self.path) as temporary, pq.ParquetWriter(temporary, metrics_schema()) as writer:
             for at in range(0, len(everything), self.ROWS):
-                table = everything[at : at + self.ROWS]
-                columns = [
-                    pa.array(table[:, i].astype(np.int64) if name in INTEGER_COLUMNS else table[:, i].copy())
-                    for i, name in enumerate(COLUMNS)
-                ]
-                writer.write_batch(pa.record_batch(columns, schema=schema))
+                writer.write_batch(metrics_batch(everything[at : at + self.ROWS]))
         self.rows.close()
         if not self._kept:
             self.rows.path.unlink()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.data_messages import RunEvent
-from swjoin.core.errors import UserError
+from swjoin.core.errors import UserError, one_line
 from swjoin.core.path_patterns import Shape, is_amount, is_count, is_number, wrong_place
 from swjoin.core.units import MAX_SPAN_US, is_utf8
 
@@ -101,7 +101,7 @@ def read_report(run_dir: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); is {run_dir} the directory of a run?") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: is not valid JSON ({' '.join(str(error).split())[:300]})") from None
+        raise UserError(f"{path}: is not valid JSON ({one_line(error)})") from None
     wrong = wrong_place(_REPORT, found)
     if wrong is not None:
         raise UserError(f"{path}: is not the report of a run{f' ({wrong[1:]} is not what it must be)' if wrong else ''}")
@@ -149,7 +149,7 @@ def _table(path: Path) -> pa.Table:
             table = file.read()
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())[:300]})") from None
+        raise UserError(f"{path}: cannot be read ({one_line(error)})") from None
     return table
 
 

@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from swjoin.config.run import ServeConfig
+from swjoin.connectors.files.late_rows import late_schema
 from swjoin.connectors.flight.result_log import ResultLog
 from swjoin.connectors.flight.result_stream import serve_log
 from swjoin.connectors.flight.server import Endpoint, FlightStream, Metadata, check_length, read_pem, read_token
@@ -43,7 +44,6 @@ _SILENT_S = 1.0  # a stream that is idle for so long may block the other one
 _MOST_SHOWN = 5
 _LONGEST_NAME = 200
 _SMALL_BYTES = 1 << 10  # of a message, besides its rows
-LATE_SCHEMA = pa.schema([("stream", pa.string()), ("row_id", pa.uint64()), ("ts", pa.int64()), ("reason", pa.string())])
 
 
 @dataclass
@@ -68,7 +68,7 @@ class FlightIngest:
         self._lock = threading.Lock()
         self._closed = False
         self.status: Callable[[], Metadata] = dict
-        self.late = ResultLog(LATE_SCHEMA, _LATE_BYTES, 0.0, lossy=True)
+        self.late = ResultLog(late_schema(), _LATE_BYTES, 0.0, lossy=True)
         endpoint = self.endpoint = Endpoint(config)
         for name, source in self._sources.items():
             endpoint.puts[name] = self._put
@@ -99,7 +99,7 @@ class FlightIngest:
             pa.array(batch.ts, pa.int64(), mask=known),
             pa.array([reason] * n, pa.string()),
         ]
-        self.late.write(pa.record_batch(columns, schema=LATE_SCHEMA))
+        self.late.write(pa.record_batch(columns, schema=self.late.schema))
 
     def pass_on(self, location: str) -> None:
         """Relay results and metrics from the collector's endpoint."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swjoin.core.errors import RunFailed, UserError
+from swjoin.core.errors import RunFailed, UserError, one_line
 from swjoin.core.storage import write_whole, writing
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class _Eras:
                 self.run = words.pop(0)
             self._voids = [int(word) for word in words]
         except (OSError, ValueError) as error:
-            raise RunFailed(f"{file}: corrupt, or cannot be read ({' '.join(str(error).split())})") from None
+            raise RunFailed(f"{file}: corrupt, or cannot be read ({one_line(error)})") from None
 
     @property
     def era(self) -> int:

@@ -22,7 +22,7 @@ from swjoin.connectors.sink import Sink
 from swjoin.core.batch import Pairs
 from swjoin.core.errors import UserError
 from swjoin.core.hashing import digest_pairs
-from swjoin.core.metric_columns import COLUMNS, INTEGER_COLUMNS
+from swjoin.core.metric_columns import metrics_batch, metrics_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -102,22 +102,12 @@ class MetricsLog:
     """Log of metrics: one row per slave and distribution epoch. The oldest rows are dropped."""
 
     def __init__(self) -> None:
-        import pyarrow as pa
-
-        self.schema = pa.schema([(n, pa.int64() if n in INTEGER_COLUMNS else pa.float64()) for n in COLUMNS])
+        self.schema = metrics_schema()
         self.log = ResultLog(self.schema, _METRICS_BYTES, 0.0, lossy=True)
 
     def add(self, rows: list[tuple[int, NDArray[np.float64]]]) -> None:
-        import pyarrow as pa
-
-        if not rows:
-            return
-        table = np.stack([row for _, row in rows])
-        columns = [
-            pa.array(table[:, i].astype(np.int64) if name in INTEGER_COLUMNS else table[:, i].copy())
-            for i, name in enumerate(COLUMNS)
-        ]
-        self.log.write(pa.record_batch(columns, schema=self.schema))
+        if rows:
+            self.log.write(metrics_batch(np.stack([row for _, row in rows])))
 
 
 def stream_log(log: ResultLog, request: Metadata, context: Any) -> FlightStream:

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from swjoin.config.run import ServeConfig
-from swjoin.core.errors import SwjoinError, UserError
+from swjoin.core.errors import SwjoinError, UserError, one_line
 
 _SHORTEST_TOKEN = 16
 _FILES = 8192  # open files, where the system allows it: every idle connection is one
@@ -100,18 +100,18 @@ def as_flight_errors() -> Iterator[None]:
     except flight.FlightError:
         raise
     except SwjoinError as error:
-        raise flight.FlightServerError(one_line(error)) from None
+        raise flight.FlightServerError(_printable_line(error)) from None
     except MemoryError as error:
-        raise flight.FlightServerError(f"no memory for this: {one_line(error)}") from None
+        raise flight.FlightServerError(f"no memory for this: {_printable_line(error)}") from None
     except (pa.ArrowException, ValueError, TypeError, KeyError) as error:
-        raise flight.FlightServerError(f"malformed: {one_line(error)}") from None
+        raise flight.FlightServerError(f"malformed: {_printable_line(error)}") from None
     except Exception as error:  # Flight would send the traceback
         arrow = isinstance(error, OSError) and error.errno is None  # an unreadable Arrow message
         what = "malformed" if arrow else f"internal error, {type(error).__name__}"
-        raise flight.FlightServerError(f"{what}: {one_line(error)}") from None
+        raise flight.FlightServerError(f"{what}: {_printable_line(error)}") from None
 
 
-def one_line(error: BaseException) -> str:
+def _printable_line(error: BaseException) -> str:
     """A printable message that fits gRPC: a header of more than 8 KB breaks the call."""
     text = " ".join(str(error)[: 4 * _LONGEST_LINE].split())
     text = "".join(c if c.isprintable() else "?" for c in text)
@@ -138,7 +138,7 @@ def parse_request(data: bytes, word_key: str) -> Metadata:
 
 
 def _bind_error(config: ServeConfig, error: BaseException) -> UserError:
-    return UserError(f"serve.listen {config.listen}: cannot listen there ({' '.join(str(error).split())[:200]})")
+    return UserError(f"serve.listen {config.listen}: cannot listen there ({one_line(error, 200)})")
 
 
 class Endpoint(flight.FlightServerBase):  # type: ignore[misc]

@@ -12,14 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swjoin.core.errors import UserError, how_to_install
+from swjoin.core.errors import UserError, how_to_install, one_line
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Producer
 
 SETUP_S = 10.0  # for a broker to answer at the start of a run
 _PAUSE_S = 0.2
-_LONGEST = 300  # characters of an error message of the client
 
 
 def client_library() -> Any:
@@ -53,10 +52,6 @@ def _content_of(where: str, path: Path) -> str:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{where}: {path}: cannot be read ({getattr(error, 'strerror', None) or 'is no text'})") from None
-
-
-def one_line(error: object) -> str:
-    return " ".join(str(error).split())[:_LONGEST]
 
 
 class KafkaConnectionError:

@@ -22,7 +22,7 @@ import numpy as np
 from swjoin.connectors.schema import check_schema
 from swjoin.connectors.times import zoned
 from swjoin.core.batch import I64, Bool
-from swjoin.core.errors import SwjoinError, UserError
+from swjoin.core.errors import SwjoinError, UserError, one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -77,7 +77,7 @@ class MessageDecoder:
 
     def _complain(self, error: Exception) -> None:
         if self.complaint is None:
-            self.complaint = " ".join(str(error).split())[:300] or type(error).__name__
+            self.complaint = one_line(error) or type(error).__name__
 
     # ------------------------------------------------------------ formats
 

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swjoin.connectors.kafka.client import KafkaConnectionError, client_library, marks_of, one_line
+from swjoin.connectors.kafka.client import KafkaConnectionError, client_library, marks_of
 from swjoin.connectors.kafka.decoder import MessageDecoder
 from swjoin.connectors.producer_merge import Merge, MergeClosedError
 from swjoin.core.batch import I64, Bool
-from swjoin.core.errors import RunFailed, SwjoinError
+from swjoin.core.errors import RunFailed, SwjoinError, one_line
 from swjoin.core.ids import BEGIN_OF_TIME_US
 
 if TYPE_CHECKING:

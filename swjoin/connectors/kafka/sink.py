@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swjoin.config.run import KafkaSinkConfig
-from swjoin.connectors.kafka.client import KafkaConnectionError, client_library, client_settings, find_topic, one_line
+from swjoin.connectors.kafka.client import KafkaConnectionError, client_library, client_settings, find_topic
 from swjoin.connectors.output_columns import OutputColumns
 from swjoin.core.batch import Pairs
-from swjoin.core.errors import RunFailed, UserError
+from swjoin.core.errors import RunFailed, UserError, one_line
 from swjoin.core.storage import sync_file, sync_folder, write_whole, writing
 
 if TYPE_CHECKING:

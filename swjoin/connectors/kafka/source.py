@@ -13,14 +13,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from swjoin.config.run import StreamConfig
-from swjoin.connectors.kafka.client import KafkaConnectionError, client_library, client_settings, find_topic, marks_of, one_line
+from swjoin.connectors.kafka.client import KafkaConnectionError, client_library, client_settings, find_topic, marks_of
 from swjoin.connectors.kafka.decoder import MessageDecoder
 from swjoin.connectors.kafka.reader import PartitionReader, lane_of
 from swjoin.connectors.live_source import MergedSource
 from swjoin.connectors.producer_merge import MOST_LANES, Merge
 from swjoin.connectors.row_encoder import StreamColumns
 from swjoin.core.batch import STREAM_NAMES, SourceBatch
-from swjoin.core.errors import RunFailed, UserError
+from swjoin.core.errors import RunFailed, UserError, one_line
 from swjoin.core.ids import BEGIN_OF_TIME_US
 from swjoin.core.key_encoder import KeyEncoder
 

@@ -17,7 +17,6 @@ from swjoin.cluster.master.intake import StreamIntake
 from swjoin.cluster.master.mini_buffers import GroupedTuples, MiniBuffers
 from swjoin.cluster.master.tuple_queue import Pending, Store
 from swjoin.config.run import TimeConfig
-from swjoin.connectors.source import BATCH_ROWS
 from swjoin.core.batch import I64, LEFT, RIGHT, SourceBatch, TupleBatch
 from swjoin.core.ids import BEGIN_OF_TIME_US, GroupId, SlaveId
 from swjoin.core.ledger import StreamCounts
@@ -25,6 +24,8 @@ from swjoin.forecast.key_distribution import draw
 from swjoin.forecast.model.batch import KeyDistribution, ModelBatch
 from swjoin.policy.epochs import sub_group_of
 from swjoin.routing.hash_partition import HashPartition
+
+BATCH_ROWS = 65_536  # as the generator reads
 
 
 @dataclass(frozen=True)
