@@ -146,11 +146,11 @@ def _read(name: str, wanted: pa.Schema, zone: str | None) -> Iterator[pa.RecordB
 
 def _placed(path: Path | None, first: int) -> Callable[[int], str]:
     """Where a row of a batch is in its file, or on standard input (None); the file itself for rows below 0."""
-    from swjoin.connectors.files.formats import place_in
+    from swjoin.connectors.files.formats import describe_row
 
     if path is None:
         return lambda row: "standard input" if row < 0 else f"standard input, row {first + row} (counting from 0)"
-    return lambda row: str(path) if row < 0 else place_in(path, first + row)
+    return lambda row: str(path) if row < 0 else describe_row(path, first + row)
 
 
 def _check_zone(zone: str | None, schema: pa.Schema, wanted: pa.Schema, where: str) -> None:

@@ -1,11 +1,10 @@
-"""Time columns: whether both sides' can be compared, and their values in microseconds.
+"""Time columns: the check that both sides are comparable, and conversion to microseconds.
 
-What: `TimeColumn`, `check_times` (the one check of every front end), `microseconds`, `instants`.
-Why: a time with a zone is an instant, a time without one is what some clock showed. Compared with each other they give a wrong
-answer that looks right.
-Stays out: reading columns (`connectors.files.formats`), what else a join needs of a stream (`connectors.row_encoder`).
+What: `TimeColumn`, `check_times` (the check of all front ends), `microseconds`, `instants`.
+Why: a time with a zone is an instant, a time without one is a clock reading. Comparing the two gives a plausible wrong answer.
+Stays out: reading columns (`connectors.files.formats`), other columns of a join (`connectors.row_encoder`).
 
-Integers are instants: a unit since 1970, UTC. Dates are days of no zone, as times without a zone are.
+Integers are instants: a number of units since 1970, UTC. Dates and timestamps without a zone are local.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ def zoned(kind: pa.DataType) -> bool | None:
 
 @dataclass(frozen=True)
 class TimeColumn:
-    """One side's time column. side: left or right. origin: where the side comes from, in error messages. unit: of integers.
-    zone: the zone in which times without one are local."""
+    """One side's time column. side: left or right. origin: the side's origin in error messages. unit: of integers. zone: the
+    zone of local times."""
 
     side: str
     origin: str
@@ -65,8 +64,8 @@ class TimeColumn:
 
 
 def check_times(left: TimeColumn, right: TimeColumn, remedy: str = ASSUME) -> None:
-    """UserError unless the times of both sides can be compared, and each unit and zone that is given has a use. remedy: besides
-    giving both sides a zone."""
+    """UserError unless the times of both sides are comparable, and every given unit and zone applies. remedy: the alternative
+    to giving both sides a zone."""
     import pyarrow.types as t
 
     both = (left, right)
@@ -101,8 +100,8 @@ def check_times(left: TimeColumn, right: TimeColumn, remedy: str = ASSUME) -> No
         )
 
 
-def cast_complaint(kind: pa.DataType, wanted: pa.DataType) -> str | None:
-    """Why values of one type must not become another one's, though Arrow would cast them."""
+def cast_error(kind: pa.DataType, wanted: pa.DataType) -> str | None:
+    """Why a cast that Arrow would allow is refused; None when it is not."""
     import pyarrow.types as t
 
     pair = zoned(kind), zoned(wanted)
@@ -115,8 +114,7 @@ def cast_complaint(kind: pa.DataType, wanted: pa.DataType) -> str | None:
 
 
 def microseconds(column: pa.Array, time: TimeColumn, refuse: Callable[[Bool, str], None]) -> I64:
-    """Microseconds since 1970; where a time is null, any number. refuse: raises UserError for the first row of a mask, if there
-    is one."""
+    """Microseconds since 1970; unspecified for nulls. refuse: raises UserError for the first row of a mask, if there is one."""
     import pyarrow as pa
     import pyarrow.types as t
 
@@ -148,8 +146,7 @@ def microseconds(column: pa.Array, time: TimeColumn, refuse: Callable[[Bool, str
 
 
 def instants(column: pa.Array, zone: str, refuse: Callable[[Bool, str], None]) -> pa.Array:
-    """Timestamps or dates without a zone as instants: they are local times of this zone; a date is its midnight. Refused: a
-    local time that exists twice, or never."""
+    """Local times of a zone as instants; a date is its midnight. Times that the zone has twice or never are refused."""
     import pyarrow as pa
 
     if not pa.types.is_timestamp(column.type):
@@ -173,8 +170,8 @@ def instants(column: pa.Array, zone: str, refuse: Callable[[Bool, str], None]) -
 
 
 def _offsets_s(zone: str, local_s: I64) -> tuple[I64, I64]:
-    """Offsets from UTC of these local times, as their first and as their second occurrence. Only days with a change of the
-    clocks have more than one piece; Arrow's own rules end in 2037."""
+    """Offsets from UTC of these local times, for their first and their second occurrence. Only days with a clock change have
+    more than one piece. Arrow's own rules end in 2037."""
     pieces = [piece for day in np.unique(local_s // _DAY_S).tolist() for piece in _pieces(zone, day)]
     starts, before, after = (np.array(column, np.int64) for column in zip(*pieces, strict=True)) if pieces else [local_s] * 3
     at = np.searchsorted(starts, local_s, side="right") - 1
@@ -183,7 +180,7 @@ def _offsets_s(zone: str, local_s: I64) -> tuple[I64, I64]:
 
 @lru_cache(maxsize=1 << 12)
 def _pieces(zone: str, day: int) -> list[tuple[int, int, int]]:
-    """Pieces of a local day with the same offsets: (first second, offset of the first occurrence, of the second one)."""
+    """Pieces of a local day with constant offsets: (first second, offset of the first occurrence, of the second one)."""
     from zoneinfo import ZoneInfo
 
     rules = ZoneInfo(zone)
@@ -206,7 +203,8 @@ def _pieces(zone: str, day: int) -> list[tuple[int, int, int]]:
 
 
 def local_as_us(value: Any, kind: pa.DataType, zone: str | None) -> float:
-    """One timestamp or date, such as a file's statistics hold, in microseconds; a local time that exists twice is the first."""
+    """One timestamp or date, such as a file's statistics hold, in microseconds; an ambiguous local time is its first
+    occurrence."""
     import pyarrow as pa
 
     time = pa.array([value], kind)

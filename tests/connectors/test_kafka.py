@@ -340,7 +340,7 @@ def test_it_goes_on_from_any_position(
 ) -> None:
     """In another process, in the same one, and from the beginning; in batches of any size."""
     rng = random.Random(seed)
-    monkeypatch.setattr("swjoin.connectors.schema.BATCH_ROWS", rng.choice([3, 17, 100]))
+    monkeypatch.setattr("swjoin.connectors.live_source.BATCH_ROWS", rng.choice([3, 17, 100]))
     monkeypatch.setattr(kafka_reader, "_MESSAGES", rng.choice([2, 50]))
     lanes = lanes_of(rng, 60, 20)
     expected = merged(lanes)

@@ -26,7 +26,7 @@ SCHEMA = pa.schema([("key", pa.int64()), ("ts", pa.timestamp("us")), ("note", pa
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_module, "_LOOK_S", 0.02)
+    monkeypatch.setattr(watch_module, "_POLL_S", 0.02)
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_another_process_goes_on_where_one_was(
     sources: list[WatchSource] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(watch_module, "BATCH_ROWS", 2)
-        patch.setattr(watch_module, "_LOOK_S", 0.01)
+        patch.setattr(watch_module, "_POLL_S", 0.01)
         there = data.draw(st.integers(1, len(files)))
         for index, keys in enumerate(files[:there]):
             put(folder, f"{index}.parquet", keys, row_group_size=3)
