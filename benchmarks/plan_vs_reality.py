@@ -113,7 +113,7 @@ def run(path: Path, slaves: int, mpi: bool, rate_per_s: float) -> tuple[bool, st
     return kept, why, report
 
 
-def saturation(path: Path, slaves: int, mpi: bool, first: float, step: float) -> float:
+def measured_rate(path: Path, slaves: int, mpi: bool, first: float, step: float) -> float:
     """The highest rate that is sustained, by bisection from `first` to a factor of `step`."""
     low, high, rate = 0.0, math.inf, first
     while high > step * low:
@@ -158,7 +158,7 @@ def measure(name: str, folder: Path, costs: Path, tiny: bool) -> dict[str, Any]:
     told = planned(path, slaves, mpi, costs)
     predicted = told["saturation"]["rate_per_s"]
     tell(f"{name}: plan says {predicted:,.0f} ({told['saturation']['resource']})")
-    found = saturation(path, slaves, mpi, predicted / 3, 2.0) if tiny else saturation(path, slaves, mpi, predicted, STEP)
+    found = measured_rate(path, slaves, mpi, predicted / 3, 2.0) if tiny else measured_rate(path, slaves, mpi, predicted, STEP)
     reports = [run(path, slaves, mpi, found / 2)[2] for _ in range(1 if tiny else 3)]
     report = reports[0]
     if plain["join"].get("how", "inner") == "inner":
