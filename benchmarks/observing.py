@@ -97,7 +97,7 @@ def watchers_cpu_s(config: Path, folder: Path) -> tuple[float, float]:
 
         setattr(kind, name, outer)
 
-    for name in ("read", "took", "performed", "look"):
+    for name in ("read", "reported", "delivered", "on_log_event", "look"):
         timed(MasterWatcher, name)
     for name in ("took", "view"):
         timed(CollectorWatcher, name)

@@ -37,6 +37,7 @@ from swjoin.cluster.messages import (
     ResultsReceived,
     SavePart,
     SetAside,
+    SlaveReported,
     StreamEnded,
     StreamIdle,
     StreamResumed,
@@ -183,8 +184,8 @@ class MasterHost:
         self._perform(self.master.start(clock.now_us()))
 
     def handle(self, event: MasterEvent) -> None:
-        if self.watcher is not None:
-            self.watcher.took(event)
+        if self.watcher is not None and isinstance(event, SlaveReported):
+            self.watcher.reported(event.slave, event.occupancy_ratio, event.loads)
         try:
             commands = self.master.handle(event, self.clock.now_us())
         except LateRowError as error:
@@ -257,24 +258,29 @@ class MasterHost:
             amount=float(self.master.slave_count),
             text=text,
         )
+        self._log(event)
+
+    def _log(self, event: RunEvent) -> None:
         if self._events is not None:
             self._events.add(event)
         if self.watcher is not None:
-            self.watcher.happened(event)
+            self.watcher.on_log_event(event)
 
     def _perform(self, commands: list[MasterCommand]) -> None:
         for command in commands:
-            if self.watcher is not None:
-                self.watcher.performed(command)
             match command:
                 case ReadTuples(stream, instead):
                     self.wanted = stream, instead
                 case Deliver(delivery):
                     self.outbox.append(delivery)
+                    if self.watcher is not None:
+                        self.watcher.delivered(delivery)
                 case BeginMeasuring(clock_us):
                     self.clock_starts_us = clock_us
-                case Log(event) if self._events is not None:
-                    self._events.add(event)
+                    if self.watcher is not None:
+                        self.watcher.measuring_started()
+                case Log(event):
+                    self._log(event)
                 case SetAside(stream, batch, reason):
                     if self._late is not None:
                         self._late.write(stream, batch, reason)
