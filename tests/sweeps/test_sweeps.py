@@ -103,7 +103,7 @@ def test_values_are_shown_as_numbers(write: Any) -> None:
         "join.within": 60.0,
         "reorganization.policy": "none",
     }
-    assert list(experiment.axis_units.values()) == ["s", "bytes", "", "s", ""]
+    assert list(experiment.source.axis_units.values()) == ["s", "bytes", "", "s", ""]
 
 
 def test_tiny_numbers_survive(write: Any) -> None:
@@ -567,8 +567,8 @@ def test_estimates_and_limits() -> None:
     total = 0.0
     for number in range(5, 15):
         experiment = load_experiment(ROOT / "experiments" / f"fig{number:02}.yaml", "quick")
-        if experiment.owner is None:
-            total += runner.plan_s(experiment, points(experiment))
+        if experiment.source.path == experiment.path:
+            total += runner.plan_s(experiment.source, points(experiment))
     assert total < 30 * 60  # all figures, once
 
 
@@ -767,7 +767,7 @@ def test_the_command(swjoin: Any, write: Any, tmp_path: Path) -> None:
 def test_point_commands(write: Any) -> None:
     def typed(runner_name: str) -> list[str]:
         experiment = load_experiment(write(runner=runner_name, costs="paper"))
-        return runner.point_command(experiment, Path("c.yaml"), 3, Path("out"))[3:]
+        return runner.point_command(experiment.source, Path("c.yaml"), 3, Path("out"))[3:]
 
     assert typed("mpi") == ["run", "c.yaml", "-n", "5", "--out", "out"]
     assert typed("local") == ["run", "c.yaml", "--threads", "3", "--out", "out"]
