@@ -160,7 +160,7 @@ def test_what_is_held_back_is_limited_over_all_generations(monkeypatch: pytest.M
     for generation in (0, 0, 0, 0, 1, 1, 1):
         log.append(dataclasses.replace(one, generation=generation))
     log.close()
-    assert sum(s.held_bytes for s in log._open.values()) <= 5 * one.nbytes
+    assert sum(s.unwritten_bytes for s in log._open.values()) <= 5 * one.nbytes
     assert [s.tuples for s in log._open.values()] == [3000, 0]  # of each a little more than its tuples is held
 
 
