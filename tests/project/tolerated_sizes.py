@@ -16,12 +16,6 @@ TOLERATED: dict[str, int] = {
     "connectors/kafka/reader.py:PartitionReader fields": 21,
     "connectors/row_encoder.py:_stream_view parameters": 9,
     "core/data_messages.py:Delivery fields": 21,
-    "forecast/costs.py:CostModel fields": 27,
-    "forecast/model/run.py:plan lines": 84,
-    "monitor/hot_keys.py:HotKeys fields": 17,
-    "monitor/prometheus.py:_metrics lines": 75,
-    "monitor/role_watchers.py:MasterWatcher fields": 17,
-    "monitor/status_board.py:Board fields": 19,
     "operators/window_join.py:WindowJoin fields": 24,
     "operators/window_join.py:WindowJoin.__init__ parameters": 12,
     "runtime/hosts.py:MasterHost fields": 19,
@@ -31,5 +25,4 @@ TOLERATED: dict[str, int] = {
     "runtime/run_report.py:build_report parameters": 13,
     "runtime/simulator/simulator.py:Simulation fields": 30,
     "spark/dataframe_join.py:window_join parameters": 19,
-    "sweeps/experiment.py:Experiment fields": 21,
 }
