@@ -45,7 +45,7 @@ from tests.support.limits import PROCESS_S
 from tests.support.planted import complaints
 from tests.support.stopped_runs import _in_pieces, _run, _stopping
 from tests.tools.processes import LaunchedRun
-from tests.tools.random_kills import FaultScenario, run_ordeal
+from tests.tools.random_kills import FaultScenario, run_with_faults
 from tests.tools.random_runs import Scenario, run_simulated
 
 # ---------------------------------------------------------------- the simulator: crashes at any step
@@ -690,8 +690,8 @@ def test_sigterm_stops_a_process_which_another_resumes(tmp_path: Path) -> None:
     ],
 )
 def test_ranks_that_die(kind: str, seed: int, tmp_path: Path) -> None:
-    report = run_ordeal(seed, tmp_path, (kind,))
-    assert report["ordeal"]["resumed"] == (kind in ("everybody", "stop", "master"))
+    report = run_with_faults(seed, tmp_path, (kind,))
+    assert report["faults"]["resumed"] == (kind in ("everybody", "stop", "master"))
 
 
 @pytest.mark.mpi
