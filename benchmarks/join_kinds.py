@@ -1,4 +1,4 @@
-"""What outer, semi and anti joins cost beside the inner join: the join module alone, on one core, in turns.
+"""Cost of outer, semi and anti joins over the inner join: the join module alone, on one core, in turns.
 
 Usage: python -m benchmarks.join_kinds [reference|uniform|small|paper] [--repeat N] [--pairs] [--tiny]
 Deliveries are prepared first (not timed). Every kind's answer is compared with one that sorting gives. --pairs: rows leave the
@@ -59,7 +59,7 @@ def answers(left: TupleBatch, right: TupleBatch, window_us: int) -> dict[How, tu
 
 
 def with_payload(work: list[Delivery]) -> list[Delivery]:
-    """The same deliveries with bytes to carry."""
+    """The same deliveries with payload."""
 
     def loaded(batch: TupleBatch) -> TupleBatch:
         return dataclasses.replace(batch, rows=PayloadRows(np.zeros((len(batch), PAYLOAD.fixed_bytes), np.uint8)))

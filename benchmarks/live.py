@@ -1,10 +1,10 @@
 """Live sessions measured: with deaths, at rising rates, at short distribution epochs.
 
-What: `session`, a minute in real time with a producer, a consumer and a slave killed; `sweep`, the highest rate that is joined
-as it comes; `delay`, production delay over the distribution epoch at a low rate, with a figure. Every answer is compared with
-DuckDB's: in the run's report, at a consumer of final rows, and at one that takes rows as they come.
-Why: what a live run promises has to be seen from outside, at its clients.
-Stays out: playing a session (`benchmarks.workloads.live_session`).
+What: `session`, a minute in real time with a producer, a consumer and a slave killed; `sweep`, the highest rate that the run
+keeps up with; `delay`, production delay over the distribution epoch at a low rate, with a figure. Every answer is compared with
+DuckDB's: in the run's report, at a consumer of final rows, and at one of rows that are not final yet.
+Why: the guarantees of a live run are those that its clients see.
+Stays out: running a session (`benchmarks.workloads.live_session`).
 
 Producers, the run and consumers share the machine; a tuple has 72 bytes on the wire (key, time, id, 40 to 48 bytes of payload).
 
@@ -36,7 +36,7 @@ _LAG_S = 2.0  # a run that ends later than this after its streams were due has n
 
 
 def _played(session: Session, folder: Path) -> Played:
-    """Play it; SystemExit when an answer is wrong."""
+    """Run a session; SystemExit when an answer is wrong."""
     shutil.rmtree(folder, ignore_errors=True)
     played = play(session, folder)
     complaints = played.complaints()
@@ -66,7 +66,7 @@ def bench_session(base: Session, repeats: int, folder: Path) -> None:
 
 
 def bench_sweep(base: Session, rates: list[int], folder: Path) -> None:
-    """Rates upwards until the run falls behind."""
+    """Raise the rate until the run falls behind."""
     say(f"\n## Live rates: {base.duration_us // 1_000_000} s each, {base.ranks} ranks, t_d = {base.epoch_us // 1000} ms\n")
     say("| tuples/s, both streams | the run ended after the streams were due (s) | p50, p99 production delay (ms) | keeps up |")
     say("|---|---|---|---|")
@@ -81,7 +81,7 @@ def bench_sweep(base: Session, rates: list[int], folder: Path) -> None:
 
 
 def bench_delay(base: Session, epochs_ms: list[int], repeats: int, folder: Path) -> None:
-    """Production delay over t_d, in one process, and what the live consumer sees."""
+    """Production delay over t_d, in one process, and the delay at the live consumer."""
     say(f"\n## Delay at a low rate: {2 * LOW_RATE:,} tuples/s, one process, medians of {repeats} runs\n")
     say("| t_d (ms) | production delay p50, p99 (ms) | from push to consumer p50, p99 (ms) |")
     say("|---|---|---|")

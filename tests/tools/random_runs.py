@@ -149,7 +149,7 @@ class Scenario:
         *,
         history: bool = False,
     ) -> tuple[Counter[tuple[int, int]], str]:
-        """The oracle's measured pairs (left id, right id), or those of prefill, and their digest. shed: shed rows of `aside`."""
+        """The oracle's measured pairs (left id, right id), or those of prefill, and their digest. shed: the shed of `aside`."""
         left, right = self.good_tuples(0, aside[0]), self.good_tuples(1, aside[1])
         query = self.config.query
         if query.how != "inner" or query.last is not None:  # never with history
