@@ -25,7 +25,7 @@ from pathlib import Path
 
 from benchmarks import parse
 from benchmarks.run import environment, say
-from benchmarks.workloads.live_session import Played, Session, play
+from benchmarks.workloads.live_session import Session, SessionResult, run_session
 
 KILLS = (("right", 0.25), ("consumer", 0.45), ("slave", 0.65))
 RATES = (25_000, 50_000, 100_000, 150_000, 200_000, 300_000, 400_000)
@@ -35,10 +35,10 @@ CHECKPOINT_US = 5_000_000
 _LAG_S = 2.0  # a run that ends later than this after its streams were due has not kept up
 
 
-def _played(session: Session, folder: Path) -> Played:
+def _played(session: Session, folder: Path) -> SessionResult:
     """Run a session; SystemExit when an answer is wrong."""
     shutil.rmtree(folder, ignore_errors=True)
-    played = play(session, folder)
+    played = run_session(session, folder)
     complaints = played.complaints()
     if complaints:
         raise SystemExit(f"wrong: {'; '.join(complaints)}; everything is in {folder}")

@@ -231,7 +231,7 @@ def test_a_rank_that_waits_for_ever_says_in_which_step() -> None:
         cwd=ROOT,
     )
     assert "stuck: rank 0 on " in done.stdout, done.stdout + done.stderr
-    assert "waited too long in the step: telling rank 0 where I am" in done.stdout
+    assert "waited too long in the step: reporting to rank 0" in done.stdout
     assert done.returncode != 0
 
 
