@@ -112,11 +112,11 @@ def main() -> None:
     seconds: dict[How, list[float]] = {how: [] for how in JOIN_KINDS}
     for turn in range(args.repeat + 1):
         for how in JOIN_KINDS:
-            took, *found = run(work, window_us, how, args.pairs)
+            elapsed_s, *found = run(work, window_us, how, args.pairs)
             if tuple(found) != right_answers[how]:
                 raise SystemExit(f"{how}: wrong answer {found}, expected {right_answers[how]}")
             if turn:
-                seconds[how].append(took)
+                seconds[how].append(elapsed_s)
     print("| how | rows | M tuples/s | time beside the inner join's | range |\n|---|---|---|---|---|")
     for how, took_s in seconds.items():
         ratios = [mine / inner for mine, inner in zip(took_s, seconds["inner"], strict=True)]

@@ -191,7 +191,7 @@ def results(channel: Any, pairs_sent: int) -> float | None:
     return collector.tally.count / seconds
 
 
-def play(what: str, paths: list[str] | None, out: Path, repeat: int, size: int) -> None:
+def run_rank(what: str, paths: list[str] | None, out: Path, repeat: int, size: int) -> None:
     """One of the two ranks."""
     channel = _channel()
     figures = []
@@ -231,7 +231,7 @@ def main() -> None:
     args = parse(parser, repeat=1)
     if args.rank:
         size = PAIRS if args.what == "results" else TUPLES
-        play(args.what, args.paths or None, args.json, args.repeat, size // 100 if args.tiny else size)
+        run_rank(args.what, args.paths or None, args.json, args.repeat, size // 100 if args.tiny else size)
         return
     with tempfile.TemporaryDirectory(prefix="swjoin-links-") as folder:
         out = args.json or Path(folder) / "figures.json"

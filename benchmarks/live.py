@@ -35,14 +35,14 @@ CHECKPOINT_US = 5_000_000
 _LAG_S = 2.0  # a run that ends later than this after its streams were due has not kept up
 
 
-def _played(session: Session, folder: Path) -> SessionResult:
+def _checked_session(session: Session, folder: Path) -> SessionResult:
     """Run a session; SystemExit when an answer is wrong."""
     shutil.rmtree(folder, ignore_errors=True)
-    played = run_session(session, folder)
-    complaints = played.complaints()
+    result = run_session(session, folder)
+    complaints = result.complaints()
     if complaints:
         raise SystemExit(f"wrong: {'; '.join(complaints)}; everything is in {folder}")
-    return played
+    return result
 
 
 def _ms(seconds: float) -> str:
@@ -57,10 +57,10 @@ def bench_session(base: Session, repeats: int, folder: Path) -> None:
     )
     say("|---|---|---|---|---|---|")
     for _ in range(repeats):
-        played = _played(replace(base, kills=KILLS), folder / "session")
-        found = played.delay_s
+        result = _checked_session(replace(base, kills=KILLS), folder / "session")
+        found = result.delay_s
         say(
-            f"| {played.answer[0]:,} | {played.answer[1]} | {played.voids} | {_ms(found['p99'])} "
+            f"| {result.answer[0]:,} | {result.answer[1]} | {result.voids} | {_ms(found['p99'])} "
             f"({found['share']:.0%} of the pairs) | {_ms(found['max'])} | {_ms(2 * base.epoch_us / 1e6)} |"
         )
 
@@ -71,9 +71,9 @@ def bench_sweep(base: Session, rates: list[int], folder: Path) -> None:
     say("| tuples/s, both streams | the run ended after the streams were due (s) | p50, p99 production delay (ms) | keeps up |")
     say("|---|---|---|---|")
     for rate in rates:
-        played = _played(replace(base, rate_per_s=rate, domain=10 * rate), folder / "sweep")
-        lag_s = played.sent_s["run"] - base.duration_us / 1e6
-        delay = played.report["delay_s"]
+        result = _checked_session(replace(base, rate_per_s=rate, domain=10 * rate), folder / "sweep")
+        lag_s = result.sent_s["run"] - base.duration_us / 1e6
+        delay = result.report["delay_s"]
         keeps = lag_s < _LAG_S
         say(f"| {2 * rate:,} | {lag_s:.1f} | {_ms(delay['p50'])}, {_ms(delay['p99'])} | {'yes' if keeps else 'no'} |")
         if not keeps:
@@ -90,8 +90,8 @@ def bench_delay(base: Session, epochs_ms: list[int], repeats: int, folder: Path)
         found = []
         for _ in range(repeats):
             session = replace(base, rate_per_s=LOW_RATE, domain=2_000, epoch_us=epoch_ms * 1000, ranks=0)
-            played = _played(session, folder / "delay")
-            delay, seen = played.report["delay_s"], played.seen_s
+            result = _checked_session(session, folder / "delay")
+            delay, seen = result.report["delay_s"], result.seen_s
             found.append([delay["p50"], delay["p99"], seen["p50"], seen["p99"]])
         middle = [statistics.median(values) for values in zip(*found, strict=True)]
         table.append({"epoch_ms": epoch_ms, "all": found})

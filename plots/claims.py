@@ -403,8 +403,8 @@ def figure_13(table: Table) -> Verdict:
     """The delay grows with t_d.
 
     holds: at every measured rate, from the shortest t_d to the longest by more than the repeats' spread, with rank correlation
-    >= 0.9. In shape: the first only, or not at every rate. Does not hold: at no rate. The slope is told beside what waiting
-    gives: a tuple waits half a t_d at the master, then half the time that its slave is busy with a delivery: 0.5 + busy / 2.
+    >= 0.9. In shape: the first only, or not at every rate. Does not hold: at no rate. The slope is stated beside that of
+    waiting alone: half a t_d at the master, then half the time that a slave is busy with a delivery: 0.5 + busy / 2.
     """
 
     def say(where: Where, curve: Curve) -> str:

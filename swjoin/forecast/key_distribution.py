@@ -23,9 +23,10 @@ from numba import njit
 
 from swjoin.config.run import RunConfig
 from swjoin.connectors.generator.bmodel import SLOT_US, drift_offset, level_count, rate_factor
+from swjoin.connectors.generator.source import BATCH_ROWS
 from swjoin.core.batch import I64
 from swjoin.core.hashing import group_of, hash_key
-from swjoin.forecast.model.batch import F64, KeyDistribution
+from swjoin.forecast.model.batch import F64, TUPLE_BYTES, KeyDistribution
 from swjoin.policy.epochs import slot_end_us
 
 _EXACT_KEYS = 1 << 27
@@ -151,7 +152,7 @@ def _edges(config: RunConfig) -> I64:
         cuts.append(np.array([slot_end_us(s, t_d, n_g) for s in range(slots)]))
     if workload.schedule.kind != "constant" or workload.drift_us:
         cuts.append(np.arange(0, end, SLOT_US))
-    most = max(65_536, cluster.mini_buffer_bytes // 32 // 8)
+    most = max(BATCH_ROWS, cluster.mini_buffer_bytes // TUPLE_BYTES // 8)
     width = int(1e6 * most / workload.rate_per_s)
     width = max(1, min(width, max(1, config.query.bounds.retention_us // 16), t_d or SLOT_US))
     cuts.append(np.arange(0, end, width))

@@ -28,7 +28,7 @@ from swjoin.connectors.generator.source import BATCH_ROWS
 from swjoin.core.batch import I64, LEFT, RIGHT
 from swjoin.forecast.input_profile import HashCells, InputProfile, carries_payload
 from swjoin.forecast.model.batch import F64, TUPLE_BYTES
-from swjoin.forecast.window_size import BLOCKS, DEPTH, MINIS, foresee_group
+from swjoin.forecast.window_size import BLOCKS, DEPTH, MINIS, estimate_group
 from swjoin.policy.epochs import WINDOW_SHARE
 from swjoin.policy.placement import round_robin
 from swjoin.state.arrays import MINI_BYTES, SLOT_BYTES, block_bytes
@@ -218,7 +218,7 @@ def _windows_at(config: RunConfig, profile: InputProfile, spans: _Spans, at_us: 
         left, right = cells.left[g] * stored[LEFT], cells.right[g] * stored[RIGHT]
         tuples[g] = left.sum() + right.sum()
         top = cells.top[g] * (stored[LEFT] + stored[RIGHT])
-        foresee_group(left, right, top, depth, module.theta_tuples, tuned, module.block_tuples, expires, out)
+        estimate_group(left, right, top, depth, module.theta_tuples, tuned, module.block_tuples, expires, out)
         blocks[g] = out[BLOCKS]
         directory[g] = out[MINIS] * MINI_BYTES + 2.0 ** out[DEPTH] * SLOT_BYTES
     shares = (cells.left.sum(1), cells.right.sum(1))

@@ -1,6 +1,6 @@
 """Expected blocks and mini-partition-groups of windows, from expected tuple counts.
 
-What: `foresee_group`: the rules of `state.extendible_hash` applied to expected counts, for one partition-group.
+What: `estimate_group`: the rules of `state.extendible_hash` applied to expected counts, for one partition-group.
 Why: a chain's last block is partly empty and its first one partly expired, so the memory of windows depends on the number of
 chains.
 Stays out: the input (`forecast.input_profile`), bytes (`forecast.memory`).
@@ -22,7 +22,7 @@ from swjoin.state.extendible_hash import MAX_DEPTH
 
 F64 = NDArray[np.float64]
 
-MINIS, BLOCKS, DEPTH = 0, 1, 2  # of `foresee_group`
+MINIS, BLOCKS, DEPTH = 0, 1, 2  # of `estimate_group`
 
 
 @njit(cache=True, nogil=True)
@@ -83,7 +83,7 @@ def _below(
 
 
 @njit(cache=True, nogil=True)
-def foresee_group(
+def estimate_group(
     left: F64, right: F64, top: F64, depth: int, theta: int, tuned: float, size: int, expires: bool, out: F64
 ) -> None:
     """out: expected mini-partition-groups, blocks, and the global depth.

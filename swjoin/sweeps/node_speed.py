@@ -29,7 +29,7 @@ from swjoin.core.storage import write_json
 from swjoin.monitor.sustainability import sustained
 from swjoin.sweeps.presets import scaled
 from swjoin.sweeps.run_process import run_to_end
-from swjoin.sweeps.store import commit
+from swjoin.sweeps.store import commit, read_json
 
 SLAVES, RATE_PER_S = 4, 6000.0
 MEASURED_S = 60
@@ -47,7 +47,7 @@ def calibrated_speed(directory: Path, time_scale: int, tell: Tell) -> float:
     """
     own, shared = directory / "calibration.json", directory.parent / f"calibration-x{time_scale}.json"
     for path in (own, shared):
-        found = _read(path)
+        found = read_json(path)
         if found is None or found.get("time_scale") != time_scale:
             continue
         if (found["commit"], found["cores"]) == (commit(), os.cpu_count()):
@@ -57,14 +57,6 @@ def calibrated_speed(directory: Path, time_scale: int, tell: Tell) -> float:
     for path in (own, shared):
         write_json(path, found)
     return float(found["node_speed"])
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        found: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return found
 
 
 def _calibrate(folder: Path, time_scale: int, tell: Tell) -> dict[str, Any]:

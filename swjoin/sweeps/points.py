@@ -124,7 +124,7 @@ def _build(design: Design, settings: Settings, node_speed: float | None) -> tupl
     if design.measured_us is not None:
         config = _measured(config, design, own)
     if design.runner == "simulate" and config.measure.prefill_us:
-        raise UserError("runner simulate: a simulated run has no history to fill its windows with; write prefill: false")
+        raise UserError("runner simulate: a simulated run has no prefill; write prefill: false")
     if design.search is not None and config.pace != "realtime":
         raise UserError("search: asks for a delay that stays flat, which needs pace realtime")
     if design.time_scale != 1 and design.runner == "simulate":

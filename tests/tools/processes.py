@@ -21,6 +21,7 @@ from pathlib import Path
 from swjoin.runtime.simulator.result import SimulationError
 
 MARK = "SWJOIN_RUN_MARK"
+FIRST_SLAVE = 2  # rank; those before are master and collector
 _RANK = re.compile(rb"OMPI_COMM_WORLD_RANK=(\d+)")
 _FIELDS = re.compile(r"^(VmRSS|RssAnon):\s+(\d+) kB", re.MULTILINE)
 _MAP = re.compile(r"[0-9a-f]+-[0-9a-f]+ ")

@@ -24,10 +24,9 @@ from swjoin.core.batch import LEFT, RIGHT, TupleBatch
 from swjoin.core.join_semantics import JOIN_KINDS, format_digest, pair_digest
 from swjoin.runtime.simulator.result import SimulationError
 from tests.tools.oracle import answer
-from tests.tools.processes import LaunchedRun, kill
+from tests.tools.processes import FIRST_SLAVE, LaunchedRun, kill
 
 KINDS = ("slave", "slaves", "everybody", "stop", "master", "collector", "recovering")
-_FIRST_SLAVE = 2
 _LIMIT_S = 90.0
 
 
@@ -57,7 +56,7 @@ class FaultScenario:
         epoch_ms = int(random.choice([50, 100, 200]))
         policy = str(random.choice(["none", "random", "balanced"]))
         ranks = int(random.integers(4, 8))
-        slaves = ranks - _FIRST_SLAVE
+        slaves = ranks - FIRST_SLAVE
         plain: dict[str, Any] = {
             "join": {"within": f"{int(random.choice([200, 1000, 3000]))}ms"},
             "seed": int(seed),
@@ -109,7 +108,7 @@ class FaultScenario:
 def _inject(scenario: FaultScenario, cluster: LaunchedRun) -> None:
     """Inject the scenario's fault."""
     random = np.random.default_rng([scenario.seed, 5])
-    slaves = random.permutation(np.arange(_FIRST_SLAVE, scenario.ranks)).tolist()
+    slaves = random.permutation(np.arange(FIRST_SLAVE, scenario.ranks)).tolist()
     if scenario.kind == "everybody":
         cluster.kill_all()
     elif scenario.kind == "stop":

@@ -38,7 +38,7 @@ from swjoin.core.ids import (
     GroupId,
 )
 from swjoin.core.join_semantics import Bounds
-from swjoin.forecast.model.batch import F64, KeyDistribution, ModelBatch, overlap
+from swjoin.forecast.model.batch import F64, TUPLE_BYTES, KeyDistribution, ModelBatch, overlap
 from swjoin.forecast.model.windows import Fresh, Meter, Windows, as_matrix, mini_shares, spread_delays
 from swjoin.operators.join_operator import MoveId
 from swjoin.operators.join_step import Step, WindowMemory, Work
@@ -327,7 +327,7 @@ class ModelJoin:
         return tuples // self._block_tuples + min(tuples, self.mini_group_count())
 
     def window_bytes(self) -> int:
-        payload = self._tuple_bytes - 32
+        payload = self._tuple_bytes - TUPLE_BYTES
         blocks = self.block_count() * block_bytes(self._block_tuples)
         return blocks + self.mini_group_count() * MINI_BYTES + sum(self.window_tuples()) * payload
 

@@ -36,7 +36,7 @@ from swjoin.core.errors import SwjoinError, UserError
 from swjoin.core.resources import load_figures
 from swjoin.core.units import parse_duration_us, parse_size_bytes
 from swjoin.runtime.simulator.result import SimulationError
-from tests.tools.processes import MARK, LaunchedRun, kill, left_of, mapped_of, memory_of
+from tests.tools.processes import FIRST_SLAVE, MARK, LaunchedRun, kill, left_of, mapped_of, memory_of
 from tests.tools.soak.capacity import SHARE_OF_DISK, Shape, find_capacity, result_bytes
 from tests.tools.soak.memory_growth import Sample, Samples, growth
 
@@ -44,7 +44,6 @@ ENDING = ("master", "collector", "stop", "everybody")
 SLAVE_SHARE = 0.8  # of the kills, while there are enough slaves
 FEWEST_SLAVES = 2
 FEWEST_RANKS, MOST_RANKS = 4, 7
-_FIRST_SLAVE = 2
 _SAMPLE_S, _MAPPED_S = 1.0, 5.0
 _ROUND_S = 0.1
 _END_S = 90.0  # time until all processes must have ended after a kill that ends the run
@@ -60,7 +59,7 @@ def draw_kill(random: np.random.Generator, slaves: int) -> str:
 
 
 def role_of(rank: int) -> str:
-    return ("master", "collector")[rank] if rank < _FIRST_SLAVE else "slave"
+    return ("master", "collector")[rank] if rank < FIRST_SLAVE else "slave"
 
 
 @dataclass(frozen=True)
@@ -191,7 +190,7 @@ class Soak:
     def _sample(self, run: LaunchedRun, part: int, with_maps: bool) -> int:
         """Add a row for each rank; returns the number of living slaves."""
         ranks, now = run.ranks(), self.now_s
-        slaves = sum(rank >= _FIRST_SLAVE for rank in ranks)
+        slaves = sum(rank >= FIRST_SLAVE for rank in ranks)
         for rank, pid in sorted(ranks.items()):
             memory = memory_of(pid)
             if memory is not None:
@@ -233,7 +232,7 @@ class Soak:
     def _kill(self, run: LaunchedRun, part: int) -> Kill | None:
         """Kill a process, or all; None when the run has just ended."""
         ranks = run.ranks()
-        slaves = sorted(rank for rank in ranks if rank >= _FIRST_SLAVE)
+        slaves = sorted(rank for rank in ranks if rank >= FIRST_SLAVE)
         if len(ranks) < 3:
             return None
         kind = draw_kill(self._random, len(slaves))
