@@ -168,7 +168,7 @@ def test_runs_of_another_experiment(write: Any) -> None:
         ({"measured": "soon"}, r"one.yaml: measured: duration 'soon'"),
         ({"measured": "500ms"}, r"one.yaml: measured: 500000 us is not longer than the warm-up"),
         ({"measured": "5s", "set": {"workload.duration": "9s"}}, r"measured and workload.duration: give one"),
-        ({"measured": "5s", "runner": "simulate"}, r"runner simulate: a simulated run has no history .* prefill: false"),
+        ({"measured": "5s", "runner": "simulate"}, r"runner simulate: a simulated run has no prefill; write prefill: false"),
         ({"preset": "quick", "runner": "simulate"}, r"runner simulate: virtual time needs no faster preset"),
         ({"preset": "quick", "set": {"join.within": "15us"}}, r"queries.lower_us: -15 us cannot be divided by 10"),
         ({"preset": "quick", "set": {"nodes.node_speed": 0.2}}, r"nodes.node_speed: 0.2 times 10 is faster than a core"),
