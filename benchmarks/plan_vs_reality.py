@@ -118,7 +118,7 @@ def measured_rate(path: Path, slaves: int, mpi: bool, first: float, step: float)
     while high > step * low:
         for _ in range(2):
             kept, why, _ = run(path, slaves, mpi, rate)
-            tell(f"{rate:,.0f}: {why}")
+            say(f"{rate:,.0f}: {why}")
             if kept:
                 break
         low, high = (rate, high) if kept else (low, rate)
@@ -156,7 +156,7 @@ def measure(name: str, folder: Path, costs: Path, tiny: bool) -> dict[str, Any]:
     path.write_text(yaml.safe_dump(plain))
     forecast = planned(path, slaves, mpi, costs)
     predicted = forecast["saturation"]["rate_per_s"]
-    tell(f"{name}: plan says {predicted:,.0f} ({forecast['saturation']['resource']})")
+    say(f"{name}: plan says {predicted:,.0f} ({forecast['saturation']['resource']})")
     found = measured_rate(path, slaves, mpi, predicted / 3, 2.0) if tiny else measured_rate(path, slaves, mpi, predicted, STEP)
     reports = [run(path, slaves, mpi, found / 2)[2] for _ in range(1 if tiny else 3)]
     report = reports[0]
@@ -170,7 +170,7 @@ def measure(name: str, folder: Path, costs: Path, tiny: bool) -> dict[str, Any]:
     return {"saturation": (predicted, found), "resource": forecast["saturation"]["resource"], **memory(reports)}
 
 
-def tell(line: str) -> None:
+def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
@@ -193,7 +193,7 @@ def main() -> None:
             if costs is None:
                 costs = folder / "costs.yaml"
                 _swjoin("calibrate", "-o", str(costs), *["--quick"] * args.tiny)
-            tell(f"costs: {' '.join(costs.read_text().split())}")
+            say(f"costs: {' '.join(costs.read_text().split())}")
             found = out[case] = measure(case, folder, costs, args.tiny)
             rate, window, resident = (found[w] for w in GOAL)
             print(

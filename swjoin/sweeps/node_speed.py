@@ -1,6 +1,6 @@
 """The speed of imitated nodes at which this machine saturates where the paper's machine did.
 
-What: `calibrated_speed(directory, time_scale, tell)`, the fraction of a core for `nodes.node_speed`.
+What: `calibrated_speed(directory, time_scale, say)`, the fraction of a core for `nodes.node_speed`.
 Why: 4 of the paper's nodes (two Pentium III of 930 MHz, Java) saturate near 6,000 tuples/s and stream with theta = 1.5 MB
 (figures 6 and 10). A core of today does the same work in a small fraction of its time; the fraction is measured, not assumed.
 Stays out: imitating (`runtime.slow_node`), other differences between the machines (docs/reproduction.md).
@@ -38,10 +38,10 @@ _ATTEMPTS = 3
 _ROUNDS, _STEP = 8, 1.06
 _FULLY_BUSY = 0.95
 
-Tell = Callable[[str], None]
+Say = Callable[[str], None]
 
 
-def calibrated_speed(directory: Path, time_scale: int, tell: Tell) -> float:
+def calibrated_speed(directory: Path, time_scale: int, say: Say) -> float:
     """node_speed for runs `time_scale` times as fast as the paper's: from DIR/calibration.json or the one beside DIR, of the
     same commit and machine, or measured now (about a minute with time_scale 10). RunFailed when the machine is too busy.
     """
@@ -53,19 +53,19 @@ def calibrated_speed(directory: Path, time_scale: int, tell: Tell) -> float:
         if (found["commit"], found["cores"]) == (commit(), os.cpu_count()):
             write_json(own, found)
             return float(found["node_speed"])
-    found = _calibrate(directory / "calibration", time_scale, tell)
+    found = _calibrate(directory / "calibration", time_scale, say)
     for path in (own, shared):
         write_json(path, found)
     return float(found["node_speed"])
 
 
-def _calibrate(folder: Path, time_scale: int, tell: Tell) -> dict[str, Any]:
+def _calibrate(folder: Path, time_scale: int, say: Say) -> dict[str, Any]:
     runs: list[dict[str, Any]] = []
 
     def measure(speed: float, rate_ratio: float) -> dict[str, Any]:
         done = _run(folder / str(len(runs)), speed, RATE_PER_S * rate_ratio, time_scale)
         runs.append(done)
-        tell(
+        say(
             f"calibration, run {len(runs)}: node_speed {speed:.5f}, {RATE_PER_S * rate_ratio:,.0f} tuples/s: "
             f"busy {done['busy_ratio']:.0%}, delay {'flat' if done['sustained'] else 'growing'}"
         )
@@ -84,7 +84,7 @@ def _calibrate(folder: Path, time_scale: int, tell: Tell) -> dict[str, Any]:
         else:
             break
     else:
-        tell("calibration: not confirmed; the machine is uneven, or others are using it")
+        say("calibration: not confirmed; the machine is uneven, or others are using it")
     return {
         "time_scale": time_scale,
         "node_speed": speed,

@@ -128,7 +128,7 @@ def _try(shape: Shape, rate_per_s: float, ranks: int, folder: Path) -> Trial:
 
 
 def find_capacity(
-    shape: Shape, ranks: int, folder: Path, tell: Callable[[str], None], attempt: Callable[..., Trial] = _try
+    shape: Shape, ranks: int, folder: Path, say: Callable[[str], None], attempt: Callable[..., Trial] = _try
 ) -> Trial:
     """The trial with the highest rate per stream that kept up. RunFailed when none does."""
     best: Trial | None = None
@@ -137,7 +137,7 @@ def find_capacity(
     refined = 0
     while LOWEST_RATE <= rate <= HIGHEST_RATE and refined <= REFINEMENTS:
         trial = attempt(shape, rate, ranks, folder)
-        tell(f"  {rate:,.0f} tuples/s and stream: {'keeps up' if trial.kept_up else 'does not keep up'}, {trial.why}")
+        say(f"  {rate:,.0f} tuples/s and stream: {'keeps up' if trial.kept_up else 'does not keep up'}, {trial.why}")
         if trial.kept_up:
             best = trial
         else:

@@ -97,7 +97,7 @@ class Soak:
     every_s: float
     seed: int
     most: int = sys.maxsize
-    tell: Callable[[str], None] = print
+    say: Callable[[str], None] = print
     samples: Samples = field(default_factory=Samples)
     cuts: list[CheckpointSample] = field(default_factory=list)
     kills: list[Kill] = field(default_factory=list)
@@ -129,7 +129,7 @@ class Soak:
             if report.get("complete"):
                 return report
             arguments, ranks = ["--resume", str(self.out)], int(self._random.integers(FEWEST_RANKS, MOST_RANKS + 1))
-            self.tell(f"{self.now_s:6.0f} s  resumed on {ranks} ranks")
+            self.say(f"{self.now_s:6.0f} s  resumed on {ranks} ranks")
 
     def _part(self, arguments: list[str], ranks: int) -> dict[str, Any]:
         """Run from a start or a resumption until the ranks have ended; returns run.json, if this part wrote it."""
@@ -248,7 +248,7 @@ class Soak:
             run.kill([rank])
         self.kills.append(killed)
         target = f"rank {rank} ({role_of(rank)})" if rank >= 0 else kind
-        self.tell(f"{killed.time_s:6.0f} s  {'SIGTERM' if kind == 'stop' else 'SIGKILL'}: {target}; {len(slaves)} slaves lived")
+        self.say(f"{killed.time_s:6.0f} s  {'SIGTERM' if kind == 'stop' else 'SIGKILL'}: {target}; {len(slaves)} slaves lived")
         return killed
 
     # ------------------------------------------------------------ the end
@@ -356,7 +356,7 @@ def _seconds(text: str) -> float:
     return parse_duration_us(text) / 1e6
 
 
-def choose_rate(args: argparse.Namespace, shape: Shape, tell: Callable[[str], None]) -> tuple[Shape, float, dict[str, Any]]:
+def choose_rate(args: argparse.Namespace, shape: Shape, say: Callable[[str], None]) -> tuple[Shape, float, dict[str, Any]]:
     """The shape with its sink, the rate of each stream, and the capacity."""
     kinds = ["parquet", "count"] if args.sink == "auto" else [args.sink]
     given = args.rate or (args.capacity and args.share * args.capacity)
@@ -365,15 +365,15 @@ def choose_rate(args: argparse.Namespace, shape: Shape, tell: Callable[[str], No
     trials = args.out / "capacity"
     for kind in kinds:
         shape = replace(shape, sink=kind)
-        tell(f"capacity of {args.ranks} ranks, sink {kind}:")
-        best = find_capacity(shape, args.ranks, trials, tell)
+        say(f"capacity of {args.ranks} ranks, sink {kind}:")
+        best = find_capacity(shape, args.ranks, trials, say)
         rate = args.share * best.rate_per_s
         needed, free = result_bytes(best, shape, rate, 60 * args.minutes), shutil.disk_usage(args.out).free
-        tell(f"capacity {best.rate_per_s:,.0f} tuples/s and stream; the soak has {rate:,.0f}, {args.share:.0%} of it")
+        say(f"capacity {best.rate_per_s:,.0f} tuples/s and stream; the soak has {rate:,.0f}, {args.share:.0%} of it")
         if kind != kinds[-1] and needed > SHARE_OF_DISK * free:
-            tell(f"results would take {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free: sink count")
+            say(f"results would take {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free: sink count")
             continue
-        tell(f"sink {kind}: about {needed / 1e9:.1f} GB of results" if kind != "count" else "sink count: no result files")
+        say(f"sink {kind}: about {needed / 1e9:.1f} GB of results" if kind != "count" else "sink count: no result files")
         break
     return shape, rate, {"capacity": best.rate_per_s}
 
@@ -399,11 +399,11 @@ def prepare(args: argparse.Namespace) -> tuple[Shape, float]:
     return shape, every_s
 
 
-def run_soak(args: argparse.Namespace, shape: Shape, every_s: float, tell: Callable[[str], None]) -> list[str]:
+def run_soak(args: argparse.Namespace, shape: Shape, every_s: float, say: Callable[[str], None]) -> list[str]:
     """Run, check and store a soak; returns its errors."""
-    shape, rate, found = choose_rate(args, shape, tell)
+    shape, rate, found = choose_rate(args, shape, say)
     config = shape.config(rate, 60 * args.minutes)
-    soak = Soak(config, args.out, args.ranks, every_s, args.seed, args.most, tell)
+    soak = Soak(config, args.out, args.ranks, every_s, args.seed, args.most, say)
     table = args.table or args.out / "memory.parquet"
     more: dict[str, Any] = {"rate_per_s": rate, **found, "shape": asdict(shape), "cores": os.cpu_count()}
     left: dict[str, Any] = {}
@@ -412,17 +412,17 @@ def run_soak(args: argparse.Namespace, shape: Shape, every_s: float, tell: Calla
     finally:
         left = soak.clear_up()
         soak.save(table, {**more, "left": left})
-    tell(f"{soak.now_s:6.0f} s  complete: {report['results']['count']:,} pairs; DuckDB joins the same streams")
+    say(f"{soak.now_s:6.0f} s  complete: {report['results']['count']:,} pairs; DuckDB joins the same streams")
     answer = expected(config.workload, config.seed, config.query.bounds)
     wrong = check(soak, report, left, answer)
     grown = growth(soak.samples.columns(), 2 * shape.window_s + _seconds(args.checkpoint))
     for role in grown:
         line = f"memory of the {role.line(args.bound / 100)}"
-        tell(line)
+        say(line)
         wrong += [line] if role.flat(args.bound / 100) is False else []
     counts = {kind: sum(s.kind == kind for s in soak.kills) for kind in ("slave", *ENDING)}
-    tell(f"{len(soak.kills)} kills ({', '.join(f'{n} {kind}' for kind, n in counts.items() if n)}), {len(soak.parts)} parts")
-    tell(f"left in shared memory: {left['shared_memory_files']} files, {left['shared_memory_bytes'] / 2**20:.1f} MiB; removed")
+    say(f"{len(soak.kills)} kills ({', '.join(f'{n} {kind}' for kind, n in counts.items() if n)}), {len(soak.parts)} parts")
+    say(f"left in shared memory: {left['shared_memory_files']} files, {left['shared_memory_bytes'] / 2**20:.1f} MiB; removed")
     more |= {"left": left, "results": report["results"], "ledger": report["ledger"], "answer": answer, "wrong": wrong}
     soak.save(table, {**more, "memory": [asdict(g) for g in grown], "bound_percent": args.bound, "input": report["input"]})
     if not wrong and not args.keep:
@@ -430,20 +430,20 @@ def run_soak(args: argparse.Namespace, shape: Shape, every_s: float, tell: Calla
     return wrong
 
 
-def draw(folder: Path, tell: Callable[[str], None]) -> None:
+def draw(folder: Path, say: Callable[[str], None]) -> None:
     """Draw the figure, also of a failed soak, where matplotlib is installed."""
     try:
         for path in load_figures("soak").save(folder):
-            tell(str(path))
+            say(str(path))
     except UserError as error:
-        tell(f"no figure: {error}")
+        say(f"no figure: {error}")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0 if the results are right and memory is flat."""
     args = _arguments(argv)
 
-    def tell(line: str) -> None:
+    def say(line: str) -> None:
         print(line, flush=True)
 
     try:
@@ -452,7 +452,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"run.sh: {error}", file=sys.stderr)
         return 2
     try:
-        wrong = run_soak(args, shape, every_s, tell)
+        wrong = run_soak(args, shape, every_s, say)
     except (SimulationError, SwjoinError) as error:
         print(f"soak: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
@@ -460,11 +460,11 @@ def main(argv: list[str] | None = None) -> int:
         print("soak: interrupted; its processes have been killed", file=sys.stderr)
         return 130
     finally:
-        draw(args.out, tell)
+        draw(args.out, say)
     for line in wrong:
         print(f"soak: {line}", file=sys.stderr)
     if not wrong:
-        tell("right: count and digest, ledger, nothing left behind, memory")
+        say("right: count and digest, ledger, nothing left behind, memory")
     return 1 if wrong else 0
 
 
