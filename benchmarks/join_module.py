@@ -72,7 +72,7 @@ def run(work: list[Delivery], window_us: int, theta_bytes: int = THETA_BYTES, se
 
 
 def touch(join: WindowJoin, tuples: int = 3_500_000) -> None:
-    """Let the system hand out the memory of so many tuples before the clock starts, as the C++ program does."""
+    """Allocate the memory of `tuples` tuples before the clock starts, as the C++ program does."""
     pool = join.state.pool
     pool.rows[: tuples * ROW] = 0
     pool.tags[:tuples] = 0
@@ -80,7 +80,7 @@ def touch(join: WindowJoin, tuples: int = 3_500_000) -> None:
 
 
 def checked(measured: Measured, answer: tuple[int, str], what: str) -> Measured:
-    """The same, or the end of the benchmark if the answer is wrong."""
+    """SystemExit when the answer is wrong."""
     if (measured.count, measured.digest) != answer:
         raise SystemExit(f"{what}: wrong answer {measured.count} {measured.digest}, expected {answer}")
     return measured

@@ -1,7 +1,7 @@
 """The two links of the cluster on their own, between two real MPI ranks: master -> null slave, slave -> collector.
 
 Why: the join can only be as fast as its master, and as its collector.
-What is measured: `master`: the master's own code from rows in memory (judging, stamping, mini-buffers, partitioning into 60
+What is measured: `master`: the master's own code from rows in memory (intake, mini-buffers, partitioning into 60
 partition-groups, packing) and the send to a rank that receives and asks for more. `parquet`: the same, reading the rows from
 Parquet files. `results`: packing result chunks of 65,536 pairs (40 bytes each), sending, unpacking, counting and digesting
 them. Every tuple and pair is counted at the far end. The command starts its two ranks
@@ -62,7 +62,7 @@ def _config(paths: list[str] | None) -> Any:
 
 
 class _Memory:
-    """Rows in memory, as a source would hand them over."""
+    """Rows in memory, as a source yields them."""
 
     def __init__(self, seed: int, tuples: int) -> None:
         from swjoin.core.batch import SourceBatch
@@ -131,7 +131,7 @@ def master(channel: Any, paths: list[str] | None, tuples: int) -> float:
 
 
 def null_slave(channel: Any) -> None:
-    """Receives and reports; as a slave does, it asks for the next delivery before it looks at this one."""
+    """Receive and report; like a slave, ask for the next delivery before unpacking this one."""
     from swjoin.cluster.messages import Report
     from swjoin.cluster.wire import FORMATS
     from swjoin.core.data_messages import Delivery
@@ -193,7 +193,7 @@ def results(channel: Any, pairs_sent: int) -> float | None:
     return collector.tally.count / seconds
 
 
-def play(what: str, paths: list[str] | None, out: Path, repeat: int, size: int) -> None:
+def run_rank(what: str, paths: list[str] | None, out: Path, repeat: int, size: int) -> None:
     """One of the two ranks."""
     channel = _channel()
     figures = []
@@ -233,7 +233,7 @@ def main() -> None:
     args = parse(parser, repeat=1)
     if args.rank:
         size = PAIRS if args.what == "results" else TUPLES
-        play(args.what, args.paths or None, args.json, args.repeat, size // 100 if args.tiny else size)
+        run_rank(args.what, args.paths or None, args.json, args.repeat, size // 100 if args.tiny else size)
         return
     with tempfile.TemporaryDirectory(prefix="swjoin-links-") as folder:
         out = args.json or Path(folder) / "figures.json"

@@ -23,13 +23,13 @@ from swjoin.forecast.capacity import (
     Model,
     NotModelledError,
     Outcome,
-    Saturation,
+    SustainableRate,
     Target,
     equal_keys,
     least_slaves,
     pairs_per_s,
     rates_of,
-    saturation,
+    sustainable_rate,
 )
 from swjoin.forecast.costs import CostModel, load_costs
 from swjoin.forecast.input_profile import InputProfile
@@ -117,7 +117,7 @@ class ForecastOptions:
             out.notes.append(f"delay and saturation of {slaves:,} slaves take minutes; swjoin simulate foretells them")
         else:
             outcome = model.play(slaves, model.config.workload.rate_per_s)
-            found = saturation(model, slaves, outcome)
+            found = sustainable_rate(model, slaves, outcome)
             out.plain |= {
                 "delay_s": outcome.delay_s,
                 "keeps_up": outcome.sustained,
@@ -172,7 +172,7 @@ def _delay_rows(outcome: Outcome) -> list[tuple[str, str]]:
     return [("production delay", f"{text} at {outcome.rate_per_s:,.0f} tuples/s and stream; {busiest}")]
 
 
-def _saturation_text(found: Saturation) -> str:
+def _saturation_text(found: SustainableRate) -> str:
     if found.rate_per_s == 0:
         return f"below {found.above_per_s or 0:,.0f} tuples/s and stream: {found.resource}"
     return f"{found.rate_per_s:,.0f} tuples/s and stream at most; {found.resource} first"

@@ -98,14 +98,15 @@ def _plan_lines(experiment: Experiment, planned: list[Point], repeats: int) -> l
     """What would be run."""
     from swjoin.sweeps.runner import plan_s
 
-    search, lines = experiment.search, [point.text() for point in planned]
-    seconds = plan_s(experiment, planned)
+    source, lines = experiment.source, [point.text() for point in planned]
+    search = source.search
+    seconds = plan_s(source, planned)
     what = f"{len(planned)} point" + ("s" if len(planned) != 1 else "")
     if search is not None:
         what += f", each a search for {search.axis} in {search.low:g} to {search.high:g} of up to {search.most_probes} runs"
     times = f", {repeats} repeats {time_text(repeats * seconds)}" if repeats != 1 else ""
-    scale = f", times / {experiment.time_scale}, rates * {experiment.time_scale}" if experiment.time_scale != 1 else ""
-    return [*lines, f"{what}; preset {experiment.preset}{scale}; one repeat takes about {time_text(seconds)}{times}"]
+    scale = f", times / {source.time_scale}, rates * {source.time_scale}" if source.time_scale != 1 else ""
+    return [*lines, f"{what}; preset {source.preset}{scale}; one repeat takes about {time_text(seconds)}{times}"]
 
 
 def run_sweep(args: argparse.Namespace) -> int:
@@ -118,17 +119,17 @@ def run_sweep(args: argparse.Namespace) -> int:
             raise UserError(f"--{name} {getattr(args, name)}: at least 1 is needed")
     experiment = load_experiment(given_or_shipped(args.experiment), args.preset, args.overrides)
     source = experiment.source
-    if source is not experiment:
+    if source.path != experiment.path:
         print(f"{experiment.path.name} draws from the runs of {source.path.name}")
     repeats = args.repeat or source.repeat
     if args.dry_run:
-        for line in _plan_lines(source, points(source)[: args.only], repeats):
+        for line in _plan_lines(experiment, points(experiment)[: args.only], repeats):
             print(line)
         return 0
-    directory = Path(args.out) if args.out is not None else sweep_directory(source)
+    directory = Path(args.out) if args.out is not None else sweep_directory(experiment)
     reporter: Any = Bar() if on_terminal() else Lines()
     try:
-        summary = sweep(source, directory, reporter, repeat=repeats, only=args.only, fresh=args.fresh)
+        summary = sweep(experiment, directory, reporter, repeat=repeats, only=args.only, fresh=args.fresh)
     finally:
         reporter.close()
     counts = [f"{summary.done} done"]

@@ -12,7 +12,7 @@ import contextlib
 import math
 import platform
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -23,11 +23,11 @@ from swjoin.checkpoint.checkpointers import CollectorCheckpointer, MasterCheckpo
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.master.intake import LateRowError
 from swjoin.cluster.master.master import Master
+from swjoin.cluster.messages import Report
 from swjoin.cluster.role import (
     BatchRead,
     CommitEpoch,
     CompleteCheckpoint,
-    Effect,
     Event,
     Log,
     Publish,
@@ -36,12 +36,14 @@ from swjoin.cluster.role import (
     ReleaseInput,
     RestartClock,
     SavePart,
+    Send,
     SetAside,
     SourceEnded,
     SourceIdle,
     SourceResumed,
     StopRequested,
     Write,
+    slave_of,
 )
 from swjoin.config.job import (
     Job,
@@ -54,7 +56,7 @@ from swjoin.connectors.files.run_files import (
 from swjoin.connectors.output_paths import check_outputs
 from swjoin.connectors.source import is_live
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout, empty_pairs
-from swjoin.core.data_messages import ResultChunk, RunEvent
+from swjoin.core.data_messages import Delivery, RunEvent
 from swjoin.core.errors import RunFailed, SwjoinError
 from swjoin.core.hashing import digest_pairs
 from swjoin.monitor.role_watchers import CollectorWatcher
@@ -113,7 +115,7 @@ class MasterHost(Host):
         self.watcher = open_job_watcher(job)
         if self.ingest is not None and self.watcher is not None:
             self.ingest.status = partial(self.watcher.board.snapshot, math.inf)
-        self.performers |= {Read: self._want, SetAside: self._set_aside, Log: self._log}
+        self.performers |= {Read: self._want, SetAside: self._set_aside, Log: lambda effect: self._log(effect.event)}
         checkpointer = self.checkpointer
         if checkpointer is not None:
             self.performers |= {
@@ -228,19 +230,14 @@ class MasterHost(Host):
         return LONGEST_WAIT_US if self.watcher is None else int(self.watcher.patience_s * 1e6)
 
     def deliver(self, event: Event) -> None:
-        if self.watcher is not None:
-            self.watcher.took(event)
+        if self.watcher is not None and isinstance(event, Received) and isinstance(event.message, Report):
+            report = event.message
+            self.watcher.reported(slave_of(event.sender), report.occupancy_ratio, report.loads)
         try:
             effects = self.role.handle(event, self.clock.now_us())
         except LateRowError as error:
             raise error.at(row_place(self.sources, error.stream, error.row_id)) from None
         self.perform(effects)
-
-    def perform(self, effects: Iterable[Effect]) -> None:
-        for effect in effects:
-            if self.watcher is not None:
-                self.watcher.performed(effect)
-            super().perform([effect])
 
     def read(self) -> None:
         """Read the batch that the master wants; a source without rows for the idle timeout is idle instead."""
@@ -309,10 +306,13 @@ class MasterHost(Host):
             amount=float(self.role.slave_count),
             text=text,
         )
+        self._log(event)
+
+    def _log(self, event: RunEvent) -> None:
         if self._events is not None:
             self._events.add(event)
         if self.watcher is not None:
-            self.watcher.happened(event)
+            self.watcher.on_log_event(event)
 
     # ------------------------------------------------------------ performers
 
@@ -325,15 +325,18 @@ class MasterHost(Host):
         if self.ingest is not None:
             self.ingest.aside(effect.stream, effect.batch, effect.reason)
 
-    def _log(self, effect: Log) -> None:
-        if self._events is not None:
-            self._events.add(effect.event)
+    def _send(self, effect: Send) -> None:
+        super()._send(effect)
+        if self.watcher is not None and isinstance(effect.message, Delivery):
+            self.watcher.delivered(effect.message)
 
     def _restart_clock(self, effect: RestartClock) -> None:
         super()._restart_clock(effect)
         if self.meter is not None:
             self.meter.start()
         self.measured_s = time.monotonic()
+        if self.watcher is not None:
+            self.watcher.measuring_started()
 
 
 class CollectorHost(Host):

@@ -46,7 +46,7 @@ from tests.support.limits import PROCESS_S
 from tests.support.planted import complaints
 from tests.support.stopped_runs import _in_pieces, _run, _stopping
 from tests.tools.processes import LaunchedRun
-from tests.tools.random_kills import FaultScenario, run_ordeal
+from tests.tools.random_kills import FaultScenario, run_with_faults
 from tests.tools.random_runs import Scenario, run_simulated
 
 # ---------------------------------------------------------------- the simulator: crashes at any step
@@ -161,7 +161,7 @@ def test_what_is_held_back_is_limited_over_all_generations(monkeypatch: pytest.M
     for generation in (0, 0, 0, 0, 1, 1, 1):
         log.append(dataclasses.replace(one, generation=generation))
     log.close()
-    assert sum(s.held_bytes for s in log._open.values()) <= 5 * one.nbytes
+    assert sum(s.unwritten_bytes for s in log._open.values()) <= 5 * one.nbytes
     assert [s.tuples for s in log._open.values()] == [3000, 0]  # of each a little more than its tuples is held
 
 
@@ -691,8 +691,8 @@ def test_sigterm_stops_a_process_which_another_resumes(tmp_path: Path) -> None:
     ],
 )
 def test_ranks_that_die(kind: str, seed: int, tmp_path: Path) -> None:
-    report = run_ordeal(seed, tmp_path, (kind,))
-    assert report["ordeal"]["resumed"] == (kind in ("everybody", "stop", "master"))
+    report = run_with_faults(seed, tmp_path, (kind,))
+    assert report["faults"]["resumed"] == (kind in ("everybody", "stop", "master"))
 
 
 @pytest.mark.mpi

@@ -1,5 +1,5 @@
-"""Looking at a run: the board, hot keys, /status.json, /metrics and `swjoin top`, in-process and on real ranks; and that who
-looks on changes nothing."""
+"""Monitoring: the board, hot keys, /status.json, /metrics and `swjoin top`, in-process and on real ranks; and that monitoring
+changes nothing."""
 
 from __future__ import annotations
 

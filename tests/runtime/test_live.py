@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.workloads.live_session import Session, play
+from benchmarks.workloads.live_session import Session, run_session
 from swjoin.cli import serve as live_commands
 from swjoin.cluster.master.intake import StreamIntake
 from swjoin.cluster.master.master import Master
@@ -756,7 +756,7 @@ def test_a_session_with_kills(tmp_path: Path) -> None:
     """Four ranks; a producer, the consumer of final rows and a slave are killed; DuckDB knows the answer."""
     kills = (("consumer", 0.1), ("right", 0.35), ("slave", 0.6))  # the consumer has to be back before the run's end
     session = Session(20_000, 7_000_000, ranks=4, kills=kills, checkpoint_us=1_000_000)
-    played = play(session, tmp_path)
+    played = run_session(session, tmp_path)
     assert played.complaints() == []
     assert played.recoveries == 1
 
@@ -768,7 +768,7 @@ def test_a_session_with_kills(tmp_path: Path) -> None:
 def test_a_long_session(tmp_path: Path) -> None:
     """100,000 tuples/s per stream for a minute."""
     kills = (("left", 0.2), ("right", 0.35), ("consumer", 0.5), ("slave", 0.65))
-    played = play(Session(100_000, 60_000_000, ranks=5, kills=kills), tmp_path)
+    played = run_session(Session(100_000, 60_000_000, ranks=5, kills=kills), tmp_path)
     assert played.complaints() == []
     assert played.recoveries == 1
     assert played.delay_s["p99"] < 0.2, "later than two distribution epochs"

@@ -1,8 +1,8 @@
-"""Live streams in the simulator: rows that come when they come, in virtual time.
+"""Live streams in the simulator: rows that arrive at random virtual times.
 
 What: `LiveSimulation`, a simulation whose sources are read when they have something; `LiveBatchSource`, which keeps what has
 been accepted until it is told to forget it; `live_scenario`, a random scenario with live streams.
-Why: the live pace, and going back to a position, must hold whenever rows come, streams are silent and processes die.
+Why: the live pace, and seeking to a position, must be right whenever rows arrive, streams are silent and processes die.
 Stays out: real endpoints, producers and disks (`connectors.flight.source`, tests/runtime/test_live.py).
 """
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from swjoin.config.run import WorkloadConfig
 from swjoin.connectors.generator.bmodel import payload_bytes, slot_counts, slot_tuples
-from swjoin.connectors.source import BATCH_ROWS as BATCH_ROWS
+from swjoin.connectors.source import BATCH_ROWS
 from swjoin.core.batch import PayloadRows, RowLayout, SourceBatch
 from swjoin.core.errors import RunFailed
 from swjoin.core.row_codec import StreamCodec
