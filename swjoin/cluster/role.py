@@ -263,7 +263,8 @@ Effect = (
 class Role(Protocol):
     """Master, slave or collector. `start` first, then `handle` every event; `finished` once it wanted `Finish`."""
 
-    finished: bool
+    @property
+    def finished(self) -> bool: ...
 
     def start(self, now_us: int = 0) -> list[Effect]:
         """The first effects, to be performed in order. now_us: on the run's clock."""

@@ -296,7 +296,7 @@ def _refused(counts: StreamCounts) -> int:
 
 def _moves(controller: Controller) -> dict[str, Any]:
     """Finished moves; hold-back of the newest of them."""
-    moves = controller.finished_moves
+    moves = controller.movement.finished
     recent_us = [hold_back_us for hold_back_us, _ in moves[-_RECENT_MOVES:]]
     return {
         "finished": len(moves),

@@ -56,7 +56,7 @@ from swjoin.connectors.files.run_files import (
 from swjoin.connectors.output_paths import check_outputs
 from swjoin.connectors.source import is_live
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout, empty_pairs
-from swjoin.core.data_messages import Delivery, RunEvent
+from swjoin.core.data_messages import Delivery, ResultChunk, RunEvent
 from swjoin.core.errors import RunFailed, SwjoinError
 from swjoin.core.hashing import digest_pairs
 from swjoin.monitor.role_watchers import CollectorWatcher
