@@ -2,7 +2,7 @@
 
 What: small frozen dataclasses over columnar batches.
 Why: the wire, the log of a checkpoint and the roles speak of the same things.
-Stays out: identifiers (`core.ids`), other messages (`cluster.messages`), bytes (`cluster.wire`), decisions (`cluster`,
+Stays out: identifiers (`core.ids`), events and commands (`cluster.messages`), bytes (`cluster.wire`), decisions (`cluster`,
 `policy`), ranks (`runtime.mpi.main`).
 """
 
