@@ -200,7 +200,7 @@ class MasterHost(Host):
             self.watcher.begin(self.role)
 
     def run(self) -> None:
-        """Play the master until it and every other role on its transport have ended."""
+        """Run the master until it and every other role on its transport have ended."""
         self.start()
         transport = self.transport
         while not (self.role.finished and transport.closed):
@@ -431,7 +431,7 @@ class CollectorHost(Host):
         self._begun = True
 
     def run(self) -> None:
-        """Play the collector until it has finished, or the run is stopped."""
+        """Run the collector until it has finished, or the run is stopped."""
         transport = self.transport
         self.start()
         while not self.role.finished and not self.role.stopped:

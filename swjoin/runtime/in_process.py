@@ -198,13 +198,13 @@ class LocalTransport:
 class _RoleThread(threading.Thread):
     """A role in a thread of its own. What it raises, and its end (None), reach the master's queue."""
 
-    def __init__(self, name: str, play: Callable[[], None], to_master: _Inbox) -> None:
+    def __init__(self, name: str, run_role: Callable[[], None], to_master: _Inbox) -> None:
         super().__init__(name=name, daemon=True)
-        self._play, self._to_master = play, to_master
+        self._run_role, self._to_master = run_role, to_master
 
     def run(self) -> None:
         try:
-            self._play()
+            self._run_role()
             self._to_master.put(None)
         except _StoppedError:
             pass
@@ -267,10 +267,10 @@ class _LocalLoop:
                 host.checkpointer.close()
 
     def run(self) -> None:
-        """Play the master until every role has ended. Raises what any role raised."""
+        """Run the master until every role has ended. Raises what any role raised."""
         to_master = self._inboxes[MASTER]
         threads = [_RoleThread("collector", self.collector.run, to_master)]
-        threads += [_RoleThread(f"slave {host.role.id}", partial(_play_slave, host), to_master) for host in self.slaves]
+        threads += [_RoleThread(f"slave {host.role.id}", partial(_run_slave, host), to_master) for host in self.slaves]
         self._transport.running = len(threads)
         interval = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
@@ -286,7 +286,7 @@ class _LocalLoop:
             sys.setswitchinterval(interval)
 
 
-def _play_slave(host: SlaveHost) -> None:
+def _run_slave(host: SlaveHost) -> None:
     host.transport.meter.take()  # CPU time counts from here, in the slave's own thread
     try:
         host.run()

@@ -37,7 +37,7 @@ class SlaveHost(Host):
         self.performers[SavePart] = self._save
 
     def run(self) -> None:
-        """Play the slave until it has finished, or the run is stopped."""
+        """Run the slave until it has finished, or the run is stopped."""
         slave, transport = self.role, self.transport
         self.start()
         while not slave.finished and not slave.stopped:

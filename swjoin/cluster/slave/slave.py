@@ -62,10 +62,10 @@ from swjoin.operators.window_join import WindowJoin
 from swjoin.policy.epochs import next_exchange_us, slot_offset_us
 from swjoin.state.delay_histogram import histogram_quantile
 
+EXCHANGE = "exchange"  # the timer of a slave's slot
 STEP_TUPLES = 16_384  # one WorkDue joins about this many tuples, some milliseconds of work
 LEAST_STEP_TUPLES = 256  # a slow node joins fewer, so that what it works on takes it no longer; but a step has its own cost
 MOST_DELIVERIES = 64  # in the stream buffer, most of them empty: with the next one everybody waits for this slave
-EXCHANGE = "exchange"  # the timer of a slave's slot
 _TUPLE_NS, _COMPARISON_NS, _PAIR_NS = 30.0, 0.007, 8.0  # nominal work: only ratios matter, to compare partition-groups
 
 

@@ -1,6 +1,6 @@
 """The collector as an MPI rank.
 
-What: `CollectorRank`, with `set_up`, `play`, which may be tried again after a death, and `close`.
+What: `CollectorRank`, with `set_up`, `run`, which may be tried again after a death, and `close`.
 Why: the collector's set-up under MPI; failing ranks send it their reason, so that results are marked incomplete.
 Stays out: what the collector decides (`cluster.collector`), its files (`runtime.hosts`).
 """
@@ -73,7 +73,7 @@ class CollectorRank(Rank):
     def lost(self, text: str) -> None:
         """Nothing to do."""
 
-    def play(self, channel: Channel) -> None:
+    def run(self, channel: Channel) -> None:
         role_host = self._role_host
         assert role_host is not None
         setup = agree(channel, MASTER, None)

@@ -51,7 +51,7 @@ def run_rank(
     tell: Callable[[dict[str, Any]], None] | None = None,
     complete_report: CompleteReport | None = None,
 ) -> None:
-    """Play this rank's role to the end. Does not return where ranks may die.
+    """Run the role of this rank to its end. Does not return where ranks may die.
 
     tell: takes the content of run.json, on rank 0. complete_report: may add to it before.
 
@@ -88,7 +88,7 @@ def run_rank(
         with stop_signals(job) as wanted:
             role.stop_wanted = wanted.is_set
             role.set_up(channel)
-            report = _play(role, channel)
+            report = _run_role(role, channel)
     except EndedEarlyError as early:
         error = early
         if isinstance(channel, ResilientChannel):
@@ -128,11 +128,11 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
-def _play(role: MasterRank | CollectorRank | SlaveRank, channel: Channel) -> dict[str, Any] | None:
-    """Play, and after a death once more, with those who are left."""
+def _run_role(role: MasterRank | CollectorRank | SlaveRank, channel: Channel) -> dict[str, Any] | None:
+    """Run the role, and after a death once more, with the ranks that are left."""
     while True:
         try:
-            return role.play(channel)
+            return role.run(channel)
         except PeerLostError as lost:
             assert isinstance(channel, ResilientChannel), "only a resilient channel raises PeerLostError"
             role.lost(str(lost))

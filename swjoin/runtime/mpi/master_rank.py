@@ -1,6 +1,6 @@
 """The master as an MPI rank.
 
-What: `MasterRank`, with `set_up`, `play`, which may be tried again after a death, `finish` and `close`.
+What: `MasterRank`, with `set_up`, `run`, which may be tried again after a death, `finish` and `close`.
 Why: the master's set-up under MPI, the start of a run and of its recoveries, and its report.
 Stays out: what the master decides (`cluster.master.master`), its loop, sources and files (`runtime.hosts`).
 """
@@ -71,7 +71,7 @@ class _Transport(MpiTransport):
 
 
 class MasterRank(Rank):
-    """The master. Its `play` returns the content of run.json."""
+    """The master. Its `run` returns the content of run.json."""
 
     def __init__(self, job: Job, place: list[str], progress: bool, complete_report: CompleteReport | None = None) -> None:
         super().__init__(job, place)
@@ -108,14 +108,14 @@ class MasterRank(Rank):
         load_master_kernels(self.job.config, self._role_host.layouts)
 
     def lost(self, text: str) -> None:
-        """A rank has died; `play` follows, on a new channel."""
+        """A rank has died; `run` follows, on a new channel."""
         if self._failed_s is None:
             self._failed_s = time.monotonic()
             if self._role_host is not None and self._role_host.watcher is not None:
                 self._role_host.watcher.board.enter("recovering")
             self._delivered_then = 0 if self._role_host is None else _delivered(self._role_host.role)
 
-    def play(self, channel: Channel) -> dict[str, Any]:
+    def run(self, channel: Channel) -> dict[str, Any]:
         role_host = self._role_host
         assert role_host is not None
         manifest = self._start(channel, role_host)

@@ -1,7 +1,7 @@
 """What all MPI ranks share: tags, set-up that all agree upon, the clock, and what has become durable.
 
 What: `Rank`, `agree`, `identity`, the tags of messages.
-Why: `play` of a role can be tried again: when another rank has died, the ranks that are left meet on a new channel, and every
+Why: `run` of a role can be tried again: when another rank has died, the ranks that are left meet on a new channel, and every
 role begins anew from the newest checkpoint, with everything outside it (sources, files, the clock) still open.
 Stays out: what a role's rank does (`runtime.mpi.master_rank`, `collector_rank`, `slave_rank`).
 

@@ -1,6 +1,6 @@
 """A slave as an MPI rank.
 
-What: `SlaveRank`, with `set_up`, `play`, which may be tried again after a death, and `close`.
+What: `SlaveRank`, with `set_up`, `run`, which may be tried again after a death, and `close`.
 Why: a slave's set-up under MPI, and the link that a run imitates.
 Stays out: the slave's loop (`runtime.slave_host`), its log (`checkpoint.checkpointers`).
 """
@@ -83,7 +83,7 @@ class SlaveRank(Rank):
         if checkpointer is not None:
             checkpointer.close()
 
-    def play(self, channel: Channel) -> None:
+    def run(self, channel: Channel) -> None:
         from swjoin.cluster.slave.slave import Slave
 
         config = self.job.config.fitted_to(channel.size - FIRST_SLAVE)
