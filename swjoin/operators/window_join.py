@@ -19,7 +19,7 @@ import numpy as np
 
 from swjoin.core.batch import BOTH, I64, LEFT, RIGHT, STREAM_NAMES, Pairs, PayloadRows, RowLayout, TupleBatch
 from swjoin.core.data_messages import Delivery, GroupResults, Route, StateChunk
-from swjoin.core.errors import RunFailed
+from swjoin.core.errors import MORE_SLAVES, WINDOW_MEMORY, RunFailed
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, GroupId
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, JoinKind
 from swjoin.core.record_layout import (
@@ -236,8 +236,9 @@ class WindowJoin:
         payload = sum(store.nbytes for store in self.payload if store is not None)
         held = f"{sum(self.window_tuples())} tuples, {self.window_bytes()} bytes, of these {payload} payload"
         return RunFailed(
-            f"{self.state.owner}: its windows ({held}) would exceed module.window ({self.window_limit_bytes} bytes) by what "
-            "has come; use more slaves (swjoin plan tells how many), raise module.window, or use a shorter window"
+            (f"its windows ({held}) would exceed ", WINDOW_MEMORY, f" ({self.window_limit_bytes} bytes) by what has come"),
+            subject=self.state.owner,
+            remedy=(MORE_SLAVES, "raise ", WINDOW_MEMORY, ", or use a shorter window"),
         )
 
     # ------------------------------------------------------------ memory

@@ -26,6 +26,7 @@ from swjoin.cluster.wire import (
     unpack_report,
 )
 from swjoin.config.job import Job
+from swjoin.core.errors import spelled
 from swjoin.core.ids import SlaveId
 from swjoin.monitor.host_load import machine_report
 from swjoin.policy.epochs import next_exchange_us
@@ -88,6 +89,7 @@ class MasterRank(Rank):
         from swjoin.expressions.vm import program_out
         from swjoin.runtime.hosts import MasterHost
 
+        @spelled(self.job.spelling)
         def open_role_host() -> dict[str, Any]:
             slave_count = channel.size - FIRST_SLAVE
             if not self.job.resumes:
