@@ -108,7 +108,8 @@ class NotWritten(RunFailed):
 
 
 WINDOW_MEMORY = setting("memory", "module.window")
-MORE_SLAVES = Spelled(*["use more slaves (swjoin plan tells how many), "] * 3)._replace(arguments="")
+_MORE = "use more slaves (swjoin plan tells how many), "
+MORE_SLAVES = Spelled(options=_MORE, arguments="", keys=_MORE)  # joins from Python have the threads or ranks that they ask for
 
 
 def how_to_install(extra: str) -> str:

@@ -210,14 +210,12 @@ class StreamIntake:
         if verdict == NULL_TIME:
             raise LateRowError(self.stream, row_id, "no time", ("choose ", *_LEAVE_OUT, " to leave such rows out"))
         behind = high_us - int(batch.ts[index])
+        declared = setting("max_out_of_order", "time.max_out_of_order", f"{behind}us")
         raise LateRowError(
             self.stream,
             row_id,
             f"its time is {behind} us behind an earlier row, more than the declared {self.time.max_out_of_order_us} us",
-            (
-                *("sort the input, declare ", setting("max_out_of_order", "time.max_out_of_order", f"{behind}us")),
-                *(" or more, or choose ", *_LEAVE_OUT),
-            ),
+            ("sort the input, declare ", declared, " or more, or choose ", *_LEAVE_OUT),
         )
 
     def _late_rows(self, batch: SourceBatch, verdict: U8) -> list[tuple[SourceBatch, str]]:
