@@ -1,7 +1,7 @@
 """The join of one query in this process, as a cluster does it: the master's intake and mini-buffers, a slave's join module.
 
 What: `Engine`: rows in (`read`), promises (`advance`, `end`), deliveries out (`deliver`), pairs (`joined`), and the ledger.
-Why: the API must not be a second implementation: judging, ordering, partitioning, joining, expiry and counting are the
+Why: the API must not be a second implementation: classifying, ordering, partitioning, joining, expiry and counting are the
 cluster's own objects; only who calls whom is written here.
 Stays out: Arrow (`api.tables`, `api.streaming`), threads, files.
 """
@@ -60,7 +60,7 @@ class Joiner:
             done = step.done
             if step.pairs is not None and len(step.pairs):
                 yield step.pairs
-                count += len(step.pairs)  # whoever asks for more has taken these
+                count += len(step.pairs)  # the caller has used these when it asks for more
                 digest += digest_pairs(step.pairs.left_id, step.pairs.right_id)
         self._account(work, count, digest)
 
@@ -73,14 +73,14 @@ class Joiner:
 
     def _account(self, work: Work, count: int, digest: int | None) -> None:
         produced = work.pair_count
-        told = sum(int(np.add.reduce(part.digests, dtype=np.uint64)) for part in work.all_results)
-        if digest is not None and (digest - told) % 2**64:
+        expected = sum(int(np.add.reduce(part.digests, dtype=np.uint64)) for part in work.all_results)
+        if digest is not None and (digest - expected) % 2**64:
             raise RunFailed(f"epoch {work.delivery.epoch}: {produced} pairs were produced, {count} others were collected")
         self.joined += (len(work.delivery.left), len(work.delivery.right))
         self.produced += produced
         self.matches += work.match_count(self.module.kind)
         self.collected += count
-        self.digest = (self.digest + told) % 2**64
+        self.digest = (self.digest + expected) % 2**64
 
 
 class Engine:
@@ -126,9 +126,9 @@ class Engine:
     # ------------------------------------------------------------ the master's side
 
     def read(self, stream: int, batch: SourceBatch) -> LateRows:
-        """Rows of a stream, judged; returns the late ones under policy `side`.
+        """Reads rows of a stream; returns the late ones under policy `side`.
 
-        LateRowError under policy `error`; the join cannot go on after it, so who wants that asks `check_rows` first.
+        LateRowError under policy `error`; the join has failed then, so call `check_rows` first.
         """
         intake = self.streams[stream]
         aside = intake.read(batch, 0)
@@ -170,7 +170,7 @@ class Engine:
 
     @property
     def due(self) -> bool:
-        """A delivery would tell the join modules something new."""
+        """Whether a delivery would have anything new for the join modules."""
         null_keys = any(intake.null_key_bytes for intake in self.streams)
         return null_keys or self._buffers.tuples > 0 or self.times_us != self._promised
 

@@ -1,12 +1,12 @@
 """The command `explain`: what a configuration will do, in words and a diagram.
 
 What: `explain(config, slaves, in_process)` -> sections of sentences; `diagram`; `run_explain`.
-Why: forty keys say what a run is; who submits one wants to read where tuples come from, where they go, and what happens when
+Why: forty keys say what a run is; its author wants to read where tuples come from, where they go, and what happens when
 something goes wrong.
 Stays out: how much and how fast (`plan`), the parser (`cli.main`). Reads schemas, no data.
 
 A table of sections, each a function from what is known to sentences. A section or key that is not in the tables here (a source
-or a service that came later) is told as it is spelled.
+or a service that came later) is shown as it is spelled.
 """
 
 from __future__ import annotations
@@ -118,11 +118,11 @@ def _inputs(s: Setting) -> list[str]:
     out: list[str] = []
     for name in STREAM_NAMES:
         stream = getattr(s.config, name)
-        told = _source(s.config, name)[1]
+        source = _source(s.config, name)[1]
         if name == "right" and s.config.left.path is None and not _live(stream) and not _live(s.config.left):
-            out[0] = f"Both streams are {told}."
+            out[0] = f"Both streams are {source}."
             break
-        text = f"{name.capitalize()}: {told}."
+        text = f"{name.capitalize()}: {source}."
         if stream.path is not None or _live(stream):
             unit = f" ({stream.time_unit})" if stream.time_unit else ""
             unit += f" (local times of {stream.assume_timezone})" if stream.assume_timezone else ""
@@ -341,8 +341,8 @@ SECTIONS: tuple[tuple[str, Callable[[Setting], list[str]]], ...] = (
 
 
 def explain(setting: Setting) -> dict[str, list[str]]:
-    """Sentences by section; sections that have nothing to say are left out."""
-    return {title: said for title, tell in SECTIONS if (said := tell(setting))}
+    """Sentences by section; empty sections are left out."""
+    return {title: text for title, describe in SECTIONS if (text := describe(setting))}
 
 
 # ---------------------------------------------------------------- the diagram

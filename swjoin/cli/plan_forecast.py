@@ -1,7 +1,7 @@
-"""What `plan` says besides memory: network, production delay, saturation, and slaves for a target.
+"""The forecast of `plan` besides memory: network, production delay, saturation, and slaves for a target.
 
 What: `ForecastOptions`, the options; called with a configuration it gives `Forecast`: JSON, lines and notes.
-Why: what the cost model does not know must not hide what is known: it becomes a note.
+Why: a figure that the cost model cannot estimate becomes a note, so that the others are still shown.
 Stays out: memory (`cli.plan`), the model (`forecast.capacity`), bytes on the way (`forecast.network`).
 """
 
@@ -76,7 +76,7 @@ class ForecastOptions:
         return ForecastOptions(load_costs(args.costs), cores, args.target_rate, delay, args.most_slaves)
 
     def __call__(self, config: RunConfig, slaves: int, profile: InputProfile) -> Forecast:
-        """Never an error: what cannot be foretold is None in JSON, and a note."""
+        """Never an error: what cannot be estimated is None in JSON, and a note."""
         out = Forecast(
             {"costs": self.costs.name, "host_cores": self.host_cores, "delay_s": None, "keeps_up": None}
             | {"saturation": None, "target": None}

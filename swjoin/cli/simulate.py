@@ -1,4 +1,4 @@
-"""The commands that foretell runs: `simulate` and `calibrate`.
+"""`swjoin simulate` and `swjoin calibrate`: the forecast of a run, and the costs that it uses.
 
 What: `run_simulate`, `run_calibrate`, and their tables.
 Why: `cli.run` is about runs.

@@ -1,7 +1,7 @@
 """The command that runs experiments: `sweep`.
 
 What: `run_sweep`: a list of points (`--dry-run`), or the sweep with its progress and where to look next.
-Why: a sweep takes an hour; whoever waits wants to know what is running, what it found, and when it ends.
+Why: a sweep takes an hour; its progress shows what is running, what it found, and when it ends.
 Stays out: parsing (`cli.main`), running and storing (`sweeps`).
 """
 

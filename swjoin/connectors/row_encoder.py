@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from swjoin.config.run import QueryConfig, StreamConfig
-from swjoin.connectors.times import TimeColumn, check_times, microseconds, zoned
+from swjoin.connectors.times import TimeColumn, check_times, times_us, zoned
 from swjoin.core.arrow_views import booleans_of, integers_of
 from swjoin.core.batch import I64, LEFT, MISSING_ID, RIGHT, STREAM_NAMES, U64, Bool, SourceBatch
 from swjoin.core.errors import SwjoinError, UserError
@@ -70,17 +70,8 @@ class TupleEncoder:
         return values.astype(np.uint64)
 
     def times(self, column: pa.Array, first: int) -> tuple[I64, Bool | None]:
-        """Times in microseconds, and which rows have one. UserError when a time is finer than microseconds, out of range, or
-        a local time that is ambiguous or does not exist in its zone."""
-        valid = booleans_of(column.is_valid()) if column.null_count else None
-        return microseconds(column, self._time, lambda wrong, what: self._refuse_first(wrong, valid, first, what)), valid
-
-    def _refuse_first(self, wrong: Bool, valid: Bool | None, first: int, what: str) -> None:
-        wrong = wrong if valid is None else wrong & valid
-        if wrong.any():
-            raise UserError(
-                f"{self._describe_row(first + int(np.flatnonzero(wrong)[0]))}: time column {self._config.time} {what}"
-            )
+        """Microseconds, and which rows have a time. UserError as of `connectors.times.times_us`."""
+        return times_us(column, self._time, lambda row: self._describe_row(first + row))
 
 
 @dataclass(frozen=True)
@@ -283,6 +274,6 @@ def describe_streams(
             use = _ColumnUse(payload, packed, encoder.native, own_key, time_is_ts, predicate[index])
             view = _stream_columns(config, schema, times[index], use)
         except SwjoinError as error:
-            raise UserError(f"{STREAM_NAMES[index]} {_origin(config)}: {error}") from None
+            raise error.prefixed(f"{STREAM_NAMES[index]} {_origin(config)}") from None
         views.append(view)
     return (views[0], views[1]), encoder

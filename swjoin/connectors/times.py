@@ -1,6 +1,6 @@
 """Time columns: the check that both sides are comparable, and conversion to microseconds.
 
-What: `TimeColumn`, `check_times` (the check of all front ends), `microseconds`, `instants`.
+What: `TimeColumn`, `check_times` (the check of all front ends), `times_us`, `microseconds`, `instants`.
 Why: a time with a zone is an instant, a time without one is a clock reading. Comparing the two gives a plausible wrong answer.
 Stays out: reading columns (`connectors.files.formats`), other columns of a join (`connectors.row_encoder`).
 
@@ -13,13 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from swjoin.core.arrow_views import booleans_of, integers_of
 from swjoin.core.batch import I64, Bool
-from swjoin.core.errors import UserError
+from swjoin.core.errors import Spelled, Text, UserError, setting
 from swjoin.core.units import MAX_SPAN_US
 
 if TYPE_CHECKING:
@@ -31,10 +31,6 @@ _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _DAY_S = 86_400
 _EPOCH = datetime(1970, 1, 1)
 _FIRST_S, _LAST_S = (int((datetime(year, 1, 1) - _EPOCH).total_seconds()) for year in (1, 9999))
-ASSUME = (
-    "or name the zone in which the {side} times are local with --assume-timezone ZONE "
-    "({side}.assume_timezone in a configuration)"
-)
 
 
 def zoned(kind: pa.DataType) -> bool | None:
@@ -63,9 +59,9 @@ class TimeColumn:
         return f"{self.origin}: time column {self.name}"
 
 
-def check_times(left: TimeColumn, right: TimeColumn, remedy: str = ASSUME) -> None:
+def check_times(left: TimeColumn, right: TimeColumn, remedy: str | None = None) -> None:
     """UserError unless the times of both sides are comparable, and every given unit and zone applies. remedy: the alternative
-    to giving both sides a zone."""
+    to giving both sides a zone; None: to name the zone of the side without one."""
     import pyarrow.types as t
 
     both = (left, right)
@@ -75,28 +71,30 @@ def check_times(left: TimeColumn, right: TimeColumn, remedy: str = ASSUME) -> No
     unitless = [own for own in both if t.is_integer(own.kind) and own.unit is None]
     if unitless:
         own = unitless[0]
-        option = "--time-unit" if len(unitless) == 2 else f"--{own.side}-time-unit"
-        raise UserError(
-            f"{own.where} holds integers; say which unit with {option} s|ms|us|ns ({own.side}.time_unit in a configuration)"
-        )
+        name = "time_unit" if len(unitless) == 2 else f"{own.side}_time_unit"
+        unit = setting(name, f"{own.side}.time_unit", *TIME_UNITS)
+        raise UserError(f"{own.where} holds integers", remedy=("say which unit with ", unit))
     for own, other in (both, both[::-1]):
         shared = own.unit == other.unit and t.is_integer(other.kind)
         if own.unit is not None and not t.is_integer(own.kind) and not shared:
             raise UserError(f"{own.where} is {own.kind}; time units are for integers: leave the {own.side} side's out")
         shared = own.zone == other.zone and zoned(other.kind) is False
         if own.zone is not None and zoned(own.kind) is not False and not shared:
+            zone = setting("assume_timezone", f"{own.side}.assume_timezone")
             raise UserError(
-                f"{own.where} is {own.kind}; --assume-timezone ({own.side}.assume_timezone in a configuration) is for "
-                "timestamps and dates without a zone: leave it out"
+                f"{own.where} is {own.kind}", remedy=(zone, " is for timestamps and dates without a zone: leave it out")
             )
     naive = [own for own in both if zoned(own.kind) is False and own.zone is None]
     others = [own for own in both if own not in naive and zoned(own.kind) is not None]
     if naive and others:
         local, instant = naive[0], others[0]
         has = "is given one" if zoned(instant.kind) is False else "has one"
+        zone = setting("assume_timezone", f"{local.side}.assume_timezone", "ZONE")
+        named = f"or name the zone in which the {local.side} times are local with ", zone
         raise UserError(
             f"{local.where} has no time zone ({local.kind}), {instant.where} {has} ({instant.zone or instant.kind}), so they "
-            f"cannot be compared; give both a zone, {remedy.format(side=local.side)}"
+            "cannot be compared",
+            remedy=("give both a zone, ", *(named if remedy is None else (remedy,))),
         )
 
 
@@ -113,8 +111,30 @@ def cast_error(kind: pa.DataType, wanted: pa.DataType) -> str | None:
     return None
 
 
-def microseconds(column: pa.Array, time: TimeColumn, refuse: Callable[[Bool, str], None]) -> I64:
-    """Microseconds since 1970; unspecified for nulls. refuse: raises UserError for the first row of a mask, if there is one."""
+class Refuse(Protocol):
+    """Raises UserError for the first row of a mask, if there is one."""
+
+    def __call__(self, wrong: Bool, problem: str, remedy: Text = "") -> None: ...
+
+
+def times_us(column: pa.Array, time: TimeColumn, describe_row: Callable[[int], str] | None = None) -> tuple[I64, Bool | None]:
+    """Microseconds since 1970, and which rows have a time; None: all. describe_row: for errors.
+
+    UserError for a time that is finer than microseconds, out of range, or a local time that its zone has twice or never.
+    """
+    valid = booleans_of(column.is_valid()) if column.null_count else None
+
+    def refuse(wrong: Bool, problem: str, remedy: Text = "") -> None:
+        wrong = wrong if valid is None else wrong & valid
+        if wrong.any():
+            subject = "" if describe_row is None else describe_row(int(np.flatnonzero(wrong)[0]))
+            raise UserError(f"time column {time.name} {problem}", subject=subject, remedy=remedy)
+
+    return microseconds(column, time, refuse), valid
+
+
+def microseconds(column: pa.Array, time: TimeColumn, refuse: Refuse) -> I64:
+    """Microseconds since 1970; unspecified for nulls."""
     import pyarrow as pa
     import pyarrow.types as t
 
@@ -140,8 +160,9 @@ def microseconds(column: pa.Array, time: TimeColumn, refuse: Callable[[Bool, str
     scale = _UNIT_US.get(unit, 1)
     limit = MAX_SPAN_US // scale
     if len(values) and (int(values.max()) >= limit or int(values.min()) <= -limit):
-        hint = f"; check --time-unit, --{time.side}-time-unit" if t.is_integer(kind) else ""
-        refuse((values >= limit) | (values <= -limit), f"is out of range{hint}")
+        units = setting("time_unit", f"{time.side}.time_unit"), setting(f"{time.side}_time_unit", f"{time.side}.time_unit")
+        both = Spelled(*(", ".join(dict.fromkeys(words)) for words in zip(*units, strict=True)))
+        refuse((values >= limit) | (values <= -limit), "is out of range", ("check ", both) if t.is_integer(kind) else "")
     return values if scale == 1 else values * scale
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from swjoin.core.arrow_views import booleans_of, borrowed, decoded, integers_of
 from swjoin.core.batch import I64, U8, PayloadRows, RowLayout, check_offsets
-from swjoin.core.errors import RunFailed, UserError
+from swjoin.core.errors import RunFailed, UserError, setting
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -114,7 +114,8 @@ class RowCodec:
         for column in self.schema:
             width = 4 if _is_var(column.type) else _width(column.type)
             if width is None:
-                raise UserError(f"column {column.name}: type {column.type} cannot be carried; leave it out with --columns")
+                problem = f"column {column.name}: type {column.type} cannot be carried"
+                raise UserError(problem, remedy=("leave it out with ", setting("columns")))
             self._slots.append((at, width))
             at += width
         self._var = [i for i, f in enumerate(self.schema) if _is_var(f.type)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swjoin.core.batch import RowLayout, TupleBatch
-from swjoin.core.errors import RunFailed
+from swjoin.core.errors import MORE_SLAVES, WINDOW_MEMORY, RunFailed
 from swjoin.operators.join_step import WindowMemory
 from swjoin.state.payload_store import PayloadStore
 from swjoin.state.window_state import WindowState
@@ -82,8 +82,9 @@ class WindowStore:
     def full(self) -> RunFailed:
         held = f"{sum(self.state.tuples())} tuples, {self.nbytes} bytes, of these {self.payload_bytes} payload"
         return RunFailed(
-            f"{self.state.owner}: its windows ({held}) would exceed module.window ({self.limit_bytes} bytes) by what "
-            "has come; use more slaves (swjoin plan tells how many), raise module.window, or use a shorter window"
+            (f"its windows ({held}) would exceed ", WINDOW_MEMORY, f" ({self.limit_bytes} bytes) by what has come"),
+            subject=self.state.owner,
+            remedy=(MORE_SLAVES, "raise ", WINDOW_MEMORY, ", or use a shorter window"),
         )
 
     # ------------------------------------------------------------ measures and invariants

@@ -57,7 +57,7 @@ from swjoin.connectors.output_paths import check_outputs
 from swjoin.connectors.source import is_live
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout, empty_pairs
 from swjoin.core.data_messages import Delivery, ResultChunk, RunEvent
-from swjoin.core.errors import RunFailed, SwjoinError
+from swjoin.core.errors import RunFailed, Spelling, SwjoinError
 from swjoin.core.hashing import digest_pairs
 from swjoin.monitor.role_watchers import CollectorWatcher
 from swjoin.runtime.clock import ReadingProgress, RunClock
@@ -412,7 +412,7 @@ class CollectorHost(Host):
         self._sink.abort(begun=self._begun)
         with contextlib.suppress(*() if error is None else (SwjoinError,)):
             if error is not None and self._begun:
-                publish(self.job, partial_report(self.job, self.summary(), _reason(error), self.ranks))
+                publish(self.job, partial_report(self.job, self.summary(), _reason(error, self.job.spelling), self.ranks))
         with contextlib.suppress(*() if error is None else (SwjoinError,)):
             if self._metrics is not None:
                 self._metrics.abort()
@@ -463,8 +463,8 @@ class CollectorHost(Host):
         return self.role.summary()
 
 
-def _reason(error: BaseException) -> str:
+def _reason(error: BaseException, spelling: Spelling) -> str:
     """Why a run failed, for its report."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
-    return str(error) if isinstance(error, SwjoinError) else f"internal error: {type(error).__name__}: {error}"
+    return error.text(spelling) if isinstance(error, SwjoinError) else f"internal error: {type(error).__name__}: {error}"

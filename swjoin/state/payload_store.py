@@ -17,7 +17,7 @@ import numpy as np
 from numba import njit
 
 from swjoin.core.batch import I64, U8, PayloadRows, RowLayout, check_indexes, check_offsets
-from swjoin.core.errors import RunFailed
+from swjoin.core.errors import WINDOW_MEMORY, RunFailed
 from swjoin.expressions.vm import PAGE_BITS, Rows, no_rows
 from swjoin.state.simd import copy_items, prefetch
 
@@ -50,7 +50,8 @@ class _Pages:
         try:
             self._arena = np.empty((self._page_count * PAGE_ROWS, width), np.uint8)
         except MemoryError:
-            raise RunFailed(f"module.window: {limit_bytes} bytes of payload cannot be reserved; set it lower") from None
+            problem = f"{limit_bytes} bytes of payload cannot be reserved"
+            raise RunFailed(problem, subject=(WINDOW_MEMORY,), remedy="set it lower") from None
         self._never_used = 0
         self._free: list[int] = []
         self._slots = np.zeros(64, np.int64)  # arena page of every page from _first_page on
@@ -78,7 +79,8 @@ class _Pages:
         elif self._never_used < self._page_count:
             slot, self._never_used = self._never_used, self._never_used + 1
         else:
-            raise RunFailed(f"payload of {self._page_count * PAGE_ROWS * self.width} bytes is full; raise module.window")
+            problem = f"payload of {self._page_count * PAGE_ROWS * self.width} bytes is full"
+            raise RunFailed(problem, remedy=("raise ", WINDOW_MEMORY))
         if self._page_end - self._first_page == len(self._slots):
             self._slots = np.concatenate([self._slots, np.zeros(len(self._slots), np.int64)])
         self._slots[self._page_end - self._first_page] = slot

@@ -14,7 +14,7 @@ import numpy as np
 
 from swjoin.core.batch import I64, U8, U64, check_indexes
 from swjoin.core.data_messages import Directory
-from swjoin.core.errors import RunFailed
+from swjoin.core.errors import MORE_SLAVES, WINDOW_MEMORY, RunFailed
 from swjoin.core.hashing import hash_key, tag_of
 from swjoin.core.ids import GroupId
 from swjoin.core.record_layout import (
@@ -79,7 +79,8 @@ class WindowState:
         try:
             self.pool = new_pool(blocks, block_tuples)
         except MemoryError:
-            raise RunFailed(f"module.window: {window_bytes} bytes of window state cannot be reserved; set it lower") from None
+            problem = f"{window_bytes} bytes of window state cannot be reserved"
+            raise RunFailed(problem, subject=(WINDOW_MEMORY,), remedy="set it lower") from None
         self.minis = new_minis(256)
         self.directories = new_directories(64, 256)
         self.hidden: dict[GroupId, HiddenGroup] = {}
@@ -303,8 +304,9 @@ class WindowState:
 
     def no_room(self, group: GroupId, tuples: int) -> RunFailed:
         return RunFailed(
-            f"{self.owner}: arriving partition-group {group} finds no room for {tuples} more tuples; raise module.window "
-            f"({self.window_bytes} bytes), or use more slaves (swjoin plan tells how many)"
+            f"arriving partition-group {group} finds no room for {tuples} more tuples",
+            subject=self.owner,
+            remedy=(MORE_SLAVES, "raise ", WINDOW_MEMORY, f" ({self.window_bytes} bytes)"),
         )
 
     def reveal_group(self, group: GroupId) -> None:

@@ -706,7 +706,7 @@ def test_a_tail_goes_on_in_its_own_run_alone(resumed: bool, start: Any, swjoin: 
 def test_folders_in_which_no_tail_can_go_on(swjoin: Any, tmp_path: Path) -> None:
     nobody = f"grpc://127.0.0.1:{_free_port()}"
     folder = tmp_path / "taken"
-    damaged = "damaged; nobody can go on there; name an empty folder"
+    damaged = "damaged; no tail can resume there; name an empty folder"
     contents = {"": damaged, "[": damaged, "{}": damaged, "[]": damaged, '{"era": 1e999}': damaged, "\udcff": damaged}
     contents['{"era": 1, "below": 2, "rows": {}}'] = "does not say of which run (an older version of swjoin wrote it)"
     for content, said in contents.items():

@@ -129,7 +129,7 @@ class _ModelCluster:
             join = _join(config, distribution, tuple_bytes)
             slave = Slave(SlaveId(i), config, (layout, layout), join)
             self.slaves.append(ModelSlave(world, slave, join, payload_bytes, pair_bytes))
-        self.master.slaves = self.slaves
+        self.master.slaves, self.master.collector = self.slaves, self.collector
         for rank in self.slaves:
             rank.master, rank.collector, rank.peers = self.master, self.collector, self.slaves
 

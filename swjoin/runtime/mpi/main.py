@@ -28,7 +28,7 @@ import numpy as np
 
 from swjoin.cluster.role import COLLECTOR, FIRST_SLAVE, MASTER
 from swjoin.config.job import Job
-from swjoin.core.errors import NotWritten, SwjoinError, UserError
+from swjoin.core.errors import NotWritten, SwjoinError, UserError, spelled
 from swjoin.monitor.process_memory import keep_freed_memory
 from swjoin.runtime.mpi.channel import Channel, PeerFailedError, PeerLostError
 from swjoin.runtime.mpi.collector_rank import CollectorRank
@@ -85,7 +85,7 @@ def run_rank(
     channel = ResilientChannel(comm, mend) if survives else Channel(comm)
     error: BaseException | None = None
     try:
-        with stop_signals(job) as wanted:
+        with stop_signals(job) as wanted, spelled(job.spelling):
             role.stop_wanted = wanted.is_set
             role.set_up(channel)
             report = _run_role(role, channel)

@@ -19,6 +19,7 @@ from swjoin.cluster.role import COLLECTOR, FIRST_SLAVE, MASTER, Event
 from swjoin.cluster.wire import FORMATS
 from swjoin.config.job import Job
 from swjoin.core.data_messages import Delivery, MoveEnd
+from swjoin.core.errors import spelled
 from swjoin.monitor.host_load import machine_report
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.kernel_preload import load_master_kernels
@@ -89,6 +90,7 @@ class MasterRank(Rank):
         from swjoin.expressions.vm import program_out
         from swjoin.runtime.hosts import MasterHost
 
+        @spelled(self.job.spelling)
         def open_role_host() -> dict[str, Any]:
             slave_count = channel.size - FIRST_SLAVE
             if not self.job.resumes:
