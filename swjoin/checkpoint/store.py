@@ -4,7 +4,7 @@ What: `CheckpointStore` writes the master's part and the manifests, finds the ne
 checkpoint as read back.
 Why: a checkpoint exists exactly when its manifest does, which appears under its name in one step; whatever happens before or
 after, the newest manifest is a consistent cut.
-Stays out: slaves' logs (`checkpoint.delivery_log`), result files (`sinks`), rebuilding roles (`checkpoint.checkpointers`).
+Stays out: slaves' logs (`checkpoint.delivery_log`), result files (`connectors`), rebuilding roles (`checkpoint.checkpointers`).
 
 The last two checkpoints are kept, with the files that either needs. Everything else that an earlier incarnation (the time
 from a start or a recovery to the next) has left is removed.

@@ -1,8 +1,8 @@
 """Events and commands of the three roles.
 
-What: small frozen dataclasses. Events (past tense) go into `handle(event, now_us)`, commands (imperative) come out.
+What: small frozen dataclasses. Events (past tense) go into `Master.handle(event, now_us)`, commands (imperative) come out.
 Why: the same roles run under MPI, in one process and in the simulator; a runtime only performs commands and reports events.
-Stays out: what they carry (`deliveries`), bytes on the wire (`cluster.wire`), decisions (`cluster`, `policy`).
+Stays out: what they carry (`core.data_messages`), bytes on the wire (`cluster.wire`), decisions (`cluster`, `policy`).
 """
 
 from __future__ import annotations

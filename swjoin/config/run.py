@@ -2,7 +2,7 @@
 
 What: `RunConfig`, `to_plain`, `digest`; the sections themselves come from `sections`.
 Why: one validated value describes a run completely; equal configurations have equal digests.
-Stays out: YAML files and `--set` (`loading`), reading data, deciding anything at run time. Imports nothing of the package but
+Stays out: YAML files and `--set` (`loader`), reading data, deciding anything at run time. Imports nothing of the package but
 the sections.
 """
 

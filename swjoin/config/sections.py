@@ -2,7 +2,7 @@
 
 What: one dataclass per section; each refuses values that it cannot mean.
 Why: a section is checked where it is described.
-Stays out: what only several sections together tell (`config`), YAML files and `--set` (`loading`). Imports nothing of the
+Stays out: what only several sections together tell (`config`), YAML files and `--set` (`loader`). Imports nothing of the
 package but errors, units and the oracle's `Bounds`.
 """
 

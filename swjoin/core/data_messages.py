@@ -171,12 +171,12 @@ class GroupResults:
 class ResultChunk:
     """Slave -> collector: results of one distribution epoch, in chunks bounded by the result buffer.
 
-    pairs: materialised pairs, or None with a count sink; they belong to `groups` in order, `pair_counts` each. final: the epoch
-    is complete at this slave, the collector may commit it; only a final chunk carries `results`, `metrics` (float64, see
+    pairs: materialised pairs, or None with a count sink. final: the epoch is complete at this slave, the
+    collector may commit it; only a final chunk carries `results`, `metrics` (float64, see
     `core.metric_columns.COLUMNS`) and `delay_histogram` (int64, see `state.delay_histogram`). last: the slave's last chunk of
     the run.
     served: how many slaves have this distribution epoch to complete. history: joined before anything is measured
-    (`config.MeasureConfig`): counted apart and not kept. generation, checkpoint: as in the delivery.
+    (`config.sections.MeasureConfig`): counted apart and not kept. generation, checkpoint: as in the delivery.
     """
 
     query: QueryId

@@ -4,7 +4,7 @@ What: `hash_key` (one 64-bit mix per key), `group_of` (partition-group from the 
 compares first; the directory uses the lowest 16, so the three are independent), `pair_hash` and
 `digest_pairs` (docs/semantics.md, Row ids and the digest), `hash_words` (of bytes that were written).
 Why: routing, window state and the collector must agree on one hash.
-Stays out: the readable definition of the digest (`oracle`), which this is tested against.
+Stays out: the readable definition of the digest (`core.join_semantics`), which this is tested against.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 What: `shipped_folder(name)`, `given_or_shipped(name)` (a file as the user names it), `relative_to`, `load_figures(module)`.
 Why: the documents' commands work in any folder; whether this is a checkout or site-packages is known here only.
-Stays out: reading the files (`loading`, `sweeps.experiment`), drawing (`plots/`).
+Stays out: reading the files (`config.loader`, `sweeps.experiment`), drawing (`plots/`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whether this machine, or these hosts, can run swjoin: what is there, whether it fits, how to mend it.
 
-What: `examine_all`, the checks of `swjoin doctor`; `judge_ranks`, the verdicts on what ranks have measured together.
+What: `machine_checks`, `launched_checks`: the checks of `swjoin doctor`; `judge_ranks`: verdicts on measurements by ranks.
 Why: most first runs on a cluster fail of the same dozen things; each has a line here that says how to mend it.
 Stays out: what ranks measure (`diagnostics.doctor_ranks`), printing (`cli.doctor`).
 

@@ -1,6 +1,6 @@
 """Memory foretold: bytes per rank of a run, from what will come in and what the configuration says. No clock, no I/O.
 
-What: `plan_memory(config, slaves, profile) -> MemoryEstimate`, and `slaves_needed`.
+What: `plan_memory(config, slaves, profile) -> MemoryEstimate`: bytes of every rank, slaves needed.
 Why: a job that asks a cluster for too little memory dies late; one that asks for too much waits. Rates, windows, widths and
 skew say beforehand what the heaviest slave will hold.
 Stays out: what comes in (`forecast.input_profile`), how chains and directories form (`forecast.window_size`), what a run

@@ -88,7 +88,7 @@ class Board:
             self._collector = {}
 
     def take_master(self, view: dict[str, Any], owner: I64) -> None:
-        """A view of the master (`watchers.master_view`). owner: of each partition-group; not to be changed any more."""
+        """A view of the master (`role_watchers.MasterWatcher`). owner: of each partition-group; not to be changed any more."""
         now_s = self._wall_s()
         with self._lock:
             self._master, self._master_s = view, now_s
@@ -100,7 +100,7 @@ class Board:
                 self._history.append(self._moment(now_s))
 
     def take_collector(self, view: dict[str, Any]) -> None:
-        """A view of the collector (`watchers.CollectorWatcher`)."""
+        """A view of the collector (`role_watchers.CollectorWatcher`)."""
         with self._lock:
             self._collector = view
             counts: dict[str, float] = {"pairs": view["pairs"], "history": view["history_pairs"]}
@@ -121,7 +121,7 @@ class Board:
             self._hot_keys = tops
 
     def take_source(self, stream: str, values: dict[str, float]) -> None:
-        """What a source tells of itself, in its own words: `lag_rows`, `producers`, ..."""
+        """What a source tells of itself, in its own words: `lag_messages`, `producers`, ..."""
         with self._lock:
             self._sources[stream] = dict(values)
 

@@ -1,6 +1,6 @@
 """Second pass in Spark's executors: parcels of one Spark partition, in the order of their first times, become joined rows.
 
-What: `join_parcels(parcels, plan)`: rows of `parcels.PARCEL_SCHEMA` in, Arrow batches of output rows out.
+What: `join_parcels(parcels, plan)`: rows of `shuffle_batches.PARCEL_SCHEMA` in, Arrow batches of output rows out.
 Why: every time below the next parcel's first has come, for both streams; so tuples are delivered in time order, windows expire,
 and memory follows the windows instead of the partition.
 Stays out: parcels (`spark.shuffle_batches`), the join (`operators.window_join`), what is asked for and named

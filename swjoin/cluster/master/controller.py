@@ -304,7 +304,7 @@ class Controller:
         return any(m.phase == Phase.DECIDED or not m.consumer_ordered for m in self.moves.values())
 
     def orders(self, slave: SlaveId) -> tuple[I64, I64]:
-        """Orders for a slave's next delivery, as in `Delivery.moves_out` and `moves_in`."""
+        """Orders for a slave's next delivery, as in `Delivery.moves_out` and `Delivery.moves_in`."""
         out = [(m.number, m.group, m.consumer) for m in self.moves.values() if m.supplier == slave and m.phase == Phase.DECIDED]
         come = [m for m in self.moves.values() if m.consumer == slave and not m.consumer_ordered]
         for move in come:

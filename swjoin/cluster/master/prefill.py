@@ -1,4 +1,4 @@
-"""History: what the slaves join at full speed before a realtime run is measured (`config.MeasureConfig`).
+"""History: what the slaves join at full speed before a realtime run is measured (`config.sections.MeasureConfig`).
 
 What: `Prefill`, which says what of the streams it is, what is still to be read, and whether all of it has been.
 Why: windows must be full before a measurement means anything, and filling them in real time takes as long as they are.

@@ -1,6 +1,6 @@
 """Results that consumers take over Flight while the run goes on.
 
-What: `TeeSink`, a sink around another one that also puts every row into a `ResultLog`; `serve_results`, its side of an
+What: `TeeSink`, a sink around another one that also puts every row into a `ResultLog`; `serve_log`, its side of an
 endpoint.
 Why: what goes into files and what consumers get are the same rows in the same order, with the same moments at which they are
 final.

@@ -4,7 +4,7 @@ What: `ModelBatch`, runs of tuples of one partition-group and one stretch of tim
 `TupleBatch`; `KeyDistribution`, how a stream's tuples divide over time and partition-groups and how often two of them are
 equal.
 Why: 10^9 tuples/s cannot be materialised, and need not be: what master, slaves and links do depends on how many there are.
-Stays out: where the shares come from (`sources.population`), joining (`forecast.model.join`).
+Stays out: where the shares come from (`forecast.key_distribution`), joining (`forecast.model.join`).
 """
 
 from __future__ import annotations

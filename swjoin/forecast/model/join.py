@@ -62,7 +62,7 @@ class ModelWork(Work):
 
 
 class ModelJoin:
-    """See `WindowJoin`. census: of both streams. pair_share: a slave's `result_tuples` do not bound its steps here.
+    """`WindowJoin` over tuple counts. distribution: keys of both streams.
 
     span_us: how long a step takes that does so many tuples, comparisons, pairs and visits, set by the runtime.
     """
@@ -384,7 +384,7 @@ class ModelExport:
 
 
 class ModelImport:
-    """`Taking` over counts; the partition-group stays hidden until it is settled, as in `GroupImport`."""
+    """`IncomingGroup` over counts; the partition-group stays hidden until it is settled, as in `GroupImport`."""
 
     def __init__(self, join: ModelJoin, first: StateChunk) -> None:
         self.first = first
