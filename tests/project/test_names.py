@@ -230,7 +230,7 @@ def names_of_code(text: str) -> list[str]:
     """Back-ticked names that can only be names of code: classes, their members, paths that start with a room."""
     text = re.sub(r"(?ms)^( *)```.*?^\1```$", "", text)
     rooms = "|".join(p.parent.name for p in PACKAGE.glob("*/__init__.py"))
-    shape = rf"[A-Z][a-z]+(?:[A-Z]\w*)+(?:\.\w+)?|swjoin(?:\.\w+)+(?:\(.*\))?|(?:{rooms})(?:\.\w+)+"
+    shape = rf"[A-Z][a-z]+(?:[A-Z]\w*)+(?:\.\w+)?|[A-Z][a-z]+\.[a-z]\w+|swjoin(?:\.\w+)+(?:\(.*\))?|(?:{rooms})(?:\.\w+)+"
     return [span for span in re.findall(r"`([^`\n]+)`", text) if re.fullmatch(shape, span)]
 
 
