@@ -4,7 +4,7 @@ What: `Collector.handle(event, now_us) -> [effect]`. Pairs go to the sink as the
 has completed it. Pairs of history (`config.MeasureConfig`) are counted apart and go nowhere.
 Why: recovery and exactly-once output need the labels (query, partition-group, distribution epoch) and the commits. The
 collector counts and digests what it really receives, so that the ledger compares two independent counts.
-Stays out: files (`sinks`), messages on the wire.
+Stays out: files (`connectors`), messages on the wire.
 """
 
 from __future__ import annotations

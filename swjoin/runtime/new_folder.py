@@ -4,7 +4,7 @@ What: `in_new_folder(start)`; `in_folder(folder, start)`; `forget_worthless`, fo
 what a link stands for.
 Why: `swjoin run` without `--out` works every time, and overwrites nothing; a run that is refused, or stopped before it has
 written anything, leaves everything as it was.
-Stays out: what goes into the folder (`runtime.run_report`, `sinks`).
+Stays out: what goes into the folder (`runtime.run_report`, `connectors`).
 """
 
 from __future__ import annotations
