@@ -1,7 +1,7 @@
 """The collector: merges the slaves' results, commits them by distribution epoch, measures production delay. No I/O, no clock.
 
 What: `Collector.handle(event, now_us) -> [effect]`. Pairs go to the sink as they come; an epoch is committed when every slave
-has completed it. Pairs of history (`config.MeasureConfig`) are counted apart and go nowhere.
+has completed it. Pairs of history (`config.sections.MeasureConfig`) are counted apart and go nowhere.
 Why: recovery and exactly-once output need the labels (query, partition-group, distribution epoch) and the commits. The
 collector counts and digests what it really receives, so that the ledger compares two independent counts.
 Stays out: files (`connectors`), messages on the wire.

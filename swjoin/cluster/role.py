@@ -81,7 +81,7 @@ class TimerFired:
 
 @dataclass(frozen=True)
 class WorkDue:
-    """Do one bounded piece of work; a role with `has_work` hears this whenever it hears nothing else."""
+    """Do one bounded piece of work; a slave with work hears this whenever it hears nothing else."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The options of joins from Python: their types, defaults and signatures.
 
 What: `MatchOptions` (of every join), `CountOptions`, `JoinOptions`; `takes_options`, `complete`.
-Why: `swjoin.join`, `swjoin.count`, `swjoin.WindowJoin` and `spark.window_join` share options, which are listed here once. Type
+Why: `swjoin.join`, `swjoin.count`, `swjoin.WindowJoin` and `swjoin.spark.window_join` share options, listed here once. Type
 checkers read the typed dictionaries; `help`, completion and `inspect.signature` read the signature made from them.
 Stays out: what the options mean (`config.arguments`).
 """

@@ -152,7 +152,7 @@ class Board:
             self._hot_keys = tops
 
     def take_source(self, stream: str, values: dict[str, float]) -> None:
-        """A live source's own figures: `lag_rows`, `producers`, ..."""
+        """A live source's own figures: rows of lag, producers, ..."""
         with self._lock:
             self._sources[stream] = dict(values)
 

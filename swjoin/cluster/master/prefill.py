@@ -1,4 +1,4 @@
-"""The prefill: what the slaves join at full speed before a realtime run is measured (`config.MeasureConfig`).
+"""The prefill: what the slaves join at full speed before a realtime run is measured (`config.sections.MeasureConfig`).
 
 What: `Prefill`: which part of the streams it is, what is still to be read, and whether all of it has been read.
 Why: windows must be full before a measurement means anything, and filling them in real time takes as long as they are.
