@@ -97,9 +97,9 @@ def watchers_cpu_s(config: Path, folder: Path) -> tuple[float, float]:
 
         setattr(kind, name, outer)
 
-    for name in ("read", "reported", "delivered", "on_log_event", "look"):
+    for name in ("read", "reported", "delivered", "on_log_event", "sample"):
         timed(MasterWatcher, name)
-    for name in ("took", "view"):
+    for name in ("on_results", "view"):
         timed(CollectorWatcher, name)
     start = time.process_time()
     run_local(Job(load_config(config, ["observe.board=true"]), None, True, folder / "inside", None, "benchmark"), False)

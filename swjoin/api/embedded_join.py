@@ -100,7 +100,7 @@ class Engine:
         where: Program | None = None,
         ids_alone: bool = False,
     ) -> None:
-        wire = wire_layouts(layouts, counted=config.query.bounds.counted)
+        wire = wire_layouts(layouts, count_windows=config.query.bounds.count_windows)
         self._limit_bytes = config.module.window_bytes
         ingress = ingress_of(config, layouts)
         self.streams = ingress.streams
@@ -192,8 +192,8 @@ class Engine:
                 promised,
                 moves,
                 last=last,
-                rests=False,
-                null_keys=take_null_keys(self.streams, counted=self._order is not None),
+                inactive=False,
+                null_keys=take_null_keys(self.streams, count_windows=self._order is not None),
             )
             for order, part in zip(orders, drained, strict=True)
         ]

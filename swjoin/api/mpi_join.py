@@ -27,7 +27,7 @@ from swjoin.core.ledger import Proof
 from swjoin.core.row_codec import storage
 from swjoin.expressions.compiler import resolve
 from swjoin.expressions.parser import parse_where, to_text
-from swjoin.runtime.launch import launch_told
+from swjoin.runtime.launch import launch_with_reason
 from swjoin.runtime.run_report import ledger_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ _PREDICATE = "judged_"  # before the names of a predicate's columns, so that the
 
 def launch_quietly(job: Job, ranks: int) -> None:
     """Run a job on MPI ranks. UserError or RunFailed with the line that a rank has printed; nothing is printed here."""
-    code, said = launch_told(job, ranks, quiet=True)
+    code, said = launch_with_reason(job, ranks, quiet=True)
     if code == 2:
         raise UserError(said)
     if code:

@@ -17,7 +17,7 @@ from swjoin.config.loader import config_from_plain, load_config
 from swjoin.config.run import RunConfig
 from swjoin.core.errors import RunFailed, SwjoinError, UserError, spelled
 from swjoin.core.ledger import Ledger
-from swjoin.core.resources import given_or_shipped
+from swjoin.core.resources import find_resource
 from swjoin.core.units import named_path
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _config(config: object) -> RunConfig:
     if isinstance(config, Mapping):
         return config_from_plain(dict(config))
     if isinstance(config, (str, os.PathLike)):
-        return load_config(given_or_shipped(named_path(config, "config")))
+        return load_config(find_resource(named_path(config, "config")))
     raise UserError(f"config: a {type(config).__name__} is no configuration; give a YAML file, a mapping or a RunConfig")
 
 

@@ -432,7 +432,7 @@ class _Opened:
         views, keys = describe_streams((sides[LEFT], left), (sides[RIGHT], right), carry=True, packed=True, query=query)
         codecs = (views[LEFT].codec, views[RIGHT].codec)
         self.plan = OutputColumns(*codecs, request.ids, query.how)
-        where = compile_text(query.where, *codecs, counted=query.bounds.counted)
+        where = compile_text(query.where, *codecs, count_windows=query.bounds.count_windows)
         self.engine = Engine(config, (codecs[LEFT].layout, codecs[RIGHT].layout), where=where)
         self._streams = [_Stream(s, sides[s], (left, right)[s], keys, views[s]) for s in (LEFT, RIGHT)]
         self._joiner: Joiner = self.engine.joiners[0]

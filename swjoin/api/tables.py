@@ -151,7 +151,7 @@ def _join_here(
     """Also how many matches there are."""
     keep_freed_memory()
     codecs = sides[LEFT].codec, sides[RIGHT].codec
-    where = compile_text(config.query.where, *codecs, counted=config.query.bounds.counted)
+    where = compile_text(config.query.where, *codecs, count_windows=config.query.bounds.count_windows)
     layouts = codecs[LEFT].layout, codecs[RIGHT].layout
     engine = Engine(config, layouts, slaves=threads, result_bytes=_RESULT_BYTES, where=where, ids_alone=not config.sink.ids)
 

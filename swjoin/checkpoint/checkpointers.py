@@ -24,7 +24,7 @@ from swjoin.cluster.master.master import Master
 from swjoin.cluster.messages import PartSaved
 from swjoin.cluster.role import SavePart, Snapshot
 from swjoin.cluster.slave.slave import Slave
-from swjoin.config.job import Job, sets_aside
+from swjoin.config.job import Job, leaves_rows_out
 from swjoin.config.run import RunConfig, digest, to_plain
 from swjoin.connectors.files.late_rows import LATE_ROW_BYTES
 from swjoin.connectors.files.run_files import METRICS_ROW_BYTES, MetricsFile
@@ -98,7 +98,7 @@ class MasterCheckpointer:
         nothing: dict[str, Any] = {"late": [0, 0], "keys": [0, [0, 0], [0, 0]]}
         content = nothing if manifest is None else manifest.plain["master"]
         path = self.folder.path
-        if sets_aside(self._job.config):
+        if leaves_rows_out(self._job.config):
             self._close(self.late_rows)
             self.late_rows = AppendedFile(path / "late.rows", content["late"], LATE_ROW_BYTES)
         if self._dictionary is not None:
@@ -153,7 +153,7 @@ class MasterCheckpointer:
         for stream in (LEFT, RIGHT):
             source, rows = self._sources[stream], master.streams[stream].counts.tuples
             if is_live(source):
-                source.go_on(rows, positions[stream])
+                source.resume_at(rows, positions[stream])
             else:
                 source.seek(rows)
 
@@ -282,7 +282,7 @@ class SlaveCheckpointer:
 
     def restore(self, manifest_name: str | None, owner: list[int], active: list[int]) -> None:
         """Rebuild the windows of the partition-groups that this slave owns. RunFailed names the corrupt file and record."""
-        self._slave.take_part(active)
+        self._slave.set_active(active)
         if manifest_name is None:
             return
         manifest = read_manifest(self._folder / manifest_name)

@@ -29,7 +29,7 @@ from swjoin.core.ids import BEGIN_OF_TIME_US
 from swjoin.core.storage import Background, Executors, RecordFile, read_records, sync_folder
 from swjoin.policy.epochs import sub_group_of
 
-HELD_BYTES = 128 << 20  # limit of unwritten deliveries of one slave
+UNWRITTEN_LIMIT_BYTES = 128 << 20  # limit of unwritten deliveries of one slave
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class SegmentLog:
         watermarks = _without_tuples(delivery) if self._promises else None
         segment.add(_Unwritten(packed, len(delivery.left) + len(delivery.right), newest_us, watermarks))
         segment.needed_us = delivery.needed_us  # its own: the next generation needs less
-        room = HELD_BYTES
+        room = UNWRITTEN_LIMIT_BYTES
         for generation in sorted(self._open, reverse=True):
             self._open[generation].flush(room)
             room = max(0, room - self._open[generation].unwritten_bytes)

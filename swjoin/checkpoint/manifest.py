@@ -17,7 +17,7 @@ from typing import Any
 
 from swjoin.core.errors import RunFailed
 from swjoin.core.ids import BEGIN_OF_TIME_US
-from swjoin.core.path_patterns import is_amount, is_count, is_number, wrong_place
+from swjoin.core.path_patterns import first_mismatch, is_amount, is_count, is_number
 from swjoin.state.delay_histogram import HISTOGRAM_SIZE
 
 
@@ -69,7 +69,7 @@ def _maybe_order(value: Any) -> bool:
     }
     if value is None:
         return True
-    if wrong_place(shape, value) is not None:
+    if first_mismatch(shape, value) is not None:
         return False
     ends = value["ends"]
     rising = all(a <= b for column in ends for a, b in itertools.pairwise(column))
@@ -156,7 +156,7 @@ _MANIFEST = {
 
 def check_manifest(path: Path, plain: dict[str, Any]) -> None:
     """RunFailed, with file and key, for anything but a manifest."""
-    wrong = wrong_place(_MANIFEST, plain)
+    wrong = first_mismatch(_MANIFEST, plain)
     if wrong is None and len({len(part) for part in plain["collector"]["state"]["tally"]["histogram"]}) > 1:
         wrong = ".collector.state.tally.histogram"
     if wrong is None and plain["collector"]["state"]["epoch"] != plain["epoch"]:
@@ -169,7 +169,7 @@ def check_manifest(path: Path, plain: dict[str, Any]) -> None:
 
 def check_master_state(path: Path, state: Any, generation: int, epoch: int, group_count: int) -> None:
     """Check the master's part. RunFailed, with file and key, when it is malformed, or of another run or checkpoint."""
-    wrong = wrong_place(_MASTER, state)
+    wrong = first_mismatch(_MASTER, state)
     if wrong is None:
         controller = state["controller"]
         slaves = controller["slaves"]

@@ -28,7 +28,7 @@ from swjoin.config.loader import load_config
 from swjoin.config.run import RunConfig, to_plain
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.errors import SwjoinError
-from swjoin.core.resources import given_or_shipped
+from swjoin.core.resources import find_resource
 from swjoin.policy.placement import round_robin
 
 _WIDTH = 100
@@ -423,7 +423,7 @@ def setting_of(config: RunConfig, slaves: int, *, in_process: bool) -> Setting:
 
 def run_explain(args: argparse.Namespace) -> int:
     ranks, slaves = in_process_or_ranks(args)
-    config = load_config(given_or_shipped(args.config), args.overrides)
+    config = load_config(find_resource(args.config), args.overrides)
     if ranks is None and args.threads is None:
         named = [config.reorganization.active_slaves, config.cluster.sub_group_count, len(config.nodes.speed)]
         slaves = max(slaves, *named, *(c.slave + 1 for c in config.nodes.changes))

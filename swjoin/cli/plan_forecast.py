@@ -116,7 +116,7 @@ class ForecastOptions:
         if slaves > MOST_SLAVES:
             out.notes.append(f"delay and saturation of {slaves:,} slaves take minutes; swjoin simulate foretells them")
         else:
-            outcome = model.play(slaves, model.config.workload.rate_per_s)
+            outcome = model.run_at(slaves, model.config.workload.rate_per_s)
             found = sustainable_rate(model, slaves, outcome)
             out.plain |= {
                 "delay_s": outcome.delay_s,

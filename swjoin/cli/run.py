@@ -20,7 +20,7 @@ from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain, load_config
 from swjoin.config.run import RunConfig
 from swjoin.core.errors import UserError
-from swjoin.core.resources import given_or_shipped
+from swjoin.core.resources import find_resource
 from swjoin.runtime.new_folder import in_folder, in_new_folder, named
 from swjoin.runtime.preflight import launcher_size
 
@@ -69,7 +69,7 @@ def run_rank(args: argparse.Namespace) -> int:
 
 
 def run_run(args: argparse.Namespace) -> int:
-    config = None if args.config is None or args.resume else load_config(given_or_shipped(args.config), args.overrides)
+    config = None if args.config is None or args.resume else load_config(find_resource(args.config), args.overrides)
     return start_run(args, config)
 
 

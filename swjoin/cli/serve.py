@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from swjoin.config.loader import load_config
 from swjoin.core.errors import RunFailed, UserError
-from swjoin.core.resources import given_or_shipped
+from swjoin.core.resources import find_resource
 from swjoin.core.storage import locked, sync_file, write_whole, writing
 from swjoin.core.units import check_time_zone, parse_duration_us
 
@@ -38,7 +38,7 @@ def run_serve(args: argparse.Namespace) -> int:
     config = None
     if args.resume is None and args.config is not None:
         listen = [] if args.listen is None else [f"serve.listen={json.dumps(args.listen)}"]
-        config = load_config(given_or_shipped(args.config), [*args.overrides, *listen], served=True)
+        config = load_config(find_resource(args.config), [*args.overrides, *listen], served=True)
     return start_run(args, config)
 
 

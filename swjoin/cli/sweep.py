@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from swjoin.cli.summary import on_terminal
 from swjoin.core.errors import UserError
-from swjoin.core.resources import given_or_shipped
+from swjoin.core.resources import find_resource
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -117,7 +117,7 @@ def run_sweep(args: argparse.Namespace) -> int:
     for name in ("repeat", "only"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UserError(f"--{name} {getattr(args, name)}: at least 1 is needed")
-    experiment = load_experiment(given_or_shipped(args.experiment), args.preset, args.overrides)
+    experiment = load_experiment(find_resource(args.experiment), args.preset, args.overrides)
     source = experiment.source
     if source.path != experiment.path:
         print(f"{experiment.path.name} draws from the runs of {source.path.name}")

@@ -278,7 +278,7 @@ def _tuples_out(batch: TupleBatch) -> list[Array | None]:
 
 def pack_delivery(d: Delivery) -> U8:
     integers = [d.query, d.slave, d.epoch, d.left_time_us, d.right_time_us, int(d.last), int(d.left_route), int(d.right_route)]
-    integers += [d.served, int(d.rests), d.generation, int(d.checkpoint), *d.needed_us]
+    integers += [d.served, int(d.inactive), d.generation, int(d.checkpoint), *d.needed_us]
     columns = [d.groups, d.left_counts, d.right_counts, *_tuples_out(d.left), *_tuples_out(d.right), d.moves_out, d.moves_in]
     for batch in d.null_keys:
         columns += _tuples_out(batch) if len(batch) else [None] * 7
@@ -388,7 +388,7 @@ def unpack_report(buffer: U8) -> Report:
 
 
 def pack_move_end(end: MoveEnd) -> U8:
-    integers = [end.move, end.group, end.slave, int(end.installed), end.tuples, end.state_bytes, end.begun_us, end.ended_us]
+    integers = [end.move, end.group, end.slave, int(end.installed), end.tuples, end.state_bytes, end.started_us, end.ended_us]
     return pack(MOVE_END, integers, [])
 
 

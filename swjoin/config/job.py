@@ -57,7 +57,7 @@ class Job:
         place = self.run_dir if self.config.checkpoint.directory is None else self.config.checkpoint.directory
         return f"swjoin run --resume {place}"
 
-    def go_on(self, ranks: int | None = None) -> str:
+    def next_step(self, ranks: int | None = None) -> str:
         """What a user does after a run has ended early."""
         if self.checkpoints is None or not any(self.checkpoints.glob("checkpoint-*.json")):
             return "start it again"
@@ -88,14 +88,14 @@ class Job:
         )
 
 
-def sets_aside(config: RunConfig) -> bool:
+def leaves_rows_out(config: RunConfig) -> bool:
     """Rows that are left out are written to a file: late ones under policy `side`, shed ones always."""
     return config.time.late == "side" or config.on_overload.policy == "shed"
 
 
 def late_target(job: Job) -> Path | None:
     """Where rows that are left out go: DIR/late.parquet, or OUT.late.parquet beside a join's output."""
-    if not sets_aside(job.config):
+    if not leaves_rows_out(job.config):
         return None
     if job.run_dir is not None:
         return job.run_dir / "late.parquet"

@@ -59,7 +59,7 @@ class Source(Protocol):
 class LiveSource(Source, Protocol):
     """A stream of rows that arrive during the run. `read` may wait for ever unless `ready` has returned True.
 
-    A recovery reads rows again: `position` is the source's position after the last batch read, `go_on` returns the source to
+    A recovery reads rows again: `position` is the source's position of the last batch, `resume_at` goes back to
     it, and `forget` releases rows that no recovery needs. `seek(0)` returns to the start.
     """
 
@@ -67,7 +67,7 @@ class LiveSource(Source, Protocol):
         """The position after the last batch read, as JSON values; stored in checkpoints."""
         ...
 
-    def go_on(self, row: int, position: dict[str, Any]) -> None:
+    def resume_at(self, row: int, position: dict[str, Any]) -> None:
         """Continue after this position, up to which `row` rows had been read. RunFailed when the rows after it are gone."""
         ...
 
@@ -85,4 +85,4 @@ class LiveSource(Source, Protocol):
 
 
 def is_live(source: Source) -> TypeGuard[LiveSource]:
-    return hasattr(source, "go_on")
+    return hasattr(source, "resume_at")

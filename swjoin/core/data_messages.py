@@ -68,7 +68,7 @@ class Delivery:
     served: int = 1
     moves_out: I64 = field(default_factory=no_moves)
     moves_in: I64 = field(default_factory=no_moves)
-    rests: bool = False
+    inactive: bool = False
     generation: int = 0
     checkpoint: bool = False
     null_keys: tuple[TupleBatch, TupleBatch] = (_NOTHING, _NOTHING)
@@ -150,7 +150,7 @@ class MoveEnd:
     installed: bool
     tuples: int
     state_bytes: int
-    begun_us: int
+    started_us: int
     ended_us: int
 
 

@@ -27,7 +27,7 @@ class Bounds:
 
     lower_us: int
     upper_us: int
-    counted: bool = False
+    count_windows: bool = False
 
     @staticmethod
     def of(lower_us: int, upper_us: int, exclusive: tuple[str, ...] = ()) -> Bounds:
@@ -45,7 +45,7 @@ class Bounds:
 
         Offsets are time differences; for count windows, of the partner's sequence number from the preceding count.
         """
-        if self.counted:
+        if self.count_windows:
             return self.lower_us, 0, -self.upper_us, 0
         return self.lower_us, self.upper_us, -self.upper_us, -self.lower_us
 

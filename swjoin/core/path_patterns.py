@@ -1,6 +1,6 @@
 """Shapes of JSON files, checked before their values are used.
 
-What: `wrong_place(shape, value)`; checks of single values: `is_number`, `is_count`, `is_amount`.
+What: `first_mismatch(shape, value)`; checks of single values: `is_number`, `is_count`, `is_amount`.
 Why: files are truncated, edited and written by other versions; their readers stay simple when types are checked first.
 Stays out: the files (`checkpoint.manifest`, `connectors.files.run_folder`).
 
@@ -31,7 +31,7 @@ def is_amount(value: Any) -> bool:
     return is_number(value) or (isinstance(value, float) and math.isfinite(value))
 
 
-def wrong_place(shape: Shape, value: Any, path: str = "") -> str | None:
+def first_mismatch(shape: Shape, value: Any, path: str = "") -> str | None:
     """Path (`.key[index]`) of the first value that does not fit the shape; None when all fit. path: of `value`."""
     if isinstance(shape, type):
         return None if isinstance(value, shape) else path
@@ -41,11 +41,11 @@ def wrong_place(shape: Shape, value: Any, path: str = "") -> str | None:
         for key, part in shape.items():
             name = key.removesuffix("?")
             if key == "*":
-                wrong = next((w for n, v in value.items() if (w := wrong_place(part, v, f"{path}.{n}"))), None)
+                wrong = next((w for n, v in value.items() if (w := first_mismatch(part, v, f"{path}.{n}"))), None)
             elif name != key and value.get(name) is None:
                 continue
             else:
-                wrong = wrong_place(part, value[name], f"{path}.{name}") if name in value else f"{path}.{name}"
+                wrong = first_mismatch(part, value[name], f"{path}.{name}") if name in value else f"{path}.{name}"
             if wrong:
                 return wrong
         return None
@@ -54,6 +54,6 @@ def wrong_place(shape: Shape, value: Any, path: str = "") -> str | None:
             return path
         parts = shape if isinstance(shape, tuple) else [shape[0]] * len(value)
         return next(
-            (w for i, (p, v) in enumerate(zip(parts, value, strict=True)) if (w := wrong_place(p, v, f"{path}[{i}]"))), None
+            (w for i, (p, v) in enumerate(zip(parts, value, strict=True)) if (w := first_mismatch(p, v, f"{path}[{i}]"))), None
         )
     return None if shape(value) else path

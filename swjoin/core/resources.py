@@ -1,6 +1,6 @@
 """Resources of the package: configurations, experiments, figures; beside it in a checkout, inside it in a wheel.
 
-What: `shipped_folder(name)`, `given_or_shipped(name)` (a file as the user names it), `relative_to`, `load_figures(module)`.
+What: `shipped_folder(name)`, `find_resource(name)` (a file as the user names it), `relative_to`, `load_figures(module)`.
 Why: commands of the documents work in any directory, with a checkout and with an installation.
 Stays out: reading the files (`config.loader`, `sweeps.experiment`), drawing (`plots/`).
 """
@@ -25,7 +25,7 @@ def shipped_folder(name: str) -> Path:
     return inside if inside.is_dir() else _PACKAGE.parent / name
 
 
-def given_or_shipped(name: str | Path) -> Path:
+def find_resource(name: str | Path) -> Path:
     """The file `name`; if it does not exist, the shipped file of that name, such as mpi_configs/local.yaml."""
     path = Path(name)
     if len(path.parts) == 2 and path.parts[0] in _NAMED and not os.path.exists(path):

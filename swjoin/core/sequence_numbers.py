@@ -27,9 +27,9 @@ def stamped_layout(layout: RowLayout | None) -> RowLayout:
     return RowLayout(STAMP_BYTES) if layout is None else RowLayout(layout.fixed_bytes + STAMP_BYTES, layout.has_var)
 
 
-def wire_layouts(layouts: Layouts, *, counted: bool) -> Layouts:
+def wire_layouts(layouts: Layouts, *, count_windows: bool) -> Layouts:
     """Layouts of rows as they travel. counted: whether the join has count windows."""
-    return (stamped_layout(layouts[0]), stamped_layout(layouts[1])) if counted else layouts
+    return (stamped_layout(layouts[0]), stamped_layout(layouts[1])) if count_windows else layouts
 
 
 def _stamped(batch: TupleBatch, first: I64, second: I64, payload_bytes: int) -> PayloadRows:

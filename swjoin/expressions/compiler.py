@@ -65,9 +65,9 @@ def resolve(
 
 
 class _Compiler:
-    def __init__(self, codecs: tuple[StreamCodec, StreamCodec], *, counted: bool) -> None:
+    def __init__(self, codecs: tuple[StreamCodec, StreamCodec], *, count_windows: bool) -> None:
         self._codecs = codecs
-        self._count_windows = counted
+        self._count_windows = count_windows
         self._names = tuple([name for name, _, _ in codec.columns] for codec in codecs)
         self.code: list[int] = []
         self.floats: list[float] = []
@@ -263,11 +263,11 @@ def type_of(name: str, kind: pa.DataType) -> str:
     raise UserError(f"where: column {name} is {kind}, which cannot be used there")
 
 
-def compile_where(node: Node, left: StreamCodec, right: StreamCodec, *, counted: bool = False) -> p.Program:
+def compile_where(node: Node, left: StreamCodec, right: StreamCodec, *, count_windows: bool = False) -> p.Program:
     """UserError for a missing column or incompatible types. counted: rows have sequence numbers (`core.sequence_numbers`)."""
-    return _Compiler((left, right), counted=counted).whole(node)
+    return _Compiler((left, right), count_windows=count_windows).whole(node)
 
 
-def compile_text(where: str | None, left: StreamCodec, right: StreamCodec, *, counted: bool) -> p.Program | None:
+def compile_text(where: str | None, left: StreamCodec, right: StreamCodec, *, count_windows: bool) -> p.Program | None:
     """The program of a predicate for rows of these codecs; None without a predicate. UserError for incompatible types."""
-    return None if where is None else compile_where(parse_where(where), left, right, counted=counted)
+    return None if where is None else compile_where(parse_where(where), left, right, count_windows=count_windows)

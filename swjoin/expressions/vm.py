@@ -1,7 +1,7 @@
 """Virtual machine of residual predicates: a stack machine over payload rows, as a kernel.
 
-What: `Program`, instructions over both sides' columns; `Rows`, the storage of payload; `judge`, which drops candidates that do
-not satisfy the predicate; `program_out`, `program_in`, programs as JSON values.
+What: `Program`, instructions over both sides' columns; `Rows`, the storage of payload; `evaluate`, which drops the candidates
+that do not satisfy the predicate; `program_out`, `program_in`, programs as JSON values.
 Why: the predicate decides whether tuples match, so it is evaluated where matches are found, before they are counted or marked;
 and slaves have no Arrow.
 Stays out: text, names and types (`expressions.parser`, `expressions.compiler`).
@@ -103,7 +103,7 @@ def _compare_bytes(one: U8, at: int, length: int, two: U8, to: int, size: int) -
 
 
 @njit(cache=True, nogil=True)
-def judge(
+def evaluate(
     program: Program,
     left: Rows,
     right: Rows,

@@ -233,7 +233,7 @@ class Model:
         found += [(cost**-0.5, name) for name, cost in square.items() if cost > 0]
         return min(found, default=(float("inf"), ""))
 
-    def play(self, slaves: int, rate_per_s: float) -> Outcome:
+    def run_at(self, slaves: int, rate_per_s: float) -> Outcome:
         """Model a run at this rate per stream. Never RunFailed: a run that fails is not sustained."""
         workload = dataclasses.replace(self.config.workload, rate_per_s=rate_per_s)
         config = dataclasses.replace(self.config, workload=workload).fitted_to(slaves)
@@ -291,7 +291,7 @@ def sustainable_rate(model: Model, slaves: int, known: Outcome) -> SustainableRa
     For many slaves: the rate at which the busiest resource is fully used, extrapolated from one further run.
     """
     if slaves > _SEARCHED_SLAVES:
-        once = model.play(slaves, max(1.0, 0.8 * known.rate_per_s / max(1e-4, known.utilisation)))
+        once = model.run_at(slaves, max(1.0, 0.8 * known.rate_per_s / max(1e-4, known.utilisation)))
         rate = once.rate_per_s / max(1e-4, once.utilisation)
         return SustainableRate(rate, None, once.resource)
     low: Outcome | None = known if known.sustained else None
@@ -299,7 +299,7 @@ def sustainable_rate(model: Model, slaves: int, known: Outcome) -> SustainableRa
     for _ in range(_MOST_PROBES):
         if low is not None and high is not None and high.rate_per_s <= PRECISION * low.rate_per_s:
             break
-        probed = model.play(slaves, _next(low, high))
+        probed = model.run_at(slaves, _next(low, high))
         if probed.sustained:
             low = probed
         else:
@@ -338,7 +338,7 @@ def least_slaves(model: Model, rate_per_s: float, delay_s: float | None, most: i
     tried: dict[int, Outcome] = {}
 
     def suffices(count: int) -> bool:
-        outcome = tried[count] = model.play(count, rate_per_s)
+        outcome = tried[count] = model.run_at(count, rate_per_s)
         return outcome.sustained and not _too_late(outcome, delay_s)
 
     counts = [*range(1, min(most, 8) + 1)]

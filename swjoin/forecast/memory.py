@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from swjoin.checkpoint.delivery_log import HELD_BYTES
+from swjoin.checkpoint.delivery_log import UNWRITTEN_LIMIT_BYTES
 from swjoin.config.run import RunConfig
 from swjoin.connectors.files.sink import GROUP_ROWS
 from swjoin.connectors.source import BATCH_ROWS
@@ -319,7 +319,7 @@ def _log_bytes(config: RunConfig, profile: InputProfile, spans: _Spans, share: f
     length_us = max(spans.stored_us) + spans.epoch_us
     if config.pace == "realtime" and config.checkpoint.interval_us:
         length_us = min(length_us, float(config.checkpoint.interval_us))
-    return min(float(HELD_BYTES), _epoch_bytes(profile, length_us) * share)
+    return min(float(UNWRITTEN_LIMIT_BYTES), _epoch_bytes(profile, length_us) * share)
 
 
 def _collector(config: RunConfig, profile: InputProfile) -> float:

@@ -34,7 +34,7 @@ def keep_freed_memory() -> bool:
 
 
 class FreedMemory:
-    """Returns freed memory to the system from time to time. For one thread, which calls `mind` when it is idle."""
+    """Returns freed memory to the system from time to time. For one thread, which calls `trim_if_due` when it is idle."""
 
     def __init__(self) -> None:
         self._next_s = time.monotonic() + _TRIM_S
@@ -45,7 +45,7 @@ class FreedMemory:
         except (AttributeError, OSError):
             self._trim = None
 
-    def mind(self) -> None:
+    def trim_if_due(self) -> None:
         """Trim the heap when it is due."""
         now_s = time.monotonic()
         if self._trim is not None and now_s >= self._next_s:

@@ -140,7 +140,7 @@ class MasterWatcher:
     """Fills a board from the master's own thread.
 
     The master's host calls `begin` with every new master, also after a recovery; `read`, `reported`, `delivered`,
-    `measuring_started` and `on_log_event` as these happen; `look` when `due`; `end` after success, `close` always.
+    `measuring_started` and `on_log_event` as these happen; `sample` when `due`; `end` after success, `close` always.
     """
 
     def __init__(self, config: RunConfig, board: Board) -> None:
@@ -205,12 +205,12 @@ class MasterWatcher:
     def due(self) -> bool:
         return time.monotonic() >= self._due_s
 
-    def look(self, clock_us: int, sources: tuple[Source, Source]) -> None:
+    def sample(self, clock_us: int, sources: tuple[Source, Source]) -> None:
         """Put a sample of master and sources on the board. clock_us: of the run."""
         if self._master is None:
             return
         self._due_s = time.monotonic() + self._interval_s
-        self.board.take_master(self._view(self._master, clock_us), self._master.controller.map.owner)
+        self.board.set_master(self._view(self._master, clock_us), self._master.controller.map.owner)
         self.board.enter(self._phase)
         for name, source in zip(STREAM_NAMES, sources, strict=True):
             if is_live(source):
@@ -277,7 +277,7 @@ class MasterWatcher:
 
     def end(self, clock_us: int, sources: tuple[Source, Source]) -> None:
         """The run succeeded; the dashboard stays until `close`."""
-        self.look(clock_us, sources)
+        self.sample(clock_us, sources)
         self._ended = True
         stopped = self._master is not None and self._master.checkpoints.stopped
         self.board.enter("stopped" if stopped else "ended")
@@ -331,7 +331,7 @@ class CollectorWatcher:
         self._slaves.clear()
         self._histogram, self._changed, self._due_s = None, True, 0.0
 
-    def took(self, rows: list[tuple[int, Any]]) -> None:
+    def on_results(self, rows: list[tuple[int, Any]]) -> None:
         """The collector received results. rows: of metrics (`core.metric_columns`), each with its generation."""
         self._changed = True
         for _, row in rows:

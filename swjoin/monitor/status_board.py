@@ -122,8 +122,8 @@ class Board:
             self._forget_rates()
             self._collector = {}
 
-    def take_master(self, view: dict[str, Any], owner: I64) -> None:
-        """A sample of the master (`MasterWatcher.look`). owner: of each partition-group; must not be changed afterwards."""
+    def set_master(self, view: dict[str, Any], owner: I64) -> None:
+        """A sample of the master (`MasterWatcher.sample`). owner: of each partition-group; must not be changed afterwards."""
         now_s = self._wall_s()
         with self._lock:
             self._master, self._master_s = view, now_s
@@ -132,7 +132,7 @@ class Board:
             if not self._series or now_s - self._start_s - self._series[-1]["t_s"] >= HISTORY_STEP_S:
                 self._series.append(self._point(now_s))
 
-    def take_collector(self, view: dict[str, Any]) -> None:
+    def set_collector(self, view: dict[str, Any]) -> None:
         """A sample of the collector (`CollectorWatcher.view`)."""
         with self._lock:
             self._collector = view

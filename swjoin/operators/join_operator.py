@@ -1,6 +1,6 @@
 """The interface between a slave and its join.
 
-What: `JoinModule`, and `OutgoingGroup` and `IncomingGroup`, the two ends of a state movement, as protocols.
+What: `JoinOperator`, and `OutgoingGroup` and `IncomingGroup`, the two ends of a state movement, as protocols.
 Why: a slave runs any join behind it: `WindowJoin` over tuples, `ModelJoin` over counts for forecasts, another operator.
 Stays out: any implementation.
 """
@@ -54,7 +54,7 @@ class IncomingGroup(Protocol):
     def settle(self, epoch: EpochIndex) -> Work | None: ...
 
 
-class JoinModule(Protocol):
+class JoinOperator(Protocol):
     """All that a slave needs of a join; `WindowJoin` documents each method."""
 
     def check_rows(self, delivery: Delivery, where: str) -> None: ...

@@ -1,7 +1,7 @@
 """The state of a delivery while it is joined, and the outcome of its steps.
 
 What: `Work`, the cursor over a delivery and its counts; `Step`, the outcome of one bounded piece; `WindowMemory`; `offsets`.
-Why: slaves and every join behind `JoinModule` exchange these values.
+Why: slaves and every join behind `JoinOperator` exchange these values.
 Stays out: joining (`operators.window_join`).
 """
 

@@ -61,7 +61,7 @@ _NO_RESIDUAL = Residual(no_program(), no_rows(), no_rows())
 def _mode(bounds: Bounds, kind: JoinKind, *, ids_alone: bool) -> int:
     """What kernels do with a match."""
     marks = (MARK_LEFT if kind.marks[LEFT] else 0) | (MARK_RIGHT if kind.marks[RIGHT] else 0)
-    marks |= (COUNT_WINDOWS if bounds.counted else 0) | (IDS_ALONE if ids_alone else 0)
+    marks |= (COUNT_WINDOWS if bounds.count_windows else 0) | (IDS_ALONE if ids_alone else 0)
     return marks | (PAIRS if kind.pairs else 0) | (FIRST_MATCHES if kind.first else 0)
 
 
@@ -92,7 +92,7 @@ class WindowJoin:
         self.windows = JoinWindows(bounds, kind, WindowStore(sizes, stored, name))
         self._layouts = layouts
         self._where = where
-        self._results = ResultBuffer(result_tuples, self.payload, ids_alone=ids_alone, count_windows=bounds.counted)
+        self._results = ResultBuffer(result_tuples, self.payload, ids_alone=ids_alone, count_windows=bounds.count_windows)
         self._fresh = new_fresh(1024, 256)
         self._hits = new_hits()
         self._mode = _mode(bounds, kind, ids_alone=ids_alone)
@@ -155,7 +155,7 @@ class WindowJoin:
         left, right = delivery.left, delivery.right
         inputs = Inputs(
             (left.key, right.key),
-            (preceding_counts(left), preceding_counts(right)) if self.bounds.counted else (left.ts, right.ts),
+            (preceding_counts(left), preceding_counts(right)) if self.bounds.count_windows else (left.ts, right.ts),
             (left.id, right.id),
             (left.arrival_us, right.arrival_us),
             refs,
@@ -163,7 +163,7 @@ class WindowJoin:
             (offsets(delivery.left_counts), offsets(delivery.right_counts)),
             (bool(routes[LEFT] & Route.STORE), bool(routes[RIGHT] & Route.STORE)),
             (bool(routes[LEFT] & Route.PROBE), bool(routes[RIGHT] & Route.PROBE)),
-            (left.ts, right.ts) if self.bounds.counted else (_NO_SEQUENCE, _NO_SEQUENCE),
+            (left.ts, right.ts) if self.bounds.count_windows else (_NO_SEQUENCE, _NO_SEQUENCE),
         )
         self._grow_fresh(delivery)
         count = len(delivery.groups)
@@ -211,7 +211,7 @@ class WindowJoin:
                 rows = results.take(stream)
             elif results.capacity:
                 rows = Pairs.alone(stream, nulls, null_keys=True)
-                rows = with_times(rows) if self.bounds.counted else rows
+                rows = with_times(rows) if self.bounds.count_windows else rows
         if not unmatched.done or results.has_rows:
             return Step(rows, False, tuples)
         self._sweeping = False

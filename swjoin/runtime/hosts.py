@@ -154,7 +154,7 @@ class MasterHost(Host):
         """The collector in the same process."""
         role_host = CollectorHost(self.job, self.output_plan(), clock, None if self.ingest is None else self.ingest.endpoint)
         if self.watcher is not None:
-            role_host.send_view = self.watcher.board.take_collector
+            role_host.send_view = self.watcher.board.set_collector
         return role_host
 
     def open_flight(self) -> None:
@@ -269,7 +269,7 @@ class MasterHost(Host):
     def observe(self) -> None:
         """In every round of the master's loop: update the status board when that is due."""
         if self.watcher is not None and self.watcher.due():
-            self.watcher.look(self.clock.now_us(), self.sources)
+            self.watcher.sample(self.clock.now_us(), self.sources)
             self.on_observed()
 
     def resume_sources(self) -> bool:
@@ -447,7 +447,7 @@ class CollectorHost(Host):
         if isinstance(event, Received) and isinstance(event.message, ResultChunk):
             rows = self.role.take_metrics()  # before effects: a part of a checkpoint holds them
             if self._watcher is not None:
-                self._watcher.took(rows)
+                self._watcher.on_results(rows)
             if self._metrics is not None:
                 self._metrics.add(rows)
             if self.offered is not None:

@@ -61,7 +61,7 @@ def run_local(
     try:
         return _run_local(job, progress, slave_count, complete_report)
     except NotWritten as error:
-        raise error.mended_by(job.go_on()) from None
+        raise error.mended_by(job.next_step()) from None
 
 
 def _run_local(job: Job, progress: bool, slave_count: int | None, complete_report: CompleteReport | None) -> dict[str, Any]:
@@ -168,7 +168,7 @@ class LocalTransport:
             item = self._inbox.get(timeout=max(0.0, longest_s))
         except queue.Empty:
             if self._role == MASTER:
-                self._freed.mind()
+                self._freed.trim_if_due()
             return None
         finally:
             self.meter.idle_us += (time.monotonic_ns() - before_ns) // 1000

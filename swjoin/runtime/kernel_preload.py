@@ -101,7 +101,7 @@ def load_slave_kernels(config: RunConfig, layouts: tuple[RowLayout | None, RowLa
     module = dataclasses.replace(config.module, window_bytes=(1 << 20) + pages)
     slave = Slave(SlaveId(0), dataclasses.replace(_alone(config), module=module), layouts)
     batches = []
-    for layout in wire_layouts(layouts, counted=config.query.bounds.counted):
+    for layout in wire_layouts(layouts, count_windows=config.query.bounds.count_windows):
         two = np.zeros(2, np.int64)
         batches.append(TupleBatch(two, two, two.astype(np.uint64), two, _two_rows(layout)))
     one, counts = np.zeros(1, np.int64), np.full(1, 2, np.int64)

@@ -32,7 +32,7 @@ class SlaveHost(Host):
         self.role, self.clock, self.transport = slave, clock, transport
         self.checkpointer: SlaveCheckpointer | None = None
         self._throttle = Throttle(config.nodes, slave.id)
-        self._throttle.paused = slave.in_history
+        self._throttle.paused = slave.in_prefill
         self._rush = config.measure.rush
         self.performers[SavePart] = self._save
 

@@ -23,7 +23,7 @@ from swjoin.core.record_layout import (
     ROW,
     TS,
 )
-from swjoin.expressions.vm import Residual, judge
+from swjoin.expressions.vm import Residual, evaluate
 from swjoin.state.arrays import (
     CANDIDATES,
     COUNT_WINDOWS,
@@ -186,7 +186,7 @@ def verify(
         found, summed = count_matches(s, low, high, probe_rows, rows, probe_at, row_at, verdict, start, stop)
     filtered = residual.program.code.shape[0] > 0
     if filtered:
-        judge(residual.program, residual.left, residual.right, s, probe_rows, rows, probe_at, row_at, verdict, start, stop)
+        evaluate(residual.program, residual.left, residual.right, s, probe_rows, rows, probe_at, row_at, verdict, start, stop)
     ids_fit = mode & IDS_ALONE != 0 and stop - start <= capacity - out.used[0]
     if (capacity == 0 or ids_fit) and pairs and not filtered:
         if capacity > 0:

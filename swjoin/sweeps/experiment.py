@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from swjoin.config.loader import apply_overrides, as_bool, bare, load_plain
 from swjoin.config.run import QueryConfig, RunConfig, StreamConfig
 from swjoin.core.errors import UserError
-from swjoin.core.resources import given_or_shipped
+from swjoin.core.resources import find_resource
 from swjoin.core.units import parse_duration_us, parse_size_bytes
 from swjoin.sweeps.metrics import METRICS, SUSTAINABLE, is_metric
 from swjoin.sweeps.presets import PRESETS
@@ -344,7 +344,7 @@ def _design(parser: _Parser, plain: dict[str, Any], preset: str | None) -> Desig
     name = Path(parser.text("base", plain["base"]))
     beside = parser.path.resolve().parent.parent / name
     # unlike Path.exists, os.path.exists accepts names that are too long
-    base = beside if os.path.exists(beside) else given_or_shipped(name)
+    base = beside if os.path.exists(beside) else find_resource(name)
     products = parser.axes(plain.get("axes") or {})
     axes = [axis.name for axis in products[0]]
     try:

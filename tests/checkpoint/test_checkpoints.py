@@ -90,7 +90,7 @@ def test_segments_dropped_too_early_are_caught(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("held_bytes", [300, *(pytest.param(n, marks=pytest.mark.long) for n in (0, 3_000))])
 def test_crashes_with_a_log_that_holds_back_less(held_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the simulator everything fits; here deliveries are written before a checkpoint asks for them."""
-    monkeypatch.setattr(delivery_log, "HELD_BYTES", held_bytes)
+    monkeypatch.setattr(delivery_log, "UNWRITTEN_LIMIT_BYTES", held_bytes)
     assert _caught(1, 25) == 0
 
 
@@ -156,7 +156,7 @@ def test_what_is_held_back_is_limited_over_all_generations(monkeypatch: pytest.M
     batch, counts = TupleBatch(ts, ts, ts.astype(np.uint64), ts), np.full(1, 1000, np.int64)
     one = Delivery(QueryId(0), SlaveId(0), EpochIndex(0), 0, 0, np.zeros(1, np.int64), counts, 0 * counts, batch, batch)
     one = dataclasses.replace(one, right=TupleBatch.empty())
-    monkeypatch.setattr(delivery_log, "HELD_BYTES", 5 * one.nbytes)
+    monkeypatch.setattr(delivery_log, "UNWRITTEN_LIMIT_BYTES", 5 * one.nbytes)
     log = SegmentLog(tmp_path, 0, 0, 1, lambda part: None)
     for generation in (0, 0, 0, 0, 1, 1, 1):
         log.append(dataclasses.replace(one, generation=generation))

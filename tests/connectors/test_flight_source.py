@@ -157,7 +157,7 @@ class _Machine(RuleBasedStateMachine):
     def _go_on(self) -> None:
         self.read, position = self.checkpoints[-1] if self.checkpoints else (0, {})
         if self.checkpoints:
-            self.source.go_on(self.read, position)
+            self.source.resume_at(self.read, position)
         else:
             self.source.seek(0)
 

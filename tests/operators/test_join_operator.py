@@ -18,7 +18,7 @@ from swjoin.core.join_semantics import Bounds, pair_digest
 from swjoin.forecast.key_distribution import key_distribution
 from swjoin.forecast.model.batch import ModelBatch
 from swjoin.forecast.model.join import ModelJoin
-from swjoin.operators.join_operator import IncomingGroup, JoinModule, MoveId, OutgoingGroup
+from swjoin.operators.join_operator import IncomingGroup, JoinOperator, MoveId, OutgoingGroup
 from swjoin.operators.join_step import Step, WindowMemory, Work
 from swjoin.operators.window_store import WindowSizes
 from swjoin.state.arrays import STAT_PAIRS, Inputs
@@ -144,7 +144,7 @@ def _run(slave: Slave, epochs: range) -> tuple[int, int]:
     return count, digest % 2**64
 
 
-JOINS: dict[str, Callable[[], JoinModule | None]] = {
+JOINS: dict[str, Callable[[], JoinOperator | None]] = {
     "window join": lambda: None,
     "nested loops": lambda: NestedLoops(CONFIG.query.bounds),
 }

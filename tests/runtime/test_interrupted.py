@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import opcode
 import random
 import signal
 import sys
@@ -211,6 +212,8 @@ class Interrupter:
         if not (name.startswith(PACKAGE) or name.endswith("contextlib.py")):
             return None
         frame.f_trace_opcodes = self.opcodes
+        if event == "opcode" and frame.f_code.co_code[frame.f_lasti] == opcode.opmap["RETURN_VALUE"]:
+            return self._trace  # the interpreter does not look for signals there, and no function could undo its work
         if event == ("opcode" if self.opcodes else "line"):
             self.steps += 1
             if self.steps == self.at:

@@ -158,7 +158,7 @@ def test_an_mpirun_that_fails_to_start_is_started_once_more(tmp_path: Path, monk
         monkeypatch.setenv("SAYS", says)
         out = tmp_path / f"{failures}{code}"
         job = Job(load_config(config), out / "results", True, out, None, "test")
-        ended, failure = launch.launch_told(job, 4, quiet=True)
+        ended, failure = launch.launch_with_reason(job, 4, quiet=True)
         assert ended == code
         assert says in failure if code else failure == ""
     assert json.loads((tmp_path / "10" / "run.json").read_text())["results"]["digest"] == CASES[1].answer()[1]

@@ -46,7 +46,7 @@ def brute_force(left: TupleBatch, right: TupleBatch, bounds: Bounds) -> tuple[I6
     order = sequence_numbers(left.ts, right.ts)
     for i in range(len(left)):
         gap = right.ts - left.ts[i]
-        near = in_last(order, bounds, i) if bounds.counted else (gap >= bounds.lower_us) & (gap <= bounds.upper_us)
+        near = in_last(order, bounds, i) if bounds.count_windows else (gap >= bounds.lower_us) & (gap <= bounds.upper_us)
         hit = np.flatnonzero((right.key == left.key[i]) & near)
         lefts.append(np.full(len(hit), i, np.int64))
         rights.append(hit.astype(np.int64))

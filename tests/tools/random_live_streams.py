@@ -55,7 +55,7 @@ class LiveBatchSource(BatchSource):
     def position(self) -> dict[str, Any]:
         return {"batch": self._next}
 
-    def go_on(self, row: int, position: dict[str, Any]) -> None:
+    def resume_at(self, row: int, position: dict[str, Any]) -> None:
         self._next = position["batch"]
         assert self._rows[self._next] == row, f"the position is at row {self._rows[self._next]}, {row} have been read"
         assert row >= self._forgotten, f"row {row} is to be read again, and all before {self._forgotten} are forgotten"

@@ -89,7 +89,7 @@ class Controller:
             group=end.group,
             tuples=end.tuples,
             state_bytes=end.state_bytes,
-            duration_us=end.ended_us - end.begun_us,
+            duration_us=end.ended_us - end.started_us,
             amount=float(move.number),
         )
         if move.state is not MoveState.DONE:

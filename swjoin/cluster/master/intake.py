@@ -395,8 +395,8 @@ class StreamIntake:
 
 
 def take_null_keys(
-    streams: tuple[StreamIntake, StreamIntake], rebase_us: int = 0, *, counted: bool = False
+    streams: tuple[StreamIntake, StreamIntake], rebase_us: int = 0, *, count_windows: bool = False
 ) -> tuple[TupleBatch, TupleBatch]:
-    """Of both streams, see `StreamIntake.take_null_keys`. counted: in the layout of tuples with places."""
+    """Of both streams, see `StreamIntake.take_null_keys`. count_windows: in the layout of tuples with sequence numbers."""
     left, right = (stream.take_null_keys(rebase_us) for stream in streams)
-    return (without_sequence(left), without_sequence(right)) if counted else (left, right)
+    return (without_sequence(left), without_sequence(right)) if count_windows else (left, right)

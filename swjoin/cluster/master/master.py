@@ -370,8 +370,8 @@ class Master:
                     (left_us, right_us),
                     (moves_out, moves_in),
                     last=self.phases.phase is Phase.LAST_EPOCH,
-                    rests=slave in self._plan.inactive,
-                    null_keys=take_null_keys(self.streams, rebase_us or 0, counted=self.order is not None),
+                    inactive=slave in self._plan.inactive,
+                    null_keys=take_null_keys(self.streams, rebase_us or 0, count_windows=self.order is not None),
                 )
             )
         for move, count in [x for x in self._released if x[0].consumer in slaves and x[0].consumer not in behind]:

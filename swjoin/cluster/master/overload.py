@@ -48,7 +48,7 @@ class Overload:
         self._streams, self._buffers, self._slots = streams, buffers, slots
         self._controller, self._store = controller, store
         self._limit_bytes = config.cluster.mini_buffer_bytes
-        self._counted = config.query.bounds.counted
+        self._counted = config.query.bounds.count_windows
         self._random = np.random.default_rng([config.seed, 0x5ED])
         self.estimates = MatchEstimates(config.query.bounds) if self.config.policy == "shed" else None
         self.by_group: I64 = np.zeros((2, config.cluster.partition_count), np.int64)

@@ -39,7 +39,7 @@ class ReadScheduler:
         self._lead_us = max(_LEAST_LEAD_US, config.query.bounds.retention_us)  # with count windows the least
         self._epoch_us = config.cluster.distribution_epoch_us
         self._limit_bytes = config.cluster.mini_buffer_bytes
-        self._counted = config.query.bounds.counted
+        self._counted = config.query.bounds.count_windows
         self._by_arrival = config.time.model == "arrival"
 
     @property

@@ -34,7 +34,7 @@ class Slots:
         self.size = EpochSize(config.cluster.epoch_tuples, sum(last) if last else config.query.bounds.retention_us)
         self._streams, self._buffers, self._controller, self._checkpoints = streams, buffers, controller, checkpoints
         self._limit_bytes = config.cluster.mini_buffer_bytes
-        self._counted = config.query.bounds.counted
+        self._counted = config.query.bounds.count_windows
         self._out_of_order_us = config.time.max_out_of_order_us
         self._by_count = config.cluster.distribution_epoch_us == 0
         self._step_us = config.cluster.distribution_epoch_us // config.cluster.sub_group_count

@@ -56,7 +56,7 @@ from swjoin.core.ids import (
 from swjoin.core.metric_columns import COLUMNS
 from swjoin.core.sequence_numbers import preceding_counts, wire_layouts
 from swjoin.expressions.vm import Program
-from swjoin.operators.join_operator import JoinModule
+from swjoin.operators.join_operator import JoinOperator
 from swjoin.operators.join_step import Step, Work
 from swjoin.operators.window_join import WindowJoin
 from swjoin.policy.epochs import next_exchange_us, slot_offset_us
@@ -77,25 +77,25 @@ class Slave:
         slave: SlaveId,
         config: RunConfig,
         layouts: tuple[RowLayout | None, RowLayout | None],
-        join: JoinModule | None = None,
+        join: JoinOperator | None = None,
         where: Program | None = None,
     ) -> None:
         """join: another join module than the one that the configuration describes. where: its predicate, for rows of these
         layouts."""
         reorganization = config.reorganization
-        layouts = wire_layouts(layouts, counted=config.query.bounds.counted)
+        layouts = wire_layouts(layouts, count_windows=config.query.bounds.count_windows)
         self.id = slave
         self.finished = self.stopped = False  # stopped: the run is to be resumed from a checkpoint
         self._config = config
-        self.join: JoinModule = join or WindowJoin.for_run(config, layouts, name=f"slave {slave}", where=where)
+        self.join: JoinOperator = join or WindowJoin.for_run(config, layouts, name=f"slave {slave}", where=where)
         self.joined = [0, 0]
         self.produced = self.matches = 0
         self._kind = config.query.kind
         self.epoch = EpochIndex(-1)
         self._generation = 0  # what is joined next belongs to it
         self.peak_buffer_bytes = 0
-        self.in_history = config.measure.prefill_us > 0
-        self._realtime = config.pace == "realtime" and not self.in_history
+        self.in_prefill = config.measure.prefill_us > 0
+        self._realtime = config.pace == "realtime" and not self.in_prefill
         self.history_produced = 0
         slowest = min([config.nodes.speed_of(slave, 0), *(config.nodes.speed_of(slave, c.at_us) for c in config.nodes.changes)])
         self.step_tuples = max(LEAST_STEP_TUPLES, int(STEP_TUPLES * slowest))
@@ -137,7 +137,7 @@ class Slave:
         """Before `start`: everything has been restored. times_us: see `WindowJoin.restored`."""
         self.join.restored(times_us)
 
-    def take_part(self, active: Sequence[int]) -> None:
+    def set_active(self, active: Sequence[int]) -> None:
         """Before `start`, after a crash: whether it is active is not what the configuration says at the start of a run."""
         self._resting = self.id not in active
 
@@ -191,7 +191,7 @@ class Slave:
             case WorkDue():
                 return self._work_some(now_us)
             case Received(message=MeasuringStarted(clock_us)):
-                self.in_history, self._realtime = False, True
+                self.in_prefill, self._realtime = False, True
                 self._awaiting = self._resting  # the master has forgotten the reports of the others
                 self.peak_buffer_bytes = self._busy_us = 0
                 self._reported_us = None
@@ -235,7 +235,7 @@ class Slave:
         self._reported_us = None
         self._last_delivered = delivery.last
         self._awaiting = False
-        self._resting = delivery.rests
+        self._resting = delivery.inactive
         return self.mover.order(delivery, now_us)
 
     def _check_fits(self, delivery: Delivery) -> None:
@@ -250,7 +250,7 @@ class Slave:
     def _check_promise(self, delivery: Delivery) -> None:
         """Windows have expired by what the deliveries before promised: an older tuple now would lose pairs silently."""
         for stream, batch in ((LEFT, delivery.left), (RIGHT, delivery.right)):
-            times = preceding_counts(batch) if self._config.query.bounds.counted else batch.ts
+            times = preceding_counts(batch) if self._config.query.bounds.count_windows else batch.ts
             oldest_us = int(times.min()) if len(batch) else END_OF_TIME_US
             if oldest_us < self._promised_us[stream]:
                 where = f"slave {self.id}, epoch {delivery.epoch}: a {STREAM_NAMES[stream]} tuple"
@@ -272,7 +272,7 @@ class Slave:
         elif self._realtime:
             ready = self._exchange_due and len(self._buffer) < MOST_DELIVERIES
         else:
-            overlapped = self._config.cluster.communication == "overlapped" and not self.in_history
+            overlapped = self._config.cluster.communication == "overlapped" and not self.in_prefill
             ready = not self._awaiting and (not self._buffer if overlapped else not self._joins)
         if not ready:
             return []
@@ -328,7 +328,7 @@ class Slave:
         work = self._work
         if self._joined is not None:
             return self._finish_epoch(work, self._joined, now_us)
-        step = self.join.step(work, now_us, STEP_TUPLES if self.in_history else self.step_tuples)
+        step = self.join.step(work, now_us, STEP_TUPLES if self.in_prefill else self.step_tuples)
         tuples = len(work.delivery.left) + len(work.delivery.right)
         used = work.delivery.nbytes * step.tuples / tuples if tuples else 0.0
         self._work_bytes -= used
@@ -339,7 +339,7 @@ class Slave:
         effects: list[Effect] = []
         if step.pairs is not None and len(step.pairs):
             labels = (self._query, self.id, self.epoch, False, False)
-            chunk = ResultChunk(*labels, step.pairs, history=self.in_history, generation=self._generation)
+            chunk = ResultChunk(*labels, step.pairs, history=self.in_prefill, generation=self._generation)
             effects.append(Send(COLLECTOR, chunk))
         if step.done:
             self._buffered_bytes = max(0.0, self._buffered_bytes - self._work_bytes)
@@ -355,7 +355,7 @@ class Slave:
         self.joined[RIGHT] += len(delivery.right)
         self.produced += work.pair_count
         self.matches += work.match_count(self._kind)
-        self.history_produced += work.pair_count if self.in_history else 0
+        self.history_produced += work.pair_count if self.in_prefill else 0
         if self._tells_loads:
             tuples = delivery.left_counts + delivery.right_counts
             cost = _TUPLE_NS * tuples + _COMPARISON_NS * work.comparisons_by_group + _PAIR_NS * work.results.counts
@@ -414,7 +414,7 @@ class Slave:
         self._times = TimesMeasured()
         metrics = np.array([values[name] for name in COLUMNS], np.float64)
         labels = (self._query, self.id, delivery.epoch, True, delivery.last)
-        sums = (results, metrics, histogram, delivery.served, self.in_history)
+        sums = (results, metrics, histogram, delivery.served, self.in_prefill)
         return ResultChunk(*labels, step.pairs, *sums, self._generation, delivery.checkpoint)
 
     def buffered_tuples(self, stream: int) -> int:

@@ -18,7 +18,7 @@ from swjoin.core.batch import RowLayout, TupleBatch
 from swjoin.core.data_messages import Delivery, MoveEnd, StateChunk
 from swjoin.core.errors import RunFailed
 from swjoin.core.ids import EpochIndex, GroupId, QueryId, SlaveId
-from swjoin.operators.join_operator import IncomingGroup, JoinModule, MoveId, OutgoingGroup
+from swjoin.operators.join_operator import IncomingGroup, JoinOperator, MoveId, OutgoingGroup
 from swjoin.operators.join_step import Work
 from swjoin.operators.state_movement import take_group
 
@@ -28,7 +28,7 @@ _CREDITS = 2  # chunks on their way or waiting at the consumer: one is rebuilt w
 @dataclass
 class _Leaving:
     move_id: MoveId
-    begun_us: int
+    started_us: int
     departure: OutgoingGroup | None = None  # None: waits for the end of the delivery that is being joined
 
 
@@ -36,7 +36,7 @@ class _Leaving:
 class _Coming:
     group: GroupId
     supplier: SlaveId
-    begun_us: int
+    started_us: int
     arrival: IncomingGroup | None = None  # None: no chunk yet
     chunks: deque[StateChunk] = field(default_factory=deque)
 
@@ -48,7 +48,7 @@ class StateMover:
         self,
         slave: SlaveId,
         query: QueryId,
-        join: JoinModule,
+        join: JoinOperator,
         layouts: tuple[RowLayout | None, RowLayout | None],
         chunk_bytes: int,
     ) -> None:
@@ -152,7 +152,7 @@ class StateMover:
         effects: list[Effect] = [Send(slave_role(leaving.move_id.consumer), departure.next_chunk())]
         if departure.done:
             del self._leaving[move], self._credits[move]
-            end = MoveEnd(move, group, self._slave, False, departure.tuples, departure.nbytes, leaving.begun_us, now_us)
+            end = MoveEnd(move, group, self._slave, False, departure.tuples, departure.nbytes, leaving.started_us, now_us)
             effects.append(Send(MASTER, end))
         return effects
 
@@ -164,7 +164,7 @@ class StateMover:
         arrival.add(chunk)
         if not arrival.complete:
             return [Send(slave_role(coming.supplier), StateRequest(chunk.move))]
-        end = MoveEnd(chunk.move, chunk.group, self._slave, True, arrival.tuples, arrival.nbytes, coming.begun_us, now_us)
+        end = MoveEnd(chunk.move, chunk.group, self._slave, True, arrival.tuples, arrival.nbytes, coming.started_us, now_us)
         return [Send(MASTER, end)]
 
     # ------------------------------------------------------------ measures and invariants

@@ -255,7 +255,7 @@ class WatchSource(EncodedSource):
         assert row == 0, "the order of files is not known in advance"
         self._restart(0, set(), None)
 
-    def go_on(self, row: int, position: dict[str, Any]) -> None:
+    def resume_at(self, row: int, position: dict[str, Any]) -> None:
         text = os.fsdecode(zlib.decompress(b64decode(position["taken"])))
         current = None
         if position["current"] is not None:

@@ -19,7 +19,7 @@ from swjoin.config.run import RunConfig
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.data_messages import RunEvent
 from swjoin.core.errors import UserError, one_line
-from swjoin.core.path_patterns import Shape, is_amount, is_count, is_number, wrong_place
+from swjoin.core.path_patterns import Shape, first_mismatch, is_amount, is_count, is_number
 from swjoin.core.units import MAX_SPAN_US, is_utf8
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def read_report(run_dir: Path) -> dict[str, Any]:
         raise UserError(f"{path}: cannot be read ({error.strerror}); is {run_dir} the directory of a run?") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: is not valid JSON ({one_line(error)})") from None
-    wrong = wrong_place(_REPORT, found)
+    wrong = first_mismatch(_REPORT, found)
     if wrong is not None:
         raise UserError(f"{path}: is not the report of a run{f' ({wrong[1:]} is not what it must be)' if wrong else ''}")
     if not _is_text(found):
@@ -120,7 +120,7 @@ def read_verified(run_dir: Path) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError, RecursionError):
         found = None
-    if wrong_place(_VERIFIED, found) is not None or not _is_text(found):
+    if first_mismatch(_VERIFIED, found) is not None or not _is_text(found):
         raise UserError(f"{path}: is damaged; run swjoin verify again")
     verified: dict[str, Any] = found
     return verified

@@ -101,7 +101,7 @@ class FlightIngest:
         ]
         self.late.write(pa.record_batch(columns, schema=self.late.schema))
 
-    def pass_on(self, location: str) -> None:
+    def relay_from(self, location: str) -> None:
         """Relay results and metrics from the collector's endpoint."""
         client = flight.FlightClient(location, **client_tls(self._config))
         options = flight.FlightCallOptions(headers=_headers(self._config))

@@ -215,7 +215,7 @@ class FlightSource(MergedSource):
     def position(self) -> dict[str, Any]:
         return self._position
 
-    def go_on(self, row: int, position: dict[str, Any]) -> None:
+    def resume_at(self, row: int, position: dict[str, Any]) -> None:
         assert self._spool is not None, "a run without checkpoints has no recovery"
         fresh, self._started = not self._started, True  # in a new process only the spool has the producers' positions
         replay = self._spool.from_row(row)
@@ -234,7 +234,7 @@ class FlightSource(MergedSource):
             assert not self._started, "a run without checkpoints has no recovery"
             self._started = True
             return
-        self.go_on(row, {"lanes": {}, "emitted_us": BEGIN_OF_TIME_US, "finished": False})
+        self.resume_at(row, {"lanes": {}, "emitted_us": BEGIN_OF_TIME_US, "finished": False})
 
     def forget(self, row: int) -> None:
         if self._spool is not None:

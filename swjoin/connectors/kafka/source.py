@@ -145,7 +145,7 @@ class KafkaSource(MergedSource):
         assert row == 0, "a topic has no row numbers"
         self._restart(0, self._start)
 
-    def go_on(self, row: int, position: dict[str, Any]) -> None:
+    def resume_at(self, row: int, position: dict[str, Any]) -> None:
         self._check_there(position)
         self._restart(row, position)
 

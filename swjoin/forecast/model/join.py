@@ -1,6 +1,6 @@
 """The join operator of the model: windows of tuple counts.
 
-What: `ModelJoin`, a `JoinModule` whose windows are counts per partition-group, stream and stretch of time, and the two ends
+What: `ModelJoin`, a `JoinOperator` whose windows are counts per partition-group, stream and stretch of time, and the two ends
 of its state movements.
 Why: the production slave, mover, master and controller run over it unchanged, for thousands of slaves.
 Stays out: how long anything takes (`forecast.costs`; `meter` has the amount of work), tuples (`operators.window_join`).

@@ -109,7 +109,7 @@ class Channel:
     def sleep(self, at_most_us: int = 1_000_000) -> None:
         """Give the core away for a moment; longer each time until a probe succeeds."""
         start = time.monotonic_ns()
-        self._freed.mind()
+        self._freed.trim_if_due()
         time.sleep(max(0.0, min(self._sleep_s, at_most_us / 1e6)))
         self._sleep_s = min(self._sleep_s * 1.5, _LONGEST_SLEEP_S)
         self.meter.idle_us += (time.monotonic_ns() - start) // 1000

@@ -100,7 +100,7 @@ def run_rank(
         if rank == COLLECTOR:
             role.close(failure)  # before the end of all: what was collected is kept, and marked
         if isinstance(failure, NotWritten):
-            failure = failure.mended_by(job.go_on(comm.size))
+            failure = failure.mended_by(job.next_step(comm.size))
         _end_job(channel, failure, ", ".join(place), debug)
         raise
     finally:

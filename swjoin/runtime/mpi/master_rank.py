@@ -106,7 +106,7 @@ class MasterRank(Rank):
         results = agree(channel, COLLECTOR, None)["results"]
         assert self._role_host is not None
         if self._role_host.ingest is not None:
-            self._role_host.ingest.pass_on(results)
+            self._role_host.ingest.relay_from(results)
         load_master_kernels(self.job.config, self._role_host.layouts)
 
     def lost(self, text: str) -> None:
@@ -191,7 +191,7 @@ class MasterRank(Rank):
     @staticmethod
     def _take_status(channel: Channel, role_host: MasterHost) -> None:
         while role_host.watcher is not None and channel.probe(COLLECTOR, STATUS):
-            role_host.watcher.board.take_collector(parse(channel.receive()))
+            role_host.watcher.board.set_collector(parse(channel.receive()))
 
     def finish(self, report: dict[str, Any]) -> None:
         """Everything is written and closed."""
