@@ -67,9 +67,15 @@ install_environment() {
   rm -f "$venv/.installed"
   python3 -m venv "$venv" || fail "python3 cannot create environments; on Debian: apt-get install python3-venv" 1
   "$python" -m pip install --quiet --disable-pip-version-check -r "$root/requirements.lock" || fail "installing the dependencies failed" 1
-  "$python" -m pip install --quiet --disable-pip-version-check --no-deps --editable "$root" || fail "installing swjoin failed" 1
+  register
   compile_kernels
   cp "$root/requirements.lock" "$venv/.installed"
+}
+
+# The package's console script and metadata, which an editable installation does not read again.
+register() {
+  "$python" -m pip install --quiet --disable-pip-version-check --no-deps --editable "$root" || fail "installing swjoin failed" 1
+  cp "$root/setup.cfg" "$venv/.registered"
 }
 
 kernel_sum() { grep -rlE --include='*.py' 'njit|intrinsic|NamedTuple' "$root/swjoin" | sort | xargs cat | cksum; }
@@ -86,11 +92,15 @@ compile_kernels() {
 
 installed() { cmp -s "$root/requirements.lock" "$venv/.installed" 2>/dev/null; }
 
+registered() { [ ! -w "$venv" ] || cmp -s "$root/setup.cfg" "$venv/.registered" 2>/dev/null; }
+
 need_environment() {
-  if installed && kernels_current; then return; fi  # first: a checkout one may only read can be used once it is installed
+  # First: a checkout that one may only read can be used once it is installed.
+  if installed && registered && kernels_current; then return; fi
   { exec 9>"$root/.run.lock"; } 2>/dev/null || fail "$root is not writable, so the environment cannot be created there"
   if command -v flock >/dev/null; then flock 9; fi  # two calls at once must not install into each other
   if ! installed; then install_environment; fi
+  if ! registered; then (register) || true; fi  # without a network the old script may do
   if ! kernels_current; then compile_kernels; fi
   exec 9>&-
 }

@@ -7,6 +7,7 @@ file imports nothing beyond the standard library.
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,3 +22,15 @@ def parse(parser: argparse.ArgumentParser, **tiny: Any) -> argparse.Namespace:
     if "--tiny" in sys.argv[1:]:
         parser.set_defaults(**tiny)
     return parser.parse_args()
+
+
+def run_mpirun(command: list[str], **options: Any) -> None:
+    """Run mpirun; once more when its own server failed to start, as `swjoin run` does. options: of `subprocess.run`."""
+    from swjoin.runtime.launch import FAILED_TO_START
+
+    for again in (True, False):
+        done = subprocess.run(command, check=False, cwd=ROOT, stderr=subprocess.PIPE, text=True, **options)
+        if not (again and FAILED_TO_START in done.stderr):
+            break
+    sys.stderr.write(done.stderr)
+    done.check_returncode()

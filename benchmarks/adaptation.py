@@ -1,12 +1,12 @@
-"""What adapting costs and gains, on real MPI ranks: the pause of a move, a slowed slave, a changing rate, sub-groups.
+"""Cost and gain of adapting, on real MPI ranks: the pause of a move, a slowed slave, a changing rate, sub-groups.
 
 What: `pause`, `slowed_slave`, `changing_rate`, `sub_groups`; each runs whole commands, checks that all runs of a question have
 the same count and digest, prints a table and draws its figure.
-Why: re-balancing a running join is worth having only if it stops nobody, and if it pays.
+Why: moves must not stop the join, and must gain more than they cost.
 Stays out: speed at full load (`run.py`), prediction (`simulation.py`).
 
-Slow nodes are imitated (`nodes.speed`): four slaves with a twentieth of a core each fit on two cores with room to spare, so
-what is measured is the protocol and not the machine's own overload.
+Slow nodes are imitated (`nodes.speed`): four slaves with a twentieth of a core each leave two cores mostly idle, so the
+protocol is measured and not an overloaded machine.
 
 Usage: python -m benchmarks.adaptation [--out FOLDER] [--only pause|slowed|rate|sub-groups] [--tiny]
 """
@@ -93,7 +93,7 @@ Report = dict[str, Any]
 
 
 def run(config: dict[str, Any], folder: Path, slaves: int, *more: str) -> Report:
-    """One run on MPI ranks; its run.json."""
+    """Run on MPI ranks; returns run.json."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     path = folder.with_suffix(".yaml")
     path.write_text(json.dumps(config))
@@ -108,7 +108,7 @@ def run(config: dict[str, Any], folder: Path, slaves: int, *more: str) -> Report
 
 
 def same_answer(reports: dict[str, Report]) -> None:
-    """All runs of one question join the same tuples: one of them wrong is all of them worthless."""
+    """SystemExit unless all runs of a comparison, which join the same tuples, have the same answer."""
     answers = {name: (r["results"]["count"], r["results"]["digest"]) for name, r in reports.items()}
     if len(set(answers.values())) != 1:
         raise SystemExit(f"different answers: {answers}")
@@ -193,7 +193,7 @@ def pause_table(rows: list[dict[str, Any]]) -> str:
 
 
 def mean_delay_ms(out: Path, start_s: float, stop_s: float) -> float:
-    """Mean production delay of the pairs produced in a stretch of a run."""
+    """Mean production delay of the pairs produced in an interval of a run."""
     rows = columns(out / "metrics" / "slaves.parquet")
     inside = (rows["epoch_end_us"] >= start_s * 1e6) & (rows["epoch_end_us"] < stop_s * 1e6)
     pairs = rows["pairs"][inside]
@@ -236,7 +236,7 @@ def slowed_slave(folder: Path, target: Path, tiny: bool) -> str:
 
 
 def changing_rate(folder: Path, target: Path, tiny: bool) -> str:
-    """A sine-shaped rate: all four slaves active, as many as the paper's rule wants, as many as the measured work needs."""
+    """A sine-shaped rate: with all four slaves active, with adaptive declustering, and by measured work."""
     settings = {
         "four slaves": ["reorganization.declustering=fixed"],
         "paper's rule": ["reorganization.declustering=adaptive", "reorganization.active_slaves=2"],

@@ -1,4 +1,4 @@
-"""What the Python API adds to the join module: `swjoin.count` and `swjoin.join` on Arrow tables beside the module alone.
+"""Overhead of the Python API over the join module: `swjoin.count` and `swjoin.join` on Arrow tables beside the module alone.
 
 What: the reference workload with its 48-byte payload as two Arrow tables. In turns: the join module fed with prepared
 deliveries (memory not touched beforehand, as the API's is not), `swjoin.count` and `swjoin.join` with one thread, all of each
@@ -80,7 +80,7 @@ def join_seconds(tables: list[pa.Table], window_us: int, answer: Answer, threads
 
 
 def take_seconds(tables: list[pa.Table], pairs: tuple[I64, I64]) -> float:
-    """What no API can avoid when it returns rows: one Arrow `take` of every output column, pairs known, all kept."""
+    """The least work of any API that returns rows: one Arrow `take` of every output column, with known pairs."""
     kept: list[Any] = []
     start = _clock()
     for at in range(0, len(pairs[0]), 131_072):

@@ -1,4 +1,4 @@
-"""What outer, semi and anti joins cost beside the inner join: the join module alone, on one core, in turns.
+"""Cost of outer, semi and anti joins over the inner join: the join module alone, on one core, in turns.
 
 Usage: python -m benchmarks.join_kinds [reference|uniform|small|paper] [--repeat N] [--pairs] [--tiny]
 Deliveries are prepared first (not timed). Every kind's answer is compared with one that sorting gives. --pairs: rows leave the
@@ -22,6 +22,7 @@ from swjoin.core.batch import LEFT, MISSING_ID, RIGHT, PayloadRows, RowLayout, T
 from swjoin.core.data_messages import Delivery
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How, format_digest, pair_digest
 from swjoin.operators.window_join import WindowJoin
+from swjoin.operators.window_store import WindowSizes
 
 PAYLOAD = RowLayout(48)
 
@@ -59,7 +60,7 @@ def answers(left: TupleBatch, right: TupleBatch, window_us: int) -> dict[How, tu
 
 
 def with_payload(work: list[Delivery]) -> list[Delivery]:
-    """The same deliveries with bytes to carry."""
+    """The same deliveries with payload."""
 
     def loaded(batch: TupleBatch) -> TupleBatch:
         return dataclasses.replace(batch, rows=PayloadRows(np.zeros((len(batch), PAYLOAD.fixed_bytes), np.uint8)))
@@ -72,13 +73,9 @@ def run(work: list[Delivery], window_us: int, how: How, pairs: bool) -> tuple[fl
     layout = PAYLOAD if pairs else None
     join = WindowJoin(
         Bounds(-window_us, window_us),
-        block_tuples=BLOCK_TUPLES,
-        theta_tuples=THETA_BYTES // TUPLE_BYTES,
-        window_bytes=6 << 30,
-        left_layout=layout,
-        right_layout=layout,
-        materialise=pairs,
-        result_tuples=32_768,
+        WindowSizes(BLOCK_TUPLES, THETA_BYTES // TUPLE_BYTES, 6 << 30),
+        (layout, layout),
+        result_tuples=32_768 if pairs else 0,
         kind=JOIN_KINDS[how],
     )
     touch(join)
@@ -112,11 +109,11 @@ def main() -> None:
     seconds: dict[How, list[float]] = {how: [] for how in JOIN_KINDS}
     for turn in range(args.repeat + 1):
         for how in JOIN_KINDS:
-            took, *found = run(work, window_us, how, args.pairs)
+            elapsed_s, *found = run(work, window_us, how, args.pairs)
             if tuple(found) != right_answers[how]:
                 raise SystemExit(f"{how}: wrong answer {found}, expected {right_answers[how]}")
             if turn:
-                seconds[how].append(took)
+                seconds[how].append(elapsed_s)
     print("| how | rows | M tuples/s | time beside the inner join's | range |\n|---|---|---|---|---|")
     for how, took_s in seconds.items():
         ratios = [mine / inner for mine, inner in zip(took_s, seconds["inner"], strict=True)]

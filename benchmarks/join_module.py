@@ -19,6 +19,7 @@ from swjoin.core.data_messages import Delivery
 from swjoin.core.join_semantics import Bounds, format_digest
 from swjoin.core.record_layout import ROW
 from swjoin.operators.window_join import WindowJoin
+from swjoin.operators.window_store import WindowSizes
 from swjoin.state.arrays import HEADER
 
 THETA_BYTES = 32 << 10
@@ -42,13 +43,8 @@ def new_join(window_us: int, theta_bytes: int = THETA_BYTES) -> WindowJoin:
     """The module as a slave makes it for a count."""
     return WindowJoin(
         Bounds(-window_us, window_us),
-        block_tuples=BLOCK_TUPLES,
-        theta_tuples=theta_bytes // TUPLE_BYTES,
-        window_bytes=12 << 30,
-        left_layout=None,
-        right_layout=None,
-        materialise=False,
-        result_tuples=1,
+        WindowSizes(BLOCK_TUPLES, theta_bytes // TUPLE_BYTES, 12 << 30),
+        result_tuples=0,
     )
 
 
@@ -76,7 +72,7 @@ def run(work: list[Delivery], window_us: int, theta_bytes: int = THETA_BYTES, se
 
 
 def touch(join: WindowJoin, tuples: int = 3_500_000) -> None:
-    """Let the system hand out the memory of so many tuples before the clock starts, as the C++ program does."""
+    """Allocate the memory of `tuples` tuples before the clock starts, as the C++ program does."""
     pool = join.state.pool
     pool.rows[: tuples * ROW] = 0
     pool.tags[:tuples] = 0
@@ -84,7 +80,7 @@ def touch(join: WindowJoin, tuples: int = 3_500_000) -> None:
 
 
 def checked(measured: Measured, answer: tuple[int, str], what: str) -> Measured:
-    """The same, or the end of the benchmark if the answer is wrong."""
+    """SystemExit when the answer is wrong."""
     if (measured.count, measured.digest) != answer:
         raise SystemExit(f"{what}: wrong answer {measured.count} {measured.digest}, expected {answer}")
     return measured

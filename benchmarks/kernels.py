@@ -1,7 +1,7 @@
-"""What single kernels reach, against what this core can do, and where a tuple's nanoseconds go.
+"""Throughput of single kernels, the limits of this core, and nanoseconds per tuple by phase.
 
 What: `ceilings` (memory limits, measured here), `rates` (our kernels alone), `breakdown` (a reference run by phase).
-Why: a figure means little without its limit; the next hour of tuning belongs to the longest phase.
+Why: a figure means little without its limit; tuning starts with the longest phase.
 Stays out: whole runs.
 
 Usage: python -m benchmarks.kernels [--tiny]
@@ -36,7 +36,7 @@ REPEATS = 7
 
 
 def best(measure: Callable[[], Any], repeat: int = REPEATS) -> float:
-    """Shortest time of a few, in seconds: a ceiling is what the core can do when it is left alone."""
+    """Shortest of a few times, in seconds: a ceiling is the limit of an undisturbed core."""
     measure()
     out = 1e9
     for _ in range(repeat):
@@ -82,7 +82,7 @@ def ceilings(repeat: int = REPEATS) -> dict[str, tuple[float, str]]:
 
 
 def rates(repeat: int = REPEATS) -> dict[str, tuple[float, str]]:
-    """Our kernels alone, with their data in the first or second level cache unless it says otherwise."""
+    """Our kernels alone, with data in the first or second level cache unless noted."""
     random = np.random.default_rng(2)
     tags = random.integers(0, 1 << 16, 64 * LANES).astype(np.uint16)
     probes = random.integers(0, 1 << 16, 4096).astype(np.uint16)

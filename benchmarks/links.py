@@ -1,7 +1,7 @@
 """The two links of the cluster on their own, between two real MPI ranks: master -> null slave, slave -> collector.
 
 Why: the join can only be as fast as its master, and as its collector.
-What is measured: `master`: the master's own code from rows in memory (judging, stamping, mini-buffers, partitioning into 60
+What is measured: `master`: the master's own code from rows in memory (intake, mini-buffers, partitioning into 60
 partition-groups, packing) and the send to a rank that receives and asks for more. `parquet`: the same, reading the rows from
 Parquet files. `results`: packing result chunks of 65,536 pairs (40 bytes each), sending, unpacking, counting and digesting
 them. Every tuple and pair is counted at the far end. The command starts its two ranks
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import ROOT, parse
+from benchmarks import parse, run_mpirun
 
 ROWS = 65_536
 TUPLES = 12_000_000
@@ -63,7 +62,7 @@ def _config(paths: list[str] | None) -> Any:
 
 
 class _Memory:
-    """Rows in memory, as a source would hand them over."""
+    """Rows in memory, as a source yields them."""
 
     def __init__(self, seed: int, tuples: int) -> None:
         from swjoin.core.batch import SourceBatch
@@ -83,13 +82,14 @@ class _Memory:
 def master(channel: Any, paths: list[str] | None, tuples: int) -> float:
     """Tuples per second through the master to a null slave."""
     from swjoin.cluster.master.master import Master
-    from swjoin.cluster.messages import Deliver, ReadTuples, SlaveReported, StreamEnded, TuplesRead
-    from swjoin.cluster.wire import pack_delivery
+    from swjoin.cluster.messages import Report
+    from swjoin.cluster.role import BatchRead, Read, Received, Send, SourceEnded, slave_role
+    from swjoin.cluster.wire import FORMATS
     from swjoin.connectors.files.source import open_sources
-    from swjoin.core.ids import SlaveId
-    from swjoin.runtime.mpi.rank import DELIVERY, REPORT
+    from swjoin.core.data_messages import Delivery
 
     config = _config(paths)
+    delivered, reported = FORMATS[Delivery], FORMATS[Report]
     role = Master(config, 1, (None, None))
     sources: Any = (
         open_sources(config.left, config.right, carry_payload=False)[:2]
@@ -104,20 +104,20 @@ def master(channel: Any, paths: list[str] | None, tuples: int) -> float:
         wanted = None
         for command in commands:
             match command:
-                case Deliver(delivery):
+                case Send(message=Delivery() as delivery):
                     total += len(delivery.left) + len(delivery.right)
-                    channel.send(pack_delivery(delivery), 1, DELIVERY)
-                case ReadTuples(stream):
+                    channel.send(delivered.pack(delivery), 1, delivered.tag)
+                case Read(stream):
                     wanted = stream
         commands = []
-        if channel.probe(1, REPORT):
+        if channel.probe(1, reported.tag):
             channel.receive()
-            commands += role.handle(SlaveReported(SlaveId(0), 0.0), 0)
+            commands += role.handle(Received(slave_role(0), Report(0.0)), 0)
         elif wanted is not None or role.reading.pending is not None:
             side = wanted if wanted is not None else role.reading.pending
             assert side is not None
             batch = sources[side].read()
-            commands += role.handle(StreamEnded(side) if batch is None else TuplesRead(side, batch), 0)
+            commands += role.handle(SourceEnded(side) if batch is None else BatchRead(side, batch), 0)
         else:
             channel.sleep()
     channel.comm.Barrier()
@@ -131,20 +131,22 @@ def master(channel: Any, paths: list[str] | None, tuples: int) -> float:
 
 
 def null_slave(channel: Any) -> None:
-    """Receives and reports; as a slave does, it asks for the next delivery before it looks at this one."""
-    from swjoin.cluster.wire import unpack_delivery
-    from swjoin.runtime.mpi.rank import DELIVERY, REPORT
+    """Receive and report; like a slave, ask for the next delivery before unpacking this one."""
+    from swjoin.cluster.messages import Report
+    from swjoin.cluster.wire import FORMATS
+    from swjoin.core.data_messages import Delivery
 
+    delivered, reported = FORMATS[Delivery], FORMATS[Report]
     report = np.zeros(1).view(np.uint8)
     channel.comm.Barrier()
-    channel.send(report, 0, REPORT)
+    channel.send(report, 0, reported.tag)
     total = np.zeros(1, np.int64)
     while True:
-        delivery = unpack_delivery(channel.wait(0, DELIVERY))
+        delivery = delivered.unpack(channel.wait(0, delivered.tag))
         total += len(delivery.left) + len(delivery.right)
         if delivery.last:
             break
-        channel.send(report, 0, REPORT)
+        channel.send(report, 0, reported.tag)
     channel.comm.Barrier()
     channel.comm.Send(total, dest=0)
 
@@ -152,16 +154,16 @@ def null_slave(channel: Any) -> None:
 def results(channel: Any, pairs_sent: int) -> float | None:
     """Pairs per second from a slave (rank 1) to the collector (rank 0)."""
     from swjoin.cluster.collector import Collector
-    from swjoin.cluster.messages import ResultsReceived
-    from swjoin.cluster.wire import pack_results, unpack_results
+    from swjoin.cluster.role import Received, slave_role
+    from swjoin.cluster.wire import FORMATS
     from swjoin.core.batch import Pairs
     from swjoin.core.data_messages import GroupResults, ResultChunk
     from swjoin.core.hashing import digest_pairs
     from swjoin.core.ids import EpochIndex, QueryId, SlaveId
     from swjoin.core.metric_columns import COLUMNS
-    from swjoin.runtime.mpi.rank import RESULTS
     from swjoin.state.delay_histogram import HISTOGRAM_SIZE
 
+    form = FORMATS[ResultChunk]
     random = np.random.default_rng(3)
     times = [random.integers(0, 1 << 40, ROWS) for _ in range(3)]
     left_id, right_id = (random.integers(0, 1 << 40, ROWS).astype(np.uint64) for _ in range(2))
@@ -178,12 +180,12 @@ def results(channel: Any, pairs_sent: int) -> float | None:
             metrics = np.zeros(len(COLUMNS))
             pairs = Pairs(times[0], times[1], times[2], left_id, right_id)
             chunk = ResultChunk(QueryId(0), SlaveId(0), EpochIndex(i), True, last, pairs, group, metrics, histogram)
-            channel.send(pack_results(chunk), 0, RESULTS)
+            channel.send(form.pack(chunk), 0, form.tag)
         channel.comm.Barrier()
         return None
     collector = Collector(1, materialised=True)
     while not collector.finished:
-        collector.handle(ResultsReceived(unpack_results(channel.wait(1, RESULTS))), 0)
+        collector.handle(Received(slave_role(0), form.unpack(channel.wait(1, form.tag))), 0)
     seconds = time.perf_counter() - start
     channel.comm.Barrier()
     if collector.tally.count != chunks * ROWS:
@@ -191,7 +193,7 @@ def results(channel: Any, pairs_sent: int) -> float | None:
     return collector.tally.count / seconds
 
 
-def play(what: str, paths: list[str] | None, out: Path, repeat: int, size: int) -> None:
+def run_rank(what: str, paths: list[str] | None, out: Path, repeat: int, size: int) -> None:
     """One of the two ranks."""
     channel = _channel()
     figures = []
@@ -216,7 +218,7 @@ def start(what: str, paths: list[str], out: Path, repeat: int = REPEATS, *, tiny
 
     command = [*mpirun_options(find_mpirun(), 2), sys.executable, "-m", "benchmarks.links", what, *paths]
     command += ["--rank", "--json", str(out), "--repeat", str(repeat), *["--tiny"] * tiny]
-    subprocess.run(command, check=True, timeout=600, cwd=ROOT)
+    run_mpirun(command, timeout=600)
     figures: list[float] = json.loads(out.read_text())
     return figures
 
@@ -231,7 +233,7 @@ def main() -> None:
     args = parse(parser, repeat=1)
     if args.rank:
         size = PAIRS if args.what == "results" else TUPLES
-        play(args.what, args.paths or None, args.json, args.repeat, size // 100 if args.tiny else size)
+        run_rank(args.what, args.paths or None, args.json, args.repeat, size // 100 if args.tiny else size)
         return
     with tempfile.TemporaryDirectory(prefix="swjoin-links-") as folder:
         out = args.json or Path(folder) / "figures.json"

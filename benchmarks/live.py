@@ -1,10 +1,10 @@
 """Live sessions measured: with deaths, at rising rates, at short distribution epochs.
 
-What: `session`, a minute in real time with a producer, a consumer and a slave killed; `sweep`, the highest rate that is joined
-as it comes; `delay`, production delay over the distribution epoch at a low rate, with a figure. Every answer is compared with
-DuckDB's: in the run's report, at a consumer of final rows, and at one that takes rows as they come.
-Why: what a live run promises has to be seen from outside, at its clients.
-Stays out: playing a session (`benchmarks.workloads.live_session`).
+What: `session`, a minute in real time with a producer, a consumer and a slave killed; `sweep`, the highest rate that the run
+keeps up with; `delay`, production delay over the distribution epoch at a low rate, with a figure. Every answer is compared with
+DuckDB's: in the run's report, at a consumer of final rows, and at one of rows that are not final yet.
+Why: the guarantees of a live run are those that its clients see.
+Stays out: running a session (`benchmarks.workloads.live_session`).
 
 Producers, the run and consumers share the machine; a tuple has 72 bytes on the wire (key, time, id, 40 to 48 bytes of payload).
 
@@ -25,7 +25,7 @@ from pathlib import Path
 
 from benchmarks import parse
 from benchmarks.run import environment, say
-from benchmarks.workloads.live_session import Played, Session, play
+from benchmarks.workloads.live_session import Session, SessionResult, run_session
 
 KILLS = (("right", 0.25), ("consumer", 0.45), ("slave", 0.65))
 RATES = (25_000, 50_000, 100_000, 150_000, 200_000, 300_000, 400_000)
@@ -35,14 +35,14 @@ CHECKPOINT_US = 5_000_000
 _LAG_S = 2.0  # a run that ends later than this after its streams were due has not kept up
 
 
-def _played(session: Session, folder: Path) -> Played:
-    """Play it; SystemExit when an answer is wrong."""
+def _checked_session(session: Session, folder: Path) -> SessionResult:
+    """Run a session; SystemExit when an answer is wrong."""
     shutil.rmtree(folder, ignore_errors=True)
-    played = play(session, folder)
-    complaints = played.complaints()
+    result = run_session(session, folder)
+    complaints = result.complaints()
     if complaints:
         raise SystemExit(f"wrong: {'; '.join(complaints)}; everything is in {folder}")
-    return played
+    return result
 
 
 def _ms(seconds: float) -> str:
@@ -57,23 +57,23 @@ def bench_session(base: Session, repeats: int, folder: Path) -> None:
     )
     say("|---|---|---|---|---|---|")
     for _ in range(repeats):
-        played = _played(replace(base, kills=KILLS), folder / "session")
-        found = played.delay_s
+        result = _checked_session(replace(base, kills=KILLS), folder / "session")
+        found = result.delay_s
         say(
-            f"| {played.answer[0]:,} | {played.answer[1]} | {played.voids} | {_ms(found['p99'])} "
+            f"| {result.answer[0]:,} | {result.answer[1]} | {result.voids} | {_ms(found['p99'])} "
             f"({found['share']:.0%} of the pairs) | {_ms(found['max'])} | {_ms(2 * base.epoch_us / 1e6)} |"
         )
 
 
 def bench_sweep(base: Session, rates: list[int], folder: Path) -> None:
-    """Rates upwards until the run falls behind."""
+    """Raise the rate until the run falls behind."""
     say(f"\n## Live rates: {base.duration_us // 1_000_000} s each, {base.ranks} ranks, t_d = {base.epoch_us // 1000} ms\n")
     say("| tuples/s, both streams | the run ended after the streams were due (s) | p50, p99 production delay (ms) | keeps up |")
     say("|---|---|---|---|")
     for rate in rates:
-        played = _played(replace(base, rate_per_s=rate, domain=10 * rate), folder / "sweep")
-        lag_s = played.sent_s["run"] - base.duration_us / 1e6
-        delay = played.report["delay_s"]
+        result = _checked_session(replace(base, rate_per_s=rate, domain=10 * rate), folder / "sweep")
+        lag_s = result.sent_s["run"] - base.duration_us / 1e6
+        delay = result.report["delay_s"]
         keeps = lag_s < _LAG_S
         say(f"| {2 * rate:,} | {lag_s:.1f} | {_ms(delay['p50'])}, {_ms(delay['p99'])} | {'yes' if keeps else 'no'} |")
         if not keeps:
@@ -81,7 +81,7 @@ def bench_sweep(base: Session, rates: list[int], folder: Path) -> None:
 
 
 def bench_delay(base: Session, epochs_ms: list[int], repeats: int, folder: Path) -> None:
-    """Production delay over t_d, in one process, and what the live consumer sees."""
+    """Production delay over t_d, in one process, and the delay at the live consumer."""
     say(f"\n## Delay at a low rate: {2 * LOW_RATE:,} tuples/s, one process, medians of {repeats} runs\n")
     say("| t_d (ms) | production delay p50, p99 (ms) | from push to consumer p50, p99 (ms) |")
     say("|---|---|---|")
@@ -90,8 +90,8 @@ def bench_delay(base: Session, epochs_ms: list[int], repeats: int, folder: Path)
         found = []
         for _ in range(repeats):
             session = replace(base, rate_per_s=LOW_RATE, domain=2_000, epoch_us=epoch_ms * 1000, ranks=0)
-            played = _played(session, folder / "delay")
-            delay, seen = played.report["delay_s"], played.seen_s
+            result = _checked_session(session, folder / "delay")
+            delay, seen = result.report["delay_s"], result.seen_s
             found.append([delay["p50"], delay["p99"], seen["p50"], seen["p99"]])
         middle = [statistics.median(values) for values in zip(*found, strict=True)]
         table.append({"epoch_ms": epoch_ms, "all": found})

@@ -1,11 +1,11 @@
-"""What it costs to be looked at: the same asap run without a page, with one, and with somebody who asks for it.
+"""Cost of monitoring: the same asap run without a dashboard, with one, and with a client that polls it.
 
 What: the reference workload as Parquet, joined to a count by `swjoin run` in one process (or on -n ranks), in turns: `off`,
-`--dashboard`, and `--dashboard` while /status.json is asked for twice a second, as the page does. Wall time of the join, CPU
+`--dashboard`, and `--dashboard` while /status.json is polled twice a second, as the page does. Wall time of the join, CPU
 time of all its processes, and the ratios to `off` turn by turn; every answer is checked. Then the CPU time of the watchers
 alone.
-Why: who looks on should cost nothing that one could see.
-Stays out: how fast the join is (`run.py`).
+Why: monitoring must not slow a run down.
+Stays out: the speed of the join (`run.py`).
 
 Usage: python -m benchmarks.observing [-n RANKS] [--repeat N] [--seconds S] [--tiny]
 """
@@ -42,7 +42,7 @@ MODES = ("off", "dashboard", "dashboard, asked twice a second")
 
 
 def write(folder: Path, seconds: int, tiny: bool) -> tuple[Path, tuple[int, str], int]:
-    """Configuration, right answer, tuples of both streams."""
+    """Write the input; returns the configuration, the expected answer, and the tuples of both streams."""
     reference, window_us = WORKLOADS["reference"]
     workload = WorkloadConfig(reference.rate_per_s, seconds * 1_000_000, reference.bias)
     streams = [stream(sized(workload, tiny), side) for side in range(2)]
@@ -97,9 +97,9 @@ def watchers_cpu_s(config: Path, folder: Path) -> tuple[float, float]:
 
         setattr(kind, name, outer)
 
-    for name in ("read", "took", "performed", "look"):
+    for name in ("read", "reported", "delivered", "on_log_event", "sample"):
         timed(MasterWatcher, name)
-    for name in ("took", "view"):
+    for name in ("on_results", "view"):
         timed(CollectorWatcher, name)
     start = time.process_time()
     run_local(Job(load_config(config, ["observe.board=true"]), None, True, folder / "inside", None, "benchmark"), False)
@@ -121,8 +121,8 @@ def main() -> None:
             return lambda: run(config, more, mode, answer, cpu_s)
 
         join_s = turns({mode: case(mode) for mode in MODES}, arguments.repeat)
-        place = "in one process" if arguments.ranks is None else f"on {arguments.ranks} ranks"
-        say(f"\n## Looked at while it runs, {place}, {tuples:,} tuples, {answer[0]:,} pairs\n")
+        where = "in one process" if arguments.ranks is None else f"on {arguments.ranks} ranks"
+        say(f"\n## Monitored while it runs, {where}, {tuples:,} tuples, {answer[0]:,} pairs\n")
         say("| what | median | lowest to highest | floor | goal |\n|---|---|---|---|---|")
         for what, seconds in (("wall", join_s), ("CPU", {mode: found[1:] for mode, found in cpu_s.items()})):
             for mode in MODES:
@@ -131,8 +131,8 @@ def main() -> None:
                 ratios = [a / b for a, b in zip(seconds[mode], seconds["off"], strict=True)]
                 row(f"{what}, {mode} / off", ratios, "", goal="1.02" if what == "CPU" else "")
         mine, whole = watchers_cpu_s(config, Path(name))
-        told = f"{mine:.3f} s of {whole:.2f} s, {mine / tuples * 1e9:.2f} ns a tuple"
-        say(f"| CPU of the watchers, in one process | {told} | | | |")
+        cost = f"{mine:.3f} s of {whole:.2f} s, {mine / tuples * 1e9:.2f} ns a tuple"
+        say(f"| CPU of the watchers, in one process | {cost} | | | |")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,18 @@
-"""Is `swjoin plan` right? Predicted against measured saturation rate and memory, on six configurations of this machine.
+"""Accuracy of `swjoin plan`: predicted against measured sustainable rate and memory, on six configurations of this machine.
 
 What: six configurations that differ in window, payload, skew, distribution epoch, kind of join, slaves, ranks or threads. Each
-is planned with costs that are measured on this machine just before it, or given. Then its saturation is looked for with real
-runs, and its memory is taken from three runs at half of it: run.json has what was foretold beside what was taken.
-Saturation: the highest rate per stream at which a run in realtime pace, whose windows have been filled beforehand, keeps its
-production delay flat (`monitor.sustainability.sustained`, the same criterion for both; that a machine at its limit is
-overloaded is no objection here). It is found by bisection until the lowest rate that is not sustained is within 8 %; the
-answer is the middle. A rate counts as sustained if one of two runs sustains it: what else the machine does can only take away.
-Four configurations imitate slower nodes, which are held to their share of CPU time, so that slaves and not the shared cores of
-the machine are the limit; two use the cores as they are. Memory: window state of the heaviest slave, and resident bytes of all
-ranks together, highest against predicted; medians. The answers are checked: the ledger of every run balances, and its pairs
-are within 3 % of the expected ones where the plan says them (inner joins). Calibration is the full one, once more for each
-configuration, because the speed of a shared machine changes; --quick has too few tuples in a delivery to tell what a tuple
-costs.
-Why: a forecast whose error nobody knows is an opinion.
+is planned with costs measured on this machine just before it, or given. Its sustainable rate is then searched with real runs,
+and its memory measured in three runs at half that rate: run.json has predicted and measured memory.
+Sustainable rate: the highest rate per stream at which a run in realtime pace, with prefilled windows, keeps its production
+delay flat (`monitor.sustainability.sustained`, the same criterion for both; an overloaded machine is no objection here). It is
+found by bisection until the lowest rate that is not sustained is within 8 %; the answer is the middle. A rate counts as
+sustained if one of two runs sustains it: other load of the machine can only lower the rate.
+Four configurations imitate slower nodes, limited to their share of CPU time, so that the slaves are the limit and not the
+shared cores of the machine; two use the cores as they are. Memory: window state of the heaviest slave, and resident bytes of
+all ranks together, peak against predicted; medians. Answers are checked: the ledger of every run balances, and the number of
+its pairs is within 3 % of the forecast where the forecast has one (inner joins). The calibration is the full one, for each
+configuration anew, because the speed of a shared machine changes; --quick has too few tuples in a delivery for their cost.
+Why: a forecast needs a known error.
 Stays out: keeping the figures; they are printed.
 
 Usage: python -m benchmarks.plan_vs_reality [--costs FILE] [--only NAME ...] [--json FILE] [--tiny]
@@ -82,14 +81,14 @@ def _ranks(slaves: int, mpi: bool) -> list[str]:
 
 
 def planned(path: Path, slaves: int, mpi: bool, costs: Path) -> dict[str, Any]:
-    """What `swjoin plan --json` says."""
+    """The output of `swjoin plan --json`."""
     words = ["plan", str(path), *_ranks(slaves, mpi), "--costs", str(costs), "--host-cores", str(os.cpu_count() or 1), "--json"]
     found: dict[str, Any] = json.loads(_swjoin(*words))
     return found
 
 
 def run(path: Path, slaves: int, mpi: bool, rate_per_s: float) -> tuple[bool, str, dict[str, Any]]:
-    """One real run at this rate: whether it is sustained, why, and its run.json. Its ledger has balanced."""
+    """Run at this rate: whether it is sustained, the reason, and run.json. SystemExit when the ledger does not balance."""
     plain = yaml.safe_load(path.read_text())
     t_d, window = (float(plain[a][b][:-1]) for a, b in (("cluster", "distribution_epoch"), ("join", "within")))
     prefill = math.ceil(window / t_d - 1e-9) * t_d
@@ -113,13 +112,13 @@ def run(path: Path, slaves: int, mpi: bool, rate_per_s: float) -> tuple[bool, st
     return kept, why, report
 
 
-def saturation(path: Path, slaves: int, mpi: bool, first: float, step: float) -> float:
+def measured_rate(path: Path, slaves: int, mpi: bool, first: float, step: float) -> float:
     """The highest rate that is sustained, by bisection from `first` to a factor of `step`."""
     low, high, rate = 0.0, math.inf, first
     while high > step * low:
         for _ in range(2):
             kept, why, _ = run(path, slaves, mpi, rate)
-            tell(f"{rate:,.0f}: {why}")
+            say(f"{rate:,.0f}: {why}")
             if kept:
                 break
         low, high = (rate, high) if kept else (low, rate)
@@ -137,7 +136,7 @@ def memory_of(report: dict[str, Any]) -> dict[str, tuple[float, float]]:
     """Predicted and highest bytes: windows of the heaviest slave, all ranks' resident memory."""
     found = report["memory"]
     if found["unforeseen"] is not None:
-        raise SystemExit(f"nothing was foretold: {found['unforeseen']}")
+        raise SystemExit(f"no estimate: {found['unforeseen']}")
     heaviest = max(found["slaves"], key=lambda s: s["window"]["predicted"])["window"]
     ranks = found["ranks"].values()
     return {
@@ -155,23 +154,23 @@ def measure(name: str, folder: Path, costs: Path, tiny: bool) -> dict[str, Any]:
     slaves, mpi, plain = CASES[name]
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(plain))
-    told = planned(path, slaves, mpi, costs)
-    predicted = told["saturation"]["rate_per_s"]
-    tell(f"{name}: plan says {predicted:,.0f} ({told['saturation']['resource']})")
-    found = saturation(path, slaves, mpi, predicted / 3, 2.0) if tiny else saturation(path, slaves, mpi, predicted, STEP)
+    forecast = planned(path, slaves, mpi, costs)
+    predicted = forecast["saturation"]["rate_per_s"]
+    say(f"{name}: plan says {predicted:,.0f} ({forecast['saturation']['resource']})")
+    found = measured_rate(path, slaves, mpi, predicted / 3, 2.0) if tiny else measured_rate(path, slaves, mpi, predicted, STEP)
     reports = [run(path, slaves, mpi, found / 2)[2] for _ in range(1 if tiny else 3)]
     report = reports[0]
     if plain["join"].get("how", "inner") == "inner":
         half = report["config"]["workload"]["rate_per_s"] / plain["workload"]["rate"]  # pairs grow with the square of the rate
         expected = (
-            told["network"]["pairs_per_s"] * half**2 * (EPOCHS + 2) * report["config"]["cluster"]["distribution_epoch_us"]
+            forecast["network"]["pairs_per_s"] * half**2 * (EPOCHS + 2) * report["config"]["cluster"]["distribution_epoch_us"]
         )
         if abs(error(expected / 1e6, report["results"]["count"])) > 0.03:
             raise SystemExit(f"{name}: {report['results']['count']:,} pairs, {expected / 1e6:,.0f} were expected")
-    return {"saturation": (predicted, found), "resource": told["saturation"]["resource"], **memory(reports)}
+    return {"saturation": (predicted, found), "resource": forecast["saturation"]["resource"], **memory(reports)}
 
 
-def tell(line: str) -> None:
+def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
@@ -194,7 +193,7 @@ def main() -> None:
             if costs is None:
                 costs = folder / "costs.yaml"
                 _swjoin("calibrate", "-o", str(costs), *["--quick"] * args.tiny)
-            tell(f"costs: {' '.join(costs.read_text().split())}")
+            say(f"costs: {' '.join(costs.read_text().split())}")
             found = out[case] = measure(case, folder, costs, args.tiny)
             rate, window, resident = (found[w] for w in GOAL)
             print(

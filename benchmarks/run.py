@@ -3,7 +3,7 @@
 What: a table with one row per target, medians of five with their range, then ceilings, the breakdown of a tuple's nanoseconds,
 and the curves. Measures that are compared (ours and the C++ program's, ours and DuckDB's) take turns, so that a drifting
 machine hits both. Everything is printed and kept in runs/bench/ (results.md, sweeps.json, throughput.png).
-Why: speed is claimed nowhere else.
+Why: all claims of speed come from here.
 Stays out: other systems (`peers/run.py`).
 
 Usage: python -m benchmarks.run [--only module growth whole links memory start kernels sweeps] [--repeat N] [--out FOLDER]

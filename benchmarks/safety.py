@@ -1,14 +1,14 @@
-"""What safety costs: throughput with checkpoints and with fault tolerance, and how long a recovery takes as the windows grow.
+"""Cost of safety: throughput with checkpoints and with fault tolerance, and the time of a recovery over the window size.
 
-What: `cost`, four ways to run the same join in turns on the same ranks: without anything, with checkpoints, with fault
-tolerance (ULFM) and the channel that survives deaths, with both; `recovery`, one slave of three killed in the middle of a run
-with windows of different lengths. Every answer is checked in the run that is timed, against DuckDB's.
-Why: who turns checkpoints on should know what they pay, and what they get.
-Stays out: whether recovery is right (`tests.tools.random_runs`), hours (`tests.tools.soak.run`).
+What: `cost`, the same join in turns on the same ranks: without either, with checkpoints, with fault tolerance (ULFM) and the
+resilient channel, with both; `recovery`, one slave of three killed in the middle of a run with windows of different lengths.
+Every answer is checked in the run that is timed, against DuckDB's.
+Why: users of checkpoints need to know their price and their benefit.
+Stays out: correctness of recovery (`tests.tools.random_runs`), long runs (`tests.tools.soak.run`).
 
-The reference workload is played for much longer than elsewhere, so that a run sees several checkpoints of 10 s; its two Parquet
-files a side are large and lie in FOLDER/streams until they are removed. ULFM without checkpoints is no mode of `swjoin run`: a
-death would end it all the same. For the measurement this file starts such ranks itself.
+The reference workload is much longer than elsewhere, so that a run has several checkpoints of 10 s; its two Parquet files a
+side are large and stay in FOLDER/streams until they are removed. ULFM without checkpoints is no mode of `swjoin run`, because a
+death would end the run anyway; for this measurement this module starts such ranks itself.
 
 Usage: python -m benchmarks.safety [--only cost|recovery] [--seconds 1800] [--ranks 5 4] [--repeats 5] [--out FOLDER] [--tiny]
 """
@@ -32,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks import ROOT, parse
+from benchmarks import ROOT, parse, run_mpirun
 from benchmarks.run import environment, lines, row, say, turns
 from benchmarks.workloads.expected_results import expected
 from swjoin.config.job import Job
@@ -54,11 +54,11 @@ Report = dict[str, Any]
 
 
 def write_streams(folder: Path, seconds: int) -> Answer:
-    """The reference workload of `seconds` as two folders of Parquet files without payload; the right answer."""
+    """Write the reference workload of `seconds` as Parquet files without payload; returns the expected answer."""
     workload = WorkloadConfig(RATE, seconds * 1_000_000, BIAS)
-    told = folder / "answer.json"
-    if told.exists() and json.loads(told.read_text())["seconds"] == seconds:
-        count, digest = json.loads(told.read_text())["answer"]
+    cached = folder / "answer.json"
+    if cached.exists() and json.loads(cached.read_text())["seconds"] == seconds:
+        count, digest = json.loads(cached.read_text())["answer"]
         return count, digest
     shutil.rmtree(folder, ignore_errors=True)
     for side in range(2):
@@ -69,7 +69,7 @@ def write_streams(folder: Path, seconds: int) -> Answer:
             table = pa.table({"ts": np.concatenate([p[0] for p in parts]), "key": np.concatenate([p[1] for p in parts])})
             pq.write_table(table, folder / str(side) / f"{piece:04d}.parquet", compression="lz4")
     answer = expected(workload, SEED, Bounds(-WINDOW_US, WINDOW_US))
-    told.write_text(json.dumps({"seconds": seconds, "answer": answer}))
+    cached.write_text(json.dumps({"seconds": seconds, "answer": answer}))
     return answer
 
 
@@ -90,7 +90,7 @@ def cost_config(streams: Path, checkpoint: dict[str, Any]) -> Report:
 
 
 def run_once(plain: Report, ranks: int, answer: Answer, folder: Path, *, surviving: bool = False) -> Report:
-    """One run; its run.json. surviving: with ULFM and the channel that survives deaths, checkpoints or not."""
+    """Run; returns run.json. surviving: with ULFM and the resilient channel, with or without checkpoints."""
     out = folder / "run"
     shutil.rmtree(out, ignore_errors=True)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -114,19 +114,19 @@ def run_once(plain: Report, ranks: int, answer: Answer, folder: Path, *, survivi
         config = folder / "config.yaml"
         config.write_text(json.dumps(plain))
         command = [sys.executable, "-m", "swjoin", "run", str(config), "-n", str(ranks), "--out", str(out)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment, cwd=ROOT, timeout=1800)
+    run_mpirun(command, stdout=subprocess.DEVNULL, env=environment, timeout=1800)
     return checked(json.loads((out / "run.json").read_text()), answer)
 
 
 def checked(report: Report, answer: Answer) -> Report:
-    """SystemExit unless this is the right answer of a run that is balanced."""
+    """SystemExit unless the run has this answer and its ledger balances."""
     if (report["results"]["count"], report["results"]["digest"]) != answer or not report["ledger"]["balanced"]:
         raise SystemExit(f"wrong answer {report['results']}, expected {answer}; ledger {report['ledger']}")
     return report
 
 
 def play_rank(job: Path) -> None:
-    """What mpirun starts for a run that survives deaths without checkpoints: every rank gets the surviving channel."""
+    """The rank program of a run with ULFM and without checkpoints: every rank gets the resilient channel."""
     from swjoin.runtime import preflight
     from swjoin.runtime.mpi import main
     from swjoin.runtime.mpi.resilient_channel import ResilientChannel, library_survives
@@ -139,7 +139,7 @@ def play_rank(job: Path) -> None:
 
 
 def cost(streams: Path, folder: Path, answer: Answer, ranks: int, interval: str, repeats: int) -> dict[str, list[float]]:
-    """M tuples/s of each way, in turns; prints a table. Ratios are taken turn by turn."""
+    """Measure M tuples/s of each mode, in turns; print a table. Ratios are taken turn by turn."""
     off: dict[str, Any] = {}
     ways: dict[str, tuple[dict[str, Any], bool]] = {
         "neither": (off, False),
@@ -233,19 +233,19 @@ def run_with_a_death(
 
 def recovery_of(report: Report, out: Path) -> dict[str, float]:
     """Seconds until the run went on, tuples replayed, seconds until delays were back at two distribution epochs."""
-    (told,) = report["checkpoints"]["recoveries"]
+    (recovery,) = report["checkpoints"]["recoveries"]
     events = pq.read_table(out / "metrics" / "events.parquet").to_pylist()
-    went_on_us = next(e["time_us"] for e in events if e["kind"] == "recovered")
-    noticed_us = went_on_us - told["s"] * 1e6
+    resumed_us = next(e["time_us"] for e in events if e["kind"] == "recovered")
+    noticed_us = resumed_us - recovery["s"] * 1e6
     table = pq.read_table(out / "metrics" / "slaves.parquet", columns=["epoch_end_us", "delay_mean_us", "pairs"]).to_pydict()
     end, delay = (np.array(table[name], np.float64) for name in ("epoch_end_us", "delay_mean_us"))
-    late = (end >= went_on_us) & (delay > 2 * report["config"]["cluster"]["distribution_epoch_us"])
-    calm_us = float(end[late].max(initial=went_on_us))
+    late = (end >= resumed_us) & (delay > 2 * report["config"]["cluster"]["distribution_epoch_us"])
+    calm_us = float(end[late].max(initial=resumed_us))
     held = report["config"]["queries"][0]["upper_us"] / 1e6 * report["config"]["workload"]["rate_per_s"] * 2
     calm_s = (calm_us - noticed_us) / 1e6
     return {
-        "s": told["s"],
-        "tuples": told["tuples"],
+        "s": recovery["s"],
+        "tuples": recovery["tuples"],
         "calm_s": calm_s,
         "delay_s": report["delay_s"]["max"],
         "window_tuples": held,

@@ -1,11 +1,11 @@
-"""Is the planner right? Predicted against measured throughput and production delay, on real MPI ranks of this machine.
+"""Accuracy of the model: predicted against measured throughput and production delay, on real MPI ranks of this machine.
 
 What: twelve configurations that differ in slaves, pace, rate, skew, distribution epoch, fine tuning, node speeds, payload and
-moves; each is run with `swjoin run -n` and foretold with one set of costs, measured on this machine before or given. No cost is
-changed for a configuration. Every answer is compared with DuckDB's. Throughput and delay are those of the second half of the
+moves; each is run with `swjoin run -n` and modelled with one set of costs, measured on this machine before or given, and the
+same for all configurations. Every answer is compared with DuckDB's. Throughput and delay are those of the second half of the
 distribution epochs, as in the paper: a short run spends much of its time on starting, on memory used for the first time, and on
 its report.
-Why: a forecast whose error nobody knows is an opinion.
+Why: a forecast needs a known error.
 Stays out: keeping the figures; they are printed.
 
 Usage: python -m benchmarks.simulation [--costs FILE] [--repeat N] [--only NAME ...] [--fit NAME] [--json FILE] [--tiny]
@@ -77,7 +77,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 def measure(slaves: int, plain: dict[str, Any]) -> dict[str, Any]:
-    """run.json of a real run."""
+    """Run for real; returns run.json."""
     with tempfile.TemporaryDirectory(prefix="swjoin-simulation-") as folder:
         path = Path(folder) / "config.yaml"
         path.write_text(yaml.safe_dump(plain))
@@ -90,7 +90,7 @@ def measure(slaves: int, plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def checked(runs: list[dict[str, Any]], config: RunConfig) -> int:
-    """The number of pairs of all these runs; SystemExit when one is wrong."""
+    """The number of pairs of these runs; SystemExit when one is wrong."""
     answer = expected(config.workload, config.seed, config.query.bounds)
     for report in runs:
         found = report["results"]["count"], report["results"]["digest"]
@@ -120,7 +120,7 @@ def _error(predicted: float, measured: float) -> str:
 
 
 def fitted(costs: CostModel, name: str, rate: float, cores: int) -> CostModel:
-    """The costs with the sharing of cores at which this configuration is foretold as measured; the others are then held out."""
+    """The costs with shared_capacity fitted to this configuration; the other configurations are then held out."""
     slaves, plain = CASES[name]
     low, high = 0.1, 1.0
     for _ in range(12):
@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--costs", help="a preset or a file of swjoin calibrate (default: measure now)")
     parser.add_argument("--repeat", type=int, default=3, help="real runs per configuration; the median counts")
     parser.add_argument("--only", nargs="+", choices=CASES, metavar="NAME")
-    parser.add_argument("--fit", choices=CASES, metavar="NAME", help="set shared_capacity so that this run is foretold right")
+    parser.add_argument("--fit", choices=CASES, metavar="NAME", help="fit shared_capacity to this run")
     parser.add_argument("--json", type=Path)
     args = parse(parser, repeat=1, only=["1 slave", "3 slaves, real time"])
     costs: CostModel = calibrate(args.tiny, lambda line: None)[0] if args.costs is None else load_costs(args.costs)
@@ -159,18 +159,18 @@ def main() -> None:
         if name == args.fit:
             costs = fitted(costs, name, statistics.median(r["steady"][0] for r in runs), cores)
         planned = plan(config_from_plain(plain), slaves, costs, host_cores=cores)
-        told = forecast(planned, "benchmarks.simulation")
-        foretold = steady(dict(zip(COLUMNS, np.stack(planned.metrics).T, strict=True)))
+        report = forecast(planned, "benchmarks.simulation")
+        predicted = steady(dict(zip(COLUMNS, np.stack(planned.metrics).T, strict=True)))
         rate, delay, work = (statistics.median(r["steady"][i] for r in runs) for i in (0, 1, 2))
         pairs = checked(runs, config_from_plain(plain))
         print(
-            f"| {name} | {foretold[0]:,.0f} | {rate:,.0f} | {_error(foretold[0], rate)} | {foretold[1] * 1e3:,.1f} ms | "
-            f"{delay * 1e3:,.1f} ms | {_error(foretold[1], delay)} | "
-            f"{foretold[2]:.0f} and {work:.0f} | {told['moves']} and {runs[0]['moves']} | "
-            f"{_error(told['results']['count'], pairs)} |",
+            f"| {name} | {predicted[0]:,.0f} | {rate:,.0f} | {_error(predicted[0], rate)} | {predicted[1] * 1e3:,.1f} ms | "
+            f"{delay * 1e3:,.1f} ms | {_error(predicted[1], delay)} | "
+            f"{predicted[2]:.0f} and {work:.0f} | {report['moves']} and {runs[0]['moves']} | "
+            f"{_error(report['results']['count'], pairs)} |",
             flush=True,
         )
-        out.append({"name": name, "predicted": foretold, "measured": (rate, delay, work), "first": told["saturates_first"]})
+        out.append({"name": name, "predicted": predicted, "measured": (rate, delay, work), "first": report["saturates_first"]})
     counted = [r for r in out if r["name"] != args.fit]
     errors = [[abs(r["predicted"][i] / r["measured"][i] - 1) for r in counted] for i in (0, 1)]
     for what, values in zip(("throughput", "mean delay"), errors, strict=True):

@@ -108,7 +108,7 @@ SPARKS: dict[str, Join] = {
 # ---------------------------------------------------------------- measuring
 
 
-_seen: dict[int, int] = {}  # ticks of every process that was ever below this one: nobody waits for Python workers that end
+_seen: dict[int, int] = {}  # ticks of all descendants so far: finished Python workers are not waited for
 
 
 def cpu_s() -> float:
@@ -141,7 +141,7 @@ class Bench:
         self.sources: dict[str, tuple[Any, Any]] = {OURS: self.frames, FILES_OURS: files}
 
     def count(self, name: str) -> tuple[int, str]:
-        """Spark's optimizer sees for itself that a count needs no more than the ids; ours is told."""
+        """Spark's optimizer finds that a count needs only the ids; ours gets a list of columns."""
         if name in SPARKS:
             joined = SPARKS[name](*self.frames, self.window_us, self.partitions)
         else:

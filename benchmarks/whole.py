@@ -2,7 +2,7 @@
 
 What: one function per measurement; each checks the answer of every run. Joins are timed from the first tuple in to the last
 result out (`join_s` in run.json), so without start-up; DuckDB from the query to its end.
-Why: what matters to a user is the command, not a kernel.
+Why: users run commands, not kernels.
 Stays out: tables and repetition (`run.py`).
 """
 

@@ -1,7 +1,7 @@
-"""How a run adapted itself: occupancy against the thresholds, active slaves, moves, and what it did to the production delay.
+"""Adaptation of a run over time: occupancy against the thresholds, active slaves, moves, and production delay.
 
-What: `plot(run_dir) -> Figure`, `save(run_dir) -> paths` (DIR/plots/adaptation.png and .svg; none when nothing is to be seen).
-Why: whether moves followed load, and what they cost, is seen only with all four on one time axis.
+What: `plot(run_dir) -> Figure`, `save(run_dir) -> paths` (DIR/plots/adaptation.png and .svg; none without adaptation).
+Why: all four on one time axis show whether moves followed load, and what they cost.
 Stays out: aggregation; it reads DIR/metrics/events.parquet, DIR/metrics/slaves.parquet and DIR/run.json.
 """
 
@@ -21,7 +21,7 @@ from . import stored
 from .style import bar_style, figure, legend, points, series_style
 from .style import save as save_figure
 
-MOST_BARS = 60  # more moves than that are shown as bytes per second
+MOST_BARS = 60  # more moves are shown as bytes per second
 
 
 def has_adapted(run_dir: Path) -> bool:
@@ -68,7 +68,7 @@ def _occupancy(axis: Axes, events: stored.Columns, slaves: np.ndarray, settings:
     times = np.unique(events["time_us"][mine])
     for i, slave in enumerate(slaves):
         own = mine & (events["slave"] == slave)
-        values = np.full(len(times), np.nan)  # a resting slave reports nothing: its line has a gap
+        values = np.full(len(times), np.nan)  # an inactive slave reports nothing: its line has a gap
         values[np.searchsorted(times, events["time_us"][own])] = events["amount"][own]
         axis.plot(times / 1e6, values, marker=".", markersize=4, label=f"slave {slave}", **series_style(i))
     for name, label, style in (("supplier_threshold", "Th_sup", "--"), ("consumer_threshold", "Th_con", ":")):
@@ -79,7 +79,7 @@ def _occupancy(axis: Axes, events: stored.Columns, slaves: np.ndarray, settings:
 
 
 def _moves(axis: Axes, events: stored.Columns, slaves: np.ndarray, end_s: float) -> None:
-    """A bar for each move, as long as it was held back; with many moves, the bytes that left each slave per second."""
+    """A bar for each move, as long as its hold-back; with many moves, bytes per second that left each slave."""
     done = {name: column[events["kind"] == "released"] for name, column in events.items()}
     if len(done["kind"]) > MOST_BARS:
         left = events["kind"] == "left"
@@ -118,7 +118,7 @@ def _delay(axis: Axes, rows: stored.Columns, slaves: np.ndarray) -> None:
     for i, slave in enumerate(slaves):
         own = (rows["slave"] == slave) & (rows["pairs"] > 0)
         epochs = rows["epoch"][own]
-        # Epochs without pairs of this slave, and those in which it rested, interrupt its line.
+        # Epochs in which this slave had no pairs or was inactive interrupt its line.
         gaps = np.flatnonzero(np.diff(epochs) > 1) + 1
         time = np.insert(rows["epoch_end_us"][own] / 1e6, gaps, np.nan)
         style = {**series_style(i), "linewidth": 0.7, "marker": points(len(epochs)), "markersize": 3}

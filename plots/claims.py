@@ -1,8 +1,8 @@
-"""Whether what the paper claims of its figures 5 to 14 was seen here: one criterion per figure, which can fail.
+"""Verdicts on the paper's claims about its figures 5 to 14: one criterion per figure.
 
-What: `judge(figure, table) -> Verdict`, `JUDGES` (figure -> its criterion).
-Why: a verdict that a person writes drifts towards what was hoped for; a rule written before the measurement does not.
-Stays out: where a curve saturates (`saturation`), drawing, reading files, the paper's wording (`experiments/`).
+What: `assess(figure, table) -> Verdict`, `CRITERIA` (figure -> its criterion).
+Why: verdicts by hand drift towards the hoped-for result; a rule written before the measurement does not.
+Stays out: where a curve saturates (`knee`), drawing, reading files, the paper's wording (`experiments/`).
 
 Verdicts: "holds", "holds in shape" (the direction is right, a number or a regularity is not), "does not hold", "not measured".
 """
@@ -15,7 +15,9 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
-from .saturation import GROWTH, falls, grows, saturation, stays
+from swjoin.monitor.sustainability import GROWTH
+
+from .knee import falls, find_knee, grows, stays
 from .sweep_tables import EPOCH, RATE, Curve, Table, Where, quantity, setting
 
 HOLDS, SHAPE, FAILS, UNKNOWN = "holds", "holds in shape", "does not hold", "not measured"
@@ -33,12 +35,12 @@ class Verdict:
     why: str
 
 
-def judge(figure: int, table: Table) -> Verdict:
+def assess(figure: int, table: Table) -> Verdict:
     """The verdict on a figure of the paper."""
-    return JUDGES[figure](table)
+    return CRITERIA[figure](table)
 
 
-# ---------------------------------------------------------------- what several criteria need
+# ---------------------------------------------------------------- shared by criteria
 
 
 def trend(y: np.ndarray) -> float:
@@ -60,7 +62,7 @@ def line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
 
 
 def _spread(curve: Curve) -> float:
-    """How far the repeats of a point lie apart: the widest range at its two ends."""
+    """Spread of the repeats: the wider range of the curve's two ends."""
     return float(max(curve.high[0] - curve.low[0], curve.high[-1] - curve.low[-1]))
 
 
@@ -69,7 +71,7 @@ def _rates(values: list[float]) -> str:
 
 
 def _four(table: Table, where: Where) -> Where:
-    """The paper's four slaves, if the table tells their number."""
+    """The same points with the paper's four slaves, if the table has several numbers of slaves."""
     return {"slaves": 4.0, **where} if 4.0 in table.values("slaves") else where
 
 
@@ -78,16 +80,16 @@ def _four(table: Table, where: Where) -> Where:
 
 def _left_out(table: Table, curves: list[tuple[str, Where]]) -> list[str]:
     """A note on rates of these curves that have no valid run."""
-    gone = [(name, table.gone("delay_mean_s", RATE, where)) for name, where in curves]
-    said = [f"{name} at {_rates(rates)}" for name, rates in gone if rates]  # type: ignore[arg-type]
-    return [f"Left out, because no run of them is valid: {'; '.join(said)} tuples/s/stream"] if said else []
+    missing = [(name, table.missing("delay_mean_s", RATE, where)) for name, where in curves]
+    parts = [f"{name} at {_rates(rates)}" for name, rates in missing if rates]  # type: ignore[arg-type]
+    return [f"Left out, because no run of them is valid: {'; '.join(parts)} tuples/s/stream"] if parts else []
 
 
 def _saturation_grows(table: Table) -> tuple[str, list[str]]:
     curves = [(setting("slaves", slaves), {"slaves": slaves, **ON}) for slaves in table.values("slaves")]
-    gone, widest, knees = _left_out(table, curves), (0.0, ""), {}
+    left_out, widest, knees = _left_out(table, curves), (0.0, ""), {}
     for name, where in curves:
-        knee, delay = saturation(table, where), table.curve("delay_mean_s", RATE, None, where)
+        knee, delay = find_knee(table, where), table.curve("delay_mean_s", RATE, None, where)
         if knee is None:
             continue
         knees[name] = knee
@@ -95,27 +97,27 @@ def _saturation_grows(table: Table) -> tuple[str, list[str]]:
         if len(before) > 1 and before.max() / before.min() > widest[0]:
             widest = (float(before.max() / before.min()), name)
     if len(knees) < 2:
-        return UNKNOWN, ["Fewer than two numbers of slaves were measured", *gone]
+        return UNKNOWN, ["Fewer than two numbers of slaves were measured", *left_out]
     if all(knee.rate is None for knee in knees.values()):
-        return UNKNOWN, ["No measured rate saturated", *gone]
-    said = [f"{name}: {f'above {quantity(k.flat)}' if k.rate is None else quantity(k.rate)}" for name, k in knees.items()]
-    notes = [f"The lowest measured rate that saturates (tuples/s/stream) is {'; '.join(said)}."]
+        return UNKNOWN, ["No measured rate saturated", *left_out]
+    rates = [f"{name}: {f'above {quantity(k.flat)}' if k.rate is None else quantity(k.rate)}" for name, k in knees.items()]
+    notes = [f"The lowest measured rate that saturates (tuples/s/stream) is {'; '.join(rates)}."]
     flat = [name for name, knee in knees.items() if knee.rate is None]
     if flat:
         notes.append(f"In the measured range the system did not saturate with {', '.join(flat)}.")
-    notes += gone
+    notes += left_out
     for (first, a), (second, b) in combinations(knees.items(), 2):
         if falls(a, b):
             return FAILS, [*notes, f"It is lower with {second} than with {first}."]
     order = list(knees.values())
     if stays(order[0], order[-1]):
         return FAILS, [*notes, "It does not grow."]
-    untold = [f"{first} and {second}" for (first, a), (second, b) in pairwise(knees.items()) if not grows(a, b)]
-    if untold:
-        notes.append(f"Between {', '.join(untold)} the measured rates lie too far apart, or end too early, to tell.")
+    unordered = [f"{first} and {second}" for (first, a), (second, b) in pairwise(knees.items()) if not grows(a, b)]
+    if unordered:
+        notes.append(f"Between {', '.join(unordered)} the measured rates lie too far apart, or end too early, to tell.")
     if not any(grows(a, b) for a, b in combinations(order, 2)):
         return UNKNOWN, notes
-    verdict = SHAPE if untold else HOLDS
+    verdict = SHAPE if unordered else HOLDS
     unseen = [name for name, knee in knees.items() if knee.flat == 0]
     if unseen:
         verdict = SHAPE
@@ -131,12 +133,12 @@ def _saturation_grows(table: Table) -> tuple[str, list[str]]:
 def figure_5(table: Table) -> Verdict:
     """The saturating rate grows with the slaves; before it the delay varies little.
 
-    Of a curve that no measured rate saturates it is known only that it saturates above its last rate. holds: it grows from each
-    number of slaves to the next, and before it highest / lowest delay <= 1.5 for each. In shape: it grows between some and
-    falls nowhere, but two are equal or their order cannot be told, or the delay varies more, or a lowest measured rate
-    saturates already. Does not hold: more slaves saturate at a rate that fewer sustain, or at a lower one, or (the most against
-    the fewest) at the same; where a run is missing just before it, only the first counts. Not measured: fewer than two numbers
-    of slaves, none saturated, or the order of no two can be told.
+    A curve without a saturating measured rate saturates somewhere above its last rate. holds: the saturating rate grows from
+    each number of slaves to the next, and below it highest / lowest delay <= 1.5 for each. In shape: it grows between some and
+    falls nowhere, but two are equal or their order is unknown, or the delay varies more, or a lowest measured rate saturates
+    already. Does not hold: more slaves saturate at a rate that fewer sustain, or at a lower one, or (the most against the
+    fewest) at the same; where a run is missing just before it, only the first counts. Not measured: fewer than two numbers of
+    slaves, none saturated, or no two of known order.
     """
     verdict, notes = _saturation_grows(table)
     return Verdict(verdict, " ".join(_sentence(note) for note in notes))
@@ -161,9 +163,9 @@ def figure_6(table: Table) -> Verdict:
 def figure_7(table: Table) -> Verdict:
     """CPU time is lower with tuning, and the ratio without / with grows with the rate.
 
-    Rates at which even the tuned slaves compute 95 % of the time say nothing and are left out; for the growth of the ratio
-    those at which the untuned do. Rates at which no partition-group is large enough to be split (as many mini-partition-groups
-    with tuning as without) say nothing about it either. holds: cpu_s and work_s are lower at every rate, and the ratio of
+    Rates at which even the tuned slaves compute 95 % of the time are left out; for the growth of the ratio also those at which
+    the untuned do. Rates at which no partition-group is large enough to be split (as many mini-partition-groups with tuning as
+    without) are left out too. holds: cpu_s and work_s are lower at every rate, and the ratio of
     cpu_s grows (last > first, trend > 0) over at least two rates. In shape: cpu_s is lower at every rate, the rest is not so
     or cannot be seen. Does not hold: cpu_s is not lower at some rate.
     """
@@ -178,8 +180,8 @@ def figure_7(table: Table) -> Verdict:
     free = [(rate, off / on) for rate, on, off in seen if off < FULL and on > 0]
     ratios = np.array([ratio for _, ratio in free])
     grows = len(free) > 1 and ratios[-1] > ratios[0] and trend(ratios) > 0
-    judged = {rate for rate, _, _ in seen}
-    work = [(rate, on, off) for rate, on, off in _tuning_pairs(table, "work_s", "mean") if rate in judged]
+    rates = {rate for rate, _, _ in seen}
+    work = [(rate, on, off) for rate, on, off in _tuning_pairs(table, "work_s", "mean") if rate in rates]
     worked = bool(work) and all(off > on for _, on, off in work)
     rate, on, off = seen[-1]
     why = [f"At {quantity(rate)} tuples/s/stream a slave computes {off:.1f} s per minute without tuning and {on:.1f} s with"]
@@ -218,22 +220,22 @@ def figure_8(table: Table) -> Verdict:
     holds: the delay is at least 3-fold, or grows without tuning (>= 0.02 s per s) and not with; and 48 s lie between half the
     lower and twice the higher extrapolation. In shape: the first only, or at another rate than 4000: without tuning the system
     saturates at a lower rate than with. Does not hold: neither, and 4000 was measured, or it is certain (figure 5) that the
-    system does not saturate earlier without tuning. Not measured: otherwise.
+    system does not saturate at a lower rate without tuning. Not measured: otherwise.
     """
     pairs = {rate: (on, off) for rate, on, off in _tuning_pairs(table, "delay_mean_s", "run")}
     curves = [("with tuning", _four(table, ON)), ("without tuning", _four(table, OFF))]
-    knee_on, knee_off = (saturation(table, where) for _, where in curves)
-    gone = _left_out(table, curves)
+    knee_on, knee_off = (find_knee(table, where) for _, where in curves)
+    left_out = _left_out(table, curves)
     if not pairs or knee_on is None or knee_off is None:
-        return Verdict(UNKNOWN, " ".join(_sentence(w) for w in ("No rate was measured with and without tuning", *gone)))
+        return Verdict(UNKNOWN, " ".join(_sentence(w) for w in ("No rate was measured with and without tuning", *left_out)))
     growth = {rate: (on, off) for rate, on, off in _tuning_pairs(table, "delay_growth", "run")}
-    said = [
+    saturates = [
         f"does not saturate in the measured range (up to {quantity(k.flat)})"
         if k.rate is None
         else f"saturates at {quantity(k.rate)} tuples/s/stream"
         for k in (knee_on, knee_off)
     ]
-    why = [f"With tuning the system {said[0]}, without it {said[1]}", *gone]
+    why = [f"With tuning the system {saturates[0]}, without it {saturates[1]}", *left_out]
     several = near = False
     if 4000.0 in pairs:
         on, off = pairs[4000.0]
@@ -378,7 +380,7 @@ def figure_12(table: Table) -> Verdict:
 
 
 def _over_epoch(table: Table, metric: str, over: str, sign: int, say: Callable[[Where, Curve], str]) -> Verdict:
-    """The common part of figures 13 and 14: each arrival rate that was measured is judged by itself."""
+    """The common part of figures 13 and 14: each measured arrival rate has its own verdict."""
     rates = table.values(RATE)
     verdicts, notes = [], []
     for where in [{RATE: rate} for rate in rates] or [{}]:
@@ -401,8 +403,8 @@ def figure_13(table: Table) -> Verdict:
     """The delay grows with t_d.
 
     holds: at every measured rate, from the shortest t_d to the longest by more than the repeats' spread, with rank correlation
-    >= 0.9. In shape: the first only, or not at every rate. Does not hold: at no rate. The slope is told beside what waiting
-    gives: a tuple waits half a t_d at the master, then half the time that its slave is busy with a delivery: 0.5 + busy / 2.
+    >= 0.9. In shape: the first only, or not at every rate. Does not hold: at no rate. The slope is stated beside that of
+    waiting alone: half a t_d at the master, then half the time that a slave is busy with a delivery: 0.5 + busy / 2.
     """
 
     def say(where: Where, curve: Curve) -> str:
@@ -419,7 +421,7 @@ def figure_14(table: Table) -> Verdict:
     return _over_epoch(table, "communication_s", "mean", -1, lambda where, curve: "s per minute")
 
 
-JUDGES: dict[int, Callable[[Table], Verdict]] = {
+CRITERIA: dict[int, Callable[[Table], Verdict]] = {
     5: figure_5,
     6: figure_6,
     7: figure_7,

@@ -1,7 +1,7 @@
-"""Runs of one workload above each other: the same with moves and without, or with different policies.
+"""Runs of one workload compared: with and without moves, or with different policies.
 
 What: `plot({label: run_dir}) -> Figure`, `save(runs, folder, name) -> paths`.
-Why: what adapting gains and costs is a difference between runs.
+Why: the gain and the cost of adapting are differences between runs.
 Stays out: one run alone (`run_overview`, `adaptation`), making the runs.
 """
 
@@ -27,7 +27,7 @@ def plot(runs: Mapping[str, Path]) -> Figure:
     fig, (delay, occupancy, active, communication) = figure(4, 2.1)
     most, end_s = 1, 0.0
     for i, (label, run_dir) in enumerate(runs.items()):
-        # Where runs are alike their lines cover each other: the earlier ones are broader, so that they show.
+        # Earlier lines are broader, so that they are visible where runs are alike.
         style = {**series_style(i), "linewidth": 1.2 + 0.9 * (len(runs) - 1 - i)}
         report, rows = stored.report(run_dir), stored.metrics(run_dir)
         epochs, index = np.unique(rows["epoch"], return_inverse=True)

@@ -1,8 +1,8 @@
-"""What a figure asks of an experiment: its metrics and its panels.
+"""Metrics and panels of an experiment's figure.
 
-What: `read`, `read_all`, `panels`, `needed_metrics`; FIGURE_METRICS, what the paper's figures and verdicts read.
-Why: figures, verdicts and the page of the reproduction ask the same few things.
-Stays out: the file's form and everything about running it (`swjoin.sweeps`), tables.
+What: `read`, `read_all`, `panels`, `needed_metrics`; FIGURE_METRICS, the metrics of the paper's figures and verdicts.
+Why: shared by figures, verdicts and the page of the reproduction.
+Stays out: the file's format and running an experiment (`swjoin.sweeps`), tables.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What an experiment past the paper found, in sentences: extremes, and ratios to a reference.
+"""Findings of an experiment past the paper, in sentences: extremes, and ratios to a reference.
 
 What: `findings(table, metrics) -> str`.
-Why: such an experiment has no claim to judge, but its numbers should say what they are: measured, or bounds of a search.
+Why: such an experiment has no claim; its numbers are marked as measured, or as bounds of a search.
 Stays out: drawing, verdicts on the paper's claims (`claims`).
 """
 
@@ -16,7 +16,7 @@ _SIDE = {BELOW: -1, "": 0, AT_LEAST: 1}  # of the shown value on which the true 
 
 
 def findings(table: Table, metrics: list[tuple[str, str | None]]) -> str:
-    """Of each metric its largest and smallest value, where they were measured, and their ratio; ratios to the reference."""
+    """For each metric its highest and lowest value with their points and ratio, and ratios to the reference."""
     said = []
     for metric, over in metrics:
         rows = [row for row in table.select(metric, over) if row.counts]
@@ -57,7 +57,7 @@ def _extremes(table: Table, metric: str, rows: list[Row]) -> str:
 
 
 def _ratio(a: Row, b: Row) -> str:
-    """a / b in words, as a bound if one of them is; empty when it is not known."""
+    """a / b in words, as a bound if one of them is; empty when unknown."""
     sides = {side for side in (_SIDE.get(a.censored, 0), -_SIDE.get(b.censored, 0)) if side}
     if _mean(b) <= 0 or len(sides) > 1:
         return ""

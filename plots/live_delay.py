@@ -1,7 +1,7 @@
 """Delay over the distribution epoch at a low rate: inside the run, and from a producer's push to a consumer.
 
 What: `plot(folder) -> Figure`, `save(folder) -> paths` (FOLDER/plots/live_delay.png and .svg).
-Why: the distribution epoch is the price of batching; how much of it a user sees is what the epoch is chosen by.
+Why: the distribution epoch is the price of batching; it is chosen by the delay that a user sees.
 Stays out: the sessions (`benchmarks/live.py`); it reads FOLDER/delay.json.
 """
 

@@ -1,8 +1,8 @@
-"""The page docs/reproduction.md: every experiment's claim, figure and verdict, from the committed tables.
+"""Generates docs/reproduction.md: every experiment's claim, figure and verdict, from the committed tables.
 
 What: `python -m plots.reproduction [--from SWEEPS_DIR | --names]`; `collect` (sweeps -> committed tables), `build` (page).
-Why: the page must follow from what was measured; anyone can write it again, and gets the same text.
-Stays out: measuring and aggregating (`swjoin sweep`, `swjoin aggregate`), criteria (`claims`), what people wrote
+Why: the page follows from the measurements; generating it again gives the same text.
+Stays out: measuring and aggregating (`swjoin sweep`, `swjoin aggregate`), criteria (`claims`), text by hand
 (docs/reproduction/notes.md).
 """
 
@@ -54,7 +54,7 @@ missing or invalid.
 
 
 def find_sweeps(folder: Path, experiments: Sequence[Experiment]) -> dict[str, Path]:
-    """Owner -> directory of its sweep. With several presets the experiment's own one counts, then paper, quick, none."""
+    """Owner -> directory of its sweep. Of several presets: the experiment's own one, then paper, quick, none."""
     wanted = {e.source.name: e.source.preset for e in experiments}
     found: dict[str, list[tuple[int, str, Path]]] = {}
     for info_path in sorted(folder.glob("*/experiment.json")):
@@ -69,7 +69,7 @@ def find_sweeps(folder: Path, experiments: Sequence[Experiment]) -> dict[str, Pa
 
 
 def collect(folder: Path, experiments: Sequence[Experiment], tables: Path) -> list[Path]:
-    """Copy each sweep's experiment.json and those rows of its table that are read. UserError when one is too large."""
+    """Copy each sweep's experiment.json and the needed rows of its table. UserError when a table is too large."""
     tables.mkdir(parents=True, exist_ok=True)
     written = []
     for name, sweep in sorted(find_sweeps(folder, experiments).items()):
@@ -91,7 +91,7 @@ def collect(folder: Path, experiments: Sequence[Experiment], tables: Path) -> li
 
 
 def _short(column: str, text: str) -> str:
-    """Six digits are enough for every figure and keep the committed tables small."""
+    """A number with six digits, which keeps the committed tables small."""
     return f"{float(text):.6g}" if column in sweep_tables.STATISTICS and text not in ("", "null", "None") else text
 
 
@@ -99,12 +99,12 @@ def _short(column: str, text: str) -> str:
 
 
 def build(root: Path = ROOT, svg: Path | None = None, draw: bool = True) -> list[Path]:
-    """Figures of all experiments that have a table, and docs/reproduction.md. Returns what was written."""
+    """Write the figures of all experiments with a table, and docs/reproduction.md. Returns the paths."""
     experiments, folder = read_all(root / "experiments"), root / "docs" / "reproduction"
     written, sections, summary = [], {True: [], False: []}, []  # type: ignore[var-annotated]
     used: dict[str, Table] = {}
     for experiment in experiments:
-        text = [f"### {_heading(experiment)}", _said(experiment)]
+        text = [f"### {_heading(experiment)}", _about(experiment)]
         verdict = claims.Verdict(claims.UNKNOWN, "No table is committed yet.")
         if (folder / "tables" / f"{experiment.source.name}.csv").is_file():
             table = used.setdefault(experiment.source.name, sweep_tables.load_stored(folder / "tables", experiment.source.name))
@@ -117,7 +117,7 @@ def build(root: Path = ROOT, svg: Path | None = None, draw: bool = True) -> list
                     written += sweep_figures.save(table, experiment, folder, DOCS_DPI, ("png",))
                     written += sweep_figures.save(table, experiment, svg, kinds=("svg",)) if svg is not None else []
                 text.append(f"![{_heading(experiment)}](reproduction/{experiment.name}.png)")
-                verdict = _judge(table, experiment)
+                verdict = _verdict(table, experiment)
         if experiment.figure is not None:
             text.append(f"**{verdict.verdict.capitalize()}.** {verdict.why}")
             link = f"[{experiment.figure}](#{_anchor(_heading(experiment))})"
@@ -138,9 +138,9 @@ def build(root: Path = ROOT, svg: Path | None = None, draw: bool = True) -> list
     return [*written, target]
 
 
-def _judge(table: Table, experiment: Experiment) -> claims.Verdict:
+def _verdict(table: Table, experiment: Experiment) -> claims.Verdict:
     if experiment.figure is not None:
-        return claims.judge(experiment.figure, table)
+        return claims.assess(experiment.figure, table)
     return claims.Verdict("found", findings(table, panels(experiment)))
 
 
@@ -157,7 +157,7 @@ def _anchor(heading: str) -> str:
     return heading.lower().replace(" ", "-")
 
 
-def _said(experiment: Experiment) -> str:
+def _about(experiment: Experiment) -> str:
     parts = [experiment.question]
     if experiment.claim:
         parts.append(f"**The paper says:** {experiment.claim}")
@@ -167,7 +167,7 @@ def _said(experiment: Experiment) -> str:
 
 
 def _provenance(table: Table, experiment: Experiment) -> str:
-    """From which table and which runs."""
+    """The table and the runs behind a section."""
     info, (counted, invalid, failed) = table.info, table.left_out()
     runs = {row.runs for row in table.rows if row.runs > 0}
     repeats = f"{min(runs)} to {max(runs)} runs" if len(runs) > 1 else f"{max(runs, default=0)} run" + "s" * (runs != {1})
@@ -182,12 +182,12 @@ def _provenance(table: Table, experiment: Experiment) -> str:
 
 
 def _excerpt(table: Table, experiment: Experiment) -> list[str]:
-    said, rows = sweep_figures.excerpt(table, experiment)
-    return [*([f"{said}:"] if said else []), _table(rows)] if len(rows) > 1 else []
+    title, rows = sweep_figures.excerpt(table, experiment)
+    return [*([f"{title}:"] if title else []), _table(rows)] if len(rows) > 1 else []
 
 
 def _machines(used: dict[str, Table]) -> str:
-    """What was measured where: one line per combination of machine, commit, preset and node speed."""
+    """A table with a line per combination of machine, commit, preset and node speed."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, table in sorted(used.items()):
         info = table.info
@@ -206,7 +206,7 @@ def _machines(used: dict[str, Table]) -> str:
 
 
 def _notes(path: Path) -> str:
-    """The hand-written part; its links are relative to its own folder, one below this page's."""
+    """The part by hand; its links are relative to its own folder, one below this page's."""
     if not path.is_file():
         return "Not written yet (docs/reproduction/notes.md)."
     text = re.sub(r"(?m)^# .*\n+", "", path.read_text().strip(), count=1)
@@ -223,7 +223,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
-    """Copy tables if asked to, draw, write the page."""
+    """Copy tables (`--from`), draw, write the page."""
     parser = argparse.ArgumentParser(prog="python -m plots.reproduction", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--from", dest="sweeps", metavar="SWEEPS_DIR", type=Path, help="first copy the tables of these sweeps")
     parser.add_argument("--names", action="store_true", help="only print the experiments that have runs of their own")

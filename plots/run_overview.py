@@ -1,7 +1,7 @@
 """One run over time: throughput, production delay, and the stream buffer's occupancy per slave.
 
 What: `plot(run_dir) -> Figure`, `save(run_dir) -> paths` (DIR/plots/overview.png and .svg).
-Why: whether a run kept up, and which slave did not, is seen at a glance.
+Why: shows whether a run kept up, and which slave did not.
 Stays out: aggregation; it reads DIR/metrics/slaves.parquet and DIR/run.json.
 """
 

@@ -1,8 +1,8 @@
-"""A soak over time: the memory of every rank, the slaves, and what waits at the master, with each kill and each resumption.
+"""A soak over time: memory of every rank, slaves, and tuples waiting at the master, with each kill and each resumption.
 
 What: `plot(folder) -> Figure`, `save(folder) -> paths` (FOLDER/plots/soak.png and .svg), and `python -m plots.soak FOLDER`.
-Why: whether memory is flat, and what moved it when it is not, is seen only beside what befell the run.
-Stays out: the run and the verdicts (`tests.tools.soak.run`); it reads the table of memory, FOLDER/soak.json and
+Why: shows whether memory is flat, and beside which events it changes.
+Stays out: the run and the verdicts (`tests.tools.soak.run`), which write the table of memory, FOLDER/soak.json and
 FOLDER/checkpoints.json.
 """
 
@@ -37,10 +37,10 @@ def _table(path: Path) -> dict[str, np.ndarray]:
 def plot(folder: Path) -> Figure:
     """Memory by rank, living and active slaves, and the master's undelivered tuples at each checkpoint. UserError without a
     soak."""
-    told = json.loads((folder / "soak.json").read_text()) if (folder / "soak.json").is_file() else {}
-    if "table" not in told:
+    soak = json.loads((folder / "soak.json").read_text()) if (folder / "soak.json").is_file() else {}
+    if "table" not in soak:
         raise UserError(f"{folder}: holds no soak that has ended")
-    samples, cuts = _table(Path(told["table"])), json.loads((folder / "checkpoints.json").read_text())
+    samples, cuts = _table(Path(soak["table"])), json.loads((folder / "checkpoints.json").read_text())
     fig, (memory, slaves, waiting) = figure(3, 2.6)
     _memory(memory, samples)
     _slaves(slaves, samples, cuts)
@@ -51,17 +51,17 @@ def plot(folder: Path) -> Figure:
     waiting.set_ylabel("read and not delivered\nat checkpoints (MiB)")
     waiting.set_xlabel("time since the start of the soak (min)")
     for axis in (memory, slaves, waiting):
-        _marks(axis, told, label=axis is memory)
+        _marks(axis, soak, label=axis is memory)
     legend(memory)
     legend(slaves)
     lines = [
         f"{g['role']}: mean {g['mean_bytes'] / _MIB:.0f} MiB, {100 * g['within_per_min'] / g['mean_bytes']:+.2f} % a minute "
         f"within stretches, {100 * g['over_all_per_min'] / g['mean_bytes']:+.2f} % over all"
-        for g in told.get("memory", [])
+        for g in soak.get("memory", [])
     ]
     fig.suptitle(
-        f"{told['rate_per_s']:,.0f} tuples/s and stream, W = {told['shape']['window_s']:g} s, checkpoints every "
-        f"{told['shape']['checkpoint_s']:g} s: {len(told['strikes'])} strikes, {len(told['parts'])} parts",
+        f"{soak['rate_per_s']:,.0f} tuples/s and stream, W = {soak['shape']['window_s']:g} s, checkpoints every "
+        f"{soak['shape']['checkpoint_s']:g} s: {len(soak['strikes'])} kills, {len(soak['parts'])} parts",
         fontsize="medium",
     )
     caption(fig, "; ".join(lines))
@@ -69,7 +69,7 @@ def plot(folder: Path) -> Figure:
 
 
 def _memory(axis: Axes, samples: dict[str, np.ndarray]) -> None:
-    """A line per rank; where its process is another one, the line has a gap."""
+    """A line per rank, with a gap where its process was replaced."""
     for i, rank in enumerate(np.unique(samples["rank"])):
         mine = samples["rank"] == rank
         gaps = np.flatnonzero(np.diff(samples["pid"][mine])) + 1
@@ -92,8 +92,8 @@ def _slaves(axis: Axes, samples: dict[str, np.ndarray], cuts: list[dict[str, Any
     axis.set_ylabel("slaves")
 
 
-def _marks(axis: Axes, told: dict[str, Any], *, label: bool) -> None:
-    """Kills of slaves are dotted, what ended the run dashed, resumptions solid and green."""
+def _marks(axis: Axes, soak: dict[str, Any], *, label: bool) -> None:
+    """Vertical lines: kills of slaves dotted, ends of the run dashed, resumptions solid and green."""
     named = set()
 
     def line(time_s: float, name: str, style: str, colour: str) -> None:
@@ -107,12 +107,12 @@ def _marks(axis: Axes, told: dict[str, Any], *, label: bool) -> None:
         )
         named.add(name)
 
-    for strike in told["strikes"]:
+    for strike in soak["strikes"]:
         if strike["kind"] == "slave":
             line(strike["time_s"], "a slave is killed", ":", "#777777")
         else:
             line(strike["time_s"], "the run is ended", "--", COLOURS[1])
-    for part in told["parts"][1:]:
+    for part in soak["parts"][1:]:
         line(part["from_s"], "resumed", "-", COLOURS[2])
 
 

@@ -1,7 +1,7 @@
-"""What a run stored, as arrays: the common ground of all figures about runs.
+"""Stored data of a run, as arrays, for all figures of runs.
 
 What: `report`, `setting`, `metrics`, `events`, `drawing`, `mean_delay`, `active_steps`.
-Why: a weighted mean, or what happens between two changes, must not differ from figure to figure.
+Why: weighted means and steps between changes must be the same in all figures.
 Stays out: drawing, measuring (`swjoin.core.metric_columns`), tables (`swjoin.spark.aggregate_run`).
 """
 
@@ -55,24 +55,24 @@ def events(run_dir: Path) -> Columns:
 
 @contextmanager
 def drawing(run_dir: Path) -> Iterator[None]:
-    """UserError when values of a run are such that nothing can be drawn of them."""
-    there = plt.get_fignums()
+    """UserError when the values of a run cannot be drawn."""
+    before = plt.get_fignums()
     try:
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     except (ValueError, ArithmeticError, LookupError, TypeError) as error:
-        for number in set(plt.get_fignums()) - set(there):
+        for number in set(plt.get_fignums()) - set(before):
             plt.close(number)
         text = " ".join(str(error).split())[:300]
         raise UserError(f"{run_dir}: what the run has left cannot be drawn ({type(error).__name__}: {text})") from error
 
 
 def mean_delay(rows: Columns) -> tuple[np.ndarray, np.ndarray]:
-    """(seconds, milliseconds): production delay of each distribution epoch that had pairs, over all slaves, weighted by pairs.
+    """(seconds, milliseconds): production delay of each distribution epoch with pairs, over all slaves, weighted by pairs.
 
-    An epoch stands where the slaves had completed it, weighted alike: an overloaded slave may be seconds behind the others.
-    It never stands before an earlier epoch.
+    The time of an epoch is the mean of its completion by the slaves, weighted alike: an overloaded slave may be seconds behind.
+    It is never before the time of an earlier epoch.
     """
     index = np.unique(rows["epoch"], return_inverse=True)[1]
     pairs = np.bincount(index, rows["pairs"].astype(np.float64))
@@ -83,7 +83,7 @@ def mean_delay(rows: Columns) -> tuple[np.ndarray, np.ndarray]:
 
 
 def active_steps(run: dict[str, Any], end_s: float) -> tuple[np.ndarray, np.ndarray]:
-    """(seconds, active slaves), to be drawn as steps that hold until the next entry; the last one is at the run's end."""
+    """(seconds, active slaves) as steps, each constant until the next entry; the last one is at the run's end."""
     entries = run.get("declustering") or []
     if not entries:  # a run of a version that could not adapt
         count = sum(r["role"].startswith("slave") for r in (run.get("ranks") or {}).values())

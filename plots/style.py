@@ -1,7 +1,7 @@
-"""The look that all figures share: sizes, colours that colour-blind readers can tell apart, saving as PNG and SVG.
+"""Style of all figures: sizes, colours that colour-blind readers can distinguish, saving as PNG and SVG.
 
 What: `figure`, `COLOURS`, `MARKERS`, `series_style`, `bar_style`, `points`, `legend`, `caption`, `star`, `hollow`, `save`.
-Why: figures of one project should look like one project.
+Why: the figures of one project should look alike.
 Stays out: data.
 """
 
@@ -28,7 +28,7 @@ CAPTION_COLUMNS = 128  # characters in a line below a figure 8 inches wide
 
 
 def figure(rows: int, height: float = 2.4) -> tuple[Figure, list[Axes]]:
-    """A figure of `rows` panels above each other that share their x axis."""
+    """A figure of `rows` panels, one below the other, with a common x axis."""
     fig, axes = plt.subplots(rows, 1, figsize=(8, height * rows), sharex=True, squeeze=False, layout="constrained")
     panels = [row[0] for row in axes]
     for axis in panels:
@@ -39,17 +39,17 @@ def figure(rows: int, height: float = 2.4) -> tuple[Figure, list[Axes]]:
 
 
 def series_style(i: int) -> dict[str, Any]:
-    """How the i-th line of a panel looks; when the colours have run out, lines are dashed."""
+    """Style of the i-th line of a panel; lines beyond the number of colours are dashed."""
     return {"color": COLOURS[i % len(COLOURS)], "linestyle": ("-", "--", ":")[i // len(COLOURS) % 3], "linewidth": 1.2}
 
 
 def bar_style(i: int) -> dict[str, Any]:
-    """The same colours for bars; when they have run out, bars are hatched."""
+    """Style of the i-th bar; bars beyond the number of colours are hatched."""
     return {"color": COLOURS[i % len(COLOURS)], "hatch": (None, "////", "....")[i // len(COLOURS) % 3], "edgecolor": "white"}
 
 
 def legend(axis: Axes) -> None:
-    """A legend beside the panel, where it covers no data; more than it has room for stand in two columns. None for no data."""
+    """A legend beside the panel, where it covers no data, in two columns if it is long. No legend without data."""
     count = len(axis.get_legend_handles_labels()[0])
     if not count:
         return
@@ -60,13 +60,13 @@ def legend(axis: Axes) -> None:
 
 
 def caption(fig: Figure, *paragraphs: str) -> None:
-    """Text below the axes, wrapped, a paragraph for each that is not empty."""
+    """Wrapped text below the axes; empty paragraphs are left out."""
     lines = [line for paragraph in paragraphs for line in textwrap.wrap(paragraph, CAPTION_COLUMNS)]
     fig.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize="small", color="#333333")
 
 
 def star(axis: Axes, x: float, y: float, colour: str, label: str | None = None) -> None:
-    """A point that a paper's text gives: hollow, and not cut off at the edge of the panel."""
+    """A hollow star for a number from a paper's text, not clipped at the edge of the panel."""
     axis.plot(
         [x], [y], marker="*", markersize=15, markerfacecolor="none", markeredgecolor=colour, markeredgewidth=1.4,
         linestyle="none", label=label, clip_on=False, zorder=5,
@@ -74,7 +74,7 @@ def star(axis: Axes, x: float, y: float, colour: str, label: str | None = None) 
 
 
 def hollow(axis: Axes, x: Any, y: Any, marker: str, colour: str, label: str | None = None) -> None:
-    """Markers that stand for bounds: they hide what a line has drawn there."""
+    """Hollow markers for bounds, drawn over the line."""
     if len(x) or label:
         axis.plot(
             x, y, marker=marker, markersize=9, markerfacecolor="white", markeredgecolor=colour, markeredgewidth=1.4,
@@ -97,5 +97,5 @@ def save(fig: Figure, folder: Path, name: str, dpi: int = 150, kinds: tuple[str,
 
 
 def points(count: int) -> str | None:
-    """The marker of a line of so many points: a single one would not be seen without."""
+    """The marker of a line of `count` points: a single point is invisible without a marker."""
     return "o" if count == 1 else None

@@ -1,10 +1,10 @@
-"""Figures of sweeps: the paper's figures 5 to 14, and for other experiments the panels that they ask for.
+"""Figures of sweeps: the paper's figures 5 to 14, and the panels of other experiments.
 
 What: `plot(table, experiment) -> Figure`, `save`, `FIGURES` (figure -> its function), `excerpt` (its numbers as rows of text).
-Why: ten figures differ in metric, axis and series only; axes, units, legends, spread and footnotes are the same code.
-Stays out: aggregation, conversion to the paper's time (`sweep_tables`), judging (`claims`).
+Why: the figures differ in metric, axis and series only; axes, units, legends, spread and footnotes share their code.
+Stays out: aggregation, conversion to the paper's time (`sweep_tables`), verdicts (`claims`).
 
-Each line is the mean over repeats, its band reaches from the least to the most of them.
+Each line is the mean over repeats; its band reaches from the lowest to the highest repeat.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ BOUNDS = {BELOW: ("v", "below this"), AT_LEAST: ("^", "at least this")}  # hollo
 
 @dataclass(frozen=True)
 class Line:
-    """One curve of a panel: which points, how slaves become one number (None: as usual), and what the legend says."""
+    """One curve of a panel: its points, aggregate over slaves (None: the default), and legend."""
 
     label: str
     where: Where
@@ -66,7 +66,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """What one panel shows. `stars` are (line's index, x, y) of points that the paper's text gives."""
+    """One panel. stars: (index of the line, x, y) of numbers from the paper's text."""
 
     metric: str
     lines: list[Line]
@@ -173,7 +173,7 @@ FIGURES: dict[int, Callable[[Table], tuple[str, str, list[Panel]]]] = {
 
 
 def _generic(table: Table, experiment: Experiment) -> tuple[str, str, list[Panel]]:
-    """x and series as the experiment's `plot:` says; every other axis with several values makes more series."""
+    """x and series of the experiment's `plot:`; every other axis with several values makes further series."""
     many = [axis for axis in table.axes if len(table.values(axis)) > 1]
     x = str(experiment.plot.get("x") or (many or list(table.axes) or [""])[0])
     series = experiment.plot.get("series") or []
@@ -199,7 +199,7 @@ def _generic(table: Table, experiment: Experiment) -> tuple[str, str, list[Panel
 
 
 def layout(table: Table, experiment: Experiment) -> tuple[str, str, list[Panel]]:
-    """(title, axis along x, panels) of an experiment. UserError when nothing of it was measured."""
+    """(title, axis along x, panels) of an experiment. UserError without a measured point."""
     if experiment.figure is None:
         title, x, panels = _generic(table, experiment)
         title = title or experiment.question
@@ -230,7 +230,7 @@ def plot(table: Table, experiment: Experiment) -> Figure:
 
 
 def notes(table: Table, experiment: Experiment, x: str) -> list[str]:
-    """What stands below the axes: the claim, how the spread is shown, whose time it is, what was left out."""
+    """Notes below the axes: the claim, the meaning of the bands, the time scale, runs left out."""
     found = [f"The paper: {experiment.claim}"] if experiment.claim else []
     if experiment.expected and not experiment.claim:
         found.append(f"Expected: {experiment.expected}")
@@ -288,7 +288,7 @@ def _panel(axis: Axes, table: Table, x: str, panel: Panel, positions: dict[Value
 
 
 def wrapped(text: str, columns: int = 28) -> str:
-    """In lines that are no longer than a panel is high; what stands in brackets begins a new one, and so does its unit."""
+    """A label wrapped to the height of a panel; brackets start a new line, and so does the unit in them."""
     if len(text) <= columns:
         return text
     words, bracket, notes = text.partition(" (")
@@ -310,7 +310,7 @@ def _y_axis(axis: Axes, panel: Panel, values: np.ndarray) -> None:
 
 
 def _log(set_scale: Callable[..., None], axis: object, known: np.ndarray, text: Callable[[float], str] = quantity) -> None:
-    """A logarithmic axis with numbers that people read: 2 and 0.5, not powers of ten."""
+    """A logarithmic axis with plain numbers: 2 and 0.5, not powers of ten."""
     set_scale("log")
     subs = (1.0, 2.0, 5.0) if known.max() < 2000 * known.min() else (1.0,)
     axis.set_major_locator(LogLocator(subs=subs))  # type: ignore[attr-defined]

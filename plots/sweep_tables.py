@@ -1,11 +1,12 @@
-"""The tidy table of a sweep as figures and verdicts need it: in the paper's time, values of axes as numbers, curves by name.
+"""The table of a sweep for figures and verdicts: in the paper's time, axis values as numbers, curves by name.
 
-What: `Table` (`load`, `load_stored`, `curve`, `gone`, `values`, `axis_label`, `left_out`), `Curve`, `metric_label`, `setting`.
-Why: a run of preset `quick` has its own seconds, ten times shorter; figures and verdicts must convert them in one place.
-Stays out: making tables (`swjoin.sweeps.aggregate`), drawing, judging.
+What: `Table` (`load`, `load_stored`, `curve`, `missing`, `values`, `axis_label`, `left_out`), `Curve`, `metric_label`,
+`setting`.
+Why: times of preset `quick` are ten times shorter; the conversion must be in one place.
+Stays out: making tables (`swjoin.sweeps.aggregate`), drawing, verdicts.
 
-Values of the axes are in the experiment's scale already, and so is what a search has found (`sustainable_...`). Metrics are in
-the run's own scale: seconds are multiplied by `time_scale`, anything per second is divided by it.
+Values of the axes and results of searches (`sustainable_...`) are in the experiment's scale already. Metrics are in the run's
+own scale: seconds are multiplied by `time_scale`, anything per second is divided by it.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class Table:
         return float(self.info.get("time_scale") or 1)
 
     def values(self, axis: str) -> list[Value]:
-        """All values of an axis in order: numbers by size, labels as they come."""
+        """All values of an axis in order: numbers by size, then labels in the table's order."""
         found = list(dict.fromkeys(row.axes[axis] for row in self.rows if axis in row.axes))
         numbers = sorted(value for value in found if not isinstance(value, str))
         return [*numbers, *(value for value in found if isinstance(value, str))]
@@ -141,14 +142,14 @@ class Table:
         return next((row.unit for row in self.rows if row.metric == metric), "")
 
     def axis_label(self, axis: str) -> str:
-        """What stands at the axis of a figure, with its unit."""
+        """Label of the axis in a figure, with its unit."""
         if axis in AXES:
             return AXES[axis][1]
         words, unit = axis.rsplit(".", 1)[-1].replace("_", " "), (self.info.get("axis_units") or {}).get(axis)
         return f"{words} ({unit})" if unit else words
 
     def over(self, metric: str) -> str:
-        """How slaves become one number unless it is said: not at all if there is such a row, else their mean."""
+        """The default aggregate over slaves: none if there is such a row, otherwise their mean."""
         found = {row.over for row in self.rows if row.metric == metric}
         return next((over for over in ("run", "mean", "sum", "max", "min") if over in found), "run")
 
@@ -162,7 +163,7 @@ class Table:
         ]
 
     def curve(self, metric: str, x: str, over: str | None = None, where: Where | None = None) -> Curve:
-        """The metric along axis x. With several rows at one x (an axis left free), the first counts."""
+        """The metric along axis x; the first row where several have the same x (an axis left free)."""
         if x not in self.axes:
             return Curve(*(np.array([]) for _ in range(6)))
         order = {value: i for i, value in enumerate(self.values(x))}
@@ -180,14 +181,14 @@ class Table:
         censored = np.array([row.censored for row in rows], dtype=object)
         return Curve(xs, column("mean"), column("min"), column("max"), np.array([row.runs for row in rows], int), censored)
 
-    def gone(self, metric: str, x: str, where: Where | None = None) -> list[Value]:
-        """Where along x no valid run was left of what the table tells."""
+    def missing(self, metric: str, x: str, where: Where | None = None) -> list[Value]:
+        """Values of x in the table without a valid run."""
         rows = self.select(metric, None, where) if x in self.axes else []
-        there = {row.axes[x] for row in rows if row.counts}
-        return [value for value in self.values(x) if value not in there and any(row.axes[x] == value for row in rows)]
+        valid = {row.axes[x] for row in rows if row.counts}
+        return [value for value in self.values(x) if value not in valid and any(row.axes[x] == value for row in rows)]
 
     def left_out(self, where: Where | None = None) -> tuple[int, int, int]:
-        """(runs that count, invalid ones, failed ones) over all points with these values."""
+        """(valid, invalid, failed) runs over all points with these values."""
         points: dict[tuple[Value, ...], tuple[int, int, int]] = {}
         for metric in self.metrics():
             for over in {row.over for row in self.rows if row.metric == metric}:
@@ -271,7 +272,7 @@ def _number(text: str, table: Path, i: int) -> float:
 
 
 def conversion(metric: str, unit: str, time_scale: float) -> float:
-    """What a metric is multiplied by to stand in the paper's time."""
+    """Factor that converts a metric to the paper's time."""
     if metric.startswith("sustainable_"):
         return 1.0
     if unit == "s":
@@ -282,7 +283,7 @@ def conversion(metric: str, unit: str, time_scale: float) -> float:
 
 
 def parse_axis(texts: Iterable[str]) -> list[Value]:
-    """Numbers if all are; durations become seconds and sizes bytes if all have such units (a bare 0 fits both); else labels."""
+    """Numbers if all are; seconds or bytes if all are durations or sizes (a bare 0 is either); otherwise labels."""
     texts = list(texts)
 
     def convert(parse: Any) -> list[Value] | None:
@@ -302,7 +303,7 @@ def parse_axis(texts: Iterable[str]) -> list[Value]:
 
 
 def quantity(value: float) -> str:
-    """A number for people: 4,000 and 0.5 and 12.3; at most three digits that matter."""
+    """A readable number: 4,000 and 0.5 and 12.3; at most three significant digits."""
     if not np.isfinite(value):
         return "-"
     if abs(value) >= 1000 or value == int(value):
@@ -311,12 +312,12 @@ def quantity(value: float) -> str:
 
 
 def amount(metric: str, value: float) -> str:
-    """A metric's value in a sentence or a table; its unit stands in the metric's label."""
+    """A metric's value in a sentence or a table, without its unit, which the metric's label has."""
     return f"{100 * value:.3g}%" if metric in ("busy_ratio", "idle_ratio") and np.isfinite(value) else quantity(value)
 
 
 def bounded(text: str, censored: str) -> str:
-    """A value in words: `at least 4,000` where that is all that is known."""
+    """A value, or `at least 4,000` where only a bound is known."""
     return f"{censored} {text}".strip()
 
 
@@ -356,7 +357,7 @@ def setting(axis: str, value: Value) -> str:
 
 
 def metric_label(metric: str, unit: str, over: str = "run") -> str:
-    """What stands at the axis of a figure, with its unit and how the slaves became one number."""
+    """Label of a metric in a figure, with its aggregate over slaves and its unit."""
     if metric.startswith("sustainable_"):
         axis = metric.removeprefix("sustainable_")
         words, unit = f"highest sustainable {AXES.get(axis, (axis, axis))[1]}", ""

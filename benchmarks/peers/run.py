@@ -1,8 +1,8 @@
-"""Everyone on the same Parquet files, one after the other: `./run.sh bench peers`.
+"""swjoin and all peers on the same Parquet files, one after the other: `./run.sh bench peers`.
 
 What: makes an environment for each system (runs/peers/, once), writes the reference workload, runs swjoin and every peer in
 turn, compares each count with the right one, prints a table and keeps it in runs/bench/peers.md.
-Why: a figure of ours beside a figure from somebody's website says nothing; the same data on the same cores in one hour does.
+Why: only figures of the same data on the same cores within one hour can be compared.
 Stays out: how each system is used; that is in its own script, with its configuration.
 
 A peer that cannot be installed or fails is shown as failed, one that answers wrongly as wrong. Bytewax and Pathway get the

@@ -1,7 +1,7 @@
-"""What the benchmarks join: the reference workload and its variants (SPEC section 6), with their right answers.
+"""Workloads of the benchmarks: the reference workload and its variants (SPEC section 6), with their expected answers.
 
-What: `stream` (one whole stream in memory), `deliveries` (as the master would send them), `expected` (count and digest, by
-sorting), `write_streams` (Parquet with the 48-byte payload).
+What: `stream` (one whole stream in memory), `deliveries` (as the master sends them), `expected` (count and digest, by sorting),
+`write_streams` (Parquet with the 48-byte payload).
 Why: every measurement checks its answer in the same run, against a computation that shares no code with the join.
 Stays out: measuring.
 """

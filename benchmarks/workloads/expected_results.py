@@ -1,11 +1,10 @@
-"""What a run over generated streams must find: count and digest by DuckDB, slice of time after slice.
+"""Expected results of a run over generated streams: count and digest by DuckDB, in slices of time.
 
-What: `expected(workload, seed, bounds)`; `digest_of_files`, what a folder of results holds.
-Why: long runs have billions of tuples; their answer must come from another engine all the same, within the memory of one
-machine.
-Stays out: comparing (`tests.tools.soak.run`, `benchmarks/safety.py`), how rows are drawn (`connectors.generator.bmodel`).
+What: `expected(workload, seed, bounds)`; `digest_of_files`, count and digest of a folder of results.
+Why: long runs have billions of tuples; their answer must come from another engine, within the memory of one machine.
+Stays out: comparing (`tests.tools.soak.run`, `benchmarks/safety.py`), drawing rows (`connectors.generator.bmodel`).
 
-A slice has the left tuples of a stretch of time and all right tuples that they can match, so every pair is in exactly one.
+A slice has the left tuples of an interval and all right tuples that they can match, so every pair is in exactly one slice.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class _Stream:
         self._kept = np.empty((3, 0), np.int64)
 
     def between(self, start_us: int, end_us: int) -> I64:
-        """Rows with start_us <= ts < end_us; what is before start_us is forgotten."""
+        """Rows with start_us <= ts < end_us; earlier rows are dropped."""
         parts = [self._kept[:, np.searchsorted(self._kept[0], start_us) :]]
         while self._slot < slot_count(self._workload) and self._slot * SLOT_US < end_us:
             ts, key = slot_tuples(self._workload, self._seed, self._stream, self._slot)

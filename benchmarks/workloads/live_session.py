@@ -1,10 +1,10 @@
-"""A live session: producers that push in real time, consumers that take, and some of them, and a slave, that are killed.
+"""A live session: producers that push in real time, consumers of results, and kills of clients and of a slave.
 
-What: `Session`, what is played; `play`, which plays it on real ranks and tells what came out; a producer and a consumer as
-processes of their own (`python -m benchmarks.workloads.live_session produce|consume ...`).
-Why: what a live run promises (every row once, whoever dies; delays below two distribution epochs) is only to be seen in a real
-session, with an answer that another engine has computed.
-Stays out: faults inside the run (`tests.tools.random_runs`), hours (`tests.tools.soak.run`), figures and sweeps
+What: `Session`, its settings; `run_session`, which runs it on real ranks and returns a `SessionResult`; a producer and a
+consumer as processes of their own (`python -m benchmarks.workloads.live_session produce|consume ...`).
+Why: checks the guarantees of a live run (every row once, whichever process dies; delays below two distribution epochs) in a
+real session, against the answer of another engine.
+Stays out: faults inside the run (`tests.tools.random_runs`), long runs (`tests.tools.soak.run`), figures and sweeps
 (`benchmarks/live.py`).
 """
 
@@ -31,18 +31,22 @@ from swjoin.core.errors import RunFailed
 from swjoin.core.join_semantics import Bounds, format_digest, pair_digest
 from tests.tools.processes import ranks_of
 
-PIECE_US = 10_000  # of stream in a message
+PIECE_US = 10_000  # of stream time in a message
 SCHEMA = "key: int64, ts: int64, id: int64, payload: binary, sent_us: int64"
 _SETTLING_EPOCHS, _SILENT_EPOCHS = 10, 3
 _WARM_UP_S = 2.0
-_AWAY_S = 1.0  # how long a killed client is away
-_PATIENCE_S = 120.0  # for a session to end once its streams have
+_AWAY_S = 1.0  # time until a killed client is restarted
+_PATIENCE_S = 120.0  # limit from the end of the streams to that of the session
 
 
 @dataclass(frozen=True)
 class Session:
-    """rate_per_s: of each stream. window_us: W. ranks: MPI ranks, 0 for one process. kills: who is killed, and after which part
-    of the session: `left`, `right` (producers), `consumer`, `slave`. settings: of the run, as `--set` takes them."""
+    """Settings of a session.
+
+    rate_per_s: of each stream. window_us: W. ranks: MPI ranks; 0: one process.
+    kills: (`left`, `right` (producers), `consumer` or `slave`; the share of the session before it).
+    settings: of the run, as of `--set`.
+    """
 
     rate_per_s: float
     duration_us: int
@@ -80,9 +84,12 @@ class Session:
 
 
 @dataclass
-class Played:
-    """What came out. report: run.json. final, live: count and digest of what the two consumers took. delays: of pairs, outside
-    recoveries, and seen by the live consumer from the moment a pair's later tuple was pushed; in seconds."""
+class SessionResult:
+    """Results of a session.
+
+    report: run.json. answer: expected count and digest. final, live: those of the two consumers.
+    delay_s: production delay outside recoveries. seen_s: from the push of a pair's later tuple to the live consumer.
+    """
 
     report: dict[str, Any]
     answer: tuple[int, str]
@@ -95,15 +102,15 @@ class Played:
     sent_s: dict[str, float]
 
     def complaints(self) -> list[str]:
-        """What is not as it must be."""
+        """Errors of the session."""
         found = {
             "the run": (self.report["results"]["count"], self.report["results"]["digest"]),
             "the consumer of final rows": self.final,
             "the live consumer": self.live,
         }
         out = [
-            f"{who}: {count} pairs, digest {digest}, expected {self.answer}"
-            for who, (count, digest) in found.items()
+            f"{name}: {count} pairs, digest {digest}, expected {self.answer}"
+            for name, (count, digest) in found.items()
             if (count, digest) != self.answer
         ]
         return out if self.report["ledger"]["balanced"] else [*out, "the ledger does not balance"]
@@ -112,8 +119,8 @@ class Played:
 # ---------------------------------------------------------------- clients
 
 
-def produce(address: str, stream: int, session: Session, began_s: float) -> None:
-    """Push one stream, every piece when it is due; a producer that is started again goes on."""
+def produce(address: str, stream: int, session: Session, start_s: float) -> None:
+    """Push one stream, every piece when it is due; a restarted producer continues."""
     from swjoin.connectors.flight.client import connect
 
     name = STREAM_NAMES[stream]
@@ -124,7 +131,7 @@ def produce(address: str, stream: int, session: Session, began_s: float) -> None
             if row + len(ts) > start:
                 for first, stop in _pieces(ts, slot):
                     if row + stop > start:
-                        _push(producer, session, stream, began_s, ts, keys, row, max(first, start - row), stop)
+                        _push(producer, session, stream, start_s, ts, keys, row, max(first, start - row), stop)
             row += len(ts)
         producer.end()
 
@@ -136,11 +143,11 @@ def _pieces(ts: Any, slot: int) -> list[tuple[int, int]]:
 
 
 def _push(
-    producer: Any, session: Session, stream: int, began_s: float, ts: Any, keys: Any, row: int, first: int, stop: int
+    producer: Any, session: Session, stream: int, start_s: float, ts: Any, keys: Any, row: int, first: int, stop: int
 ) -> None:
     import pyarrow as pa
 
-    due_s = began_s + int(ts[stop - 1]) / 1e6
+    due_s = start_s + int(ts[stop - 1]) / 1e6
     time.sleep(max(0.0, due_s - time.time()))
     ids = np.arange(row + first, row + stop, dtype=np.int64)
     payload = payload_bytes(ids.astype(np.uint64), session.seed, stream, session.payload_bytes)
@@ -156,16 +163,16 @@ def _push(
     producer.push(pa.record_batch(columns))
 
 
-def consume(address: str, out: Path, began_s: float) -> None:
-    """Take results as they come, void ones taken back; write what was found and when. Delays are those of rows pushed after the
-    first two seconds: before, everything is loaded for the first time."""
+def consume(address: str, out: Path, start_s: float) -> None:
+    """Consume results as they come, without those declared void; write their count, digest and delays. Rows pushed in the first
+    two seconds, when everything is loaded for the first time, have no delays."""
     from swjoin.connectors.flight.client import connect
 
     found: dict[int, list[tuple[int, int]]] = {}
     late: dict[int, list[Any]] = {}
     voids = 0
-    with connect(address) as client, client.results("start") as taking:
-        for event in taking.events():
+    with connect(address) as client, client.results("start") as results:
+        for event in results.events():
             if event.kind == "void":
                 voids += 1
                 found = {g: value for g, value in found.items() if g < event.generation}
@@ -174,7 +181,7 @@ def consume(address: str, out: Path, began_s: float) -> None:
                 ids = [event.batch.column(name).to_numpy().astype(np.uint64) for name in ("left_id", "right_id")]
                 found.setdefault(event.generation, []).append((len(ids[0]), pair_digest(ids[0], ids[1])))
                 sent = np.maximum(*(event.batch.column(f"{side}_sent_us").to_numpy() for side in STREAM_NAMES))
-                warm = sent[sent > (began_s + _WARM_UP_S) * 1e6]
+                warm = sent[sent > (start_s + _WARM_UP_S) * 1e6]
                 late.setdefault(event.generation, []).append((time.time() * 1e6 - warm).astype(np.int32))
     everything = [item for items in found.values() for item in items]
     delays = [item for items in late.values() for item in items]
@@ -193,8 +200,8 @@ def consume(address: str, out: Path, began_s: float) -> None:
 # ---------------------------------------------------------------- the session
 
 
-class _Stage:
-    """All processes of a session. Everything is ended on the way out, by pid."""
+class _Processes:
+    """The processes of a session, which `end` ends by their pids."""
 
     def __init__(self, session: Session, folder: Path) -> None:
         self.session, self.folder = session, folder
@@ -211,7 +218,7 @@ class _Stage:
         if not line.startswith("listening"):
             raise RunFailed(f"the run did not start: {line}")
         self.address = line.split()[-1]
-        self.began_s = time.time() + 1.0
+        self.start_s = time.time() + 1.0
         (folder / "session.json").write_text(json.dumps(_plain(session)))
 
     def _start(self, name: str, words: list[str], module: str = "swjoin", **options: Any) -> subprocess.Popen[str]:
@@ -226,7 +233,7 @@ class _Stage:
             self._start(name, ["tail", self.address, "-o", str(self.folder / "taken"), "--retry", "10s"])
             return
         words = ["produce", self.address, name] if name in STREAM_NAMES else ["consume", self.address, name]
-        self._start(name, [*words, str(self.folder), repr(self.began_s)], "benchmarks.workloads.live_session")
+        self._start(name, [*words, str(self.folder), repr(self.start_s)], "benchmarks.workloads.live_session")
 
     def kill(self, name: str) -> None:
         if name == "slave":
@@ -249,33 +256,33 @@ class _Stage:
                 process.stdout.close()
 
 
-def play(session: Session, folder: Path) -> Played:
-    """Play it in an empty folder. RunFailed when somebody fails who was not killed."""
+def run_session(session: Session, folder: Path) -> SessionResult:
+    """Run a session in an empty folder. RunFailed when a process fails that was not killed."""
     folder.mkdir(parents=True, exist_ok=True)
-    stage = _Stage(session, folder)
+    running = _Processes(session, folder)
     try:
         for name in ("consumer", "live", *STREAM_NAMES):
-            stage.start(name)
+            running.start(name)
         for name, part in sorted(session.kills, key=lambda kill: kill[1]):
-            time.sleep(max(0.0, stage.began_s + part * session.duration_us / 1e6 - time.time()))
-            stage.kill(name)
+            time.sleep(max(0.0, running.start_s + part * session.duration_us / 1e6 - time.time()))
+            running.kill(name)
         sent_s: dict[str, float] = {}
-        deadline = stage.began_s + session.duration_us / 1e6 + _PATIENCE_S
+        deadline = running.start_s + session.duration_us / 1e6 + _PATIENCE_S
         for name in (*STREAM_NAMES, "run", "live", "consumer"):
-            code = stage.processes[name].wait(max(1.0, deadline - time.time()))
-            sent_s[name] = time.time() - stage.began_s
+            code = running.processes[name].wait(max(1.0, deadline - time.time()))
+            sent_s[name] = time.time() - running.start_s
             if code:
                 raise RunFailed(f"{name} ended with {code}: {(folder / f'{name}.log').read_text().strip()[-2000:]}")
     finally:
-        stage.end()
+        running.end()
     return _found(session, folder, sent_s)
 
 
-def _found(session: Session, folder: Path, sent_s: dict[str, float]) -> Played:
+def _found(session: Session, folder: Path, sent_s: dict[str, float]) -> SessionResult:
     report = json.loads((folder / "run" / "run.json").read_text())
     live = json.loads((folder / "live.json").read_text())
     width = Bounds.of(-session.window_us, session.window_us, ())
-    return Played(
+    return SessionResult(
         report,
         expected(session.workload, session.seed, width),
         digest_of_files(folder / "taken"),
@@ -291,8 +298,8 @@ def _found(session: Session, folder: Path, sent_s: dict[str, float]) -> Played:
 def undisturbed_delay_s(run_dir: Path, session: Session) -> dict[str, float]:
     """Production delay outside recoveries: the 99th percentile, over pairs, of their epochs' own p99, and the largest; seconds.
 
-    A recovery lasts from when a death was noticed until ten epochs after the run went on. A producer's lasts from when its
-    stream has fallen silent until as long after it speaks again, ten epochs at least: what was due meanwhile comes at once.
+    A recovery lasts from the notice of a death until ten epochs after the run has resumed. A producer's lasts from the start of
+    its stream's silence until as long after its end, ten epochs at least, because the rows due meanwhile come at once.
     """
     import pyarrow.parquet as pq
 
@@ -303,10 +310,10 @@ def undisturbed_delay_s(run_dir: Path, session: Session) -> dict[str, float]:
     settling_us = _SETTLING_EPOCHS * session.epoch_us
     for event in pq.read_table(run_dir / "metrics" / "events.parquet").to_pylist():
         if event["kind"] == "recovered":
-            began_us = event["time_us"] - event["duration_us"] - 2 * session.epoch_us
-            calm &= (ends < began_us) | (ends > event["time_us"] + settling_us)
-    for began_us, ended_us in _silences(rows):
-        calm &= (ends < began_us) | (ends > ended_us + max(settling_us, ended_us - began_us))
+            start_us = event["time_us"] - event["duration_us"] - 2 * session.epoch_us
+            calm &= (ends < start_us) | (ends > event["time_us"] + settling_us)
+    for start_us, end_us in _silences(rows):
+        calm &= (ends < start_us) | (ends > end_us + max(settling_us, end_us - start_us))
     if not calm.any():
         return {"p99": float("nan"), "max": float("nan"), "share": 0.0}
     order = np.argsort(p99[calm])
@@ -317,7 +324,7 @@ def undisturbed_delay_s(run_dir: Path, session: Session) -> dict[str, float]:
 
 
 def _silences(rows: Any) -> list[tuple[int, int]]:
-    """When a stream brought nothing for three epochs or more, before its end: from the last epoch with tuples to the next."""
+    """Intervals of three epochs or more without tuples of a stream, before its end."""
     ends, epochs = rows["epoch_end_us"].to_numpy(), rows["epoch"].to_numpy()
     found = []
     for name in STREAM_NAMES:
@@ -345,12 +352,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("address")
     parser.add_argument("name")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("began", type=float)
+    parser.add_argument("start", type=float)
     args = parser.parse_args(argv)
     if args.role == "produce":
-        produce(args.address, STREAM_NAMES.index(args.name), _session(args.folder), args.began)
+        produce(args.address, STREAM_NAMES.index(args.name), _session(args.folder), args.start)
     else:
-        consume(args.address, args.folder / "live.json", args.began)
+        consume(args.address, args.folder / "live.json", args.start)
     return 0
 
 

@@ -1,7 +1,7 @@
 """The join of one query in this process, as a cluster does it: the master's intake and mini-buffers, a slave's join module.
 
 What: `Engine`: rows in (`read`), promises (`advance`, `end`), deliveries out (`deliver`), pairs (`joined`), and the ledger.
-Why: the API must not be a second implementation: judging, ordering, partitioning, joining, expiry and counting are the
+Why: the API must not be a second implementation: classifying, ordering, partitioning, joining, expiry and counting are the
 cluster's own objects; only who calls whom is written here.
 Stays out: Arrow (`api.tables`, `api.streaming`), threads, files.
 """
@@ -17,7 +17,6 @@ from swjoin.cluster.master.arrival_sequence import ArrivalSequence, released
 from swjoin.cluster.master.ingress import ingress_of
 from swjoin.cluster.master.intake import StreamIntake, take_null_keys
 from swjoin.cluster.master.mini_buffers import Order
-from swjoin.cluster.slave.slave import PAIR_BYTES
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import I64, LEFT, RIGHT, Pairs, RowLayout, SourceBatch
 from swjoin.core.data_messages import Delivery, no_moves
@@ -61,7 +60,7 @@ class Joiner:
             done = step.done
             if step.pairs is not None and len(step.pairs):
                 yield step.pairs
-                count += len(step.pairs)  # whoever asks for more has taken these
+                count += len(step.pairs)  # the caller has used these when it asks for more
                 digest += digest_pairs(step.pairs.left_id, step.pairs.right_id)
         self._account(work, count, digest)
 
@@ -74,14 +73,14 @@ class Joiner:
 
     def _account(self, work: Work, count: int, digest: int | None) -> None:
         produced = work.pair_count
-        told = sum(int(np.add.reduce(part.digests, dtype=np.uint64)) for part in work.all_results)
-        if digest is not None and (digest - told) % 2**64:
+        expected = sum(int(np.add.reduce(part.digests, dtype=np.uint64)) for part in work.all_results)
+        if digest is not None and (digest - expected) % 2**64:
             raise RunFailed(f"epoch {work.delivery.epoch}: {produced} pairs were produced, {count} others were collected")
         self.joined += (len(work.delivery.left), len(work.delivery.right))
         self.produced += produced
         self.matches += work.match_count(self.module.kind)
         self.collected += count
-        self.digest = (self.digest + told) % 2**64
+        self.digest = (self.digest + expected) % 2**64
 
 
 class Engine:
@@ -101,27 +100,19 @@ class Engine:
         where: Program | None = None,
         ids_alone: bool = False,
     ) -> None:
-        module = config.module
-        carried = wire_layouts(layouts, counted=config.query.bounds.counted)
-        pair_bytes = PAIR_BYTES + sum(layout.fixed_bytes for layout in layouts if layout is not None)
-        self._limit_bytes = module.window_bytes
+        wire = wire_layouts(layouts, count_windows=config.query.bounds.count_windows)
+        self._limit_bytes = config.module.window_bytes
         ingress = ingress_of(config, layouts)
         self.streams = ingress.streams
         self.joiners = [
             Joiner(
-                WindowJoin(
-                    config.query.bounds,
-                    block_tuples=module.block_tuples,
-                    theta_tuples=module.theta_tuples,
-                    window_bytes=module.window_bytes,
-                    left_layout=carried[LEFT],
-                    right_layout=carried[RIGHT],
-                    materialise=config.sink.kind != "count",
-                    ids_alone=ids_alone,
-                    result_tuples=max(1, (result_bytes or module.result_buffer_bytes) // pair_bytes),
-                    kind=config.query.kind,
-                    where=where,
+                WindowJoin.for_run(
+                    config,
+                    wire,
                     name="join" if slaves == 1 else f"slave {slave}",
+                    where=where,
+                    ids_alone=ids_alone,
+                    result_bytes=result_bytes or 0,
                 )
             )
             for slave in range(slaves)
@@ -135,9 +126,9 @@ class Engine:
     # ------------------------------------------------------------ the master's side
 
     def read(self, stream: int, batch: SourceBatch) -> LateRows:
-        """Rows of a stream, judged; returns the late ones under policy `side`.
+        """Reads rows of a stream; returns the late ones under policy `side`.
 
-        LateRowError under policy `error`; the join cannot go on after it, so who wants that asks `check_rows` first.
+        LateRowError under policy `error`; the join has failed then, so call `check_rows` first.
         """
         intake = self.streams[stream]
         aside = intake.read(batch, 0)
@@ -179,7 +170,7 @@ class Engine:
 
     @property
     def due(self) -> bool:
-        """A delivery would tell the join modules something new."""
+        """Whether a delivery would have anything new for the join modules."""
         null_keys = any(intake.null_key_bytes for intake in self.streams)
         return null_keys or self._buffers.tuples > 0 or self.times_us != self._promised
 
@@ -201,8 +192,8 @@ class Engine:
                 promised,
                 moves,
                 last=last,
-                rests=False,
-                null_keys=take_null_keys(self.streams, counted=self._order is not None),
+                inactive=False,
+                null_keys=take_null_keys(self.streams, count_windows=self._order is not None),
             )
             for order, part in zip(orders, drained, strict=True)
         ]

@@ -1,7 +1,7 @@
-"""What users hand over, as Arrow.
+"""Inputs of the API as Arrow.
 
 What: `WholeInput` (a whole input), `to_batches` (a piece of a stream), `both_inputs` (when the two sides may be one object).
-Why: Arrow tables, pandas, polars, DuckDB and whatever else has the Arrow C stream interface are the same thing here, without a
+Why: Arrow tables, pandas, polars, DuckDB and other objects with the Arrow C stream interface are read alike, without a
 dependency on any of them.
 Stays out: which columns there must be (`connectors.row_encoder`).
 """
@@ -37,7 +37,7 @@ FILE_BATCH_ROWS = 1 << 17
 
 @runtime_checkable
 class ArrowStream(Protocol):
-    """Tables, record-batch readers, data frames: whatever can be read as a stream of Arrow record batches."""
+    """Tables, record-batch readers, data frames: anything that can be read as a stream of Arrow record batches."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
@@ -126,7 +126,7 @@ def both_inputs(left: object, right: object) -> tuple[object, object]:
     if isinstance(left, (str, os.PathLike, pa.Table, pa.RecordBatch)) or hasattr(left, "__len__"):
         return left, right
     if not isinstance(left, ArrowStream):
-        return left, right  # told, or read, as one side
+        return left, right  # refused, or read, as one side
     table = pa.Table.from_batches(*_opened(left, STREAM_NAMES[LEFT]))
     return table, table
 
@@ -147,7 +147,7 @@ def check_names(schema: pa.Schema, side: str) -> None:
 
 
 def _without_index(table: pa.Table) -> pa.Table:
-    """An unnamed index of pandas is nobody's column."""
+    """The table without an unnamed index of pandas."""
     if not (table.schema.metadata or {}).get(b"pandas"):
         return table
     return table.drop_columns([name for name in table.column_names if re.fullmatch(r"__index_level_\d+__", name)])
@@ -202,7 +202,7 @@ def _opened(value: object, side: str) -> tuple[Iterator[pa.RecordBatch], pa.Sche
     try:
         if isinstance(value, ArrowStream):
             reader = pa.RecordBatchReader.from_stream(value)
-            return _told(_once(value, reader, side), side), reader.schema
+            return _with_side(_once(value, reader, side), side), reader.schema
         batch = pa.record_batch(value)
     except (pa.ArrowException, TypeError, ValueError, OverflowError, OSError) as error:
         raise _unreadable(side, error) from None
@@ -224,8 +224,8 @@ def _once(value: object, reader: Any, side: str) -> Iterator[Any]:
     yield from reader
 
 
-def _told(batches: Iterator[Any], side: str) -> Iterator[Any]:
-    """UserError for whatever goes wrong while they are read."""
+def _with_side(batches: Iterator[Any], side: str) -> Iterator[Any]:
+    """The same batches; UserError when reading fails."""
     import pyarrow as pa
 
     try:

@@ -27,7 +27,7 @@ from swjoin.core.ledger import Proof
 from swjoin.core.row_codec import storage
 from swjoin.expressions.compiler import resolve
 from swjoin.expressions.parser import parse_where, to_text
-from swjoin.runtime.launch import launch_told
+from swjoin.runtime.launch import launch_with_reason
 from swjoin.runtime.run_report import ledger_of
 
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
     from swjoin.api.materialize import OutputGatherer
 
-_JUDGED = "judged_"  # before the names of a predicate's columns, so that they clash with none of ours
+_PREDICATE = "judged_"  # before the names of a predicate's columns, so that they clash with none of ours
 
 
 def launch_quietly(job: Job, ranks: int) -> None:
-    """Run a job on MPI ranks. UserError or RunFailed with the line that a rank has said; nothing is printed."""
-    code, said = launch_told(job, ranks, quiet=True)
+    """Run a job on MPI ranks. UserError or RunFailed with the line that a rank has printed; nothing is printed here."""
+    code, said = launch_with_reason(job, ranks, quiet=True)
     if code == 2:
         raise UserError(said)
     if code:
@@ -53,15 +53,16 @@ def join_on_ranks(
     """Join on ranks; pairs go to `gathered`, if there is one. Also how many matches there are."""
     with tempfile.TemporaryDirectory(prefix="swjoin-api-") as name:
         folder = Path(name)
-        where, judged = _over_files(config.query.where, sides)
+        where, needed = _over_files(config.query.where, sides)
         streams = [
-            _write(folder / f"{STREAM_NAMES[side.stream]}.arrow", side, judged[side.stream], sort=sort) for side in sides
+            _write(folder / f"{STREAM_NAMES[side.stream]}.arrow", side, needed[side.stream], sort=sort) for side in sides
         ]
         sink = SinkConfig("count") if gathered is None else SinkConfig("parquet", ids=True)
         queries = (dataclasses.replace(config.query, where=where),)
         whole = dataclasses.replace(config, queries=queries, left=streams[LEFT], right=streams[RIGHT], sink=sink)
         target, report = folder / "pairs.parquet", folder / "report.json"
-        launch_quietly(Job(whole, None if gathered is None else target, False, None, report, "swjoin.join"), ranks)
+        out = None if gathered is None else target
+        launch_quietly(Job(whole, out, False, None, report, "swjoin.join", spelling="arguments"), ranks)
         found = json.loads(report.read_text())
         if gathered is not None:
             for pairs in _read(target):
@@ -72,49 +73,49 @@ def join_on_ranks(
 
 def _over_files(where: str | None, sides: tuple[JoinInput, JoinInput]) -> tuple[str | None, tuple[list[str], list[str]]]:
     """A predicate as it is for the files that ranks get, and the columns of both sides that it needs."""
-    judged: tuple[list[str], list[str]] = ([], [])
+    needed: tuple[list[str], list[str]] = ([], [])
     if where is None:
-        return None, judged
+        return None, needed
     left, right = ([name for name, _, _ in side.codec.columns] for side in sides)
 
     def renamed(name: str) -> str:
         side, column = resolve(name, (left, right), (sides[LEFT].codec.key, sides[RIGHT].codec.key))
-        if column not in judged[side]:
-            judged[side].append(column)
-        quoted = f"{_JUDGED}{column}".replace('"', '""')
+        if column not in needed[side]:
+            needed[side].append(column)
+        quoted = f"{_PREDICATE}{column}".replace('"', '""')
         return f'{STREAM_NAMES[side]}."{quoted}"'
 
-    return to_text(parse_where(where), renamed), judged
+    return to_text(parse_where(where), renamed), needed
 
 
-def _judged_arrays(side: JoinInput, names: list[str], rows: SourceBatch) -> list[pa.Array]:
+def _predicate_arrays(side: JoinInput, names: list[str], rows: SourceBatch) -> list[pa.Array]:
     """The columns of these rows that a predicate needs."""
     codec = side.codec.rows
     unpacked = {} if codec is None or rows.rows is None else dict(zip(codec.schema.names, codec.decode(rows.rows), strict=True))
-    kinds, origins = _judged_kinds(side), {name: origin for name, _, origin in side.codec.columns}
+    kinds, origins = _predicate_kinds(side), {name: origin for name, _, origin in side.codec.columns}
     found = {"key": rows.key, "ts": rows.ts}
     return [unpacked[n] if n in unpacked else rebuilt(found[origins[n]], kinds[n]) for n in names]
 
 
-def _judged_kinds(side: JoinInput) -> dict[str, pa.DataType]:
+def _predicate_kinds(side: JoinInput) -> dict[str, pa.DataType]:
     """Types of the columns for a predicate: a file of Arrow IPC has room for one dictionary of a column, so it has none."""
     kinds = {name: storage(kind) for name, kind, _ in side.codec.columns}
     return kinds if side.codec.rows is None else kinds | {field.name: field.type for field in side.codec.rows.schema}
 
 
-def _write(path: Path, side: JoinInput, judged: list[str], *, sort: bool) -> StreamConfig:
+def _write(path: Path, side: JoinInput, needed: list[str], *, sort: bool) -> StreamConfig:
     """Keys as their codes, times in microseconds, ids, and what a predicate needs."""
     import pyarrow as pa
 
-    kinds = _judged_kinds(side)
+    kinds = _predicate_kinds(side)
     schema = pa.schema(
-        [("key", pa.int64()), ("ts", pa.int64()), ("id", pa.uint64()), *((f"{_JUDGED}{n}", kinds[n]) for n in judged)]
+        [("key", pa.int64()), ("ts", pa.int64()), ("id", pa.uint64()), *((f"{_PREDICATE}{n}", kinds[n]) for n in needed)]
     )
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         for rows in side.rows(sort=sort):
             masks = [None if valid is None else ~valid for valid in (rows.key_valid, rows.ts_valid)]
             columns = [pa.array(rows.key, mask=masks[0]), pa.array(rows.ts, mask=masks[1]), pa.array(rows.id)]
-            columns += _judged_arrays(side, judged, rows)
+            columns += _predicate_arrays(side, needed, rows)
             writer.write_batch(pa.record_batch(columns, schema=schema))
     return StreamConfig(str(path), ("key",), "ts", "us", "id", ())
 
@@ -128,6 +129,6 @@ def _read(path: Path) -> Iterator[Pairs]:
             missing = {"id": int(MISSING_ID), "ts": 0}
             found = {n: batch.column(n).fill_null(missing[n[-2:]]).to_numpy() for n in names}
             n = batch.num_rows
-            nothing, nobody = np.zeros(n, np.int64), np.full(n, MISSING_ID, np.uint64)
-            times = found["left_ts"], found.get("right_ts", nothing)
-            yield Pairs(nothing, *times, found["left_id"], found.get("right_id", nobody))
+            no_key, no_id = np.zeros(n, np.int64), np.full(n, MISSING_ID, np.uint64)
+            times = found["left_ts"], found.get("right_ts", no_key)
+            yield Pairs(no_key, *times, found["left_id"], found.get("right_id", no_id))

@@ -1,6 +1,6 @@
 """Runs of a whole cluster from Python: `swjoin.run` and `swjoin.Run`.
 
-What: `run(config)` starts what `swjoin run` starts; `Run` reads what a run has left, also of one that somebody else started.
+What: `run(config)` starts what `swjoin run` starts; `Run` reads the directory of any run.
 Why: results, metrics and events as Arrow tables, without knowing which file holds what.
 Stays out: what a run does (`runtime`), figures (`plots`), the page in a notebook (`api.html_repr`).
 """
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from swjoin.config.loader import config_from_plain, load_config
 from swjoin.config.run import RunConfig
-from swjoin.core.errors import RunFailed, SwjoinError, UserError
+from swjoin.core.errors import RunFailed, SwjoinError, UserError, spelled
 from swjoin.core.ledger import Ledger
-from swjoin.core.resources import given_or_shipped
+from swjoin.core.resources import find_resource
 from swjoin.core.units import named_path
 
 if TYPE_CHECKING:
@@ -52,19 +52,20 @@ def run(
     from swjoin.runtime.plausibility import warn
 
     check_workers(threads, ranks)
-    settings = _config(config)
-    kept = None
-    if out is None:
-        kept = tempfile.TemporaryDirectory(prefix="swjoin-run-", ignore_cleanup_errors=True)
-        out = kept.name
-    folder = named_path(out, "out")
-    target = None if settings.sink.kind == "count" else folder / "results"
-    job = Job(settings, target, True, folder, None, "swjoin.run")
-    if ranks is not None:
-        launch_quietly(job, ranks)
-    else:
-        run_local(job, progress, slave_count=threads, complete_report=add_plan)
-    found = Run(folder, _kept=kept)
+    with spelled("keys"):
+        settings = _config(config)
+        kept = None
+        if out is None:
+            kept = tempfile.TemporaryDirectory(prefix="swjoin-run-", ignore_cleanup_errors=True)
+            out = kept.name
+        folder = named_path(out, "out")
+        target = None if settings.sink.kind == "count" else folder / "results"
+        job = Job(settings, target, True, folder, None, "swjoin.run")
+        if ranks is not None:
+            launch_quietly(job, ranks)
+        else:
+            run_local(job, progress, slave_count=threads, complete_report=add_plan)
+        found = Run(folder, _kept=kept)
     warn(found.report["warnings"], 2)
     return found
 
@@ -75,7 +76,7 @@ def _config(config: object) -> RunConfig:
     if isinstance(config, Mapping):
         return config_from_plain(dict(config))
     if isinstance(config, (str, os.PathLike)):
-        return load_config(given_or_shipped(named_path(config, "config")))
+        return load_config(find_resource(named_path(config, "config")))
     raise UserError(f"config: a {type(config).__name__} is no configuration; give a YAML file, a mapping or a RunConfig")
 
 

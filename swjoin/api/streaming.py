@@ -1,30 +1,30 @@
 """`swjoin.WindowJoin`: two streams, pushed batch by batch, joined in this process in bounded memory.
 
 What: `WindowJoin`: `push`, `advance`, `close`, each of which yields the pairs that have become certain, as record batches.
-Why: whoever has a loop that gets batches from somewhere needs no cluster and no files.
-Stays out: judging, joining and counting (`api.embedded_join`), whole tables (`api.tables`).
+Why: a loop that receives batches needs no cluster and no files.
+Stays out: classifying, joining and counting (`api.embedded_join`), whole tables (`api.tables`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, Unpack
 
 import numpy as np
 
 from swjoin.api.embedded_join import Engine, Joiner, check_rows
 from swjoin.api.inputs import Streamable, both_inputs, check_names, to_batches
 from swjoin.cluster.master.intake import StreamIntake
-from swjoin.config.arguments import Bound, Columns, Duration, Last, Late, Request, TimeUnit, python_wording
+from swjoin.config.arguments import Request
+from swjoin.config.options import Columns, EngineOptions, complete, takes_options
 from swjoin.config.run import RunConfig, StreamConfig
 from swjoin.connectors.output_columns import OutputColumns
 from swjoin.connectors.row_encoder import TupleEncoder, describe_streams
-from swjoin.connectors.times import zoned
-from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, SourceBatch
-from swjoin.core.errors import RunFailed, SwjoinError, UserError
+from swjoin.connectors.times import microseconds, zoned
+from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, Bool, SourceBatch
+from swjoin.core.errors import RunFailed, SwjoinError, Text, UserError, spelled
 from swjoin.core.ids import BEGIN_OF_TIME_US
-from swjoin.core.join_semantics import How
 from swjoin.core.ledger import Ledger
 from swjoin.expressions.compiler import compile_text
 from swjoin.runtime.plausibility import Answer, warn, warnings_of
@@ -47,6 +47,15 @@ def _line(error: BaseException) -> str:
     return text if isinstance(error, SwjoinError) else f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+class StreamOptions(EngineOptions, total=False):
+    """Options of `swjoin.WindowJoin`."""
+
+    columns: Columns | None
+    ids: bool
+    left_schema: pa.Schema | None
+    right_schema: pa.Schema | None
+
+
 class WindowJoin:
     """Joins two streams as their batches come: equal keys and lower <= right time - left time <= upper, each pair once.
 
@@ -60,50 +69,21 @@ class WindowJoin:
     their streams have come so much further. Leave a `with` block by `close`, or by `cancel`. Not thread-safe.
     """
 
-    def __init__(
-        self,
-        *,
-        on: Columns | None = None,
-        left_time: str,
-        right_time: str,
-        within: Duration | None = None,
-        lower: Duration | None = None,
-        upper: Duration | None = None,
-        last: Last | None = None,
-        exclusive: Bound | Sequence[Bound] = (),
-        time_unit: TimeUnit | None = None,
-        left_time_unit: TimeUnit | None = None,
-        right_time_unit: TimeUnit | None = None,
-        assume_timezone: str | None = None,
-        how: How = "inner",
-        where: str | None = None,
-        left_on: Columns | None = None,
-        right_on: Columns | None = None,
-        left_id: str | None = None,
-        right_id: str | None = None,
-        columns: Columns | None = None,
-        max_out_of_order: Duration | None = None,
-        late: Late = "error",
-        ids: bool = False,
-        memory: str | None = None,
-        left_schema: pa.Schema | None = None,
-        right_schema: pa.Schema | None = None,
-    ) -> None:
-        self._request = Request(
-            on, left_time, right_time, within, lower, upper, exclusive, time_unit, how, where, left_on, right_on,
-            left_id, right_id, columns, max_out_of_order, late, memory, ids, last,
-            left_time_unit, right_time_unit, assume_timezone,
-        )  # fmt: skip
-        with python_wording():
+    @takes_options(StreamOptions)
+    def __init__(self, **given: Unpack[StreamOptions]) -> None:
+        options = complete(WindowJoin.__init__, given)
+        with spelled("arguments"):
+            self._request = Request.from_options(options)
             self._config = self._request.config()
         self._schemas: Schemas = (None, None)
         self._early = _Early()
         self._opened: _Opened | None = None
         self._closed = False
         self._failure: str | None = None  # set while anything changes, and for good when that fails
-        for stream, schema in ((LEFT, left_schema), (RIGHT, right_schema)):
+        for stream in (LEFT, RIGHT):
+            schema = options[f"{STREAM_NAMES[stream]}_schema"]
             if schema is not None:
-                with python_wording():
+                with spelled("arguments"):
                     self._take([], self._with_schema(self._schemas, stream, schema))
 
     # ------------------------------------------------------------ in
@@ -112,14 +92,14 @@ class WindowJoin:
         """More rows of one side, or of both, the left ones first. Returns the pairs that have become certain.
 
         UserError when anything is wrong (columns, types, times that go back too far, null times): nothing of the push is taken,
-        neither of this side nor of the other. The same holds for whatever a reader raises: it is read to its end first.
+        neither of this side nor of the other. The same holds when a reader raises: it is read to its end first.
         """
         self._check_open()
         if left is None and right is None:
             raise UserError("push: give left=batch, right=batch, or both")
         rows: list[Item] = []
         schemas = self._schemas
-        with python_wording():
+        with spelled("arguments"):
             for stream, value in enumerate(both_inputs(left, right)):
                 if value is not None:
                     schema, batches = to_batches(value, STREAM_NAMES[stream], self._used(stream))
@@ -128,7 +108,7 @@ class WindowJoin:
         return self._changed(lambda: self._take(rows, schemas))
 
     def _used(self, stream: int) -> set[str] | None:
-        """Columns of a side that are looked at; None: all."""
+        """Columns of a side that are read; None: all."""
         config = (self._config.left, self._config.right)[stream]
         if config.columns is None or self._config.query.where is not None:
             return None
@@ -137,8 +117,8 @@ class WindowJoin:
     def advance(self, to: object, *, side: Literal["left", "right", "both"] = "both") -> Iterator[pa.RecordBatch]:
         """A promise: no row that is pushed from now on has a time before `to`. Returns the pairs that have become certain.
 
-        to: a value of the time columns: a datetime, an Arrow scalar, or a number in their unit. side: whose rows. A stream that
-        is silent is carried on by this, so that windows expire and rows that wait for their order are joined.
+        to: a value of the time columns: a datetime, an Arrow scalar, or a number in their unit. side: whose rows. This
+        advances a stream that is idle, so that windows expire and rows that wait for their order are joined.
         """
         self._check_open()
         if side not in ("left", "right", "both"):
@@ -191,13 +171,13 @@ class WindowJoin:
                 return
             try:
                 self._failure = _INTERRUPTED
-                with python_wording():
+                with spelled("arguments"):
                     batch = self._opened.next()
                 self._failure = None
                 if batch is None:
                     break
                 yield batch
-            except GeneratorExit:  # whoever has this batch wants no more for now; the rest comes with the next call
+            except GeneratorExit:  # the caller stops after this batch; the rest comes with the next call
                 raise
             except BaseException as error:
                 self._failure = _line(error)
@@ -224,7 +204,7 @@ class WindowJoin:
         other exception, wherever it strikes, the join has failed."""
         try:
             self._failure = _INTERRUPTED
-            with python_wording():
+            with spelled("arguments"):
                 change()
             results = self._results()
             self._failure = None
@@ -265,7 +245,7 @@ class WindowJoin:
         if known is not None:
             return known
         left, right = self._assumed(schemas)
-        sides = (self._request.stream(LEFT), self._request.stream(RIGHT))
+        sides = self._request.streams
         views, keys = describe_streams((sides[LEFT], left), (sides[RIGHT], right), carry=False, packed=True)
         return _Stream(stream, sides[stream], (left, right)[stream], keys, views[stream])
 
@@ -280,7 +260,7 @@ class WindowJoin:
                     self._early = self._early._replace(items=tuple(i for i in self._early.items if i is not item))
                     raise
 
-    # ------------------------------------------------------------ what it is and has done
+    # ------------------------------------------------------------ properties
 
     @property
     def schema(self) -> pa.Schema:
@@ -368,7 +348,7 @@ class WindowJoin:
         for stream in (LEFT, RIGHT):
             known, missing = schemas[1 - stream], schemas[stream]
             if missing is None and known is not None:
-                own, other = self._request.stream(stream), self._request.stream(1 - stream)
+                own, other = self._request.streams[stream], self._request.streams[1 - stream]
                 fields = dict(zip((*own.key, own.time), (*other.key, other.time), strict=False))
                 if own.id is not None:
                     fields[own.id] = other.id or ""
@@ -396,9 +376,9 @@ class _Promise(NamedTuple):
 
 
 class _Early(NamedTuple):
-    """What has come before both schemas were known. Rows are judged all the same; they are taken later.
+    """Rows and promises from before both schemas were known. Rows are checked at once and read later.
 
-    streams: the sides that are known, for that. highs_us: how far they have come.
+    streams: the sides that are known. highs_us: their highest times.
     """
 
     items: tuple[Item, ...] = ()
@@ -408,10 +388,10 @@ class _Early(NamedTuple):
     def with_items(self, items: list[Item], streams: Sequence[_Stream | None], config: RunConfig) -> _Early:
         """With more of them. RunFailed when they take too much memory."""
         every = (*self.items, *items)
-        held = sum(getattr(value, "nbytes", 0) for _, value in every)
-        if held > config.module.window_bytes:
+        waiting_bytes = sum(getattr(value, "nbytes", 0) for _, value in every)
+        if waiting_bytes > config.module.window_bytes:
             side = STREAM_NAMES[1 - every[-1][0]]
-            raise RunFailed(f"{held} bytes wait for the first batch of the {side} side; give {side}_schema")
+            raise RunFailed(f"{waiting_bytes} bytes wait for the first batch of the {side} side; give {side}_schema")
         fresh = [item for item in self.items if self.streams[item[0]] is None]  # promises, of which nothing could be said
         wanted = _converted(streams, [*fresh, *items])
         intakes = StreamIntake(LEFT, config.time), StreamIntake(RIGHT, config.time)
@@ -447,12 +427,12 @@ class _Opened:
     """The join once both schemas are known."""
 
     def __init__(self, request: Request, config: RunConfig, left: pa.Schema, right: pa.Schema) -> None:
-        sides = (request.stream(LEFT), request.stream(RIGHT))
+        sides = request.streams
         self._config, query = config, config.query
         views, keys = describe_streams((sides[LEFT], left), (sides[RIGHT], right), carry=True, packed=True, query=query)
         codecs = (views[LEFT].codec, views[RIGHT].codec)
         self.plan = OutputColumns(*codecs, request.ids, query.how)
-        where = compile_text(query.where, *codecs, counted=query.bounds.counted)
+        where = compile_text(query.where, *codecs, count_windows=query.bounds.count_windows)
         self.engine = Engine(config, (codecs[LEFT].layout, codecs[RIGHT].layout), where=where)
         self._streams = [_Stream(s, sides[s], (left, right)[s], keys, views[s]) for s in (LEFT, RIGHT)]
         self._joiner: Joiner = self.engine.joiners[0]
@@ -511,7 +491,7 @@ class _Stream:
 
     def __init__(self, stream: int, config: StreamConfig, schema: pa.Schema, keys: KeyEncoder, view: StreamColumns) -> None:
         self._side, self._columns, self.rows, self.time = STREAM_NAMES[stream], view.columns, 0, config.time
-        self._zone = view.time.zone
+        self._time = view.time
         self._tuples = TupleEncoder(config, view, keys, lambda row: f"row {row} of the stream (counting from 0)")
         self._name, self._kind = f"the {self._side} side's time column {config.time}", schema.field(config.time).type
 
@@ -520,8 +500,7 @@ class _Stream:
         try:
             return self._tuples.of(batch.select(self._columns), first)
         except UserError as error:
-            text = str(error)
-            raise UserError(text if text.startswith(self._side) else f"{self._side}: {text}") from None
+            raise (error if str(error).startswith(self._side) else error.prefixed(self._side)) from None
 
     def time_us(self, to: object) -> int:
         """A value of the time column in microseconds. UserError when it is none."""
@@ -530,7 +509,7 @@ class _Stream:
         try:
             value = pa.array([to])
             mixed = {zoned(value.type), zoned(self._kind)} == {True, False}
-            if mixed and self._zone is None:
+            if mixed and self._time.zone is None:
                 what = f"{self._name}, which is {self._kind}"
                 raise UserError(f"advance: {to} and {what}: one has a time zone, the other has none")
             if not mixed:  # else either means an instant
@@ -539,11 +518,12 @@ class _Stream:
             raise UserError(f"advance: {to!r} is no value of {self._name}, which is {self._kind}") from None
         if value.null_count:
             raise UserError("advance: to is null; give a time")
-        try:
-            return int(self._tuples.times(value, 0)[0][0])
-        except UserError as error:
-            why = str(error).partition(f"time column {self.time} ")[2]
-            raise UserError(f"advance: {to!r} {why}") from None
+
+        def refuse(wrong: Bool, problem: str, remedy: Text = "") -> None:
+            if wrong.any():
+                raise UserError(f"advance: {to!r} {problem}", remedy=remedy)
+
+        return int(microseconds(value, self._time, refuse)[0])
 
 
 def _late_table(late: list[tuple[int, SourceBatch, str]]) -> pa.Table:

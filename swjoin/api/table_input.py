@@ -54,8 +54,8 @@ class JoinInput:
         self.taken_from: dict[str, Any] = {}  # columns, ready to take output rows from
         self.untyped, self.unread = whole.untyped, whole.unread
         tuples = TupleEncoder(config, view, keys, self._place)
-        judged = [] if view.codec.rows is None else view.codec.rows.schema.names
-        needed = list(dict.fromkeys([*config.key, config.time, *([config.id] if config.id else []), *judged]))
+        predicate_columns = [] if view.codec.rows is None else view.codec.rows.schema.names
+        needed = list(dict.fromkeys([*config.key, config.time, *([config.id] if config.id else []), *predicate_columns]))
         self._slices: list[SourceBatch] = []
         ids: list[U64] = []
         first = 0
@@ -200,10 +200,10 @@ def open_sides(
     request: Request, left: object, right: object, *, materialise: bool
 ) -> tuple[JoinInput, JoinInput, OutputColumns]:
     """Both inputs, read and checked, and what result rows look like."""
-    query = request.query()
+    query = request.query
     wanted: set[str] | None = None
-    configs = [request.stream(s) for s in (LEFT, RIGHT)]
-    if (request.columns is not None or not materialise) and query.where is None:
+    configs = list(request.streams)
+    if (configs[LEFT].columns is not None or not materialise) and query.where is None:
         wanted = {n for c in configs for n in (*c.key, c.time, c.id, *((c.columns or ()) if materialise else ())) if n}
     left, right = both_inputs(left, right)
     whole = [WholeInput(v, n, c.time, wanted) for v, n, c in zip((left, right), STREAM_NAMES, configs, strict=True)]

@@ -1,7 +1,7 @@
 """Joins of whole tables: `swjoin.join`, `swjoin.count`.
 
 What: two inputs in, an Arrow table of pairs or their number and digest out; in this process, or on MPI ranks of this machine.
-Why: the common case takes one call. In this process the calling thread judges and partitions one distribution epoch while the
+Why: the common case takes one call. In this process the calling thread reads and partitions one distribution epoch while the
 join modules, a thread each, join the one before.
 Stays out: what the arguments mean (`config.arguments`), tuples and output columns (`api.table_input`), streams
 (`api.streaming`), proofs (`api.proofs`).
@@ -12,33 +12,23 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from swjoin.api.embedded_join import Engine, Joiner
 from swjoin.api.inputs import Input
 from swjoin.api.materialize import OutputGatherer
 from swjoin.api.proofs import remember
 from swjoin.api.table_input import JoinInput, ReopenedInputs, open_sides
-from swjoin.config.arguments import (
-    CLUSTER_PARTITIONS,
-    Bound,
-    Columns,
-    Duration,
-    Last,
-    Late,
-    Request,
-    TimeUnit,
-    check_workers,
-    python_wording,
-)
+from swjoin.config.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS, Request, check_workers
+from swjoin.config.options import CountOptions, JoinOptions, complete, takes_options
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import LEFT, RIGHT, SourceBatch
 from swjoin.core.data_messages import Delivery
-from swjoin.core.errors import UserError
-from swjoin.core.join_semantics import How, format_digest
+from swjoin.core.errors import UserError, spelled
+from swjoin.core.join_semantics import format_digest
 from swjoin.core.ledger import Proof
 from swjoin.expressions.compiler import compile_text
 from swjoin.monitor.process_memory import keep_freed_memory
@@ -53,36 +43,8 @@ _AHEAD = 2  # distribution epochs that are prepared before the one that is joine
 _RESULT_BYTES = 5 << 20
 
 
-def join(
-    left: Input,
-    right: Input,
-    *,
-    on: Columns | None = None,
-    left_time: str,
-    right_time: str,
-    within: Duration | None = None,
-    lower: Duration | None = None,
-    upper: Duration | None = None,
-    last: Last | None = None,
-    exclusive: Bound | Sequence[Bound] = (),
-    time_unit: TimeUnit | None = None,
-    left_time_unit: TimeUnit | None = None,
-    right_time_unit: TimeUnit | None = None,
-    assume_timezone: str | None = None,
-    how: How = "inner",
-    where: str | None = None,
-    left_on: Columns | None = None,
-    right_on: Columns | None = None,
-    left_id: str | None = None,
-    right_id: str | None = None,
-    columns: Columns | None = None,
-    max_out_of_order: Duration | None = None,
-    late: Late = "error",
-    ids: bool = False,
-    memory: str | None = None,
-    threads: int | None = None,
-    ranks: int | None = None,
-) -> pa.Table:
+@takes_options(JoinOptions)
+def join(left: Input, right: Input, **options: Unpack[JoinOptions]) -> pa.Table:
     """All pairs of rows with equal keys and lower <= right time - left time <= upper, each exactly once, as an Arrow table.
 
     last: count windows instead: every row meets the last so many rows of the other side before it, in the order of time (equal
@@ -106,62 +68,27 @@ def join(
 
     Raises UserError for input or arguments that are wrong, RunFailed when the join fails.
     """
-    request = Request(
-        on, left_time, right_time, within, lower, upper, exclusive, time_unit, how, where, left_on, right_on,
-        left_id, right_id, columns, max_out_of_order, late, memory, ids, last,
-        left_time_unit, right_time_unit, assume_timezone,
-    )  # fmt: skip
-    table: pa.Table = _perform(request, left, right, threads, ranks, materialise=True)
+    table: pa.Table = _join(complete(join, options), left, right, materialise=True)
     return table
 
 
-def count(
-    left: Input,
-    right: Input,
-    *,
-    on: Columns | None = None,
-    left_time: str,
-    right_time: str,
-    within: Duration | None = None,
-    lower: Duration | None = None,
-    upper: Duration | None = None,
-    last: Last | None = None,
-    exclusive: Bound | Sequence[Bound] = (),
-    time_unit: TimeUnit | None = None,
-    left_time_unit: TimeUnit | None = None,
-    right_time_unit: TimeUnit | None = None,
-    assume_timezone: str | None = None,
-    how: How = "inner",
-    where: str | None = None,
-    left_on: Columns | None = None,
-    right_on: Columns | None = None,
-    left_id: str | None = None,
-    right_id: str | None = None,
-    max_out_of_order: Duration | None = None,
-    late: Late = "error",
-    memory: str | None = None,
-    threads: int | None = None,
-    ranks: int | None = None,
-) -> Proof:
+@takes_options(CountOptions)
+def count(left: Input, right: Input, **options: Unpack[CountOptions]) -> Proof:
     """Number and digest of the pairs that `join` would return for these arguments, without making them; and the ledger.
 
-    Only keys, times and ids are looked at. Raises UserError for input or arguments that are wrong, RunFailed when it fails.
+    Only keys, times and ids are read. Raises UserError for input or arguments that are wrong, RunFailed when it fails.
     """
-    request = Request(
-        on, left_time, right_time, within, lower, upper, exclusive, time_unit, how, where, left_on, right_on,
-        left_id, right_id, None, max_out_of_order, late, memory, False, last,
-        left_time_unit, right_time_unit, assume_timezone,
-    )  # fmt: skip
-    found: Proof = _perform(request, left, right, threads, ranks, materialise=False)
+    found: Proof = _join(complete(count, options), left, right, materialise=False)
     return found
 
 
-def _perform(
-    request: Request, left: object, right: object, threads: int | None, ranks: int | None, *, materialise: bool
-) -> Any:
+def _join(options: dict[str, Any], left: object, right: object, *, materialise: bool) -> Any:
     """A table, or a Proof without one."""
-    with python_wording():
-        config = request.config(materialise=materialise, partitions=CLUSTER_PARTITIONS if ranks is not None else None)
+    threads, ranks = options["threads"], options["ranks"]
+    with spelled("arguments"):
+        request = Request.from_options(options)
+        partitions = JOIN_PARTITIONS if ranks is None else CLUSTER_PARTITIONS
+        config = request.config(materialise=materialise, partitions=partitions)
         if request.late == "side":
             raise UserError("late: 'side' needs a place for late rows, which a table does not have; use swjoin.WindowJoin")
         check_workers(threads, ranks)
@@ -200,8 +127,8 @@ def _warnings(
 
 
 def _sorts(request: Request) -> bool:
-    """Rows are taken in time order; with a declared bound they are judged in the order in which they are."""
-    return request.max_out_of_order is None
+    """Whether rows are sorted by time; with a declared bound they are read in their own order."""
+    return request.max_out_of_order_us is None
 
 
 def _as_table(schema: pa.Schema, gathered: list[OutputGatherer], found: Proof, sides: tuple[JoinInput, JoinInput]) -> pa.Table:
@@ -224,7 +151,7 @@ def _join_here(
     """Also how many matches there are."""
     keep_freed_memory()
     codecs = sides[LEFT].codec, sides[RIGHT].codec
-    where = compile_text(config.query.where, *codecs, counted=config.query.bounds.counted)
+    where = compile_text(config.query.where, *codecs, count_windows=config.query.bounds.count_windows)
     layouts = codecs[LEFT].layout, codecs[RIGHT].layout
     engine = Engine(config, layouts, slaves=threads, result_bytes=_RESULT_BYTES, where=where, ids_alone=not config.sink.ids)
 

@@ -1,9 +1,9 @@
-"""What makes each role's part of a checkpoint durable, and gives it back: around the folder of checkpoints.
+"""Checkpointers: write each role's part of a checkpoint to the store, and restore a role from it.
 
 What: `MasterCheckpointer`: source positions, dictionary of keys, late rows, and the master's own state.
 `CollectorCheckpointer`: result files, rows of metrics, and the collector's state. `SlaveCheckpointer`: the log of deliveries,
 and the windows rebuilt from it.
-Why: the roles say what has to be saved and when; files, threads and positions are the runtimes', the same in all of them.
+Why: the roles decide what is saved and when; files, threads and positions are handled here, for all runtimes alike.
 Stays out: when a checkpoint is made (`cluster.master.checkpoint_coordinator`), formats (`checkpoint.store`,
 `checkpoint.delivery_log`).
 """
@@ -21,9 +21,10 @@ from swjoin.checkpoint.manifest import check_master_state, restoring
 from swjoin.checkpoint.store import CheckpointStore, Manifest, read_manifest
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.master.master import Master
-from swjoin.cluster.messages import PartSaved, SavePart, Snapshot
+from swjoin.cluster.messages import PartSaved
+from swjoin.cluster.role import SavePart, Snapshot
 from swjoin.cluster.slave.slave import Slave
-from swjoin.config.job import Job, sets_aside
+from swjoin.config.job import Job, leaves_rows_out
 from swjoin.config.run import RunConfig, digest, to_plain
 from swjoin.connectors.files.late_rows import LATE_ROW_BYTES
 from swjoin.connectors.files.run_files import METRICS_ROW_BYTES, MetricsFile
@@ -38,7 +39,7 @@ from swjoin.core.version import __version__
 
 
 def checkpoint_folder(job: Job, executors: Executors = Background) -> CheckpointStore:
-    """The folder of a job's checkpoints. UserError when it holds those of another run, or of one that should be resumed."""
+    """The checkpoint store of a job. UserError when the folder has checkpoints of another run, or of one to be resumed."""
     path = job.checkpoints
     assert path is not None, "the job makes no checkpoints"
     identity = {"config": to_plain(job.config), "config_digest": digest(job.config), "inputs": input_files(job)}
@@ -67,7 +68,7 @@ def checkpoint_folder(job: Job, executors: Executors = Background) -> Checkpoint
 
 
 def input_files(job: Job) -> list[list[Any]]:
-    """Path, size and a checksum of every input file: a resumed run must read what the first one did."""
+    """Path, size and a checksum of every input file, by which a resumed run detects changed input."""
     from swjoin.connectors.files.formats import edges_checksum, list_files
 
     paths = [
@@ -77,7 +78,7 @@ def input_files(job: Job) -> list[list[Any]]:
 
 
 class MasterCheckpointer:
-    """The master's side; opens the folder. UserError as `checkpoint_folder`."""
+    """Saves and restores the master; opens the store. UserError as `checkpoint_folder`."""
 
     def __init__(self, job: Job, sources: tuple[Source, Source], executors: Executors = Background) -> None:
         self.folder = checkpoint_folder(job, executors)
@@ -85,10 +86,10 @@ class MasterCheckpointer:
         self._keys: tuple[AppendedFile, AppendedFile] | None = None
         self._job, self._sources = job, sources
         self._keys_saved = 0
-        self.manifest: Manifest | None = None  # from which the roles have been restored
+        self.manifest: Manifest | None = None  # the checkpoint that the roles were restored from
 
     def begin(self, done: Callable[[Any], None]) -> Manifest | None:
-        """A start or a recovery; returns the checkpoint to go on from."""
+        """Start or recover; returns the checkpoint to resume from. done: called with what has become durable."""
         self.folder.end()
         manifest = self.manifest = self.folder.newest()
         self.folder.begin(manifest, done)
@@ -97,7 +98,7 @@ class MasterCheckpointer:
         nothing: dict[str, Any] = {"late": [0, 0], "keys": [0, [0, 0], [0, 0]]}
         content = nothing if manifest is None else manifest.plain["master"]
         path = self.folder.path
-        if sets_aside(self._job.config):
+        if leaves_rows_out(self._job.config):
             self._close(self.late_rows)
             self.late_rows = AppendedFile(path / "late.rows", content["late"], LATE_ROW_BYTES)
         if self._dictionary is not None:
@@ -120,11 +121,11 @@ class MasterCheckpointer:
 
     @property
     def manifest_name(self) -> str | None:
-        """Of the checkpoint that everybody goes on from."""
+        """Name of the checkpoint that all roles resume from."""
         return None if self.manifest is None else self.manifest.path.name
 
     def restore(self, master: Master, manifest: Manifest | None, now_us: int) -> None:
-        """A new master goes on from there, and its sources with it; without a checkpoint both are at the beginning."""
+        """Restore a new master and its sources; without a checkpoint the sources are at the start."""
         if manifest is None:
             for source in self._sources:
                 source.seek(0)
@@ -143,23 +144,25 @@ class MasterCheckpointer:
                         check_layout([in_memory(batch) for batch in batches], layout, what)
             master.restore(snapshot.plain, snapshot.tuples, now_us)
         dictionary = self._dictionary
-        if dictionary is not None and self._keys is not None and len(dictionary) == 0:  # else: of this process, and larger
+        if (
+            dictionary is not None and self._keys is not None and len(dictionary) == 0
+        ):  # otherwise it is this process' own, which has more keys
             with restoring(self._keys[0].path):
                 lengths, data = (np.frombuffer(file.read(), kind) for file, kind in zip(self._keys, ("<i8", "u1"), strict=True))
                 dictionary.restore(lengths.astype(np.int64), data.astype(np.uint8))
         for stream in (LEFT, RIGHT):
             source, rows = self._sources[stream], master.streams[stream].counts.tuples
             if is_live(source):
-                source.go_on(rows, positions[stream])
+                source.resume_at(rows, positions[stream])
             else:
                 source.seek(rows)
 
     def forget(self) -> None:
-        """A checkpoint is complete: what came before the oldest that is kept is read no more."""
-        kept = self.folder.kept
+        """After a completed checkpoint: release rows of live sources before the oldest checkpoint that is kept."""
+        manifests = self.folder.kept
         for stream, source in enumerate(self._sources):
-            if kept and is_live(source):
-                source.forget(kept[0].plain["master"]["state"]["streams"][stream]["counts"]["tuples"])
+            if manifests and is_live(source):
+                source.forget(manifests[0].plain["master"]["state"]["streams"][stream]["counts"]["tuples"])
 
     def save(self, generation: int, snapshot: Snapshot) -> None:
         """The master's part of a checkpoint; `done` gets PartSaved."""
@@ -188,18 +191,18 @@ class MasterCheckpointer:
 
 
 class CollectorCheckpointer:
-    """The collector's side."""
+    """Saves and restores the collector."""
 
     def __init__(self, job: Job, sink: Sink, executors: Executors = Background) -> None:
         assert job.checkpoints is not None, "the job makes no checkpoints"
         self._path, self._job, self._sink, self._executors = job.checkpoints, job, sink, executors
-        self._names: list[str] = []  # of all result files up to the last checkpoint begun
+        self._names: list[str] = []  # of all result files up to the last checkpoint started
         self._sealed: dict[int, list[str]] = {}
         self._background: Executor | None = None
         self._metrics: MetricsFile | None = None
 
     def begin(self, collector: Collector, manifest_name: str | None, done: Callable[[Any], None]) -> MetricsFile | None:
-        """A start or a recovery: the collector, its results and its metrics are as this checkpoint says."""
+        """Start or recover: restore the collector, its results and its metrics to this checkpoint."""
         self.end()
         self._background = self._executors("results", done)
         content: dict[str, Any] = {"results": [], "metrics": [0, 0]}
@@ -242,16 +245,16 @@ class CollectorCheckpointer:
         self._background.submit(sync)
 
     def publish(self, generation: int) -> None:
-        """Results up to the end of this generation may be seen."""
+        """Make results up to the end of this generation visible."""
         self._sink.publish(self._sealed.pop(generation, []), generation)
 
     def publish_all(self) -> None:
-        """The run is complete."""
+        """Make all results visible: the run is complete."""
         for generation in sorted(self._sealed):
             self.publish(generation)
 
     def end(self) -> BaseException | None:
-        """Finish what is being written; returns what went wrong."""
+        """Finish pending writes; returns their error, if any."""
         background, self._background = self._background, None
         if background is None:
             return None
@@ -260,7 +263,7 @@ class CollectorCheckpointer:
 
 
 class SlaveCheckpointer:
-    """A slave's side: its log, and its share of the windows at the newest checkpoint."""
+    """Logs a slave's deliveries, and restores its windows from the newest checkpoint."""
 
     def __init__(
         self,
@@ -278,8 +281,8 @@ class SlaveCheckpointer:
         self._log = SegmentLog(folder, incarnation, slave.id, sub_groups, done, executors, promises=self._marks)
 
     def restore(self, manifest_name: str | None, owner: list[int], active: list[int]) -> None:
-        """Rebuild the windows of the partition-groups that this slave owns. RunFailed, with its place, what is corrupt."""
-        self._slave.take_part(active)
+        """Rebuild the windows of the partition-groups that this slave owns. RunFailed names the corrupt file and record."""
+        self._slave.set_active(active)
         if manifest_name is None:
             return
         manifest = read_manifest(self._folder / manifest_name)
@@ -296,7 +299,7 @@ class SlaveCheckpointer:
             self._slave.restored(manifest.joined_until_us(len(owner)))
 
     def received(self, delivery: Delivery, frame: Any = None) -> None:
-        """Hand a delivery to the log."""
+        """Append a delivery to the log."""
         self._log.append(delivery, frame)
 
     def save(self, command: SavePart) -> None:

@@ -1,11 +1,10 @@
-"""A slave's part of a checkpoint: the log of what entered its windows.
+"""The delivery log: a slave's part of a checkpoint.
 
-What: `SegmentLog` writes deliveries to the segment of their generation, in a thread, and seals the segment when a checkpoint
-wants it; `replay` reads segments back, in the order of delivery, partition-group by partition-group.
-Why: window state is a function of the tuples that were delivered. Writing those once, as the frames in which they came, is
-incremental by nature, and can be restored on any number of slaves; what has expired is dropped by whole segments. A delivery is
-held back in memory for as long as there is room, and is never written if it has expired by then: where windows are short
-beside the interval, most of the log is.
+What: `SegmentLog` writes deliveries to the segment of their generation, in a thread, and seals the segment for a checkpoint;
+`replay` reads segments back in the order of delivery.
+Why: window state is a function of the delivered tuples. Writing these once, as the frames in which they came, is incremental by
+nature, and can be restored on any number of slaves; expired tuples are dropped by whole segments. A delivery stays in memory
+while there is room, and is never written if it expires there: with short windows and long intervals most of the log is not.
 Stays out: which segments a checkpoint needs (`checkpoint.store`), joining (`operators.window_join`).
 """
 
@@ -30,12 +29,12 @@ from swjoin.core.ids import BEGIN_OF_TIME_US
 from swjoin.core.storage import Background, Executors, RecordFile, read_records, sync_folder
 from swjoin.policy.epochs import sub_group_of
 
-HELD_BYTES = 128 << 20  # of deliveries to one slave, in memory
+UNWRITTEN_LIMIT_BYTES = 128 << 20  # limit of unwritten deliveries of one slave
 
 
 @dataclass(frozen=True)
 class Segment:
-    """The deliveries of one slave in one generation. newest_us: of the left and of the right tuples."""
+    """The deliveries of one slave in one generation. newest_us: highest time of the left and of the right tuples."""
 
     name: str
     generation: int
@@ -51,26 +50,26 @@ class Segment:
     @staticmethod
     def from_plain(plain: dict[str, Any]) -> Segment:
         left, right = plain["newest_us"]
-        known = {field.name: plain[field.name] for field in fields(Segment)}
-        return Segment(**{**known, "newest_us": (left, right)})
+        values = {field.name: plain[field.name] for field in fields(Segment)}
+        return Segment(**{**values, "newest_us": (left, right)})
 
     def alive(self, alive_us: tuple[int, int]) -> bool:
-        """Whether some tuple of it may still be needed."""
+        """Whether some of its tuples may still match."""
         return self.newest_us[LEFT] >= alive_us[LEFT] or self.newest_us[RIGHT] >= alive_us[RIGHT]
 
 
 @dataclass(frozen=True)
-class _Held:
-    """A delivery that is in no file yet. promise: what is left of it without tuples, where that is wanted."""
+class _Unwritten:
+    """A delivery in memory. watermarks: the delivery without its tuples; None where only tuples are logged."""
 
     frame: U8
     tuples: int
     newest_us: tuple[int, int]
-    promise: Delivery | None
+    watermarks: Delivery | None
 
 
 class _Open:
-    """A segment being written. needed_us: what no checkpoint from this generation's on needs, as far as is known."""
+    """A segment being written. needed_us: times below which no checkpoint from this generation on needs its tuples."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -78,29 +77,29 @@ class _Open:
         self.tuples = 0
         self.newest_us = [BEGIN_OF_TIME_US, BEGIN_OF_TIME_US]
         self.needed_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
-        self.held_bytes = 0
-        self._held: deque[_Held] = deque()
+        self.unwritten_bytes = 0
+        self._unwritten: deque[_Unwritten] = deque()
 
-    def hold(self, held: _Held) -> None:
-        self._held.append(held)
-        self.held_bytes += held.frame.nbytes
+    def add(self, delivery: _Unwritten) -> None:
+        self._unwritten.append(delivery)
+        self.unwritten_bytes += delivery.frame.nbytes
 
-    def let_go(self, most_bytes: int) -> None:
-        """Forget the oldest deliveries as long as they are needed no more, and write more of them until so much is held."""
-        while self._held:
-            held = self._held[0]
-            needed = any(newest >= limit for newest, limit in zip(held.newest_us, self.needed_us, strict=True))
-            if needed and self.held_bytes <= most_bytes:
+    def flush(self, limit_bytes: int) -> None:
+        """Drop the oldest deliveries that are not needed, and write further ones until at most `limit_bytes` are left."""
+        while self._unwritten:
+            oldest = self._unwritten[0]
+            needed = any(newest >= limit for newest, limit in zip(oldest.newest_us, self.needed_us, strict=True))
+            if needed and self.unwritten_bytes <= limit_bytes:
                 return
-            self._held.popleft()
-            self.held_bytes -= held.frame.nbytes
+            self._unwritten.popleft()
+            self.unwritten_bytes -= oldest.frame.nbytes
             if needed:
-                self._write(held.frame)
-                self.tuples += held.tuples
+                self._write(oldest.frame)
+                self.tuples += oldest.tuples
                 for stream in (LEFT, RIGHT):
-                    self.newest_us[stream] = max(self.newest_us[stream], held.newest_us[stream])
-            elif held.promise is not None:
-                self._write(pack_delivery(held.promise))
+                    self.newest_us[stream] = max(self.newest_us[stream], oldest.newest_us[stream])
+            elif oldest.watermarks is not None:
+                self._write(pack_delivery(oldest.watermarks))
 
     def _write(self, frame: U8) -> None:
         if self.file is None:
@@ -112,8 +111,7 @@ def _newest(batch: TupleBatch) -> int:
     return int(batch.ts.max(initial=BEGIN_OF_TIME_US))
 
 
-def _promise(delivery: Delivery) -> Delivery:
-    """What is left of a delivery without tuples."""
+def _without_tuples(delivery: Delivery) -> Delivery:
     nothing, none = TupleBatch.empty(), np.empty(0, np.int64)
     return replace(
         delivery, groups=none, left_counts=none, right_counts=none, left=nothing, right=nothing, null_keys=(nothing, nothing)
@@ -123,7 +121,7 @@ def _promise(delivery: Delivery) -> Delivery:
 class SegmentLog:
     """One slave's log. done: takes PartSaved when a segment is durable, or an exception; called in the log's thread.
 
-    promises: also deliveries without tuples are wanted, for what they promise.
+    promises: deliveries without tuples are logged too, for their watermarks.
     """
 
     def __init__(
@@ -144,7 +142,7 @@ class SegmentLog:
         self._background = executors(f"log of slave {slave}", done)
 
     def append(self, delivery: Delivery, frame: U8 | None = None) -> None:
-        """Keep a delivery, which came as this frame, if as one. Waits while the disk is too far behind."""
+        """Log a delivery. frame: its bytes, if it came over a wire. Waits while the disk is too far behind."""
         if len(delivery.left) or len(delivery.right) or self._promises:
             self._background.submit(lambda: self._append(delivery, frame))
 
@@ -152,25 +150,25 @@ class SegmentLog:
         segment = self._open.get(delivery.generation)
         if segment is None:
             segment = self._open[delivery.generation] = _Open(self._folder / f"{self._stem}-{delivery.generation:06d}.log")
-        # Without a frame the tuples are a part of what all slaves got; as a frame they keep nothing else in memory.
-        whole = pack_delivery(delivery) if frame is None else frame
+        # Tuples without a frame are slices of those of all slaves, and would keep all of them in memory.
+        packed = pack_delivery(delivery) if frame is None else frame
         newest_us = _newest(delivery.left), _newest(delivery.right)
-        promise = _promise(delivery) if self._promises else None
-        segment.hold(_Held(whole, len(delivery.left) + len(delivery.right), newest_us, promise))
+        watermarks = _without_tuples(delivery) if self._promises else None
+        segment.add(_Unwritten(packed, len(delivery.left) + len(delivery.right), newest_us, watermarks))
         segment.needed_us = delivery.needed_us  # its own: the next generation needs less
-        room = HELD_BYTES
-        for held in sorted(self._open, reverse=True):
-            self._open[held].let_go(room)
-            room = max(0, room - self._open[held].held_bytes)
+        room = UNWRITTEN_LIMIT_BYTES
+        for generation in sorted(self._open, reverse=True):
+            self._open[generation].flush(room)
+            room = max(0, room - self._open[generation].unwritten_bytes)
 
     def seal(self, generation: int, content: dict[str, Any]) -> None:
-        """Everything of this generation has been appended; PartSaved with `content` once it is durable."""
+        """End a generation: its deliveries have all been appended. PartSaved has `content` and the segment."""
         self._background.submit(lambda: self._seal(generation, content))
 
     def _seal(self, generation: int, content: dict[str, Any]) -> PartSaved:
         segment, sealed = self._open.pop(generation, None), None
         if segment is not None:
-            segment.let_go(-1)
+            segment.flush(-1)
         if segment is not None and segment.file is not None:
             file = segment.file
             file.close()
@@ -189,16 +187,15 @@ class SegmentLog:
 
 
 def living(segments: Sequence[Segment], alive_us: tuple[int, int], *, whole: bool) -> list[Segment]:
-    """Segments that are needed. whole: all of a generation, or none."""
+    """Segments with live tuples. whole: all segments of a generation, or none."""
     generations = {s.generation for s in segments if s.alive(alive_us)}
     return [s for s in segments if (s.generation in generations if whole else s.alive(alive_us))]
 
 
 def replay(folder: Path, segments: Sequence[Segment], mine: Bool, alive_us: tuple[int, int]) -> Iterator[Delivery]:
-    """What entered the windows of partition-groups with `mine[group]`, in the order in which it was delivered.
+    """The live tuples of partition-groups with `mine[group]`, in the order of delivery.
 
-    Only tuples that may still be needed: a window may be long on one side only. RunFailed, with file and place, when a segment
-    is not what it was.
+    RunFailed, with file and record, when a segment is corrupt.
     """
     for _, deliveries in replay_epochs(folder, living(segments, alive_us, whole=False), mine, alive_us):
         yield from deliveries
@@ -207,7 +204,7 @@ def replay(folder: Path, segments: Sequence[Segment], mine: Bool, alive_us: tupl
 def replay_epochs(
     folder: Path, segments: Sequence[Segment], mine: Bool, alive_us: tuple[int, int]
 ) -> Iterator[tuple[tuple[int, int], list[Delivery]]]:
-    """The same by distribution epochs: the least times that one of its deliveries promised, and what is `mine` of them."""
+    """As `replay`, by distribution epochs: (lowest watermarks of its deliveries, its deliveries with tuples of `mine`)."""
     for generation in sorted({s.generation for s in segments}):
         logs = [_deliveries(folder, s, len(mine)) for s in segments if s.generation == generation]
         merged = heapq.merge(*logs, key=lambda item: item[:2])
@@ -246,9 +243,9 @@ def _share(delivery: Delivery, mine: Bool, alive_us: tuple[int, int]) -> Iterato
 
 
 def _kept(batch: TupleBatch, counts: I64, keep: Bool, alive_us: int) -> tuple[TupleBatch, I64]:
-    """The tuples that are alive, of the partition-groups to keep, and how many of each there are."""
-    place = np.repeat(np.arange(len(counts)), counts)
-    index = np.flatnonzero(keep[place] & (batch.ts >= alive_us))
+    """The live tuples of the partition-groups to keep, and the count of each."""
+    group = np.repeat(np.arange(len(counts)), counts)
+    index = np.flatnonzero(keep[group] & (batch.ts >= alive_us))
     if len(index) == len(batch):
         return batch, counts
-    return batch.take(index), np.bincount(place[index], minlength=len(counts)).astype(np.int64)
+    return batch.take(index), np.bincount(group[index], minlength=len(counts)).astype(np.int64)

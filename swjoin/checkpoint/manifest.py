@@ -1,9 +1,9 @@
-"""What a manifest must look like, before anything in it is used.
+"""Validation of manifests, before any value in one is used.
 
-What: `check_manifest`; `restoring`, around whatever takes up a role's part of a checkpoint.
-Why: a checksum says that the file is what somebody has written, not that it is a checkpoint. Names in it become paths, numbers
-become sizes and indexes.
-Stays out: what the values mean (`checkpoint.store`, the roles).
+What: `check_manifest`, `check_master_state`; `restoring`, around code that restores a role from a checkpoint.
+Why: a checksum proves that the file was not changed, not that it is a checkpoint. Names in it become paths, numbers become
+sizes and indexes.
+Stays out: the meaning of the values (`checkpoint.store`, the roles).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from swjoin.core.errors import RunFailed
 from swjoin.core.ids import BEGIN_OF_TIME_US
-from swjoin.core.path_patterns import is_amount, is_count, is_number, wrong_place
+from swjoin.core.path_patterns import first_mismatch, is_amount, is_count, is_number
 from swjoin.state.delay_histogram import HISTOGRAM_SIZE
 
 
@@ -30,7 +30,7 @@ def _bin(value: Any) -> bool:
 
 
 def _time(value: Any) -> bool:
-    return is_number(value) and abs(value) <= 3 << 61  # punctuations, and what is dead below them
+    return is_number(value) and abs(value) <= 3 << 61  # watermarks, and times below which tuples have expired
 
 
 def _maybe_time(value: Any) -> bool:
@@ -38,7 +38,7 @@ def _maybe_time(value: Any) -> bool:
 
 
 def _boundary(value: Any) -> bool:
-    """Of a distribution epoch: tuples' times lie below 2^61. At the end of time the next one would never come."""
+    """End of a distribution epoch: times of tuples are below 2^61, and there must be a next end."""
     return is_number(value) and BEGIN_OF_TIME_US <= value < 3 << 60
 
 
@@ -47,7 +47,7 @@ def _maybe_boundary(value: Any) -> bool:
 
 
 def _log_name(value: Any) -> bool:
-    """A name in this folder, and not a path to any other place."""
+    """A name in the folder of checkpoints, not a path."""
     return isinstance(value, str) and re.fullmatch(r"(master|segment)-[\d-]+\.(frames|log)", value, re.ASCII) is not None
 
 
@@ -60,7 +60,7 @@ def _maybe_estimates(value: Any) -> bool:
 
 
 def _maybe_order(value: Any) -> bool:
-    """Places: at most as many have passed as have been given, and they grow with the ends of slots."""
+    """Sequence numbers: at most as many have passed as were assigned, and they grow with the ends of slots."""
     shape = {
         "placed": (is_count, is_count),
         "passed": (is_count, is_count),
@@ -69,12 +69,12 @@ def _maybe_order(value: Any) -> bool:
     }
     if value is None:
         return True
-    if wrong_place(shape, value) is not None:
+    if first_mismatch(shape, value) is not None:
         return False
     ends = value["ends"]
-    rising = all(a <= b for known in ends for a, b in itertools.pairwise(known))
+    rising = all(a <= b for column in ends for a, b in itertools.pairwise(column))
     fewer = all(a <= b for a, b in zip(value["passed"], value["placed"], strict=True))
-    return rising and fewer and len({len(known) for known in ends}) == 1
+    return rising and fewer and len({len(column) for column in ends}) == 1
 
 
 _MARK = (is_count, is_count)  # length and checksum
@@ -155,12 +155,12 @@ _MANIFEST = {
 
 
 def check_manifest(path: Path, plain: dict[str, Any]) -> None:
-    """RunFailed, with file and key, when this is no manifest."""
-    wrong = wrong_place(_MANIFEST, plain)
+    """RunFailed, with file and key, for anything but a manifest."""
+    wrong = first_mismatch(_MANIFEST, plain)
     if wrong is None and len({len(part) for part in plain["collector"]["state"]["tally"]["histogram"]}) > 1:
         wrong = ".collector.state.tally.histogram"
     if wrong is None and plain["collector"]["state"]["epoch"] != plain["epoch"]:
-        wrong = ".collector.state.epoch"  # it would wait for epochs that never come
+        wrong = ".collector.state.epoch"  # the collector would wait for epochs that never come
     if wrong is None and len(plain["segments"]) != len({s["name"] for s in plain["segments"]}):
         wrong = ".segments (one comes twice)"
     if wrong is not None:
@@ -168,8 +168,8 @@ def check_manifest(path: Path, plain: dict[str, Any]) -> None:
 
 
 def check_master_state(path: Path, state: Any, generation: int, epoch: int, group_count: int) -> None:
-    """The master's own part. RunFailed, with file and key, when it is none, or of another run or checkpoint."""
-    wrong = wrong_place(_MASTER, state)
+    """Check the master's part. RunFailed, with file and key, when it is malformed, or of another run or checkpoint."""
+    wrong = first_mismatch(_MASTER, state)
     if wrong is None:
         controller = state["controller"]
         slaves = controller["slaves"]
@@ -194,7 +194,7 @@ def check_master_state(path: Path, state: Any, generation: int, epoch: int, grou
 
 @contextmanager
 def restoring(path: Path) -> Iterator[None]:
-    """RunFailed, with the file, when a role cannot take up what a checkpoint holds."""
+    """RunFailed, with the file, when a role cannot be restored from a checkpoint."""
     try:
         yield
     except RunFailed as error:

@@ -1,13 +1,13 @@
-"""The folder of a run's checkpoints: manifests, and the files that they bind together.
+"""The checkpoint store: the folder of a run's checkpoints.
 
-What: `CheckpointStore` writes the master's part and the manifests, finds the newest one, and clears up; `Manifest`, one
-checkpoint as read back.
-Why: a checkpoint exists exactly when its manifest does, which appears under its name in one step; whatever happens before or
-after, the newest manifest is a consistent cut.
-Stays out: slaves' logs (`checkpoint.delivery_log`), result files (`connectors`), rebuilding roles (`checkpoint.checkpointers`).
+What: `CheckpointStore` writes the master's part and the manifests, finds the newest manifest, and removes old files;
+`Manifest`, one checkpoint as read back.
+Why: a checkpoint exists exactly when its manifest does, which appears under its name in one step: the newest manifest is a
+consistent cut at any time.
+Stays out: slaves' logs (`checkpoint.delivery_log`), result files (`connectors`), restoring roles (`checkpoint.checkpointers`).
 
-The last two checkpoints are kept, with the files that either needs. Everything else that an earlier incarnation (the time
-from a start or a recovery to the next) has left is removed.
+The last two checkpoints are kept, with the files that either needs. All other files of earlier incarnations (an incarnation is
+the time from a start or a recovery to the next) are removed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ import numpy as np
 
 from swjoin.checkpoint.delivery_log import Segment, living
 from swjoin.checkpoint.manifest import check_manifest
-from swjoin.cluster.messages import CheckpointCompleted, CompleteCheckpoint, PartSaved, Snapshot
+from swjoin.cluster.messages import PartSaved
+from swjoin.cluster.role import CheckpointCompleted, CompleteCheckpoint, Snapshot
 from swjoin.cluster.wire import pack_tuples, unpack_tuples
 from swjoin.core.batch import I64, TupleBatch, in_memory
 from swjoin.core.errors import RunFailed, UserError
@@ -33,7 +34,7 @@ from swjoin.core.storage import Background, Executor, Executors, locked, read_re
 FORMAT = 6  # 5: sums of another digest
 _LOCK = ".lock"
 _STARTED = "started.json"
-APPENDED = ("metrics.rows", "late.rows", "keys.bytes", "keys.lengths")  # grow all the time; a manifest says how far they count
+APPENDED = ("metrics.rows", "late.rows", "keys.bytes", "keys.lengths")  # append-only; a manifest has their lengths
 _KEPT = 2
 _MANIFEST = re.compile(r"\.?checkpoint-(\d{6,})\.json(?:\.tmp)?")
 # incarnation and generation
@@ -42,7 +43,7 @@ _NUMBERED = re.compile(r"\.?(?:master|segment)-(\d{4})-(?:\d{4}-)?(\d{6,})\.(?:f
 
 @dataclass(frozen=True)
 class Manifest:
-    """One checkpoint. generation: which ends with it. plain: as in the file."""
+    """One checkpoint. generation: the one that ends with it. plain: content of the file."""
 
     path: Path
     generation: int
@@ -58,7 +59,7 @@ class Manifest:
         return left, right
 
     def joined_until_us(self, group_count: int) -> I64:
-        """Punctuations up to which each partition-group had been joined: int64 (groups, 2)."""
+        """Watermarks up to which each partition-group had been joined: int64 (groups, 2)."""
         owner = np.array(self.plain["master"]["state"]["controller"]["owner"], np.int64)
         times = np.array(self.plain["joined_until_us"], np.int64).reshape(-1, 2)[owner]
         if len(times) != group_count:
@@ -87,7 +88,7 @@ def _checksum(plain: dict[str, Any]) -> str:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """RunFailed, with the file, when it is not whole; UserError when another version wrote it."""
+    """Read and check a manifest. RunFailed, with the file, when it is corrupt; UserError when another version wrote it."""
     try:
         plain = json.loads(path.read_bytes())
     except OSError as error:
@@ -109,13 +110,13 @@ def read_manifest(path: Path) -> Manifest:
 
 
 class CheckpointStore:
-    """Of one run. identity: what of the run is told in every manifest (its configuration, the command)."""
+    """The checkpoints of one run. identity: the part of every manifest that describes the run (configuration, command)."""
 
     def __init__(self, path: Path, identity: dict[str, Any], executors: Executors = Background) -> None:
         self.path = path
         self._executors = executors
         self._identity = identity
-        self._restored: Manifest | None = None  # where this incarnation began
+        self._restored: Manifest | None = None  # the checkpoint that this incarnation started from
         self._kept: list[Manifest] = []  # the newest last
         self.incarnation = 0
         self._background: Executor | None = None
@@ -124,19 +125,19 @@ class CheckpointStore:
     # ------------------------------------------------------------ reading
 
     def manifests(self) -> list[Path]:
-        """Of all checkpoints, the newest last."""
+        """Paths of all manifests, the newest last."""
         if not self.path.is_dir():
             return []
         found = [(m, p) for p in self.path.iterdir() if (m := _MANIFEST.fullmatch(p.name)) and p.suffix == ".json"]
         return [p for m, p in sorted(found, key=lambda item: int(item[0][1])) if not p.name.startswith(".")]
 
     def newest(self) -> Manifest | None:
-        """The checkpoint to go on from. RunFailed when it is corrupt: choosing an older one is the user's decision."""
+        """The checkpoint to resume from. RunFailed when it is corrupt: choosing an older one is the user's decision."""
         paths = self.manifests()
         return read_manifest(paths[-1]) if paths else None
 
     def read_master(self, manifest: Manifest) -> Snapshot:
-        """The master's part. RunFailed, with file and place, when it is not what was written."""
+        """The master's part. RunFailed, with file and record, when it is corrupt."""
         part = manifest.plain["master"]
         path = self.path / part["frames"]["name"]
         records = read_records(path, part["frames"]["nbytes"], part["frames"]["count"])
@@ -155,11 +156,11 @@ class CheckpointStore:
     # ------------------------------------------------------------ before the first checkpoint
 
     def note_start(self) -> None:
-        """From now on there is something to go on from without a checkpoint: rows that a live run has accepted."""
+        """Note that the run can be resumed without a checkpoint: from rows that a live run has accepted."""
         write_whole(self.path / _STARTED, json.dumps(self._identity).encode())
 
     def started(self) -> dict[str, Any] | None:
-        """What a run has told of itself that accepted rows and made no checkpoint; None: there is none."""
+        """Identity of a run that accepted rows and made no checkpoint; None: there is none."""
         path = self.path / _STARTED
         if not path.exists() or not self.accepted_rows:
             return None
@@ -172,15 +173,15 @@ class CheckpointStore:
 
     @property
     def accepted_rows(self) -> list[Path]:
-        """Files of rows that have been accepted (`connectors.flight.source`)."""
+        """Files of accepted rows (`connectors.flight.source`)."""
         return list((self.path / "intake").glob("*.spool"))
 
     # ------------------------------------------------------------ writing
 
     def begin(self, base: Manifest | None, done: Callable[[Any], None]) -> int:
-        """A start or a recovery, from `base` or from nothing; returns the number of this incarnation.
+        """Start or recover, from `base` if given; returns the number of this incarnation.
 
-        done: takes events of what has become durable, or an exception; called in a thread.
+        done: takes events of durable parts, or an exception; called in a thread.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -196,14 +197,14 @@ class CheckpointStore:
         return self.incarnation
 
     def _lock(self) -> None:
-        """Nobody else may write here: ranks of a run whose launcher was killed may still be alive."""
+        """Exclude other writers: ranks of a run whose launcher was killed may still be alive."""
         if self._locked is not None:
             return
         refusal = f"{self.path}: another process writes checkpoints there; is the run still going on?"
         self._locked = locked(self.path / _LOCK, refusal)
 
     def unlock(self) -> None:
-        """This process writes no more."""
+        """Let other processes write."""
         if self._locked is not None:
             self._locked.close()
             self._locked = None
@@ -211,17 +212,17 @@ class CheckpointStore:
 
     @property
     def kept(self) -> list[Manifest]:
-        """The checkpoints that are kept, the newest last."""
+        """The stored checkpoints, the newest last."""
         return self._kept
 
     def end(self) -> None:
-        """Finish what is being written."""
+        """Finish pending writes."""
         if self._background is not None:
             self._background.end()
             self._background = None
 
     def save_master(self, generation: int, snapshot: Snapshot, extra: dict[str, Any]) -> None:
-        """Write the master's part in the background; `done` gets PartSaved. extra: more of its content."""
+        """Write the master's part in the background; `done` gets PartSaved. extra: further content."""
 
         def save() -> PartSaved:
             counts = [[name, len(batches)] for name, batches in snapshot.tuples.items()]
@@ -234,12 +235,12 @@ class CheckpointStore:
         self.submit(save)
 
     def submit(self, operation: Callable[[], Any]) -> None:
-        """Do something in the background, after all that was asked for before."""
-        assert self._background is not None, "the folder of checkpoints has not begun"
+        """Run an operation in the background, after all submitted before."""
+        assert self._background is not None, "submit before begin"
         self._background.submit(operation)
 
     def complete(self, command: CompleteCheckpoint) -> None:
-        """Bind the parts together in the background; `done` gets CheckpointCompleted."""
+        """Write the manifest in the background; `done` gets CheckpointCompleted."""
         self.submit(lambda: self._complete(command))
 
     def _complete(self, command: CompleteCheckpoint) -> CheckpointCompleted:
@@ -271,7 +272,7 @@ class CheckpointStore:
         return CheckpointCompleted(command.generation, self._clear_up(command.generation))
 
     def _clear_up(self, generation: int) -> int:
-        """Remove what no kept checkpoint needs; returns the bytes of what is left."""
+        """Remove files that no stored checkpoint needs; returns the bytes of the remaining ones."""
         needed = {name for manifest in self._kept for name in manifest.files}
         total = 0
         for path in list(self.path.iterdir()):
@@ -285,9 +286,9 @@ class CheckpointStore:
         return total
 
     def remove(self) -> None:
-        """The run is complete; there is nothing to go on from."""
+        """Remove all checkpoints: the run is complete."""
         self.end()
-        for path in self.manifests():  # first, the newest last: without them the rest is nothing to go on from
+        for path in self.manifests():  # first, the newest last: without manifests there is no checkpoint
             path.unlink()
         sync_folder(self.path)
         for path in self.path.iterdir():

@@ -1,8 +1,8 @@
-"""What several commands are given alike: ranks or threads, and one number or two.
+"""Arguments shared by several commands: ranks or threads, and values given once or per stream.
 
 What: `given_ranks`, `check_slave_count`, `in_process_or_ranks`, `one_or_two`, `separate`.
 Why: `-n 6` and `--threads 2` mean the same to every command, and are refused with the same words.
-Stays out: the parser (`cli.main`), what is done with them.
+Stays out: the parser (`cli.main`), the commands.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The command `doctor`: a line per check, OK, WARN or FAIL, and how to mend it.
 
-What: `run_doctor`, by itself or as one of the ranks that somebody launched (`mpirun -n 4 python -m swjoin doctor`).
+What: `run_doctor`, by itself or as one of the ranks of a launcher (`mpirun -n 4 python -m swjoin doctor`).
 Why: what is wrong with a cluster should be known before a job waits in its queue.
 Stays out: the checks (`diagnostics.doctor`), what ranks measure (`diagnostics.doctor_ranks`).
 """
@@ -49,7 +49,7 @@ def run_doctor(args: argparse.Namespace) -> int:
 
 
 def _as_a_rank(args: argparse.Namespace, launched: int, directory: Path | None) -> int:
-    """Rank 0 alone speaks. What starts ranks of its own (fault tolerance) is left out."""
+    """Only rank 0 prints. What starts ranks of its own (fault tolerance) is left out."""
     if args.ranks is not None or args.hostfile is not None:
         raise UserError("-n and --hostfile: these ranks have been started already; leave them out")
     from swjoin.diagnostics.doctor_ranks import examine

@@ -42,7 +42,7 @@ class Line:
 
 
 def read_events(run_dir: Path) -> list[RunEvent]:
-    """The events of a run, in the order in which they happened. UserError when it has none."""
+    """The events of a run, in their order. UserError when it has none."""
     if not os.path.isfile(run_dir / "metrics" / "events.parquet"):  # unlike Path.is_file, for names that are too long as well
         raise UserError(f"{run_dir}: holds no metrics/events.parquet; is it the directory of a run, and has the run ended?")
     events = run_folder.read_events(run_dir)
@@ -92,7 +92,7 @@ def _occupancy(event: RunEvent) -> str:
 
 
 def words(event: RunEvent, digits: int = 0) -> str:
-    """What happened, in plain words."""
+    """An event in plain words."""
     e, number = event, int(event.amount)
     active = f"{number} active slave{'' if number == 1 else 's'}"
     step = f"    group {e.group:<{digits}}  move {number}: "
@@ -161,7 +161,7 @@ def closing(events: Sequence[RunEvent]) -> list[tuple[str, str]]:
 
 
 def _active(events: Iterable[RunEvent]) -> list[int]:
-    """Every number of active slaves that the events tell of: a reorganization epoch reports each active slave once."""
+    """Every number of active slaves in the events: a reorganization epoch reports each active slave once."""
     counts = []
     for occupancy, together in itertools.groupby(events, key=lambda e: (e.kind == "occupancy", e.epoch)):
         members = list(together)

@@ -1,12 +1,12 @@
 """The command `explain`: what a configuration will do, in words and a diagram.
 
 What: `explain(config, slaves, in_process)` -> sections of sentences; `diagram`; `run_explain`.
-Why: forty keys say what a run is; who submits one wants to read where tuples come from, where they go, and what happens when
+Why: forty keys say what a run is; its author wants to read where tuples come from, where they go, and what happens when
 something goes wrong.
 Stays out: how much and how fast (`plan`), the parser (`cli.main`). Reads schemas, no data.
 
 A table of sections, each a function from what is known to sentences. A section or key that is not in the tables here (a source
-or a service that came later) is told as it is spelled.
+or a service that came later) is shown as it is spelled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from swjoin.config.loader import load_config
 from swjoin.config.run import RunConfig, to_plain
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.errors import SwjoinError
-from swjoin.core.resources import given_or_shipped
+from swjoin.core.resources import find_resource
 from swjoin.policy.placement import round_robin
 
 _WIDTH = 100
@@ -118,11 +118,11 @@ def _inputs(s: Setting) -> list[str]:
     out: list[str] = []
     for name in STREAM_NAMES:
         stream = getattr(s.config, name)
-        told = _source(s.config, name)[1]
+        source = _source(s.config, name)[1]
         if name == "right" and s.config.left.path is None and not _live(stream) and not _live(s.config.left):
-            out[0] = f"Both streams are {told}."
+            out[0] = f"Both streams are {source}."
             break
-        text = f"{name.capitalize()}: {told}."
+        text = f"{name.capitalize()}: {source}."
         if stream.path is not None or _live(stream):
             unit = f" ({stream.time_unit})" if stream.time_unit else ""
             unit += f" (local times of {stream.assume_timezone})" if stream.assume_timezone else ""
@@ -341,8 +341,8 @@ SECTIONS: tuple[tuple[str, Callable[[Setting], list[str]]], ...] = (
 
 
 def explain(setting: Setting) -> dict[str, list[str]]:
-    """Sentences by section; sections that have nothing to say are left out."""
-    return {title: said for title, tell in SECTIONS if (said := tell(setting))}
+    """Sentences by section; empty sections are left out."""
+    return {title: text for title, describe in SECTIONS if (text := describe(setting))}
 
 
 # ---------------------------------------------------------------- the diagram
@@ -423,7 +423,7 @@ def setting_of(config: RunConfig, slaves: int, *, in_process: bool) -> Setting:
 
 def run_explain(args: argparse.Namespace) -> int:
     ranks, slaves = in_process_or_ranks(args)
-    config = load_config(given_or_shipped(args.config), args.overrides)
+    config = load_config(find_resource(args.config), args.overrides)
     if ranks is None and args.threads is None:
         named = [config.reorganization.active_slaves, config.cluster.sub_group_count, len(config.nodes.speed)]
         slaves = max(slaves, *named, *(c.slave + 1 for c in config.nodes.changes))

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from swjoin.cli.common_args import given_ranks, one_or_two, separate
 from swjoin.cli.run import start_job, typed_command
 from swjoin.config.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS, JOIN_THETA_BYTES, side_units
 from swjoin.config.job import Job, late_target
 from swjoin.config.run import ClusterConfig, ModuleConfig, QueryConfig, RunConfig, SinkConfig, StreamConfig, TimeConfig
+from swjoin.config.window_bounds import Bound, parse_window
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import UserError
 from swjoin.core.units import parse_duration_us, parse_size_bytes
@@ -27,23 +28,15 @@ def _query(args: argparse.Namespace) -> QueryConfig:
     for name in exclusive:
         if name not in ("lower", "upper"):
             raise UserError(f"--exclusive {args.exclusive}: write lower, upper, or lower,upper")
-    rest: dict[str, Any] = {"how": args.how, "where": args.where}
-    if args.last is not None:
-        if exclusive or not (args.within is args.lower is args.upper is None):
-            raise UserError("give --last, or bounds of time, not both")
-        refusal = f"--last {args.last}: write a number of tuples, or two: of the left and of the right stream"
-        return QueryConfig(0, 0, last=one_or_two(args.last, int, refusal), **rest)
-    if args.within is not None:
-        if args.lower is not None or args.upper is not None:
-            raise UserError("give --within, or --lower and --upper, not both")
-        window_us = parse_duration_us(args.within)
-        if window_us < 0:
-            raise UserError(f"--within {args.within}: a window cannot be negative")
-        return QueryConfig(-window_us, window_us, exclusive, **rest)  # type: ignore[arg-type]
-    if args.lower is None or args.upper is None:
-        raise UserError("the window is missing: give --within, or --lower and --upper, or --last")
-    lower_us, upper_us = parse_duration_us(args.lower), parse_duration_us(args.upper)
-    return QueryConfig(lower_us, upper_us, exclusive, **rest)  # type: ignore[arg-type]
+    given = {name: getattr(args, name) for name in ("within", "lower", "upper", "last") if getattr(args, name) is not None}
+    refusal = f"--last {args.last}: write a number of tuples, or two: of the left and of the right stream"
+    window = parse_window(
+        given,
+        cast("tuple[Bound, ...]", exclusive),
+        lambda text, name: parse_duration_us(text),
+        lambda text: one_or_two(text, int, refusal),
+    )
+    return QueryConfig(**window._asdict(), how=args.how, where=args.where)
 
 
 def _keys(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -98,7 +91,7 @@ def run_join(args: argparse.Namespace) -> int:
     ranks = given_ranks(args)
     target = None if args.out == "count" else Path(args.out)
     report = None if args.report is None else Path(args.report)
-    job = Job(config, target, False, None, report, typed_command())
+    job = Job(config, target, False, None, report, typed_command(), spelling="options")
     if config.time.late == "side" and late_target(job) is None:
         raise UserError("--late side with -o count: give --report, so that the late rows have a place beside it")
     return start_job(job, ranks, args.debug, args.threads)

@@ -1,4 +1,4 @@
-"""The parser of the `swjoin` command and the one place where errors become exit codes.
+"""The parser of the `swjoin` command and where errors become exit codes.
 
 What: `main(argv) -> exit code`. `swjoin ... | head` ends quietly, with the code of a process that SIGPIPE ended.
 Why: `swjoin --help` must be instant, so nothing heavy is imported here; commands import what they need.
@@ -26,7 +26,7 @@ from swjoin.core.errors import NotWritten, SwjoinError
 
 _MODULES = {"calibrate": "simulate", "push": "serve", "rank": "run", "tail": "serve"}  # commands without a module of their own
 TIME_UNITS = ["s", "ms", "us", "ns"]
-HOWS = ["inner", "left", "right", "full", "semi", "anti"]  # as in `oracle`, which is not to be imported here
+HOWS = ["inner", "left", "right", "full", "semi", "anti"]  # as in `core.join_semantics`, which takes too long to import here
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -122,12 +122,20 @@ def _add_threads(p: argparse.ArgumentParser) -> None:
     p.add_argument("--threads", metavar="N", type=int, help="slaves in one process (default: one per core but one, at most 4)")
 
 
+def _add_ranks(p: argparse.ArgumentParser) -> None:
+    p.add_argument("-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks (default: in-process)")
+
+
+def _add_overrides(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--set", dest="overrides", metavar="path.to.key=value", action="append", default=[])
+
+
 def _add_run(p: argparse.ArgumentParser) -> None:
     p.description = "Run a cluster as configured; also: mpirun -n RANKS python -m swjoin run CONFIG.yaml"
     p.add_argument("config", metavar="CONFIG.yaml", nargs="?")
     p.add_argument("--resume", metavar="DIR", help="go on from the last checkpoint of a run, on as many ranks as you like")
-    p.add_argument("--set", dest="overrides", metavar="path.to.key=value", action="append", default=[])
-    p.add_argument("-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks (default: in-process)")
+    _add_overrides(p)
+    _add_ranks(p)
     p.add_argument("--hostfile", metavar="F", help="with -n: ranks on these hosts (HOST slots=N per line); all share --out")
     _add_threads(p)
     p.add_argument("--out", metavar="DIR", help="directory of the run (default: a new one in runs; runs/latest leads to it)")
@@ -248,7 +256,7 @@ def _add_simulate(p: argparse.ArgumentParser) -> None:
     p.description = "Foretell a run: the real roles and policies in virtual time, over counts of tuples (docs/simulation.md)."
     p.add_argument("config", metavar="CONFIG.yaml")
     p.add_argument("--slaves", metavar="N", type=int, required=True)
-    p.add_argument("--set", dest="overrides", metavar="path.to.key=value", action="append", default=[])
+    _add_overrides(p)
     p.add_argument("--costs", metavar="NAME|FILE", default="modern", help="modern, modern-10g, paper, or a file of calibrate")
     p.add_argument(
         "--cost", dest="changes", metavar="NAME=VALUE", action="append", default=[], help="change one cost; NAME=*2 doubles it"
@@ -269,9 +277,9 @@ def _add_plan(p: argparse.ArgumentParser) -> None:
         "highest rate that is sustained (docs/planning.md). Exit code 1: the windows do not fit."
     )
     p.add_argument("config", metavar="CONFIG.yaml")
-    p.add_argument("-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks (default: in-process)")
+    _add_ranks(p)
     _add_threads(p)
-    p.add_argument("--set", dest="overrides", metavar="path.to.key=value", action="append", default=[])
+    _add_overrides(p)
     p.add_argument(
         "--rate", metavar="R|L,R", help="tuples per second of each stream of files, where their metadata do not tell"
     )
@@ -289,9 +297,9 @@ def _add_plan(p: argparse.ArgumentParser) -> None:
 def _add_explain(p: argparse.ArgumentParser) -> None:
     p.description = "What goes where: sources, time, keys, epochs, memory, overload, crashes, results. Reads no data."
     p.add_argument("config", metavar="CONFIG.yaml")
-    p.add_argument("-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks (default: in-process)")
+    _add_ranks(p)
     _add_threads(p)
-    p.add_argument("--set", dest="overrides", metavar="path.to.key=value", action="append", default=[])
+    _add_overrides(p)
     p.add_argument("--json", action="store_true", help="print JSON instead of words")
 
 
@@ -338,18 +346,18 @@ def _add_events(p: argparse.ArgumentParser) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit code: 0, 1 (the run failed), 2 (the user gave something wrong), 129 (SIGHUP), 130
-    (interrupted), 141 (nobody reads on), 143 (SIGTERM)."""
+    (interrupted), 141 (the reader has closed the pipe), 143 (SIGTERM)."""
     try:
         try:
-            return _perform(argv)
+            return _run_command_line(argv)
         finally:
             sys.stdout.flush()  # here, where it can be caught: at exit Python would complain of a closed pipe
     except BrokenPipeError:
-        if not _nobody_reads():
+        if not _reader_gone():
             raise
         stdio.mute([sys.stdout, sys.stderr])
         return 141
-    except NotWritten as error:  # standard output, which has been told of before if a command noticed
+    except NotWritten as error:  # standard output; a command that noticed has reported it already
         print(f"swjoin: {error}", file=sys.stderr)
         return error.exit_code
 
@@ -369,7 +377,7 @@ def entry() -> NoReturn:
     raise SystemExit(code)
 
 
-def _nobody_reads() -> bool:
+def _reader_gone() -> bool:
     """Whether our own output is a pipe that its reader has closed; any other broken pipe is an error as others are."""
     poll = select.poll()
     for stream in (sys.stdout, sys.stderr):
@@ -409,7 +417,7 @@ def _under_a_launcher() -> bool:
     return launcher_size() > 1
 
 
-def _perform(argv: list[str] | None) -> int:
+def _run_command_line(argv: list[str] | None) -> int:
     debug = "--debug" in (sys.argv[1:] if argv is None else argv)
     args = build_parser().parse_args(argv)
     if args.version:
@@ -422,10 +430,10 @@ def _perform(argv: list[str] | None) -> int:
         return 0
     here = threading.current_thread() is threading.main_thread()
     with _terminable() if args.command != "_rank" and here and not _under_a_launcher() else nullcontext():
-        return _perform_command(args, debug)
+        return _run_command(args, debug)
 
 
-def _perform_command(args: argparse.Namespace, debug: bool) -> int:
+def _run_command(args: argparse.Namespace, debug: bool) -> int:
     try:
         command = args.command.lstrip("_")
         module = importlib.import_module(f"swjoin.cli.{_MODULES.get(command, command)}")
@@ -433,16 +441,17 @@ def _perform_command(args: argparse.Namespace, debug: bool) -> int:
     except SwjoinError as error:
         if debug:
             traceback.print_exc()
-        if str(error):
-            print(f"swjoin: {' '.join(str(error).split())}", file=sys.stderr)
+        text = error.text("options" if args.command == "join" else "keys")
+        if text:
+            print(f"swjoin: {' '.join(text.split())}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt as stop:
         number = stop.number if isinstance(stop, _Terminated) else signal.SIGINT
-        told = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
-        print(f"swjoin: {told}", file=sys.stderr)
+        text = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
+        print(f"swjoin: {text}", file=sys.stderr)
         return 128 + number
     except Exception as error:
-        if debug or (isinstance(error, BrokenPipeError) and _nobody_reads()):
+        if debug or (isinstance(error, BrokenPipeError) and _reader_gone()):
             raise
         print(
             f"swjoin: internal error: {type(error).__name__}: {' '.join(str(error).split())} (--debug shows where)",

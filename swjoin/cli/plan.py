@@ -23,7 +23,7 @@ from swjoin.config.job import Job
 from swjoin.config.loader import load_config
 from swjoin.config.run import RunConfig
 from swjoin.core.errors import RunFailed, UserError
-from swjoin.core.resources import given_or_shipped
+from swjoin.core.resources import find_resource
 from swjoin.core.units import parse_size_bytes
 from swjoin.forecast.input_profile import InputProfile, NotEstimableError
 from swjoin.forecast.memory import MemoryEstimate, SlaveEstimate, plan_memory, to_plain
@@ -148,7 +148,7 @@ def excess(plan: MemoryEstimate) -> str:
 
 def run_plan(args: argparse.Namespace) -> int:
     ranks, slaves = in_process_or_ranks(args)
-    config = load_config(given_or_shipped(args.config), args.overrides)
+    config = load_config(find_resource(args.config), args.overrides)
     config.check_slaves(slaves)
     estimate_memory = ForecastOptions.of(args)
     profile = _profile(args, config)

@@ -1,7 +1,7 @@
-"""What `plan` says besides memory: network, production delay, saturation, and slaves for a target.
+"""The forecast of `plan` besides memory: network, production delay, saturation, and slaves for a target.
 
 What: `ForecastOptions`, the options; called with a configuration it gives `Forecast`: JSON, lines and notes.
-Why: what the cost model does not know must not hide what is known: it becomes a note.
+Why: a figure that the cost model cannot estimate becomes a note, so that the others are still shown.
 Stays out: memory (`cli.plan`), the model (`forecast.capacity`), bytes on the way (`forecast.network`).
 """
 
@@ -23,13 +23,13 @@ from swjoin.forecast.capacity import (
     Model,
     NotModelledError,
     Outcome,
-    Saturation,
+    SustainableRate,
     Target,
     equal_keys,
     least_slaves,
     pairs_per_s,
     rates_of,
-    saturation,
+    sustainable_rate,
 )
 from swjoin.forecast.costs import CostModel, load_costs
 from swjoin.forecast.input_profile import InputProfile
@@ -76,7 +76,7 @@ class ForecastOptions:
         return ForecastOptions(load_costs(args.costs), cores, args.target_rate, delay, args.most_slaves)
 
     def __call__(self, config: RunConfig, slaves: int, profile: InputProfile) -> Forecast:
-        """Never an error: what cannot be foretold is None in JSON, and a note."""
+        """Never an error: what cannot be estimated is None in JSON, and a note."""
         out = Forecast(
             {"costs": self.costs.name, "host_cores": self.host_cores, "delay_s": None, "keeps_up": None}
             | {"saturation": None, "target": None}
@@ -116,8 +116,8 @@ class ForecastOptions:
         if slaves > MOST_SLAVES:
             out.notes.append(f"delay and saturation of {slaves:,} slaves take minutes; swjoin simulate foretells them")
         else:
-            outcome = model.play(slaves, model.config.workload.rate_per_s)
-            found = saturation(model, slaves, outcome)
+            outcome = model.run_at(slaves, model.config.workload.rate_per_s)
+            found = sustainable_rate(model, slaves, outcome)
             out.plain |= {
                 "delay_s": outcome.delay_s,
                 "keeps_up": outcome.sustained,
@@ -172,7 +172,7 @@ def _delay_rows(outcome: Outcome) -> list[tuple[str, str]]:
     return [("production delay", f"{text} at {outcome.rate_per_s:,.0f} tuples/s and stream; {busiest}")]
 
 
-def _saturation_text(found: Saturation) -> str:
+def _saturation_text(found: SustainableRate) -> str:
     if found.rate_per_s == 0:
         return f"below {found.above_per_s or 0:,.0f} tuples/s and stream: {found.resource}"
     return f"{found.rate_per_s:,.0f} tuples/s and stream at most; {found.resource} first"

@@ -11,13 +11,13 @@ import argparse
 from pathlib import Path
 
 from swjoin.core.errors import UserError
-from swjoin.core.resources import given_or_shipped, load_figures
+from swjoin.core.resources import find_resource, load_figures
 
 
 def run_plot(args: argparse.Namespace) -> int:
     run_overview, adaptation = load_figures("run_overview"), load_figures("adaptation")
     experiments, sweep_tables, sweep_figures = (load_figures(m) for m in ("experiments", "sweep_tables", "sweep_figures"))
-    target = given_or_shipped(args.target)
+    target = find_resource(args.target)
     if target.suffix in (".yaml", ".yml"):
         from swjoin.sweeps.store import sweep_directory
 

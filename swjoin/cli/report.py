@@ -118,17 +118,17 @@ def _ledger(report: dict[str, Any]) -> list[Html]:
         rows.append([name, f"{read_in:,}", *(f"{c:,}" for c in counts), f"{missing:,}"])
     results = report["results"]
     produced, prefill = results.get("produced"), report.get("prefill")
-    told = [table(["stream", "read", "joined", "null key", "late", "shed", "unaccounted"], rows)]
-    told.append(table(["stream", "times"], report_ranges(report), text=True))
+    shown = [table(["stream", "read", "joined", "null key", "late", "shed", "unaccounted"], rows)]
+    shown.append(table(["stream", "times"], report_ranges(report), text=True))
     if results.get("columns"):
-        told.append(paragraph(f"Columns: {', '.join(results['columns'])}."))
+        shown.append(paragraph(f"Columns: {', '.join(results['columns'])}."))
     if produced is not None:
-        told.append(paragraph(f"Pairs produced by slaves: {produced:,}; collected: {_count(results.get('count'))}."))
+        shown.append(paragraph(f"Pairs produced by slaves: {produced:,}; collected: {_count(results.get('count'))}."))
     if prefill:
-        told.append(paragraph(f"History, counted apart: {prefill['pairs']:,} pairs, digest {prefill['digest']}."))
+        shown.append(paragraph(f"History, counted apart: {prefill['pairs']:,} pairs, digest {prefill['digest']}."))
     if complaints:
-        told.append(paragraph(complaints))
-    return told
+        shown.append(paragraph(complaints))
+    return shown
 
 
 # ---------------------------------------------------------------- figures and timeline
@@ -365,6 +365,6 @@ def run_report(args: argparse.Namespace) -> int:
         write_out(target, text.encode())
     except RunFailed as error:
         raise UserError(f"-o {error}") from None
-    told = sys.stderr if is_standard_output(target) else sys.stdout
-    print(f"{target} ({size_text(len(text.encode()))})", file=told)
+    output = sys.stderr if is_standard_output(target) else sys.stdout
+    print(f"{target} ({size_text(len(text.encode()))})", file=output)
     return 0

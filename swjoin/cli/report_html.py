@@ -89,10 +89,10 @@ def listing(values: Iterable[tuple[str, object]]) -> Html:
     return Html("<dl>" + "".join(f"<dt>{escape(n)}</dt><dd>{cell(v)}</dd>" for n, v in values) + "</dl>")
 
 
-def bar(taken: float, foretold: float | None, most: float) -> Html:
-    """A bar of what was taken, with a mark where it was foretold."""
+def bar(taken: float, forecast: float | None, most: float) -> Html:
+    """A bar of what was taken, with a mark where it was forecast."""
     scale = max(most, 1.0)
-    mark = "" if foretold is None else f'<i style="left:{min(100.0, 100 * foretold / scale):.1f}%"></i>'
+    mark = "" if forecast is None else f'<i style="left:{min(100.0, 100 * forecast / scale):.1f}%"></i>'
     return Html(f'<span class="bar"><span style="width:{min(100.0, 100 * taken / scale):.1f}%"></span>{mark}</span>')
 
 
@@ -135,8 +135,8 @@ class Page:
 
     def verdict(self, kind: str, headline: str, *sentences: object) -> None:
         """kind: good, bad or warn."""
-        told = "".join(f"<p>{cell(s)}</p>" for s in sentences)
-        self.parts.append(f'<div class="verdict {escape(kind)}"><b>{escape(headline)}</b>{told}</div>')
+        paragraphs = "".join(f"<p>{cell(s)}</p>" for s in sentences)
+        self.parts.append(f'<div class="verdict {escape(kind)}"><b>{escape(headline)}</b>{paragraphs}</div>')
 
     def text(self) -> str:
         head = f"{escape(self.title)}</title><style>{_STYLE}</style>"

@@ -3,7 +3,7 @@
 What: `start_job`: in-process, on MPI ranks that it launches, or as one of the ranks of a launcher; `run_rank`, which mpirun
 starts; resumption.
 Why: every runtime takes the same `Job`.
-Stays out: launching (`runtime.launch`), what a configuration says (`config`).
+Stays out: launching (`runtime.launch`), configurations (`config`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain, load_config
 from swjoin.config.run import RunConfig
 from swjoin.core.errors import UserError
-from swjoin.core.resources import given_or_shipped
+from swjoin.core.resources import find_resource
 from swjoin.runtime.new_folder import in_folder, in_new_folder, named
 from swjoin.runtime.preflight import launcher_size
 
@@ -30,14 +30,14 @@ def typed_command() -> str:
 
 
 def start_job(job: Job, ranks: int | None, debug: bool, threads: int | None, hostfile: Path | None = None) -> int:
-    """Run a job in-process, on MPI ranks that we launch, or as one of the ranks that somebody launched."""
+    """Run a job in-process, on MPI ranks that we launch, or as one of the ranks of a launcher."""
     from swjoin.runtime import launch, preflight
 
     if ranks is not None:
         return launch.launch(job, ranks, debug, hostfile)
     if preflight.launcher_size() > 1:
         preflight.check_world()
-        return _play_rank(job, debug)
+        return _run_rank(job, debug)
     from swjoin.cli.summary import print_summary
     from swjoin.forecast.memory_report import add_plan
     from swjoin.runtime.in_process import run_local
@@ -46,7 +46,7 @@ def start_job(job: Job, ranks: int | None, debug: bool, threads: int | None, hos
     return 0
 
 
-def _play_rank(job: Job, debug: bool) -> int:
+def _run_rank(job: Job, debug: bool) -> int:
     from swjoin.cli.summary import print_summary
     from swjoin.forecast.memory_report import add_plan
     from swjoin.runtime.mpi.main import run_rank as play
@@ -65,11 +65,11 @@ def run_rank(args: argparse.Namespace) -> int:
         preflight.end_all_ranks(
             f"{Path(args.job).parent} on {platform.node()}: no job to read ({error.strerror}); all hosts must share --out"
         )
-    return _play_rank(Job.from_json(text), args.debug)
+    return _run_rank(Job.from_json(text), args.debug)
 
 
 def run_run(args: argparse.Namespace) -> int:
-    config = None if args.config is None or args.resume else load_config(given_or_shipped(args.config), args.overrides)
+    config = None if args.config is None or args.resume else load_config(find_resource(args.config), args.overrides)
     return start_run(args, config)
 
 
@@ -97,7 +97,7 @@ def start_run(args: argparse.Namespace, config: RunConfig | None) -> int:
 
 
 def observed(config: RunConfig, port: int | None) -> RunConfig:
-    """The same run with a page to look on at this port of 127.0.0.1 (0: a free one); None: as configured."""
+    """The same run with a dashboard at this port of 127.0.0.1 (0: a free one); None: as configured."""
     if port is None:
         return config
     return dataclasses.replace(config, observe=dataclasses.replace(config.observe, port=port))
@@ -107,18 +107,18 @@ def resumed_job(folder: Path) -> Job:
     """The job whose checkpoints lie in DIR/checkpoints, or in DIR. UserError when none does."""
     from swjoin.checkpoint.store import CheckpointStore
 
-    for place in (folder / "checkpoints", folder) if os.path.isdir(folder) else ():
-        checkpoints = CheckpointStore(place, {})
+    for path in (folder / "checkpoints", folder) if os.path.isdir(folder) else ():
+        checkpoints = CheckpointStore(path, {})
         manifest = checkpoints.newest()
-        told = checkpoints.started() if manifest is None else manifest.plain
-        if told is None:
+        saved = checkpoints.started() if manifest is None else manifest.plain
+        if saved is None:
             continue
         try:
-            config = config_from_plain(told["config"])
+            config = config_from_plain(saved["config"])
         except UserError as error:
-            raise UserError(f"{place if manifest is None else manifest.path}: {error}") from None
-        out = folder if place != folder else Path(told["run_dir"])
+            raise UserError(f"{path if manifest is None else manifest.path}: {error}") from None
+        out = folder if path != folder else Path(saved["run_dir"])
         target = None if config.sink.kind == "count" else out / "results"
-        job = Job(config, target, True, out, None, told["command"], resumes=True)
-        return dataclasses.replace(job, run_id=told.get("run_id") or job.run_id)
+        job = Job(config, target, True, out, None, saved["command"], resumes=True)
+        return dataclasses.replace(job, run_id=saved.get("run_id") or job.run_id)
     raise UserError(f"{folder}: holds no checkpoints to resume from")

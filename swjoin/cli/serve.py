@@ -1,7 +1,7 @@
 """The commands of live runs: `serve`, `push`, `tail`.
 
 What: `run_serve`, `run_push`, `run_tail`.
-Why: whoever has a file, a pipe or a terminal can feed a run and watch what comes out of it.
+Why: a file, a pipe or a terminal is enough to feed a run and to follow its results.
 Stays out: parsing (`cli.main`), what goes over the wire (`connectors.flight.client`).
 """
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from swjoin.config.loader import load_config
 from swjoin.core.errors import RunFailed, UserError
-from swjoin.core.resources import given_or_shipped
+from swjoin.core.resources import find_resource
 from swjoin.core.storage import locked, sync_file, write_whole, writing
 from swjoin.core.units import check_time_zone, parse_duration_us
 
@@ -38,7 +38,7 @@ def run_serve(args: argparse.Namespace) -> int:
     config = None
     if args.resume is None and args.config is not None:
         listen = [] if args.listen is None else [f"serve.listen={json.dumps(args.listen)}"]
-        config = load_config(given_or_shipped(args.config), [*args.overrides, *listen], served=True)
+        config = load_config(find_resource(args.config), [*args.overrides, *listen], served=True)
     return start_run(args, config)
 
 
@@ -52,7 +52,7 @@ def _client(args: argparse.Namespace) -> Client:
 
 
 def _patiently(args: argparse.Namespace, attempt: Callable[[], int]) -> int:
-    """Try again while nobody answers, for as long as asked for since the last time that somebody did."""
+    """Try again while the run does not answer, until this long after its last answer."""
     from swjoin.connectors.flight.client import ServerGoneError
 
     patience_s = parse_duration_us(args.retry) / 1e6
@@ -125,7 +125,7 @@ def _read(name: str, wanted: pa.Schema, zone: str | None) -> Iterator[pa.RecordB
                 _check_zone(zone, reader.schema, wanted, "standard input")
                 first = 0
                 for batch in reader:
-                    yield fitted(batch, wanted, _placed(None, first), zone)
+                    yield fitted(batch, wanted, _row_names(None, first), zone)
                     first += batch.num_rows
         except (pa.ArrowException, OSError) as error:
             text = " ".join(str(error).split())[:200]
@@ -140,17 +140,17 @@ def _read(name: str, wanted: pa.Schema, zone: str | None) -> Iterator[pa.RecordB
         with refusing(path):
             first = 0
             for batch in read_batches(path, schema, wanted.names, 65_536, 0):
-                yield fitted(batch, wanted, _placed(path, first), zone)
+                yield fitted(batch, wanted, _row_names(path, first), zone)
                 first += batch.num_rows
 
 
-def _placed(path: Path | None, first: int) -> Callable[[int], str]:
+def _row_names(path: Path | None, first: int) -> Callable[[int], str]:
     """Where a row of a batch is in its file, or on standard input (None); the file itself for rows below 0."""
-    from swjoin.connectors.files.formats import place_in
+    from swjoin.connectors.files.formats import describe_row
 
     if path is None:
         return lambda row: "standard input" if row < 0 else f"standard input, row {first + row} (counting from 0)"
-    return lambda row: str(path) if row < 0 else place_in(path, first + row)
+    return lambda row: str(path) if row < 0 else describe_row(path, first + row)
 
 
 def _check_zone(zone: str | None, schema: pa.Schema, wanted: pa.Schema, where: str) -> None:
@@ -184,7 +184,7 @@ def run_tail(args: argparse.Namespace) -> int:
 
 
 class _Tail:
-    """Follows a run; after a loss of the connection it goes on where it was."""
+    """Follows a run; resumes where it was after a loss of the connection."""
 
     def __init__(self, args: argparse.Namespace, out: _Generations | None) -> None:
         from swjoin.connectors.flight.client import Start
@@ -248,12 +248,12 @@ def print_rows(batch: pa.RecordBatch, form: str, out: TextIO, *, header: bool) -
 
 
 class _Generations:
-    """A folder with a Parquet file for every generation that is complete; whoever is killed goes on with the first that is
+    """A folder with a Parquet file for every generation that is complete; a killed tail resumes with the first that is
     not. One process at a time; `close` lets the next one in. place: after the newest file; None: in a new folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._place_file = folder / ".place.json"
+        self._offset_file = folder / ".place.json"
         self._writer: Any = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -261,28 +261,28 @@ class _Generations:
         except OSError as error:
             raise UserError(f"-o {folder}: cannot be made or written ({error.strerror or error})") from None
         try:
-            self.place = self._read_place()
+            self.place = self._read_offset()
         except UserError:
             self._lock.close()
             raise
 
-    def _read_place(self) -> ConsumerOffset | None:
-        """UserError when nobody can go on in this folder."""
+    def _read_offset(self) -> ConsumerOffset | None:
+        """Where the folder's tail stopped. UserError when no tail can resume in this folder."""
         from swjoin.connectors.flight.result_log import ConsumerOffset
 
         try:
-            place = ConsumerOffset.from_plain(json.loads(self._place_file.read_text()))
+            place = ConsumerOffset.from_plain(json.loads(self._offset_file.read_text()))
         except FileNotFoundError:
             if any(self.folder.glob("part-*.parquet")):
                 raise UserError(f"-o {self.folder}: holds files of something else; name an empty folder") from None
             return None
         except OSError as error:
-            raise UserError(f"{self._place_file}: cannot be read ({error.strerror or error}); name an empty folder") from None
+            raise UserError(f"{self._offset_file}: cannot be read ({error.strerror or error}); name an empty folder") from None
         except (ValueError, RecursionError, UserError):
-            raise UserError(f"{self._place_file}: damaged; nobody can go on there; name an empty folder") from None
+            raise UserError(f"{self._offset_file}: damaged; no tail can resume there; name an empty folder") from None
         if place.begun and not place.run:
             raise UserError(
-                f"{self._place_file}: does not say of which run (an older version of swjoin wrote it); name an empty folder"
+                f"{self._offset_file}: does not say of which run (an older version of swjoin wrote it); name an empty folder"
             )
         return place
 
@@ -297,14 +297,14 @@ class _Generations:
                     self._writer = pq.ParquetWriter(temporary, event.batch.schema)
                 self._writer.write_batch(event.batch)
                 return
-            if event.kind == "void":  # somebody has removed a checkpoint
+            if event.kind == "void":  # a checkpoint was removed
                 self._void(event.generation)
             elif self._writer is not None:
                 self._writer.close()
                 self._writer = None
                 sync_file(temporary)
                 temporary.replace(path)
-        write_whole(self._place_file, json.dumps(event.place.to_plain()).encode())
+        write_whole(self._offset_file, json.dumps(event.place.to_plain()).encode())
 
     def _path(self, generation: int) -> Path:
         return self.folder / f"part-{generation:06d}.parquet"

@@ -1,4 +1,4 @@
-"""The commands that foretell runs: `simulate` and `calibrate`.
+"""`swjoin simulate` and `swjoin calibrate`: the forecast of a run, and the costs that it uses.
 
 What: `run_simulate`, `run_calibrate`, and their tables.
 Why: `cli.run` is about runs.
@@ -17,7 +17,7 @@ from swjoin.cli.common_args import check_slave_count
 from swjoin.config.loader import load_config
 from swjoin.config.run import RunConfig
 from swjoin.core.errors import RunFailed, UserError
-from swjoin.core.resources import given_or_shipped
+from swjoin.core.resources import find_resource
 from swjoin.core.units import parse_duration_us
 
 
@@ -100,7 +100,7 @@ def run_simulate(args: argparse.Namespace) -> int:
     if limit_us is not None and limit_us <= 0:
         raise UserError(f"--limit {args.limit}: must be above 0")
     costs = with_changes(load_costs(args.costs), args.changes)
-    config = load_config(given_or_shipped(args.config), args.overrides)
+    config = load_config(find_resource(args.config), args.overrides)
     if config.measure.prefill_us:
         raise UserError("simulate plays no history; leave out measure.prefill (--set measure.prefill=0)")
     if config.query.how != "inner" or config.query.where is not None:

@@ -1,6 +1,6 @@
 """The table at the end of a run.
 
-What: `print_summary(report, job)`; `size_text`, `duration_text`, `on_terminal` for whatever else prints.
+What: `print_summary(report, job)`; `size_text`, `duration_text`, `on_terminal` for other commands.
 Why: count, digest, ledger, speed and delay at a glance, and where everything is.
 Stays out: the report's content (`runtime.run_report`).
 """
@@ -17,7 +17,7 @@ from swjoin.runtime.run_report import WARNING, speed_means_something
 
 
 def on_terminal() -> bool:
-    """Whether to print in colours: a person looks on, and not through mpirun (`runtime.launch`)."""
+    """Whether to print in colours: to a terminal, and not through mpirun (`runtime.launch`)."""
     return sys.stdout.isatty() and "SWJOIN_PLAIN" not in os.environ
 
 
@@ -34,12 +34,12 @@ def duration_text(us: float) -> str:
 
 
 def _adaptation_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
-    """What the run did to adapt: nothing to say of a run that did not."""
+    """How the run adapted; empty for one that did not."""
     rows = []
     if report["moves"]:
         movement = report["movement"]
-        held = ", ".join(f"{duration_text(movement['hold_back_s'][q] * 1e6)} ({q})" for q in ("p50", "p99"))
-        rows.append(("moves", f"{report['moves']:,}, {size_text(movement['state_bytes'])}, held back {held}"))
+        delays = ", ".join(f"{duration_text(movement['hold_back_s'][q] * 1e6)} ({q})" for q in ("p50", "p99"))
+        rows.append(("moves", f"{report['moves']:,}, {size_text(movement['state_bytes'])}, held back {delays}"))
     active = [entry["active_slaves"] for entry in report["declustering"]]
     if len(active) > 1:
         changes = f"{len(active) - 1:,} change{'s' if len(active) > 2 else ''}, lowest {min(active)}, highest {max(active)}"
@@ -54,8 +54,8 @@ def _checkpoint_rows(report: dict[str, Any], job: Job) -> list[tuple[str, str]]:
         return []
     rows = []
     for recovery in found["recoveries"]:
-        took = duration_text(recovery["s"] * 1e6)
-        rows.append(("recovered", f"in {took}, {recovery['slaves']} slaves left, {recovery['tuples']:,} tuples replayed"))
+        duration = duration_text(recovery["s"] * 1e6)
+        rows.append(("recovered", f"in {duration}, {recovery['slaves']} slaves left, {recovery['tuples']:,} tuples replayed"))
     if report["resumable"]:
         ranks = f" -n {len(report['ranks'])}" if len(report["ranks"]) > 1 else ""
         rows.append(("stopped", f"before the end; go on with: {job.resume_command}{ranks}"))
@@ -69,11 +69,9 @@ def _overload_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     if found["shed_by_group"] is not None:
         groups = sum(any(counts) for counts in zip(*found["shed_by_group"].values(), strict=True))
         shed = sum(report["shed"].values())
-        lost = f"about {found['lost_pairs_estimate']:,.0f} pairs lost, recall {found['recall_estimate']:.1%}"
-        told = (
-            f"{shed:,} tuples of {groups:,} partition-groups shed ({found['victims']}); {lost}" if shed else "nothing was shed"
-        )
-        rows.append(("overload", told))
+        estimate = f"about {found['lost_pairs_estimate']:,.0f} pairs lost, recall {found['recall_estimate']:.1%}"
+        dropped = f"{shed:,} tuples of {groups:,} partition-groups shed ({found['victims']}); {estimate}"
+        rows.append(("overload", dropped if shed else "nothing was shed"))
     if found["spilled_tuples"]:
         peak = size_text(found["peak_spilled_bytes"])
         rows.append(("overload", f"{found['spilled_tuples']:,} tuples went to disk, at most {peak} at once"))
@@ -81,17 +79,17 @@ def _overload_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _memory_text(memory: dict[str, Any]) -> str:
-    """The largest rank, and the slave with the largest windows, beside what was foretold of each."""
+    """The largest rank, and the slave with the largest windows, beside the forecast of each."""
 
-    def foretold(what: dict[str, Any]) -> str:
+    def forecast(what: dict[str, Any]) -> str:
         return "" if what["predicted"] is None else f", {size_text(what['predicted'])} predicted"
 
     rank = max(memory["ranks"].values(), key=lambda r: int(r["peak"]))
     slave = max(memory["slaves"], key=lambda s: int(s["window"]["peak"]))
     window, left = slave["window"], sum(s["left"]["window_tuples"] for s in memory["slaves"])
     return (
-        f"{size_text(rank['peak'])} (largest rank{foretold(rank)}); windows {size_text(window['peak'])} (slave {slave['slave']}"
-        f"{foretold(window)}), {left:,} tuples left in them"
+        f"{size_text(rank['peak'])} (largest rank{forecast(rank)}); windows {size_text(window['peak'])} (slave {slave['slave']}"
+        f"{forecast(window)}), {left:,} tuples left in them"
     )
 
 

@@ -1,7 +1,7 @@
 """The command that runs experiments: `sweep`.
 
 What: `run_sweep`: a list of points (`--dry-run`), or the sweep with its progress and where to look next.
-Why: a sweep takes an hour; whoever waits wants to know what is running, what it found, and when it ends.
+Why: a sweep takes an hour; its progress shows what is running, what it found, and when it ends.
 Stays out: parsing (`cli.main`), running and storing (`sweeps`).
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from swjoin.cli.summary import on_terminal
 from swjoin.core.errors import UserError
-from swjoin.core.resources import given_or_shipped
+from swjoin.core.resources import find_resource
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -98,14 +98,15 @@ def _plan_lines(experiment: Experiment, planned: list[Point], repeats: int) -> l
     """What would be run."""
     from swjoin.sweeps.runner import plan_s
 
-    search, lines = experiment.search, [point.text() for point in planned]
-    seconds = plan_s(experiment, planned)
+    source, lines = experiment.source, [point.text() for point in planned]
+    search = source.search
+    seconds = plan_s(source, planned)
     what = f"{len(planned)} point" + ("s" if len(planned) != 1 else "")
     if search is not None:
         what += f", each a search for {search.axis} in {search.low:g} to {search.high:g} of up to {search.most_probes} runs"
     times = f", {repeats} repeats {time_text(repeats * seconds)}" if repeats != 1 else ""
-    scale = f", times / {experiment.time_scale}, rates * {experiment.time_scale}" if experiment.time_scale != 1 else ""
-    return [*lines, f"{what}; preset {experiment.preset}{scale}; one repeat takes about {time_text(seconds)}{times}"]
+    scale = f", times / {source.time_scale}, rates * {source.time_scale}" if source.time_scale != 1 else ""
+    return [*lines, f"{what}; preset {source.preset}{scale}; one repeat takes about {time_text(seconds)}{times}"]
 
 
 def run_sweep(args: argparse.Namespace) -> int:
@@ -116,19 +117,19 @@ def run_sweep(args: argparse.Namespace) -> int:
     for name in ("repeat", "only"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UserError(f"--{name} {getattr(args, name)}: at least 1 is needed")
-    experiment = load_experiment(given_or_shipped(args.experiment), args.preset, args.overrides)
+    experiment = load_experiment(find_resource(args.experiment), args.preset, args.overrides)
     source = experiment.source
-    if source is not experiment:
+    if source.path != experiment.path:
         print(f"{experiment.path.name} draws from the runs of {source.path.name}")
     repeats = args.repeat or source.repeat
     if args.dry_run:
-        for line in _plan_lines(source, points(source)[: args.only], repeats):
+        for line in _plan_lines(experiment, points(experiment)[: args.only], repeats):
             print(line)
         return 0
-    directory = Path(args.out) if args.out is not None else sweep_directory(source)
+    directory = Path(args.out) if args.out is not None else sweep_directory(experiment)
     reporter: Any = Bar() if on_terminal() else Lines()
     try:
-        summary = sweep(source, directory, reporter, repeat=repeats, only=args.only, fresh=args.fresh)
+        summary = sweep(experiment, directory, reporter, repeat=repeats, only=args.only, fresh=args.fresh)
     finally:
         reporter.close()
     counts = [f"{summary.done} done"]

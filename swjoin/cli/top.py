@@ -1,7 +1,7 @@
 """`swjoin top`: a running join in the terminal.
 
 What: `run_top`, and `show` over anything that fetches a snapshot (`monitor.status_board`).
-Why: on a cluster's node there is a terminal before there is a browser. The same account as on the page, from the same place.
+Why: on a cluster's node there is a terminal before there is a browser. Its data are those of the dashboard.
 Stays out: what a snapshot holds (`monitor.status_board`), the page (`monitor.web`).
 """
 
@@ -36,7 +36,7 @@ _PHASES = {"running": "green", "failed": "red"}
 
 
 def run_top(args: argparse.Namespace) -> int:
-    """Exit code 0; UserError when nobody answers at first, RunFailed when nobody does any more."""
+    """Exit code 0; UserError when the run does not answer at first, RunFailed when it stops answering."""
     fetch = over_flight(args) if args.address.startswith("grpc") else over_http(address_of(args.address))
     if args.once:
         from rich.console import Console
@@ -62,7 +62,7 @@ def address_of(text: str) -> str:
 
 
 def over_flight(args: argparse.Namespace) -> Fetch:
-    """Fetches from a live run's endpoint (`swjoin serve`). Raises UserError, in one line, when nobody answers."""
+    """Fetches from a live run's endpoint (`swjoin serve`). Raises UserError when there is no answer."""
     from swjoin.connectors.flight.client import connect
 
     client = connect(args.address, token_file=args.token_file, root_certificate=args.root_certificate)
@@ -77,7 +77,7 @@ def over_flight(args: argparse.Namespace) -> Fetch:
 
 
 def over_http(address: str) -> Fetch:
-    """Fetches from the page's address. Raises UserError, in one line, when nobody answers."""
+    """Fetches from the page's address. Raises UserError when there is no answer."""
     from http.client import HTTPException
     from urllib.error import URLError
     from urllib.request import ProxyHandler, build_opener
@@ -99,7 +99,7 @@ def over_http(address: str) -> Fetch:
 
 
 def show(fetch: Fetch, console: Console | None = None) -> int:
-    """Show snapshots until q, Ctrl-C, or the end of the run. fetch: raises UserError when nobody answers."""
+    """Show snapshots until q, Ctrl-C, or the end of the run. fetch: raises UserError without an answer."""
     from rich.live import Live
 
     snapshot = fetch()
@@ -242,8 +242,8 @@ def _totals(s: dict[str, Any]) -> RenderableType:
         line.append("moves ", "bold").append(f"{_count(s['moves']['finished'])}, {len(s['map']['moving'])} on their way   ")
     if s["checkpoints"] is not None:
         age = s["checkpoints"]["age_s"]
-        told = "" if age is None else f", the last {age:,.0f} s ago"
-        line.append("checkpoints ", "bold").append(f"{_count(s['checkpoints']['completed'])}{told}   ")
+        text = "" if age is None else f", the last {age:,.0f} s ago"
+        line.append("checkpoints ", "bold").append(f"{_count(s['checkpoints']['completed'])}{text}   ")
     if s["ledger"] is not None:
         balanced = s["ledger"]["balanced"]
         line.append("ledger ", "bold").append("balanced" if balanced else "not balanced", "green" if balanced else "bold red")
@@ -254,8 +254,8 @@ def _bar(ratio: float | None, colour: str) -> RenderableType:
     from rich.text import Text
 
     full = 0 if ratio is None else min(_BAR, round(ratio * _BAR))
-    told = "    -" if ratio is None else f"{ratio:5.0%}"
-    return Text.assemble(("█" * full, colour), ("░" * (_BAR - full), "dim"), f" {told}")
+    text = "    -" if ratio is None else f"{ratio:5.0%}"
+    return Text.assemble(("█" * full, colour), ("░" * (_BAR - full), "dim"), f" {text}")
 
 
 def _slaves(s: dict[str, Any]) -> RenderableType:

@@ -1,10 +1,10 @@
 """The collector: merges the slaves' results, commits them by distribution epoch, measures production delay. No I/O, no clock.
 
-What: `Collector.handle(event, now_us) -> [command]`. Pairs go to the sink as they come; an epoch is committed when every slave
+What: `Collector.handle(event, now_us) -> [effect]`. Pairs go to the sink as they come; an epoch is committed when every slave
 has completed it. Pairs of history (`config.sections.MeasureConfig`) are counted apart and go nowhere.
 Why: recovery and exactly-once output need the labels (query, partition-group, distribution epoch) and the commits. The
 collector counts and digests what it really receives, so that the ledger compares two independent counts.
-Stays out: files (`connectors.files`), messages on the wire.
+Stays out: files (`connectors`), messages on the wire.
 """
 
 from __future__ import annotations
@@ -15,14 +15,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swjoin.cluster.messages import (
-    CollectorCommand,
-    CollectorEvent,
+from swjoin.cluster.messages import MeasuringStarted, PartSaved, PublishResults
+from swjoin.cluster.role import (
+    MASTER,
     CommitEpoch,
-    FinishCollector,
+    Effect,
+    Event,
+    Finish,
+    Publish,
+    Received,
+    RestartClock,
     SavePart,
+    Send,
     Snapshot,
-    WritePairs,
+    UnexpectedEventError,
+    Write,
 )
 from swjoin.core.batch import I64
 from swjoin.core.data_messages import ResultChunk
@@ -79,7 +86,7 @@ class Collector:
     def __init__(self, slave_count: int, *, materialised: bool) -> None:
         self.materialised = materialised
         self.slave_count = slave_count
-        self.finished = False
+        self.finished = self.stopped = False  # stopped: the run is to be resumed from a checkpoint
         self.committed = EpochIndex(-1)
         self._past = Tally()  # up to the last checkpoint
         self._open: dict[int, Tally] = {}  # of the generations since, where a slave ahead of the others may be
@@ -92,10 +99,27 @@ class Collector:
         self._epoch_history = [False] * slave_count
         self._metrics: list[tuple[int, NDArray[np.float64]]] = []
 
-    def handle(self, event: CollectorEvent, now_us: int) -> list[CollectorCommand]:
-        """Take one event; the commands are to be performed in order. RunFailed when a chunk contradicts the ones before."""
-        chunk = event.chunk
-        commands: list[CollectorCommand] = []
+    def start(self, now_us: int = 0) -> list[Effect]:
+        """Nothing is to be done before the first results."""
+        return []
+
+    def handle(self, event: Event, now_us: int) -> list[Effect]:
+        """Take one event; the effects are to be performed in order. RunFailed when a chunk contradicts the ones before."""
+        match event:
+            case Received(message=ResultChunk() as chunk):
+                return self._collect(chunk)
+            case Received(message=PublishResults(generation, stop)):
+                self.stopped = stop
+                return [Publish(generation)]
+            case Received(message=MeasuringStarted(clock_us)):
+                return [RestartClock(clock_us)]
+            case PartSaved():
+                return [Send(MASTER, event)]
+            case _:
+                raise UnexpectedEventError("collector", event)
+
+    def _collect(self, chunk: ResultChunk) -> list[Effect]:
+        effects: list[Effect] = []
         slave = int(chunk.slave)
         if not 0 <= slave < self.slave_count or self._ended[slave]:
             raise RunFailed(f"collector: epoch {chunk.epoch}: results from slave {slave}, which is unknown or has finished")
@@ -105,19 +129,19 @@ class Collector:
             self._epoch_pairs[slave] += len(chunk.pairs)
             self._epoch_digest[slave] += digest_pairs(chunk.pairs.left_id, chunk.pairs.right_id)
             if not chunk.history:
-                commands.append(WritePairs(chunk.pairs, chunk.generation))
+                effects.append(Write(chunk.pairs, chunk.generation))
         if chunk.final:
             self._complete(chunk, slave)
             while self._missing.get(self.committed + 1) == 0:
-                commands += self._commit()
+                effects += self._commit()
         if all(self._ended) and not self.finished:
             if self._missing:
                 raise RunFailed(f"collector: epoch {self.committed + 1} was never completed by all of its slaves")
             self.finished = True
-            commands.append(FinishCollector())
-        return commands
+            effects.append(Finish())
+        return effects
 
-    def _commit(self) -> list[CollectorCommand]:
+    def _commit(self) -> list[Effect]:
         """The next distribution epoch is complete; with it, perhaps, a generation."""
         self.committed = EpochIndex(self.committed + 1)
         del self._missing[self.committed]
@@ -149,7 +173,7 @@ class Collector:
             tally.count += pairs
 
     def _complete(self, chunk: ResultChunk, slave: int) -> None:
-        """A slave has completed an epoch: what it says it produced must be what arrived."""
+        """A slave has completed an epoch: its counts must be those of the pairs that arrived."""
         if chunk.results is None or chunk.metrics is None or chunk.delay_histogram is None:
             raise RunFailed(f"collector: slave {slave}, epoch {chunk.epoch}: final chunk without counts")
         if len(chunk.metrics) != len(COLUMNS) or len(chunk.delay_histogram) != HISTOGRAM_SIZE:

@@ -1,7 +1,6 @@
 """Messages as bytes: one header and contiguous columns, little-endian, without pickle.
 
-What: `pack_...` and `unpack_...` of deliveries, results, chunks of partition-groups, reports and acknowledgements, over a small
-frame format.
+What: `FORMATS`, from the type of a message to its tag, `pack_...` and `unpack_...`, over a small frame format.
 Why: a message is machine-independent, is sent with one buffer call, and is read as views without a copy. Sizes, types and
 whatever kernels index by are checked before anything is believed: kernels check nothing.
 Stays out: sending (`runtime.mpi.main`).
@@ -12,14 +11,15 @@ Frame: int64 header [magic, version, kind, integers, arrays, total bytes], the i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swjoin.cluster.messages import Report
+from swjoin.cluster.messages import MeasuringStarted, PartSaved, PublishResults, Report, StateRequest
 from swjoin.core.batch import BOTH, LEFT, RIGHT, U8, Pairs, PayloadRows, TupleBatch
 from swjoin.core.data_messages import (
     Delivery,
@@ -42,7 +42,7 @@ from swjoin.state.extendible_hash import MAX_DEPTH
 
 MAGIC = 0x6E696F6A7773  # "swjoin"
 VERSION = 4
-DELIVERY, RESULTS, STATE, REPORT, MOVE_END, TUPLES = 1, 2, 3, 4, 5, 6
+DELIVERY, RESULTS, STATE, REPORT, MOVE_END, TUPLES, STATE_REQUEST, MEASURING_STARTED, PART_SAVED, PUBLISH = range(1, 11)
 _HEADER = 6
 _ALIGN = 64
 _DTYPES: tuple[np.dtype[Any], ...] = (np.dtype("<i8"), np.dtype("<u8"), np.dtype("<f8"), np.dtype("u1"))
@@ -163,6 +163,10 @@ _REPORT = _Layout(
     REPORT, "a report", 1, (), (_Column("occupancy", _F), *_optional(_I, "partition-groups", "costs", "state bytes"))
 )
 _MOVE_END = _Layout(MOVE_END, "an acknowledgement", 8, (3,), ())
+_STATE_REQUEST = _Layout(STATE_REQUEST, "a request for state", 1, (), ())
+_MEASURING_STARTED = _Layout(MEASURING_STARTED, "a start of measuring", 1, (), ())
+_PART_SAVED = _Layout(PART_SAVED, "a part of a checkpoint", 1, (), (_Column("content", _B),))
+_PUBLISH = _Layout(PUBLISH, "a request to publish", 2, (1,), ())
 
 
 class _Frame:
@@ -274,7 +278,7 @@ def _tuples_out(batch: TupleBatch) -> list[Array | None]:
 
 def pack_delivery(d: Delivery) -> U8:
     integers = [d.query, d.slave, d.epoch, d.left_time_us, d.right_time_us, int(d.last), int(d.left_route), int(d.right_route)]
-    integers += [d.served, int(d.rests), d.generation, int(d.checkpoint), *d.needed_us]
+    integers += [d.served, int(d.inactive), d.generation, int(d.checkpoint), *d.needed_us]
     columns = [d.groups, d.left_counts, d.right_counts, *_tuples_out(d.left), *_tuples_out(d.right), d.moves_out, d.moves_in]
     for batch in d.null_keys:
         columns += _tuples_out(batch) if len(batch) else [None] * 7
@@ -384,7 +388,7 @@ def unpack_report(buffer: U8) -> Report:
 
 
 def pack_move_end(end: MoveEnd) -> U8:
-    integers = [end.move, end.group, end.slave, int(end.installed), end.tuples, end.state_bytes, end.begun_us, end.ended_us]
+    integers = [end.move, end.group, end.slave, int(end.installed), end.tuples, end.state_bytes, end.started_us, end.ended_us]
     return pack(MOVE_END, integers, [])
 
 
@@ -425,3 +429,76 @@ def unpack_results(buffer: U8) -> ResultChunk:
         raise frame.refuse("negative partition-groups or counts")
     labels = (QueryId(i[0]), SlaveId(i[1]), EpochIndex(i[2]), bool(i[3]), bool(i[4]))
     return ResultChunk(*labels, pairs, results, a[14], a[15], i[5], bool(i[6]), i[7], bool(i[8]))
+
+
+def pack_state_request(request: StateRequest) -> U8:
+    return pack(STATE_REQUEST, [request.move], [])
+
+
+def unpack_state_request(buffer: U8) -> StateRequest:
+    """RunFailed when the bytes are not a whole request."""
+    return StateRequest(*_Frame(buffer, _STATE_REQUEST).integers)
+
+
+def pack_measuring_started(message: MeasuringStarted) -> U8:
+    return pack(MEASURING_STARTED, [message.clock_us], [])
+
+
+def unpack_measuring_started(buffer: U8) -> MeasuringStarted:
+    """RunFailed when the bytes are not whole."""
+    return MeasuringStarted(*_Frame(buffer, _MEASURING_STARTED).integers)
+
+
+def pack_part_saved(part: PartSaved) -> U8:
+    content = json.dumps([part.part, part.content]).encode()
+    return pack(PART_SAVED, [part.generation], [np.frombuffer(content, np.uint8)])
+
+
+def unpack_part_saved(buffer: U8) -> PartSaved:
+    """RunFailed when the bytes are not a whole part."""
+    frame = _Frame(buffer, _PART_SAVED)
+    data = bytes(frame.arrays[0])
+    try:
+        part, content = found = json.loads(data)
+    except (ValueError, TypeError, RecursionError):
+        raise frame.refuse("content that is no JSON of a name and a part") from None
+    if not isinstance(part, str) or not isinstance(content, dict) or json.dumps(found).encode() != data:
+        raise frame.refuse("content that is no name and part")
+    return PartSaved(frame.integers[0], part, content)
+
+
+def pack_publish(message: PublishResults) -> U8:
+    return pack(PUBLISH, [message.generation, int(message.stop)], [])
+
+
+def unpack_publish(buffer: U8) -> PublishResults:
+    """RunFailed when the bytes are not a whole request."""
+    generation, stop = _Frame(buffer, _PUBLISH).integers
+    return PublishResults(generation, bool(stop))
+
+
+# ---------------------------------------------------------------- the table of messages
+
+
+@dataclass(frozen=True)
+class Format:
+    """How messages of one type travel. tag: between two roles. later: the sender does not wait until it has left, because
+    the receiver may be waiting for the sender."""
+
+    tag: int
+    pack: Callable[[Any], U8]
+    unpack: Callable[[U8], Any]
+    later: bool = False
+
+
+FORMATS: dict[type, Format] = {
+    Report: Format(1, pack_report, unpack_report),
+    Delivery: Format(2, pack_delivery, unpack_delivery),
+    ResultChunk: Format(3, pack_results, unpack_results),
+    StateRequest: Format(7, pack_state_request, unpack_state_request, later=True),
+    StateChunk: Format(8, pack_state, unpack_state, later=True),
+    MoveEnd: Format(9, pack_move_end, unpack_move_end),
+    MeasuringStarted: Format(10, pack_measuring_started, unpack_measuring_started),
+    PartSaved: Format(11, pack_part_saved, unpack_part_saved, later=True),
+    PublishResults: Format(12, pack_publish, unpack_publish),
+}

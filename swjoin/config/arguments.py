@@ -1,61 +1,29 @@
-"""What a call of the API says, as a configuration; and complaints in Python's words.
+"""Options of a join from Python as a configuration.
 
-What: `Request` (the arguments that all joins share) and its `config`; `python_wording`.
-Why: there is one place where `how`, bounds, keys and lateness become a `QueryConfig` and a `RunConfig`, so that a join means
-the same from Python as from the command line.
-Stays out: data (`api.inputs`), joining (`api.embedded_join`).
+What: `Request`, made of the options that all joins share, and its `config`; parsers of single arguments.
+Why: `how`, bounds, keys and lateness become a `QueryConfig` and a `RunConfig` here alone, so that a join means the same from
+Python as from the command line.
+Stays out: which options there are (`config.options`), data (`api.inputs`), joining (`api.embedded_join`).
 """
 
 from __future__ import annotations
 
 import difflib
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, cast, get_args
 
+from swjoin.config.options import Late, TimeUnit
 from swjoin.config.run import ClusterConfig, ModuleConfig, QueryConfig, RunConfig, SinkConfig, StreamConfig, TimeConfig
-from swjoin.core.batch import LEFT, STREAM_NAMES
-from swjoin.core.errors import SwjoinError, UserError
+from swjoin.config.window_bounds import Bound, parse_window
+from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
+from swjoin.core.errors import UserError, setting
 from swjoin.core.join_semantics import How
 from swjoin.core.units import parse_duration_us, parse_size_bytes
 
 JOIN_THETA_BYTES = 32 << 10  # 512 tuples of both streams, near the optimum of benchmarks/join_module.py
 JOIN_PARTITIONS, CLUSTER_PARTITIONS = 16, 60  # in-process; on MPI there must be many more than slaves
-
-Duration: TypeAlias = str | timedelta
-Columns: TypeAlias = str | Sequence[str]
-Last: TypeAlias = int | tuple[int, int]
-Late: TypeAlias = Literal["error", "drop", "side"]
-TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
-Bound: TypeAlias = Literal["lower", "upper"]
-
-
-@contextmanager
-def python_wording() -> Iterator[None]:
-    """Complaints that name options of the command line (`--time-unit s`) or keys of a configuration name arguments instead."""
-    try:
-        yield
-    except SwjoinError as error:
-        text = re.sub(r"--([a-z][a-z-]*)(?: ([\w|]+))?", _argument, str(error))
-        text = text.replace("use more slaves (swjoin plan tells how many), raise module.window", "raise memory")
-        text = text.replace("module.window", "memory")
-        text = re.sub(r" \((?:left|right)\.\w+ in a configuration\)", "", text)
-        if text != str(error):
-            error.args = (text, *error.args[1:])
-        raise
-
-
-_QUOTED = ("time_unit", "max_out_of_order", "late", "assume_timezone")
-
-
-def _argument(option: re.Match[str]) -> str:
-    name, value = option[1].replace("-", "_"), option[2]
-    if name.removeprefix("left_").removeprefix("right_") in _QUOTED and value:
-        return f"{name}={' or '.join(map(repr, value.split('|')))}"
-    return name if value is None else f"{name} {value}"
 
 
 def duration_us(value: object, name: str) -> int:
@@ -109,7 +77,8 @@ def counts(last: object) -> tuple[int, int]:
 def side_units(both: TimeUnit | None, left: TimeUnit | None, right: TimeUnit | None) -> tuple[TimeUnit | None, TimeUnit | None]:
     """The time unit of either side. UserError when nothing is left for the common one."""
     if both is not None and left is not None and right is not None:
-        raise UserError("give --time-unit, or --left-time-unit, --right-time-unit: not all three")
+        one, *sides = (setting(f"{side}time_unit") for side in ("", "left_", "right_"))
+        raise UserError(("give ", one, ", or ", sides[0], ", ", sides[1], ": not all three"))
     return left or both, right or both
 
 
@@ -123,97 +92,92 @@ def check_workers(threads: int | None, ranks: int | None) -> None:
         raise UserError("threads: on MPI every slave is a rank of its own; give ranks alone")
 
 
+def window_fields(options: Mapping[str, Any], *, count_windows: bool = True) -> dict[str, Any]:
+    """The fields of a `QueryConfig` that options of a join mean: its bounds and its kind."""
+    one_of(options["how"], get_args(How), "how")
+    if options["where"] is not None and not isinstance(options["where"], str):
+        raise UserError(f"where: {options['where']!r} is no condition; write text such as 'left_price < right_price'")
+    exclusive = names(options["exclusive"], "exclusive")
+    for name in exclusive:
+        one_of(name, get_args(Bound), "exclusive")
+    given = {name: options[name] for name in ("within", "lower", "upper", "last") if options.get(name) is not None}
+    window = parse_window(given, cast("tuple[Bound, ...]", exclusive), duration_us, counts if count_windows else None)
+    return {**window._asdict(), "how": options["how"], "where": options["where"]}
+
+
+def key_columns(options: Mapping[str, Any], side: int) -> tuple[str, ...]:
+    """One side's join columns."""
+    argument = f"{STREAM_NAMES[side]}_on"
+    on, own = options["on"], options[argument]
+    if on is None and own is None:
+        raise UserError("the join columns are missing: give on, or left_on and right_on")
+    if on is not None and not (options["left_on"] is options["right_on"] is None):
+        raise UserError("give on, or left_on and right_on, not both")
+    return names(on, "on") if own is None else names(own, argument)
+
+
+def units_of(options: Mapping[str, Any]) -> tuple[TimeUnit | None, TimeUnit | None]:
+    """The time unit of either side."""
+    units = [options[name] for name in ("time_unit", "left_time_unit", "right_time_unit")]
+    for unit, side in zip(units, ("", "left_", "right_"), strict=True):
+        if unit is not None:
+            one_of(unit, get_args(TimeUnit), f"{side}time_unit")
+    return side_units(*units)
+
+
+def _stream(options: Mapping[str, Any], side: int) -> StreamConfig:
+    """One side's columns."""
+    name, key = STREAM_NAMES[side], key_columns(options, side)
+    time, row_id = options[f"{name}_time"], options[f"{name}_id"]
+    if not isinstance(time, str):
+        raise UserError(f"{name}_time: {time!r} is not a column name")
+    if not (row_id is None or isinstance(row_id, str)):
+        raise UserError(f"{name}_id: {row_id!r} is not a column name")
+    columns = None if options["columns"] is None else names(options["columns"], "columns")
+    unit = units_of(options)[side]
+    return StreamConfig(None, key, time, unit, row_id, columns, assume_timezone=options["assume_timezone"])
+
+
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `swjoin.join`, checked as far as they can be without data."""
+    """A join from Python, checked as far as it can be without data.
 
-    on: Columns | None
-    left_time: str
-    right_time: str
-    within: Duration | None
-    lower: Duration | None
-    upper: Duration | None
-    exclusive: Bound | Sequence[Bound]
-    time_unit: TimeUnit | None
-    how: How
-    where: str | None
-    left_on: Columns | None
-    right_on: Columns | None
-    left_id: str | None
-    right_id: str | None
-    columns: Columns | None
-    max_out_of_order: Duration | None
+    streams: left and right. max_out_of_order_us: None: rows of tables are sorted, rows of streams come in order. window_bytes:
+    None: the engine's default. ids: results have row ids and times.
+    """
+
+    query: QueryConfig
+    streams: tuple[StreamConfig, StreamConfig]
     late: Late
-    memory: str | None
+    max_out_of_order_us: int | None
+    window_bytes: int | None
     ids: bool
-    last: Last | None = None
-    left_time_unit: TimeUnit | None = None
-    right_time_unit: TimeUnit | None = None
-    assume_timezone: str | None = None
 
-    def query(self) -> QueryConfig:
-        """Bounds and kind of the join: the one place where they reach the engine."""
-        one_of(self.how, get_args(How), "how")
-        if self.where is not None and not isinstance(self.where, str):
-            raise UserError(f"where: {self.where!r} is no condition; write text such as 'left_price < right_price'")
-        exclusive = names(self.exclusive, "exclusive")
-        for name in exclusive:
-            one_of(name, get_args(Bound), "exclusive")
-        if self.last is not None:
-            if exclusive or not (self.within is self.lower is self.upper is None):
-                raise UserError("give last, or bounds of time, not both")
-            return QueryConfig(0, 0, how=self.how, where=self.where, last=counts(self.last))
-        if self.within is not None:
-            if self.lower is not None or self.upper is not None:
-                raise UserError("give within, or lower and upper, not both")
-            window_us = duration_us(self.within, "within")
-            if window_us < 0:
-                raise UserError(f"within: {self.within!r}: a window cannot be negative")
-            lower_us, upper_us = -window_us, window_us
-        elif self.lower is None or self.upper is None:
-            raise UserError("the window is missing: give within, or lower and upper, or last")
-        else:
-            lower_us, upper_us = duration_us(self.lower, "lower"), duration_us(self.upper, "upper")
-        return QueryConfig(lower_us, upper_us, cast("tuple[Bound, ...]", exclusive), how=self.how, where=self.where)
-
-    def stream(self, side: int) -> StreamConfig:
-        """One side's columns."""
-        own = self.left_on if side == LEFT else self.right_on
-        key = self.on if own is None else own
-        if key is None:
-            raise UserError("the join columns are missing: give on, or left_on and right_on")
-        if self.on is not None and (self.left_on is not None or self.right_on is not None):
-            raise UserError("give on, or left_on and right_on, not both")
-        time, row_id = (self.left_time, self.left_id) if side == LEFT else (self.right_time, self.right_id)
-        for value, name in ((time, "time"), (row_id, "id")):
-            if not isinstance(value, str) and (value is not None or name == "time"):
-                raise UserError(f"{STREAM_NAMES[side]}_{name}: {value!r} is not a column name")
-        for unit, name in ((self.time_unit, ""), (self.left_time_unit, "left_"), (self.right_time_unit, "right_")):
-            if unit is not None:
-                one_of(unit, get_args(TimeUnit), f"{name}time_unit")
-        time_unit = side_units(self.time_unit, self.left_time_unit, self.right_time_unit)[side]
-        argument = "on" if own is None else f"{STREAM_NAMES[side]}_on"
-        columns = None if self.columns is None else names(self.columns, "columns")
-        return StreamConfig(None, names(key, argument), time, time_unit, row_id, columns, assume_timezone=self.assume_timezone)
-
-    def config(self, *, default_bound_us: int = 0, materialise: bool = True, partitions: int | None = None) -> RunConfig:
-        """The whole configuration, with settings for speed rather than the paper's, as `swjoin join` has them."""
-        one_of(self.late, get_args(Late), "late")
-        if not isinstance(self.ids, bool):
-            raise UserError(f"ids: {self.ids!r} is neither True nor False")
-        bound = self.max_out_of_order
-        bound_us = default_bound_us if bound is None else duration_us(bound, "max_out_of_order")
-        if bound_us < 0:
+    @staticmethod
+    def from_options(options: Mapping[str, Any]) -> Request:
+        """Of all options (`config.options.complete`); `columns` and `ids` may be missing."""
+        options = {"columns": None, "ids": False, **options}
+        one_of(options["late"], get_args(Late), "late")
+        if not isinstance(options["ids"], bool):
+            raise UserError(f"ids: {options['ids']!r} is neither True nor False")
+        bound, memory = options["max_out_of_order"], options["memory"]
+        bound_us = None if bound is None else duration_us(bound, "max_out_of_order")
+        if bound_us is not None and bound_us < 0:
             raise UserError(f"max_out_of_order: {bound!r} must not be negative")
-        module: dict[str, Any] = {"theta_bytes": JOIN_THETA_BYTES}
-        if self.memory is not None:
-            module["window_bytes"] = size_bytes(self.memory, "memory")
+        window_bytes = None if memory is None else size_bytes(memory, "memory")
+        query = QueryConfig(**window_fields(options))
+        streams = _stream(options, LEFT), _stream(options, RIGHT)
+        return Request(query, streams, options["late"], bound_us, window_bytes, options["ids"])
+
+    def config(self, *, materialise: bool = True, partitions: int = JOIN_PARTITIONS) -> RunConfig:
+        """The whole configuration, with settings for speed rather than the paper's, as `swjoin join` has them."""
+        module: dict[str, Any] = {} if self.window_bytes is None else {"window_bytes": self.window_bytes}
         return RunConfig(
-            queries=(self.query(),),
-            left=self.stream(LEFT),
-            right=self.stream(1 - LEFT),
-            time=TimeConfig("event", bound_us, self.late),
-            cluster=ClusterConfig(partition_count=partitions or JOIN_PARTITIONS, distribution_epoch_us=0),
-            module=ModuleConfig(**module),
+            queries=(self.query,),
+            left=self.streams[LEFT],
+            right=self.streams[RIGHT],
+            time=TimeConfig("event", self.max_out_of_order_us or 0, self.late),
+            cluster=ClusterConfig(partition_count=partitions, distribution_epoch_us=0),
+            module=ModuleConfig(theta_bytes=JOIN_THETA_BYTES, **module),
             sink=SinkConfig("parquet" if materialise else "count", ids=self.ids),
         )

@@ -2,7 +2,7 @@
 
 What: `StreamConfig` with `FlightConfig` and `KafkaConfig`; `SinkConfig` with `KafkaSinkConfig`; `ServeConfig`.
 Why: a section is checked where it is described.
-Stays out: the other sections (`sections`), what only several of them together tell (`config`).
+Stays out: the other sections (`config.sections`), what must hold between sections (`config.run`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class FlightConfig:
     """Producers push the stream over Arrow Flight (`swjoin serve`).
 
     producers: how many, by name: rows wait until so many have come, and the stream ends when they all have; 0: any number, and
-    somebody has to say when the stream ends.
+    a client has to end the stream.
     """
 
     producers: int = 0
@@ -35,8 +35,8 @@ class FlightConfig:
 class KafkaConfig:
     """A Kafka topic. servers: bootstrap servers, host:port,... format: `json`, an object per message with a field per column;
     `arrow`, an Arrow IPC stream per message. start: where a stream begins without a checkpoint. until_end: it ends at the
-    offsets that were the topic's last when the run began. properties: of librdkafka, name=value; a value @FILE stands for what
-    is in that file.
+    offsets that were the topic's last when the run began. properties: of librdkafka, name=value; a value @FILE stands for the
+    content of that file.
     """
 
     servers: str
@@ -89,7 +89,7 @@ class StreamConfig:
 
     @property
     def live(self) -> bool:
-        """Its rows come when they come."""
+        """Its rows arrive while the run goes on."""
         return any(getattr(self, name) is not None for name in LIVE_SOURCES)
 
 
@@ -134,7 +134,7 @@ class ServeConfig:
 
     listen: HOST:PORT, or a PORT of the loopback; port 0: a free one. Elsewhere than on the loopback it needs a certificate with
     its private key (PEM files) and a token_file (clients must present what is in it). root_certificate: what signed the
-    certificate, if the system does not know it. result_buffer_bytes: results kept in memory for consumers. patience_us: how
+    certificate, unless the system trusts it. result_buffer_bytes: results kept in memory for consumers. patience_us: how
     long a slow consumer may hold up the join before it is cut. producer_buffer_bytes: what one producer may have waiting.
     message_bytes: the largest batch that is taken. clients: calls that push or take at a time.
     """
@@ -174,7 +174,7 @@ class ServeConfig:
 
     @property
     def loopback(self) -> bool:
-        """Only this machine can reach it."""
+        """Whether only this machine can reach the endpoint."""
         host = self.address[0]
         if host == "localhost":
             return True

@@ -15,6 +15,7 @@ from typing import Any
 
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import RunConfig, to_plain
+from swjoin.core.errors import Spelling
 from swjoin.core.storage import check_name
 
 
@@ -23,8 +24,8 @@ class Job:
     """config: the run. target: OUT file of `join`, DIR/results of `run`, None with a count sink. directory: target is a
     directory.
     run_dir: where metrics and run.json go (`run`), or None. report: another copy of run.json, or None. command: as typed.
-    resumes: go on from the newest checkpoint. run_id: random, in run.json and in every result file; a run that is resumed
-    keeps it.
+    resumes: the run starts from the newest checkpoint. run_id: random, in run.json and in every result file; kept by a run that
+    is resumed. spelling: how the ranks' errors name settings.
     """
 
     config: RunConfig
@@ -35,6 +36,7 @@ class Job:
     command: str
     resumes: bool = False
     run_id: str = field(default_factory=lambda: secrets.token_hex(8))
+    spelling: Spelling = "keys"
 
     def __post_init__(self) -> None:
         for path in (self.target, self.run_dir):
@@ -51,11 +53,11 @@ class Job:
 
     @property
     def resume_command(self) -> str:
-        """What a user types to go on from the newest checkpoint."""
+        """The command that resumes from the newest checkpoint."""
         place = self.run_dir if self.config.checkpoint.directory is None else self.config.checkpoint.directory
         return f"swjoin run --resume {place}"
 
-    def go_on(self, ranks: int | None = None) -> str:
+    def next_step(self, ranks: int | None = None) -> str:
         """What a user does after a run has ended early."""
         if self.checkpoints is None or not any(self.checkpoints.glob("checkpoint-*.json")):
             return "start it again"
@@ -63,7 +65,7 @@ class Job:
 
     def to_json(self) -> str:
         plain: dict[str, Any] = {"config": to_plain(self.config), "directory": self.directory, "command": self.command}
-        plain |= {"resumes": self.resumes, "run_id": self.run_id}
+        plain |= {"resumes": self.resumes, "run_id": self.run_id, "spelling": self.spelling}
         for name in ("target", "run_dir", "report"):
             value = getattr(self, name)
             plain[name] = None if value is None else str(value)
@@ -82,17 +84,18 @@ class Job:
             plain["command"],
             plain["resumes"],
             plain["run_id"],
+            plain["spelling"],
         )
 
 
-def sets_aside(config: RunConfig) -> bool:
+def leaves_rows_out(config: RunConfig) -> bool:
     """Rows that are left out are written to a file: late ones under policy `side`, shed ones always."""
     return config.time.late == "side" or config.on_overload.policy == "shed"
 
 
 def late_target(job: Job) -> Path | None:
     """Where rows that are left out go: DIR/late.parquet, or OUT.late.parquet beside a join's output."""
-    if not sets_aside(job.config):
+    if not leaves_rows_out(job.config):
         return None
     if job.run_dir is not None:
         return job.run_dir / "late.parquet"

@@ -1,9 +1,9 @@
 """Configurations from YAML files and `--set`: an unknown key is an error, with the nearest known one.
 
 What: `load_config`, `config_from_plain`, `apply_overrides` (--set), `workload_from_plain`.
-Why: dataclasses say what a run is; how a file spells it, and every complaint about the spelling, is here. A file from anywhere
-is plain values of bounded size or is refused: no objects, no aliases that unfold without end, no numbers beyond 64 bits.
-Stays out: what the values mean and which are allowed (`config`).
+Why: dataclasses define a run; how a file spells it, and every error about the spelling, is here. Files are untrusted: anything
+but plain values of bounded size is refused (objects, aliases that unfold without end, numbers beyond 64 bits).
+Stays out: what the values mean and which are allowed (`config.run`, `config.sections`).
 
 In YAML a key with a unit (`distribution_epoch_us`, `theta_bytes`) may also be written without it and with the unit in the
 value: `distribution_epoch: 2s`, `theta: 1.5MB`. Whole numbers stand for microseconds and bytes only where the key says so, as
@@ -27,7 +27,8 @@ from typing import Any, Literal
 
 from swjoin.config.connectors import LIVE_SOURCES
 from swjoin.config.run import QueryConfig, RunConfig, StreamConfig, WorkloadConfig
-from swjoin.core.errors import UserError
+from swjoin.config.window_bounds import Bound, parse_window
+from swjoin.core.errors import UserError, spelled
 from swjoin.core.resources import relative_to
 from swjoin.core.units import is_utf8, named_path, parse_duration_us, parse_size_bytes
 
@@ -42,17 +43,18 @@ _MEANT: dict[type, dict[str, str]] = {  # what people write first, and nothing l
     StreamConfig: {**dict.fromkeys(("file", "files", "folder", "directory"), "path"), "by": "key", "timestamp": "time"},
     QueryConfig: {"window": "within", "type": "how"},
 }
+_WINDOW_KEYS = {"lower_us": "lower", "upper_us": "upper"} | {name: name for name in ("within", "lower", "upper", "last")}
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 
 
 def shown(value: Any) -> str:
-    """A value in a complaint: never longer than a person wants to read."""
+    """A value in an error message, shortened."""
     return _SHORT.repr(value)
 
 
 def word(key: Any) -> str:
-    """A key in a complaint."""
+    """A key in an error message."""
     return key if isinstance(key, str) and len(key) < 60 else shown(key)
 
 
@@ -100,23 +102,12 @@ def _build(kind: type, data: Any, where: str) -> Any:
     hints = typing.get_type_hints(kind)
     aliases = _aliases(kind)
     values: dict[str, Any] = {}
-    if kind is QueryConfig and "within" in data:
-        data = dict(data)
-        if "lower" in data or "upper" in data or "lower_us" in data or "upper_us" in data:
-            raise UserError(f"{where}: give within, or lower and upper, not both")
-        window_us = _quantity("lower_us", "within", data.pop("within"), f"{where}.within")
-        if window_us < 0:
-            raise UserError(f"{where}.within: a window cannot be negative")
-        values["lower_us"], values["upper_us"] = -window_us, window_us
-    if kind is QueryConfig and data.get("last") is not None:
-        data = {"lower_us": 0, "upper_us": 0, **data}
-        if values or "lower" in data or "upper" in data:
-            raise UserError(f"{where}: give last, or bounds of time, not both")
-        if isinstance(data["last"], int) and not isinstance(data["last"], bool):
-            data["last"] = [data["last"], data["last"]]
+    window = {key: value for key, value in data.items() if kind is QueryConfig and key in _WINDOW_KEYS}
     if kind is RunConfig and isinstance(data.get("on_overload"), str):
         data = {**data, "on_overload": {"policy": data["on_overload"]}}
     for key, value in data.items():
+        if key in window:
+            continue
         here = f"{where}.{word(key)}" if where else word(key)
         name = aliases.get(key) if isinstance(key, str) else None
         if name is None:
@@ -136,6 +127,8 @@ def _build(kind: type, data: Any, where: str) -> Any:
             except UserError as error:
                 text = str(error)
                 raise UserError(text if text.startswith(here) else f"{here}: {text}") from None
+    if kind is QueryConfig:
+        values |= _window(window, values.get("exclusive", ()), where)
     required = [
         f.name
         for f in dataclasses.fields(kind)
@@ -143,9 +136,33 @@ def _build(kind: type, data: Any, where: str) -> Any:
     ]
     for name in required:
         if name not in values:
-            missing = "join" if name == "queries" else name.removesuffix("_us")
+            missing = "join" if name == "queries" else name
             raise UserError(f"{where or 'configuration'}: {missing} is missing")
     return kind(**values)
+
+
+def _window(data: dict[str, Any], exclusive: tuple[Bound, ...], where: str) -> dict[str, Any]:
+    """The window of a join as fields of a `QueryConfig`. data: by keys of `_WINDOW_KEYS`."""
+    keys: dict[str, str] = {}
+    for key, value in data.items():
+        bare_key = _WINDOW_KEYS[key]
+        written_out = data.get("last") is not None and key in ("lower_us", "upper_us") and value == 0  # by `to_plain`
+        if written_out or (key == "last" and value is None):
+            continue
+        if bare_key in keys:
+            raise UserError(f"{where}.{key}: given twice, also as {keys[bare_key]}")
+        keys[bare_key] = key
+
+    def duration_us(value: Any, name: str) -> int:
+        return _quantity(f"{name}_us", keys[name], value, f"{where}.{keys[name]}")
+
+    def counts(value: Any) -> tuple[int, int]:
+        both = [value, value] if isinstance(value, int) and not isinstance(value, bool) else value
+        found: tuple[int, int] = _convert(tuple[int, int], both, f"{where}.last")
+        return found
+
+    with spelled("keys"):
+        return parse_window({name: data[key] for name, key in keys.items()}, exclusive, duration_us, counts, where)._asdict()
 
 
 def _aliases(kind: type) -> dict[str, str]:
@@ -156,7 +173,7 @@ def _aliases(kind: type) -> dict[str, str]:
 
 
 def _meant(kind: type, key: str, aliases: dict[str, str]) -> str:
-    """The hint of a complaint: the key that is nearest, or all of them."""
+    """The hint of an error: the nearest key, or all keys."""
     known = sorted({*aliases, "within"} if kind is QueryConfig else set(aliases))
     near = [_MEANT[kind][key]] if key in _MEANT.get(kind, {}) else difflib.get_close_matches(key, known, 1, 0.5)
     return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
@@ -246,7 +263,7 @@ def _reader() -> Any:
 def _parse(text: str, where: str) -> Any:
     """Plain values from YAML. UserError, which begins with `where`, for anything else.
 
-    PyYAML's constructors of dates, huge integers and explicit tags raise whatever comes up in them, not YAMLError.
+    PyYAML's constructors of dates, huge integers and explicit tags raise exceptions of other types than YAMLError.
     """
     import yaml
 
@@ -255,8 +272,8 @@ def _parse(text: str, where: str) -> Any:
     except RecursionError:
         raise UserError(f"{where} nested too deeply") from None
     except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError) as error:
-        told = " ".join(str(error).split()).replace('in "<unicode string>", line', "in line")
-        raise UserError(f"{where} not valid YAML ({told[:300]})") from None
+        reason = " ".join(str(error).split()).replace('in "<unicode string>", line', "in line")
+        raise UserError(f"{where} not valid YAML ({reason[:300]})") from None
     values = 0
 
     def check(value: Any, path: str, depth: int) -> str | None:
@@ -283,7 +300,7 @@ def _parse(text: str, where: str) -> Any:
 
 
 def _not_plain(value: Any) -> str | None:
-    """Why a single value cannot stand in a configuration."""
+    """Why a single value is refused; None: it is not."""
     if isinstance(value, str):
         text = not ("\0" in value or any("\ud800" <= c <= "\udfff" for c in value))
         return None if text else f"{shown(value)} is no text"
@@ -313,7 +330,7 @@ def load_plain(path: Path) -> dict[str, Any]:
 
 
 def _with_live_defaults(data: dict[str, Any], served: bool) -> dict[str, Any]:
-    """What live streams have, unless the file says otherwise: an endpoint on the loopback where producers push (or `served`);
+    """Defaults of live streams: an endpoint on the loopback where producers push (or `served`);
     real time; and late rows set aside instead of ending the run."""
     sides = [side for side in (data.get("left"), data.get("right")) if isinstance(side, dict)]
     live = any(side.get(source) is not None for side in sides for source in LIVE_SOURCES)
@@ -339,12 +356,12 @@ def load_config(path: Path, overrides: list[str] | None = None, *, served: bool 
         config = config_from_plain(data)
         _check_beside(config, path.parent)
     except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+        raise error.prefixed(str(path)) from None
     return config
 
 
 def _check_beside(config: RunConfig, folder: Path) -> None:
-    """UserError for an input that lies where the configuration does, and not where its path leads."""
+    """UserError for an input path that exists only relative to the configuration's folder."""
     for side, stream in (("left", config.left), ("right", config.right)):
         for name, given in (("path", stream.path), ("watch", stream.watch)):
             if given is not None and not os.path.exists(given) and os.path.exists(folder / given):

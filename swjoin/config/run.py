@@ -1,9 +1,8 @@
 """What a run is: its sections, and what must hold between them.
 
-What: `RunConfig`, `to_plain`, `digest`; the sections themselves come from `sections`.
+What: `RunConfig`, `to_plain`, `digest`; the sections themselves are in `config.sections` and `config.connectors`.
 Why: one validated value describes a run completely; equal configurations have equal digests.
-Stays out: YAML files and `--set` (`loader`), reading data, deciding anything at run time. Imports nothing of the package but
-the sections.
+Stays out: YAML files and `--set` (`config.loader`), reading data, decisions at run time.
 """
 
 from __future__ import annotations
@@ -112,12 +111,12 @@ class RunConfig:
 
     @property
     def live(self) -> bool:
-        """Both streams come from outside, as they come."""
+        """Whether both streams arrive while the run goes on."""
         return self.left.live
 
     @property
     def observed(self) -> bool:
-        """An account of the run is kept while it goes on: for a page, or for clients that ask for the status."""
+        """Whether the run keeps its status: for the dashboard, or for clients that ask for it."""
         return self.observe.enabled or self.serve.listen is not None
 
     def _check_live(self) -> None:
@@ -161,7 +160,7 @@ class RunConfig:
             check(change.slave < slave_count, f"nodes.changes: there is no slave {change.slave}, the run has {slave_count}")
 
     def fitted_to(self, slave_count: int) -> RunConfig:
-        """The same run on so many slaves, after some have died or been added: what names more slaves names fewer."""
+        """The same run on this number of slaves, after some have died or been added: settings of missing slaves are dropped."""
         nodes, reorganization, cluster = self.nodes, self.reorganization, self.cluster
         return dataclasses.replace(
             self,
@@ -187,7 +186,7 @@ def to_plain(value: Any) -> Any:
 
 
 def digest(config: RunConfig) -> str:
-    """Identity of a configuration: 16 hex digits of SHA-256 over its canonical JSON. Who looks on does not change a run."""
+    """Identity of a configuration: 16 hex digits of SHA-256 of its canonical JSON without `observe`, which changes nothing."""
     plain = {name: value for name, value in to_plain(config).items() if name != "observe"}
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

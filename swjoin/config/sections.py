@@ -1,9 +1,8 @@
 """The sections of a configuration: frozen dataclasses with units in the names.
 
-What: one dataclass per section; each refuses values that it cannot mean.
+What: one dataclass per section; each refuses values outside its range.
 Why: a section is checked where it is described.
-Stays out: what only several sections together tell (`config`), YAML files and `--set` (`loader`). Imports nothing of the
-package but errors, units and the oracle's `Bounds`.
+Stays out: what must hold between sections (`config.run`), YAML files and `--set` (`config.loader`).
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ class QueryConfig:
 
     how: `inner`; `left`, `right`, `full`: also the tuples of that side, or of both, that match nothing; `semi`, `anti`: the
     left tuples alone that match something, that match nothing. Tuples with a null key match nothing.
-    where: what must hold of a pair's columns besides (`expressions.parser` has the syntax); None: nothing.
-    last: count windows instead of those bounds: each tuple meets the last so many tuples of the other stream before it; of the
-    left, of the right stream.
+    where: residual predicate (syntax: `expressions.parser`); None: none.
+    last: count windows instead of those bounds: each tuple meets that many of the latest earlier tuples of the other stream;
+    sizes for the left and the right stream.
     """
 
     lower_us: int
@@ -78,7 +77,7 @@ class QueryConfig:
 
     @property
     def told(self) -> str:
-        """What is joined, for people."""
+        """The join as one line of text."""
         kind = "" if self.how == "inner" else f"{self.how} join, "
         where = "" if self.where is None else f", where {self.where}"
         if self.last is not None:
@@ -91,11 +90,11 @@ class QueryConfig:
         return JOIN_KINDS[self.how]
 
     def needed_below(self, times_us: tuple[int, int]) -> tuple[int, int]:
-        """Left and right tuples below these times are needed no more after a crash, when `times_us` have been promised.
+        """Times below which left and right tuples are not needed after a crash, when the watermarks are `times_us`.
 
-        Of windows of time; `cluster.master.arrival_sequence` knows it of count windows."""
+        For time windows; `cluster.master.arrival_sequence` has the rule for count windows."""
         alive_us = self.bounds.dead_below(times_us)
-        # Who of those alive has matched must be found again, with partners that are not.
+        # Match flags of tuples in the windows are rebuilt, also from partners that have expired.
         return self.bounds.partners_below(alive_us) if any(self.kind.marks) else alive_us
 
 
@@ -150,8 +149,8 @@ class TimeConfig:
     """event: the time column; arrival: the master stamps tuples as it reads them (realtime pace only).
 
     A tuple is late when its time is below the highest time seen before it in its stream minus max_out_of_order_us.
-    idle_timeout_us: a stream whose source has had nothing to read for so long does not hold time back any more; what it brings
-    later may be late. 0: the join waits for it.
+    idle_timeout_us: a stream whose source has had nothing to read for this long is idle and no longer holds the watermark back;
+    its later rows may be late. 0: never.
     """
 
     model: Literal["event", "arrival"] = "event"
@@ -180,7 +179,7 @@ class ClusterConfig:
     tuples in the windows if that is more (asap pace only).
     sub_group_count: n_g; the slaves are divided into sub-groups and the distribution epoch into as many slots; each sub-group
     is served in its slot (paper section V-B).
-    mini_buffer_bytes: what the master may buffer; a full master closes the epoch early (asap) or makes the source wait.
+    mini_buffer_bytes: limit of the master's buffers; when they are full, the epoch ends early (asap) or the source waits.
     communication: `overlapped`, a slave receives a delivery while it joins the one before; `synchronous`, it asks for the next
     when it has joined all it has (the paper's mode). Realtime pace exchanges in its slots either way.
     """
@@ -290,7 +289,7 @@ class ReorganizationConfig:
 
 @dataclass(frozen=True)
 class SpeedChange:
-    """From `at_us` on the run's clock on, `slave` runs at `speed`: somebody else's work on a shared node comes or goes."""
+    """From `at_us` on the run's clock on, `slave` runs at `speed`, as on a shared node whose other load changes."""
 
     slave: int
     at_us: int
@@ -324,7 +323,7 @@ class NodesConfig:
 
     @property
     def imitates(self) -> bool:
-        """Some node is slower than a core."""
+        """Whether any node is slower than a core."""
         return min([self.node_speed, *self.speed, *(c.speed for c in self.changes)]) < 1
 
     def speed_of(self, slave: int, now_us: int) -> float:
@@ -338,11 +337,11 @@ class NodesConfig:
 class MeasureConfig:
     """Which part of a realtime run is measured; for experiments whose windows must be full before anything counts.
 
-    prefill_us: history, a whole multiple of the distribution epoch: tuples of the first prefill_us of the streams are joined as
+    prefill_us: a whole multiple of the distribution epoch: tuples of the first prefill_us of the streams are joined as
     fast as possible, before the run's clock, which then starts at prefill_us, so that it shows stream time. Pairs of two such
-    tuples are counted apart and not kept. warm_up_us: start of the measured phase that aggregation leaves out. rush: once the
-    streams have ended, what is left is joined at full speed (`nodes` is not imitated any longer), so that an overloaded run
-    ends soon after its streams; aggregation leaves that out, too.
+    tuples are counted separately and not kept. warm_up_us: start of the measured phase that aggregation leaves out. rush: when
+    the streams have ended, the remaining tuples are joined at full speed, without `nodes`, so that an overloaded run ends soon
+    after its streams; aggregation leaves that out, too.
     """
 
     prefill_us: int = 0
@@ -356,7 +355,7 @@ class MeasureConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When the run's state is made durable, so that it survives the death of any process. Off unless a measure is given.
+    """When the run's state is made durable, so that the run survives the death of any process. Off unless a measure is given.
 
     interval_us: a checkpoint at the first distribution epoch that ends so long after the last one began, on the run's clock.
     epochs: or after so many distribution epochs; 0: not by this measure. directory: where; None: `checkpoints` in the run's
@@ -399,11 +398,11 @@ class OverloadConfig:
 
 @dataclass(frozen=True)
 class ObserveConfig:
-    """Looking at a run while it runs. Off unless a port is given; then nothing is done for it.
+    """Monitoring of a run in progress. Off, and free of cost, unless a port is given.
 
     port: of the page, /status.json and /metrics on 127.0.0.1; 0: a free one, which is printed. interval_us: how often the roles
-    are looked at. hot_keys: so many of the most frequent keys of each stream, from a sample; 0: none. board: keep the account
-    also without a port, for whoever asks in another way.
+    are sampled. hot_keys: so many of the most frequent keys of each stream, from a sample; 0: none. board: keep the status
+    also without a port, for other clients.
     """
 
     port: int | None = None

@@ -1,4 +1,4 @@
-"""Sources and sinks, a folder per technology; the protocols `source.Source` and `sink.Sink` that they implement.
+"""Sources and sinks, a folder per technology; their protocols, `source.Source` and `sink.Sink`.
 
-Stays out: the order of both streams, late rows, joining (`cluster.master`).
+Stays out: the common order of both streams, late rows, joining (`cluster.master`).
 """

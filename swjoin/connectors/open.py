@@ -1,7 +1,7 @@
 """Opens the live streams of a configuration.
 
 What: `open_live_sources`, `merge_of`.
-Why: the factory of the sources knows all technologies; the technologies do not know each other.
+Why: only the factory of the sources depends on all technologies; they do not depend on each other.
 Stays out: reading (`connectors.live_source`).
 """
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from swjoin.connectors.source import LiveSource
 from swjoin.connectors.schema import parse_schema
 
-_LINGERS = 16  # times in a distribution epoch that rows are taken from a merge
+_LINGERS = 16  # batches that a merge emits in a distribution epoch
 _LONGEST_LINGER_S, _SHORTEST_LINGER_S = 0.02, 0.001
 
 
 def merge_of(config: RunConfig, *, expected: int = 0) -> Merge:
-    """For one stream of a run. With arrival times no row is ever late: no lane waits for another one."""
+    """The merge of one stream. With arrival times no row is late, so lanes do not wait for each other."""
     linger_s = min(_LONGEST_LINGER_S, max(_SHORTEST_LINGER_S, config.cluster.distribution_epoch_us / 1e6 / _LINGERS))
     return Merge(
         expected=expected,
@@ -38,9 +38,9 @@ def merge_of(config: RunConfig, *, expected: int = 0) -> Merge:
 
 
 def open_live_sources(config: RunConfig, keep: Path | None) -> tuple[LiveSource, LiveSource]:
-    """Both streams of a configuration with live ones, checked by their schemas. UserError says what is wrong with which.
+    """Both live streams of a configuration, checked by their schemas. UserError names the stream.
 
-    keep: folder for what has to be read again after a recovery and cannot be had anew; None: the run makes no checkpoints.
+    keep: folder for rows that a recovery cannot read from their origin again; None: the run makes no checkpoints.
     """
     sides = (config.left, config.right)
     schemas = [_schema_of(side, name) for side, name in zip(sides, STREAM_NAMES, strict=True)]

@@ -1,12 +1,12 @@
-"""What a result row looks like.
+"""Columns of result rows.
 
-What: `OutputColumns`, output columns from both streams' codecs, and `decode(pairs) -> RecordBatch`.
-Why: the collector may be another process than the master that read the schemas: a plan travels as bytes, without pickle.
+What: `OutputColumns`, made of both streams' codecs, and `decode(pairs) -> RecordBatch`.
+Why: the master reads the schemas, and the collector may be another process: `OutputColumns` travel as bytes, without pickle.
 Stays out: files (`connectors.files.sink`).
 
 Columns: the key once, named as on the left, then every other column of both sides, prefixed `left_` / `right_` where names
-clash; with ids also left_id, right_id (uint64) and left_ts, right_ts (int64 microseconds). A side that is missing is null. Semi
-and anti joins have the left columns only.
+clash; with ids also left_id, right_id (uint64) and left_ts, right_ts (int64 microseconds). A missing side is null. Semi and
+anti joins have the left columns only.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ class OutputColumns:
         return [(name, name, side) for name, side in names] if self.ids else []
 
     def _key_type(self, name: str, kind: pa.DataType) -> pa.DataType:
-        """Type of a key column: the left one's; one that holds both sides' values where right tuples come out alone."""
+        """Type of a key column: the left one's, or a common type of both sides where right tuples come out alone."""
         import pyarrow as pa
 
         types = {column: right for column, right, _ in self.right.columns}
         other = types.get(self.right.key[self.left.key.index(name)], kind)
         if not JOIN_KINDS[self.how].unmatched[RIGHT]:
             return kind
-        if other == kind:  # the order of the values is each side's own
+        if other == kind:  # each side has its own order of values
             return pa.dictionary(kind.index_type, kind.value_type) if pa.types.is_dictionary(kind) else kind
         plain = [kind, other]
         while any(pa.types.is_dictionary(k) for k in plain):
@@ -140,7 +140,7 @@ class OutputColumns:
                 arrays.append(rebuilt(pairs.key if origin == "key" else times[side], kind))
         return pa.record_batch(arrays, schema=schema)
 
-    # ------------------------------------------------------------ to another process
+    # ------------------------------------------------------------ serialization
 
     def to_bytes(self) -> bytes:
         plain = {"ids": self.ids, "how": self.how, "left": _codec_out(self.left), "right": _codec_out(self.right)}
@@ -159,7 +159,7 @@ def _unpack(codec: RowCodec | None, rows: PayloadRows | None) -> dict[str, pa.Ar
 
 
 def as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A cast; Arrow has none to dictionaries of anything but strings, and none from dictionaries of views."""
+    """A cast. Arrow has none to dictionaries of other types than strings, and none from dictionaries of views."""
     import pyarrow as pa
 
     plain = decoded(array)
@@ -168,7 +168,7 @@ def as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
         encoded = plain.dictionary_encode()
         indices, values = encoded.indices, encoded.dictionary
-    except pa.ArrowNotImplementedError:  # a type that Arrow has no hash of: every row brings its own value
+    except pa.ArrowNotImplementedError:  # Arrow cannot hash the type: every row has its own value
         indices, values = pa.array(np.arange(len(plain)), mask=~booleans_of(plain.is_valid())), plain
     return pa.DictionaryArray.from_arrays(indices.cast(kind.index_type), as_type(values, kind.value_type), ordered=kind.ordered)
 

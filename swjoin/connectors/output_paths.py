@@ -1,13 +1,13 @@
-"""What commands may write: not over an input, by whatever name, and not over a finished run.
+"""Checks of output paths: no command overwrites an input or a finished run.
 
-What: `check_outputs(job)`, called by every runtime before anything is opened for writing; `refuse_inputs`, `refuse_run`,
+What: `check_outputs(job)`, called by every runtime before a file is opened for writing; `refuse_inputs`, `refuse_run`,
 `refuse_files`, `refuse_foreign` for commands without a job.
-Why: nothing that a user made is destroyed by a mistake in a command line.
-Stays out: writing. Files of results get their names when they are whole (`connectors.files.sink`); what a rename may replace
-(`storage`).
+Why: a mistake in a command line must not destroy a user's files.
+Stays out: writing. Result files get their names when they are complete (`connectors.files.sink`); what a rename may replace
+(`core.storage`).
 
-OUT, its late rows and the report of an earlier join are replaced by those of a join that completes. In the directory of a run
-nothing is replaced but what an unfinished run, or for `simulate` a simulation, has left there.
+A join that completes replaces OUT, the late rows and the report of an earlier join. In the directory of a run only files of an
+unfinished run are replaced and, by `simulate`, those of a simulation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from swjoin.core.storage import is_stream, refuse_special, resolved
 
 
 def _number(path: Path) -> tuple[int, int] | None:
-    """What is the same of all names of a file; None when there is none."""
+    """Identity of a file under all its names; None when there is no file."""
     try:
         found = path.stat()
     except (OSError, ValueError):
@@ -37,9 +37,9 @@ def _number(path: Path) -> tuple[int, int] | None:
 
 
 def refuse_inputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[Path]) -> None:
-    """UserError when an output is an input or a file of an input directory, by another name of it as well, or would become one.
+    """UserError when an output is an input or a file of an input directory, under any name, or would become one.
 
-    outputs: with the words that a user gave them by.
+    outputs: (option as the user wrote it, path).
     """
     files: dict[tuple[int, int], Path] = {}
     folders: dict[tuple[int, int], Path] = {}
@@ -47,7 +47,7 @@ def refuse_inputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[Path]) -
         number = _number(path)
         if number is not None and path.is_dir():
             folders[number] = path
-            with contextlib.suppress(OSError):  # told when the input is opened
+            with contextlib.suppress(OSError):  # opening the input will raise it
                 files |= {n: file for file in path.iterdir() if file.is_file() and (n := _number(file)) is not None}
         elif number is not None:
             files[number] = path
@@ -65,9 +65,9 @@ def refuse_inputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[Path]) -
 
 
 def refuse_run(run_dir: Path, words: str, *, simulated: bool = False) -> bool:
-    """UserError when this directory holds a finished run, or one that can be resumed. simulated: a simulation may be there.
+    """UserError when this directory holds a finished run, or one that can be resumed. simulated: a simulation is replaceable.
 
-    Returns whether a run has begun there and has left what the next one may replace.
+    Returns whether an earlier run has left files that the next one may replace.
     """
     if os.path.exists(run_dir) and not os.path.isdir(run_dir):
         raise UserError(f"{words} {run_dir}: is a file; name a directory")
@@ -77,7 +77,7 @@ def refuse_run(run_dir: Path, words: str, *, simulated: bool = False) -> bool:
     try:
         found = json.loads(path.read_text())
     except FileNotFoundError:
-        return events_lines(run_dir).exists()  # it was killed
+        return events_lines(run_dir).exists()  # the run was killed
     except (OSError, ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or (found.get("complete") is not False and not (simulated and found.get("simulated"))):
@@ -91,7 +91,7 @@ def refuse_run(run_dir: Path, words: str, *, simulated: bool = False) -> bool:
 
 
 def refuse_files(run_dir: Path, names: Iterable[str]) -> None:
-    """UserError when one of these files is in a directory where no run has begun."""
+    """UserError when one of these files exists in a directory without a run."""
     for name in names:
         path = run_dir / name
         if os.path.lexists(path) or (os.path.lexists(path.parent) and not path.parent.is_dir()):
@@ -101,9 +101,10 @@ def refuse_files(run_dir: Path, names: Iterable[str]) -> None:
 
 
 def refuse_foreign(path: Path, words: str, what: str, ours: Callable[[Path], bool]) -> None:
-    """UserError when no file can be written there, or when the one that is there is something else than what is to replace it.
+    """UserError when the path cannot be written, or holds a file of another kind.
 
-    what: is to be written. ours: whether a file is such. Empty files, and devices that `write_out` writes into, will do.
+    what: the kind of file, in words. ours: whether a file is of that kind. Empty files, and devices that `write_out` supports,
+    are replaceable.
     """
     refuse_special(path, words, streams=True)
     if is_stream(path) or not path.exists() or path.stat().st_size == 0:
@@ -117,7 +118,7 @@ def refuse_foreign(path: Path, words: str, what: str, ours: Callable[[Path], boo
 
 
 def _refuse_same(outputs: list[tuple[str, Path, str]]) -> None:
-    """UserError when two outputs are one file. outputs: with the words that a user gave them by, and what they are."""
+    """UserError when two outputs are one file. outputs: (option as the user wrote it, path, description)."""
     kept: dict[tuple[int, int] | str, str] = {}
     for words, path, what in outputs:
         number = _number(path)
@@ -129,14 +130,14 @@ def _refuse_same(outputs: list[tuple[str, Path, str]]) -> None:
 
 
 def _beside(path: Path) -> Path:
-    """Where what is written there goes when the run fails."""
+    """Where the output goes when the run fails."""
     path = resolved(path)
     return path.with_name(f"{path.name}.incomplete")
 
 
 def check_outputs(job: Job) -> None:
-    """UserError, before anything is opened for writing, when the job would write over an input, a finished run, another of its
-    outputs or other files of a user, or where no file can be written."""
+    """UserError when the job would overwrite an input, a finished run, another of its outputs or a user's files, or cannot
+    write one of them. Called before a file is opened for writing."""
     words = "-o" if job.run_dir is None else "--out"
     begun = job.resumes
     if job.run_dir is not None and not job.resumes:

@@ -1,10 +1,9 @@
-"""Columns of a stream as tuples: keys, times, ids and payload out of Arrow batches.
+"""Encoding of Arrow batches as tuples: keys, times, ids and payload.
 
-What: `settle_types` (of columns that no row gives a type), `describe_streams` (which columns a join needs of both sides, and
-how each comes back from a pair), and `TupleEncoder`, which makes a `SourceBatch` of an Arrow batch.
-Why: files and tables in memory mean the same by the same columns, and are refused for the same reasons.
-Stays out: where batches come from (`connectors.files.source`, `api`), judging null keys and late rows
-(`cluster.master.intake`).
+What: `settle_types`, types for columns without values; `describe_streams`, the columns that a join needs of both sides and how
+a result row gets them back; `TupleEncoder`, Arrow batch -> `SourceBatch`.
+Why: files, streams and tables in memory share one interpretation of columns, and one set of checks.
+Stays out: the origin of batches (`connectors.files.source`, `api`), null keys and late rows (`cluster.master.intake`).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from swjoin.config.run import QueryConfig, StreamConfig
-from swjoin.connectors.times import TimeColumn, check_times, microseconds, zoned
+from swjoin.connectors.times import TimeColumn, check_times, times_us, zoned
 from swjoin.core.arrow_views import booleans_of, integers_of
 from swjoin.core.batch import I64, LEFT, MISSING_ID, RIGHT, STREAM_NAMES, U64, Bool, SourceBatch
 from swjoin.core.errors import SwjoinError, UserError
@@ -32,24 +31,24 @@ if TYPE_CHECKING:
 
 
 class TupleEncoder:
-    """Makes tuples of one stream's batches. place: where a row is, by its position, for error lines."""
+    """Encodes one stream's batches. describe_row: position of a row -> its description in error messages."""
 
-    def __init__(self, config: StreamConfig, view: StreamColumns, keys: KeyEncoder, place: Callable[[int], str]) -> None:
+    def __init__(self, config: StreamConfig, view: StreamColumns, keys: KeyEncoder, describe_row: Callable[[int], str]) -> None:
         self._config = config
         self._codec = view.codec
         self._time = view.time
         self._keys = keys
-        self._place = place
+        self._describe_row = describe_row
 
     def of(self, batch: pa.RecordBatch, first: int) -> SourceBatch:
-        """n rows, the first of them at this position. UserError when a time or an id cannot be used."""
+        """n rows; `first` is the position of the first one. UserError when a time or an id cannot be used."""
         key, key_valid = self._keys.encode([batch.column(name) for name in self._config.key])
         ts, ts_valid = self.times(batch.column(self._config.time), first)
         rows = None if self._codec.rows is None else self._codec.rows.encode(batch)
         return SourceBatch(key, ts, self.ids(batch, first), key_valid, ts_valid, rows)
 
     def ids(self, batch: pa.RecordBatch, first: int) -> U64:
-        """Ids of the rows. UserError when one is null, negative, or the id of a missing side."""
+        """Ids of the rows. UserError when one is null, negative, or reserved for a missing side."""
         import pyarrow as pa
 
         if self._config.id is None:
@@ -57,34 +56,27 @@ class TupleEncoder:
         column = batch.column(self._config.id)
         if column.null_count:
             row = int(np.flatnonzero(booleans_of(column.is_null()))[0])
-            raise UserError(f"{self._place(first + row)}: id column {self._config.id} is null; every row needs an id")
+            raise UserError(f"{self._describe_row(first + row)}: id column {self._config.id} is null; every row needs an id")
         values = integers_of(column.cast(pa.uint64() if column.type == pa.uint64() else pa.int64()))
         wrong = values == MISSING_ID if values.dtype == np.uint64 else values < 0
-        if (
-            self._config.kafka is not None and wrong.any()
-        ):  # rows of nulls stand for unusable messages (`connectors.kafka.decoder`)
+        if self._config.kafka is not None and wrong.any():  # rows of nulls stand for messages (`connectors.kafka.decoder`)
             others = [column for name, column in zip(batch.schema.names, batch.columns, strict=True) if name != self._config.id]
             wrong = wrong & np.any([booleans_of(other.is_valid()) for other in others], axis=0)
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
-            raise UserError(f"{self._place(first + row)}: id column {self._config.id} is {values[row]}; ids are 0 to 2^64 - 2")
+            raise UserError(
+                f"{self._describe_row(first + row)}: id column {self._config.id} is {values[row]}; ids are 0 to 2^64 - 2"
+            )
         return values.astype(np.uint64)
 
     def times(self, column: pa.Array, first: int) -> tuple[I64, Bool | None]:
-        """Microseconds, and which rows have a time. UserError when a time is finer than microseconds, out of range, or a local
-        time that its zone has twice or never."""
-        valid = booleans_of(column.is_valid()) if column.null_count else None
-        return microseconds(column, self._time, lambda wrong, what: self._refuse_first(wrong, valid, first, what)), valid
-
-    def _refuse_first(self, wrong: Bool, valid: Bool | None, first: int, what: str) -> None:
-        wrong = wrong if valid is None else wrong & valid
-        if wrong.any():
-            raise UserError(f"{self._place(first + int(np.flatnonzero(wrong)[0]))}: time column {self._config.time} {what}")
+        """Microseconds, and which rows have a time. UserError as of `connectors.times.times_us`."""
+        return times_us(column, self._time, lambda row: self._describe_row(first + row))
 
 
 @dataclass(frozen=True)
 class StreamColumns:
-    """columns: what has to be read of a stream. codec: how its columns come back from a pair. time: its time column."""
+    """columns: names of the columns to read. codec: how a result row gets them back. time: the time column."""
 
     codec: StreamCodec
     columns: list[str]
@@ -92,7 +84,7 @@ class StreamColumns:
 
 
 def _origin(config: StreamConfig) -> str:
-    """Where a stream comes from, in complaints."""
+    """The stream's origin in error messages."""
     return config.path or config.watch or ("stream" if config.live else "table")
 
 
@@ -112,9 +104,9 @@ def _find(schema: pa.Schema, name: str, side: str, path: str, role: str) -> pa.D
 def settle_types(
     configs: Sequence[StreamConfig], schemas: Sequence[pa.Schema], whole: Sequence[bool]
 ) -> tuple[pa.Schema, pa.Schema]:
-    """Both schemas with types for columns of the type null, in which nothing is: keys have the other side's, times one for
-    which the side's own unit or zone is right, or the other side's. whole: of this side, which CSV files are, the columns that
-    are no keys, times or ids become strings, too."""
+    """Both schemas with types for columns of the type null, which have no values: a key gets the other side's type, a time the
+    type that fits its unit or zone, or the other side's type. whole: per side, whether the remaining columns become strings, as
+    in CSV files."""
     import pyarrow as pa
     import pyarrow.types as t
 
@@ -142,7 +134,7 @@ def settle_types(
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type of the same values that CSV files are read as."""
+    """The type that CSV files with the same values would have."""
     import pyarrow as pa
     import pyarrow.types as t
 
@@ -152,12 +144,12 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def _time_without_values(own: StreamConfig, other: StreamConfig, theirs: pa.DataType | None) -> pa.DataType:
-    """The type of a time column in which nothing is. theirs: of the other side's, None: nothing is in that, either."""
+    """The type of a time column without values. theirs: type of the other side's; None: that one has no values either."""
     import pyarrow as pa
     import pyarrow.types as t
 
     numbers, local = own.time_unit is not None, own.assume_timezone is not None
-    if numbers and local:  # given for both sides, of which one has numbers
+    if numbers and local:  # options for both sides, one of which has integers
         numbers = theirs is not None and not t.is_integer(theirs)
     if numbers:
         return theirs if theirs is not None and t.is_integer(theirs) else pa.int64()
@@ -169,54 +161,55 @@ def _time_without_values(own: StreamConfig, other: StreamConfig, theirs: pa.Data
     return theirs if theirs is not None and zoned(theirs) is not None else pa.timestamp("us")
 
 
-def _stream_view(
-    config: StreamConfig,
-    schema: pa.Schema,
-    time: TimeColumn,
-    *,
-    carry: bool,
-    packed: bool,
-    native: bool,
-    own_key: bool,
-    time_is_ts: bool,
-    judged: Collection[str],
-) -> StreamColumns:
-    """Which columns are read, and how each comes back from a pair.
+@dataclass(frozen=True)
+class _ColumnUse:
+    """What a join does with one side's columns. payload: whether result rows hold them. packed: whether they travel as payload
+    rows. native: whether the key is its own code. own_key: whether a row may come out without its partner's key. time_is_ts:
+    whether result times are the time column. predicate: columns that a predicate reads."""
 
-    own_key: a row may come out without its partner's key. judged: columns that a predicate needs.
-    """
+    payload: bool
+    packed: bool
+    native: bool
+    own_key: bool
+    time_is_ts: bool
+    predicate: Collection[str]
+
+    def origin(self, config: StreamConfig, name: str, kind: pa.DataType) -> str | None:
+        """How a result row gets a column back: `key`, `ts` or `row`; None: from the other side's key."""
+        import pyarrow as pa
+
+        if name in config.key:
+            return "key" if self.native else "row" if self.own_key or name in self.predicate else None
+        same_time = pa.types.is_timestamp(kind) and kind.unit == "us" and (config.assume_timezone is None or zoned(kind))
+        lossless = (kind == pa.int64() and config.time_unit == "us") or same_time
+        return "ts" if name == config.time and lossless and self.time_is_ts else "row"
+
+
+def _stream_columns(config: StreamConfig, schema: pa.Schema, time: TimeColumn, use: _ColumnUse) -> StreamColumns:
     import pyarrow as pa
 
     needed = [*config.key, config.time, *([config.id] if config.id else [])]
     unit = config.time_unit if pa.types.is_integer(schema.field(config.time).type) else None
-    if not carry and not judged:
+    if not use.payload and not use.predicate:
         return StreamColumns(StreamCodec((), config.key, None, time_unit=unit), list(dict.fromkeys(needed)), time)
     chosen = schema.names if config.columns is None else [n for n in schema.names if n in {*config.columns, *needed}]
-    shown = chosen if carry else []
-    wanted = [name for name in schema.names if name in shown or name in judged]
+    shown = chosen if use.payload else []
+    wanted = [name for name in schema.names if name in shown or name in use.predicate]
     columns: list[tuple[str, Any, str]] = []
     for name in wanted:
-        kind = returned(schema.field(name).type) if packed else schema.field(name).type
-        same_time = pa.types.is_timestamp(kind) and kind.unit == "us" and (config.assume_timezone is None or zoned(kind))
-        lossless = (kind == pa.int64() and config.time_unit == "us") or same_time
-        if name in config.key:
-            if native:
-                columns.append((name, kind, "key"))
-            elif own_key or name in judged:
-                columns.append((name, kind, "row"))
-        elif name == config.time and lossless and time_is_ts:
-            columns.append((name, kind, "ts"))
-        else:
-            columns.append((name, kind, "row"))
-    in_rows = [(name, kind) for name, kind, origin in columns if origin == "row" and (packed or name in judged)]
-    rows = RowCodec(pa.schema(in_rows)) if packed or judged else None
+        kind = returned(schema.field(name).type) if use.packed else schema.field(name).type
+        origin = use.origin(config, name, kind)
+        if origin is not None:
+            columns.append((name, kind, origin))
+    in_rows = [(name, kind) for name, kind, origin in columns if origin == "row" and (use.packed or name in use.predicate)]
+    rows = RowCodec(pa.schema(in_rows)) if use.packed or use.predicate else None
     hidden = tuple(name for name in wanted if name not in shown)
     codec = StreamCodec(tuple(columns), config.key, rows, hidden, unit)
     return StreamColumns(codec, list(dict.fromkeys([*needed, *wanted])), time)
 
 
 def _check_chosen(left: tuple[StreamConfig, pa.Schema], right: tuple[StreamConfig, pa.Schema]) -> None:
-    """UserError when a chosen column does not exist. One that is chosen of both sides may be on one of them alone."""
+    """UserError when a chosen column does not exist. A column chosen for both sides need exist on one only."""
     both = set(left[0].columns or ()) & set(right[0].columns or ())
     for side, (config, schema) in zip(STREAM_NAMES, (left, right), strict=True):
         for name in config.columns or ():
@@ -229,8 +222,8 @@ def _check_chosen(left: tuple[StreamConfig, pa.Schema], right: tuple[StreamConfi
                 raise UserError(f"columns: {name[:200]} is on neither side; {hint}")
 
 
-def _judged(query: QueryConfig | None, *streams: tuple[StreamConfig, pa.Schema]) -> tuple[set[str], set[str]]:
-    """The columns of both sides that a predicate needs. UserError when there is no such column."""
+def _predicate_columns(query: QueryConfig | None, *streams: tuple[StreamConfig, pa.Schema]) -> tuple[set[str], set[str]]:
+    """The columns of both sides that a predicate reads. UserError when one does not exist."""
     found: tuple[set[str], set[str]] = (set(), set())
     if query is not None and query.where is not None:
         (left, left_schema), (right, right_schema) = streams
@@ -249,11 +242,11 @@ def describe_streams(
     time_is_ts: bool = True,
     query: QueryConfig | None = None,
 ) -> tuple[tuple[StreamColumns, StreamColumns], KeyEncoder]:
-    """Both streams of a join, checked by their schemas. UserError says which side and column is wrong.
+    """Both streams of a join, checked by their schemas. UserError names the side and the column.
 
-    carry: all other columns too, as far as rows of this kind of join hold them, else keys, times and ids alone. packed: they
-    travel as payload rows, so their types must be such as can be packed; what a predicate needs does so in any case.
-    time_is_ts: result times are the time columns (not arrival stamps). query: None: an inner join without a predicate.
+    carry: whether result rows hold all columns, as far as the kind of join has them, or keys, times and ids only. packed:
+    whether columns travel as payload rows, which restricts their types; columns of a predicate always do. time_is_ts: whether
+    result times are the time columns (not arrival times). query: None: an inner join without a predicate.
     """
     import pyarrow.types as t
 
@@ -271,23 +264,16 @@ def describe_streams(
             raise UserError(f"{side} {where}: column {twice} is there {schema.names.count(twice)} times; rename one")
     _check_chosen(left, right)
     check_times(times[LEFT], times[RIGHT])
-    encoder, judged = KeyEncoder(keys[0], keys[1]), _judged(query, left, right)
+    encoder, predicate = KeyEncoder(keys[0], keys[1]), _predicate_columns(query, left, right)
     join_kind = JOIN_KINDS["inner"] if query is None else query.kind
     views = []
     for index, (config, schema) in enumerate((left, right)):
         try:
-            view = _stream_view(
-                config,
-                schema,
-                times[index],
-                carry=carry and (index == LEFT or not join_kind.one_sided),
-                packed=packed,
-                native=encoder.native,
-                own_key=index == LEFT or join_kind.unmatched[index],
-                time_is_ts=time_is_ts,
-                judged=judged[index],
-            )
+            payload = carry and (index == LEFT or not join_kind.one_sided)
+            own_key = index == LEFT or join_kind.unmatched[index]
+            use = _ColumnUse(payload, packed, encoder.native, own_key, time_is_ts, predicate[index])
+            view = _stream_columns(config, schema, times[index], use)
         except SwjoinError as error:
-            raise UserError(f"{STREAM_NAMES[index]} {_origin(config)}: {error}") from None
+            raise error.prefixed(f"{STREAM_NAMES[index]} {_origin(config)}") from None
         views.append(view)
     return (views[0], views[1]), encoder

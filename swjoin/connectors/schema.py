@@ -1,7 +1,7 @@
-"""Schemas of live streams as configurations spell them.
+"""Schemas of live streams in the notation of configurations.
 
 What: `parse_schema`, `check_schema`, `described`.
-Why: a stream that comes from outside is checked before anything runs.
+Why: a live stream's columns are checked before the run starts.
 Stays out: values (`connectors.row_encoder`).
 """
 
@@ -17,12 +17,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-BATCH_ROWS = 65_536
 _ZONED = re.compile(r"timestamp\[(s|ms|us|ns), *(?:tz *= *)?([\w/+:-]+)\]")
 
 
 def parse_schema(text: str, where: str) -> pa.Schema:
-    """`name: type, ...` with Arrow's names of types. UserError, which begins with `where`, says what is no column."""
+    """`name: type, ...` with Arrow's names of types. UserError, prefixed with `where`, for anything else."""
     import pyarrow as pa
 
     fields: list[pa.Field] = []
@@ -44,7 +43,7 @@ def parse_schema(text: str, where: str) -> pa.Schema:
 
 
 def check_schema(schema: pa.Schema, expected: pa.Schema) -> None:
-    """UserError unless all expected columns are there, with their types; others are left out."""
+    """UserError unless the schema has all expected columns with their types; others are ignored."""
     for field in expected:
         count = schema.names.count(field.name)
         if count != 1:
@@ -58,5 +57,5 @@ def check_schema(schema: pa.Schema, expected: pa.Schema) -> None:
 
 
 def described(schema: pa.Schema) -> str:
-    """A schema as a configuration spells it."""
+    """A schema in the notation of configurations."""
     return ", ".join(f"{field.name}: {field.type}" for field in schema)

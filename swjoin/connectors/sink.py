@@ -1,8 +1,8 @@
-"""Where results go: Parquet or CSV files, a Kafka topic, or nowhere but into count and digest.
+"""Protocol of sinks: Parquet or CSV files, a Kafka topic, or count and digest only.
 
-What: the `Sink` protocol and `open_sink`.
-Why: the collector hands over pairs and commits; what a file looks like, and that it never looks whole before it is, is decided
-here.
+What: `Sink`, `CountSink`, `open_sink`.
+Why: the collector writes pairs and commits generations; the sink decides the format, and that incomplete output never looks
+complete.
 Stays out: count and digest themselves (`cluster.collector`).
 """
 
@@ -20,45 +20,45 @@ if TYPE_CHECKING:
 
 
 class Sink(Protocol):
-    """Takes pairs; files appear under their names at `close`, or end in `.incomplete` after `abort`.
+    """Writes pairs. Files get their names at `close`, or end in `.incomplete` after `abort`.
 
-    Of a run with checkpoints they appear with each checkpoint, and `abort` leaves those that have. generation: how many
-    checkpoints come before the pairs; two may be open at once.
+    In a run with checkpoints files get their names with each checkpoint, and `abort` leaves these. generation: number of
+    checkpoints before the pairs; two generations may be open at once.
     """
 
     def write(self, pairs: Pairs, generation: int = 0) -> None: ...
 
     def seal(self, generation: int) -> list[Path]:
-        """Every pair of this generation has been written; its files, closed, neither durable nor under their names yet."""
+        """All pairs of this generation have been written. Returns its files: closed, not yet durable, under temporary names."""
         ...
 
     def sync(self, files: Sequence[Path]) -> None:
-        """Make sealed files durable. May be called in another thread."""
+        """Make sealed files durable. Callable from another thread."""
         ...
 
     def name_of(self, file: Path) -> str:
-        """The name that a sealed file will get."""
+        """The final name of a sealed file."""
         ...
 
     def publish(self, names: Sequence[str], generation: int) -> None:
-        """Sealed files of this generation get these, their names."""
+        """Give sealed files of this generation their final names."""
         ...
 
     def restore(self, names: Sequence[str], generation: int) -> None:
-        """At the start, and after a crash: these files, and no others, are the results before this generation."""
+        """At the start, and after a crash: exactly these files are the results before this generation."""
         ...
 
     def close(self, whole: dict[str, Any] | None = None) -> None:
-        """whole: count, digest and ledger of the result, for files that carry their proof."""
+        """whole: count, digest and ledger of the result, for the proofs in files."""
         ...
 
     def abort(self, *, begun: bool = True) -> None:
-        """begun: the run had begun; otherwise nothing is left behind."""
+        """begun: whether the run had started; if not, nothing is left behind."""
         ...
 
 
 class CountSink:
-    """Wants no pairs: count and digest are in the report, or consumers take the rows (`connectors.flight.result_stream`)."""
+    """Receives no pairs: the report has count and digest, or consumers read the rows (`connectors.flight.result_stream`)."""
 
     def write(self, pairs: Pairs, generation: int = 0) -> None:
         raise AssertionError("a count sink was sent pairs")
@@ -73,7 +73,7 @@ class CountSink:
         return file.name
 
     def publish(self, names: Sequence[str], generation: int) -> None:
-        """Nothing to show."""
+        """Nothing to publish."""
 
     def restore(self, names: Sequence[str], generation: int) -> None:
         """Nothing to restore."""
@@ -82,7 +82,7 @@ class CountSink:
         """Nothing to close."""
 
     def abort(self, *, begun: bool = True) -> None:
-        """Nothing to mark."""
+        """Nothing to remove."""
 
 
 def open_sink(
@@ -96,10 +96,10 @@ def open_sink(
     kafka: KafkaSinkConfig | None = None,
     run_id: str | None = None,
 ) -> Sink:
-    """The sink of a run, checked before any work: UserError when `target` cannot be written.
+    """The sink of a run. UserError when `target` cannot be written.
 
-    staged: files appear with checkpoints. resumes: `target` holds what came before a crash; `restore` follows.
-    run_id: of the run, for files that carry their proof.
+    staged: files get their names with checkpoints. resumes: `target` has results from before a crash; `restore` follows.
+    run_id: id of the run, for the proofs in files.
     """
     if kind in ("count", "flight"):
         return CountSink()

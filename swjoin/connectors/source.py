@@ -1,8 +1,8 @@
-"""Where streams come from: files, the generator, and live streams, all behind the `Source` protocol.
+"""Protocols of sources.
 
-What: `Source`, what the master reads; `LiveSource`, one whose rows come when they come.
-Why: the master asks for batches and does not care where they come from.
-Stays out: judging rows (`cluster.master.intake`).
+What: `Source`, which the master reads; `LiveSource`, a stream without a known end; `BATCH_ROWS`.
+Why: the master reads batches and does not depend on their technology.
+Stays out: null keys and late rows (`cluster.master.intake`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from swjoin.core.batch import RowLayout, SourceBatch
 if TYPE_CHECKING:
     from swjoin.core.key_encoder import Dictionary
     from swjoin.core.row_codec import StreamCodec
+
+
+BATCH_ROWS = 65_536  # of one `read`, about
 
 
 class Source(Protocol):
@@ -32,11 +35,11 @@ class Source(Protocol):
         ...
 
     def ready(self, patience_s: float) -> bool:
-        """Whether `read` would not have to wait; finds out within so many seconds."""
+        """Whether `read` would return at once; waits up to this long for it."""
         ...
 
     def seek(self, row: int) -> None:
-        """The next row to be read is the one at this position: as many rows, and no fewer, lie before it."""
+        """Continue at the row at this position, counted from 0. RunFailed when there are fewer rows."""
         ...
 
     @property
@@ -45,43 +48,41 @@ class Source(Protocol):
         ...
 
     def locate(self, row_id: int) -> str:
-        """File and row of a row id, for error lines."""
+        """File and row of a row id, for error messages."""
         ...
 
     def close(self) -> None:
-        """Let go of files and threads."""
+        """Close files and end threads."""
         ...
 
 
 class LiveSource(Source, Protocol):
-    """A stream from outside. `ready` tells whether `read` has something; without it `read` may wait for ever.
+    """A stream of rows that arrive during the run. `read` may wait for ever unless `ready` has returned True.
 
-    What has been read has to be found again after a recovery: `position` says where the source is after the last batch read,
-    `go_on` brings it back there, and `forget` tells what will not be asked for again. `seek(0)`, without a position, is the
-    beginning.
+    A recovery reads rows again: `position` is the source's position of the last batch, `resume_at` goes back to
+    it, and `forget` releases rows that no recovery needs. `seek(0)` returns to the start.
     """
 
     def position(self) -> dict[str, Any]:
-        """Where it is, ready for JSON; kept in checkpoints."""
+        """The position after the last batch read, as JSON values; stored in checkpoints."""
         ...
 
-    def go_on(self, row: int, position: dict[str, Any]) -> None:
-        """The next row to be read is the one after this position, at which so many rows had been read. RunFailed if it cannot
-        be had any more."""
+    def resume_at(self, row: int, position: dict[str, Any]) -> None:
+        """Continue after this position, up to which `row` rows had been read. RunFailed when the rows after it are gone."""
         ...
 
     def forget(self, row: int) -> None:
-        """A checkpoint is durable: no row before this one will be read again."""
+        """A checkpoint is durable: rows before this one will not be read again."""
         ...
 
     def done(self) -> None:
-        """The run is complete: nothing of it will be read again."""
+        """The run is complete: no row will be read again."""
         ...
 
     def status(self) -> dict[str, float]:
-        """Figures of its own for whoever watches the run, such as a consumer's lag: name with its unit -> value."""
+        """Metrics of the source, such as consumer lag: name with unit -> value."""
         ...
 
 
 def is_live(source: Source) -> TypeGuard[LiveSource]:
-    return hasattr(source, "go_on")
+    return hasattr(source, "resume_at")

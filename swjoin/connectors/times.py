@@ -1,11 +1,10 @@
-"""Time columns: whether both sides' can be compared, and their values in microseconds.
+"""Time columns: the check that both sides are comparable, and conversion to microseconds.
 
-What: `TimeColumn`, `check_times` (the one check of every front end), `microseconds`, `instants`.
-Why: a time with a zone is an instant, a time without one is what some clock showed. Compared with each other they give a wrong
-answer that looks right.
-Stays out: reading columns (`connectors.files.formats`), what else a join needs of a stream (`connectors.row_encoder`).
+What: `TimeColumn`, `check_times` (the check of all front ends), `times_us`, `microseconds`, `instants`.
+Why: a time with a zone is an instant, a time without one is a clock reading. Comparing the two gives a plausible wrong answer.
+Stays out: reading columns (`connectors.files.formats`), other columns of a join (`connectors.row_encoder`).
 
-Integers are instants: a unit since 1970, UTC. Dates are days of no zone, as times without a zone are.
+Integers are instants: a number of units since 1970, UTC. Dates and timestamps without a zone are local.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from swjoin.core.arrow_views import booleans_of, integers_of
 from swjoin.core.batch import I64, Bool
-from swjoin.core.errors import UserError
+from swjoin.core.errors import Spelled, Text, UserError, setting
 from swjoin.core.units import MAX_SPAN_US
 
 if TYPE_CHECKING:
@@ -32,10 +31,6 @@ _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _DAY_S = 86_400
 _EPOCH = datetime(1970, 1, 1)
 _FIRST_S, _LAST_S = (int((datetime(year, 1, 1) - _EPOCH).total_seconds()) for year in (1, 9999))
-ASSUME = (
-    "or name the zone in which the {side} times are local with --assume-timezone ZONE "
-    "({side}.assume_timezone in a configuration)"
-)
 
 
 def zoned(kind: pa.DataType) -> bool | None:
@@ -49,8 +44,8 @@ def zoned(kind: pa.DataType) -> bool | None:
 
 @dataclass(frozen=True)
 class TimeColumn:
-    """One side's time column. side: left or right. origin: where the side comes from, in error messages. unit: of integers.
-    zone: the zone in which times without one are local."""
+    """One side's time column. side: left or right. origin: the side's origin in error messages. unit: of integers. zone: the
+    zone of local times."""
 
     side: str
     origin: str
@@ -64,9 +59,9 @@ class TimeColumn:
         return f"{self.origin}: time column {self.name}"
 
 
-def check_times(left: TimeColumn, right: TimeColumn, remedy: str = ASSUME) -> None:
-    """UserError unless the times of both sides can be compared, and each unit and zone that is given has a use. remedy: besides
-    giving both sides a zone."""
+def check_times(left: TimeColumn, right: TimeColumn, remedy: str | None = None) -> None:
+    """UserError unless the times of both sides are comparable, and every given unit and zone applies. remedy: the alternative
+    to giving both sides a zone; None: to name the zone of the side without one."""
     import pyarrow.types as t
 
     both = (left, right)
@@ -76,33 +71,35 @@ def check_times(left: TimeColumn, right: TimeColumn, remedy: str = ASSUME) -> No
     unitless = [own for own in both if t.is_integer(own.kind) and own.unit is None]
     if unitless:
         own = unitless[0]
-        option = "--time-unit" if len(unitless) == 2 else f"--{own.side}-time-unit"
-        raise UserError(
-            f"{own.where} holds integers; say which unit with {option} s|ms|us|ns ({own.side}.time_unit in a configuration)"
-        )
+        name = "time_unit" if len(unitless) == 2 else f"{own.side}_time_unit"
+        unit = setting(name, f"{own.side}.time_unit", *TIME_UNITS)
+        raise UserError(f"{own.where} holds integers", remedy=("say which unit with ", unit))
     for own, other in (both, both[::-1]):
         shared = own.unit == other.unit and t.is_integer(other.kind)
         if own.unit is not None and not t.is_integer(own.kind) and not shared:
             raise UserError(f"{own.where} is {own.kind}; time units are for integers: leave the {own.side} side's out")
         shared = own.zone == other.zone and zoned(other.kind) is False
         if own.zone is not None and zoned(own.kind) is not False and not shared:
+            zone = setting("assume_timezone", f"{own.side}.assume_timezone")
             raise UserError(
-                f"{own.where} is {own.kind}; --assume-timezone ({own.side}.assume_timezone in a configuration) is for "
-                "timestamps and dates without a zone: leave it out"
+                f"{own.where} is {own.kind}", remedy=(zone, " is for timestamps and dates without a zone: leave it out")
             )
     naive = [own for own in both if zoned(own.kind) is False and own.zone is None]
     others = [own for own in both if own not in naive and zoned(own.kind) is not None]
     if naive and others:
         local, instant = naive[0], others[0]
         has = "is given one" if zoned(instant.kind) is False else "has one"
+        zone = setting("assume_timezone", f"{local.side}.assume_timezone", "ZONE")
+        named = f"or name the zone in which the {local.side} times are local with ", zone
         raise UserError(
             f"{local.where} has no time zone ({local.kind}), {instant.where} {has} ({instant.zone or instant.kind}), so they "
-            f"cannot be compared; give both a zone, {remedy.format(side=local.side)}"
+            "cannot be compared",
+            remedy=("give both a zone, ", *(named if remedy is None else (remedy,))),
         )
 
 
-def cast_complaint(kind: pa.DataType, wanted: pa.DataType) -> str | None:
-    """Why values of one type must not become another one's, though Arrow would cast them."""
+def cast_error(kind: pa.DataType, wanted: pa.DataType) -> str | None:
+    """Why a cast that Arrow would allow is refused; None when it is not."""
     import pyarrow.types as t
 
     pair = zoned(kind), zoned(wanted)
@@ -114,9 +111,30 @@ def cast_complaint(kind: pa.DataType, wanted: pa.DataType) -> str | None:
     return None
 
 
-def microseconds(column: pa.Array, time: TimeColumn, refuse: Callable[[Bool, str], None]) -> I64:
-    """Microseconds since 1970; where a time is null, any number. refuse: raises UserError for the first row of a mask, if there
-    is one."""
+class Refuse(Protocol):
+    """Raises UserError for the first row of a mask, if there is one."""
+
+    def __call__(self, wrong: Bool, problem: str, remedy: Text = "") -> None: ...
+
+
+def times_us(column: pa.Array, time: TimeColumn, describe_row: Callable[[int], str] | None = None) -> tuple[I64, Bool | None]:
+    """Microseconds since 1970, and which rows have a time; None: all. describe_row: for errors.
+
+    UserError for a time that is finer than microseconds, out of range, or a local time that its zone has twice or never.
+    """
+    valid = booleans_of(column.is_valid()) if column.null_count else None
+
+    def refuse(wrong: Bool, problem: str, remedy: Text = "") -> None:
+        wrong = wrong if valid is None else wrong & valid
+        if wrong.any():
+            subject = "" if describe_row is None else describe_row(int(np.flatnonzero(wrong)[0]))
+            raise UserError(f"time column {time.name} {problem}", subject=subject, remedy=remedy)
+
+    return microseconds(column, time, refuse), valid
+
+
+def microseconds(column: pa.Array, time: TimeColumn, refuse: Refuse) -> I64:
+    """Microseconds since 1970; unspecified for nulls."""
     import pyarrow as pa
     import pyarrow.types as t
 
@@ -142,14 +160,14 @@ def microseconds(column: pa.Array, time: TimeColumn, refuse: Callable[[Bool, str
     scale = _UNIT_US.get(unit, 1)
     limit = MAX_SPAN_US // scale
     if len(values) and (int(values.max()) >= limit or int(values.min()) <= -limit):
-        hint = f"; check --time-unit, --{time.side}-time-unit" if t.is_integer(kind) else ""
-        refuse((values >= limit) | (values <= -limit), f"is out of range{hint}")
+        units = setting("time_unit", f"{time.side}.time_unit"), setting(f"{time.side}_time_unit", f"{time.side}.time_unit")
+        both = Spelled(*(", ".join(dict.fromkeys(words)) for words in zip(*units, strict=True)))
+        refuse((values >= limit) | (values <= -limit), "is out of range", ("check ", both) if t.is_integer(kind) else "")
     return values if scale == 1 else values * scale
 
 
 def instants(column: pa.Array, zone: str, refuse: Callable[[Bool, str], None]) -> pa.Array:
-    """Timestamps or dates without a zone as instants: they are local times of this zone; a date is its midnight. Refused: a
-    local time that exists twice, or never."""
+    """Local times of a zone as instants; a date is its midnight. Times that the zone has twice or never are refused."""
     import pyarrow as pa
 
     if not pa.types.is_timestamp(column.type):
@@ -173,8 +191,8 @@ def instants(column: pa.Array, zone: str, refuse: Callable[[Bool, str], None]) -
 
 
 def _offsets_s(zone: str, local_s: I64) -> tuple[I64, I64]:
-    """Offsets from UTC of these local times, as their first and as their second occurrence. Only days with a change of the
-    clocks have more than one piece; Arrow's own rules end in 2037."""
+    """Offsets from UTC of these local times, for their first and their second occurrence. Only days with a clock change have
+    more than one piece. Arrow's own rules end in 2037."""
     pieces = [piece for day in np.unique(local_s // _DAY_S).tolist() for piece in _pieces(zone, day)]
     starts, before, after = (np.array(column, np.int64) for column in zip(*pieces, strict=True)) if pieces else [local_s] * 3
     at = np.searchsorted(starts, local_s, side="right") - 1
@@ -183,7 +201,7 @@ def _offsets_s(zone: str, local_s: I64) -> tuple[I64, I64]:
 
 @lru_cache(maxsize=1 << 12)
 def _pieces(zone: str, day: int) -> list[tuple[int, int, int]]:
-    """Pieces of a local day with the same offsets: (first second, offset of the first occurrence, of the second one)."""
+    """Pieces of a local day with constant offsets: (first second, offset of the first occurrence, of the second one)."""
     from zoneinfo import ZoneInfo
 
     rules = ZoneInfo(zone)
@@ -206,7 +224,8 @@ def _pieces(zone: str, day: int) -> list[tuple[int, int, int]]:
 
 
 def local_as_us(value: Any, kind: pa.DataType, zone: str | None) -> float:
-    """One timestamp or date, such as a file's statistics hold, in microseconds; a local time that exists twice is the first."""
+    """One timestamp or date, such as a file's statistics hold, in microseconds; an ambiguous local time is its first
+    occurrence."""
     import pyarrow as pa
 
     time = pa.array([value], kind)

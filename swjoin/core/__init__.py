@@ -1,4 +1,4 @@
-"""Ground floor: batches, identifiers, hashing, units, errors, what a join means, row and key codecs, durable files.
+"""Foundations: batches, identifiers, hashing, units, errors, join semantics, row and key codecs, durable files.
 
-Every room uses this one. Stays out: anything that decides, reads streams, or knows a configuration.
+All other rooms use this one. Stays out: decisions, streams, configurations.
 """

@@ -1,9 +1,9 @@
 """Arrow arrays as NumPy arrays, without a copy and without pandas.
 
 What: `integers_of`, `booleans_of`, `borrowed`; `decoded`, an array without dictionaries and views.
-Why: `numpy.asarray` of an Arrow array imports pandas where it is installed, 0.4 s of the first read. The views are flagged
-writeable, but callers must not write: numba would compile every kernel a second time for read-only arrays, which took some ten
-seconds at the first join of a table.
+Why: `numpy.asarray(arrow_array)` imports pandas if it is installed, which took 0.4 s at the first read. Arrow's memory is
+read-only, and numba compiles every kernel again for read-only arrays, some ten seconds at the first join of a table. So the
+views are flagged writeable, but callers must not write.
 Stays out: types with a length of their own (`core.row_codec`, `core.key_encoder`).
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _WriteableView:
-    """Memory of an array, which it keeps alive, as if it might be written to."""
+    """An array's memory, flagged writeable; keeps the array alive."""
 
     def __init__(self, array: NDArray[Any]) -> None:
         self.array = array
@@ -35,8 +35,8 @@ def borrowed(data: pa.Buffer, dtype: Any) -> NDArray[Any]:
 
 
 def decoded(array: pa.Array) -> pa.Array:
-    """The values of a dictionary as a plain array, views as large strings or binary: `null_count` of the result counts every
-    null. That of a dictionary counts null indices alone, not those that stand for a null among its values."""
+    """The values of a dictionary as a plain array, views as large strings or binary. `null_count` of the result counts all
+    nulls; that of a dictionary does not count indices of a null value."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -44,7 +44,7 @@ def decoded(array: pa.Array) -> pa.Array:
     if pa.types.is_dictionary(kind):
         values = decoded(array.dictionary)
         if pa.types.is_string(values.type):
-            values = values.cast(pa.large_string())  # 2 GiB is not too much for it
+            values = values.cast(pa.large_string())  # has no limit of 2 GiB
         elif pa.types.is_binary(values.type):
             values = values.cast(pa.large_binary())
         return pc.take(values, array.indices)

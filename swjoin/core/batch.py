@@ -1,9 +1,9 @@
-"""Columnar tuple batches: the one shape in which tuples live outside the windows.
+"""Columnar tuple batches: the format of tuples outside the windows.
 
 What: `TupleBatch` (key, ts, id, arrival, payload rows) and `PayloadRows` (payload columns packed row by row into bytes),
-with take, slice, concat, and views into one contiguous buffer; `StoredBatch`, which lies elsewhere.
+with take, slice and concat; `SourceBatch`, `Pairs`; `StoredBatch`, which is not in memory.
 Why: per-tuple work happens in kernels over these arrays; a message is one header and these columns.
-Stays out: what the payload bytes mean (`core.row_codec`), how batches travel (`cluster.wire`), windows (`state`).
+Stays out: the payload's columns (`core.row_codec`), messages (`cluster.wire`), windows (`state`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from swjoin.core.errors import RunFailed, SwjoinError
 from swjoin.core.kernel_cache import forget_stale_kernels
 
-forget_stale_kernels(Path(__file__).parents[1])  # here, because every file with kernels imports this one before it calls them
+forget_stale_kernels(Path(__file__).parents[1])  # here, because every file with kernels imports this module
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
@@ -28,9 +28,9 @@ U8 = NDArray[np.uint8]
 Bool = NDArray[np.bool_]
 
 LEFT, RIGHT = 0, 1
-BOTH = 2  # both of them
+BOTH = 2
 STREAM_NAMES = ("left", "right")
-MISSING_ID = np.uint64(0xFFFFFFFFFFFFFFFF)  # the id of a tuple that is not there, in rows of one stream alone
+MISSING_ID = np.uint64(0xFFFFFFFFFFFFFFFF)  # the id of the missing tuple in a row of one stream
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class RowLayout:
 
 
 def check_indexes(index: I64, first: int, end: int, what: str) -> None:
-    """RunFailed unless all of these lie in first .. end - 1: kernels do not check what they read and write by."""
+    """RunFailed unless all indexes lie in first .. end - 1: kernels do not check indexes."""
     if len(index):
         least, most = int(index.min()), int(index.max())
         if least < first or most >= end:
@@ -50,7 +50,7 @@ def check_indexes(index: I64, first: int, end: int, what: str) -> None:
 
 
 def check_offsets(offsets: I64, size: int, what: str, error: type[SwjoinError] = RunFailed) -> None:
-    """An error unless offsets[i] .. offsets[i + 1] lie within `size` bytes, one after the other."""
+    """Raise `error` unless the offsets ascend within `size` bytes."""
     if len(offsets) == 0 or offsets[0] < 0 or offsets[-1] > size or (offsets[1:] < offsets[:-1]).any():
         ends = f"{offsets[0]} to {offsets[-1]}" if len(offsets) else "none"
         raise error(f"{what}: offsets ({ends}) of {len(offsets) - 1} rows do not fit {size} bytes")
@@ -98,7 +98,7 @@ class PayloadRows:
         return PayloadRows(fixed, np.zeros(1, np.int64), np.empty(0, np.uint8))
 
     def take(self, index: I64) -> PayloadRows:
-        """The rows with these indexes, in that order. RunFailed when there is no such row, or tails do not lie in `var`."""
+        """The rows with these indexes, in that order. RunFailed for an index without a row, or a tail outside `var`."""
         check_indexes(index, 0, len(self), "taking payload rows")
         fixed = np.take(self.fixed, index, axis=0)
         if self.var_offsets is None or self.var is None:
@@ -141,8 +141,8 @@ class TupleBatch:
     """n tuples of one stream, in stream order.
 
     key: int64 (n,), the join attribute (dictionary codes for strings and multi-column keys).
-    ts: int64 (n,), microseconds. id: uint64 (n,), row position in the input or the user's id.
-    arrival_us: int64 (n,), when the master read the tuple, microseconds of the run's clock (production delay counts from it).
+    ts: int64 (n,), microseconds. id: uint64 (n,), position in the input, or the user's id.
+    arrival_us: int64 (n,), when the master read the tuple, microseconds of the run's clock (production delay starts there).
     rows: the payload, or None when no payload is carried.
     """
 
@@ -193,11 +193,11 @@ class TupleBatch:
 
 
 class StoredBatch(Protocol):
-    """Tuples in time order that lie elsewhere than in memory, until nobody refers to them any more."""
+    """Tuples in time order outside of memory, stored as long as they are referenced."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes once loaded."""
+        """Bytes in memory once loaded."""
         ...
 
     @property
@@ -209,17 +209,17 @@ class StoredBatch(Protocol):
     def __len__(self) -> int: ...
 
     def load(self) -> TupleBatch:
-        """The tuples. RunFailed when they cannot be read back as they were."""
+        """The tuples. RunFailed when they cannot be read, or have changed."""
         ...
 
 
 def in_memory(batch: TupleBatch | StoredBatch) -> TupleBatch:
-    """The tuples themselves, wherever they lie."""
+    """The tuples, loaded if need be."""
     return batch if isinstance(batch, TupleBatch) else batch.load()
 
 
 def check_layout(batches: Sequence[TupleBatch], layout: RowLayout | None, what: str) -> None:
-    """RunFailed unless batches from elsewhere carry payload rows of this layout: kernels take its width for granted."""
+    """RunFailed unless received batches have payload rows of this layout, whose width kernels do not check."""
     for batch in batches:
         found = None if batch.rows is None else batch.rows.layout
         if len(batch) and found != layout:
@@ -228,11 +228,11 @@ def check_layout(batches: Sequence[TupleBatch], layout: RowLayout | None, what: 
 
 @dataclass(frozen=True)
 class SourceBatch:
-    """What a source yields: rows of one stream as read, before the master has judged them.
+    """Rows of one stream as a source reads them, null keys and late rows included.
 
-    key_valid / ts_valid: bool (n,), or None when every row is valid. A row with a null key matches nothing, a row with a
-    null time follows the late policy; both keep their ids and are counted by the master. key and ts of invalid rows are
-    unspecified. id: uint64 (n,).
+    key_valid, ts_valid: bool (n,), or None when every row is valid. A row with a null key never matches, a row with a null
+    time follows the late policy; both keep their ids, and the master counts them. key and ts of invalid rows are unspecified.
+    id: uint64 (n,).
     """
 
     key: I64
@@ -250,8 +250,8 @@ class SourceBatch:
 class Pairs:
     """n joined pairs: the common key, both times (microseconds), both ids, and both payloads when the sink wants rows.
 
-    side: LEFT or RIGHT when these are tuples of that stream alone: the other id is 2^64 - 1, its time means nothing, it has no
-    payload. null_keys: then also their keys mean nothing. Of pairs of ids alone, keys and times are empty arrays.
+    side: LEFT or RIGHT for rows of that stream alone: the other id is 2^64 - 1, its time is unspecified, it has no payload.
+    null_keys: the keys of such rows are unspecified, too. Pairs of ids only have empty keys and times.
     """
 
     key: I64
@@ -269,7 +269,7 @@ class Pairs:
 
     @staticmethod
     def alone(stream: int, tuples: TupleBatch, *, null_keys: bool = False) -> Pairs:
-        """Tuples of one stream as rows of a result."""
+        """Tuples of one stream as result rows."""
         nothing, missing = np.zeros(len(tuples), np.int64), np.full(len(tuples), MISSING_ID, np.uint64)
         key, ts, ids, rows = tuples.key, tuples.ts, tuples.id, tuples.rows
         if stream == LEFT:

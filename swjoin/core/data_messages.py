@@ -1,8 +1,8 @@
-"""What travels between the roles: deliveries, result chunks, partition-groups on their way, what slaves report.
+"""Data messages between roles: deliveries, result chunks, state of moving partition-groups, reports of slaves.
 
 What: small frozen dataclasses over columnar batches.
-Why: the wire, the log of a checkpoint and the roles speak of the same things.
-Stays out: identifiers (`core.ids`), events and commands (`cluster.messages`), bytes (`cluster.wire`), decisions (`cluster`,
+Why: the wire, the delivery log and the roles share one definition.
+Stays out: identifiers (`core.ids`), other messages (`cluster.messages`), bytes (`cluster.wire`), decisions (`cluster`,
 `policy`), ranks (`runtime.mpi.main`).
 """
 
@@ -19,7 +19,7 @@ from swjoin.core.ids import BEGIN_OF_TIME_US, EpochIndex, GroupId, QueryId, Slav
 
 
 class Route(IntFlag):
-    """What a slave does with delivered tuples: keep them, match them, or both (hash partitioning uses BOTH)."""
+    """A slave's use of delivered tuples: store, probe, or both (hash partitioning uses BOTH)."""
 
     STORE = 1
     PROBE = 2
@@ -41,16 +41,15 @@ _NOTHING = TupleBatch.empty()
 class Delivery:
     """Master -> slave, once per distribution epoch, also when empty: the tuples of the slave's partition-groups.
 
-    groups: int64 (g,), ascending. left_counts, right_counts: int64 (g,): tuples of each group; `left` and `right` hold them
-    group after group, each group in time order. left_time_us, right_time_us: punctuations, every later tuple of that stream
-    has ts >= its punctuation. last: no delivery follows.
-    served: how many slaves get a delivery of this distribution epoch. moves_out: int64 (m, 3), (move, partition-group,
-    consumer): these leave with all that has been delivered so far, this delivery included. moves_in: int64 (m, 3), (move,
-    partition-group, supplier). Moves are numbered in the order in which they were decided.
-    null_keys: left and right tuples whose key is null, which only come out again (outer and anti joins), in no partition-group.
-    rests: the slave has no partition-groups left and is inactive after this delivery, until the next one comes.
-    generation: how many checkpoints come before this distribution epoch. checkpoint: one ends with it, and everybody is served.
-    needed_us: left and right tuples below these times are needed by no checkpoint to come.
+    groups: int64 (g,), ascending. left_counts, right_counts: int64 (g,), tuples of each group; `left` and `right` hold them
+    group after group, each group in time order. left_time_us, right_time_us: watermarks; later tuples of the stream have ts >=
+    watermark. last: no delivery follows. served: number of slaves with a delivery of this distribution epoch. moves_out: int64
+    (m, 3), (move, partition-group, consumer); these groups leave with all tuples delivered so far, including this delivery.
+    moves_in: int64 (m, 3), (move, partition-group, supplier). Moves are numbered in the order of decision. null_keys: left and
+    right tuples with a null key. They never match; outer and anti joins emit them. They belong to no partition-group. rests:
+    the slave has no partition-groups and is inactive from this delivery to its next one. generation: number of checkpoints
+    before this distribution epoch. checkpoint: one ends with this distribution epoch, in which all slaves are served.
+    needed_us: no later checkpoint needs left and right tuples below these times.
     """
 
     query: QueryId
@@ -69,7 +68,7 @@ class Delivery:
     served: int = 1
     moves_out: I64 = field(default_factory=no_moves)
     moves_in: I64 = field(default_factory=no_moves)
-    rests: bool = False
+    inactive: bool = False
     generation: int = 0
     checkpoint: bool = False
     null_keys: tuple[TupleBatch, TupleBatch] = (_NOTHING, _NOTHING)
@@ -82,7 +81,7 @@ class Delivery:
 
 @dataclass(frozen=True)
 class Directory:
-    """A partition-group's splitting information. depth: global depth. patterns, depths: int64 (minis,), the low hash bits and
+    """A partition-group's directory. depth: global depth. patterns, depths: int64 (minis,), the low hash bits and
     the local depth of each mini-partition-group."""
 
     depth: int
@@ -92,13 +91,13 @@ class Directory:
 
 @dataclass(frozen=True)
 class StateChunk:
-    """Supplier -> consumer: a part of a partition-group on its way (paper section IV-C), of bounded size.
+    """Supplier -> consumer: a part of a moving partition-group (paper section IV-C), of bounded size.
 
-    move: its number. index: 0, 1, ...; the first carries the directory. times_us: punctuations up to which the windows have
-    been joined. tuples: of one stream. pending False: window tuples, for mini-partition-groups `minis` (int64, indexes into the
-    directory's lists) `counts` (int64) each, in time order; their arrivals mean nothing any more. pending True: tuples that
-    were delivered to the supplier and are not joined yet. flags: uint8 (tuples,), where that matters, which
-    window tuples have matched and which have come out (`state.arrays`).
+    move: number of the move. index: 0, 1, ...; chunk 0 has the directory. times_us: watermarks up to which the windows have
+    been joined. tuples: of one stream. pending False: window tuples, `counts` (int64) of each of the mini-partition-groups
+    `minis` (int64, indexes into the directory's lists), in time order; their arrival times are unused. pending True: tuples
+    that were delivered to the supplier and are not joined yet. flags: uint8 (tuples,), which window tuples have matched and
+    which have been emitted (`state.arrays`); None where the join does not need them.
     """
 
     query: QueryId
@@ -119,16 +118,16 @@ class StateChunk:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of tuples: as they travel, without the arrivals of window tuples."""
+        """Bytes of the tuples in a message, without arrival times of window tuples."""
         return self.tuples.nbytes - (0 if self.pending else self.tuples.arrival_us.nbytes)
 
 
 @dataclass(frozen=True)
 class GroupLoads:
-    """What a slave's partition-groups cost since its last report.
+    """Cost of a slave's partition-groups since its last report.
 
-    busy_us: time in the join module. groups: int64 (g,), ascending, all that it owns. cost_ns: int64 (g,), nominal work by
-    counts of tuples, comparisons and pairs, on a node of speed 1. state_bytes: int64 (g,), of window tuples.
+    busy_us: time in the join module. groups: int64 (g,), ascending, all that the slave owns. cost_ns: int64 (g,), nominal cost
+    of tuples, comparisons and pairs on a node of speed 1. state_bytes: int64 (g,), of window tuples.
     """
 
     busy_us: int
@@ -141,8 +140,8 @@ class GroupLoads:
 class MoveEnd:
     """Slave -> master: this side of a state movement is done.
 
-    installed: the consumer says so (else the supplier: everything has left). tuples, state_bytes: what travelled. begun_us,
-    ended_us: on the run's clock.
+    installed: True from the consumer, False from the supplier, whose state has left. tuples, state_bytes: size of the moved
+    state. begun_us, ended_us: on the run's clock.
     """
 
     move: int
@@ -151,7 +150,7 @@ class MoveEnd:
     installed: bool
     tuples: int
     state_bytes: int
-    begun_us: int
+    started_us: int
     ended_us: int
 
 
@@ -159,7 +158,7 @@ class MoveEnd:
 class GroupResults:
     """Count and digest of the pairs that each partition-group produced in one distribution epoch (part of a ResultChunk).
 
-    A partition-group that has just arrived may stand there twice: once for what its supplier had not joined yet.
+    A partition-group that has just arrived may occur twice: once for tuples that its supplier had not joined.
     """
 
     groups: I64  # (g,)
@@ -171,11 +170,11 @@ class GroupResults:
 class ResultChunk:
     """Slave -> collector: results of one distribution epoch, in chunks bounded by the result buffer.
 
-    pairs: materialised pairs, or None with a count sink. final: the epoch is complete at this slave, the collector may commit
-    it; only a final chunk carries `results`, `metrics` (float64, see `core.metric_columns.COLUMNS`) and `delay_histogram`
-    (int64, see `state.delay_histogram`). last: the slave's last chunk of the run.
-    served: how many slaves have this distribution epoch to complete. history: joined before anything is measured
-    (`config.sections.MeasureConfig`): counted apart and not kept. generation, checkpoint: as in the delivery.
+    pairs: materialised pairs; None with a count sink. final: the epoch is complete at this slave; only final chunks have
+    `results`, `metrics` (float64, see `core.metric_columns.COLUMNS`) and `delay_histogram` (int64, see
+    `state.delay_histogram`). last: the slave's last chunk of the run.
+    served: number of slaves with this distribution epoch. history: joined in the prefill, before measuring starts
+    (`config.sections.MeasureConfig`); counted apart and not written. generation, checkpoint: as in the delivery.
     """
 
     query: QueryId
@@ -195,9 +194,9 @@ class ResultChunk:
 
 @dataclass(frozen=True)
 class RunEvent:
-    """A decision or a change of the run, with its numbers; a row of DIR/metrics/events.parquet.
+    """A decision or a change in the run; a row of DIR/metrics/events.parquet.
 
-    kind: see `cluster.master.controller`. slave, peer, group: who and what, -1 where none. amount: what `kind` says, in its
+    kind: see `cluster.master.controller`. slave, peer, group: its subjects, -1 where none. amount: defined by `kind`, in its
     unit.
     """
 

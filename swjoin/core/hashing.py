@@ -2,9 +2,9 @@
 
 What: `hash_key` (one 64-bit mix per key), `group_of` (partition-group from the high 32 bits), `tag_of` (16 bits that a block
 compares first; the directory uses the lowest 16, so the three are independent), `pair_hash` and
-`digest_pairs` (docs/semantics.md, Row ids and the digest), `hash_words` (of bytes that were written).
+`digest_pairs` (docs/semantics.md, Row ids and the digest), `hash_words` (bytes of a file).
 Why: routing, window state and the collector must agree on one hash.
-Stays out: the readable definition of the digest (`tests.tools.oracle`), which this is tested against.
+Stays out: the readable definition of the digest (`core.join_semantics`), which tests compare with this one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def tag_of(hashed):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, inline="always")
 def pair_hash(left_id, right_id):  # type: ignore[no-untyped-def]
-    """What a pair of uint64 ids adds to a digest; a missing side is MISSING_ID. Every kernel that digests pairs calls this."""
+    """Contribution of a pair of uint64 ids to a digest; a missing side is MISSING_ID. All kernels with digests call this."""
     return mix64_scalar(left_id * GOLDEN + mix64_scalar(right_id * GOLDEN + GOLDEN))
 
 

@@ -1,7 +1,7 @@
-"""Types of identifiers, and the ends of time.
+"""Identifier types, and the limits of time.
 
 What: `SlaveId`, `GroupId`, `EpochIndex`, `QueryId`; the least and the greatest time in microseconds.
-Why: integers of different meaning are not to be confused.
+Why: type checking keeps integers of different meaning apart.
 Stays out: what they identify.
 """
 
@@ -14,5 +14,5 @@ GroupId = NewType("GroupId", int)
 EpochIndex = NewType("EpochIndex", int)
 QueryId = NewType("QueryId", int)
 
-END_OF_TIME_US = 1 << 62  # the punctuation after the last tuple: nothing can come any more
+END_OF_TIME_US = 1 << 62  # the watermark after the last tuple
 BEGIN_OF_TIME_US = -(1 << 62)

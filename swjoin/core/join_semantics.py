@@ -1,8 +1,8 @@
-"""The definition of a right answer: which pairs match, and the digest that identifies a result.
+"""Join semantics: which pairs match, and the digest that identifies a result.
 
 What: `Bounds`, `JoinKind`, `JOIN_KINDS`, `mix64`, `pair_digest`, `format_digest` (SPEC section 1).
-Why: every engine, runtime and test compares itself with this page; it is written to be read, not to be fast.
-Stays out: finding pairs: by comparing every pair in tests/tools/oracle.py, at scale in `spark.verify`.
+Why: the reference for engines, runtimes and tests; written for readers, not for speed.
+Stays out: finding pairs (tests/tools/oracle.py compares all pairs; `spark.verify` works at scale).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 class Bounds:
     """A pair (l, r) of equal keys matches when lower_us <= r.ts - l.ts <= upper_us, both inclusive (microseconds).
 
-    counted: places count instead of times. A tuple's place is its number in its stream, from 1 on; of the other stream so many
-    come before it, which is what a tuple of that stream must not be above, and not so far below (`Bounds.last`).
+    counted: count windows: sequence numbers, from 1 on in each stream, replace times. A partner's sequence number is at most
+    the number of tuples of its stream that precede this tuple, and within the bound below it (`Bounds.last`).
     """
 
     lower_us: int
     upper_us: int
-    counted: bool = False
+    count_windows: bool = False
 
     @staticmethod
     def of(lower_us: int, upper_us: int, exclusive: tuple[str, ...] = ()) -> Bounds:
@@ -36,16 +36,16 @@ class Bounds:
 
     @staticmethod
     def last(left: int, right: int) -> Bounds:
-        """Each right tuple meets the last `left` left tuples before it, each left tuple the last `right` right ones."""
+        """Each right tuple joins the last `left` left tuples before it, each left tuple the last `right` right ones."""
         return Bounds(1 - right, left - 1, True)
 
     @property
     def reaches(self) -> tuple[int, int, int, int]:
-        """For a left tuple, the lowest and the highest distance of a right one that it can match; the same the other way round.
+        """(low, high) offsets of matching right tuples for a left probe, then of left tuples for a right probe.
 
-        With windows of time that is of times; with count windows of the other's place from what comes before this one.
+        Offsets are time differences; for count windows, of the partner's sequence number from the preceding count.
         """
-        if self.counted:
+        if self.count_windows:
             return self.lower_us, 0, -self.upper_us, 0
         return self.lower_us, self.upper_us, -self.upper_us, -self.lower_us
 
@@ -55,17 +55,17 @@ class Bounds:
 
     @property
     def retention_us(self) -> int:
-        """How far the opposite stream's time moves on, at most, before a tuple can match nothing to come any more."""
+        """How long, in the opposite stream's time, a tuple can match later tuples."""
         return max(self.upper_us, -self.lower_us, 0)
 
     def dead_below(self, times_us: tuple[int, int]) -> tuple[int, int]:
-        """Left tuples below right time - upper, right tuples below left time + lower match nothing that comes after these
-        times. With count windows a time is how many tuples of the other stream have come before whatever comes."""
+        """Left and right tuples below these times match no tuple after the watermarks `times_us`. For count windows, times and
+        watermarks are sequence numbers."""
         left_time, right_time = times_us
         return right_time - self.upper_us, left_time + self.lower_us
 
     def partners_below(self, alive_us: tuple[int, int]) -> tuple[int, int]:
-        """Left and right tuples below these times match no tuple that is alive, i.e. not below `alive_us`."""
+        """Left and right tuples below these times match no live tuple, i.e. none from `alive_us` on."""
         left, right = alive_us
         return min(left, right - self.upper_us), min(right, left + self.lower_us)
 
@@ -75,8 +75,8 @@ How = Literal["inner", "left", "right", "full", "semi", "anti"]
 
 @dataclass(frozen=True)
 class JoinKind:
-    """Which rows come out. pairs: every matching pair. first: every left tuple that has a match, once, alone. unmatched: left,
-    right tuples that have none, alone, once nothing to come can match them."""
+    """Result rows of a kind of join. pairs: every matching pair. first: every left tuple with a match, once, alone. unmatched:
+    left, right tuples without a match, alone, once no later tuple can match them."""
 
     pairs: bool
     first: bool
@@ -84,12 +84,12 @@ class JoinKind:
 
     @property
     def marks(self) -> tuple[bool, bool]:
-        """Whether it matters of a left, of a right tuple if it has matched."""
+        """Whether left, right tuples need a match flag."""
         return self.first or self.unmatched[LEFT], self.unmatched[RIGHT]
 
     @property
     def one_sided(self) -> bool:
-        """Rows hold nothing of the right stream."""
+        """Whether result rows have no right side."""
         return not self.pairs
 
 

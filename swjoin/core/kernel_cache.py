@@ -1,8 +1,8 @@
-"""Kernels that another version compiled are forgotten.
+"""Invalidation of the kernel cache.
 
-What: `forget_stale_kernels(package)`: after an installation over an older one, removes what that one has compiled.
-Why: numba keeps compiled kernels beside their sources and knows each by its own file alone. A kernel whose file is the same
-in both versions would go on calling the older version's functions of other files; pip leaves these files where they are.
+What: `forget_stale_kernels(package)`: after an installation over an older version, deletes the kernels that one has compiled.
+Why: numba stores compiled kernels beside their sources, keyed by the kernel's own file. A kernel whose file is equal in both
+versions would call the older version's functions of other files; pip does not delete compiled kernels.
 Stays out: a checkout, where `run.sh` does the same (docs/architecture.md, Adding a kernel).
 """
 
@@ -17,7 +17,7 @@ _MARK = "kernels.installation"  # in __pycache__, beside the compiled kernels
 
 
 def forget_stale_kernels(package: Path) -> None:
-    """Nothing happens in a checkout, or where the package may only be read."""
+    """Does nothing in a checkout, or without permission to write."""
     if not (package / "plots").is_dir():
         return
     installation = _installation(package)
@@ -26,15 +26,15 @@ def forget_stale_kernels(package: Path) -> None:
         if mark.is_file() and mark.read_text() == installation:
             return
         for index in package.rglob("__pycache__/*.nbi"):
-            index.unlink(missing_ok=True)  # without its index nobody reads the kernel itself
+            index.unlink(missing_ok=True)  # a kernel without its index is not loaded
         mark.parent.mkdir(exist_ok=True)
         own = mark.with_suffix(f".{os.getpid()}")
         own.write_text(installation)
-        own.replace(mark)  # ranks start at the same moment
+        own.replace(mark)  # atomic: ranks start at the same time
 
 
 def _installation(package: Path) -> str:
-    """A checksum of what the installer recorded of our sources; without a record, of when they were written."""
+    """Checksum of the installer's record of our sources or, without a record, of their modification times."""
     records = sorted(package.parent.glob("swjoin-*.dist-info/RECORD"))
     if records:
         lines = [line for line in records[-1].read_text().splitlines() if line.startswith("swjoin/") and ".py," in line]

@@ -1,12 +1,12 @@
-"""Join columns -> int64 keys, exactly.
+"""Exact encoding of join columns as int64 keys.
 
 What: `KeyEncoder`, shared by both sides: a single integer-like column is its own key; strings, binary and several columns get
 dictionary codes.
-Why: windows compare int64; equal codes mean equal keys, never merely equal hashes.
-Stays out: what to do with null keys (the master counts them).
+Why: windows compare int64; equal codes mean equal keys, not only equal hashes.
+Stays out: the treatment of null keys (`cluster.master.intake`).
 
-Several columns are written into one byte string per row: eight bytes per integer, a length and the bytes per string. The
-dictionary is a table of such byte strings, compared byte by byte.
+Several columns become one byte string per row: eight bytes per integer, length and bytes per string. The dictionary compares
+byte strings byte by byte.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Dictionary:
     """Byte strings -> codes 0, 1, 2, ... in order of first appearance. RunFailed above `limit_bytes`."""
 
     def __init__(self, limit_bytes: int = 4 << 30, kinds: Sequence[str] = (BYTES,)) -> None:
-        """kinds: of the key's columns."""
+        """kinds: encodings of the key's columns."""
         self.limit_bytes = limit_bytes
         self.kinds = tuple(kinds)
         self._table = np.zeros(1 << 12, np.int64)
@@ -123,7 +123,7 @@ class Dictionary:
         return np.diff(offsets), self._arena[offsets[0] : offsets[-1]]
 
     def text(self, code: int) -> str:
-        """The key of a code as people read it; columns are separated by commas."""
+        """The key of a code as text; columns are separated by commas."""
         data = self._arena[self._offsets[code] : self._offsets[code + 1]].tobytes()
         if len(self.kinds) == 1:
             return data.decode(errors="replace")
@@ -139,14 +139,14 @@ class Dictionary:
         return ", ".join(parts)
 
     def restore(self, lengths: I64, data: U8) -> None:
-        """The codes 0, 1, ... again, into a dictionary that is empty."""
+        """Restore the codes 0, 1, ... of an empty dictionary."""
         assert len(self) == 0, "a dictionary with codes cannot be restored"
         if lengths.min(initial=0) < 0 or lengths.max(initial=0) > len(data) or int(lengths.sum()) != len(data):
             raise RunFailed(f"corrupt checkpoint: {len(lengths)} keys do not fill {len(data)} bytes")
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         codes = self.encode(data, offsets, None)
         if len(codes) and (int(codes[-1]) != len(codes) - 1 or len(self) != len(codes)):
-            raise RunFailed("corrupt checkpoint: a key stands in the dictionary twice")
+            raise RunFailed("corrupt checkpoint: a key occurs in the dictionary twice")
 
     def _grow(self, wanted: int) -> None:
         if 2 * (len(self) + 1) > len(self._table) or len(self) + 1 >= len(self._offsets):
@@ -161,7 +161,7 @@ class Dictionary:
 
 
 def _kind(column: str, kind: pa.DataType) -> str:
-    """How a key column is encoded. UserError for types that cannot be keys."""
+    """Encoding of a key column. UserError for types that cannot be keys."""
     import pyarrow.types as t
 
     if t.is_dictionary(kind):
@@ -183,7 +183,7 @@ def _kind(column: str, kind: pa.DataType) -> str:
 
 
 def _family(kind: pa.DataType) -> str:
-    """Types of the same family compare by their encoded values."""
+    """Family of a type; types of a family compare by their encoded values."""
     import pyarrow.types as t
 
     if t.is_dictionary(kind):

@@ -1,8 +1,8 @@
-"""Counts that must balance: rows read, joined, null, late and shed, per stream and in all.
+"""Ledger of rows: read, joined, null, late and shed, per stream, and pairs.
 
 What: `StreamCounts`, `Ledger`, `Proof`.
 Why: every run carries its ledger, and a run whose ledger does not balance fails.
-Stays out: who counts (`cluster.master.intake`, `cluster.collector`), how a report shows it (`runtime.run_report`).
+Stays out: counting (`cluster.master.intake`, `cluster.collector`), the report (`runtime.run_report`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class StreamCounts:
     latest_us: int | None = None
 
     def extend_range(self, ts: I64) -> None:
-        """Take these times into the time range."""
+        """Extend the time range by these times."""
         if len(ts):
             low, high = int(ts.min()), int(ts.max())
             self.earliest_us = low if self.earliest_us is None else min(self.earliest_us, low)
@@ -41,7 +41,7 @@ class StreamCounts:
 
 @dataclass
 class Ledger:
-    """What went in and what came out of one query; balanced when nothing is missing."""
+    """Input and output of one query; balanced when no row is missing."""
 
     left: StreamCounts = field(default_factory=StreamCounts)
     right: StreamCounts = field(default_factory=StreamCounts)
@@ -66,9 +66,9 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Proof:
-    """What identifies a result, and the account of every row. digest: 16 hex digits, see docs/semantics.md.
+    """Identity of a result, and its ledger. digest: 16 hex digits, see docs/semantics.md.
 
-    warnings: what makes the result implausible, a line each.
+    warnings: reasons why the result is implausible, a line each.
     """
 
     count: int

@@ -1,12 +1,20 @@
-"""What a slave measures in every distribution epoch: the columns of DIR/metrics/slaves.parquet.
+"""Metrics of a slave per distribution epoch: the columns of DIR/metrics/slaves.parquet.
 
-What: `COLUMNS`, their order in the float64 vector of a final `ResultChunk`.
-`INTEGER_COLUMNS`, those stored as int64.
-Why: one place names them for the slave that fills, the collector that stores, and the tables and plots that read.
+What: `COLUMNS`, their order in the float64 vector of a final `ResultChunk`; `INTEGER_COLUMNS`, those stored as int64;
+`metrics_schema`, `metrics_batch`.
+Why: slaves, the collector, tables and plots share one definition.
 Stays out: aggregation (`spark.aggregate_run`), plotting.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 COLUMNS: tuple[str, ...] = (
     "slave",  # SlaveId
@@ -32,3 +40,17 @@ COLUMNS: tuple[str, ...] = (
     "block_count",
 )
 INTEGER_COLUMNS = frozenset(COLUMNS) - {"occupancy_ratio", "delay_mean_us", "delay_p99_us", "delay_max_us"}
+
+
+def metrics_schema() -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema([(name, pa.int64() if name in INTEGER_COLUMNS else pa.float64()) for name in COLUMNS])
+
+
+def metrics_batch(rows: NDArray[np.float64]) -> pa.RecordBatch:
+    """Rows of metrics, float64 (n, columns), with the columns' types."""
+    import pyarrow as pa
+
+    columns = [rows[:, i].astype(np.int64) if name in INTEGER_COLUMNS else rows[:, i].copy() for i, name in enumerate(COLUMNS)]
+    return pa.record_batch([pa.array(column) for column in columns], schema=metrics_schema())

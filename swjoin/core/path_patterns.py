@@ -1,11 +1,11 @@
-"""What a JSON file must look like, before anything in it is used.
+"""Shapes of JSON files, checked before their values are used.
 
-What: `wrong_place(shape, value)`; checks of single values: `is_number`, `is_count`, `is_amount`.
-Why: files are cut off, edited and written by other versions; what reads them is simple when types are known to be right.
+What: `first_mismatch(shape, value)`; checks of single values: `is_number`, `is_count`, `is_amount`.
+Why: files are truncated, edited and written by other versions; their readers stay simple when types are checked first.
 Stays out: the files (`checkpoint.manifest`, `connectors.files.run_folder`).
 
 A shape is a type, a check of a value, a list with the shape of all its items, a tuple with the shapes of each, or a mapping.
-Keys that a mapping does not name may hold anything; a key that ends in `?` may be missing or null; `*` stands for all keys.
+Keys that a mapping does not name may hold anything; a key that ends in `?` may be missing or null; `*` applies to all keys.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ def is_amount(value: Any) -> bool:
     return is_number(value) or (isinstance(value, float) and math.isfinite(value))
 
 
-def wrong_place(shape: Shape, value: Any, place: str = "") -> str | None:
-    """The place (`.key[index]`) of the first value that is not as the shape says; None when there is none."""
+def first_mismatch(shape: Shape, value: Any, path: str = "") -> str | None:
+    """Path (`.key[index]`) of the first value that does not fit the shape; None when all fit. path: of `value`."""
     if isinstance(shape, type):
-        return None if isinstance(value, shape) else place
+        return None if isinstance(value, shape) else path
     if isinstance(shape, dict):
         if not isinstance(value, dict):
-            return place
+            return path
         for key, part in shape.items():
             name = key.removesuffix("?")
             if key == "*":
-                wrong = next((w for n, v in value.items() if (w := wrong_place(part, v, f"{place}.{n}"))), None)
+                wrong = next((w for n, v in value.items() if (w := first_mismatch(part, v, f"{path}.{n}"))), None)
             elif name != key and value.get(name) is None:
                 continue
             else:
-                wrong = wrong_place(part, value[name], f"{place}.{name}") if name in value else f"{place}.{name}"
+                wrong = first_mismatch(part, value[name], f"{path}.{name}") if name in value else f"{path}.{name}"
             if wrong:
                 return wrong
         return None
     if isinstance(shape, (list, tuple)):
         if not isinstance(value, list) or (isinstance(shape, tuple) and len(value) != len(shape)):
-            return place
+            return path
         parts = shape if isinstance(shape, tuple) else [shape[0]] * len(value)
         return next(
-            (w for i, (p, v) in enumerate(zip(parts, value, strict=True)) if (w := wrong_place(p, v, f"{place}[{i}]"))), None
+            (w for i, (p, v) in enumerate(zip(parts, value, strict=True)) if (w := first_mismatch(p, v, f"{path}[{i}]"))), None
         )
-    return None if shape(value) else place
+    return None if shape(value) else path

@@ -1,7 +1,7 @@
-"""What lies beside the package in a checkout, and inside it when a wheel was installed: configurations, experiments, figures.
+"""Resources of the package: configurations, experiments, figures; beside it in a checkout, inside it in a wheel.
 
-What: `shipped_folder(name)`, `given_or_shipped(name)` (a file as the user names it), `relative_to`, `load_figures(module)`.
-Why: the documents' commands work in any folder; whether this is a checkout or site-packages is known here only.
+What: `shipped_folder(name)`, `find_resource(name)` (a file as the user names it), `relative_to`, `load_figures(module)`.
+Why: commands of the documents work in any directory, with a checkout and with an installation.
 Stays out: reading the files (`config.loader`, `sweeps.experiment`), drawing (`plots/`).
 """
 
@@ -20,26 +20,26 @@ _NAMED = ("mpi_configs", "experiments")
 
 
 def shipped_folder(name: str) -> Path:
-    """Directory `mpi_configs`, `experiments` or `plots`; whether it exists is for the caller to see."""
+    """Directory `mpi_configs`, `experiments` or `plots`, which may not exist."""
     inside = _PACKAGE / name
     return inside if inside.is_dir() else _PACKAGE.parent / name
 
 
-def given_or_shipped(name: str | Path) -> Path:
-    """The file `name`. If there is none, but one that came with swjoin is called so (mpi_configs/local.yaml), that one."""
+def find_resource(name: str | Path) -> Path:
+    """The file `name`; if it does not exist, the shipped file of that name, such as mpi_configs/local.yaml."""
     path = Path(name)
     if len(path.parts) == 2 and path.parts[0] in _NAMED and not os.path.exists(path):
         shipped = shipped_folder(path.parts[0]) / path.parts[1]
-        if os.path.exists(shipped):  # unlike Path.exists, it has no opinion on names that are too long
+        if os.path.exists(shipped):  # unlike Path.exists, it accepts names that are too long
             return shipped
     return path
 
 
 def relative_to(path: str | Path) -> str:
-    """For complaints about a path that leads nowhere: where it starts, unless it is absolute."""
+    """Suffix of messages about a missing path: the directory that a relative path starts from."""
     try:
         return "" if os.path.isabs(path) else f" (relative to the working directory, {os.getcwd()})"
-    except OSError:  # it was removed
+    except OSError:  # the directory was removed
         return ""
 
 

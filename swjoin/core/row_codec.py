@@ -1,9 +1,8 @@
-"""Payload columns as bytes: Arrow columns <-> packed rows.
+"""Row codec: Arrow columns <-> packed payload rows.
 
 What: `RowCodec` packs the payload columns of a batch row by row (null bitmap, fixed-width values, lengths, then a tail of
-variable-length bytes) and unpacks them again; `StreamCodec` adds which columns are not packed because they follow from key and
-time.
-Why: slaves keep, move and gather payload as opaque rows without Arrow; only both ends know the columns.
+variable-length bytes) and unpacks them; `StreamCodec` adds the columns that a key or a time replaces.
+Why: slaves store, move and gather payload as opaque rows without Arrow; only sources and sinks need the columns.
 Stays out: files, keys (`core.key_encoder`), output names (`connectors.output_columns`).
 """
 
@@ -18,15 +17,15 @@ from numpy.typing import NDArray
 
 from swjoin.core.arrow_views import booleans_of, borrowed, decoded, integers_of
 from swjoin.core.batch import I64, U8, PayloadRows, RowLayout, check_offsets
-from swjoin.core.errors import RunFailed, UserError
+from swjoin.core.errors import RunFailed, UserError, setting
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
 @njit(cache=True, nogil=True)
-def _place_tail(offsets: I64, lengths: I64, data: U8, starts: I64, var: U8) -> None:
-    """Copy each row's bytes of one column to its place in the tail; offsets (the cursors) move on."""
+def _put_tail(offsets: I64, lengths: I64, data: U8, starts: I64, var: U8) -> None:
+    """Copy each row's bytes of one column to its tail, at `offsets`, which advance."""
     for i in range(lengths.shape[0]):
         o = offsets[i]
         s = starts[i]
@@ -37,7 +36,7 @@ def _place_tail(offsets: I64, lengths: I64, data: U8, starts: I64, var: U8) -> N
 
 @njit(cache=True, nogil=True)
 def _pick_tail(cursors: I64, lengths: I64, var: U8, out: U8) -> None:
-    """The inverse: one column's bytes one after the other; cursors move on."""
+    """The inverse: gather one column's bytes from the tails, at `cursors`, which advance."""
     at = 0
     for i in range(lengths.shape[0]):
         o = cursors[i]
@@ -54,8 +53,8 @@ def _is_var(kind: pa.DataType) -> bool:
 
 
 def returned(kind: pa.DataType) -> pa.DataType:
-    """The type that a packed column has when it is unpacked. Dictionaries are made anew, of the values of each batch: without
-    an order, and with indices of 32 bits at least, as nobody knows how many values will come."""
+    """The type of a packed column after unpacking. Dictionaries are rebuilt from the values of each batch: unordered, and with
+    indices of 32 bits at least, because the number of values is unknown."""
     import pyarrow as pa
 
     if not pa.types.is_dictionary(kind):
@@ -65,7 +64,7 @@ def returned(kind: pa.DataType) -> pa.DataType:
 
 
 def storage(kind: pa.DataType) -> pa.DataType:
-    """The type that is packed: dictionaries as their values, view types as plain ones."""
+    """The packed type: dictionaries as their values, view types as plain ones."""
     import pyarrow as pa
     import pyarrow.types as t
 
@@ -93,8 +92,8 @@ def _width(kind: pa.DataType) -> int | None:
 
 @dataclass(frozen=True)
 class ColumnSlot:
-    """Where a column lies in a packed row. offset, width: of its value, or of its length (4 bytes) when it is in the tail.
-    null_bit: set when it is null. before: offsets of the lengths of what comes before it in the tail."""
+    """Location of a column in a packed row. offset, width: of its value, or of its length (4 bytes) when the value is in the
+    tail. null_bit: bit that is set for null. before: offsets of the lengths of the preceding values in the tail."""
 
     offset: int
     width: int
@@ -103,7 +102,7 @@ class ColumnSlot:
 
 
 class RowCodec:
-    """Packs and unpacks the columns of a schema. UserError names a column whose type cannot be carried."""
+    """Packs and unpacks the columns of a schema. UserError names a column whose type cannot be packed."""
 
     def __init__(self, schema: pa.Schema) -> None:
         import pyarrow as pa
@@ -115,14 +114,15 @@ class RowCodec:
         for column in self.schema:
             width = 4 if _is_var(column.type) else _width(column.type)
             if width is None:
-                raise UserError(f"column {column.name}: type {column.type} cannot be carried; leave it out with --columns")
+                problem = f"column {column.name}: type {column.type} cannot be carried"
+                raise UserError(problem, remedy=("leave it out with ", setting("columns")))
             self._slots.append((at, width))
             at += width
         self._var = [i for i, f in enumerate(self.schema) if _is_var(f.type)]
         self.layout = RowLayout(at, bool(self._var))
 
-    def place_of(self, name: str) -> ColumnSlot:
-        """Where a column lies."""
+    def slot_of(self, name: str) -> ColumnSlot:
+        """Location of a column."""
         index = self.schema.names.index(name)
         offset, width = self._slots[index]
         return ColumnSlot(offset, width, index, [self._slots[i][0] for i in self._var if i < index])
@@ -168,14 +168,14 @@ class RowCodec:
         var = np.empty(int(offsets[-1]), np.uint8)
         cursors = offsets[:-1].copy()
         for (data_bytes, starts), size in zip(sources, lengths, strict=True):
-            _place_tail(cursors, size, data_bytes, np.ascontiguousarray(starts), var)
+            _put_tail(cursors, size, data_bytes, np.ascontiguousarray(starts), var)
         assert isinstance(batch, pa.RecordBatch)
         return PayloadRows(fixed, offsets, var)
 
     # ------------------------------------------------------------ unpacking
 
     def decode(self, rows: PayloadRows) -> list[pa.Array]:
-        """The schema's columns, in order; exactly what was packed, nulls included."""
+        """The schema's columns, in order, as they were packed, nulls included."""
         import pyarrow as pa
 
         n = len(rows)
@@ -207,7 +207,7 @@ class RowCodec:
         return arrays
 
     def _check_tails(self, rows: PayloadRows) -> None:
-        """RunFailed unless the lengths in the fixed parts add up to the tails: they are copied by these."""
+        """RunFailed unless the lengths in the fixed parts add up to the tails, which are copied by these lengths."""
         if rows.var_offsets is None or rows.var is None:
             return
         check_offsets(rows.var_offsets, len(rows.var), "corrupt payload")
@@ -222,7 +222,7 @@ class RowCodec:
                 f"corrupt payload: row {row} of {len(rows)} has a tail of {size} bytes, its lengths say {total[row]}"
             )
 
-    # ------------------------------------------------------------ to another process
+    # ------------------------------------------------------------ serialization
 
     def to_bytes(self) -> bytes:
         return bytes(self.schema.serialize())
@@ -252,11 +252,11 @@ def _column_bytes(fixed: U8, offset: int, width: int) -> U8:
 
 @dataclass(frozen=True)
 class StreamCodec:
-    """How one stream's columns come back from a pair.
+    """Conversion of one side of a pair back to columns.
 
     columns: (name, Arrow type, origin) in input order; origin "key" or "ts": rebuilt from the pair's key or time; "row":
-    unpacked. rows: codec of the packed columns, None when no payload is carried. key: names of the join columns. hidden:
-    columns that only a predicate wants. time_unit: declared unit of integer times; None: the time column's type has its own.
+    unpacked. rows: codec of the packed columns; None without payload. key: names of the join columns. hidden: columns that
+    only a predicate reads. time_unit: declared unit of integer times; None: the time column's type has a unit.
     """
 
     columns: tuple[tuple[str, Any, str], ...]
@@ -272,5 +272,5 @@ class StreamCodec:
 
     @property
     def layout(self) -> RowLayout | None:
-        """Layout of the packed rows, or None when no payload is carried."""
+        """Layout of the packed rows; None without payload."""
         return None if self.rows is None else self.rows.layout

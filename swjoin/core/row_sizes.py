@@ -1,4 +1,4 @@
-"""Bytes of the rows of Arrow arrays, and pieces of rows that are bounded by bytes.
+"""Sizes of the rows of Arrow arrays, and pieces of rows of bounded size.
 
 What: `row_bytes`, `pieces_of`, `BLOCK_BYTES`.
 Why: Arrow's take overflows 32-bit offsets beyond 2 GiB, and does not always report it.
@@ -17,11 +17,11 @@ from swjoin.core.batch import I64
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BLOCK_BYTES = 1 << 30  # Arrow's offsets of strings and lists reach 2 GiB, and its take does not always say when they do not
+BLOCK_BYTES = 1 << 30  # Arrow's offsets of strings and lists reach 2 GiB, and take does not always report an overflow
 
 
 def row_bytes(array: pa.Array) -> Any:
-    """Bytes of every row, or more: integers (rows,). No array below an array of rows has more elements than they have bytes."""
+    """Upper bound of the bytes of every row: integers (rows,). It also bounds the number of elements in nested arrays."""
     import pyarrow as pa
     import pyarrow.types as t
 
@@ -44,7 +44,7 @@ def row_bytes(array: pa.Array) -> Any:
             most = int(row_bytes(array.values).max(initial=0))
         else:
             fixed = t.is_primitive(kind) or t.is_decimal(kind) or t.is_fixed_size_binary(kind) or t.is_dictionary(kind)
-            most = -(-kind.bit_width // 8) if fixed else 16  # views: what they point to stays where it is
+            most = -(-kind.bit_width // 8) if fixed else 16  # views: their data is not copied
         return np.broadcast_to(np.int64(most), n)
     if not (t.is_list(kind) or t.is_large_list(kind) or t.is_map(kind)):
         return np.diff(bounds)
@@ -61,7 +61,7 @@ def _offsets(array: pa.Array, dtype: Any) -> Any:
 
 
 def pieces_of(sizes: I64) -> Iterator[tuple[int, int]]:
-    """First row and the row after the last of pieces of `BLOCK_BYTES`, or of a single row that has more."""
+    """(start, stop) of pieces of at most `BLOCK_BYTES`; a longer row is a piece of its own."""
     ends = np.cumsum(sizes)
     start = 0
     while start < len(ends):

@@ -1,12 +1,12 @@
-"""Places in the common order of both streams, for count windows (docs/semantics.md, "Count windows").
+"""Sequence numbers for count windows (docs/semantics.md, "Count windows").
 
-What: the two words that every tuple of a count window carries behind its payload, and how they are written and read.
-Why: a tuple's window is told by two places: its own in its stream (1, 2, ...), and how many tuples of the other stream come
-before it. They travel as payload does, so every buffer, message, log and partition-group on its way keeps them.
-Stays out: who gives the places (`cluster.master.arrival_sequence`), matching by them (`state.join_kernel`).
+What: the two words after the payload of every tuple of a count window, and functions that write and read them.
+Why: two numbers define a tuple's window: its sequence number in its stream (1, 2, ...), and the number of preceding tuples of
+the other stream. They travel like payload, so buffers, messages, logs and moves of partition-groups need no change.
+Stays out: assigning sequence numbers (`cluster.master.arrival_sequence`), matching by them (`state.join_kernel`).
 
-The two words are int64. The first is `passed`, how many tuples of the other stream come before. The second is the place while
-the tuple is in time order at the master, and the time from its delivery on, when `ts` is the place.
+Both words are int64. The first is the number of preceding tuples of the other stream. The second is the sequence number while
+the tuple is in time order at the master; from its delivery on it is the time, and `ts` is the sequence number.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import numpy as np
 from swjoin.core.batch import I64, Pairs, PayloadRows, RowLayout, TupleBatch
 
 STAMP_BYTES = 16
-TIME_OFFSET = 8  # of a delivered tuple's time, behind the payload
+TIME_OFFSET = 8  # of a delivered tuple's time, relative to the end of the payload
 Layouts = tuple[RowLayout | None, RowLayout | None]
 
 
 def stamped_layout(layout: RowLayout | None) -> RowLayout:
-    """That of payload rows with both words behind them."""
+    """Layout of payload rows with both words."""
     return RowLayout(STAMP_BYTES) if layout is None else RowLayout(layout.fixed_bytes + STAMP_BYTES, layout.has_var)
 
 
-def wire_layouts(layouts: Layouts, *, counted: bool) -> Layouts:
-    """Layouts of the rows that tuples carry. counted: the join has count windows."""
-    return (stamped_layout(layouts[0]), stamped_layout(layouts[1])) if counted else layouts
+def wire_layouts(layouts: Layouts, *, count_windows: bool) -> Layouts:
+    """Layouts of rows as they travel. counted: whether the join has count windows."""
+    return (stamped_layout(layouts[0]), stamped_layout(layouts[1])) if count_windows else layouts
 
 
 def _stamped(batch: TupleBatch, first: I64, second: I64, payload_bytes: int) -> PayloadRows:
-    """Rows with both words behind their first `payload_bytes` bytes."""
+    """Rows with both words after their first `payload_bytes` bytes."""
     fixed = np.empty((len(batch), payload_bytes + STAMP_BYTES), np.uint8)
     if batch.rows is not None:
         fixed[:, :payload_bytes] = batch.rows.fixed[:, :payload_bytes]
@@ -49,40 +49,40 @@ def _words(rows: PayloadRows) -> I64:
     return words
 
 
-def with_sequence(batch: TupleBatch, places: I64, passed: I64) -> TupleBatch:
-    """Tuples in time order with their places."""
+def with_sequence(batch: TupleBatch, numbers: I64, preceding: I64) -> TupleBatch:
+    """Tuples in time order with their sequence numbers. preceding: number of preceding tuples of the other stream."""
     payload_bytes = 0 if batch.rows is None else batch.rows.fixed.shape[1]
-    return dataclasses.replace(batch, rows=_stamped(batch, passed, places, payload_bytes))
+    return dataclasses.replace(batch, rows=_stamped(batch, preceding, numbers, payload_bytes))
 
 
 def without_sequence(batch: TupleBatch) -> TupleBatch:
-    """Tuples that have no place and only come out again, in the layout of those that have been delivered."""
+    """Tuples without a sequence number, which are never matched, in the layout of delivered tuples."""
     return with_sequence(batch, batch.ts, np.zeros(len(batch), np.int64))
 
 
 def places_of(batch: TupleBatch) -> I64:
-    """Of tuples in time order: int64 (n,)."""
-    assert batch.rows is not None, "tuples without places"
+    """Sequence numbers of tuples in time order: int64 (n,)."""
+    assert batch.rows is not None, "tuples without sequence numbers"
     return _words(batch.rows)[:, 1]
 
 
 def sequence_as_time(batch: TupleBatch) -> TupleBatch:
-    """The same tuples for a slave: `ts` is the place, the time is behind the payload."""
-    assert batch.rows is not None, "tuples without places"
+    """The tuples for delivery: `ts` is the sequence number, the time follows the payload."""
+    assert batch.rows is not None, "tuples without sequence numbers"
     words = _words(batch.rows)
     rows = _stamped(batch, words[:, 0], batch.ts, batch.rows.fixed.shape[1] - STAMP_BYTES)
     return dataclasses.replace(batch, ts=words[:, 1].copy(), rows=rows)
 
 
 def preceding_counts(batch: TupleBatch) -> I64:
-    """How many tuples of the other stream come before each of these: int64 (n,)."""
+    """Numbers of preceding tuples of the other stream: int64 (n,)."""
     if batch.rows is None:
-        return np.zeros(len(batch), np.int64)  # none, or of no join: a kernel that is only loaded
+        return np.zeros(len(batch), np.int64)  # no tuples, or a kernel that is only loaded
     return _words(batch.rows)[:, 0].copy()
 
 
 def with_times(pairs: Pairs) -> Pairs:
-    """Pairs of delivered tuples that carry payload, with times instead of places, and without the words behind the payload."""
+    """Pairs of delivered tuples with payload, with times instead of sequence numbers, and without the two words."""
     left, right = pairs.left_rows, pairs.right_rows
     return dataclasses.replace(
         pairs,
@@ -94,7 +94,7 @@ def with_times(pairs: Pairs) -> Pairs:
 
 
 def _payload_of(rows: PayloadRows) -> PayloadRows | None:
-    """What the user's columns are packed in; None when there are none."""
+    """The user's columns; None when there are none."""
     payload_bytes = rows.fixed.shape[1] - STAMP_BYTES
     if payload_bytes == 0 and rows.var_offsets is None:
         return None

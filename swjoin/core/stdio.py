@@ -1,9 +1,9 @@
-"""Standard input, output and error that are closed, full, or belonged to a terminal that is gone.
+"""Standard streams that are closed, on a full disk, or of a closed terminal.
 
-What: `prepare`, called once by a process that is a command; `mute`, `mute_terminals`.
-Why: `swjoin ... >&-` is the same as `>/dev/null`; a full disk behind `>` is one line; a run whose terminal is closed stops in
-order instead of failing at its last words.
-Stays out: what is printed. No imports but small ones: `swjoin --help` must be instant.
+What: `prepare`, called once by the process of a command; `mute`, `mute_terminals`.
+Why: `swjoin ... >&-` equals `>/dev/null`; a full disk behind `>` gives one line; a run whose terminal is closed stops in order
+instead of failing when it prints.
+Stays out: the output. Imports are few and small, so that `swjoin --help` is instant.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _NAMES = ("stdin", "stdout", "stderr")
 
 
 class _Output(io.TextIOWrapper):
-    """Standard output, or standard error (quiet), around the one that Python made. What cannot be written raises NotWritten
-    once, or never where it is quiet; all that comes later goes to /dev/null. Closed pipes raise what they always do."""
+    """Wrapper of standard output, or standard error (quiet). A failed write raises NotWritten once, or never if quiet; later
+    output goes to /dev/null. Closed pipes raise BrokenPipeError as usual."""
 
     def __init__(self, stream: TextIO, *, quiet: bool) -> None:
         lines, through = bool(stream.line_buffering), bool(getattr(stream, "write_through", False))
@@ -52,8 +52,7 @@ class _Output(io.TextIOWrapper):
 
 
 def prepare() -> None:
-    """Whichever was closed when the process started is /dev/null from now on, for the processes that this one starts, too; and
-    what cannot be written is one line."""
+    """Open closed standard streams as /dev/null, for child processes as well, and report failed writes in one line."""
     for number, name in enumerate(_NAMES):
         try:
             os.fstat(number)
@@ -66,18 +65,18 @@ def prepare() -> None:
         if getattr(sys, name) is None:
             stream = os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if number else "r")
             setattr(sys, name, stream)
-            setattr(sys, f"__{name}__", stream)  # which keeps it open
+            setattr(sys, f"__{name}__", stream)  # keeps the stream open
     sys.stdout, sys.stderr = _Output(sys.stdout, quiet=False), _Output(sys.stderr, quiet=True)
 
 
 def mute(streams: Iterable[TextIO]) -> None:
-    """What these have still in their buffers, and all that comes, goes to /dev/null."""
+    """Send buffered and later output of these streams to /dev/null."""
     for stream in streams:
         _to_nowhere(stream.fileno())
 
 
 def mute_terminals() -> None:
-    """After SIGHUP: what goes to a terminal that is gone goes to /dev/null."""
+    """After SIGHUP: send output for a closed terminal to /dev/null."""
     for number in (1, 2):
         try:
             termios.tcgetattr(number)

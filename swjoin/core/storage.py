@@ -1,13 +1,13 @@
-"""Durable files: whole or not there, with checksums, and a thread that writes them.
+"""Durable files: complete or absent, with checksums; and a background writer.
 
-What: `write_records` and `read_records`, frames with checksums; `write_whole`, a temporary name, fsync, rename; `special`, what
-must not be replaced so; `write_out`, which writes into devices as well; `AppendedFile`; `Background`, a thread that does such
-things in order while the join goes on.
-Why: what is read back after a crash must be exactly what was written, or be refused with its place.
-Stays out: what the frames mean (`checkpoint.delivery_log`, `checkpoint.store`).
+What: `write_records` and `read_records`, frames with checksums; `write_whole`: temporary name, fsync, rename; `special`: files
+that must not be replaced; `write_out`, which also writes to devices; `AppendedFile`; `Background`, a thread that performs
+operations in order.
+Why: a read after a crash must return exactly the written bytes, or fail with the position of the damage.
+Stays out: the content of frames (`checkpoint.delivery_log`, `checkpoint.store`).
 
-A file of records is a sequence of [magic, length, CRC-32, number] (int64, padded to 64 bytes) and as many bytes as `length`
-says, padded to 64. Frames lie aligned, so that they can be read as views of the mapped file.
+A file of records is a sequence of [magic, length, CRC-32, number] (int64, padded to 64 bytes) and `length` bytes, padded to 64.
+The alignment allows views of the mapped file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAGIC = 0x6B63656863  # "check"
 _HEADER_BYTES = 64
 _ALIGN = 64
 _PIECE_BYTES = 1 << 20
-_WAITING = 64  # operations that may wait for the disk; then whoever asks for more waits
+_WAITING = 64  # operations in the queue; `submit` waits while it is full
 
 
 def check_name(path: Path) -> None:
@@ -46,33 +46,32 @@ def check_name(path: Path) -> None:
 
 
 def not_written(path: Path, error: OSError) -> NotWritten:
-    """With the file, in the system's words."""
+    """The error with the file, in the system's words."""
     text = f"{path}: cannot be written ({os.strerror(error.errno) if error.errno else error})"
     return NotWritten(text, full=error.errno in (errno.ENOSPC, errno.EDQUOT))
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """NotWritten, with the file, where the system cannot write it."""
+    """Turns OSError into NotWritten with the file."""
     try:
         yield
     except OSError as error:
         raise not_written(path, error) from None
 
 
-# A file is replaced by a rename, which must take the place of a regular file alone: where a symbolic link is, the file that it
-# leads to is replaced; devices, FIFOs and sockets are never replaced.
+# A rename replaces regular files only, for a symbolic link its target; devices, FIFOs and sockets are never replaced.
 
 
 def resolved(path: Path) -> Path:
-    """Where the content of `path` lies: `path` itself, or what a symbolic link leads to, whether that exists or not."""
+    """`path`, or the target of a symbolic link, which may not exist."""
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def special(path: Path) -> str | None:
-    """What `path` is, links followed, when that is no regular file, such as "a device"; None for a file, or for nothing.
+    """The kind of a path that is no regular file, links followed, such as "a device"; None for a file, or no file.
 
-    OSError when the system cannot tell, as of a name that is too long or of links in a circle.
+    OSError when the system fails, as for a name that is too long, or circular links.
     """
     try:
         mode = os.stat(path).st_mode
@@ -83,13 +82,13 @@ def special(path: Path) -> str | None:
 
 
 def refuse_special(path: Path, words: str, *, streams: bool = False) -> None:
-    """UserError when no file can be written under this name. words: what a user named it by.
+    """UserError when no file can be written under this name. words: the option in messages.
 
-    streams: `write_out` will write it, into a device, a FIFO or standard output as well.
+    streams: `write_out` will write it, so a device, a FIFO or standard output is allowed.
     """
     if streams and is_stream(path):
         return
-    beside = 16  # characters that the names of files beside it have more, such as NAME.incomplete
+    beside = 16  # additional characters in names of files beside it, such as NAME.incomplete
     folder = resolved(path).parent
     try:
         kind = special(path)
@@ -106,17 +105,17 @@ def refuse_special(path: Path, words: str, *, streams: bool = False) -> None:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether `write_out` writes into `path` as it is: a character device, a FIFO, or this process's standard output."""
+    """Whether `write_out` writes into `path` without replacing it: a character device, a FIFO, or standard output."""
     return _standard(path) is not None or _is_open_ended(path)
 
 
 def is_standard_output(path: Path) -> bool:
-    """Whether `write_out` writes where this process prints."""
+    """Whether `path` is this process's standard output."""
     return _standard(path) == 1
 
 
 def _standard(path: Path) -> int | None:
-    """1 or 2, where `path` leads to what this process has there, such as /dev/stdout, also when that is a file."""
+    """1 or 2 when `path` is this process's standard output or error, such as /dev/stdout, or the file behind it."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):
@@ -137,7 +136,7 @@ def _is_open_ended(path: Path) -> bool:
 
 
 def write_out(path: Path, data: bytes) -> None:
-    """What a user wants to read or to pass on: as `write_whole`, or into a character device, a FIFO or standard output."""
+    """Write a user's output: as `write_whole`, or into a character device, a FIFO or standard output."""
     handle = _standard(path)
     if handle is None and not _is_open_ended(path):
         write_whole(path, data)
@@ -154,9 +153,9 @@ def write_out(path: Path, data: bytes) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path`; what has been written there gets its name at the end. After an error nothing is left.
+    """A temporary name beside `path`; the file is renamed at the end, and deleted after an error.
 
-    A symbolic link stays, and the file that it leads to is replaced. NotWritten for a directory, a device, a FIFO or a socket.
+    A symbolic link stays and its target is replaced. NotWritten for a directory, a device, a FIFO or a socket.
     """
     with writing(path):
         kind = special(path)
@@ -204,7 +203,7 @@ class RecordFile:
         self.count += 1
 
     def flush(self) -> None:
-        """Hand what has been appended to the system: it survives this process."""
+        """Pass appended records to the system: they survive this process."""
         with writing(self.path):
             self._file.flush()
 
@@ -215,17 +214,17 @@ class RecordFile:
             self._file.close()
 
     def discard(self) -> None:
-        """Close it and leave it to whoever clears up."""
+        """Close the file, which is incomplete."""
         with suppress(OSError):
             self._file.close()
 
 
 class AppendedFile:
-    """A file that only grows, and of which a checkpoint remembers length and checksum. UserError when it cannot be opened."""
+    """A file that only grows; checkpoints store its length and checksum. UserError when it cannot be opened."""
 
     def __init__(self, path: Path, mark: Sequence[int] = (0, 0), row_bytes: int = 1) -> None:
-        """mark: length and checksum that it had. row_bytes: of which it holds whole ones."""
-        """mark: length and CRC-32 of what counts; the rest is cut off. RunFailed when that is not what it was."""
+        """mark: length and CRC-32 of the valid part; the rest is truncated. row_bytes: the length is a multiple of it.
+        RunFailed when the valid part has changed."""
         length, expected = mark
         try:
             self._file: BinaryIO = path.open("r+b" if path.exists() else "w+b")
@@ -251,18 +250,18 @@ class AppendedFile:
         self._crc = zlib.crc32(data, self._crc)
 
     def flush(self) -> list[int]:
-        """Hand what has been appended to the system; returns length and checksum."""
+        """Pass appended bytes to the system; returns length and checksum."""
         with writing(self.path):
             self._file.flush()
         return [self._file.tell(), self._crc]
 
     def sync(self) -> None:
-        """Make what has been flushed durable."""
+        """Make flushed bytes durable."""
         with writing(self.path):
             os.fsync(self._file.fileno())
 
     def read(self) -> bytes:
-        """All of it."""
+        """The whole content."""
         end, _ = self.flush()
         self._file.seek(0)
         data = self._file.read(end)
@@ -275,7 +274,7 @@ class AppendedFile:
 
 
 def locked(path: Path, refusal: str) -> TextIO:
-    """A file that is locked for this process until it is closed. UserError, with these words, while another one holds it."""
+    """A file, locked until it is closed. UserError, with this text, while another process has the lock."""
     file = path.open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -303,7 +302,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_records(path: Path, records: Iterable[U8]) -> int:
-    """A whole file of records, under its name only when it is durable; returns its bytes."""
+    """Write a file of records, which gets its name once it is durable; returns its size in bytes."""
     with replacing(path) as temporary:
         file = RecordFile(temporary)
         for record in records:
@@ -315,7 +314,7 @@ def write_records(path: Path, records: Iterable[U8]) -> int:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """A whole file, under its name only when it is durable."""
+    """Write a file, which gets its name once it is durable."""
     with replacing(path) as temporary, temporary.open("wb") as file:
         file.write(data)
         file.flush()
@@ -325,10 +324,10 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def read_records(path: Path, nbytes: int, count: int) -> Iterator[U8]:
-    """The records of a file that must have just so many bytes and records. RunFailed with file and offset otherwise.
+    """The records of a file. RunFailed, with file and offset, unless it has exactly this many bytes and records.
 
-    The frames are views of the mapped file. It is mapped copy-on-write, of which nobody makes use: kernels would be compiled
-    anew for arrays that cannot be written to, for ten seconds in the middle of the first recovery.
+    The records are views of the mapped file. The mapping is copy-on-write only to make the arrays writeable: numba would
+    compile the kernels again for read-only arrays, for ten seconds during the first recovery.
     """
     try:
         size = path.stat().st_size
@@ -348,14 +347,14 @@ def read_records(path: Path, nbytes: int, count: int) -> Iterator[U8]:
             raise RunFailed(f"{path}: corrupt at byte {start}: record {number} has another checksum than when it was written")
         at = start + _padded(length)
         if data[start + length : at].any():
-            raise RunFailed(f"{path}: corrupt at byte {start + length}: something stands between records")
+            raise RunFailed(f"{path}: corrupt at byte {start + length}: there are bytes between records")
         yield record
     if at != size:
         raise RunFailed(f"{path}: {size - at} bytes follow its last record")
 
 
 def read_whole_records(path: Path) -> Iterator[U8]:
-    """The records of a file whose writer was killed: all that are whole, and in order. RunFailed when it cannot be read."""
+    """The complete records, in order, of a file whose writer was killed. RunFailed when it cannot be read."""
     try:
         data = np.frombuffer(path.read_bytes(), np.uint8)
     except OSError as error:
@@ -374,7 +373,7 @@ def read_whole_records(path: Path) -> Iterator[U8]:
 
 
 class Executor(Protocol):
-    """Does what it is given, in order, while the join goes on. failure: what an operation raised."""
+    """Performs operations in order, in the background. failure: the exception of an operation."""
 
     failure: BaseException | None
 
@@ -387,10 +386,10 @@ Executors = Callable[[str, Callable[[Any], None]], Executor]  # name, done -> ex
 
 
 class Background(threading.Thread):
-    """Does what it is given, in order, in a thread of its own.
+    """Performs operations in order, in a thread.
 
-    done: takes what an operation returns (unless None), or the exception that it raised; called in this thread. After an
-    exception nothing more is done.
+    done: called in that thread with the result of an operation (unless None), or with its exception. No operation is performed
+    after an exception.
     """
 
     def __init__(self, name: str, done: Callable[[Any], None]) -> None:
@@ -414,11 +413,11 @@ class Background(threading.Thread):
                 self._done(result)
 
     def submit(self, operation: Callable[[], Any]) -> None:
-        """Waits while too many operations do."""
+        """Enqueue an operation; waits while the queue is full."""
         self._operations.put(operation)
 
     def end(self) -> None:
-        """Finish what was submitted, and the thread."""
+        """Complete the submitted operations and end the thread."""
         self._operations.put(None)
         self.join()
 
@@ -428,6 +427,6 @@ def json_bytes(report: dict[str, Any]) -> bytes:
 
 
 def write_json(path: Path, report: dict[str, Any]) -> None:
-    """Write atomically: a temporary name, then a rename."""
+    """Write a JSON file atomically, with its directory."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json_bytes(report))

@@ -1,8 +1,8 @@
-"""Durations, sizes and time zones as people write them.
+"""Parsing of durations, sizes, time zones and paths.
 
-What: `parse_duration_us`, `parse_size_bytes`, `check_time_zone`, how far times may reach; `is_utf8`, `named_path`.
+What: `parse_duration_us`, `parse_size_bytes`, `check_time_zone`, the range of times; `is_utf8`, `named_path`.
 Why: `250ms`, `6h` or `1.5MB` mean the same in a file, on a command line and in a call; a number without a unit is refused.
-Stays out: which values are allowed (`config`).
+Stays out: limits of single options (`config`).
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _ZERO = re.compile(r"[+-]?0+(?:\.0+)?", re.ASCII)
 
 
 def named_path(value: str | os.PathLike[str], words: str) -> Path:
-    """UserError for an empty path, which would be the working directory. words: what it is given as."""
+    """The path. UserError when it is empty, which would mean the working directory. words: the option in messages."""
     if not os.fspath(value):
         raise UserError(f"{words}: the path is empty; write . for the working directory")
     return Path(value)
 
 
 def _is_zero(kind: str, value: object, units: tuple[str, ...]) -> bool:
-    """Whether the value is `0`, which needs no unit. UserError, with the spellings to choose from, for other numbers alone."""
+    """Whether the value is `0`, which needs no unit. UserError, with the possible units, for other numbers without one."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return False
     if isinstance(value, int) and abs(value) >= 1 << 63:
-        raise UserError(f"{kind}: a number beyond 64 bits")  # which Python may refuse to print
+        raise UserError(f"{kind}: a number beyond 64 bits")  # Python may refuse to print it
     text = str(value).strip()
     if len(text) > _LONGEST or not _UNITLESS.fullmatch(text) or (kind == "size" and text[0] == "-"):
         return False
@@ -55,7 +55,8 @@ def _is_zero(kind: str, value: object, units: tuple[str, ...]) -> bool:
 
 
 def parse_duration_us(text: str | int, *, in_us: bool = False) -> int:
-    """A number and a unit (`250ms`, `6h`, `-10us`, `1.5s`) as whole microseconds. UserError for numbers alone, 0 excepted.
+    """A number and a unit (`250ms`, `6h`, `-10us`, `1.5s`) as whole microseconds. UserError for numbers without a unit, except
+    0.
 
     in_us: a whole number is microseconds, because its key says so (`epoch_us`)."""
     if in_us and isinstance(text, int) and not isinstance(text, bool):
@@ -80,7 +81,7 @@ def parse_duration_us(text: str | int, *, in_us: bool = False) -> int:
 
 
 def parse_size_bytes(text: str | int, *, in_bytes: bool = False) -> int:
-    """A size such as `4KB`, `4KiB` (the same), `1.5MB` as bytes. UserError for numbers alone, 0 excepted.
+    """A size such as `4KB`, `4KiB` (the same), `1.5MB` as bytes. UserError for numbers without a unit, except 0.
 
     in_bytes: a whole number is bytes, because its key says so (`block_bytes`)."""
     if in_bytes and isinstance(text, int) and not isinstance(text, bool):
@@ -117,5 +118,5 @@ def check_time_zone(name: object) -> None:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a text from the command line or a file system can be written as UTF-8; its bytes may have been others."""
+    """Whether a text from the command line or a file system was valid UTF-8."""
     return not re.search("[\ud800-\udfff]", text)

@@ -1,7 +1,7 @@
 """The version of the package.
 
 What: `__version__`.
-Why: checkpoints, reports and ranks compare it; rooms below the public face cannot ask that.
+Why: checkpoints, reports and ranks compare it, and lower rooms cannot import the public package.
 Stays out: versions of formats (`connectors.files.run_folder`, `checkpoint.store`).
 """
 

@@ -1,11 +1,11 @@
-"""What ranks find out together: who is where, clocks, links, a ring, a shared directory, a death.
+"""Measurements between ranks: hosts, clocks, links, a ring, a shared directory, a death.
 
 What: the program of all ranks of `swjoin doctor`, `python -m swjoin.diagnostics.doctor_ranks [--dir D] [--die] [--limit S]`;
-rank 0 prints the figures as one line of JSON. `examine` plays a rank that somebody else has started.
+rank 0 prints the figures as one line of JSON. `examine` is the measurement within a rank that is already running.
 Why: whether ranks reach each other, and how fast, shows only between real ranks on their real hosts.
-Stays out: starting the ranks, and judging the figures (`diagnostics.doctor`).
+Stays out: starting the ranks, and the checks of the figures (`diagnostics.doctor`).
 
-Every rank has a time limit, after which it names the step that it hangs in and ends.
+Every rank has a time limit, at which it prints the step that it hangs in, and ends.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from swjoin.runtime.preflight import launcher_index
 if TYPE_CHECKING:
     from swjoin.runtime.mpi.channel import Channel
 
-MARK = "swjoin-doctor: "  # before the line of JSON, and before what a hanging rank says
+MARK = "swjoin-doctor: "  # before the line of JSON, and before the message of a hanging rank
 STUCK = "stuck: "
-_TELL, _CLOCK, _PING, _TOKEN, _TURN = 1, 2, 3, 4, 5
+_REPORT, _CLOCK, _PING, _TOKEN, _TURN = 1, 2, 3, 4, 5  # MPI tags
 _CLOCK_ROUNDS, _PING_ROUNDS, _STREAM_ROUNDS = 100, 200, 8
 _STREAM_BYTES = 4 << 20
 _RING_BYTES = 1 << 20
-_LINK_S = 1.0  # no more than that for each measurement of a slow link
-_FILES_S = 10.0  # how long a file may take to be seen on other hosts
+_LINK_S = 1.0  # limit of each measurement of a slow link
+_FILES_S = 10.0  # time for a file to appear on other hosts
 _DEATH_S = 15.0
 
 
@@ -54,7 +54,7 @@ def clock_offset(samples: NDArray[np.int64]) -> tuple[float, float]:
 
 
 class _Watch:
-    """Ends this process when it takes too long, and says in which step."""
+    """Ends this process at the time limit, and prints its step."""
 
     def __init__(self, limit_s: float, rank: int) -> None:
         self.step = "start"
@@ -73,14 +73,14 @@ class _Watch:
 
 
 def _gather(channel: Channel, value: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every rank's value, on rank 0; elsewhere nothing."""
+    """Every rank's value, on rank 0; an empty list on other ranks."""
     if channel.rank != 0:
-        channel.send_json(value, 0, _TELL)
+        channel.send_json(value, 0, _REPORT)
         return []
-    return [value, *(json.loads(bytes(channel.wait(rank, _TELL))) for rank in range(1, channel.size))]
+    return [value, *(json.loads(bytes(channel.wait(rank, _REPORT))) for rank in range(1, channel.size))]
 
 
-def _places() -> dict[str, Any]:
+def _describe() -> dict[str, Any]:
     from swjoin.core.version import __version__
     from swjoin.runtime.launch import several_hosts
 
@@ -98,7 +98,7 @@ def _places() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _in_turn(channel: Channel, rank: int) -> Iterator[None]:
-    """Rank 0 and `rank` alone are busy inside; the others wait without spinning."""
+    """Inside, only rank 0 and `rank` are busy; other ranks wait without spinning."""
     nothing = np.empty(0, np.uint8)
     if channel.rank == 0:
         channel.send(nothing, rank, _TURN)
@@ -125,23 +125,23 @@ def _clock(channel: Channel, rank: int) -> tuple[float, float]:
 
 
 def _ping_pong(channel: Channel, rank: int, nbytes: int, rounds: int) -> list[float]:
-    """Seconds of one way, round by round; rank 0 tells when it is enough."""
+    """Seconds of one way, per round; rank 0 marks the last round."""
     comm, byte = channel.comm, channel.mpi.BYTE
     data = np.zeros(nbytes, np.uint8)
-    took: list[float] = []
-    begun = time.perf_counter()
+    one_way_s: list[float] = []
+    start_s = time.perf_counter()
     while True:
         if channel.rank == 0:
             now = time.perf_counter()
-            data[0] = len(took) + 1 >= rounds or now - begun > _LINK_S  # the last one
+            data[0] = len(one_way_s) + 1 >= rounds or now - start_s > _LINK_S  # the last round
             comm.Send([data, byte], dest=rank, tag=_PING)
             comm.Recv([data, byte], source=rank, tag=_PING)
-            took.append((time.perf_counter() - now) / 2)
+            one_way_s.append((time.perf_counter() - now) / 2)
         else:
             comm.Recv([data, byte], source=0, tag=_PING)
             comm.Send([data, byte], dest=0, tag=_PING)
         if data[0]:
-            return took
+            return one_way_s
 
 
 def _links(channel: Channel) -> list[dict[str, float]]:
@@ -172,41 +172,47 @@ def _payload(rank: int) -> NDArray[np.uint8]:
 
 
 def _ring(channel: Channel) -> dict[str, Any]:
-    """A token that everybody signs goes round; then all pass their payloads on at once until each has seen each."""
+    """A token goes round, signed by every rank; then all ranks relay payloads at once until each has received all."""
     rank, size = channel.rank, channel.size
     left, right = (rank - 1) % size, (rank + 1) % size
-    begun = time.perf_counter()
+    start_s = time.perf_counter()
     token: dict[str, Any] = {"signed": []}
     if rank == 0:
         channel.send_json({"signed": [0]}, right, _TOKEN)
     token = json.loads(bytes(channel.wait(left, _TOKEN)))
     if rank != 0:
         channel.send_json({"signed": [*token["signed"], rank]}, right, _TOKEN)
-    token_s = time.perf_counter() - begun
+    token_s = time.perf_counter() - start_s
     wrong = []
-    begun = time.perf_counter()
-    held = _payload(rank)
+    start_s = time.perf_counter()
+    payload = _payload(rank)
     for step in range(1, size):
-        request = channel.comm.Isend([held, channel.mpi.BYTE], dest=right, tag=_TOKEN + step)
+        request = channel.comm.Isend([payload, channel.mpi.BYTE], dest=right, tag=_TOKEN + step)
         got = channel.wait(left, _TOKEN + step)
         while not request.Test():
             channel.sleep()
         author = (rank - step) % size
         if len(got) != _RING_BYTES or not np.array_equal(got, _payload(author)):
             wrong.append(author)
-        held = got
-    return {"rank": rank, "token": token["signed"], "token_s": token_s, "seconds": time.perf_counter() - begun, "wrong": wrong}
+        payload = got
+    return {
+        "rank": rank,
+        "token": token["signed"],
+        "token_s": token_s,
+        "seconds": time.perf_counter() - start_s,
+        "wrong": wrong,
+    }
 
 
 def _seen(path: Path, text: str) -> float | None:
-    """Seconds until the file holds the text; None when it did not in time."""
-    begun = time.monotonic()
+    """Seconds until the file has the text; None at the time limit."""
+    start_s = time.monotonic()
     while True:
         with contextlib.suppress(OSError):
-            os.listdir(path.parent)  # network file systems look again then
+            os.listdir(path.parent)  # makes network file systems refresh
             if path.read_text() == text:
-                return time.monotonic() - begun
-        if time.monotonic() - begun > _FILES_S:
+                return time.monotonic() - start_s
+        if time.monotonic() - start_s > _FILES_S:
             return None
         time.sleep(0.01)
 
@@ -223,7 +229,7 @@ def _write(path: Path, text: str) -> str | None:
 
 
 def _shared(channel: Channel, directory: Path) -> dict[str, Any]:
-    """Rank 0 writes a file that all must see; then all write one that rank 0 must see."""
+    """Rank 0 writes a file that all ranks must see; then every rank writes one that rank 0 must see."""
     word = channel.broadcast(secrets.token_hex(16) if channel.rank == 0 else None, 0)
     own = directory / f".swjoin-doctor-{word}-{channel.rank}"
     problem = _write(own, word) if channel.rank == 0 else None
@@ -242,7 +248,7 @@ def _shared(channel: Channel, directory: Path) -> dict[str, Any]:
 
 
 def _death(channel: Channel) -> dict[str, Any] | None:
-    """The last rank kills itself; whether rank 0 is told, and after how long. None: the library has no fault tolerance."""
+    """The last rank kills itself; seconds until rank 0 notices. None: the library has no fault tolerance."""
     from swjoin.runtime.mpi.resilient_channel import library_survives
 
     comm, mpi = channel.comm, channel.mpi
@@ -252,22 +258,22 @@ def _death(channel: Channel) -> dict[str, Any] | None:
         os.kill(os.getpid(), signal.SIGKILL)
     if not library_survives():
         return None
-    begun = time.monotonic()
-    while time.monotonic() - begun < _DEATH_S:
+    start_s = time.monotonic()
+    while time.monotonic() - start_s < _DEATH_S:
         try:
-            comm.Iprobe(source=mpi.ANY_SOURCE, tag=_TELL)
+            comm.Iprobe(source=mpi.ANY_SOURCE, tag=_REPORT)
         except mpi.Exception:
             comm.Ack_failed(comm.size)
         if comm.Get_failed().size:
-            return {"noticed_s": time.monotonic() - begun}
+            return {"noticed_s": time.monotonic() - start_s}
         time.sleep(1e-3)
     return {"noticed_s": None}
 
 
 def examine(directory: Path | None, limit_s: float, *, die: bool = False) -> dict[str, Any]:
-    """Play one rank; on rank 0 the figures of all, elsewhere nothing. Call it on all ranks. limit_s: then this process ends.
+    """Measure, called on all ranks; returns the figures of all on rank 0, and nothing on other ranks.
 
-    die: only the death of the last rank is tried; nobody returns to MPI after it.
+    limit_s: time limit, at which this process ends. die: try only the death of the last rank; MPI cannot be used afterwards.
     """
     import mpi4py
 
@@ -284,9 +290,9 @@ def examine(directory: Path | None, limit_s: float, *, die: bool = False) -> dic
         figures: dict[str, Any] = {"death": _death(channel)}
         watch.done()
         return figures
-    watch.step = "telling rank 0 where I am"
-    places = _gather(channel, _places())
-    figures = {"library": MPI.Get_library_version().split(",")[0].strip(), "size": channel.size, "places": places}
+    watch.step = "reporting to rank 0"
+    ranks = _gather(channel, _describe())
+    figures = {"library": MPI.Get_library_version().split(",")[0].strip(), "size": channel.size, "ranks": ranks}
     watch.step = "clocks and ping-pong with rank 0"
     figures["links"] = _links(channel)
     watch.step = "ring"
@@ -311,7 +317,7 @@ def main() -> None:
         print(MARK + json.dumps(figures), flush=True)
     if args.die:
         sys.stdout.flush()
-        os._exit(0)  # MPI_Finalize may wait for the dead
+        os._exit(0)  # MPI_Finalize may wait for the dead rank
 
 
 if __name__ == "__main__":

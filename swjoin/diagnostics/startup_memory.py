@@ -1,10 +1,10 @@
-"""What a process of swjoin takes before it has read a tuple.
+"""Memory of a started process, before its first tuple.
 
-What: `measure(role)`, resident bytes of a fresh process that has loaded what the role loads, and `python -m
+What: `measure(role)`, resident bytes of a fresh process with the modules and kernels of a role, and `python -m
 swjoin.diagnostics.startup_memory ROLE`, which is that process.
-Why: for small windows Python, its libraries and compiled kernels are most of a rank's memory. It depends on the machine, so
-that it is measured there and not assumed.
-Stays out: what grows with the run (`forecast.memory`).
+Why: with small windows, Python, its libraries and compiled kernels are most of a rank's memory. It depends on the machine, and
+is measured there.
+Stays out: memory that grows with the run (`forecast.memory`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TIMEOUT_S = 240  # kernels may have to be compiled first
 
 
 def measure(role: str) -> int | None:
-    """Resident bytes of a fresh process in this role; None when it cannot be told."""
+    """Resident bytes of a fresh process in this role; None when it cannot be measured."""
     root = Path(__file__).resolve().parents[2]
     command = [sys.executable, "-m", "swjoin.diagnostics.startup_memory", role]
     try:
@@ -35,7 +35,7 @@ def measure(role: str) -> int | None:
 
 
 def load(role: str) -> None:
-    """Import and load what a process in this role does."""
+    """Import the modules and load the kernels of a role."""
     from swjoin.config.run import QueryConfig, RunConfig
     from swjoin.core.batch import RowLayout
     from swjoin.runtime.kernel_preload import load_master_kernels, load_slave_kernels

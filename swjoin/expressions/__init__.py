@@ -1,4 +1,4 @@
 """Predicates over pairs: text to a tree (`parser`), tree to a program (`compiler`), program over arrays (`vm`).
 
-Stays out: which rows a predicate is asked about.
+Stays out: the choice of rows to evaluate.
 """

@@ -1,12 +1,12 @@
-"""A predicate's text becomes a program over packed rows: names are looked up, types are checked.
+"""Compiler of predicates: a tree -> a program over packed rows; resolves names and checks types.
 
-What: `resolve`, which side and column a name means; `type_of`, how a column is compared; `compile_where(node, left, right) ->
-Program`; `compile_text`.
-Why: only here both are known, what the columns are called and how their rows are packed.
-Stays out: the text (`where`), evaluating (`expressions.vm`).
+What: `resolve`, name -> side and column; `type_of`, the type in which a column is compared; `compile_where(node, left, right)
+-> Program`; `compile_text`.
+Why: compilation needs the names of columns and their locations in packed rows.
+Stays out: parsing (`expressions.parser`), evaluation (`expressions.vm`).
 
-A name means an output column (`price`, or `left_price` where both sides have a `price`), or is `left.price`, `right.price`,
-`left_price`, `right_price` whatever the other side has.
+A name is an output column (`price`, or `left_price` where both sides have a `price`), or one of `left.price`, `right.price`,
+`left_price`, `right_price` in any case.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ARITHMETIC = {"+": (p.ADD, p.ADD_FLOAT), "-": (p.SUBTRACT, p.SUBTRACT_FLOAT), "*": (p.MULTIPLY, p.MULTIPLY_FLOAT)}
-# comparison -> (instruction, whether the sides change places, whether it is negated)
+# comparison -> (instruction, whether the operands are swapped, whether the result is negated)
 _ORDER = {
     "=": (p.EQUAL, False, False),
     "!=": (p.EQUAL, False, True),
@@ -42,7 +42,7 @@ _ORDER = {
 def resolve(
     name: str, columns: tuple[Sequence[str], Sequence[str]], keys: tuple[Sequence[str], Sequence[str]]
 ) -> tuple[int, str]:
-    """(side, column) that a name means. UserError when it means none, or two. columns, keys: names on both sides."""
+    """(side, column) of a name. UserError for an unknown or ambiguous name. columns, keys: names on both sides."""
     found: list[tuple[int, str]] = []
     for side, prefix in enumerate(STREAM_NAMES):
         for column in columns[side]:
@@ -65,9 +65,9 @@ def resolve(
 
 
 class _Compiler:
-    def __init__(self, codecs: tuple[StreamCodec, StreamCodec], *, counted: bool) -> None:
+    def __init__(self, codecs: tuple[StreamCodec, StreamCodec], *, count_windows: bool) -> None:
         self._codecs = codecs
-        self._counted = counted
+        self._count_windows = count_windows
         self._names = tuple([name for name, _, _ in codec.columns] for codec in codecs)
         self.code: list[int] = []
         self.floats: list[float] = []
@@ -86,11 +86,11 @@ class _Compiler:
     def whole(self, node: Node) -> p.Program:
         kind = self.value(node)
         if kind not in ("bool", "null"):
-            raise UserError(f"where: it must be a condition, but it is {_said(kind)}")
+            raise UserError(f"where: it must be a condition, but it is {_described(kind)}")
         text = np.frombuffer(self.text, np.uint8).copy()
         return p.Program(np.array(self.code, np.int64), np.array(self.floats), text, np.array(self.tails, np.int64))
 
-    # ------------------------------------------------------------ values: each leaves one on the stack, and says of which type
+    # ------------------------------------------------------------ values: each method pushes one and returns its type
 
     def value(self, node: Node) -> str:
         match node.kind:
@@ -143,41 +143,41 @@ class _Compiler:
         return "float"
 
     def _column(self, name: str) -> str:
-        side, column, said = self._find(name)
+        side, column, kind = self._find(name)
         codec = self._codecs[side]
         origin = next(origin for found, _, origin in codec.columns if found == column)
         if origin == "key":
             self._emit(p.KEY_OF, grows=1)
-        elif origin == "ts" and self._counted:
+        elif origin == "ts" and self._count_windows:
             payload_bytes = 0 if codec.layout is None else codec.layout.fixed_bytes
             self._emit(p.INT, side, payload_bytes + TIME_OFFSET, 8, -1, grows=1)
         elif origin == "ts":
             self._emit(p.TIME_OF, side, grows=1)
         else:
             assert codec.rows is not None
-            place = codec.rows.place_of(column)
-            if said == "text":
-                self._emit(p.TEXT, side, place.offset, len(self.tails), place.null_bit, len(place.before), grows=1)
-                self.tails += place.before
+            slot = codec.rows.slot_of(column)
+            if kind == "text":
+                self._emit(p.TEXT, side, slot.offset, len(self.tails), slot.null_bit, len(slot.before), grows=1)
+                self.tails += slot.before
             else:
-                what = p.FLOAT if said == "float" else p.INT
-                signed = said != "bool" and not str(codec.rows.schema.field(column).type).startswith("uint")
-                self._emit(what, side, place.offset, place.width if signed else -place.width, place.null_bit, grows=1)
-        return said
+                what = p.FLOAT if kind == "float" else p.INT
+                signed = kind != "bool" and not str(codec.rows.schema.field(column).type).startswith("uint")
+                self._emit(what, side, slot.offset, slot.width if signed else -slot.width, slot.null_bit, grows=1)
+        return kind
 
     def _condition(self, node: Node, where: str) -> None:
         kind = self.value(node)
         if kind not in ("bool", "null"):
-            raise UserError(f"where: {where} is between conditions, not {_said(kind)}")
+            raise UserError(f"where: {where} is between conditions, not {_described(kind)}")
 
     def _numeric(self, node: Node, sign: str) -> str:
         kind = self.value(node)
         if kind not in ("int", "float", "null"):
-            raise UserError(f"where: {sign} is of numbers, not of {_said(kind)}")
+            raise UserError(f"where: {sign} is of numbers, not of {_described(kind)}")
         return "int" if kind == "null" else kind
 
     def _pair(self, node: Node, *, real: bool) -> str:
-        """Both operands, as numbers of one type."""
+        """Push both operands as numbers of one type."""
         kinds = []
         for part, other in ((node.parts[0], node.parts[1]), (node.parts[1], node.parts[0])):
             kind = self._numeric(part, node.kind)
@@ -188,7 +188,7 @@ class _Compiler:
         return kinds[0]
 
     def _type(self, node: Node) -> str:
-        """The type of a value, without its instructions; whether it is right is seen when they are made."""
+        """The type of a value, without instructions and checks."""
         if id(node) not in self._types:
             self._types[id(node)] = self._found_type(node)
         return self._types[id(node)]
@@ -209,7 +209,7 @@ class _Compiler:
                 return "bool"
 
     def _find(self, name: str) -> tuple[int, str, str]:
-        """Side, column and type that a name means."""
+        """Side, column and type of a name."""
         codecs = self._codecs
         side, column = resolve(name, (self._names[LEFT], self._names[RIGHT]), (codecs[LEFT].key, codecs[RIGHT].key))
         kind = next(kind for found, kind, _ in codecs[side].columns if found == column)
@@ -222,14 +222,14 @@ class _Compiler:
         return kind
 
     def _comparison(self, node: Node) -> str:
-        what, turned, negated = _ORDER[node.kind]
-        left, right = node.parts[::-1] if turned else node.parts
+        what, swapped, negated = _ORDER[node.kind]
+        left, right = node.parts[::-1] if swapped else node.parts
         kinds = self._type(left), self._type(right)
         known = {kind for kind in kinds if kind != "null"}
         if known <= {"int", "float"}:
             kind = self._pair(Node(node.kind, parts=(left, right)), real=False)
         elif len(known) > 1:
-            raise UserError(f"where: {_said(kinds[0])} and {_said(kinds[1])} cannot be compared with {node.kind}")
+            raise UserError(f"where: {_described(kinds[0])} and {_described(kinds[1])} cannot be compared with {node.kind}")
         else:
             self.value(left)
             self.value(right)
@@ -240,12 +240,12 @@ class _Compiler:
         return "bool"
 
 
-def _said(kind: str) -> str:
+def _described(kind: str) -> str:
     return {"bool": "a truth value", "int": "a number", "float": "a number", "text": "text", "null": "null"}.get(kind, kind)
 
 
 def type_of(name: str, kind: pa.DataType) -> str:
-    """int, float, bool, text, or the name of a type that is compared with its own kind only. UserError for all others."""
+    """int, float, bool, text, or the name of a type that compares with itself only. UserError for all others."""
     import pyarrow.types as t
 
     if t.is_dictionary(kind):
@@ -263,11 +263,11 @@ def type_of(name: str, kind: pa.DataType) -> str:
     raise UserError(f"where: column {name} is {kind}, which cannot be used there")
 
 
-def compile_where(node: Node, left: StreamCodec, right: StreamCodec, *, counted: bool = False) -> p.Program:
-    """UserError for a column that is missing, or types that do not fit. counted: rows carry places (`places`)."""
-    return _Compiler((left, right), counted=counted).whole(node)
+def compile_where(node: Node, left: StreamCodec, right: StreamCodec, *, count_windows: bool = False) -> p.Program:
+    """UserError for a missing column or incompatible types. counted: rows have sequence numbers (`core.sequence_numbers`)."""
+    return _Compiler((left, right), count_windows=count_windows).whole(node)
 
 
-def compile_text(where: str | None, left: StreamCodec, right: StreamCodec, *, counted: bool) -> p.Program | None:
-    """A predicate given as text, over rows as these codecs pack them; None without one. UserError when its types do not fit."""
-    return None if where is None else compile_where(parse_where(where), left, right, counted=counted)
+def compile_text(where: str | None, left: StreamCodec, right: StreamCodec, *, count_windows: bool) -> p.Program | None:
+    """The program of a predicate for rows of these codecs; None without a predicate. UserError for incompatible types."""
+    return None if where is None else compile_where(parse_where(where), left, right, count_windows=count_windows)

@@ -1,9 +1,8 @@
-"""The residual predicate of a join as text: `left_price < right_price and not right.cancelled`.
+"""Parser of residual predicates: `left_price < right_price and not right.cancelled`.
 
 What: `parse_where(text) -> Node`, `columns_of`, `to_sql`, `to_text`.
-Why: a condition over both sides' columns belongs to the configuration, so it is text; it is parsed here, and never evaluated as
-Python.
-Stays out: which columns there are and their types (`expressions.compiler`), evaluating (`expressions.vm`).
+Why: a predicate is text, because it is part of a configuration; it is never evaluated as Python.
+Stays out: existing columns and their types (`expressions.compiler`), evaluation (`expressions.vm`).
 
 Grammar, as in SQL: or, and, not; =, !=, <>, <, <=, >, >=, is [not] null; + and -, * and /; -x, abs(x), parentheses; numbers,
 'text', true, false, null; columns as `name`, `left.name`, `right.name`, or in double quotes.
@@ -27,7 +26,7 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _WORDS = {"and", "or", "not", "is", "null", "true", "false", "abs"}
-_MOST_CHARACTERS, _DEEPEST, _LONGEST = 10_000, 50, 50  # nested, and terms in a row: both are Python's own stack
+_MOST_CHARACTERS, _DEEPEST, _LONGEST = 10_000, 50, 50  # nesting, and terms in a row: both use Python's stack
 COMPARISONS = ("=", "!=", "<", "<=", ">", ">=")
 
 
@@ -51,24 +50,24 @@ class _Parser:
             if match is None:
                 raise self._error(f"{text[at:].strip()[:20]!r} is not understood", at)
             kind = str(match.lastgroup)
-            token, place = match[kind], match.start(kind)
+            token, start = match[kind], match.start(kind)
             if kind == "name" and token.lower() in _WORDS:
                 kind, token = "word", token.lower()
             token = {"==": "=", "<>": "!="}.get(token, token)
-            self._tokens.append((kind, token, place))
+            self._tokens.append((kind, token, start))
             at = match.end()
         self._next = 0
         self._depth = 0
 
     def _error(self, what: str, at: int | None = None) -> UserError:
-        place = len(self._text) if at is None else at
-        return UserError(f"where: {what}, at character {place + 1} of {self._text[:200]!r}")
+        position = len(self._text) if at is None else at
+        return UserError(f"where: {what}, at character {position + 1} of {self._text[:200]!r}")
 
     def _peek(self) -> tuple[str, str, int]:
         return self._tokens[self._next] if self._next < len(self._tokens) else ("end", "", len(self._text))
 
     def _take(self, *wanted: str) -> str | None:
-        """The next token, if it is one of these signs or words."""
+        """Consume and return the next token if it is one of these signs or words."""
         kind, token, _ = self._peek()
         if kind in ("sign", "word") and token in wanted:
             self._next += 1
@@ -91,7 +90,7 @@ class _Parser:
         return node
 
     def _conditions(self, part: Callable[[], Node], sign: str) -> Node:
-        """Any number of conditions in a row, as a tree that is no deeper than it must be."""
+        """Any number of conditions in a row, as a balanced tree."""
         nodes = [part()]
         while self._take(sign):
             nodes.append(part())
@@ -175,7 +174,7 @@ def _unquoted(part: str) -> str:
 
 
 def parse_where(text: str) -> Node:
-    """UserError, with the place, when it is no predicate."""
+    """The tree of a predicate. UserError with the position of a syntax error."""
     if len(text) > _MOST_CHARACTERS:
         raise UserError(f"where: {len(text)} characters are too many, {_MOST_CHARACTERS} at most")
     if not is_utf8(text):
@@ -192,7 +191,7 @@ def columns_of(node: Node) -> Iterator[str]:
 
 
 def to_text(node: Node, name: Callable[[str], str]) -> str:
-    """The same condition, with its columns called otherwise. name: a column as it is to be written."""
+    """The predicate as text with renamed columns. name: column as written -> its new name."""
     parts = [to_text(part, name) for part in node.parts]
     match node.kind:
         case "column":
@@ -213,8 +212,8 @@ def to_text(node: Node, name: Callable[[str], str]) -> str:
 
 Kind = Literal["int", "float", "bool", "text", "null", "other"]
 Dialect = Literal["duckdb", "spark"]
-_PRODUCT = "BETWEEN -9199999999999999999 AND 9199999999999999999"  # beyond it `expressions.vm` knows no product
-# 64-bit integers, null where the result is beyond 64 bits; each operand once, as an expression may be nested deeply
+_PRODUCT = "BETWEEN -9199999999999999999 AND 9199999999999999999"  # the range of products in `expressions.vm`
+# 64-bit integers, null on overflow; each operand occurs once, because expressions may be nested deeply
 _INTEGER_SQL: dict[Dialect, dict[str, str]] = {
     "duckdb": {
         "+": "TRY({} + {})",
@@ -235,12 +234,12 @@ _FLOAT_SQL = {"+": "({} + {})", "-": "({} - {})", "*": "({} * {})", "negative": 
 
 
 def to_sql(node: Node, column: Callable[[str], tuple[str, Kind]], dialect: Dialect) -> str:
-    """The same condition in the SQL of another engine, with the meaning that it has here.
+    """The predicate in another engine's SQL, with the semantics of `expressions.vm`.
 
-    DuckDB and Spark take NaN for equal to itself and for the greatest number, and have integers of fewer than 64 bits. Here
-    comparisons of floats are those of IEEE 754, and all integers have 64 bits.
+    DuckDB and Spark treat NaN as equal to itself and as the greatest number, and have integers of fewer than 64 bits. In swjoin
+    floats compare by IEEE 754, and all integers have 64 bits.
 
-    column: a column's expression and kind, by its name as written. Expressions of numbers are cast to 64 bits here.
+    column: column as written -> its expression and kind. The translation casts numbers to 64 bits.
     """
     return _Translation(column, dialect).value(node)[0]
 
@@ -280,7 +279,7 @@ class _Translation:
                 return self._arithmetic(node)
 
     def _text(self, text: str) -> str:
-        if self._dialect == "spark":  # backslashes escape; a doubled quote does not in all versions
+        if self._dialect == "spark":  # backslashes escape; a doubled quote works in some versions only
             return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
         return "'" + text.replace("'", "''") + "'"
 
@@ -309,7 +308,7 @@ class _Translation:
         ]
         if not guarded:
             return f"({one} {node.kind} {two})"
-        # null first: nothing is known of a comparison with null, of NaN either
+        # null first: a comparison of null with NaN is null
         nan = " OR ".join(f"isnan({text})" for text in guarded)
         answer = "TRUE" if node.kind == "!=" else "FALSE"
         return f"(CASE WHEN {one} IS NULL OR {two} IS NULL THEN NULL WHEN {nan} THEN {answer} ELSE {one} {node.kind} {two} END)"

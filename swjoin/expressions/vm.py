@@ -1,14 +1,14 @@
-"""The residual predicate of a join, as a kernel: a small stack machine over payload rows.
+"""Virtual machine of residual predicates: a stack machine over payload rows, as a kernel.
 
-What: `Program`, instructions over both sides' columns; `Rows`, where payload lies now; `judge`, which drops the candidates for
-which the predicate does not hold; `program_out`, `program_in`, programs as plain values.
-Why: whether a tuple has matched depends on it, so it must be known where matches are found, before anything is counted or
-marked; and slaves have no Arrow.
-Stays out: text, names and types (`where`, `expressions.compiler`).
+What: `Program`, instructions over both sides' columns; `Rows`, the storage of payload; `evaluate`, which drops the candidates
+that do not satisfy the predicate; `program_out`, `program_in`, programs as JSON values.
+Why: the predicate decides whether tuples match, so it is evaluated where matches are found, before they are counted or marked;
+and slaves have no Arrow.
+Stays out: text, names and types (`expressions.parser`, `expressions.compiler`).
 
-Values are 64-bit integers (truth values and times, too), 64-bit floats, or text (a place in bytes, compared byte by byte); each
-may be null. As in SQL: what is computed from null is null, `and`, `or`, `not` have three values, and only true holds. Integer
-results beyond 64 bits (products from 9.2e18 on) and divisions by zero are null.
+Values are 64-bit integers (also truth values and times), 64-bit floats, or text (a range of bytes, compared byte by byte); each
+may be null. As in SQL: operations on null give null, `and`, `or`, `not` are three-valued, and a predicate holds if it is true.
+Integer results beyond 64 bits (products from 9.2e18 on) and divisions by zero are null.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from swjoin.core.batch import I64, U8
 from swjoin.core.record_layout import FLAGS, KEY, REF, TS
 
-# instructions: what, side, offset of the value, its bytes or first entry in `tails`, null bit or -1, entries in `tails`
+# instruction: opcode, side, offset of the value, its bytes or first entry in `tails`, null bit or -1, entries in `tails`
 WIDTH = 6
 INT, FLOAT, TEXT, KEY_OF, TIME_OF, INT_LITERAL, FLOAT_LITERAL, TEXT_LITERAL, NULL = range(9)
 TO_FLOAT, ADD, SUBTRACT, MULTIPLY, NEGATE, ABS, ADD_FLOAT, SUBTRACT_FLOAT, MULTIPLY_FLOAT, DIVIDE = range(9, 19)
@@ -34,8 +34,8 @@ PAGE_BITS = 12  # of a payload reference: the row within its page
 
 
 class Program(NamedTuple):
-    """code: int64 (instructions * WIDTH,); empty: everything holds. floats, text: literals. tails: offsets, in a row's fixed
-    part, of the lengths of tails that come before another one."""
+    """code: int64 (instructions * WIDTH,); empty: always true. floats, text: literals. tails: offsets, in a row's fixed part,
+    of the lengths of preceding tails."""
 
     code: I64
     floats: NDArray[np.float64]
@@ -54,7 +54,7 @@ class Rows(NamedTuple):
 
 
 class Residual(NamedTuple):
-    """A predicate and what it is about."""
+    """A predicate and both sides' payload."""
 
     program: Program
     left: Rows
@@ -72,7 +72,7 @@ def no_rows() -> Rows:
 
 
 def program_out(program: Program) -> dict[str, Any]:
-    """A program for JSON."""
+    """A program as JSON values."""
     return {name: values.tolist() for name, values in program._asdict().items()}
 
 
@@ -95,7 +95,7 @@ def _integer(arena: U8, at: int, size: int) -> int:
 
 @njit(cache=True, nogil=True)
 def _compare_bytes(one: U8, at: int, length: int, two: U8, to: int, size: int) -> int:
-    """Below, at or above 0 as the first text comes before, is equal to, or comes after the second."""
+    """Below, at or above 0 if the first text is less than, equal to, or greater than the second."""
     for i in range(min(length, size)):
         if one[at + i] != two[to + i]:
             return 1 if one[at + i] > two[to + i] else -1
@@ -103,7 +103,7 @@ def _compare_bytes(one: U8, at: int, length: int, two: U8, to: int, size: int) -
 
 
 @njit(cache=True, nogil=True)
-def judge(
+def evaluate(
     program: Program,
     left: Rows,
     right: Rows,
@@ -116,9 +116,9 @@ def judge(
     start: int,
     stop: int,
 ) -> None:
-    """verdict[c] = 0 for those of the candidates start .. stop - 1 for which the predicate does not hold.
+    """verdict[c] = 0 for the candidates in start .. stop - 1 that do not satisfy the predicate.
 
-    s: the stream of the probes. probe_at, row_at: where the two records of a candidate begin in probe_rows, rows.
+    s: the stream of the probes. probe_at, row_at: starts of a candidate's two records in probe_rows, rows.
     """
     code, floats, text, tails = program.code, program.floats, program.text, program.tails
     arenas_l, slots_l, offsets_l, bytes_l, shape_l = left.arena, left.slots, left.tail_offsets, left.tail_bytes, left.shape
@@ -153,12 +153,16 @@ def judge(
                     raw = arena[base + offset : base + offset + size]
                     real[top] = np.float64(raw.view(np.float32)[0]) if size == 4 else raw.view(np.float64)[0]
                 else:
-                    place = offsets_l[ref - shape_l[2]] if side == 0 else offsets_r[ref - shape_r[2]]
+                    first_byte = offsets_l[ref - shape_l[2]] if side == 0 else offsets_r[ref - shape_r[2]]
                     for k in range(size, size + code[at + 5]):
-                        place += _integer(arena, base + tails[k], -4)
+                        first_byte += _integer(arena, base + tails[k], -4)
                     ends = offsets_l[ref - shape_l[2] + 1] if side == 0 else offsets_r[ref - shape_r[2] + 1]
-                    place = min(place, ends)  # whatever the lengths say, nothing beyond the row's tail is read
-                    value[top], length[top], source[top] = place, min(_integer(arena, base + offset, -4), ends - place), side
+                    first_byte = min(first_byte, ends)  # corrupt lengths must not read beyond the row's tail
+                    value[top], length[top], source[top] = (
+                        first_byte,
+                        min(_integer(arena, base + offset, -4), ends - first_byte),
+                        side,
+                    )
             elif op == KEY_OF:
                 top += 1
                 value[top], known[top] = probe_rows[p + KEY], True
@@ -206,7 +210,7 @@ def judge(
                     known[top] = both
                     if not both:
                         continue
-                    if op == ADD:  # without signs: the compiler takes for granted that signed results do not overflow
+                    if op == ADD:  # unsigned: the compiler assumes that signed results do not overflow
                         value[top] = np.int64(uint64(one) + uint64(two))
                         known[top] = (one ^ value[top]) & (two ^ value[top]) >= 0
                     elif op == SUBTRACT:

@@ -1,20 +1,18 @@
-"""What a number of slaves sustains, by the cost model: production delay at a rate, the saturation rate, slaves for a target.
+"""Capacity by the cost model: production delay at a rate, the highest sustained rate, slaves for a target.
 
-What: `Model` (a configuration made steady, with costs and cores), `Outcome` of playing it at a rate, `saturation`,
-`least_slaves`.
-Why: before a run is submitted one asks how far it can go, and how many ranks a promise needs. The criterion is the one that
-judges real runs (`monitor.sustainability.sustained`), so that a forecast and a measurement mean the same.
-Stays out: what things cost (`forecast.costs`), playing (`forecast.model.run`), memory (`forecast.memory`), printing (`cli`).
+What: `Model` (a configuration made steady, with costs and cores), `Outcome` of a modelled run at one rate,
+`sustainable_rate`, `least_slaves`.
+Why: before a run is submitted: which rate can it sustain, and how many ranks does a target need? The criterion is that of real
+runs (`monitor.sustainability.sustained`), so forecasts and measurements can be compared.
+Stays out: costs (`forecast.costs`), running the model (`forecast.model.run`), memory (`forecast.memory`), printing (`cli`).
 
-How it is played: realtime pace, windows filled beforehand (history), then EPOCHS distribution epochs in steady state.
-Partition-groups stay where they start and nodes keep the speed they start with. Rates are per stream;
-where two streams differ, the mean.
+A modelled run: realtime pace, prefilled windows, then EPOCHS distribution epochs in steady state. Partition-groups are not
+moved, and nodes keep their initial speed. Rates are per stream; the mean where the two streams differ.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,29 +34,32 @@ from swjoin.forecast.costs import CostModel
 from swjoin.forecast.input_profile import InputProfile
 from swjoin.forecast.key_distribution import key_distribution
 from swjoin.forecast.model.batch import TUPLE_BYTES
-from swjoin.forecast.model.run import PAIR_BYTES, ModelStreams, generated_payload_bytes, plan
+from swjoin.forecast.model.run import ModelStreams, generated_payload_bytes, plan
 from swjoin.forecast.summary import forecast
 from swjoin.monitor.sustainability import sustained
+from swjoin.operators.join_step import PAIR_BYTES
 
 EPOCHS = 16  # distribution epochs that are measured
-PRECISION = 1.04  # of the saturation rate: the lowest rate that is not sustained over the highest that is
-MOST_SLAVES = 128  # beyond, `swjoin simulate` has the patience
-_SEARCHED_SLAVES = 12  # beyond, the rate follows from how busy the busiest resource is
+PRECISION = 1.04  # lowest rate that is not sustained / highest sustained rate
+MOST_SLAVES = 128  # more take minutes: they are left to `swjoin simulate`
+_SEARCHED_SLAVES = 12  # for more, the rate is derived from the utilisation of the busiest resource
 _MOST_PROBES = 14
-_MARGIN = (
-    10.0  # a target above so many times what can be reached is not played: a play is short, and rows may have been read ahead
-)
+_MARGIN = 10.0  # a target above the reachable rate times this is not modelled: runs are short, and rows may be read ahead
 
 
 class NotModelledError(Exception):
-    """The model does not know this kind of run; the text says why."""
+    """The model does not cover this kind of run; the text says why."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run foretold at `rate_per_s` and stream. why: it is (not) sustained. delay_s: mean, p50, p99, max; None without pairs.
-    resource, utilisation: what is busiest, and the share of its time; slaves_busy: of the busiest slave's. pairs_per_s: of the
-    run."""
+    """A modelled run at one rate per stream.
+
+    sustained, why: the verdict and its reason.
+    delay_s: production delay: mean, p50, p99, max; None without pairs.
+    resource, utilisation: the busiest resource and its utilisation; slaves_busy: utilisation of the busiest slave.
+    pairs_per_s: mean over the run.
+    """
 
     rate_per_s: float
     sustained: bool
@@ -71,9 +72,13 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Saturation:
-    """rate_per_s: the highest rate per stream that is sustained; 0: none that was tried. above_per_s: the lowest that is not,
-    if one was found. resource: what saturates there."""
+class SustainableRate:
+    """The highest sustained rate.
+
+    rate_per_s: per stream; 0: no rate that was tried is sustained.
+    above_per_s: the lowest rate found that is not sustained, if any.
+    resource: the one that saturates first.
+    """
 
     rate_per_s: float
     above_per_s: float | None
@@ -82,7 +87,7 @@ class Saturation:
 
 @dataclass(frozen=True)
 class Target:
-    """slaves: the least number that sustains the target; None: none up to `tried` does. why: then, what stands in the way."""
+    """slaves: the least number that sustains the target; None: no number up to `tried` does. why: the reason then."""
 
     slaves: int | None
     tried: int
@@ -91,19 +96,19 @@ class Target:
 
 
 def rates_of(config: RunConfig, profile: InputProfile) -> tuple[float, float]:
-    """Mean tuples per second of either stream, over the time in which they come."""
+    """Mean tuples per second of each stream, from its first to its last tuple."""
     if config.left.path is None:
-        middle = (
+        rates = (
             float(profile.arrived[s][-1]) / max(1e-6, (profile.times_us[-1] - profile.times_us[0]) / 1e6) for s in (LEFT, RIGHT)
         )
     else:
-        middle = (_rate(profile, s) for s in (LEFT, RIGHT))
-    left, right = middle
+        rates = (_rate(profile, s) for s in (LEFT, RIGHT))
+    left, right = rates
     return left, right
 
 
 def _rate(profile: InputProfile, stream: int) -> float:
-    """From the first tuple of a stream to its last: the other may begin before, or end later."""
+    """Mean rate of one stream of files; the other stream may start before and end after it."""
     arrived = profile.arrived[stream]
     some = np.flatnonzero(np.diff(arrived) > 0)
     if not len(some):
@@ -113,7 +118,7 @@ def _rate(profile: InputProfile, stream: int) -> float:
 
 
 def equal_keys(config: RunConfig, profile: InputProfile) -> float:
-    """Chance that a left and a right tuple have equal keys; of files by the first rows."""
+    """Probability that a left and a right tuple have equal keys; of files by a sample of the first rows."""
     shares = getattr(profile.keys, "shares", None)
     if shares is not None:
         return float(np.dot(shares[LEFT], shares[RIGHT]))
@@ -123,7 +128,7 @@ def equal_keys(config: RunConfig, profile: InputProfile) -> float:
 
 
 def pairs_per_s(config: RunConfig, rates_per_s: tuple[float, float], equal: float) -> float:
-    """Pairs of equal keys within the bounds, per second, when windows are full; conditions (`join.where`) would leave fewer."""
+    """Pairs of equal keys within the bounds, per second, with full windows; `join.where` is not taken into account."""
     left, right = rates_per_s
     if config.query.last is not None:
         of_left, of_right = config.query.last
@@ -134,8 +139,11 @@ def pairs_per_s(config: RunConfig, rates_per_s: tuple[float, float], equal: floa
 
 @dataclass(frozen=True)
 class Model:
-    """A configuration as it is played. notes: in what it differs from the one that was given. pair_factor: rates of streams
-    that differ, product over squared mean."""
+    """A configuration as it is modelled.
+
+    pair_factor: product of both streams' rates / square of their mean.
+    notes: differences from the configuration that was given.
+    """
 
     config: RunConfig
     costs: CostModel
@@ -146,19 +154,19 @@ class Model:
 
     @staticmethod
     def of(config: RunConfig, costs: CostModel, host_cores: int, profile: InputProfile) -> Model:
-        """UncoveredError when the model does not know such runs."""
+        """NotModelledError when the model does not cover such runs."""
         if config.query.last is not None:
             raise NotModelledError("count windows are not in the cost model")
         t_d = config.cluster.distribution_epoch_us
         if t_d == 0:
             raise NotModelledError(
-                "delay and saturation are of distribution epochs by the clock; "
+                "delay and saturation need distribution epochs by the clock; "
                 "give one, such as --set cluster.distribution_epoch=250ms"
             )
         left, right = rates_of(config, profile)
         mean = (left + right) / 2
         if mean <= 0:
-            raise NotModelledError("no tuples are to come")
+            raise NotModelledError("the input has no tuples")
         prefill = -(-config.query.bounds.retention_us // t_d) * t_d
         model = TimeConfig(config.time.model if config.pace == "realtime" else "event")
         workload = dataclasses.replace(config.workload, rate_per_s=mean, duration_us=prefill + (EPOCHS + 2) * t_d)
@@ -180,7 +188,7 @@ class Model:
         return Model(steady, costs, host_cores, profile, left * right / mean**2, _differences(config, left, right))
 
     def _streams(self, config: RunConfig) -> ModelStreams | None:
-        """What files bring; None: the workload section says it."""
+        """The streams of files; None: the workload section describes them."""
         if config.left.path is None:
             return None
         groups = config.cluster.partition_count
@@ -200,8 +208,7 @@ class Model:
         return ModelStreams(distribution, round(payload / 2))
 
     def reachable_per_s(self, slaves: int) -> tuple[float, str]:
-        """A rate per stream that so many slaves cannot exceed, and what sets it: what tuples and their pairs cost in any case,
-        however they are delivered."""
+        """An upper bound of the rate per stream, and the resource that sets it: by the costs of tuples and pairs alone."""
         config, c, bounds = self.config, self.costs, self.config.query.bounds
         streams = self._streams(config)
         payload = generated_payload_bytes(config) if streams is None else streams.payload_bytes
@@ -210,15 +217,15 @@ class Model:
         pairs = pairs_per_s(config, (1.0, 1.0), equal_keys(config, self.profile)) * self.pair_factor  # at one tuple/s
         master_ns = c.source_tuple_ns + c.source_byte_ns * payload + c.master_tuple_ns + c.master_byte_ns * nbytes
         slave_pair_ns = c.slave_pair_ns + c.slave_result_byte_ns * pair_bytes
-        kept_s = (max(0, bounds.upper_us) + max(0, -bounds.lower_us)) / 1e6
-        linear = {  # seconds, or shares of what there is, of two tuples
+        stay_s = (max(0, bounds.upper_us) + max(0, -bounds.lower_us)) / 1e6
+        linear = {  # share of each resource that two tuples per second take
             "master CPU": 2 * master_ns / 1e9,
             "master link": 2 * nbytes / c.link_bytes_per_s,
             "slaves": 2 * c.slave_tuple_ns / 1e9 / slaves,
-            "module.window": kept_s * nbytes / (slaves * config.module.window_bytes),
+            "module.window": stay_s * nbytes / (slaves * config.module.window_bytes),
             "host": 2 * (master_ns + c.slave_tuple_ns) / 1e9 / self.host_cores if self.host_cores else 0.0,
         }
-        square = {  # of all pairs of two tuples' partners
+        square = {  # share that their pairs take, which grow with the square of the rate
             "slaves": slave_pair_ns * pairs / 1e9 / slaves,
             "collector": c.collector_byte_ns * pair_bytes * pairs / 1e9,
         }
@@ -226,27 +233,25 @@ class Model:
         found += [(cost**-0.5, name) for name, cost in square.items() if cost > 0]
         return min(found, default=(float("inf"), ""))
 
-    def play(self, slaves: int, rate_per_s: float) -> Outcome:
-        """Foretell a run at this rate per stream. RunFailed never: a run that fails is not sustained."""
+    def run_at(self, slaves: int, rate_per_s: float) -> Outcome:
+        """Model a run at this rate per stream. Never RunFailed: a run that fails is not sustained."""
         workload = dataclasses.replace(self.config.workload, rate_per_s=rate_per_s)
         config = dataclasses.replace(self.config, workload=workload).fitted_to(slaves)
         limit_us = 1.5 * (workload.duration_us - config.measure.prefill_us) + 2 * config.cluster.distribution_epoch_us
         try:
-            told = plan(
-                config, slaves, self.costs, host_cores=self.host_cores, limit_us=limit_us, streams=self._streams(config)
-            )
-            report = forecast(told, "swjoin plan")
+            run = plan(config, slaves, self.costs, host_cores=self.host_cores, limit_us=limit_us, streams=self._streams(config))
+            report = forecast(run, "swjoin plan")
         except RunFailed as error:
             return Outcome(rate_per_s, False, str(error), None, "module.window", 1.0, 0.0, 0.0)
-        rows = np.stack(told.metrics) if told.metrics else np.zeros((0, len(COLUMNS)))
+        rows = np.stack(run.metrics) if run.metrics else np.zeros((0, len(COLUMNS)))
         columns: dict[str, Any] = {name: rows[:, i] for i, name in enumerate(COLUMNS)}
-        kept, why = sustained(columns, report) if len(rows) else (False, "nothing was joined")
+        kept_up, why = sustained(columns, report) if len(rows) else (False, "nothing was joined")
         delay = report["delay_s"]
         first = report["saturates_first"]
-        seconds = max(1e-6, (told.end_us - told.begin_us) / 1e6)
+        seconds = max(1e-6, (run.end_us - run.begin_us) / 1e6)
         return Outcome(
             rate_per_s,
-            kept,
+            kept_up,
             why,
             None if delay["mean"] is None else {name: float(delay[name]) for name in ("mean", "p50", "p99", "max")},
             str(first["resource"]),
@@ -262,51 +267,51 @@ def _differences(config: RunConfig, left: float, right: float) -> tuple[str, ...
         what = " and ".join(
             n for n, on in (("join.how", config.query.how != "inner"), ("join.where", config.query.where)) if on
         )
-        notes.append(f"the cost model knows inner joins by keys and times: what {what} costs and leaves out is not in it")
+        notes.append(f"the cost model covers inner joins by keys and times; {what} is left out")
     if config.checkpoint.enabled:
         notes.append("checkpoints are not in the cost model")
     if config.reorganization.policy != "none" or config.nodes.changes:
-        notes.append("delay and saturation are of where partition-groups start and of the speed that nodes start with")
+        notes.append("delay and saturation are those of the initial placement and of the nodes' initial speed")
     if config.time.max_out_of_order_us:
         waits = config.time.max_out_of_order_us / 1e6
-        notes.append(f"rows that come in order wait {waits:g} s for others (time.max_out_of_order); the delay leaves that out")
+        notes.append(f"rows wait {waits:g} s for late ones (time.max_out_of_order); the delay does not include that")
     if max(left, right) > 1.1 * min(left, right):
-        notes.append("delay and saturation are of two streams at their mean rate; the number of pairs is right")
+        notes.append("delay and saturation are those of two streams at their mean rate; the number of pairs is exact")
     if config.left.path is None and (config.workload.schedule.kind != "constant"):
-        notes.append("delay and saturation are of the schedule from its start, at this rate in the mean")
+        notes.append("delay and saturation are those of the start of the schedule, at this mean rate")
     return tuple(notes)
 
 
-# ---------------------------------------------------------------- the saturation rate
+# ---------------------------------------------------------------- the highest sustained rate
 
 
-def saturation(model: Model, slaves: int, known: Outcome, tell: Callable[[Outcome], None] = lambda o: None) -> Saturation:
-    """The highest rate per stream that so many slaves sustain, within PRECISION. known: an outcome at any rate.
+def sustainable_rate(model: Model, slaves: int, known: Outcome) -> SustainableRate:
+    """The highest rate per stream that `slaves` sustain, within PRECISION. known: the outcome at any rate.
 
-    Of many slaves: where the busiest resource would have no time left, by two plays."""
+    For many slaves: the rate at which the busiest resource is fully used, extrapolated from one further run.
+    """
     if slaves > _SEARCHED_SLAVES:
-        once = model.play(slaves, max(1.0, 0.8 * known.rate_per_s / max(1e-4, known.utilisation)))
+        once = model.run_at(slaves, max(1.0, 0.8 * known.rate_per_s / max(1e-4, known.utilisation)))
         rate = once.rate_per_s / max(1e-4, once.utilisation)
-        return Saturation(rate, None, once.resource)
+        return SustainableRate(rate, None, once.resource)
     low: Outcome | None = known if known.sustained else None
     high: Outcome | None = None if known.sustained else known
     for _ in range(_MOST_PROBES):
         if low is not None and high is not None and high.rate_per_s <= PRECISION * low.rate_per_s:
             break
-        probed = model.play(slaves, _next(low, high))
-        tell(probed)
+        probed = model.run_at(slaves, _next(low, high))
         if probed.sustained:
             low = probed
         else:
             high = probed
     if low is None:
-        return Saturation(0.0, high.rate_per_s if high else None, high.resource if high else "")
+        return SustainableRate(0.0, high.rate_per_s if high else None, high.resource if high else "")
     resource = high.resource if high is not None and high.resource == "module.window" else low.resource
-    return Saturation(low.rate_per_s, high.rate_per_s if high else None, resource)
+    return SustainableRate(low.rate_per_s, high.rate_per_s if high else None, resource)
 
 
 def _next(low: Outcome | None, high: Outcome | None) -> float:
-    """A rate to try: where the busiest resource has no time left, or between what is known."""
+    """The rate to try next: at full utilisation of the busiest resource, or between `low` and `high`."""
     if low is None:
         assert high is not None
         return high.rate_per_s / 3
@@ -324,15 +329,16 @@ def least_slaves(model: Model, rate_per_s: float, delay_s: float | None, most: i
     """The least number of slaves up to `most` that sustains this rate per stream with at most this 99th percentile of the
     production delay (None: any).
 
-    One, two, three, ... up to 8 are tried, then numbers that double, and between the last two by bisection. It ends early where
-    something else than slaves is the limit, and more of them do not help."""
+    Tries 1 to 8 slaves, then doubles, then bisects between the last two. Stops early when another resource is the limit, which
+    more slaves do not relieve.
+    """
     reachable, resource = model.reachable_per_s(most)
     if rate_per_s > _MARGIN * reachable:
         return Target(None, most, f"the {resource} alone allows about {reachable:,.0f} at most", None)
     tried: dict[int, Outcome] = {}
 
-    def holds(count: int) -> bool:
-        outcome = tried[count] = model.play(count, rate_per_s)
+    def suffices(count: int) -> bool:
+        outcome = tried[count] = model.run_at(count, rate_per_s)
         return outcome.sustained and not _too_late(outcome, delay_s)
 
     counts = [*range(1, min(most, 8) + 1)]
@@ -340,11 +346,11 @@ def least_slaves(model: Model, rate_per_s: float, delay_s: float | None, most: i
         counts.append(min(2 * counts[-1], most))
     below = 0
     for count in counts:
-        if holds(count):
+        if suffices(count):
             found = count
             while found - below > 1:
                 middle = (below + found) // 2
-                below, found = (below, middle) if holds(middle) else (middle, found)
+                below, found = (below, middle) if suffices(middle) else (middle, found)
             return Target(found, found, "", tried[found])
         below, outcome = count, tried[count]
         if not outcome.sustained and outcome.resource not in ("slaves", "module.window") and outcome.slaves_busy < 0.7:
@@ -352,14 +358,14 @@ def least_slaves(model: Model, rate_per_s: float, delay_s: float | None, most: i
             return Target(None, count, why, outcome)
         if _too_late(outcome, delay_s) and outcome.sustained and outcome.slaves_busy < 0.3 and count > 1:
             break
-    return Target(None, below, _in_the_way(model, tried[below], delay_s), tried[below])
+    return Target(None, below, _limit_text(model, tried[below], delay_s), tried[below])
 
 
 def _too_late(outcome: Outcome, delay_s: float | None) -> bool:
     return delay_s is not None and outcome.delay_s is not None and outcome.delay_s["p99"] > delay_s
 
 
-def _in_the_way(model: Model, last: Outcome, delay_s: float | None) -> str:
+def _limit_text(model: Model, last: Outcome, delay_s: float | None) -> str:
     if last.sustained and last.delay_s is not None:
         t_d_ms = model.config.cluster.distribution_epoch_us / 1e3
         return (

@@ -1,7 +1,7 @@
-"""What things cost, in nanoseconds and bytes: the numbers that turn the planner's counts into time.
+"""The cost model of forecasts: nanoseconds and bytes that turn counts into time.
 
-What: `CostModel`, the table `PRESETS`, and reading and writing one as YAML.
-Why: the planner is only as right as these few numbers; each is measured (`forecast.calibrate.roles`) or derived, and says how.
+What: `CostModel`, the table `PRESETS`, and reading and writing a cost model as YAML.
+Why: a forecast is only as right as these numbers; each is measured (`forecast.calibrate.roles`) or derived.
 Stays out: measuring, and what is charged when (`forecast.model.run`).
 """
 
@@ -20,24 +20,22 @@ from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.storage import write_out
 
 
-@dataclass(frozen=True)
-class CostModel:
-    """Costs of one kind of node and network; see docs/simulation.md for how each is measured.
+@dataclass(frozen=True, kw_only=True)
+class SlaveCosts:
+    """CPU time of a slave.
 
-    Slave: per delivery (opening, closing, its final chunk), per tuple joined, per touched mini-partition-group and delivery
-    (visit), per comparison, per pair, per byte of payload kept with the windows, per window tuple for which memory is used
-    for the first time (growth), per byte of materialised pairs; state movement per byte extracted and installed. Master: per
-    tuple taken from the source and per byte of its payload, per tuple judged, buffered and partitioned, per byte packed.
-    message_ns: CPU time of a role per message it sends or handles. Link: latency and bandwidth of one node's connection;
-    messages above eager_bytes wait for their receiver. Collector: per chunk, per byte of materialised pairs. poll_longest_us:
-    a waiting rank looks for messages at growing intervals up to this (0: it is woken); each sleep between takes
-    sleep_extra_us longer than asked for, and each look look_ns of CPU time. slave_realtime_ratio: what a slave's work takes
-    in realtime pace, in pieces and with cold caches, over what it takes in one go. slave_sleep_ratio: how much longer its
-    work takes per time that it sleeps between the pieces, which an imitated slower node does. shared_capacity: how many
-    cores' worth of work the cores of a host do together, over their number, when all are busy (hyperthreads: below 1).
+    slave_delivery_ns: per delivery: opening, closing, and its final chunk.
+    slave_tuple_ns: per tuple joined.
+    slave_visit_ns: per touched mini-partition-group and delivery.
+    slave_comparison_ns, slave_pair_ns: per comparison, per pair.
+    slave_byte_ns: per byte of payload stored with the windows.
+    slave_growth_ns: per window tuple that takes memory which was never used before.
+    slave_result_byte_ns: per byte of materialised pairs.
+    extract_byte_ns, install_byte_ns: state movement, per byte at the supplier and at the consumer.
+    slave_realtime_ratio: time of a slave's work in realtime pace (in pieces, caches cold) / its time in one go.
+    slave_sleep_ratio: extra time of that work per time slept between the pieces, which an imitated slower node does.
     """
 
-    name: str
     slave_delivery_ns: float
     slave_tuple_ns: float
     slave_visit_ns: float
@@ -48,22 +46,69 @@ class CostModel:
     slave_result_byte_ns: float
     extract_byte_ns: float
     install_byte_ns: float
+    slave_realtime_ratio: float = 1.0
+    slave_sleep_ratio: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MasterCosts:
+    """CPU time of the master.
+
+    source_tuple_ns, source_byte_ns: per tuple read from a source, per byte of its payload.
+    master_tuple_ns: per tuple admitted, buffered and partitioned.
+    master_byte_ns: per byte of a delivery packed.
+    """
+
     source_tuple_ns: float
     source_byte_ns: float
     master_tuple_ns: float
     master_byte_ns: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectorCosts:
+    """CPU time of the collector: per chunk of results, per byte of materialised pairs."""
+
+    collector_chunk_ns: float
+    collector_byte_ns: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkCosts:
+    """Messages between ranks.
+
+    message_ns: CPU time of a rank per message that it sends or handles.
+    link_latency_us, link_bytes_per_s: latency and bandwidth of one node's link.
+    eager_bytes: size above which a message waits for its receiver.
+    """
+
     message_ns: float
     link_latency_us: float
     link_bytes_per_s: float
     eager_bytes: float
-    collector_chunk_ns: float
-    collector_byte_ns: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostCosts:
+    """Ranks that wait for messages or share the cores of a host.
+
+    poll_longest_us: longest interval between two polls for messages; 0: a waiting rank is woken by a message.
+    sleep_extra_us: by how much a sleep between two polls exceeds its length.
+    look_ns: CPU time of one poll.
+    shared_capacity: work of all cores of a host when all are busy / their number; below 1 with hyperthreads.
+    """
+
     poll_longest_us: float
     sleep_extra_us: float
     look_ns: float
     shared_capacity: float
-    slave_realtime_ratio: float = 1.0
-    slave_sleep_ratio: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostModel(HostCosts, NetworkCosts, CollectorCosts, MasterCosts, SlaveCosts):
+    """Costs of one kind of node and network; docs/simulation.md says how each is measured."""
+
+    name: str
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -138,7 +183,7 @@ PRESETS = {
 
 
 def costs_from_plain(data: dict[str, Any], where: str) -> CostModel:
-    """A cost model from parsed YAML. UserError names the offending key; what is left out is as in `modern`."""
+    """A cost model from parsed YAML; missing costs are those of `modern`. UserError names the offending key."""
     names = {f.name for f in dataclasses.fields(CostModel)}
     values = dataclasses.asdict(PRESETS["modern"]) | {"name": where}
     for key, value in data.items():
@@ -164,7 +209,7 @@ def load_costs(text: str) -> CostModel:
 
 
 def with_changes(costs: CostModel, changes: list[str]) -> CostModel:
-    """`name=value` or `name=*factor` laid over a cost model. UserError when a change is none."""
+    """A cost model with changes, each `name=value` or `name=*factor`. UserError for anything else."""
     values: dict[str, Any] = {}
     for item in changes:
         key, separator, text = item.partition("=")
@@ -181,7 +226,7 @@ def with_changes(costs: CostModel, changes: list[str]) -> CostModel:
 
 
 def is_costs(path: Path) -> bool:
-    """Whether `save_costs` has written a file. UserError for one that holds no costs."""
+    """Whether a file was written by `save_costs`. UserError for a file of something else."""
     data = load_plain(path)
     return "name" in data and bool(costs_from_plain(data, str(path)))
 
@@ -191,6 +236,7 @@ def save_costs(costs: CostModel, path: Path) -> None:
     import yaml
 
     try:
-        write_out(path, yaml.safe_dump(dataclasses.asdict(costs), sort_keys=False).encode())
+        plain = {"name": costs.name, **dataclasses.asdict(costs)}
+        write_out(path, yaml.safe_dump(plain, sort_keys=False).encode())
     except RunFailed as error:
         raise UserError(f"-o {error}") from None

@@ -1,12 +1,12 @@
-"""What will come in, as far as it can be known beforehand: how many tuples when, how wide, and how their keys divide.
+"""The input profile of a run: arrival times, payload widths, and key distribution.
 
 What: `InputProfile`; `workload_profile` from the workload section, `file_profile` from the files' metadata and first rows.
-Why: memory can only be planned from rates, widths and skew; where each of them comes from must be said.
-Stays out: bytes (`forecast.memory`), the planner's stretches (`forecast.key_distribution`).
+Why: memory is estimated from rates, widths and skew; a forecast must name the source of each.
+Stays out: bytes (`forecast.memory`), intervals of the model (`forecast.key_distribution`).
 
-Keys become cells: expected shares by partition-group and the lowest bits of the hash, which a directory is indexed by. Of a
-workload every key's mass is computed up to 2^24 keys; of larger domains the heaviest, the rest is spread evenly. Of
-files the first rows are a sample.
+Keys become cells: expected shares by partition-group and the lowest bits of the hash, by which a directory is indexed. Of a
+workload every key's mass is computed up to 2^24 keys; of larger domains the heaviest, and the rest is spread evenly. Of files
+the first rows are a sample.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 
 _EXACT_KEYS = 1 << 24
 _HEAVY_KEYS = 1 << 18
-_MOST_ROTATIONS = 4  # of a window; more of them mix evenly
+_MOST_ROTATIONS = 4  # of a window; more of them are assumed to mix evenly
 _SAMPLE_BATCHES = 2
 
 
 class NotEstimableError(UserError):
-    """What comes in cannot be known beforehand."""
+    """The input cannot be estimated before the run."""
 
 
 @dataclass(frozen=True)
 class HashCells:
-    """Shares of a window's tuples: float64 (partition-groups, 2^depth), each stream's sum 1. top: of the cell's most frequent
-    key."""
+    """Shares of a window's tuples: float64 (partition-groups, 2^depth); each stream sums to 1. top: share of the cell's most
+    frequent key."""
 
     left: F64
     right: F64
@@ -53,18 +53,21 @@ class HashCells:
 
 
 class Keys(Protocol):
-    """How keys divide over cells."""
+    """A distribution of keys over cells."""
 
     def cells(self, partition_count: int, depth: int, begin_us: float, end_us: float) -> HashCells:
-        """Of the tuples that come between these times, counted from the start of the streams."""
+        """Cells of the tuples that arrive between these times, from the start of the streams."""
         ...
 
 
 @dataclass(frozen=True)
 class InputProfile:
-    """times_us: float64 (k,), from the start of the streams, ascending. arrived: of either stream, float64 (k,), how many
-    tuples have come by then; between, they come evenly. fixed_bytes, tail_bytes: payload of a row of either stream that
-    travels. told: where the figures come from. drifts: hot keys change. coded: keys are codes of a dictionary.
+    """Arrivals, widths and keys of both streams.
+
+    times_us: float64 (k,), from the start of the streams, ascending.
+    arrived: per stream, float64 (k,), tuples that have arrived by then; linear in between.
+    fixed_bytes, tail_bytes: per stream, delivered payload of a row.
+    told: source of the figures. drifts: hot keys change. coded: keys are codes of a dictionary.
     """
 
     times_us: F64
@@ -77,19 +80,19 @@ class InputProfile:
     coded: bool = False
 
     def between(self, stream: int, begin_us: float | F64, end_us: float | F64) -> F64:
-        """Expected tuples of a stream that come between these times."""
+        """Expected tuples of a stream that arrive between these times."""
         until = np.interp(end_us, self.times_us, self.arrived[stream])
         return np.asarray(until - np.interp(begin_us, self.times_us, self.arrived[stream]), np.float64)
 
     def at_rates(self, rates_per_s: tuple[float, float], retention_us: int) -> InputProfile:
-        """The same keys and widths at constant rates, for so long that windows of this length fill."""
+        """The same keys and widths at constant rates, long enough to fill windows of this length."""
         times = np.array([0.0, 10.0 * retention_us + 3.6e9])
         left, right = (rate * times / 1e6 for rate in rates_per_s)
         return replace(self, times_us=times, arrived=(left, right), told=f"rates as given; {self.told}")
 
 
 def carries_payload(config: RunConfig) -> bool:
-    """Whether payload is read and delivered at all."""
+    """Whether payload is read and delivered."""
     return config.sink.kind != "count" or config.sink.carry_payload
 
 
@@ -132,33 +135,33 @@ def _add_some(keys: I64, masses: F64, groups: int, size: int, share: F64, top: F
 
 
 @njit(cache=True, nogil=True)
-def _places_with(levels: int, ones: int, count: int) -> I64:
-    """The `count` numbers of so many bits of which so many are set, ascending."""
+def _leaves_with(ones: int, count: int) -> I64:
+    """The first `count` numbers with `ones` bits set, ascending."""
     out = np.empty(count, np.int64)
-    place = (1 << ones) - 1
+    leaf = (1 << ones) - 1
     for i in range(count):
-        out[i] = place
+        out[i] = leaf
         if ones == 0:
             break
-        low = place & -place  # the next number with as many bits
-        ripple = place + low
-        place = ripple | (((place ^ ripple) >> 2) // low)
+        low = leaf & -leaf  # the next number with as many bits
+        ripple = leaf + low
+        leaf = ripple | (((leaf ^ ripple) >> 2) // low)
     return out
 
 
 @functools.lru_cache(maxsize=4)
 def _heavy_keys(domain: int, bias: float) -> tuple[I64, F64]:
-    """The heaviest 2^18 keys or so of a large domain, and their masses: leaves with few upper halves."""
+    """The heaviest 2^18 or so keys of a large domain, and their masses: leaves with few upper halves."""
     levels = (domain - 1).bit_length()
-    places, masses = [np.empty(0, np.int64)], [np.empty(0)]
+    leaves, masses = [np.empty(0, np.int64)], [np.empty(0)]
     for ones in range(levels + 1):
         count = math.comb(levels, ones)
-        if ones and sum(len(p) for p in places) + count > _HEAVY_KEYS:
+        if ones and sum(len(part) for part in leaves) + count > _HEAVY_KEYS:
             break
-        places.append(_places_with(levels, ones, count))
+        leaves.append(_leaves_with(ones, count))
         masses.append(np.full(count, bias ** (levels - ones) * (1.0 - bias) ** ones))
-    place = np.concatenate(places)
-    key = place if domain == 1 << levels else (place / 2.0**levels * domain).astype(np.int64)
+    leaf = np.concatenate(leaves)
+    key = leaf if domain == 1 << levels else (leaf / 2.0**levels * domain).astype(np.int64)
     return key, np.concatenate(masses)
 
 
@@ -178,7 +181,7 @@ def _rotated(domain: int, bias: float, offset: int, groups: int, depth: int) -> 
 
 @dataclass(frozen=True)
 class BModelKeys:
-    """Keys of the generator; both streams have the same."""
+    """Keys of the generator, the same for both streams."""
 
     workload: WorkloadConfig
 
@@ -202,12 +205,12 @@ class BModelKeys:
 
 
 def workload_profile(config: RunConfig) -> InputProfile:
-    """Of the generator's streams: known, but for chance."""
+    """The profile of generated streams."""
     workload = config.workload
     edges = np.unique(np.append(np.arange(0, workload.duration_us, SLOT_US), workload.duration_us))
     factor = rate_factor(workload.schedule, edges[:-1] // SLOT_US * SLOT_US + SLOT_US // 2)
     arrived = np.concatenate([[0.0], np.cumsum(workload.rate_per_s * factor * np.diff(edges) / 1e6)])
-    width = workload.payload_bytes + 1 if carries_payload(config) else 0  # a row begins with a byte that tells nulls
+    width = workload.payload_bytes + 1 if carries_payload(config) else 0  # a row starts with a byte of null flags
     return InputProfile(
         edges.astype(np.float64),
         (arrived, arrived),
@@ -232,16 +235,16 @@ def _groups_of(keys: I64, groups: int) -> I64:
 
 @dataclass(frozen=True)
 class SampledKeys:
-    """Keys as in a sample of both streams: distinct ones, and the share of each stream that has them."""
+    """Keys of a sample of both streams: distinct keys, and their shares of each stream."""
 
     keys: I64
     shares: tuple[F64, F64]
 
     @staticmethod
     def of(samples: tuple[I64, I64]) -> SampledKeys:
-        unique, place = np.unique(np.concatenate(samples), return_inverse=True)
+        unique, index = np.unique(np.concatenate(samples), return_inverse=True)
         cut = len(samples[LEFT])
-        counts = [np.bincount(part, minlength=len(unique)) for part in (place[:cut], place[cut:])]
+        counts = [np.bincount(part, minlength=len(unique)) for part in (index[:cut], index[cut:])]
         left, right = (c / max(1, c.sum()) for c in counts)
         return SampledKeys(unique.astype(np.int64), (left, right))
 
@@ -257,7 +260,7 @@ class SampledKeys:
             share, top = np.zeros(partition_count * size), np.zeros(partition_count * size)
             _add_some(self.keys, masses, partition_count, size, share, top)
             out.append(share.reshape(partition_count, size))
-            # a key seen once may be any rare one: only what was seen again is known to be frequent
+            # a key that occurs once may be a rare one: only repeated keys are known to be frequent
             tops.append(np.where(top > 2.5 * masses[masses > 0].min(initial=1.0), top, 0.0).reshape(partition_count, size))
         return HashCells(out[LEFT], out[RIGHT], np.maximum(tops[LEFT], tops[RIGHT]))
 
@@ -267,7 +270,7 @@ def _sample(source: Source) -> list[SourceBatch]:
 
 
 def _statistics(source: FileSource, config: StreamConfig) -> Iterator[tuple[float, float, int]]:
-    """First and last time and rows of every row group of Parquet files. UnforeseenError when they do not tell."""
+    """First time, last time and rows of every row group, from Parquet metadata. NotEstimableError without them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -277,7 +280,7 @@ def _statistics(source: FileSource, config: StreamConfig) -> Iterator[tuple[floa
     unit = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
     for path in source.files:
         if file_format(path) != "Parquet":
-            raise NotEstimableError(f"{path}: only Parquet tells its rows and times beforehand; give the rate with --rate")
+            raise NotEstimableError(f"{path}: only Parquet metadata have rows and times; give the rate with --rate")
         with pq.ParquetFile(path) as file:
             kind = file.schema_arrow.field(config.time).type
             for index in range(file.num_row_groups):
@@ -295,14 +298,14 @@ def _statistics(source: FileSource, config: StreamConfig) -> Iterator[tuple[floa
 
 
 def _thinned(groups: list[tuple[float, float, int]], most: int = 1000) -> list[tuple[float, float, int]]:
-    """Neighbouring row groups together, so that there are not too many."""
+    """Row groups merged with their neighbours into at most `most`."""
     step = max(1, -(-len(groups) // most))
     parts = [groups[i : i + step] for i in range(0, len(groups), step)]
     return [(min(g[0] for g in part), max(g[1] for g in part), sum(g[2] for g in part)) for part in parts]
 
 
 def _arrivals(streams: list[list[tuple[float, float, int]]]) -> tuple[F64, tuple[F64, F64]]:
-    """Times from the start of the streams, and how many tuples of each have come by then."""
+    """Times from the start of the streams, and the tuples of each stream that have arrived by then."""
     origin = min((low for groups in streams for low, _, _ in groups), default=0.0)
     times = np.unique([0.0, 1.0, *(t - origin for groups in streams for low, high, _ in groups for t in (low, high + 1))])
     arrived = []
@@ -315,9 +318,8 @@ def _arrivals(streams: list[list[tuple[float, float, int]]]) -> tuple[F64, tuple
 
 
 def file_profile(config: RunConfig, *, with_rates: bool, open_sources: Callable[[], tuple[Source, Source]]) -> InputProfile:
-    """Of files: keys and widths by the first rows, and times by the metadata, unless rates will be given (`at_rates`).
-
-    UnforeseenError when the metadata do not tell.
+    """The profile of files: keys and widths by the first rows; arrivals by the metadata, unless rates will be given
+    (`at_rates`). NotEstimableError when the metadata have no rows and times.
     """
     sources: Any = open_sources()
     try:
@@ -338,13 +340,13 @@ def file_profile(config: RunConfig, *, with_rates: bool, open_sources: Callable[
         fixed.append(0 if source.layout is None else source.layout.fixed_bytes)
         tails.append(sum(r.nbytes - r.fixed.nbytes for r in rows) / count if count else 0.0)
     times, arrived = _arrivals(groups)
-    told = " and ".join(f"{len(k):,} {name} rows" for k, name in zip(keys, STREAM_NAMES, strict=True))
+    sampled = " and ".join(f"{len(k):,} {name} rows" for k, name in zip(keys, STREAM_NAMES, strict=True))
     return InputProfile(
         times,
         arrived,
         (fixed[LEFT], fixed[RIGHT]),
         (tails[LEFT], tails[RIGHT]),
         SampledKeys.of((keys[LEFT], keys[RIGHT])),
-        f"{'row counts and times of the files; ' if with_rates else ''}widths and keys of the first {told}",
+        f"{'row counts and times of the files; ' if with_rates else ''}widths and keys of the first {sampled}",
         coded=sources[LEFT].dictionary is not None,
     )

@@ -1,15 +1,15 @@
-"""How the generated streams divide over partition-groups, without generating them (for the planner).
+"""Distribution of generated streams over partition-groups, without generating them.
 
-What: `key_distribution`: expected tuples per stretch of time, and the shares of the partition-groups under the exact key
-masses of the b-model, rotated by the drift; `draw`, counts of one stretch.
-Why: what each slave must do follows from how many tuples its partition-groups get and how often two of them are equal.
-Stays out: single tuples (`connectors.generator.bmodel`), what is done with counts (`forecast.model.join`).
+What: `key_distribution`: expected tuples per interval of time, and the shares of the partition-groups by the exact key masses
+of the b-model, rotated by the drift; `draw`, random counts of one interval.
+Why: the work of each slave follows from the number of tuples in its partition-groups and how often two of them are equal.
+Stays out: single tuples (`connectors.generator.bmodel`), joining counts (`forecast.model.join`).
 
 Keys. Up to 2^27 of them every key's mass is computed (a cell of the domain is a range of leaves of the halvings, its mass a
-difference of the distribution function) and hashed as the router does. Larger domains are taken as 2^k leaves: the 2^22 or so
+difference of the distribution function) and hashed as the router does. Larger domains are treated as 2^k leaves: the 2^22 or so
 heaviest are hashed one by one, the others, each below a millionth of a partition-group, are spread evenly.
-Stretches. Time is cut at every slot's end of the distribution epoch, at every 100 ms where the rate changes, at every rotation,
-and so often that a stretch is at most 1/8 of what the master may buffer.
+Intervals (`stretch` in the code). Time is cut at every end of a slot of the distribution epoch, at every 100 ms where the rate
+changes, at every rotation, and so often that an interval is at most 1/8 of what the master may buffer.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from numba import njit
 
 from swjoin.config.run import RunConfig
 from swjoin.connectors.generator.bmodel import SLOT_US, drift_offset, level_count, rate_factor
+from swjoin.connectors.source import BATCH_ROWS
 from swjoin.core.batch import I64
 from swjoin.core.hashing import group_of, hash_key
-from swjoin.forecast.model.batch import F64, KeyDistribution
+from swjoin.forecast.model.batch import F64, TUPLE_BYTES, KeyDistribution
 from swjoin.policy.epochs import slot_end_us
 
 _EXACT_KEYS = 1 << 27
@@ -41,20 +42,20 @@ def leaf_masses(levels: int, bias: float) -> F64:
 
 
 def mass_tables(levels: int, bias: float) -> tuple[F64, F64, F64]:
-    """Of the upper half of a place's bits: their mass, and the mass before them; of the lower half: the mass before them."""
+    """For the upper half of a leaf's bits: mass, and mass of all before; for the lower half: mass of all before."""
     upper, lower = (leaf_masses(bits, bias) for bits in (levels - levels // 2, levels // 2))
     return upper, np.cumsum(upper) - upper, np.cumsum(lower) - lower
 
 
 @njit(cache=True, nogil=True, inline="always")
 def mass_up_to(key, domain, levels, upper, before_upper, before_lower):  # type: ignore[no-untyped-def]
-    """Mass of all keys up to this one, below domain - 1: of the leaves with floor(place * domain / 2^levels) <= key.
+    """Mass of all keys up to this one, below domain - 1: of the leaves with floor(leaf * domain / 2^levels) <= key.
 
-    The rest of a place is distributed as the whole is: what lies before it is looked up in two steps.
+    The lower bits of a leaf are distributed as all bits are, so the mass before it takes two table look-ups.
     """
-    place = ((key + 1) << levels) // domain + (1 if ((key + 1) << levels) % domain else 0)
+    leaf = ((key + 1) << levels) // domain + (1 if ((key + 1) << levels) % domain else 0)
     bits = levels // 2
-    return before_upper[place >> bits] + upper[place >> bits] * before_lower[place & ((1 << bits) - 1)]
+    return before_upper[leaf >> bits] + upper[leaf >> bits] * before_lower[leaf & ((1 << bits) - 1)]
 
 
 @njit(cache=True, nogil=True)
@@ -83,13 +84,13 @@ def _add_masses(masses: F64, offset: int, partition_count: int, share: F64, squa
 def _add_heavy(
     levels: int, bias: float, ones: int, offset: int, domain: int, partition_count: int, share: F64, square: F64
 ) -> float:
-    """The leaves with at most `ones` upper halves, hashed one by one; returns their mass."""
+    """Add the leaves with at most `ones` upper halves, hashed one by one; returns their mass."""
     total = 0.0
     for count in range(ones + 1):
         mass = bias ** (levels - count) * (1.0 - bias) ** count
-        place = (1 << count) - 1
-        while place < 1 << levels:
-            key = np.int64((np.float64(place) / 2.0**levels) * domain) if domain != 1 << levels else np.int64(place)
+        leaf = (1 << count) - 1
+        while leaf < 1 << levels:
+            key = np.int64((np.float64(leaf) / 2.0**levels) * domain) if domain != 1 << levels else np.int64(leaf)
             key = (key + offset) % domain
             g = group_of(hash_key(key), partition_count)
             share[g] += mass
@@ -97,14 +98,14 @@ def _add_heavy(
             total += mass
             if count == 0:
                 break
-            low = place & -place  # the next number with as many bits
-            ripple = place + low
-            place = ripple | (((place ^ ripple) >> 2) // low)
+            low = leaf & -leaf  # the next number with as many bits
+            ripple = leaf + low
+            leaf = ripple | (((leaf ^ ripple) >> 2) // low)
     return total
 
 
 def _heavy_ones(levels: int) -> int:
-    """How many upper halves the heaviest _HEAVY_KEYS or so leaves have at most."""
+    """Highest number of upper halves of the heaviest _HEAVY_KEYS or so leaves."""
     total, ones = 1, 0
     while ones < levels and total + math.comb(levels, ones + 1) <= _HEAVY_KEYS:
         ones += 1
@@ -122,7 +123,7 @@ def _masses(domain: int, bias: float) -> F64:
 
 @functools.lru_cache(maxsize=256)
 def shares(domain: int, bias: float, offset: int, partition_count: int) -> tuple[F64, F64]:
-    """Chance that a tuple belongs to a partition-group, and that two of its tuples have equal keys: float64
+    """Probability that a tuple belongs to a partition-group, and that two of its tuples have equal keys: float64
     (partition_count,)."""
     share, square = np.zeros(partition_count), np.zeros(partition_count)
     if domain <= _EXACT_KEYS:
@@ -141,7 +142,7 @@ def shares(domain: int, bias: float, offset: int, partition_count: int) -> tuple
 
 
 def _edges(config: RunConfig) -> I64:
-    """Where time is cut, microseconds from the start of the streams."""
+    """Ends of the intervals, microseconds from the start of the streams."""
     workload, cluster = config.workload, config.cluster
     end = workload.duration_us
     t_d, n_g = cluster.distribution_epoch_us, cluster.sub_group_count
@@ -151,7 +152,7 @@ def _edges(config: RunConfig) -> I64:
         cuts.append(np.array([slot_end_us(s, t_d, n_g) for s in range(slots)]))
     if workload.schedule.kind != "constant" or workload.drift_us:
         cuts.append(np.arange(0, end, SLOT_US))
-    most = max(65_536, cluster.mini_buffer_bytes // 32 // 8)
+    most = max(BATCH_ROWS, cluster.mini_buffer_bytes // TUPLE_BYTES // 8)
     width = int(1e6 * most / workload.rate_per_s)
     width = max(1, min(width, max(1, config.query.bounds.retention_us // 16), t_d or SLOT_US))
     cuts.append(np.arange(0, end, width))
@@ -160,7 +161,7 @@ def _edges(config: RunConfig) -> I64:
 
 
 def key_distribution(config: RunConfig) -> KeyDistribution:
-    """The census of a configuration's workload; both streams are alike. Partition-groups as the master's router makes them."""
+    """The key distribution of a workload section, which both streams share. Partition-groups are those of the router."""
     workload, partitions = config.workload, config.cluster.partition_count
     edges = _edges(config)
     slots = edges[:-1] // SLOT_US
@@ -175,7 +176,7 @@ def key_distribution(config: RunConfig) -> KeyDistribution:
 
 
 def draw(distribution: KeyDistribution, seed: int, stream: int, stretch: int) -> I64:
-    """Tuples of each partition-group in a stretch of one stream: Poisson, int64 (partition-groups,)."""
+    """Random tuple counts of one stream in an interval: Poisson, int64 (partition-groups,)."""
     key = np.array([seed & (2**64 - 1), stream << 48 | stretch], np.uint64)
     random: Any = np.random.Generator(np.random.Philox(key=key))
     counts: I64 = random.poisson(distribution.mean[stretch] * distribution.share[distribution.rotation[stretch]])

@@ -1,15 +1,15 @@
-"""Memory foretold: bytes per rank of a run, from what will come in and what the configuration says. No clock, no I/O.
+"""Memory forecast: bytes per rank, from the input profile and the configuration. No clock, no I/O.
 
-What: `plan_memory(config, slaves, profile) -> MemoryEstimate`, and `slaves_needed`.
+What: `plan_memory(config, slaves, profile) -> MemoryEstimate`.
 Why: a job that asks a cluster for too little memory dies late; one that asks for too much waits. Rates, windows, widths and
-skew say beforehand what the heaviest slave will hold.
-Stays out: what comes in (`forecast.input_profile`), how chains and directories form (`forecast.window_size`), what a run
-really took (`forecast.memory_report`).
+skew determine the memory of the heaviest slave.
+Stays out: the input (`forecast.input_profile`), sizes of chains and directories (`forecast.window_size`), the comparison with
+a finished run (`forecast.memory_report`).
 
-When windows are largest: at the end of a distribution epoch, after its tuples have been stored and before anything expires.
-Expiry waits until the windows have moved on by 1/64; so of a stream whose tuples stay for a span S the last S + P are there, P
-being 1/64 of the longer span, rounded up to whole distribution epochs, at least one. Payload is freed by whole deliveries, and
-lies in pages. A run that ends before its windows are full is planned as it is at its end.
+Windows are largest at the end of a distribution epoch, when its tuples have been stored and nothing has expired. Expiry waits
+until the windows have advanced by 1/64: of a stream whose tuples stay for a span S, the windows have the last S + P, where P
+is 1/64 of the longer span, rounded up to whole distribution epochs, at least one. Payload is freed by whole deliveries, and
+lies in pages. For a run that ends before its windows are full, the estimate is that of its end.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from typing import Any
 
 import numpy as np
 
-from swjoin.checkpoint.delivery_log import HELD_BYTES
+from swjoin.checkpoint.delivery_log import UNWRITTEN_LIMIT_BYTES
 from swjoin.config.run import RunConfig
 from swjoin.connectors.files.sink import GROUP_ROWS
+from swjoin.connectors.source import BATCH_ROWS
 from swjoin.core.batch import I64, LEFT, RIGHT
 from swjoin.forecast.input_profile import HashCells, InputProfile, carries_payload
 from swjoin.forecast.model.batch import F64, TUPLE_BYTES
-from swjoin.forecast.window_size import BLOCKS, DEPTH, MINIS, foresee_group
+from swjoin.forecast.window_size import BLOCKS, DEPTH, MINIS, estimate_group
+from swjoin.operators.join_step import PAIR_BYTES
+from swjoin.operators.join_windows import EXPIRY_SHARE
+from swjoin.policy.epochs import WINDOW_SHARE
 from swjoin.policy.placement import round_robin
 from swjoin.state.arrays import MINI_BYTES, SLOT_BYTES, block_bytes
 from swjoin.state.payload_store import PAGE_ROWS
 
-_EXPIRY_SHARE = 64  # of the windows, see `WindowJoin._expire`
-_WINDOW_SHARE = 16  # of the windows, see `policy.epochs.EpochSize`
 _MOST_CELLS = 1 << 21
-_MOMENTS = 2000  # at which the windows are looked at
-_BATCH_ROWS = 65_536  # what a source yields at once
-_READ_AHEAD = 3  # batches of a file that wait, or are being made
-_PAIR_BYTES = 40
+_MOMENTS = 2000  # points in time at which the windows are estimated
+_READ_AHEAD = 3  # batches of a file that wait or are being decoded
 _FRESH_BYTES = 46  # scratch of one fresh tuple, see `state.arrays.FreshTuples`
 
 
 @dataclass(frozen=True)
 class SlaveEstimate:
-    """Bytes of one slave when its windows are largest; of its buffers, the most it has at once."""
+    """Bytes of one slave when its windows are largest; the peak of its buffers."""
 
     slave: int
     window_tuples: float
@@ -51,7 +51,7 @@ class SlaveEstimate:
     payload_bytes: float
     directory_bytes: float
     buffer_bytes: float
-    other_bytes: float  # scratch, results on their way, what the log of checkpoints holds back
+    other_bytes: float  # scratch, results being sent, deliveries in the log of checkpoints
 
     @property
     def window_bytes(self) -> float:
@@ -64,8 +64,11 @@ class SlaveEstimate:
 
 @dataclass(frozen=True)
 class MasterEstimate:
-    """Bytes of the master. buffer_bytes: tuples that wait, which `cluster.mini_buffer` limits. other_bytes: read ahead, being
-    partitioned, being sent."""
+    """Bytes of the master.
+
+    buffer_bytes: waiting tuples, limited by `cluster.mini_buffer`.
+    other_bytes: tuples being read ahead, partitioned and sent.
+    """
 
     buffer_bytes: float
     other_bytes: float
@@ -77,8 +80,12 @@ class MasterEstimate:
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """slaves: active ones. needed: the least number of slaves that hold the windows, None: no number does. at_s: when the
-    heaviest slave's windows are largest, on the streams' time axis. told: where the figures come from."""
+    """Memory of all ranks.
+
+    slaves: active ones. needed: the least number of slaves whose windows fit; None: no number does.
+    at_s: time at which the heaviest slave's windows are largest, on the streams' time axis.
+    told: source of the figures.
+    """
 
     limit_bytes: int
     slaves: tuple[SlaveEstimate, ...]
@@ -103,44 +110,47 @@ class MemoryEstimate:
 
 @dataclass(frozen=True)
 class _Spans:
-    """How long tuples stay, microseconds. epoch_us: of a distribution epoch; history_us: of the longest one during history
-    (`measure.prefill`), 0 without. hold_us: of a tuple's place in a block, per stream; payload_us: of its payload."""
+    """Spans of time, microseconds.
+
+    epoch_us: a distribution epoch. prefill_us: the longest one during prefill (`measure.prefill`); 0 without.
+    stored_us: how long a tuple stays in its block, per stream; payload_us: how long its payload stays.
+    """
 
     epoch_us: float
-    history_us: float
-    hold_us: tuple[float, float]
+    prefill_us: float
+    stored_us: tuple[float, float]
     payload_us: tuple[float, float]
 
 
 def epoch_length_us(config: RunConfig, profile: InputProfile) -> float:
-    """Length of a distribution epoch; where tuples are counted instead, as in history, at the highest rate."""
+    """Length of a distribution epoch; of epochs by tuple count, as during prefill, at the highest rate."""
     cluster = config.cluster
     retention = max(1.0, float(config.query.bounds.retention_us))
     if cluster.distribution_epoch_us and config.measure.prefill_us <= retention:
         return float(cluster.distribution_epoch_us)
-    most = _most_held(profile, retention)
-    batches = 1 if most / 2 >= _BATCH_ROWS else 2  # streams take turns, a batch each, which may be longer than the windows
-    tuples = max(cluster.epoch_tuples, most / _WINDOW_SHARE, batches * _BATCH_ROWS)
+    most = _most_stored(profile, retention)
+    batches = 1 if most / 2 >= BATCH_ROWS else 2  # streams are read in turn, a batch each, which may span more than the windows
+    tuples = max(cluster.epoch_tuples, most / WINDOW_SHARE, batches * BATCH_ROWS)
     return max(1.0, float(cluster.distribution_epoch_us), tuples * retention / max(most, 1.0))
 
 
-def _most_held(profile: InputProfile, retention_us: float) -> float:
+def _most_stored(profile: InputProfile, retention_us: float) -> float:
     ends = _moments(profile, retention_us)
     return float(np.sum([profile.between(s, ends - retention_us, ends) for s in (LEFT, RIGHT)], axis=0).max(initial=1.0))
 
 
-def _history_length_us(config: RunConfig, profile: InputProfile) -> float:
-    """Length of a distribution epoch during history, which is counted."""
+def _prefill_epoch_us(config: RunConfig, profile: InputProfile) -> float:
+    """Length of a distribution epoch during prefill, which ends by tuple count."""
     if not config.measure.prefill_us:
         return 0.0
     retention = max(1.0, float(config.query.bounds.retention_us))
-    most = _most_held(profile, retention)
-    tuples = max(config.cluster.epoch_tuples, most / _WINDOW_SHARE, 2 * _BATCH_ROWS)
+    most = _most_stored(profile, retention)
+    tuples = max(config.cluster.epoch_tuples, most / WINDOW_SHARE, 2 * BATCH_ROWS)
     return min(float(config.measure.prefill_us), tuples * retention / most)
 
 
 def _moments(profile: InputProfile, step_us: float) -> F64:
-    """Times at which windows may be largest."""
+    """Points in time at which windows may be largest."""
     first, last = float(profile.times_us[0]), float(profile.times_us[-1])
     count = int(min(_MOMENTS, max(2.0, 2 * (last - first) / max(step_us, 1.0))))
     edges = profile.times_us if len(profile.times_us) <= _MOMENTS else profile.times_us[:: len(profile.times_us) // _MOMENTS]
@@ -150,11 +160,11 @@ def _moments(profile: InputProfile, step_us: float) -> F64:
 def _spans(config: RunConfig, profile: InputProfile) -> _Spans:
     epoch_us = epoch_length_us(config, profile)
     bounds = config.query.bounds
-    pause = max(1, math.ceil(bounds.retention_us / _EXPIRY_SHARE / epoch_us - 1e-9)) * epoch_us
+    pause = max(1, math.ceil(bounds.retention_us / EXPIRY_SHARE / epoch_us - 1e-9)) * epoch_us
     stay = (float(max(bounds.upper_us, 0)), float(max(-bounds.lower_us, 0)))
-    hold = (stay[LEFT] + pause, stay[RIGHT] + pause)
+    stored = (stay[LEFT] + pause, stay[RIGHT] + pause)
     payload = tuple(math.ceil(s / epoch_us - 1e-9) * epoch_us + pause for s in stay)
-    return _Spans(epoch_us, _history_length_us(config, profile), hold, (payload[LEFT], payload[RIGHT]))
+    return _Spans(epoch_us, _prefill_epoch_us(config, profile), stored, (payload[LEFT], payload[RIGHT]))
 
 
 # ---------------------------------------------------------------- windows
@@ -162,8 +172,10 @@ def _spans(config: RunConfig, profile: InputProfile) -> _Spans:
 
 @dataclass(frozen=True)
 class _Windows:
-    """Of every partition-group, at one moment: float64 (partition-groups,). rows, come: of payload, per stream, at once and so
-    far. expires: some has expired before."""
+    """Windows of every partition-group at one time: float64 (partition-groups,).
+
+    expires: some tuples have expired before. rows: payload rows in the windows, per stream. arrived: rows so far, per stream.
+    """
 
     at_us: float
     expires: bool
@@ -171,7 +183,7 @@ class _Windows:
     blocks: F64
     directory_bytes: F64
     rows: tuple[F64, F64]
-    come: tuple[F64, F64]
+    arrived: tuple[F64, F64]
 
     def of_slaves(self, config: RunConfig, profile: InputProfile, count: int) -> tuple[F64, F64, F64, F64]:
         """Tuples, bytes of blocks, payload and directories of every slave: float64 (count,)."""
@@ -182,9 +194,9 @@ class _Windows:
         if config.sink.kind != "count":
             for stream in (LEFT, RIGHT):
                 rows = np.bincount(owner, self.rows[stream], count)
-                begun = 2.0 if self.expires else 1.0  # the oldest page and the newest are used in part
-                pages = np.where(rows > 0.5, np.floor(np.maximum(rows / PAGE_ROWS - 0.05, 0)) + begun, 0)
-                pages = np.minimum(pages, np.ceil(np.bincount(owner, self.come[stream], count) / PAGE_ROWS))
+                partial = 2.0 if self.expires else 1.0  # pages used in part: the newest, and the oldest
+                pages = np.where(rows > 0.5, np.floor(np.maximum(rows / PAGE_ROWS - 0.05, 0)) + partial, 0)
+                pages = np.minimum(pages, np.ceil(np.bincount(owner, self.arrived[stream], count) / PAGE_ROWS))
                 payload += pages * PAGE_ROWS * profile.fixed_bytes[stream]
                 payload += 2 * rows * profile.tail_bytes[stream]  # their buffers double
         return tuples, blocks * block_bytes(config.module.block_tuples), payload, directory
@@ -192,31 +204,31 @@ class _Windows:
 
 def _windows_at(config: RunConfig, profile: InputProfile, spans: _Spans, at_us: float) -> _Windows:
     module, groups = config.module, config.cluster.partition_count
-    held = [float(profile.between(s, at_us - spans.hold_us[s], at_us)) for s in (LEFT, RIGHT)]
+    stored = [float(profile.between(s, at_us - spans.stored_us[s], at_us)) for s in (LEFT, RIGHT)]
     rows = [float(profile.between(s, at_us - spans.payload_us[s], at_us)) for s in (LEFT, RIGHT)]
-    depth = _depth(sum(held) / groups, module.theta_tuples, groups)
-    cells: HashCells = profile.keys.cells(groups, depth, at_us - max(spans.hold_us), at_us)
-    expires = at_us - float(profile.times_us[0]) > max(spans.hold_us)
-    before = np.linspace(at_us - max(spans.hold_us), at_us, 64)
-    tuning = [profile.between(s, before - spans.hold_us[s] + spans.epoch_us, before) for s in (LEFT, RIGHT)]
-    tuned = float((tuning[LEFT] + tuning[RIGHT]).max()) / sum(held) if expires and any(held) else 1.0
+    depth = _depth(sum(stored) / groups, module.theta_tuples, groups)
+    cells: HashCells = profile.keys.cells(groups, depth, at_us - max(spans.stored_us), at_us)
+    expires = at_us - float(profile.times_us[0]) > max(spans.stored_us)
+    before = np.linspace(at_us - max(spans.stored_us), at_us, 64)
+    tuning = [profile.between(s, before - spans.stored_us[s] + spans.epoch_us, before) for s in (LEFT, RIGHT)]
+    tuned = float((tuning[LEFT] + tuning[RIGHT]).max()) / sum(stored) if expires and any(stored) else 1.0
     tuples, blocks, directory = np.empty(groups), np.empty(groups), np.empty(groups)
     out = np.zeros(3)
     for g in range(groups):
-        left, right = cells.left[g] * held[LEFT], cells.right[g] * held[RIGHT]
+        left, right = cells.left[g] * stored[LEFT], cells.right[g] * stored[RIGHT]
         tuples[g] = left.sum() + right.sum()
-        top = cells.top[g] * (held[LEFT] + held[RIGHT])
-        foresee_group(left, right, top, depth, module.theta_tuples, tuned, module.block_tuples, expires, out)
+        top = cells.top[g] * (stored[LEFT] + stored[RIGHT])
+        estimate_group(left, right, top, depth, module.theta_tuples, tuned, module.block_tuples, expires, out)
         blocks[g] = out[BLOCKS]
         directory[g] = out[MINIS] * MINI_BYTES + 2.0 ** out[DEPTH] * SLOT_BYTES
     shares = (cells.left.sum(1), cells.right.sum(1))
-    kept = (rows[LEFT] * shares[LEFT], rows[RIGHT] * shares[RIGHT])
-    come = (profile.arrived[LEFT][-1] * shares[LEFT], profile.arrived[RIGHT][-1] * shares[RIGHT])
-    return _Windows(at_us, expires, tuples, blocks, directory, kept, come)
+    payload = (rows[LEFT] * shares[LEFT], rows[RIGHT] * shares[RIGHT])
+    arrived = (profile.arrived[LEFT][-1] * shares[LEFT], profile.arrived[RIGHT][-1] * shares[RIGHT])
+    return _Windows(at_us, expires, tuples, blocks, directory, payload, arrived)
 
 
 def _depth(group_tuples: float, theta: int, groups: int) -> int:
-    """How many bits of the hash the cells tell apart: as many as a partition-group of the mean size needs, and two more."""
+    """Bits of the hash that index cells: as many as a partition-group of the mean size needs, and two more."""
     if theta == 0 or group_tuples <= theta:
         return 0
     wanted = math.ceil(math.log2(group_tuples / theta)) + 2
@@ -224,14 +236,14 @@ def _depth(group_tuples: float, theta: int, groups: int) -> int:
 
 
 def _largest(config: RunConfig, profile: InputProfile, spans: _Spans) -> list[_Windows]:
-    """The windows when they are largest; where hot keys change, also at other times, when others may be the heaviest slave."""
+    """The windows when they are largest; where hot keys change, also at times when another slave may be the heaviest."""
     ends = _moments(profile, spans.epoch_us)
-    held = sum(profile.between(s, ends - spans.hold_us[s], ends) for s in (LEFT, RIGHT))
-    held = np.asarray(held)
-    best = float(ends[np.flatnonzero(held >= 0.999 * held.max())[-1]])  # late, so that the windows have begun to expire
+    stored = sum(profile.between(s, ends - spans.stored_us[s], ends) for s in (LEFT, RIGHT))
+    tuples = np.asarray(stored)
+    best = float(ends[np.flatnonzero(tuples >= 0.999 * tuples.max())[-1]])  # the last one, when tuples expire
     times = [best]
     if profile.drifts:
-        first = min(max(spans.hold_us), float(ends[-1]))
+        first = min(max(spans.stored_us), float(ends[-1]))
         times += [t for t in np.linspace(first, float(ends[-1]), 3).tolist() if t != best]
     return [_windows_at(config, profile, spans, t) for t in times]
 
@@ -246,7 +258,7 @@ def _needed(config: RunConfig, profile: InputProfile, windows: list[_Windows]) -
 
 
 def _counts(partition_count: int) -> I64:
-    """Numbers of slaves to be tried: all up to 256, then in steps of 1/16."""
+    """Numbers of slaves to try: all up to 256, then in steps of 1/16."""
     few = np.arange(1, min(partition_count, 256) + 1)
     more = 256 * (1 + 1 / 16) ** np.arange(1, 200)
     return np.unique(np.concatenate([few, more[more < partition_count].astype(np.int64), [partition_count]]))
@@ -256,13 +268,13 @@ def _counts(partition_count: int) -> I64:
 
 
 def _tuple_bytes(profile: InputProfile) -> tuple[float, float]:
-    """Of a tuple on its way, of either stream."""
+    """Bytes of a tuple of each stream in a delivery."""
     sizes = tuple(TUPLE_BYTES + f + t for f, t in zip(profile.fixed_bytes, profile.tail_bytes, strict=True))
     return sizes[LEFT], sizes[RIGHT]
 
 
 def _epoch_bytes(profile: InputProfile, length_us: float) -> float:
-    """The most that comes in so long a time, of both streams."""
+    """Highest number of bytes that arrive within this time, of both streams."""
     ends = _moments(profile, length_us)
     sizes = _tuple_bytes(profile)
     arrived = [sizes[s] * profile.between(s, ends - length_us, ends) for s in (LEFT, RIGHT)]
@@ -270,70 +282,71 @@ def _epoch_bytes(profile: InputProfile, length_us: float) -> float:
 
 
 def _master(config: RunConfig, profile: InputProfile, spans: _Spans, in_process: bool) -> MasterEstimate:
-    """asap: the next epoch is read while one is served, and so much more as batches overlap its end, or whole batches where
-    tuples are counted; realtime: two epochs ahead. So it is with the epochs of history, where they are the longer ones."""
-    longest_us = max(spans.epoch_us, spans.history_us)
+    """asap: the next epoch is read while one is served, and more by the batches that overlap its end, or whole batches where
+    epochs end by tuple count. realtime: two epochs ahead. Epochs of prefill count where they are longer."""
+    longest_us = max(spans.epoch_us, spans.prefill_us)
     sizes = _tuple_bytes(profile)
     totals = [float(profile.arrived[s][-1]) for s in (LEFT, RIGHT)]
-    batches = sum(sizes[s] * min(_BATCH_ROWS, totals[s]) for s in (LEFT, RIGHT))
+    batches = sum(sizes[s] * min(BATCH_ROWS, totals[s]) for s in (LEFT, RIGHT))
     everything = sum(sizes[s] * totals[s] for s in (LEFT, RIGHT))
     epochs = 2 if config.pace == "realtime" else 1
-    waits = _epoch_bytes(profile, max(epochs * spans.epoch_us, spans.history_us) + config.time.max_out_of_order_us)
+    waits = _epoch_bytes(profile, max(epochs * spans.epoch_us, spans.prefill_us) + config.time.max_out_of_order_us)
     if config.cluster.distribution_epoch_us:
         waits += batches
     else:
-        one = (sizes[LEFT] + sizes[RIGHT]) / 2 * _BATCH_ROWS
+        one = (sizes[LEFT] + sizes[RIGHT]) / 2 * BATCH_ROWS
         waits = math.ceil(waits / one - 0.01) * one
     buffer = min(waits, everything, config.cluster.mini_buffer_bytes + batches)
     served = min(_epoch_bytes(profile, longest_us), everything, config.cluster.mini_buffer_bytes + batches)
     ahead = 0.0 if config.left.path is None else _READ_AHEAD * batches
-    # Served, being put in order, and as a message; within one process the last is what the slaves have.
+    # Once as it is served, once as it is sorted, once as a message; within one process the slaves have the message.
     return MasterEstimate(buffer, ahead + batches + (2 if in_process else 3) * served)
 
 
 def _slave_buffers(config: RunConfig, profile: InputProfile, spans: _Spans, share: float) -> float:
-    """asap and in history, overlapped: one delivery is joined and one waits; otherwise one. A slave that cannot keep up has
-    more, up to its stream buffer and a delivery."""
+    """asap and prefill, overlapped: one delivery is joined and one waits; otherwise one. A slave that cannot keep up has more,
+    up to its stream buffer and a delivery."""
     most = float(config.cluster.mini_buffer_bytes)
-    delivery, of_history = (min(_epoch_bytes(profile, us), most) * share for us in (spans.epoch_us, spans.history_us))
+    delivery, of_prefill = (min(_epoch_bytes(profile, us), most) * share for us in (spans.epoch_us, spans.prefill_us))
     overlapped = 2 if config.cluster.communication == "overlapped" else 1
-    return max(overlapped * of_history, delivery * (overlapped if config.pace == "asap" else 1))
+    return max(overlapped * of_prefill, delivery * (overlapped if config.pace == "asap" else 1))
 
 
-def _held_back(config: RunConfig, profile: InputProfile, spans: _Spans, share: float) -> float:
-    """What the log of checkpoints keeps in memory: deliveries that are alive; in realtime pace, of one interval."""
+def _log_bytes(config: RunConfig, profile: InputProfile, spans: _Spans, share: float) -> float:
+    """Deliveries that the log of checkpoints has in memory: live ones; in realtime pace, those of one interval."""
     if not config.checkpoint.enabled:
         return 0.0
-    length_us = max(spans.hold_us) + spans.epoch_us
+    length_us = max(spans.stored_us) + spans.epoch_us
     if config.pace == "realtime" and config.checkpoint.interval_us:
         length_us = min(length_us, float(config.checkpoint.interval_us))
-    return min(float(HELD_BYTES), _epoch_bytes(profile, length_us) * share)
+    return min(float(UNWRITTEN_LIMIT_BYTES), _epoch_bytes(profile, length_us) * share)
 
 
 def _collector(config: RunConfig, profile: InputProfile) -> float:
-    """A chunk of results as it came, decoded and being written; and a row group of Parquet, twice while it is encoded."""
+    """A chunk of results as received, decoded and being written; and a row group of Parquet, twice while it is encoded."""
     if config.sink.kind == "count":
         return 0.0
-    row = _PAIR_BYTES + sum(profile.fixed_bytes) + sum(profile.tail_bytes)
+    row = PAIR_BYTES + sum(profile.fixed_bytes) + sum(profile.tail_bytes)
     group = 2 * GROUP_ROWS * row if config.sink.kind == "parquet" else 0.0
     return 3 * _results(config, profile) + group
 
 
 def _results(config: RunConfig, profile: InputProfile) -> float:
-    """Of one chunk."""
+    """Bytes of one chunk."""
     if config.sink.kind == "count":
         return 0.0
-    pair = _PAIR_BYTES + sum(profile.fixed_bytes) + sum(profile.tail_bytes)
-    return config.module.result_buffer_bytes * pair / (_PAIR_BYTES + sum(profile.fixed_bytes))
+    pair = PAIR_BYTES + sum(profile.fixed_bytes) + sum(profile.tail_bytes)
+    return config.module.result_buffer_bytes * pair / (PAIR_BYTES + sum(profile.fixed_bytes))
 
 
-# ---------------------------------------------------------------- the plan
+# ---------------------------------------------------------------- all ranks
 
 
 def plan_memory(config: RunConfig, slave_count: int, profile: InputProfile, *, in_process: bool = False) -> MemoryEstimate:
-    """What a run on so many slaves will take. in_process: they are threads, to which deliveries are handed without a message.
+    """Estimate a run on `slave_count` slaves. in_process: slaves are threads, which get deliveries without a message.
 
-    UserError when the configuration needs more slaves."""
+    UserError when the configuration needs more slaves.
+    """
     config.check_slaves(slave_count)
     active = config.reorganization.active_slaves or slave_count
     spans = _spans(config, profile)
@@ -349,7 +362,7 @@ def plan_memory(config: RunConfig, slave_count: int, profile: InputProfile, *, i
         share = tuples / max(1.0, float(windows[0].tuples.sum()))
         buffers = _slave_buffers(config, profile, spans, share)
         scratch = 2 * _FRESH_BYTES * buffers / TUPLE_BYTES / max(1, config.cluster.partition_count // active)
-        other = scratch + 2 * results + _held_back(config, profile, spans, share)
+        other = scratch + 2 * results + _log_bytes(config, profile, spans, share)
         slaves.append(SlaveEstimate(i, tuples, blocks, payload, directory, buffers, other))
     return MemoryEstimate(
         config.module.window_bytes,
@@ -366,13 +379,13 @@ def plan_memory(config: RunConfig, slave_count: int, profile: InputProfile, *, i
 def _notes(config: RunConfig, profile: InputProfile, slave_count: int) -> tuple[str, ...]:
     notes = []
     if config.reorganization.policy != "none":
-        notes.append("partition-groups move during the run; the plan is of where they start")
+        notes.append("partition-groups move during the run; the plan is that of the initial placement")
     if config.cluster.partition_count < slave_count:
         notes.append(f"{config.cluster.partition_count} partition-groups keep as many slaves busy at most")
     if config.left.path is not None and carries_payload(config) and any(profile.tail_bytes):
         notes.append("columns of variable length count twice: their buffers double when they grow")
     if profile.coded:
-        notes.append("the master's dictionary of keys is not foreseen")
+        notes.append("the master's dictionary of keys is not included")
     return tuple(notes)
 
 

@@ -1,8 +1,10 @@
-"""What a run foretold of its memory and what it took: `memory` in run.json.
+"""The memory forecast of a job, and its comparison with the run: `memory` in run.json.
 
-What: `job_profile`, `estimate_memory` (the plan of a job, or why there is none), `add_plan`.
-Why: a plan is worth what it is compared with; and windows that do not return to nothing are a leak, whatever the answer was.
-Stays out: what was taken (`runtime.run_report`), planning (`forecast.memory`), counting (the roles), printing (`cli`).
+What: `job_profile`, `estimate_memory` (the estimate, or why there is none), `add_plan`.
+Why: every run shows how accurate its forecast was.
+Stays out: measured memory (`runtime.run_report`), the estimate (`forecast.memory`), printing (`cli`).
+
+run.json calls the reason for a missing estimate `unforeseen`.
 """
 
 from __future__ import annotations
@@ -19,55 +21,55 @@ if TYPE_CHECKING:
 
 
 def job_profile(job: Job, *, with_rates: bool = True) -> InputProfile:
-    """What will come in. with_rates: from files' metadata. UserError when it cannot be known, or files cannot be read."""
+    """The input profile of a job. with_rates: rates from files' metadata. UserError when it cannot be estimated or read."""
     from swjoin.forecast.input_profile import NotEstimableError, file_profile, workload_profile
 
     if job.config.query.last is not None:
         raise NotEstimableError(
-            "plan: count windows are not foreseen; they hold as many tuples of each stream as join.last says"
+            "plan: count windows are not estimated; they hold as many tuples of each stream as join.last says"
         )
     if job.config.live:
         mend = "put rate, duration and payload into a workload section, without left and right"
-        raise NotEstimableError(f"plan: what live streams will bring is not known; {mend}")
+        raise NotEstimableError(f"plan: the rates of live streams are not known; {mend}")
     if job.config.left.path is None:
         return workload_profile(job.config)
     return file_profile(job.config, with_rates=with_rates, open_sources=lambda: open_job_sources(job))
 
 
 def estimate_memory(job: Job, slave_count: int, *, in_process: bool = False) -> MemoryEstimate | str:
-    """The plan of a job, or why there is none. Never an error: a run is not to be lost for want of a plan."""
+    """The estimate of a job, or why there is none. Never raises: a run must not fail for want of an estimate."""
     from swjoin.forecast.memory import plan_memory
 
     try:
         return plan_memory(job.config.fitted_to(slave_count), slave_count, job_profile(job), in_process=in_process)
     except SwjoinError as error:
         return str(error)
-    except Exception as error:  # an input that the run could read, but whose metadata are odd
+    except Exception as error:  # readable input with unexpected metadata
         return f"{type(error).__name__}: {error}"
 
 
 def add_plan(report: dict[str, Any], job: Job) -> None:
-    """Put what was to be expected beside what was taken. What ranks had when they started is theirs, the rest is foretold."""
+    """Add the estimates to a report. A rank's estimate is its measured memory at the start and the estimated growth."""
     memory = report["memory"]
-    plan = estimate_memory(job, len(memory["slaves"]), in_process=len(memory["ranks"]) == 1)
-    if isinstance(plan, str):
-        memory["unforeseen"] = plan
+    estimate = estimate_memory(job, len(memory["slaves"]), in_process=len(memory["ranks"]) == 1)
+    if isinstance(estimate, str):
+        memory["unforeseen"] = estimate
         return
     memory["unforeseen"] = None
-    for slave in plan.slaves:
+    for slave in estimate.slaves:
         found = memory["slaves"][slave.slave]
         found["window"]["predicted"] = round(slave.window_bytes)
         found["blocks"]["predicted"] = round(slave.block_bytes)
         found["payload"]["predicted"] = round(slave.payload_bytes)
         found["buffer"]["predicted"] = round(slave.buffer_bytes)
-    memory["master"]["buffer"]["predicted"] = round(plan.master.buffer_bytes)
-    for rank, grown in zip(memory["ranks"].values(), rank_bytes(plan, len(memory["ranks"])), strict=True):
+    memory["master"]["buffer"]["predicted"] = round(estimate.master.buffer_bytes)
+    for rank, growth in zip(memory["ranks"].values(), rank_bytes(estimate, len(memory["ranks"])), strict=True):
         if rank["start"] is not None:
-            rank["predicted"] = rank["start"] + round(grown)
+            rank["predicted"] = rank["start"] + round(growth)
 
 
 def rank_bytes(plan: MemoryEstimate, rank_count: int) -> list[float]:
-    """By how much each rank grows: master, collector, slaves; or all in one process. Slaves that rest grow by nothing."""
+    """Growth of each rank: master, collector, slaves; or of the one process. Inactive slaves do not grow."""
     slaves = [s.nbytes for s in plan.slaves]
     if rank_count == 1:
         return [plan.master.nbytes + plan.collector_bytes + sum(slaves)]

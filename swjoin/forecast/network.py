@@ -1,9 +1,8 @@
-"""Network foretold: bytes per second between ranks, from rates, widths and the results that are to be expected. No I/O.
+"""Network forecast: bytes per second between ranks, from rates, widths and the expected pairs. No I/O.
 
-What: `plan_network(config, slaves, profile, pairs_per_s) -> NetworkEstimate`.
+What: `plan_network(config, slaves, profile, rates_per_s, pairs_per_s) -> NetworkEstimate`.
 Why: the master sends every tuple to one slave, and pairs with payload go to one collector: either link may be the limit.
-Stays out: what comes in (`forecast.input_profile`), how many pairs that makes (`forecast.capacity`), state movement,
-checkpoints.
+Stays out: the input (`forecast.input_profile`), the number of pairs (`forecast.capacity`), state movement, checkpoints.
 """
 
 from __future__ import annotations
@@ -18,20 +17,23 @@ from swjoin.core.batch import LEFT, RIGHT
 from swjoin.forecast.input_profile import InputProfile
 from swjoin.forecast.memory import epoch_length_us
 from swjoin.forecast.model.batch import TUPLE_BYTES
+from swjoin.operators.join_step import PAIR_BYTES
 from swjoin.policy.placement import round_robin
 
 _MESSAGE_BYTES = 1024  # header of any message
-_GROUP_BYTES = 24  # of a partition-group that a delivery or a chunk of results names
+_GROUP_BYTES = 24  # of each partition-group in a delivery or a chunk of results
 _CHUNK_BYTES = 9_000  # a chunk of results without pairs: mostly the histogram of delays
-_PAIR_BYTES = 40
-_PLACE_BYTES = 16  # with count windows a tuple travels with its places
+_SEQUENCE_BYTES = 16  # sequence numbers of a tuple, with count windows
 
 
 @dataclass(frozen=True)
 class NetworkEstimate:
-    """Bytes per second of the streams' time. to_slaves: master to each active slave. to_master: reports of all slaves.
-    to_collector: results of all slaves. tuple_bytes: of a left, of a right tuple on its way; pair_bytes: of a pair, 0 where
-    pairs are counted only. pairs_per_s: that are expected."""
+    """Bytes per second of the streams' time.
+
+    to_slaves: master to each active slave. to_master: reports of all slaves. to_collector: results of all slaves.
+    tuple_bytes: of a left and of a right tuple in a delivery. pair_bytes: of a pair; 0 where pairs are only counted.
+    pairs_per_s: expected pairs.
+    """
 
     to_slaves: tuple[float, ...]
     to_master: float
@@ -56,13 +58,13 @@ class NetworkEstimate:
 def plan_network(
     config: RunConfig, slave_count: int, profile: InputProfile, rates_per_s: tuple[float, float], pairs_per_s: float
 ) -> NetworkEstimate:
-    """What travels at these rates, windows full, partition-groups where they start."""
+    """The traffic at these rates, with full windows and the initial placement."""
     active = config.reorganization.active_slaves or slave_count
     groups = config.cluster.partition_count
     payload = [f + t for f, t in zip(profile.fixed_bytes, profile.tail_bytes, strict=True)]
     if config.query.kind.one_sided and config.query.where is None:
-        payload[RIGHT] = 0.0  # of which nothing is to come out
-    head = TUPLE_BYTES + (0 if config.query.last is None else _PLACE_BYTES)
+        payload[RIGHT] = 0.0  # of which no column is put out
+    head = TUPLE_BYTES + (0 if config.query.last is None else _SEQUENCE_BYTES)
     sizes = (head + payload[LEFT], head + payload[RIGHT])
     cells = profile.keys.cells(groups, 0, 0.0, max(1.0, float(config.query.bounds.retention_us)))
     owner = round_robin(groups, active)
@@ -72,6 +74,6 @@ def plan_network(
     owned = np.bincount(owner, minlength=active)
     epochs_per_s = 1e6 / max(1.0, epoch_length_us(config, profile))
     each = np.bincount(owner, bytes_of_group, active) + epochs_per_s * (_MESSAGE_BYTES + _GROUP_BYTES * owned)
-    pair = 0.0 if config.sink.kind == "count" else _PAIR_BYTES + sum(payload)
+    pair = 0.0 if config.sink.kind == "count" else PAIR_BYTES + sum(payload)
     results = pair * pairs_per_s + epochs_per_s * (active * _CHUNK_BYTES + _GROUP_BYTES * groups)
     return NetworkEstimate(tuple(each.tolist()), epochs_per_s * active * _MESSAGE_BYTES, results, sizes, pair, pairs_per_s)

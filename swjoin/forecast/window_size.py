@@ -1,13 +1,13 @@
-"""How many blocks and mini-partition-groups windows will take, from the tuples they will hold, without storing any.
+"""Expected blocks and mini-partition-groups of windows, from expected tuple counts.
 
-What: `foresee_group`: the rules of `state.extendible_hash` applied to expected counts, for one partition-group.
-Why: memory is planned before a run; a chain's last block is partly empty and its first one partly expired, so that what windows
-take depends on how many chains there are.
-Stays out: which tuples come (`forecast.input_profile`), bytes (`forecast.memory`).
+What: `estimate_group`: the rules of `state.extendible_hash` applied to expected counts, for one partition-group.
+Why: a chain's last block is partly empty and its first one partly expired, so the memory of windows depends on the number of
+chains.
+Stays out: the input (`forecast.input_profile`), bytes (`forecast.memory`).
 
 A partition-group is given as cells: expected window tuples by the lowest `depth` bits of the key's hash. Nodes of the directory
-are sums of cells. A node splits with the chance that its tuples, which vary, and the expired ones in its blocks exceed
-2 * theta; below the cells, tuples are taken to halve, but for those of the most frequent key, which stay together.
+are sums of cells. A node splits with the probability that its tuples, whose number varies, and the expired ones in its blocks
+exceed 2 * theta; below the cells, tuples are assumed to halve, except those of the most frequent key, which stay together.
 """
 
 from __future__ import annotations
@@ -22,15 +22,12 @@ from swjoin.state.extendible_hash import MAX_DEPTH
 
 F64 = NDArray[np.float64]
 
-MINIS, BLOCKS, DEPTH = 0, 1, 2  # of `foresee_group`
+MINIS, BLOCKS, DEPTH = 0, 1, 2  # of `estimate_group`
 
 
 @njit(cache=True, nogil=True)
 def chain_blocks(tuples: float, size: int, expires: bool) -> float:
-    """Expected blocks of a mini-partition of so many live tuples.
-
-    expires: its oldest block has lost some, at a moment when many chains of the same age have.
-    """
+    """Expected blocks of a mini-partition with `tuples` live tuples. expires: its oldest block is partly expired."""
     if tuples <= 0.0:
         return 0.0
     spare = 1.0 + 0.3 * min(1.0, tuples / size) if expires else 1.0 - 0.5 * min(1.0, tuples / size)
@@ -44,7 +41,7 @@ def _leaf(left: float, right: float, size: int, expires: bool) -> float:
 
 @njit(cache=True, nogil=True)
 def _splits(tuples: float, top: float, theta: int, ragged: float, tuned: float) -> float:
-    """Chance that a node of so many tuples splits, `top` of them of one key."""
+    """Probability that a node splits, with `tuples` tuples, `top` of them of one key."""
     tuples, top = tuples * tuned, top * tuned
     if theta == 0 or tuples <= 0.0 or 2.0 * (tuples - top) < theta:
         return 0.0
@@ -65,7 +62,7 @@ def _below(
     expires: bool,
     out: F64,
 ) -> None:
-    """A cell and what lies below it. out: minis, blocks, depth below the cell."""
+    """A cell and the nodes below it. out: minis, blocks, depth below the cell."""
     out[:] = 0.0
     share = left / max(left + right, 1e-300)
     rest = left + right - top
@@ -86,13 +83,13 @@ def _below(
 
 
 @njit(cache=True, nogil=True)
-def foresee_group(
+def estimate_group(
     left: F64, right: F64, top: F64, depth: int, theta: int, tuned: float, size: int, expires: bool, out: F64
 ) -> None:
     """out: expected mini-partition-groups, blocks, and the global depth.
 
     left, right, top: by cell, float64 (2^depth,), live tuples of either stream, and of the most frequent key in both; they are
-    overwritten. theta in tuples of both streams, 0: no tuning. tuned: share of the tuples that tuning sees, which comes after
+    overwritten. theta in tuples of both streams, 0: no tuning. tuned: share of the tuples that are left when tuning runs, after
     expiry. size: tuples of a block.
     """
     ragged = float(size) if expires else 0.0  # half a block of each chain has expired, on average

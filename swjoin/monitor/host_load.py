@@ -1,11 +1,11 @@
-"""Whether the machine itself was overloaded while a run was measured.
+"""Whether the machine was overloaded while a run was measured.
 
-What: `RankMeter` (per rank: what its host and it did since `start`), `Lateness`, `machine_report` (the run's verdict).
-Why: a figure measured on a machine that had no time for it says nothing about the join; such a run must say so itself.
+What: `RankMeter` (times of a rank and its host since `start`), `Lateness`, `machine_report` (the verdict on a run).
+Why: figures from an overloaded machine say nothing about the join, so such a run must be marked as overloaded.
 Stays out: what becomes of such runs (`sweeps`), how busy the slaves are by design (`core.metric_columns`).
 
 Sources: /proc/stat (busy, idle, stolen time of all cores), /proc/pressure/cpu (time in which some process waited for a core),
-the ranks' own CPU time. Elsewhere than on Linux only lateness is known.
+the ranks' own CPU time. Only lateness is known on systems other than Linux.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Any
 
 from swjoin.monitor.process_memory import cpu_us
 
-STEAL_RATIO = 0.02  # more than that went to other machines of the hypervisor
-FOREIGN_RATIO = 0.10  # more than that of all cores went to processes that are not of the run
-BUSY_RATIO = 0.90  # imitated slow nodes need the cores when their turn comes
-WAITING_RATIO = 0.25  # and must not stand in a queue for them: time in which some process waited for a core
-LATE_SLOTS, LATE_US = 0.5, 2_000  # p99 of the master's lateness, in slots and at least
-_LEAST_S = 0.5  # clock ticks of 10 ms say nothing about less
+STEAL_RATIO = 0.02  # limit of the time that the hypervisor gave to other machines
+FOREIGN_RATIO = 0.10  # limit of the time that processes outside the run used
+BUSY_RATIO = 0.90  # limit of the cores' busy time when nodes are imitated: a node must get a core when its turn comes
+WAITING_RATIO = 0.25  # limit of the time in which some process waited for a core, when nodes are imitated
+LATE_SLOTS, LATE_US = 0.5, 2_000  # limit of the p99 of the master's lateness: the larger one, in slots and in microseconds
+_LEAST_S = 0.5  # clock ticks of 10 ms are too coarse for less
 
 
 class Lateness:
-    """How late something was, every time, in microseconds."""
+    """Samples of lateness, in microseconds."""
 
     def __init__(self) -> None:
         self._late_us = array("q")
@@ -37,7 +37,7 @@ class Lateness:
         self._late_us.append(max(0, late_us))
 
     def quantiles(self) -> dict[str, float] | None:
-        """p50, p99 and max in seconds; None when nothing was due."""
+        """p50, p99 and max in seconds; None without samples."""
         if not self._late_us:
             return None
         ordered = sorted(self._late_us)
@@ -48,7 +48,7 @@ _QUANTILES = (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
 
 
 def _host_times() -> tuple[float, float, float, float] | None:
-    """Seconds of all cores together since the host started: busy, idle, stolen; and in which some process waited for a core."""
+    """Seconds since the host started: busy, idle and stolen, of all cores together; seconds in which some process waited."""
     try:
         fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
     except OSError:
@@ -65,7 +65,7 @@ def _host_times() -> tuple[float, float, float, float] | None:
 
 
 class RankMeter:
-    """One rank's view, from `start` (which may be called again) to `summary`."""
+    """Measures one rank and its host, from the last `start` to `summary`."""
 
     def __init__(self) -> None:
         self.lateness = Lateness()
@@ -76,7 +76,7 @@ class RankMeter:
         self._at_s, self._cpu_us, self._host = time.monotonic(), cpu_us(), _host_times()
 
     def summary(self) -> dict[str, Any]:
-        """Plain values, to travel as JSON."""
+        """The times, ready for JSON."""
         now = _host_times()
         host = None if now is None or self._host is None else [b - a for a, b in zip(self._host, now, strict=True)]
         if host is not None and now is not None and now[3] < 0:
@@ -97,19 +97,19 @@ def _host_report(parts: list[dict[str, Any]]) -> dict[str, Any] | None:
     if longest["times_s"] is None or longest["elapsed_s"] < _LEAST_S:
         return None
     busy, idle, steal, waiting = longest["times_s"]
-    whole = max(1e-9, busy + idle + steal)
+    total = max(1e-9, busy + idle + steal)
     ours = sum(float(p["cpu_s"]) for p in parts)
     return {
         "cores": longest["cores"],
-        "busy_ratio": busy / whole,
-        "steal_ratio": steal / whole,
-        "foreign_ratio": max(0.0, busy - ours) / whole,
+        "busy_ratio": busy / total,
+        "steal_ratio": steal / total,
+        "foreign_ratio": max(0.0, busy - ours) / total,
         "waiting_ratio": None if waiting < 0 else waiting / longest["elapsed_s"],
     }
 
 
 def machine_report(master: dict[str, Any], others: list[dict[str, Any]], *, slot_us: int, imitates: bool) -> dict[str, Any]:
-    """`machine` of run.json. slot_us: of the master, 0 when no clock drives it. imitates: some node is slower than a core."""
+    """`machine` of run.json. slot_us: length of the master's slot; 0 in asap pace. imitates: slower nodes are imitated."""
     hosts: dict[str, list[dict[str, Any]]] = {}
     for part in (master, *others):
         hosts.setdefault(part["host"], []).append(part)

@@ -1,15 +1,15 @@
 """A snapshot as Prometheus metrics.
 
 What: `exposition(snapshot) -> (bytes, content type)`.
-Why: whoever watches many things with Prometheus wants this one there, too; names have their units, as is the custom there.
-Stays out: serving (`monitor.web`), what a snapshot holds (`monitor.status_board`).
+Why: sites that monitor with Prometheus can scrape a run; metric names carry their units, as is the custom there.
+Stays out: serving (`monitor.web`), the content of a snapshot (`monitor.status_board`).
 
-Counters go back after a recovery, to where the checkpoint was; for Prometheus that is a counter's reset, which `rate` knows.
+After a recovery counters return to their values at the checkpoint: a counter reset, which Prometheus' `rate` handles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ _SLAVE_GAUGES = {
     "window_bytes": ("swjoin_window_bytes", "Window state of both streams."),
     "window_tuples": ("swjoin_window_tuples", "Tuples in the windows of both streams."),
     "groups": ("swjoin_partition_groups", "Partition-groups that a slave owns."),
-    "active": ("swjoin_slave_active", "1 for a slave that is active, 0 for one that rests."),
+    "active": ("swjoin_slave_active", "1 for an active slave, 0 for an inactive one."),
 }
 _BUFFERS = {
     "waiting_bytes": ("swjoin_waiting_bytes", "Bytes that wait at the master."),
     "spilled_bytes": ("swjoin_spilled_bytes", "Bytes that the master has spilled to disk."),
-    "parked_bytes": ("swjoin_parked_bytes", "Bytes that wait at the master for slaves without room."),
+    "parked_bytes": ("swjoin_parked_bytes", "Bytes that wait at the master for slaves whose stream buffer is full."),
 }
 
 
@@ -43,102 +43,137 @@ def exposition(snapshot: dict[str, Any]) -> tuple[bytes, str]:
     from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
     from prometheus_client.registry import Collector
 
-    class _Once(Collector):
+    class _Snapshot(Collector):
         def collect(self) -> Iterator[Metric]:
             return _metrics(snapshot)
 
     registry = CollectorRegistry()
-    registry.register(_Once())
+    registry.register(_Snapshot())
     return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
 def _metrics(snapshot: dict[str, Any]) -> Iterator[Metric]:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
-
-    def gauge(name: str, text: str, value: float | None) -> Iterator[Metric]:
-        if value is not None:
-            yield GaugeMetricFamily(name, text, value=float(value))
-
-    def counter(name: str, text: str, value: float | None) -> Iterator[Metric]:
-        if value is not None:
-            yield CounterMetricFamily(name, text, value=float(value))
-
-    def labelled(kind: Any, name: str, text: str, label: str, values: Sequence[tuple[str, float | None]]) -> Iterator[Metric]:
-        family = kind(name, text, labels=[label])
-        for of, value in values:
-            if value is not None:
-                family.add_metric([of], float(value))
-        if family.samples:
-            yield family
-
-    run = snapshot["run"]
-    yield InfoMetricFamily("swjoin_run", "What runs.", value={name: str(run[name]) for name in ("version", "pace", "runtime")})
-    yield from labelled(
-        GaugeMetricFamily, "swjoin_phase", "1 for the phase of the run.", "phase", [(p, p == run["phase"]) for p in PHASES]
-    )
-    yield from gauge("swjoin_clock_seconds", "The run's clock.", run["clock_s"])
-    yield from gauge("swjoin_distribution_epoch", "Number of the current distribution epoch.", run["epoch"])
-    yield from gauge("swjoin_active_slaves", "Degree of declustering.", run["active_slaves"])
-    yield from counter("swjoin_recoveries", "Recoveries from the death of slaves.", run["recoveries"])
-
-    streams = [(name, stream) for name, stream in snapshot["streams"].items() if stream is not None]
-    for key, (name, text) in _STREAM_COUNTERS.items():
-        yield from labelled(CounterMetricFamily, name, text, "stream", [(n, s[key]) for n, s in streams])
-    waiting = [(n, s["waiting_tuples"]) for n, s in streams]
-    yield from labelled(GaugeMetricFamily, "swjoin_waiting_tuples", "Tuples read and not delivered.", "stream", waiting)
-    idle = [(n, float(s["idle"])) for n, s in streams]
-    yield from labelled(GaugeMetricFamily, "swjoin_stream_idle", "1 for a stream that has fallen silent.", "stream", idle)
-    times = [(n, None if s["time_us"] is None else s["time_us"] / 1e6) for n, s in streams]
-    yield from labelled(
-        GaugeMetricFamily, "swjoin_stream_time_seconds", "Highest time read, on the stream's time axis.", "stream", times
-    )
-    missing = [(n, s["ledger"]["unaccounted"]) for n, s in streams]
-    yield from labelled(
-        GaugeMetricFamily, "swjoin_unaccounted_tuples", "Tuples that the ledger misses; 0 in a right run.", "stream", missing
-    )
+    yield from _run(snapshot["run"])
+    yield from _streams({name: stream for name, stream in snapshot["streams"].items() if stream is not None})
     for key, (name, text) in _BUFFERS.items():
-        yield from gauge(name, text, (snapshot["buffers"] or {}).get(key))
-
-    results = snapshot["results"] or {}
-    yield from counter("swjoin_results", "Pairs that the collector has received.", results.get("pairs"))
-    yield from gauge(
-        "swjoin_committed_epoch", "Last distribution epoch that all slaves have joined.", results.get("committed_epoch")
-    )
+        yield from _gauge(name, text, (snapshot["buffers"] or {}).get(key))
+    yield from _results(snapshot["results"] or {})
     yield from _delays(snapshot["delay_s"] or {})
     for key, (name, text) in _SLAVE_GAUGES.items():
-        rows = [(str(s["slave"]), s[key]) for s in snapshot["slaves"]]
-        yield from labelled(GaugeMetricFamily, name, text, "slave", rows)
+        yield from _gauges(name, text, "slave", [(str(slave["slave"]), slave[key]) for slave in snapshot["slaves"]])
+    yield from _moves(snapshot["moves"] or {}, in_flight=len(snapshot["map"]["moving"]))
+    yield from _checkpoints(snapshot["checkpoints"] or {})
+    yield from _sources(snapshot["sources"])
 
-    moves = snapshot["moves"] or {}
-    yield from counter("swjoin_moves", "Moves of partition-groups that have ended.", moves.get("finished"))
-    yield from counter("swjoin_moved_bytes", "Window state that moves have carried.", moves.get("state_bytes"))
-    yield from gauge("swjoin_moves_in_flight", "Partition-groups on their way.", len(snapshot["map"]["moving"]))
-    checkpoints = snapshot["checkpoints"] or {}
-    yield from counter("swjoin_checkpoints", "Checkpoints that are durable.", checkpoints.get("completed"))
-    yield from gauge("swjoin_checkpoint_age_seconds", "Time since the last checkpoint began.", checkpoints.get("age_s"))
-    yield from gauge(
-        "swjoin_checkpoint_duration_seconds", "From its cut until the last one was durable.", checkpoints.get("last_s")
-    )
-    yield from gauge("swjoin_checkpoint_bytes", "Bytes of the last checkpoint.", checkpoints.get("bytes"))
 
-    family = GaugeMetricFamily("swjoin_source", "What a source tells of itself.", labels=["stream", "name"])
-    for stream, values in snapshot["sources"].items():
-        for name, value in values.items():
-            family.add_metric([stream, name], float(value))
+# ---------------------------------------------------------------- one metric; values that are not known are left out
+
+
+def _gauge(name: str, text: str, value: float | None) -> Iterator[Metric]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    if value is not None:
+        yield GaugeMetricFamily(name, text, value=float(value))
+
+
+def _counter(name: str, text: str, value: float | None) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily
+
+    if value is not None:
+        yield CounterMetricFamily(name, text, value=float(value))
+
+
+def _labelled(family: Any, values: Sequence[tuple[str, float | None]]) -> Iterator[Metric]:
+    for label, value in values:
+        if value is not None:
+            family.add_metric([label], float(value))
     if family.samples:
         yield family
 
 
-def _delays(delays: dict[str, Any]) -> Iterator[Metric]:
-    """Quantiles of the production delay; `span` tells of which pairs."""
+def _gauges(name: str, text: str, label: str, values: Sequence[tuple[str, float | None]]) -> Iterator[Metric]:
     from prometheus_client.core import GaugeMetricFamily
 
-    text = "Production delay; span `recent`: of pairs since the last look, `all`: of the whole run."
+    return _labelled(GaugeMetricFamily(name, text, labels=[label]), values)
+
+
+def _counters(name: str, text: str, label: str, values: Sequence[tuple[str, float | None]]) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily
+
+    return _labelled(CounterMetricFamily(name, text, labels=[label]), values)
+
+
+# ---------------------------------------------------------------- the parts of a snapshot
+
+
+def _run(run: dict[str, Any]) -> Iterator[Metric]:
+    from prometheus_client.core import InfoMetricFamily
+
+    yield InfoMetricFamily("swjoin_run", "What runs.", value={name: str(run[name]) for name in ("version", "pace", "runtime")})
+    yield from _gauges("swjoin_phase", "1 for the phase of the run.", "phase", [(p, p == run["phase"]) for p in PHASES])
+    yield from _gauge("swjoin_clock_seconds", "The run's clock.", run["clock_s"])
+    yield from _gauge("swjoin_distribution_epoch", "Number of the current distribution epoch.", run["epoch"])
+    yield from _gauge("swjoin_active_slaves", "Degree of declustering.", run["active_slaves"])
+    yield from _counter("swjoin_recoveries", "Recoveries from the death of slaves.", run["recoveries"])
+
+
+def _streams(streams: dict[str, dict[str, Any]]) -> Iterator[Metric]:
+    for key, (name, text) in _STREAM_COUNTERS.items():
+        yield from _counters(name, text, "stream", [(n, s[key]) for n, s in streams.items()])
+    gauges: dict[str, tuple[str, Callable[[dict[str, Any]], float | None]]] = {
+        "swjoin_waiting_tuples": ("Tuples read and not delivered.", lambda s: s["waiting_tuples"]),
+        "swjoin_stream_idle": ("1 for an idle stream.", lambda s: s["idle"]),
+        "swjoin_stream_time_seconds": (
+            "Highest time read, on the stream's time axis.",
+            lambda s: None if s["time_us"] is None else s["time_us"] / 1e6,
+        ),
+        "swjoin_unaccounted_tuples": ("Tuples that the ledger misses; 0 in a right run.", lambda s: s["ledger"]["unaccounted"]),
+    }
+    for name, (text, value) in gauges.items():
+        yield from _gauges(name, text, "stream", [(n, value(s)) for n, s in streams.items()])
+
+
+def _results(results: dict[str, Any]) -> Iterator[Metric]:
+    yield from _counter("swjoin_results", "Pairs that the collector has received.", results.get("pairs"))
+    text = "Last distribution epoch that all slaves have joined."
+    yield from _gauge("swjoin_committed_epoch", text, results.get("committed_epoch"))
+
+
+def _delays(delays: dict[str, Any]) -> Iterator[Metric]:
+    """Quantiles of the production delay. Label `span`: the pairs they cover."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    text = "Production delay; span `recent`: pairs since the last sample, `all`: of the whole run."
     family = GaugeMetricFamily("swjoin_production_delay_seconds", text, labels=["span", "quantile"])
     for span in ("recent", "all"):
         for name, quantile in (("p50", "0.5"), ("p99", "0.99")):
             value = (delays.get(span) or {}).get(name)
             if value is not None:
                 family.add_metric([span, quantile], value)
+    if family.samples:
+        yield family
+
+
+def _moves(moves: dict[str, Any], *, in_flight: int) -> Iterator[Metric]:
+    yield from _counter("swjoin_moves", "Moves of partition-groups that have ended.", moves.get("finished"))
+    yield from _counter("swjoin_moved_bytes", "Window state that moves have transferred.", moves.get("state_bytes"))
+    yield from _gauge("swjoin_moves_in_flight", "Moves of partition-groups under way.", in_flight)
+
+
+def _checkpoints(checkpoints: dict[str, Any]) -> Iterator[Metric]:
+    yield from _counter("swjoin_checkpoints", "Checkpoints that are durable.", checkpoints.get("completed"))
+    yield from _gauge("swjoin_checkpoint_age_seconds", "Time since the start of the last checkpoint.", checkpoints.get("age_s"))
+    text = "Time from the last checkpoint's cut until it was durable."
+    yield from _gauge("swjoin_checkpoint_duration_seconds", text, checkpoints.get("last_s"))
+    yield from _gauge("swjoin_checkpoint_bytes", "Bytes of the last checkpoint.", checkpoints.get("bytes"))
+
+
+def _sources(sources: dict[str, dict[str, float]]) -> Iterator[Metric]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    family = GaugeMetricFamily("swjoin_source", "A live source's own figures.", labels=["stream", "name"])
+    for stream, values in sources.items():
+        for name, value in values.items():
+            family.add_metric([stream, name], float(value))
     if family.samples:
         yield family

@@ -1,207 +1,238 @@
-"""Looking at the roles while they run, from their own threads, at most every interval.
+"""Samples the roles of a run, from their own threads, once per interval.
 
-What: `MasterWatcher` beside the master's I/O and `CollectorWatcher` beside the collector's; `open_watcher`, `close`.
-Why: roles are pure and shells perform; both tell a watcher what passes, which costs a call each, and look up the rest rarely.
-Stays out: what is made of it (`monitor.status_board`), how the collector's view travels (`runtime`), showing.
+What: `MasterWatcher` beside the master's I/O, `CollectorWatcher` beside the collector's; `open_watcher`.
+Why: roles are pure, so their hosts report what passes (rows read, deliveries, slaves' reports, log events), one cheap call
+each; everything else is read from the roles' own counters when a sample is due.
+Stays out: what is made of the samples (`monitor.status_board`), how the collector's sample travels (`runtime`), presentation,
+and the roles' commands: a watcher knows none of them.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from swjoin.cluster.collector import Collector
+from swjoin.cluster.master.controller import Controller
 from swjoin.cluster.master.master import Master
-from swjoin.cluster.messages import BeginMeasuring, Deliver, Log, MasterCommand, MasterEvent, SlaveReported
 from swjoin.config.run import RunConfig
 from swjoin.connectors.source import is_live
 from swjoin.core.batch import I64, STREAM_NAMES, SourceBatch
-from swjoin.core.data_messages import RunEvent
+from swjoin.core.data_messages import Delivery, GroupLoads, RunEvent
 from swjoin.core.ids import BEGIN_OF_TIME_US
 from swjoin.core.join_semantics import format_digest
+from swjoin.core.ledger import StreamCounts
 from swjoin.core.metric_columns import COLUMNS
 from swjoin.monitor.status_board import Board
 from swjoin.state.delay_histogram import histogram_quantile
 
 if TYPE_CHECKING:
     from swjoin.connectors.source import Source
-    from swjoin.monitor.hot_keys import HotKeys
     from swjoin.monitor.web import Server
 
-HOT_KEYS_S = 1.0  # how often they are looked up
-_HELD = 1000  # moves whose hold-back counts
-_MOST_LOADS = 4096  # partition-groups of which the map shows how busy they are
-_FORGET = 0.7  # what is left of a partition-group's load after each of its reports
+ADDRESS_FILE = "dashboard.txt"  # in the run's directory, while it runs
+HOT_KEYS_S = 1.0  # between two samples of the hot keys
+_RECENT_MOVES = 1000  # moves that the median hold-back covers
+_MOST_LOADS = 4096  # partition-groups up to which the map shows each one's load
+_DECAY = 0.7  # share of a partition-group's load that a new report leaves
 _ADDED = ("comparisons", "pairs", "process_us", "cpu_us", "left_tuples", "right_tuples")
 _NEWEST = ("epoch", "occupancy_ratio", "window_tuples", "window_bytes", "mini_group_count")
 
 
-ADDRESS_FILE = "dashboard.txt"  # in the run's directory, while it runs
-
-
 def open_watcher(config: RunConfig, about: dict[str, Any], run_dir: Path | None = None) -> MasterWatcher:
-    """A watcher, with its page if a port is given; then the address is printed and written into the run's directory.
+    """A watcher; with a port also its dashboard, whose address is printed and written into the run's directory.
 
-    UserError when a port is taken, or a library is missing. about: what does not change of the run, ready for JSON.
+    about: constant facts of the run, ready for JSON. UserError when a port is taken, or a library is missing.
     """
     watcher = MasterWatcher(config, Board(about))
     if config.observe.port is not None:
-        from swjoin.monitor.web import Server
-
-        watcher.server = Server(watcher.board.snapshot, config.observe.port)
-        print(f"dashboard: {watcher.server.address}  (in a terminal: swjoin top {watcher.server.port})", flush=True)
-        if run_dir is not None:
-            run_dir.mkdir(parents=True, exist_ok=True)
-            watcher.address_file = run_dir / ADDRESS_FILE
-            watcher.address_file.write_text(watcher.server.address + "\n")
+        watcher.dashboard = _Dashboard(watcher.board, config.observe.port, run_dir)
     return watcher
 
 
-class MasterWatcher:
-    """Fills a board from the master's own thread.
+class _Dashboard:
+    """The server of a run's page, and the file with its address."""
 
-    begin: once the master is made, also after a recovery. Then it is told what passes: `read`, `took`, `performed`, `happened`;
-    `look` is for every round of the master's loop; `end` and `close` when it is over.
-    """
+    def __init__(self, board: Board, port: int, run_dir: Path | None) -> None:
+        from swjoin.monitor.web import Server
 
-    def __init__(self, config: RunConfig, board: Board) -> None:
-        """UserError when hot keys are wanted and the library for them is missing."""
-        self.board = board
-        self.server: Server | None = None
-        self.address_file: Path | None = None
-        self._interval_s = config.observe.interval_us / 1e6
-        self._due_s = self._hot_due_s = 0.0
-        self._capacity_bytes = config.cluster.mini_buffer_bytes
-        self._checkpoints = config.checkpoint.enabled
-        self._hot: list[HotKeys] = []
-        if config.observe.hot_keys and config.observe.enabled:
-            from swjoin.monitor.hot_keys import HotKeys
+        self._server: Server = Server(board.snapshot, port)
+        self._address_file = None if run_dir is None else run_dir / ADDRESS_FILE
+        print(f"dashboard: {self._server.address}  (in a terminal: swjoin top {self._server.port})", flush=True)
+        if self._address_file is not None:
+            self._address_file.parent.mkdir(parents=True, exist_ok=True)
+            self._address_file.write_text(self._server.address + "\n")
 
-            self._hot = [HotKeys(config.observe.hot_keys, seed=stream) for stream in range(len(STREAM_NAMES))]
-        self._master: Master | None = None
-        self._delivered = [0, 0]
-        self._reported: dict[int, float] = {}
-        self._cost_ns = np.zeros(0)  # of a report, by partition-group
-        self._in_history = config.measure.prefill_us > 0
-        self._ended = False
-        self._moved_bytes = 0
-        self._held_us: deque[int] = deque(maxlen=_HELD)
+    def close(self) -> None:
+        self._server.close()
+        if self._address_file is not None:
+            self._address_file.unlink(missing_ok=True)
 
-    # ------------------------------------------------------------ what passes
 
-    def begin(self, master: Master) -> None:
-        """The master has been made, or made anew from a checkpoint, and has not delivered anything."""
-        self._master = master
-        self._delivered = [s.counts.tuples - _refused(s.counts) - master.waiting_tuples(s.stream) for s in master.streams]
-        self._reported.clear()
-        self._cost_ns = np.zeros(len(master.controller.map.owner))
-        self._moved_bytes = sum(size for _, size in master.controller.finished_moves)
-        self._held_us = deque((held for held, _ in master.controller.finished_moves), maxlen=_HELD)
+class _HotKeySamples:
+    """The sketches of both streams. UserError when the library for them is missing."""
+
+    def __init__(self, k: int) -> None:
+        from swjoin.monitor.hot_keys import HotKeys
+
+        self._sketches = [HotKeys(k, seed=stream) for stream in range(len(STREAM_NAMES))]
         self._due_s = 0.0
-        self.board.begin(self._phase)
-
-    @property
-    def _phase(self) -> str:
-        return "history" if self._in_history else "running"
 
     def read(self, stream: int, batch: SourceBatch) -> None:
-        """A batch was read."""
-        if self._hot:
-            self._hot[stream].read(batch.key, batch.key_valid, time.monotonic())
+        self._sketches[stream].read(batch.key, batch.key_valid, time.monotonic())
 
-    def took(self, event: MasterEvent) -> None:
-        """The master takes an event."""
-        if isinstance(event, SlaveReported):
-            self._reported[int(event.slave)] = event.occupancy_ratio
-            loads = event.loads
-            if loads is not None:
-                kept = self._cost_ns[loads.groups] * _FORGET
-                self._cost_ns[loads.groups] = kept + loads.cost_ns * (1 - _FORGET)
-
-    def performed(self, command: MasterCommand) -> None:
-        """The master has commanded something."""
-        match command:
-            case Deliver(delivery):
-                self._delivered[0] += len(delivery.left)
-                self._delivered[1] += len(delivery.right)
-            case Log(event):
-                self.board.take_event(event)
-                if event.kind == "released":
-                    self._moved_bytes += event.state_bytes
-                    self._held_us.append(event.duration_us)
-            case BeginMeasuring():
-                self._in_history = False
-            case _:
-                pass
-
-    def happened(self, event: RunEvent) -> None:
-        """Something that is no decision of the master's."""
-        self.board.take_event(event)
-
-    # ------------------------------------------------------------ looking
-
-    @property
-    def patience_s(self) -> float:
-        """How long the master's loop may wait before it looks again."""
-        return self._interval_s
-
-    def due(self) -> bool:
-        """Whether it is time to look."""
-        return time.monotonic() >= self._due_s
-
-    def look(self, clock_us: int, sources: tuple[Source, Source]) -> None:
-        """Put on the board how things stand. clock_us: of the run."""
-        if self._master is None:
-            return
+    def sample(self, sources: tuple[Source, Source], board: Board) -> None:
+        """Put the most frequent keys on the board, when HOT_KEYS_S have passed."""
         now_s = time.monotonic()
-        self._due_s = now_s + self._interval_s
-        self.board.take_master(self._view(self._master, clock_us), self._master.controller.map.owner)
-        self.board.enter(self._phase)
-        for name, source in zip(STREAM_NAMES, sources, strict=True):
-            if is_live(source):
-                self.board.take_source(name, source.status())
-        if self._hot and now_s >= self._hot_due_s:
-            self._hot_due_s = now_s + HOT_KEYS_S
-            tops = {}
-            for name, source, hot in zip(STREAM_NAMES, sources, self._hot, strict=True):
-                dictionary = source.dictionary
-                tops[name] = hot.top(now_s, str if dictionary is None else dictionary.text)
-            self.board.take_hot_keys(tops)
+        if now_s < self._due_s:
+            return
+        self._due_s = now_s + HOT_KEYS_S
+        tops = {}
+        for name, source, sketch in zip(STREAM_NAMES, sources, self._sketches, strict=True):
+            dictionary = source.dictionary
+            tops[name] = sketch.top(now_s, str if dictionary is None else dictionary.text)
+        board.take_hot_keys(tops)
 
-    def _view(self, master: Master, clock_us: int) -> dict[str, Any]:
-        controller, checkpoints = master.controller, master.checkpoints
-        streams = {name: self._stream(master, i) for i, name in enumerate(STREAM_NAMES)}
-        owned = np.bincount(controller.map.owner, minlength=master.slave_count)
-        cost = np.bincount(controller.map.owner, self._cost_ns, master.slave_count)
-        whole = float(cost.sum())
+
+class _ReportedLoads:
+    """What slaves reported last: stream buffer occupancy, and the load of each partition-group, decayed per report."""
+
+    def __init__(self, partition_count: int = 0) -> None:
+        self._occupancy_ratios: dict[int, float] = {}
+        self._cost_ns = np.zeros(partition_count)
+
+    def add(self, slave: int, occupancy_ratio: float, loads: GroupLoads | None) -> None:
+        self._occupancy_ratios[slave] = occupancy_ratio
+        if loads is not None:
+            decayed = self._cost_ns[loads.groups] * _DECAY
+            self._cost_ns[loads.groups] = decayed + loads.cost_ns * (1 - _DECAY)
+
+    def slaves(self, controller: Controller) -> list[dict[str, Any]]:
+        """One entry per slave."""
+        owner, count = controller.map.owner, controller.slave_count
+        owned, cost = np.bincount(owner, minlength=count), np.bincount(owner, self._cost_ns, count)
+        total = float(cost.sum())
         active = set(controller.active)
-        slaves = [
+        return [
             {
                 "slave": slave,
                 "active": slave in active,
                 "emptying": slave in controller.emptying,
                 "groups": int(owned[slave]),
-                "load_ratio": float(cost[slave]) / whole if whole else None,
-                "occupancy_ratio": self._reported.get(slave),
+                "load_ratio": float(cost[slave]) / total if total else None,
+                "occupancy_ratio": self._occupancy_ratios.get(slave),
             }
-            for slave in range(master.slave_count)
+            for slave in range(count)
         ]
-        loads = self._cost_ns / self._cost_ns.max() if len(self._cost_ns) <= _MOST_LOADS and whole else None
+
+    def groups(self) -> list[float] | None:
+        """Each partition-group's load over the highest; None when nothing was reported, or for too many groups."""
+        if len(self._cost_ns) > _MOST_LOADS or not self._cost_ns.any():
+            return None
+        loads: list[float] = (self._cost_ns / self._cost_ns.max()).round(2).tolist()
+        return loads
+
+
+class MasterWatcher:
+    """Fills a board from the master's own thread.
+
+    The master's host calls `begin` with every new master, also after a recovery; `read`, `reported`, `delivered`,
+    `measuring_started` and `on_log_event` as these happen; `sample` when `due`; `end` after success, `close` always.
+    """
+
+    def __init__(self, config: RunConfig, board: Board) -> None:
+        """UserError when hot keys are wanted and the library for them is missing."""
+        self.board = board
+        self.dashboard: _Dashboard | None = None
+        self._interval_s = config.observe.interval_us / 1e6
+        self._due_s = 0.0
+        self._capacity_bytes = config.cluster.mini_buffer_bytes
+        self._checkpoints = config.checkpoint.enabled
+        wanted = config.observe.hot_keys if config.observe.enabled else 0
+        self._hot_keys = _HotKeySamples(wanted) if wanted else None
+        self._master: Master | None = None
+        self._delivered = [0, 0]
+        self._loads = _ReportedLoads()
+        self._prefilling = config.measure.prefill_us > 0
+        self._ended = False
+
+    # ------------------------------------------------------------ what passes
+
+    def begin(self, master: Master) -> None:
+        """A new master, perhaps restored from a checkpoint, before its first delivery."""
+        self._master = master
+        self._delivered = [s.counts.tuples - _refused(s.counts) - master.waiting_tuples(s.stream) for s in master.streams]
+        self._loads = _ReportedLoads(len(master.controller.map.owner))
+        self._due_s = 0.0
+        self.board.begin(self._phase)
+
+    @property
+    def _phase(self) -> str:
+        return "history" if self._prefilling else "running"
+
+    def read(self, stream: int, batch: SourceBatch) -> None:
+        """A batch was read."""
+        if self._hot_keys is not None:
+            self._hot_keys.read(stream, batch)
+
+    def reported(self, slave: int, occupancy_ratio: float, loads: GroupLoads | None) -> None:
+        """A slave's report reached the master."""
+        self._loads.add(int(slave), occupancy_ratio, loads)
+
+    def delivered(self, delivery: Delivery) -> None:
+        """The master sends a delivery."""
+        self._delivered[0] += len(delivery.left)
+        self._delivered[1] += len(delivery.right)
+
+    def measuring_started(self) -> None:
+        """Prefill is over."""
+        self._prefilling = False
+
+    def on_log_event(self, event: RunEvent) -> None:
+        """The run's log gets an event, of the master or of its host."""
+        self.board.take_event(event)
+
+    # ------------------------------------------------------------ sampling
+
+    @property
+    def patience_s(self) -> float:
+        """Longest wait of the master's loop before `due` must be asked again."""
+        return self._interval_s
+
+    def due(self) -> bool:
+        return time.monotonic() >= self._due_s
+
+    def sample(self, clock_us: int, sources: tuple[Source, Source]) -> None:
+        """Put a sample of master and sources on the board. clock_us: of the run."""
+        if self._master is None:
+            return
+        self._due_s = time.monotonic() + self._interval_s
+        self.board.set_master(self._view(self._master, clock_us), self._master.controller.map.owner)
+        self.board.enter(self._phase)
+        for name, source in zip(STREAM_NAMES, sources, strict=True):
+            if is_live(source):
+                self.board.take_source(name, source.status())
+        if self._hot_keys is not None:
+            self._hot_keys.sample(sources, self.board)
+
+    def _view(self, master: Master, clock_us: int) -> dict[str, Any]:
+        controller = master.controller
+        streams = {name: self._stream(master, i) for i, name in enumerate(STREAM_NAMES)}
+        ledgers = {name: stream["ledger"] for name, stream in streams.items()}
         return {
             "clock_s": clock_us / 1e6,
             "epoch": int(master.epoch),
-            "active_slaves": len(active),
+            "active_slaves": len(controller.active),
             "streams": streams,
-            "slaves": slaves,
+            "slaves": self._loads.slaves(controller),
             "buffers": {
                 "waiting_bytes": master.slots.waiting_bytes,
                 "capacity_bytes": self._capacity_bytes,
                 "spilled_bytes": master.buffers.stored_bytes,
-                "parked_bytes": sum(controller.parked_bytes.values()),
+                "parked_bytes": sum(controller.loads.parked_bytes.values()),
                 "held_tuples": master.buffers.held_tuples,
             },
             "moving": [
@@ -210,35 +241,22 @@ class MasterWatcher:
                     "group": int(move.group),
                     "supplier": int(move.supplier),
                     "consumer": int(move.consumer),
-                    "phase": str(move.phase),
+                    "phase": str(move.state),
                 }
                 for move in controller.moves.values()
             ],
-            "moves": {
-                "finished": len(controller.finished_moves),
-                "state_bytes": self._moved_bytes,
-                "hold_back_p50_s": float(np.median(self._held_us)) / 1e6 if self._held_us else None,
-            },
-            "loads": None if loads is None else loads.round(2).tolist(),
-            "checkpoints": {
-                "completed": checkpoints.completed,
-                "under_way": checkpoints.under_way,
-                "last_s": checkpoints.durations_us[-1] / 1e6 if checkpoints.durations_us else None,
-                "age_s": max(0, clock_us - checkpoints.began_us) / 1e6 if checkpoints.completed else None,
-                "bytes": checkpoints.nbytes,
-            }
-            if self._checkpoints
-            else None,
+            "moves": _moves(controller),
+            "loads": self._loads.groups(),
+            "checkpoints": _checkpoints(master, clock_us) if self._checkpoints else None,
             "ledger": {
-                "streams": {name: streams[name]["ledger"] for name in STREAM_NAMES},
-                "balanced": all(streams[name]["ledger"]["unaccounted"] == 0 for name in STREAM_NAMES),
+                "streams": ledgers,
+                "balanced": all(ledger["unaccounted"] == 0 for ledger in ledgers.values()),
             },
         }
 
     def _stream(self, master: Master, stream: int) -> dict[str, Any]:
         intake, counts = master.streams[stream], master.streams[stream].counts
-        waiting = master.waiting_tuples(stream)
-        delivered = self._delivered[stream]
+        waiting, delivered = master.waiting_tuples(stream), self._delivered[stream]
         ledger = {
             "tuples": counts.tuples,
             "null_key": counts.null_key,
@@ -248,34 +266,58 @@ class MasterWatcher:
             "delivered": delivered,
             "unaccounted": counts.tuples - _refused(counts) - waiting - delivered,
         }
-        time_us = None if intake.high_us == BEGIN_OF_TIME_US else int(intake.high_us)
-        fields = {name: ledger[name] for name in ("tuples", "null_key", "late", "shed")}
-        told = {"waiting_tuples": waiting, "time_us": time_us, "idle": intake.idle, "ended": intake.ended, "ledger": ledger}
-        return {**fields, **told}
+        return {
+            **{name: ledger[name] for name in ("tuples", "null_key", "late", "shed")},
+            "waiting_tuples": waiting,
+            "time_us": None if intake.high_us == BEGIN_OF_TIME_US else int(intake.high_us),
+            "idle": intake.idle,
+            "ended": intake.ended,
+            "ledger": ledger,
+        }
 
     def end(self, clock_us: int, sources: tuple[Source, Source]) -> None:
-        """The run is over, and went well. It can still be looked at."""
-        self.look(clock_us, sources)
+        """The run succeeded; the dashboard stays until `close`."""
+        self.sample(clock_us, sources)
         self._ended = True
         stopped = self._master is not None and self._master.checkpoints.stopped
         self.board.enter("stopped" if stopped else "ended")
 
     def close(self) -> None:
-        """The end of it, after `end` or a failure; who looks on gets a moment to see how it ended."""
+        """Ends the dashboard, after `end` or a failure; clients that poll it get a moment to read the last snapshot."""
         if not self._ended:
             self.board.enter("failed")
-        if self.server is not None:
-            self.server.close()
-        if self.address_file is not None:
-            self.address_file.unlink(missing_ok=True)
+        if self.dashboard is not None:
+            self.dashboard.close()
 
 
-def _refused(counts: Any) -> int:
+def _refused(counts: StreamCounts) -> int:
     return int(counts.null_key + counts.late + counts.shed)
 
 
+def _moves(controller: Controller) -> dict[str, Any]:
+    """Finished moves; hold-back of the newest of them."""
+    moves = controller.movement.finished
+    recent_us = [hold_back_us for hold_back_us, _ in moves[-_RECENT_MOVES:]]
+    return {
+        "finished": len(moves),
+        "state_bytes": sum(state_bytes for _, state_bytes in moves),
+        "hold_back_p50_s": float(np.median(recent_us)) / 1e6 if recent_us else None,
+    }
+
+
+def _checkpoints(master: Master, clock_us: int) -> dict[str, Any]:
+    checkpoints = master.checkpoints
+    return {
+        "completed": checkpoints.completed,
+        "under_way": checkpoints.under_way,
+        "last_s": checkpoints.durations_us[-1] / 1e6 if checkpoints.durations_us else None,
+        "age_s": max(0, clock_us - checkpoints.began_us) / 1e6 if checkpoints.completed else None,
+        "bytes": checkpoints.nbytes,
+    }
+
+
 class CollectorWatcher:
-    """Makes views of the collector: plain values that travel as JSON."""
+    """Samples of the collector: plain values that travel as JSON."""
 
     def __init__(self, config: RunConfig) -> None:
         self._interval_s = config.observe.interval_us / 1e6
@@ -285,12 +327,12 @@ class CollectorWatcher:
         self._histogram: I64 | None = None
 
     def begin(self) -> None:
-        """The collector has been made, perhaps anew."""
+        """A new collector, perhaps after a recovery."""
         self._slaves.clear()
         self._histogram, self._changed, self._due_s = None, True, 0.0
 
-    def took(self, rows: list[tuple[int, Any]]) -> None:
-        """Something has come; rows of metrics with their generations (`core.metric_columns`)."""
+    def on_results(self, rows: list[tuple[int, Any]]) -> None:
+        """The collector received results. rows: of metrics (`core.metric_columns`), each with its generation."""
         self._changed = True
         for _, row in rows:
             values = dict(zip(COLUMNS, row.tolist(), strict=True))
@@ -301,11 +343,11 @@ class CollectorWatcher:
                 slave[name] = values[name]
 
     def due(self) -> bool:
-        """Whether there is something new to tell, and the time has come."""
+        """Whether results came since the last sample, and the interval has passed."""
         return self._changed and time.monotonic() >= self._due_s
 
     def view(self, collector: Collector) -> dict[str, Any]:
-        """What is known now."""
+        """A sample."""
         now_s = time.monotonic()
         self._due_s, self._changed = now_s + self._interval_s, False
         tally = collector.tally
@@ -341,7 +383,7 @@ class CollectorWatcher:
 
 
 def _quantiles(histogram: I64, max_us: float) -> dict[str, float] | None:
-    """p50 and p99 in seconds; None when nothing was timed."""
+    """p50 and p99 in seconds; None for an empty histogram."""
     if not histogram.any():
         return None
     return {name: histogram_quantile(histogram, q, max_us) / 1e6 for name, q in (("p50", 0.5), ("p99", 0.99))}

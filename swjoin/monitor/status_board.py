@@ -1,11 +1,11 @@
-"""What is known of a run at this moment, for whoever wants to look.
+"""The present status of a run, in one place.
 
-What: `Board`: takes views of the master and the collector as they come, and gives a `snapshot`, ready for JSON: rates over the
-last seconds, the map of partition-groups with moves on their way, recent events, the ledger so far, and a bounded history.
-Why: the page, /metrics, `swjoin top` and Flight show the same account; who writes it and who reads it are different threads.
-Stays out: looking at the roles (`monitor.role_watchers`), showing (`monitor.web`, `cli.top`).
+What: `Board`: takes samples of the master and the collector, and gives a `snapshot`, ready for JSON: rates over the last
+seconds, the map of partition-groups with moves under way, recent events, the ledger so far, and a bounded time series.
+Why: the page, /metrics, `swjoin top` and Flight show the same numbers; writers and readers are different threads.
+Stays out: sampling the roles (`monitor.role_watchers`), presentation (`monitor.web`, `cli.top`).
 
-Counts are those of the roles: after a recovery they go back to the checkpoint, and rates begin anew.
+Counts are those of the roles: after a recovery they return to the checkpoint's, and rates start anew.
 """
 
 from __future__ import annotations
@@ -20,10 +20,17 @@ from typing import Any
 from swjoin.core.batch import I64, STREAM_NAMES
 from swjoin.core.data_messages import RunEvent
 
-EVENTS = 100  # of the newest
-HISTORY_STEP_S, HISTORY_STEPS = 0.5, 1200  # ten minutes
+EVENTS = 100  # that a snapshot has, the newest
+HISTORY_STEP_S, HISTORY_STEPS = 0.5, 1200  # of the time series: ten minutes
 RATE_SPAN_S = 2.0
-_MOST_LINES = 16  # slaves whose occupancy the history keeps
+_MOST_LINES = 16  # slaves up to which the time series has each one's occupancy
+_SLAVE_RATES = {
+    "busy_s": "busy_ratio",
+    "cpu_s": "cpu_ratio",
+    "comparisons": "comparisons_per_s",
+    "pairs": "pairs_per_s",
+    "tuples": "tuples_per_s",
+}
 
 
 class _Rates:
@@ -42,36 +49,64 @@ class _Rates:
             self._samples.popleft()
 
     def of(self, name: str) -> float:
-        """0 while nothing is known."""
+        """0 before the second sample."""
         if len(self._samples) < 2:
             return 0.0
         (start_s, first), (end_s, last) = self._samples[0], self._samples[-1]
         return (last.get(name, 0) - first.get(name, 0)) / (end_s - start_s) if end_s > start_s else 0.0
 
 
+class _EventLog:
+    """The newest events of a run, numbered from 1, and how many recoveries there were."""
+
+    def __init__(self) -> None:
+        self.newest: deque[dict[str, Any]] = deque(maxlen=EVENTS)
+        self.recoveries = 0
+        self._count = 0
+
+    def add(self, event: RunEvent) -> None:
+        self._count += 1
+        self.newest.append({"number": self._count, **asdict(event)})
+        self.recoveries += event.kind == "recovered"
+
+
+class _VersionedMap:
+    """Owners of the partition-groups, with a version that grows whenever another array comes."""
+
+    def __init__(self) -> None:
+        self.owner: I64 | None = None
+        self.version = 0
+
+    def take(self, owner: I64) -> None:
+        if owner is not self.owner:
+            self.owner = owner
+            self.version += 1
+
+
 class Board:
-    """One run's. All methods may be called from any thread. wall_s: a clock that only goes forward."""
+    """The status of one run. All methods may be called from any thread."""
 
     def __init__(self, about: dict[str, Any], wall_s: Callable[[], float] = time.monotonic) -> None:
-        """about: what does not change, ready for JSON; rates reach back two of its `distribution_epoch_s`, at least 2 s."""
+        """about: constant facts of the run, ready for JSON; rates cover two of its `distribution_epoch_s`, at least 2 s.
+        wall_s: a monotonic clock."""
         self._lock = threading.Lock()
         self._wall_s = wall_s
         self._about = {**about, "id": f"{time.time():.6f}"}
-        self._began_s = wall_s()
+        self._start_s = wall_s()
         self._phase = "starting"
         self._master: dict[str, Any] = {}
         self._collector: dict[str, Any] = {}
-        self._master_s: float | None = None  # when its view came
-        self._owner: I64 | None = None
-        self._map_version = 0
+        self._master_s: float | None = None  # when the sample of the master came
+        self._map = _VersionedMap()
         self._hot_keys: dict[str, Any] | None = None
         self._sources: dict[str, dict[str, float]] = {name: {} for name in STREAM_NAMES}
-        self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS)
-        self._event_count = 0
-        self._recoveries = 0
-        self._rate_span_s = max(RATE_SPAN_S, 2 * float(about.get("distribution_epoch_s", 0)))
-        self._master_rates, self._collector_rates = _Rates(self._rate_span_s), _Rates(self._rate_span_s)
-        self._history: deque[dict[str, Any]] = deque(maxlen=HISTORY_STEPS)
+        self._events = _EventLog()
+        self._series: deque[dict[str, Any]] = deque(maxlen=HISTORY_STEPS)
+        self._forget_rates()
+
+    def _forget_rates(self) -> None:
+        span_s = max(RATE_SPAN_S, 2 * float(self._about.get("distribution_epoch_s", 0)))
+        self._master_rates, self._collector_rates = _Rates(span_s), _Rates(span_s)
 
     # ------------------------------------------------------------ writing
 
@@ -81,68 +116,65 @@ class Board:
             self._phase = phase
 
     def begin(self, phase: str) -> None:
-        """The roles have been made, perhaps anew: what was known of others does not hold for these."""
+        """New roles, perhaps after a recovery: rates and the collector's sample of earlier ones are forgotten."""
         with self._lock:
             self._phase = phase
-            self._master_rates, self._collector_rates = _Rates(self._rate_span_s), _Rates(self._rate_span_s)
+            self._forget_rates()
             self._collector = {}
 
-    def take_master(self, view: dict[str, Any], owner: I64) -> None:
-        """A view of the master (`role_watchers.MasterWatcher`). owner: of each partition-group; not to be changed any more."""
+    def set_master(self, view: dict[str, Any], owner: I64) -> None:
+        """A sample of the master (`MasterWatcher.sample`). owner: of each partition-group; must not be changed afterwards."""
         now_s = self._wall_s()
         with self._lock:
             self._master, self._master_s = view, now_s
-            if owner is not self._owner:
-                self._owner = owner
-                self._map_version += 1
+            self._map.take(owner)
             self._master_rates.add(now_s, {name: view["streams"][name]["ledger"]["delivered"] for name in STREAM_NAMES})
-            if not self._history or now_s - self._began_s - self._history[-1]["t_s"] >= HISTORY_STEP_S:
-                self._history.append(self._moment(now_s))
+            if not self._series or now_s - self._start_s - self._series[-1]["t_s"] >= HISTORY_STEP_S:
+                self._series.append(self._point(now_s))
 
-    def take_collector(self, view: dict[str, Any]) -> None:
-        """A view of the collector (`role_watchers.CollectorWatcher`)."""
+    def set_collector(self, view: dict[str, Any]) -> None:
+        """A sample of the collector (`CollectorWatcher.view`)."""
         with self._lock:
             self._collector = view
             counts: dict[str, float] = {"pairs": view["pairs"], "history": view["history_pairs"]}
             for slave, row in view["slaves"].items():
-                counts |= {f"{slave} {name}": row[name] for name in ("busy_s", "cpu_s", "comparisons", "pairs", "tuples")}
+                counts |= {f"{slave} {name}": row[name] for name in _SLAVE_RATES}
             self._collector_rates.add(view["at_s"], counts)
 
     def take_event(self, event: RunEvent) -> None:
-        """Something was decided, or has happened (`cluster.master.controller` has the kinds)."""
+        """An event of the run's log (`cluster.master.controller` has the kinds)."""
         with self._lock:
-            self._event_count += 1
-            self._events.append({"number": self._event_count, **asdict(event)})
-            self._recoveries += event.kind == "recovered"
+            self._events.add(event)
 
     def take_hot_keys(self, tops: dict[str, Any]) -> None:
-        """By stream, as `HotKeys.top`."""
+        """Results of `HotKeys.top`, by stream."""
         with self._lock:
             self._hot_keys = tops
 
     def take_source(self, stream: str, values: dict[str, float]) -> None:
-        """What a source tells of itself, in its own words: `lag_rows`, `producers`, ..."""
+        """A live source's own figures: rows of lag, producers, ..."""
         with self._lock:
             self._sources[stream] = dict(values)
 
     # ------------------------------------------------------------ reading
 
     def snapshot(self, since_s: float = 0.0, map_version: int = -1) -> dict[str, Any]:
-        """Everything, ready for JSON. since_s: history up to here is known already; map_version: so is this map of
-        partition-groups (`map.owner` is null then)."""
+        """Everything, ready for JSON.
+
+        since_s: the time series starts after this time.
+        map_version: version of the map that the reader has; with the present one `map.owner` is null.
+        """
         with self._lock:
             now_s, master, collector = self._wall_s(), self._master, self._collector
-            known = self._owner is None or map_version == self._map_version
-            owner = None if known or self._owner is None else self._owner.tolist()
-            history = [point for point in self._history if point["t_s"] > since_s]
+            owner = None if map_version == self._map.version else self._map.owner
             return {
                 "run": {
                     **self._about,
                     "phase": self._phase,
-                    "wall_s": now_s - self._began_s,
+                    "wall_s": now_s - self._start_s,
                     "age_s": None if self._master_s is None else now_s - self._master_s,
                     **{name: master.get(name) for name in ("clock_s", "epoch", "active_slaves")},
-                    "recoveries": self._recoveries,
+                    "recoveries": self._events.recoveries,
                 },
                 "streams": {name: self._stream(name) for name in STREAM_NAMES},
                 "buffers": master.get("buffers"),
@@ -150,23 +182,23 @@ class Board:
                 "delay_s": collector.get("delay_s"),
                 "slaves": self._slaves(),
                 "map": {
-                    "version": self._map_version,
-                    "groups": 0 if self._owner is None else len(self._owner),
-                    "owner": owner,
+                    "version": self._map.version,
+                    "groups": 0 if self._map.owner is None else len(self._map.owner),
+                    "owner": None if owner is None else owner.tolist(),
                     "moving": master.get("moving", []),
                     "loads": master.get("loads"),
                 },
                 "moves": master.get("moves"),
-                "events": list(self._events),
+                "events": list(self._events.newest),
                 "checkpoints": master.get("checkpoints"),
                 "ledger": master.get("ledger"),
                 "hot_keys": self._hot_keys,
                 "sources": {name: dict(values) for name, values in self._sources.items()},
-                "history": history,
+                "history": [point for point in self._series if point["t_s"] > since_s],
             }
 
     def _stream(self, name: str) -> dict[str, Any] | None:
-        """tuples_per_s: delivered to the slaves; reading goes ahead in large pieces."""
+        """tuples_per_s: delivered to the slaves; the master reads ahead in large batches."""
         stream = self._master.get("streams", {}).get(name)
         return None if stream is None else {**stream, "tuples_per_s": self._master_rates.of(name)}
 
@@ -179,32 +211,24 @@ class Board:
 
     def _slaves(self) -> list[dict[str, Any]]:
         rows = []
-        told = self._collector.get("slaves", {})
-        for known in self._master.get("slaves", []):
-            slave, row = str(known["slave"]), told.get(str(known["slave"]), {})
-            rates = {
-                new: self._collector_rates.of(f"{slave} {old}")
-                for old, new in (
-                    ("busy_s", "busy_ratio"),
-                    ("cpu_s", "cpu_ratio"),
-                    ("comparisons", "comparisons_per_s"),
-                    ("pairs", "pairs_per_s"),
-                    ("tuples", "tuples_per_s"),
-                )
-            }
+        collected = self._collector.get("slaves", {})
+        for entry in self._master.get("slaves", []):
+            slave = str(entry["slave"])
+            row = collected.get(slave, {})
+            rates = {rate: self._collector_rates.of(f"{slave} {name}") for name, rate in _SLAVE_RATES.items()}
             windows = {name: row.get(name) for name in ("window_tuples", "window_bytes", "mini_group_count", "epoch")}
-            rows.append({**known, **windows, **rates})
+            rows.append({**entry, **windows, **rates})
         return rows
 
-    def _moment(self, now_s: float) -> dict[str, Any]:
-        """A point of the history. t_s: since the board was made."""
+    def _point(self, now_s: float) -> dict[str, Any]:
+        """A point of the time series. t_s: since the board was made."""
         delay = self._collector.get("delay_s") or {}
         recent = delay.get("recent") or {}
         point: dict[str, Any] = {f"{name}_per_s": round(self._master_rates.of(name)) for name in STREAM_NAMES}
         point["pairs_per_s"] = round(self._collector_rates.of("pairs") + self._collector_rates.of("history"))
         slaves = self._master["slaves"] if len(self._master["slaves"]) <= _MOST_LINES else []
         return {
-            "t_s": round(now_s - self._began_s, 3),
+            "t_s": round(now_s - self._start_s, 3),
             **point,
             "delay_p50_s": recent.get("p50"),
             "delay_p99_s": recent.get("p99"),

@@ -1,14 +1,13 @@
-"""Whether a run kept up with its input, judged by its metrics.
+"""Whether a run kept up with its input, by its metrics.
 
 What: `sustained`, `growth`, `read_rows`.
-Why: searches, capacity forecasts and benchmarks use one criterion.
-Stays out: searching for the highest sustained rate (`sweeps.search`).
+Why: searches, capacity forecasts and benchmarks use one criterion for a *sustained* run.
+Stays out: searching for the highest sustained rate of real runs (`sweeps.search`) or of the model (`forecast.capacity`).
 
 A run is sustained when (1) it is complete and the machine was not overloaded, (2) the slope of the production delay over time
 in the measured phase, weighted by pairs, is below GROWTH over all slaves, and below SLAVE_GROWTH for each one (a single slave's
 delays are noisier), and (3) as many slaves as are active at the end have, within 1.5 t_d and 3 % of the measured phase before
-its end, completed an epoch that is not further than that behind the newest: a slave that falls behind without pairs is seen,
-too.
+its end, completed an epoch that is not further than that behind the newest: this finds slaves that fall behind without pairs.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def read_rows(run_dir: Path) -> dict[str, Any]:
 
 
 def sustained(rows: Mapping[str, Sequence[float]], report: Mapping[str, Any]) -> tuple[bool, str]:
-    """Whether a run kept up, and why (not). rows: columns of metrics/slaves.parquet; report: its run.json."""
+    """Whether a run was sustained, and the reason. rows: columns of metrics/slaves.parquet; report: its run.json."""
     if not report.get("complete"):
         return False, f"the run did not end: {report.get('failure') or 'it was given up'}"
     machine = report.get("machine") or {}
@@ -43,16 +42,16 @@ def sustained(rows: Mapping[str, Sequence[float]], report: Mapping[str, Any]) ->
     phase = report.get("measured") or {}
     from_us = 1e6 * float(phase.get("from_s") or 0.0)
     to_us = 1e6 * float(phase["to_s"]) if phase.get("to_s") is not None else float(end.max(initial=0.0))
-    counted = (end > from_us) & (end <= to_us)
-    slave, end, pairs, delay, epoch = (column[counted] for column in (slave, end, pairs, delay, epoch))
+    measured = (end > from_us) & (end <= to_us)
+    slave, end, pairs, delay, epoch = (column[measured] for column in (slave, end, pairs, delay, epoch))
     if np.bincount(slave.astype(np.int64), minlength=1).max() < 3:
         return False, "fewer than 3 distribution epochs were completed in the measured phase"
     slope = growth(end, delay, pairs)
     if slope >= GROWTH:
         return False, f"the delay grows by {slope:.3g} s per s"
     for s in np.unique(slave):
-        of = slave == s
-        own = growth(end[of], delay[of], pairs[of])
+        rows_of = slave == s
+        own = growth(end[rows_of], delay[rows_of], pairs[rows_of])
         if own >= SLAVE_GROWTH:
             return False, f"the delay of slave {s:.0f} grows by {own:.3g} s per s"
     active = int(report["declustering"][-1]["active_slaves"])
@@ -69,7 +68,7 @@ def sustained(rows: Mapping[str, Sequence[float]], report: Mapping[str, Any]) ->
 
 
 def growth(end: np.ndarray, delay: np.ndarray, pairs: np.ndarray) -> float:
-    """Slope of the least-squares line of delay over end, weighted by pairs; 0 when there is nothing to fit."""
+    """Slope of the least-squares line of delay over end, weighted by pairs; 0 without pairs."""
     total = pairs.sum()
     if total <= 0:
         return 0.0

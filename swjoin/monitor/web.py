@@ -1,12 +1,12 @@
-"""The page, /status.json and /metrics, on the loopback address.
+"""The dashboard's HTTP server: its page, /status.json and /metrics, on the loopback address.
 
-What: `Server(snapshot, port)`: serves from a thread of its own until `close`; `address` is where.
-Why: a run on a cluster's node is looked at through a browser or `swjoin top`; a page that needs nothing from elsewhere works
-there, too. Nothing can be changed through it, and only this machine can reach it.
-Stays out: what is shown (`monitor.status_board`), how it looks (`page.html`), metrics' names (`monitor.prometheus`).
+What: `Server(snapshot, port)`: serves `address` from a thread of its own until `close`.
+Why: a run on a cluster's node is monitored by a browser or `swjoin top`, also where the internet cannot be reached: the page
+loads nothing from elsewhere. The server is read-only, and only this machine can connect to it.
+Stays out: the content (`monitor.status_board`), the page's layout (`page.html`), metrics' names (`monitor.prometheus`).
 
-A page of another site that has its name resolve to 127.0.0.1 could read along; so only requests for 127.0.0.1 or localhost are
-answered. The page's own script and style are known by their hashes, and it may speak to nobody else.
+Only requests for the hosts 127.0.0.1 and localhost are answered: a foreign site could let its name resolve to 127.0.0.1. The
+page's content security policy admits its own script and style, by their hashes, and connections to this server only.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from swjoin.core.errors import UserError, how_to_install
 
 HOST = "127.0.0.1"
 _START_S, _STOP_S = 10.0, 2.0
-_WATCHED_S = 2.0  # somebody who has asked so lately looks on
-_LAST_LOOK_S = 1.2  # and gets so long to see how the run ended
+_WATCHED_S = 2.0  # a client whose last request is younger is still polling
+_LAST_POLL_S = 1.2  # and gets this long to fetch the last snapshot
 Snapshot = Callable[[float, int], dict[str, Any]]
 
 
 def page() -> tuple[bytes, dict[str, str]]:
-    """The page, and the headers that it is served with."""
+    """The page and its headers."""
     text = resources.files("swjoin.monitor").joinpath("page.html").read_text()
 
     def hashed(tag: str) -> str:
@@ -46,8 +46,8 @@ def page() -> tuple[bytes, dict[str, str]]:
     return text.encode(), {"content-security-policy": policy}
 
 
-def application(snapshot: Snapshot, asked: Callable[[], None]) -> Any:
-    """The ASGI application. asked: is called when somebody has taken a snapshot."""
+def application(snapshot: Snapshot, on_snapshot: Callable[[], None]) -> Any:
+    """The ASGI application. on_snapshot: called after every answered /status.json."""
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -69,7 +69,7 @@ def application(snapshot: Snapshot, asked: Callable[[], None]) -> Any:
         except ValueError:
             return Response("since is a number of seconds, map a version\n", 400, common, "text/plain")
         answer = json.dumps(snapshot(since_s, version), separators=(",", ":"))
-        asked()
+        on_snapshot()
         return Response(answer, media_type="application/json", headers=common)
 
     async def metrics(_: Request) -> Response:
@@ -93,14 +93,14 @@ class Server:
             import prometheus_client  # noqa: F401
             import uvicorn
 
-            app = application(snapshot, self._asked)
+            app = application(snapshot, self._note_poll)
         except ModuleNotFoundError as error:
             text = f"the dashboard needs {error.name}, which is missing; {how_to_install('dashboard')}"
             raise UserError(text) from None
         self._socket = _listen(port)
         self.port = int(self._socket.getsockname()[1])
         self.address = f"http://{HOST}:{self.port}/"
-        self._asked_s = -1e9
+        self._polled_s = -1e9
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="dashboard", daemon=True)
@@ -111,14 +111,14 @@ class Server:
         if not self._server.started:
             raise UserError(f"the dashboard does not start at {self.address}")
 
-    def _asked(self) -> None:
-        self._asked_s = time.monotonic()
+    def _note_poll(self) -> None:
+        self._polled_s = time.monotonic()
 
     def close(self) -> None:
-        """Whoever looks on gets a moment to see the last snapshot."""
+        """Stop, after polling clients have had a moment to fetch the last snapshot."""
         ended_s = time.monotonic()
-        if ended_s - self._asked_s < _WATCHED_S:
-            while self._asked_s <= ended_s and time.monotonic() < ended_s + _LAST_LOOK_S:
+        if ended_s - self._polled_s < _WATCHED_S:
+            while self._polled_s <= ended_s and time.monotonic() < ended_s + _LAST_POLL_S:
                 time.sleep(0.01)
         self._server.should_exit = True
         self._thread.join(_STOP_S)

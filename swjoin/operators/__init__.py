@@ -1,4 +1,4 @@
-"""What is done to tuples, behind one protocol: the window join, its steps, unmatched rows, the movement of its state.
+"""Operators behind one protocol: the window join with its windows, results, unmatched rows and state movement.
 
 Stays out: messages between ranks.
 """

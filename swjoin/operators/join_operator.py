@@ -1,23 +1,30 @@
-"""What a slave asks of its join module: the interface of `WindowJoin`, so that a slave can be given another one.
+"""The interface between a slave and its join.
 
-What: `JoinModule`, and `OutgoingGroup` and `IncomingGroup`, the two ends of a state movement, as protocols.
-Why: the planner runs the production slave over counts instead of tuples (`forecast.model.join`); nothing of the slave's own
-protocol is written twice.
+What: `JoinOperator`, and `OutgoingGroup` and `IncomingGroup`, the two ends of a state movement, as protocols.
+Why: a slave runs any join behind it: `WindowJoin` over tuples, `ModelJoin` over counts for forecasts, another operator.
 Stays out: any implementation.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from swjoin.core.batch import I64, TupleBatch
 from swjoin.core.data_messages import Delivery, StateChunk
 from swjoin.core.ids import EpochIndex, GroupId, QueryId, SlaveId
 from swjoin.operators.join_step import Step, WindowMemory, Work
 
-if TYPE_CHECKING:
-    from swjoin.operators.join_step import Work
+
+@dataclass(frozen=True)
+class MoveId:
+    """One move of a partition-group between two slaves."""
+
+    query: QueryId
+    move: int
+    group: GroupId
+    supplier: SlaveId
+    consumer: SlaveId
 
 
 class OutgoingGroup(Protocol):
@@ -34,7 +41,7 @@ class OutgoingGroup(Protocol):
 
 
 class IncomingGroup(Protocol):
-    """A partition-group that comes, see `state_movement.GroupImport`."""
+    """A partition-group that arrives, see `state_movement.GroupImport`."""
 
     @property
     def tuples(self) -> int: ...
@@ -47,15 +54,22 @@ class IncomingGroup(Protocol):
     def settle(self, epoch: EpochIndex) -> Work | None: ...
 
 
-class JoinModule(Protocol):
-    """See `WindowJoin` for what each of these does."""
+class JoinOperator(Protocol):
+    """All that a slave needs of a join; `WindowJoin` documents each method."""
 
+    def check_rows(self, delivery: Delivery, where: str) -> None: ...
     def open(self, delivery: Delivery) -> Work: ...
     def step(self, work: Work, now_us: int, tuple_budget: int) -> Step: ...
+
+    def restore(self, delivery: Delivery) -> None: ...
+    def restored_until(self, times_us: tuple[int, int]) -> None: ...
+    def restored(self, times_us: I64) -> None: ...
+
     def export_group(self, move_id: MoveId, pending: tuple[TupleBatch, TupleBatch], chunk_bytes: int) -> OutgoingGroup: ...
     def import_group(self, first: StateChunk) -> IncomingGroup: ...
     @property
     def may_append(self) -> bool: ...
+
     def group_ids(self) -> list[GroupId]: ...
     def tuples_by_group(self, partition_count: int) -> I64: ...
     def window_tuples(self) -> tuple[int, int]: ...
@@ -64,14 +78,3 @@ class JoinModule(Protocol):
     def mini_group_count(self) -> int: ...
     def block_count(self) -> int: ...
     def validate(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class MoveId:
-    """Which partition-group goes from whom to whom."""
-
-    query: QueryId
-    move: int
-    group: GroupId
-    supplier: SlaveId
-    consumer: SlaveId

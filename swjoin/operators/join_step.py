@@ -1,7 +1,7 @@
-"""One delivery while it is joined, and what its steps yield.
+"""The state of a delivery while it is joined, and the outcome of its steps.
 
 What: `Work`, the cursor over a delivery and its counts; `Step`, the outcome of one bounded piece; `WindowMemory`; `offsets`.
-Why: the slave, the join module and the planner's join module speak of the same things.
+Why: slaves and every join behind `JoinOperator` exchange these values.
 Stays out: joining (`operators.window_join`).
 """
 
@@ -18,10 +18,12 @@ from swjoin.state.arrays import STAT_COMPARISONS, STAT_DELAY_MAX, STAT_DELAY_SUM
 from swjoin.state.delay_histogram import HISTOGRAM_SIZE
 from swjoin.state.join_kernel import CURSOR_SIZE
 
+PAIR_BYTES = 40  # of a result row without payload: key, two times, two ids
+
 
 @dataclass(frozen=True)
 class Step:
-    """What one step did. pairs: matches that left the result buffer, or None. done: the delivery is completely joined."""
+    """The outcome of one step. pairs: rows that left the result buffer, or None. done: the delivery is completely joined."""
 
     pairs: Pairs | None
     done: bool
@@ -30,10 +32,10 @@ class Step:
 
 @dataclass
 class Work:
-    """The cursor over one delivery, and what it has yielded so far. Delays in microseconds.
+    """The cursor over one delivery, and its results so far. Delays in microseconds.
 
-    comparisons_by_group: int64 (groups,). settles: the delivery is what a partition-group's supplier had not joined yet.
-    unmatched: rows of one stream alone that came out with it.
+    comparisons_by_group: int64 (groups,). settles: the delivery consists of tuples that a partition-group's supplier had not
+    joined. unmatched: results of the unmatched rows that were emitted with it.
     """
 
     delivery: Delivery
@@ -52,18 +54,18 @@ class Work:
 
     @property
     def pair_count(self) -> int:
-        """Rows that have come out."""
-        return int(self.stats[STAT_PAIRS]) + self._alone_count
+        """Rows emitted."""
+        return int(self.stats[STAT_PAIRS]) + self._unmatched_count
 
     @property
-    def _alone_count(self) -> int:
+    def _unmatched_count(self) -> int:
         return 0 if self.unmatched is None else int(self.unmatched.counts.sum())
 
     def match_count(self, kind: JoinKind) -> int:
-        """Pairs; left tuples that have matched in a semi join; in an anti join, too, but in the sum over all deliveries."""
+        """Pairs; in a semi join, matched left tuples; in an anti join these, too, but only in the sum over all deliveries."""
         if kind.pairs or kind.first:
             return int(self.stats[STAT_PAIRS])
-        return len(self.delivery.left) + len(self.delivery.null_keys[LEFT]) - self._alone_count
+        return len(self.delivery.left) + len(self.delivery.null_keys[LEFT]) - self._unmatched_count
 
     @property
     def all_results(self) -> list[GroupResults]:
@@ -84,7 +86,10 @@ class Work:
 
 @dataclass(frozen=True)
 class WindowMemory:
-    """What the windows of one slave took and take. peak_bytes: of all together, and of each part at its own moment."""
+    """Memory of one slave's windows. peak_bytes: of all parts together; the peaks of single parts may have been at other times.
+
+    left_bytes, left_tuples: at the end of the run.
+    """
 
     peak_bytes: int
     peak_block_bytes: int
@@ -94,7 +99,7 @@ class WindowMemory:
 
 
 def offsets(counts: I64) -> I64:
-    """Where each partition-group's tuples start, and the last one's end: int64 (groups + 1,)."""
+    """Start of each partition-group's tuples, and the end of the last one's: int64 (groups + 1,)."""
     out = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=out[1:])
     return out

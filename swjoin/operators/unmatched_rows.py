@@ -1,12 +1,11 @@
-"""Rows of one stream alone: tuples without a match, once nothing to come can match them.
+"""Unmatched rows of outer and anti joins: a tuple without a match is emitted once its window has passed.
 
-What: `Unmatched`, which settles them after every delivery, in bounded steps, and says from which time on tuples may be
-unsettled.
-Why: an outer or anti row is certain when its window has passed, and must come out exactly once, whoever holds its block then.
-Stays out: the kernel (`state.unmatched_kernel`), who has matched (`state.candidates`).
+What: `Unmatched`, which settles such tuples after every delivery, in bounded steps: it emits them or finds that they match.
+Why: every unmatched tuple is emitted exactly once, even if its partition-group moves or its window has passed on arrival.
+Stays out: the kernel (`state.unmatched_kernel`), match flags (`state.candidates`).
 
-Every tuple below `unsettled_us` has matched, or has come out. Blocks and payload may be dropped below it only; so a tuple that
-arrives when its window has passed already is not lost with an old block.
+Every tuple below `unsettled_us` has matched or has been emitted. Blocks and payload are dropped only below that time, also
+when they are dead: a block may contain a late tuple that has not been settled.
 """
 
 from __future__ import annotations
@@ -20,13 +19,15 @@ from swjoin.core.data_messages import Delivery, GroupResults
 from swjoin.core.hashing import digest_pairs
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.core.join_semantics import JoinKind
-from swjoin.state.arrays import Output
+from swjoin.state.arrays import Output, new_output
 from swjoin.state.unmatched_kernel import sweep
 from swjoin.state.window_state import WindowState
 
+_NO_OUTPUT = new_output(0)
+
 
 class Unmatched:
-    """Of one join. unsettled_us: left, right; END_OF_TIME_US where no such rows come out."""
+    """Unmatched rows of one join. unsettled_us: left, right; END_OF_TIME_US where they are not wanted."""
 
     def __init__(self, kind: JoinKind, state: WindowState) -> None:
         self.unsettled_us = [END_OF_TIME_US, END_OF_TIME_US]
@@ -43,30 +44,30 @@ class Unmatched:
         return bool(self._streams)
 
     def settles(self, stream: int) -> bool:
-        """Whether tuples of this stream come out alone: a tuple may be dead and still be needed."""
+        """Whether unmatched tuples of this stream are emitted; then a dead tuple may still be needed."""
         return stream in self._streams
 
-    # ------------------------------------------------------------ tuples come
+    # ------------------------------------------------------------ stored tuples
 
     def stored(self, stream: int, batch: TupleBatch) -> None:
-        """These are about to be stored."""
+        """Take account of tuples that are about to be stored."""
         if stream in self._streams and len(batch):
             self.unsettled_us[stream] = min(self.unsettled_us[stream], int(batch.ts.min()))
 
     def mark_unsettled(self) -> None:
-        """A partition-group has come whose windows have been settled up to some earlier time."""
+        """A partition-group has arrived whose windows have been settled up to an earlier, unknown time."""
         for stream in self._streams:
             self.unsettled_us[stream] = BEGIN_OF_TIME_US
 
     def limits(self, dead_us: tuple[int, int]) -> tuple[int, int]:
-        """What may be dropped of what is dead: below these times all is settled."""
+        """The part of the dead tuples that may be dropped: below these times all are settled."""
         left, right = self.unsettled_us
         return min(dead_us[LEFT], left), min(dead_us[RIGHT], right)
 
-    # ------------------------------------------------------------ rows come out
+    # ------------------------------------------------------------ emitting rows
 
-    def begin(self, dead_us: tuple[int, int], delivery: Delivery) -> None:
-        """A delivery has been joined; what is below these times can match nothing any more."""
+    def start(self, dead_us: tuple[int, int], delivery: Delivery) -> None:
+        """Start settling after a delivery: tuples below these times can match nothing any more."""
         self._below_us = dead_us
         self._todo = deque((stream, None) for stream in self._streams)
         self._todo += [(stream, delivery.null_keys[stream]) for stream in self._streams if len(delivery.null_keys[stream])]
@@ -79,12 +80,14 @@ class Unmatched:
 
     @property
     def done(self) -> bool:
-        """All of the delivery's rows have come out."""
+        """All unmatched rows of the delivery have been emitted."""
         return not self._todo
 
     def step(self, output: Output, room: int, tail_bytes: int) -> tuple[int, TupleBatch | None]:
-        """Some rows, of one stream, which is returned: those in `output`, or these, whose keys are null; at most `room`, 0: any
-        number. tail_bytes: most bytes of the latter's tails, unless a single row has more."""
+        """Emit some rows of one stream. Returns the stream, and the rows if their keys are null; others are in `output`.
+
+        room: most rows; 0: any number. tail_bytes: most bytes of tails of rows with null keys, unless a single row has more.
+        """
         stream, nulls = self._todo[0]
         if nulls is not None:
             if room and nulls.rows is not None and nulls.rows.var_offsets is not None:
@@ -102,7 +105,7 @@ class Unmatched:
             self._todo.appendleft((stream, nulls.slice(room, len(nulls))))
             nulls = nulls.slice(0, room)
         rows = Pairs.alone(stream, nulls)
-        self._counts[0] += len(nulls)  # they belong to no partition-group; the first one stands for all
+        self._counts[0] += len(nulls)  # rows with null keys are in no partition-group; group 0 counts them
         with np.errstate(over="ignore"):
             self._digests[0] += np.uint64(digest_pairs(rows.left_id, rows.right_id))
         return nulls
@@ -122,8 +125,8 @@ class Unmatched:
 
     # ------------------------------------------------------------ after a crash
 
-    def mark_settled_before(self, below_us: tuple[I64, I64], output: Output) -> None:
-        """Restored windows: what is below these times, (groups,) of each stream, came out before the crash."""
+    def mark_settled_before(self, below_us: tuple[I64, I64]) -> None:
+        """Mark restored tuples below these times, (groups,) of each stream, as settled: they were emitted before the crash."""
         self._forget()
         size = len(self._counts)
         for stream in self._streams:
@@ -131,6 +134,6 @@ class Unmatched:
             n = min(size, len(below_us[stream]))
             limits[:n] = below_us[stream][:n]
             self._cursor[0] = 0
-            self._sweep(stream, limits, output, emit=False)
+            self._sweep(stream, limits, _NO_OUTPUT, emit=False)
             here = self._state.group_ids()
             self.unsettled_us[stream] = int(limits[here].min()) if here else END_OF_TIME_US

@@ -1,38 +1,37 @@
-"""The windowed equi-join of one query on one slave: the fresh-tuple driver over window state (SPEC section 4).
+"""The windowed equi-join of one query on one slave: the driver that joins fresh tuples with stored ones (SPEC section 4).
 
-What: `WindowJoin.open(delivery) -> Work`, then `step(work, now_us, tuple_budget) -> Step` until done.
-Why: one bounded step at a time keeps the slave on time and results bounded, even when one tuple has a million matches.
-Stays out: kernels and tuning (`state`), state movement (`operators.state_movement`), messages to anyone
-(`cluster.slave.slave`).
+What: `WindowJoin.open(delivery) -> Work`, then `step(work, now_us, budget) -> Step` until done.
+Why: bounded steps keep the slave on time and results bounded, even when one tuple has a million matches.
+Stays out: kernels and tuning (`state`), memory and expiry (`operators.join_windows`), result pieces
+(`operators.result_buffer`), state movement (`operators.state_movement`), messages (`cluster.slave.slave`).
 
 A delivery's tuples are fresh until they have been joined. Per mini-partition-group, fresh left tuples meet the stored right
 ones, fresh right tuples the stored left ones, fresh left the fresh right; then they are stored. So every pair is found once,
-and each is checked by its times. After a delivery the windows expire by its punctuations and the mini-partition-groups are
+and each is checked by its times. After a delivery the windows expire by its watermarks and the mini-partition-groups are
 tuned.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from swjoin.core.batch import BOTH, I64, LEFT, RIGHT, STREAM_NAMES, Pairs, PayloadRows, RowLayout, TupleBatch
+from swjoin.core.batch import BOTH, I64, LEFT, RIGHT, STREAM_NAMES, Pairs, RowLayout, TupleBatch, check_layout
 from swjoin.core.data_messages import Delivery, GroupResults, Route, StateChunk
-from swjoin.core.errors import RunFailed
-from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, GroupId
+from swjoin.core.ids import BEGIN_OF_TIME_US, GroupId
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, JoinKind
-from swjoin.core.record_layout import (
-    FLAGS,
-)
 from swjoin.core.sequence_numbers import preceding_counts, with_times
 from swjoin.expressions.vm import Program, Residual, no_program, no_rows
 from swjoin.operators.join_operator import MoveId
-from swjoin.operators.join_step import Step, WindowMemory, Work, offsets
+from swjoin.operators.join_step import PAIR_BYTES, Step, WindowMemory, Work, offsets
+from swjoin.operators.join_windows import JoinWindows
+from swjoin.operators.result_buffer import ResultBuffer
 from swjoin.operators.state_movement import GroupExport, GroupImport
-from swjoin.operators.unmatched_rows import Unmatched
+from swjoin.operators.window_store import WindowSizes, WindowStore
 from swjoin.state.arrays import (
-    COUNTED,
+    COUNT_WINDOWS,
     COUNTERS,
     FIRST_MATCHES,
     FRESH,
@@ -45,170 +44,201 @@ from swjoin.state.arrays import (
     new_candidates,
     new_fresh,
     new_hits,
-    new_output,
 )
 from swjoin.state.join_kernel import CUR_GROUP, CUR_SORTED, DONE, NEED_BLOCKS, join_groups
 from swjoin.state.payload_store import PayloadStore
 from swjoin.state.window_state import WindowState
 
-_NO_PLACES = np.empty(0, np.int64)
-TAIL_BYTES = 64 << 20  # of payload of variable length in one piece of a result
+if TYPE_CHECKING:
+    from swjoin.config.run import RunConfig
+
+Layouts = tuple[RowLayout | None, RowLayout | None]
+
+_NO_SEQUENCE = np.empty(0, np.int64)
+_NO_RESIDUAL = Residual(no_program(), no_rows(), no_rows())
+
+
+def _mode(bounds: Bounds, kind: JoinKind, *, ids_alone: bool) -> int:
+    """What kernels do with a match."""
+    marks = (MARK_LEFT if kind.marks[LEFT] else 0) | (MARK_RIGHT if kind.marks[RIGHT] else 0)
+    marks |= (COUNT_WINDOWS if bounds.count_windows else 0) | (IDS_ALONE if ids_alone else 0)
+    return marks | (PAIRS if kind.pairs else 0) | (FIRST_MATCHES if kind.first else 0)
 
 
 class WindowJoin:
-    """Joins the deliveries of one query; owns the window state of one slave's partition-groups.
+    """Joins the deliveries of one query; owns the windows of one slave's partition-groups.
 
-    bounds: with count windows, layouts include places (`places`), and punctuations are places. kind: which rows come out.
-    where: what must hold of a pair besides.
-    block_tuples: tuples per block. theta_tuples: fine tuning parameter in tuples of both streams, 0 turns it off.
-    window_bytes: limit of the window state: blocks, payload and directories together. layouts: payload carried by each stream,
-    or None. materialise: emit pairs; otherwise only count and digest. ids_alone: of pairs, only their ids. result_tuples: most
-    pairs per step. name: of the slave, for error lines.
+    bounds: of times, or of sequence numbers for count windows; then layouts include sequence numbers, and watermarks are
+    sequence numbers. layouts: payload of either stream, or None. result_tuples: most rows per step; 0: rows are only counted
+    and digested. kind: inner, left, right, full, semi or anti. where: residual predicate. ids_alone: of rows, only ids are
+    emitted. name: owner, for error messages.
     """
 
     def __init__(
         self,
         bounds: Bounds,
+        sizes: WindowSizes,
+        layouts: Layouts = (None, None),
         *,
-        block_tuples: int,
-        theta_tuples: int,
-        window_bytes: int,
-        left_layout: RowLayout | None,
-        right_layout: RowLayout | None,
-        materialise: bool,
-        ids_alone: bool = False,
         result_tuples: int,
         kind: JoinKind = JOIN_KINDS["inner"],
         where: Program | None = None,
+        ids_alone: bool = False,
         name: str = "slave",
     ) -> None:
         self.bounds = bounds
         self.kind = kind
-        self.window_limit_bytes = window_bytes
-        self.state = WindowState(block_tuples, theta_tuples, window_bytes, name)
-        layouts = (left_layout, right_layout)
-        self.payload = tuple(
-            PayloadStore(layout, window_bytes) if layout is not None and (materialise or where is not None) else None
-            for layout in layouts
-        )
+        stored = layouts if result_tuples > 0 or where is not None else (None, None)
+        self.windows = JoinWindows(bounds, kind, WindowStore(sizes, stored, name))
+        self._layouts = layouts
         self._where = where
-        self._residual = Residual(no_program(), no_rows(), no_rows())
-        self._room = max(1, result_tuples) if materialise else 0
-        self._output = new_output(self._room)
+        self._results = ResultBuffer(result_tuples, self.payload, ids_alone=ids_alone, count_windows=bounds.count_windows)
         self._fresh = new_fresh(1024, 256)
         self._hits = new_hits()
-        marks = (MARK_LEFT if kind.marks[LEFT] else 0) | (MARK_RIGHT if kind.marks[RIGHT] else 0)
-        marks |= (COUNTED if bounds.counted else 0) | (IDS_ALONE if ids_alone else 0)
-        self._mode = marks | (PAIRS if kind.pairs else 0) | (FIRST_MATCHES if kind.first else 0)
+        self._mode = _mode(bounds, kind, ids_alone=ids_alone)
         self._candidates = new_candidates(self._mode)
-        self.unmatched = Unmatched(kind, self.state)
-        self._sweeping = False
-        self._given, self._given_side = 0, BOTH  # rows of the output that have been taken
-        self._expired_below = self._merged_below = self._times_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
+        self._sweeping = False  # the open delivery has been joined; its unmatched rows are being emitted
         self._open: Work | None = None
-        self._settling: tuple[int, int] | None = None  # times of a supplier's tuples that are being joined here
-        self._floors: dict[GroupId, tuple[int, int]] = {}
-        self._peak_bytes = 0
-        self.limit_blocks()
+
+    @classmethod
+    def for_run(
+        cls,
+        config: RunConfig,
+        layouts: Layouts,
+        *,
+        name: str,
+        where: Program | None = None,
+        ids_alone: bool = False,
+        result_bytes: int = 0,
+    ) -> WindowJoin:
+        """The join that a run's configuration describes. layouts: as they travel (`wire_layouts`). result_bytes: most bytes of
+        fixed size per step; 0: `module.result_buffer`."""
+        module = config.module
+        pair_bytes = PAIR_BYTES + sum(layout.fixed_bytes for layout in layouts if layout is not None)
+        result_tuples = max(1, (result_bytes or module.result_buffer_bytes) // pair_bytes)
+        return cls(
+            config.query.bounds,
+            WindowSizes(module.block_tuples, module.theta_tuples, module.window_bytes),
+            layouts,
+            result_tuples=0 if config.sink.kind == "count" else result_tuples,
+            kind=config.query.kind,
+            where=where,
+            ids_alone=ids_alone,
+            name=name,
+        )
+
+    @property
+    def state(self) -> WindowState:
+        return self.windows.state
+
+    @property
+    def payload(self) -> tuple[PayloadStore | None, ...]:
+        return self.windows.store.payload
+
+    def check_rows(self, delivery: Delivery, where: str) -> None:
+        """RunFailed, which names `where`, unless the delivery's rows have this join's layouts."""
+        for stream, batch in enumerate((delivery.left, delivery.right)):
+            check_layout([batch, delivery.null_keys[stream]], self._layouts[stream], f"{where}, {STREAM_NAMES[stream]}")
 
     # ------------------------------------------------------------ joining
 
     def open(self, delivery: Delivery, *, settles: bool = False) -> Work:
-        """Take a delivery: open its new partition-groups, store its payload. RunFailed when the windows are full.
+        """Start a delivery: open its new partition-groups, store its payload. RunFailed when the windows are full.
 
-        settles: the tuples of one partition-group that its supplier had not joined yet; they are older than what was promised
-        to this slave, so nothing expires by its own times until they are joined.
+        settles: the tuples of one partition-group that its supplier had not joined; they are older than this slave's
+        watermarks.
         """
         assert self._open is None, "the delivery before is not done"
-        self._output.used[0] = self._given = 0
-        self.state.open_groups(delivery.groups)
-        self._settling = (delivery.left_time_us, delivery.right_time_us) if settles else None
-        if not self.reserve_window_memory((delivery.left, delivery.right)):
-            raise self._windows_full()
-        refs = [self.store_payload(stream, batch) for stream, batch in enumerate((delivery.left, delivery.right))]
-        self.limit_blocks()
-        self.unmatched.stored(LEFT, delivery.left)
-        self.unmatched.stored(RIGHT, delivery.right)
+        self._results.clear()
+        refs = self.windows.open(delivery, settles=settles)
         routes = (delivery.left_route, delivery.right_route)
         left, right = delivery.left, delivery.right
         inputs = Inputs(
             (left.key, right.key),
-            (preceding_counts(left), preceding_counts(right)) if self.bounds.counted else (left.ts, right.ts),
+            (preceding_counts(left), preceding_counts(right)) if self.bounds.count_windows else (left.ts, right.ts),
             (left.id, right.id),
             (left.arrival_us, right.arrival_us),
-            (refs[LEFT], refs[RIGHT]),
+            refs,
             delivery.groups,
             (offsets(delivery.left_counts), offsets(delivery.right_counts)),
             (bool(routes[LEFT] & Route.STORE), bool(routes[RIGHT] & Route.STORE)),
             (bool(routes[LEFT] & Route.PROBE), bool(routes[RIGHT] & Route.PROBE)),
-            (left.ts, right.ts) if self.bounds.counted else (_NO_PLACES, _NO_PLACES),
+            (left.ts, right.ts) if self.bounds.count_windows else (_NO_SEQUENCE, _NO_SEQUENCE),
         )
-        largest = int(max(delivery.left_counts.max(initial=0), delivery.right_counts.max(initial=0)))
-        minis, room = len(self.state.minis.group), int(self._fresh.base[0])
-        if largest > room or minis > len(self._fresh.touched):
-            self._fresh = new_fresh(2 * largest if largest > room else room, minis)
+        self._grow_fresh(delivery)
         count = len(delivery.groups)
         results = GroupResults(delivery.groups, np.zeros(count, np.int64), np.zeros(count, np.uint64))
         self._open = Work(delivery, inputs, results, settles=settles)
         return self._open
 
+    def _grow_fresh(self, delivery: Delivery) -> None:
+        """Make the scratch of fresh tuples large enough for every partition-group of the delivery."""
+        largest = int(max(delivery.left_counts.max(initial=0), delivery.right_counts.max(initial=0)))
+        minis, capacity = len(self.state.minis.group), int(self._fresh.base[0])
+        if largest > capacity or minis > len(self._fresh.touched):
+            self._fresh = new_fresh(2 * largest if largest > capacity else capacity, minis)
+
     def step(self, work: Work, now_us: int, tuple_budget: int) -> Step:
         """Join partition-groups until `tuple_budget` tuples are done, the result buffer is full, or the delivery is done.
 
-        now_us: production time of this step's pairs. When the delivery is done, windows have expired and are tuned.
+        now_us: production time of this step's rows. When the delivery is done, windows have expired and are tuned.
         """
         assert work is self._open, "step on a delivery that is not open"
-        if self._given < self._output.used[0]:
-            return Step(self._take_pairs(self._given_side), False, 0)
-        self._output.used[0] = self._given = 0
+        results, unmatched = self._results, self.windows.unmatched
+        if results.has_rows:
+            return Step(results.take_rest(), False, 0)
+        results.clear()
         if self._sweeping:
             return self._sweep(work, 0)
         status, tuples = self._join(work, now_us, tuple_budget)
-        pairs = self._take_pairs(LEFT if self.kind.one_sided else BOTH)
-        if self._given < self._output.used[0] or status != DONE or int(work.cursor[CUR_GROUP]) < len(work.delivery.groups):
-            return Step(pairs, False, tuples)
-        if self.unmatched.wanted and not work.settles:
+        rows = results.take(LEFT if self.kind.one_sided else BOTH)
+        if results.has_rows or status != DONE or int(work.cursor[CUR_GROUP]) < len(work.delivery.groups):
+            return Step(rows, False, tuples)
+        if unmatched.wanted and not work.settles:
             self._sweeping = True
-            self._reach((work.delivery.left_time_us, work.delivery.right_time_us))
-            self.unmatched.begin(self._dead_below(), work.delivery)
-            return self._sweep(work, tuples) if pairs is None else Step(pairs, False, tuples)
-        self._close(work.delivery)
-        return Step(pairs, True, tuples)
+            self.windows.advance((work.delivery.left_time_us, work.delivery.right_time_us))
+            unmatched.start(self.windows.dead_below(), work.delivery)
+            return self._sweep(work, tuples) if rows is None else Step(rows, False, tuples)
+        self._close()
+        return Step(rows, True, tuples)
 
     def _sweep(self, work: Work, tuples: int) -> Step:
-        """What follows joining, all of it or as much as the output holds: tuples whose window has passed come out if they have
-        no match. tuples: joined in this step."""
-        rows = None
-        while rows is None and not self.unmatched.done:
-            stream, nulls = self.unmatched.step(self._output, self._room, TAIL_BYTES)
+        """Emit unmatched rows whose window has passed, as many as the result buffer holds. tuples: joined in this step."""
+        rows, results, unmatched = None, self._results, self.windows.unmatched
+        while rows is None and not unmatched.done:
+            stream, nulls = unmatched.step(results.output, results.capacity, results.tail_bytes)
             if nulls is None:
-                rows = self._take_pairs(stream)
-            elif self._room:
+                rows = results.take(stream)
+            elif results.capacity:
                 rows = Pairs.alone(stream, nulls, null_keys=True)
-                rows = with_times(rows) if self.bounds.counted else rows
-        if not self.unmatched.done or self._given < self._output.used[0]:
+                rows = with_times(rows) if self.bounds.count_windows else rows
+        if not unmatched.done or results.has_rows:
             return Step(rows, False, tuples)
         self._sweeping = False
-        work.unmatched = self.unmatched.results()
-        self._close(work.delivery)
+        work.unmatched = unmatched.results()
+        self._close()
         return Step(rows, True, tuples)
+
+    def _close(self) -> None:
+        self._open = None
+        self.windows.close()
 
     def _join(self, work: Work, now_us: int, tuple_budget: int) -> tuple[int, int]:
         """Status and tuples joined; if need be after expiry. RunFailed when the windows are full."""
         status, tuples = self._join_groups(work, now_us, tuple_budget)
         if status == NEED_BLOCKS:
-            self._expire(now=True)
-            self._trim()
+            self.windows.expire(now=True)
+            self.windows.store.trim()
             status, more = self._join_groups(work, now_us, tuple_budget - tuples)
             tuples += more
         if status == NEED_BLOCKS:
-            raise self._windows_full()
+            raise self.windows.store.full()
         return status, tuples
 
     def _join_groups(self, work: Work, now_us: int, tuple_budget: int) -> tuple[int, int]:
-        state = self.state
+        state, residual = self.state, _NO_RESIDUAL
         if self._where is not None:
-            self._residual = Residual(self._where, *(no_rows() if store is None else store.rows() for store in self.payload))
+            residual = Residual(self._where, *(no_rows() if store is None else store.rows() for store in self.payload))
         status, tuples = join_groups(
             work.inputs,
             state.pool,
@@ -217,13 +247,13 @@ class WindowJoin:
             self._fresh,
             self._hits,
             self._candidates,
-            self._residual,
+            residual,
             work.cursor,
             self.bounds.reaches,
             now_us,
             state.theta_tuples,
             tuple_budget,
-            self._output,
+            self._results.output,
             work.results.counts,
             work.results.digests,
             work.stats,
@@ -232,184 +262,31 @@ class WindowJoin:
         )
         return int(status), int(tuples)
 
-    def _windows_full(self) -> RunFailed:
-        payload = sum(store.nbytes for store in self.payload if store is not None)
-        held = f"{sum(self.window_tuples())} tuples, {self.window_bytes()} bytes, of these {payload} payload"
-        return RunFailed(
-            f"{self.state.owner}: its windows ({held}) would exceed module.window ({self.window_limit_bytes} bytes) by what "
-            "has come; use more slaves (swjoin plan tells how many), raise module.window, or use a shorter window"
-        )
-
-    # ------------------------------------------------------------ memory
-
-    def reserve_window_memory(self, batches: tuple[TupleBatch, ...], first_stream: int = LEFT, blocks: int = 0) -> bool:
-        """Whether payload of these tuples, one batch per stream, and so many blocks fit; if need be after expiry."""
-
-        def wanted() -> int:
-            rows = [(self.payload[s], b.rows) for s, b in enumerate(batches, first_stream)]
-            return blocks * self.state.block_bytes + sum(s.more_for(r) for s, r in rows if s is not None and r is not None)
-
-        def fits() -> bool:
-            return self.window_bytes() + wanted() <= self.window_limit_bytes
-
-        if fits():
-            return True
-        self._expire(now=True)
-        if fits():
-            return True
-        self._trim()
-        if fits():
-            return True
-        for store in self.payload:
-            if store is not None:
-                store.tight = True  # until this has been stored: no reserve for what may come
-        return fits()
-
-    def _trim(self) -> None:
-        """Give up what payload holds in reserve, for blocks or other payload."""
-        for store in self.payload:
-            if store is not None:
-                store.trim()
-        self.limit_blocks()
-
-    def store_payload(self, stream: int, batch: TupleBatch) -> int:
-        """Keep a batch's payload; returns the reference of its first row. There must be room; `limit_blocks` follows."""
-        store = self.payload[stream]
-        if store is None or batch.rows is None or len(batch) == 0:
-            return 0
-        return store.append(batch.rows, int(batch.ts.max()))
-
-    def limit_blocks(self) -> None:
-        """Blocks may take what payload has left of the limit."""
-        self.state.limit_blocks(sum(store.nbytes for store in self.payload if store is not None))
-
-    def _take_pairs(self, side: int) -> Pairs | None:
-        """What lies in the output; of long payload, a part, and the rest in the next steps. side: LEFT or RIGHT when these are
-        tuples of that stream alone."""
-        start, self._given_side = self._given, side
-        self._given = n = self._fitting(start, side)
-        if n == start:
-            return None
-        out = self._output
-        ids = out.id[LEFT, start:n].copy(), out.id[RIGHT, start:n].copy()
-        if self._mode & IDS_ALONE:
-            return Pairs(out.key[:0], out.key[:0], out.key[:0], *ids, side=side)
-        rows: list[PayloadRows | None] = [
-            None if store is None or not self._room or side == 1 - stream else store.gather(out.ref[stream, start:n])
-            for stream, store in enumerate(self.payload)
-        ]
-        pairs = Pairs(
-            out.key[start:n].copy(),
-            out.ts[LEFT, start:n].copy(),
-            out.ts[RIGHT, start:n].copy(),
-            *ids,
-            rows[LEFT],
-            rows[RIGHT],
-            side,
-        )
-        return with_times(pairs) if self.bounds.counted else pairs
-
-    def _fitting(self, start: int, side: int) -> int:
-        """Where a piece of the output ends whose tails are no more than `TAIL_BYTES`, one row at least."""
-        end = int(self._output.used[0])
-        stores = [s for s in enumerate(self.payload) if s[1] is not None and self._room and side != 1 - s[0]]
-        if self._mode & IDS_ALONE or sum(s.longest_tail for _, s in stores if s is not None) * (end - start) <= TAIL_BYTES:
-            return end
-        sizes = sum((s.tail_sizes(self._output.ref[stream, start:end]) for stream, s in stores if s is not None), np.int64(0))
-        return min(end, start + max(1, int(np.searchsorted(np.cumsum(sizes), TAIL_BYTES, side="right"))))
-
-    def _close(self, delivery: Delivery) -> None:
-        """The delivery's punctuations: expire what can match nothing any more, then tune."""
-        work, self._open = self._open, None
-        self._peak_bytes = max(self._peak_bytes, self.window_bytes())
-        self._settling = None
-        if work is not None and work.settles:
-            for group in delivery.groups.tolist():
-                self.unpin_payload(GroupId(group))
-            self.state.tune()
-            return
-        self._reach((delivery.left_time_us, delivery.right_time_us))
-        self._expire(now=False)
-        self.state.tune()
-
-    def _reach(self, times_us: tuple[int, int]) -> None:
-        """The windows have been joined up to these punctuations. They may be lower than the ones before: what was promised once
-        still holds, and what was dead then has lost its payload."""
-        self._times_us = (max(self._times_us[LEFT], times_us[LEFT]), max(self._times_us[RIGHT], times_us[RIGHT]))
-
-    def _expire(self, *, now: bool) -> bool:
-        """Drop what can match nothing any more, once it may be 1/64 of the windows (or now). True when anything was dropped.
-
-        Every pair is checked by its times, so what stays a little longer costs memory only, while looking at all
-        mini-partition-groups after every delivery would cost time that grows with the windows.
-        """
-        dead = self._dead_below()
-        advance = max(d - b for d, b in zip(dead, self._expired_below, strict=True))
-        retention = self.bounds.retention_us
-        if not now and (advance <= 0 or 64 * advance < retention):
-            return False
-        self._expired_below = dead
-        dead = self.unmatched.limits(dead)
-        dropped = self.state.expire(*dead)
-        ended = min(self._times_us) >= END_OF_TIME_US  # nothing comes that merging could serve
-        moved = max(d - b for d, b in zip(dead, self._merged_below, strict=True))
-        if not ended and 8 * moved >= retention:
-            self._merged_below = dead
-            self.state.merge()
-        for stream, store in enumerate(self.payload):
-            if store is not None:
-                inputs = None if self._open is None else self._open.inputs
-                keep = inputs.ref[stream] if inputs is not None and len(inputs.key[stream]) else None
-                store.expire(min([dead[stream], *(floor[stream] for floor in self._floors.values())]), keep)
-        self.limit_blocks()
-        return dropped > 0
-
-    def forget_payload(self) -> None:
-        """A partition-group has left. Payload of the last one would stay until the next delivery, which may never come."""
-        if self._open is None and self.block_count() == 0 and not self.state.hidden:
-            for store in self.payload:
-                if store is not None:
-                    store.expire(END_OF_TIME_US + 1)
-            self.limit_blocks()
-
-    def _dead_below(self) -> tuple[int, int]:
-        left_time, right_time = self._times_us
-        if self._settling is not None:  # from before room is made for their payload
-            left_time, right_time = min(left_time, self._settling[LEFT]), min(right_time, self._settling[RIGHT])
-        return self.bounds.dead_below((left_time, right_time))
+    # ------------------------------------------------------------ after a crash
 
     def restore(self, delivery: Delivery) -> None:
-        """Store tuples that had been joined before a crash. Nothing comes out; if it matters who has matched, they are joined
-        once more. RunFailed when the windows are full."""
+        """Store tuples that had been joined before a crash, and emit nothing. Where match flags matter, the tuples are joined
+        again. RunFailed when the windows are full."""
         marks = self._mode & (MARK_LEFT | MARK_RIGHT)
         nothing = TupleBatch.empty()
         route = Route.BOTH if marks else Route.STORE
         again = replace(delivery, left_time_us=BEGIN_OF_TIME_US, right_time_us=BEGIN_OF_TIME_US)
         work = self.open(replace(again, left_route=route, right_route=route, null_keys=(nothing, nothing)))
-        self._candidates.mode[0] = self._mode & (MARK_LEFT | MARK_RIGHT | COUNTED)
+        self._candidates.mode[0] = self._mode & (MARK_LEFT | MARK_RIGHT | COUNT_WINDOWS)
         while self._join(work, 0, max(1, len(delivery.left) + len(delivery.right)))[0] != DONE:
             pass
         self._candidates.mode[0] = self._mode
         self._open = None
-        self.state.tune()
+        self.windows.close_restored()
 
     def restored_until(self, times_us: tuple[int, int]) -> None:
-        """All deliveries of a distribution epoch have been restored that promised these times; what was dead then had been
-        settled before the crash, and is dropped."""
-        self._reach(times_us)
-        if self.unmatched.wanted:
-            groups = max(1, len(self.state.directories.start))
-            dead = [np.full(groups, limit, np.int64) for limit in self._dead_below()]
-            self.unmatched.mark_settled_before((dead[LEFT], dead[RIGHT]), self._output)
-        self._expire(now=False)
+        """All deliveries of a distribution epoch with these watermarks have been restored."""
+        self.windows.restored_until(times_us)
 
     def restored(self, times_us: I64) -> None:
-        """All has been restored. times_us: int64 (groups, 2), until when each partition-group had been joined."""
-        if self.unmatched.wanted and len(times_us):
-            dead = [self.bounds.dead_below((int(left), int(right))) for left, right in times_us]
-            limits = np.array(dead, np.int64)
-            self.unmatched.mark_settled_before((limits[:, LEFT].copy(), limits[:, RIGHT].copy()), self._output)
-        self._expired_below = self._merged_below = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
+        """Everything has been restored. times_us: int64 (groups, 2), watermarks up to which each partition-group had been
+        joined."""
+        self.windows.restored(times_us)
 
     # ------------------------------------------------------------ state movement
 
@@ -419,35 +296,16 @@ class WindowJoin:
     def export_group(self, move_id: MoveId, pending: tuple[TupleBatch, TupleBatch], chunk_bytes: int) -> GroupExport:
         """Hide a partition-group, to be yielded in chunks. Between two deliveries only."""
         assert self._open is None, "a partition-group leaves between deliveries"
-        return GroupExport(self, move_id, pending, chunk_bytes)
+        return GroupExport(self.windows, move_id, pending, chunk_bytes)
 
     def import_group(self, first: StateChunk) -> GroupImport:
-        """Begin to rebuild a partition-group from its first chunk. RunFailed when it is here already."""
-        return GroupImport(self, first)
-
-    @property
-    def times_us(self) -> tuple[int, int]:
-        """Punctuations, left and right, up to which the windows have been joined."""
-        return self._times_us
+        """Start to rebuild a partition-group from its first chunk. RunFailed when it is here already."""
+        return GroupImport(self.windows, first, self.open)
 
     @property
     def may_append(self) -> bool:
-        """Whether blocks may be taken now: a partition-group that is being joined has been promised its own."""
+        """Whether a chunk may take blocks now: blocks are reserved for a partition-group while it is being joined."""
         return self._open is None or int(self._open.cursor[CUR_SORTED]) == 0
-
-    def pin_payload(self, group: GroupId, times_us: tuple[int, int]) -> None:
-        """Payload that a partition-group on its way may need, by its own times, stays until the floor is lifted."""
-        never = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)  # there may be older tuples that have not come out yet
-        self._floors[group] = never if self.unmatched.wanted else self.bounds.dead_below(times_us)
-
-    def unpin_payload(self, group: GroupId) -> None:
-        self._floors.pop(group, None)
-
-    def rewind_expiry(self, times_us: tuple[int, int]) -> None:
-        """Windows of these, older times have come: what has expired here already may have to expire once more."""
-        left, right = self.bounds.dead_below(times_us)
-        self._expired_below = (min(self._expired_below[0], left), min(self._expired_below[1], right))
-        self.unmatched.mark_unsettled()
 
     # ------------------------------------------------------------ measures and invariants
 
@@ -460,16 +318,10 @@ class WindowJoin:
 
     def window_bytes(self) -> int:
         """Bytes in use: blocks, pages of payload, mini-partition-groups, directories."""
-        return self.state.nbytes + sum(store.nbytes for store in self.payload if store is not None)
+        return self.windows.store.nbytes
 
     def window_memory(self) -> WindowMemory:
-        return WindowMemory(
-            max(self._peak_bytes, self.window_bytes()),
-            self.state.peak_block_count * self.state.block_bytes,
-            sum(store.peak_bytes for store in self.payload if store is not None),
-            self.window_bytes(),
-            sum(self.window_tuples()),
-        )
+        return self.windows.store.memory()
 
     def mini_group_count(self) -> int:
         return self.state.mini_group_count
@@ -478,35 +330,9 @@ class WindowJoin:
         return self.state.block_count
 
     def validate(self) -> None:
-        """Raise AssertionError on any broken invariant of the window state (between deliveries and between steps)."""
-        self.state.validate()
-        for store in self.payload:
-            if store is not None:
-                store.validate()
-        self._validate_payload()
+        """Raise AssertionError on any broken invariant (between deliveries and between steps)."""
+        self.windows.validate()
+        self._results.validate()
+        assert not self._sweeping or self._open is not None, "unmatched rows of no delivery are being emitted"
         counters = self.state.minis.counters.reshape(-1, COUNTERS)[: int(self.state.minis.control[NEVER_USED])]
         assert not counters[:, FRESH : FRESH + 2].any(), "fresh tuples left uncounted"
-
-    def _validate_payload(self) -> None:
-        """What may still come out has its payload: tuples that are not dead, by the times of their partition-group, and those
-        that have not been settled."""
-        minis = {group: self.state.minis_of(group) for group in self.state.group_ids()}
-        minis |= {group: hidden.minis for group, hidden in self.state.hidden.items()}
-        settling = [] if self._settling is None or self._open is None else self._open.delivery.groups.tolist()
-        for stream, store in enumerate(self.payload):
-            if store is None or store.live_from == 0:
-                continue
-            settles = self.unmatched.settles(stream)
-            for group, members in minis.items():
-                alive_us = self.bounds.dead_below(self._times_us)[stream]
-                if group in settling:
-                    alive_us = min(alive_us, self._dead_below()[stream])
-                elif group in self._floors and not self.unmatched.wanted:
-                    alive_us = min(alive_us, self._floors[group][stream])
-                at = np.concatenate([self.state.positions(mini, stream) for mini in members.tolist()])
-                _, ts, _, refs = self.state.columns(at)
-                found = refs[(ts >= alive_us) | (settles & (refs & FLAGS == 0))] & ~FLAGS
-                assert len(found) == 0 or found.min() >= store.live_from, (
-                    f"partition-group {group}, {STREAM_NAMES[stream]}: a tuple that may come out refers to payload row "
-                    f"{found.min()}, and all below {store.live_from} have been freed"
-                )

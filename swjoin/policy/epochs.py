@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 
-_WINDOW_SHARE = 16
+WINDOW_SHARE = 16
 
 
 class EpochSize:
@@ -28,7 +28,7 @@ class EpochSize:
 
     @property
     def tuples(self) -> int:
-        return max(self._least, self._window_tuples // _WINDOW_SHARE)
+        return max(self._least, self._window_tuples // WINDOW_SHARE)
 
     def closed(self, newest_us: int, tuples: int) -> None:
         """An epoch was closed; its newest tuple has this time (or with count windows this place of both streams')."""

@@ -1,4 +1,4 @@
-"""Which partition-group and which slave a tuple goes to.
+"""Routing of tuples to partition-groups and slaves.
 
-Stays out: deciding where partition-groups live (`policy`).
+Stays out: the owner of a partition-group (`policy`).
 """

@@ -1,11 +1,13 @@
 """Routing by hash: key -> partition-group -> slave, through a versioned map.
 
-What: `GroupMap` (owner of every partition-group, with a version), and `HashPartition`, which brings a batch into the order of
-delivery: slave by slave, partition-group by partition-group, each in stream order.
-Why: a level of indirection between keys and slaves lets partition-groups move (paper section IV-C). One counting sort fills all
-mini-buffers of an epoch at once, so that a slave's delivery is one contiguous slice of every column.
-Stays out: when to send (`cluster.master.master`), who should own what (`policy`). Every tuple goes to one slave with
-Route.BOTH; routers that replicate will return other tags.
+What: `GroupMap` (owner of every partition-group, with a version); `HashPartition`, which sorts a batch into delivery order: by
+slave, then by partition-group, each group in stream order.
+Why: the level of indirection between keys and slaves allows moving partition-groups (paper section IV-C). One counting sort
+fills all mini-buffers of an epoch at once, so that a slave's delivery is one contiguous slice of every column.
+Stays out: the time of sending (`cluster.master.master`), the choice of owners (`policy`). Every tuple goes to one slave with
+Route.BOTH.
+
+A partition-group's slot is its index in delivery order.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from swjoin.core.hashing import group_of, hash_key
 
 @dataclass(frozen=True)
 class GroupMap:
-    """Owner (slave id) of every partition-group: int64 (partition_count,), and how often it has changed."""
+    """owner: int64 (partition_count,), slave id of every partition-group. version: number of changes."""
 
     owner: I64
     version: int = 0
@@ -46,18 +48,18 @@ class GroupMap:
 
 
 @njit(cache=True, nogil=True)
-def _count_places(key: I64, place_of_group: I64, place: I64, counts: I64) -> None:
-    """place[i] = position of tuple i's partition-group in delivery order; counts[p] = tuples per position."""
-    partition_count = place_of_group.shape[0]
+def _count_slots(key: I64, slot_of_group: I64, slot: I64, counts: I64) -> None:
+    """slot[i] = slot of tuple i's partition-group; counts[p] = tuples of slot p."""
+    partition_count = slot_of_group.shape[0]
     for i in range(key.shape[0]):
-        p = place_of_group[group_of(hash_key(key[i]), partition_count)]
-        place[i] = p
+        p = slot_of_group[group_of(hash_key(key[i]), partition_count)]
+        slot[i] = p
         counts[p] += 1
 
 
 @njit(cache=True, nogil=True)
 def _scatter(
-    place: I64,
+    slot: I64,
     cursor: I64,
     order: I64,
     key: I64,
@@ -69,9 +71,9 @@ def _scatter(
     ids_to: U64,
     arrival_to: I64,
 ) -> None:
-    """Stable counting sort by place: the columns go to their targets, order[j] = source row of target row j."""
+    """Stable counting sort by slot: the columns go to their targets, order[j] = source row of target row j."""
     for i in range(key.shape[0]):
-        p = place[i]
+        p = slot[i]
         j = cursor[p]
         cursor[p] = j + 1
         order[j] = i
@@ -83,15 +85,15 @@ def _scatter(
 
 @dataclass(frozen=True)
 class Partitioned:
-    """A batch ordered by place. counts: int64 (places,) tuples per place; in delivery order: HashPartition.groups_in_order."""
+    """A batch ordered by slot. counts: int64 (slots,), tuples of each slot; `HashPartition.groups_in_order` has the groups."""
 
     batch: TupleBatch
     counts: I64
-    starts: I64  # (places + 1,) prefix sums of counts
+    starts: I64  # (slots + 1,) prefix sums of counts
 
 
 class HashPartition:
-    """Brings batches into delivery order under a GroupMap."""
+    """Sorts batches into delivery order under a `GroupMap`."""
 
     route = Route.BOTH
 
@@ -101,30 +103,30 @@ class HashPartition:
         self.slave_count = slave_count
         per_slave = [group_map.groups_of(slave) for slave in range(slave_count)]
         self.groups_in_order = np.concatenate(per_slave)
-        self.first_place = np.concatenate(([0], np.cumsum([len(g) for g in per_slave]))).astype(np.int64)
-        self._place_of_group = np.empty(group_map.partition_count, np.int64)
-        self._place_of_group[self.groups_in_order] = np.arange(group_map.partition_count)
+        self.first_slot = np.concatenate(([0], np.cumsum([len(g) for g in per_slave]))).astype(np.int64)
+        self._slot_of_group = np.empty(group_map.partition_count, np.int64)
+        self._slot_of_group[self.groups_in_order] = np.arange(group_map.partition_count)
 
     def places_of(self, slave: int) -> slice:
-        """The range of places, and so of `groups_in_order`, that belongs to a slave."""
-        return slice(int(self.first_place[slave]), int(self.first_place[slave + 1]))
+        """The slots of a slave, which are also the indexes of its groups in `groups_in_order`."""
+        return slice(int(self.first_slot[slave]), int(self.first_slot[slave + 1]))
 
     def partition(self, batch: TupleBatch) -> Partitioned:
         """Stable, O(n): one pass to count, one to scatter."""
-        return arrange(batch, self._place_of_group, self.map.partition_count)
+        return arrange(batch, self._slot_of_group, self.map.partition_count)
 
 
-def arrange(batch: TupleBatch, place_of_group: I64, place_count: int) -> Partitioned:
-    """A batch ordered by the place of each tuple's partition-group: int64 (partition_count,) of 0 .. place_count - 1."""
+def arrange(batch: TupleBatch, slot_of_group: I64, slot_count: int) -> Partitioned:
+    """A batch ordered by slot. slot_of_group: int64 (partition_count,), in 0 .. slot_count - 1."""
     n = len(batch)
-    counts = np.zeros(place_count, np.int64)
-    place = np.empty(n, np.int64)
-    _count_places(batch.key, place_of_group, place, counts)
-    starts = np.zeros(place_count + 1, np.int64)
+    counts = np.zeros(slot_count, np.int64)
+    slot = np.empty(n, np.int64)
+    _count_slots(batch.key, slot_of_group, slot, counts)
+    starts = np.zeros(slot_count + 1, np.int64)
     np.cumsum(counts, out=starts[1:])
     order = np.empty(n, np.int64)
     key, ts, arrival = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
     ids = np.empty(n, np.uint64)
-    _scatter(place, starts[:-1].copy(), order, batch.key, batch.ts, batch.id, batch.arrival_us, key, ts, ids, arrival)
+    _scatter(slot, starts[:-1].copy(), order, batch.key, batch.ts, batch.id, batch.arrival_us, key, ts, ids, arrival)
     rows = None if batch.rows is None else batch.rows.take(order)
     return Partitioned(TupleBatch(key, ts, ids, arrival, rows), counts, starts)

@@ -3,7 +3,7 @@
 What: `open_flight`, the master's endpoint; `ServedResults`, the collector's side: its sink and metrics, and its own endpoint
 if it is a process of its own.
 Why: a run that serves nobody must not even load Flight.
-Stays out: the endpoint and its handlers (`live`).
+Stays out: the endpoint and its handlers (`connectors.flight`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""The I/O around the master and the collector that every real runtime shares.
+"""The hosts of the master and of the collector, in every runtime in real time.
 
-What: `MasterHost` owns the sources and the side file of late rows and performs the master's commands; `CollectorHost` owns
-the sink and the metrics file and performs the collector's. Deliveries are left in `outbox` for the runtime to carry, and the
-start of the measured phase in `clock_starts_us`.
+What: `MasterHost` owns the sources, the side file of late rows and the event log; `CollectorHost` owns the sink and the metrics
+file. Each has the loop of its role, `run`.
 Why: in-process and MPI differ in how messages travel, in nothing else.
-Stays out: carrying messages, clocks, processes.
+Stays out: transports, processes, the slave (`runtime.slave_host`).
 """
 
 from __future__ import annotations
@@ -12,10 +11,9 @@ from __future__ import annotations
 import contextlib
 import math
 import platform
-from collections import deque
+import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -25,23 +23,27 @@ from swjoin.checkpoint.checkpointers import CollectorCheckpointer, MasterCheckpo
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.master.intake import LateRowError
 from swjoin.cluster.master.master import Master
-from swjoin.cluster.messages import (
-    BeginMeasuring,
+from swjoin.cluster.messages import Report
+from swjoin.cluster.role import (
+    BatchRead,
+    CommitEpoch,
     CompleteCheckpoint,
-    Deliver,
+    Event,
     Log,
-    MasterCommand,
-    MasterEvent,
-    PublishResults,
-    ReadTuples,
-    ResultsReceived,
+    Publish,
+    Read,
+    Received,
+    ReleaseInput,
+    RestartClock,
     SavePart,
+    Send,
     SetAside,
-    StreamEnded,
-    StreamIdle,
-    StreamResumed,
-    TuplesRead,
-    WritePairs,
+    SourceEnded,
+    SourceIdle,
+    SourceResumed,
+    StopRequested,
+    Write,
+    slave_of,
 )
 from swjoin.config.job import (
     Job,
@@ -55,12 +57,13 @@ from swjoin.connectors.output_paths import check_outputs
 from swjoin.connectors.source import is_live
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout, empty_pairs
 from swjoin.core.data_messages import Delivery, ResultChunk, RunEvent
-from swjoin.core.errors import RunFailed, SwjoinError
+from swjoin.core.errors import RunFailed, Spelling, SwjoinError
 from swjoin.core.hashing import digest_pairs
 from swjoin.monitor.role_watchers import CollectorWatcher
 from swjoin.runtime.clock import ReadingProgress, RunClock
 from swjoin.runtime.flight_serving import ServedResults, open_flight
-from swjoin.runtime.idle_sources import IdleDetector
+from swjoin.runtime.host import LONGEST_WAIT_US, Host, nothing
+from swjoin.runtime.idle_sources import PATIENCE_S, IdleDetector
 from swjoin.runtime.open import (
     compile_job_where,
     open_job_sink,
@@ -78,23 +81,33 @@ if TYPE_CHECKING:
     from swjoin.connectors.output_columns import OutputColumns
 
 
-class MasterHost:
-    """The master with its sources. Use as a context manager: sources are closed on the way out."""
+_LONGEST_SLOT_WAIT_US = 20_000  # while a timer runs
+
+
+class MasterHost(Host):
+    """The master with its sources. Use as a context manager: sources are closed on the way out.
+
+    stop_wanted: whether the run is to stop with a checkpoint. on_observed: called after each update of the status board.
+    first_read_s, measured_s: when the first batch was read and the warm-up had been joined, on the monotonic clock.
+    """
+
+    role: Master
 
     def __init__(self, job: Job, progress: bool) -> None:
+        super().__init__()
         check_outputs(job)
         self.job = job
         self.sources = open_job_sources(job)
         self.layouts: tuple[RowLayout | None, RowLayout | None] = (self.sources[0].layout, self.sources[1].layout)
         self.where = compile_job_where(job, self.sources)
-        self.outbox: deque[Delivery] = deque()
-        self.publish: deque[PublishResults] = deque()
         self.ingest: FlightIngest | None = open_flight(job, self.sources)
         self.wanted: tuple[int, int | None] | None = None  # a stream, and one that may be read instead
         self._idle_detector = IdleDetector(job.config.time.idle_timeout_us)
-        self.clock_starts_us: int | None = None
+        self.first_read_s: float | None = None
+        self.measured_s: float | None = None
+        self.stop_wanted: Callable[[], bool] = lambda: False
+        self.on_observed: Callable[[], None] = lambda: None
         self.checkpointer = None if job.checkpoints is None else MasterCheckpointer(job, self.sources)
-        self._late_target: Path | None = late_target(job)
         self._late: LateSink | None = None
         self._spill = open_spill(job)
         self._events: EventsFile | None = None
@@ -102,8 +115,14 @@ class MasterHost:
         self.watcher = open_job_watcher(job)
         if self.ingest is not None and self.watcher is not None:
             self.ingest.status = partial(self.watcher.board.snapshot, math.inf)
-        self.master: Master
-        self.clock: RunClock
+        self.performers |= {Read: self._want, SetAside: self._set_aside, Log: lambda effect: self._log(effect.event)}
+        checkpointer = self.checkpointer
+        if checkpointer is not None:
+            self.performers |= {
+                SavePart: lambda effect: checkpointer.save(effect.generation, effect.snapshot),
+                CompleteCheckpoint: checkpointer.folder.complete,
+                ReleaseInput: lambda _: checkpointer.forget(),
+            }
 
     def __enter__(self) -> Self:
         return self
@@ -121,25 +140,25 @@ class MasterHost:
             source.close()
         if self.checkpointer is not None:
             self.checkpointer.close()
-        with contextlib.suppress(*() if kind is None else (SwjoinError,)):  # a full disk has been told of already
+        with contextlib.suppress(*() if kind is None else (SwjoinError,)):  # a full disk has been reported already
             if self._events is not None:
-                resumable = self.checkpointer is not None and (kind is not None or self.master.checkpoints.stopped)
+                resumable = self.checkpointer is not None and (kind is not None or self.role.checkpoints.stopped)
                 self._events.close(resumable=resumable)
             if self._late is not None:
-                if kind is None and not self.master.checkpoints.stopped:
+                if kind is None and not self.role.checkpoints.stopped:
                     self._late.close()
                 else:
                     self._late.abort()
 
-    def collector_beside(self, clock: RunClock) -> CollectorHost:
+    def make_collector(self, clock: RunClock) -> CollectorHost:
         """The collector in the same process."""
         role_host = CollectorHost(self.job, self.output_plan(), clock, None if self.ingest is None else self.ingest.endpoint)
         if self.watcher is not None:
-            role_host.tell = self.watcher.board.take_collector
+            role_host.send_view = self.watcher.board.set_collector
         return role_host
 
     def open_flight(self) -> None:
-        """Everything is there that clients may ask for."""
+        """Let producers and readers connect; sources and results are ready for them."""
         if self.ingest is not None:
             self.ingest.open()
 
@@ -154,47 +173,78 @@ class MasterHost:
         """Names of the columns of result rows; None when none are kept."""
         return None if self.job.config.sink.kind == "count" else list(self.output_plan().schema.names)
 
-    def start(self, clock: RunClock, slave_count: int, on_saved: Callable[[Any], None] | None = None) -> None:
-        """Begin, or go on from the newest checkpoint.
+    def make(self, clock: RunClock, slave_count: int, on_saved: Callable[[Any], None] | None = None) -> None:
+        """Make the master, from the newest checkpoint if there is one; `run` starts it.
 
-        on_saved: takes what has become durable, and passes it to `handle` in the master's own thread.
+        on_saved: takes what has become durable, to be delivered in the master's own thread.
         """
         self.clock = clock
-        self.outbox.clear()
-        self.publish.clear()
         self.wanted = None
         self._idle_detector = IdleDetector(self.job.config.time.idle_timeout_us)
         checkpointer, manifest = self.checkpointer, None
         if checkpointer is not None:
             assert on_saved is not None, "a run with checkpoints has to hear what is durable"
             manifest = checkpointer.begin(on_saved)
-        if self._late_target is not None and (self._late is None or checkpointer is not None):
+        target = late_target(self.job)
+        if target is not None and (self._late is None or checkpointer is not None):
             from swjoin.connectors.files.late_rows import LateSink
 
-            self._late = LateSink(self._late_target, None if checkpointer is None else checkpointer.late_rows)
+            self._late = LateSink(target, None if checkpointer is None else checkpointer.late_rows)
         if self.job.run_dir is not None and self._events is None:
             self._events = EventsFile(self.job.run_dir, resumes=self.job.resumes)
-        self.master = Master(self.job.config.fitted_to(slave_count), slave_count, self.layouts, store=self._spill)
+        self.role = Master(self.job.config.fitted_to(slave_count), slave_count, self.layouts, store=self._spill)
         if checkpointer is not None:
-            checkpointer.restore(self.master, manifest, clock.now_us())
-            self._progress.restart(sum(s.counts.tuples for s in self.master.streams))
+            checkpointer.restore(self.role, manifest, clock.now_us())
+            self._progress.restart(sum(s.counts.tuples for s in self.role.streams))
         if self.watcher is not None:
-            self.watcher.begin(self.master)
-        self._perform(self.master.start(clock.now_us()))
+            self.watcher.begin(self.role)
 
-    def handle(self, event: MasterEvent) -> None:
-        if self.watcher is not None:
-            self.watcher.took(event)
+    def run(self) -> None:
+        """Run the master until it and every other role on its transport have ended."""
+        self.start()
+        transport = self.transport
+        while not (self.role.finished and transport.closed):
+            transport.check()
+            self.observe()
+            event = transport.poll()
+            if event is not None:
+                self.deliver(event)
+            elif self.stop_wanted() and self.checkpointer is not None and not self.role.checkpoints.stopping:
+                self.deliver(StopRequested())
+            elif self.fire():
+                continue
+            elif self.wanted is not None:
+                self.read()
+            else:
+                event = transport.wait(self._patience_us())
+                if event is not None:
+                    self.deliver(event)
+
+    def _patience_us(self) -> int:
+        """How long the master may wait: to its next timer, poll of idle sources, or status update."""
+        if self.resume_sources():
+            return int(PATIENCE_S * 1e6)
+        until_us = self.until_timer_us()
+        if until_us is not None:
+            return min(until_us, _LONGEST_SLOT_WAIT_US)
+        return LONGEST_WAIT_US if self.watcher is None else int(self.watcher.patience_s * 1e6)
+
+    def deliver(self, event: Event) -> None:
+        if self.watcher is not None and isinstance(event, Received) and isinstance(event.message, Report):
+            report = event.message
+            self.watcher.reported(slave_of(event.sender), report.occupancy_ratio, report.loads)
         try:
-            commands = self.master.handle(event, self.clock.now_us())
+            effects = self.role.handle(event, self.clock.now_us())
         except LateRowError as error:
             raise error.at(row_place(self.sources, error.stream, error.row_id)) from None
-        self._perform(commands)
+        self.perform(effects)
 
     def read(self) -> None:
-        """Read the batch that the master wants, or give it up for now when the source has been silent for too long."""
+        """Read the batch that the master wants; a source without rows for the idle timeout is idle instead."""
         if self._idle_detector.any_idle:
-            self.listen()
+            self.resume_sources()
+        if self.first_read_s is None:
+            self.first_read_s = time.monotonic()
         assert self.wanted is not None
         stream, instead = self.wanted
         silent = self._idle_detector.of(stream, self.sources[stream])
@@ -204,110 +254,109 @@ class MasterHost:
             stream, silent = instead, None
         self.wanted = None
         if silent:
-            self.handle(StreamIdle(stream))
+            self.deliver(SourceIdle(stream))
             return
         batch = self.sources[stream].read()
         if batch is None:
             self._check_all_read(stream)
-            self.handle(StreamEnded(stream))
+            self.deliver(SourceEnded(stream))
         else:
             self._progress.advance(len(batch))
             if self.watcher is not None:
                 self.watcher.read(stream, batch)
-            self.handle(TuplesRead(stream, batch))
+            self.deliver(BatchRead(stream, batch))
 
-    def observe(self) -> bool:
-        """In every round of the master's loop: let whoever looks on see how things stand. True when it was time for that."""
-        if self.watcher is None or not self.watcher.due():
-            return False
-        self.watcher.look(self.clock.now_us(), self.sources)
-        return True
+    def observe(self) -> None:
+        """In every round of the master's loop: update the status board when that is due."""
+        if self.watcher is not None and self.watcher.due():
+            self.watcher.sample(self.clock.now_us(), self.sources)
+            self.on_observed()
 
-    def listen(self) -> bool:
-        """Take note of idle streams that have something to say again. False when there are no idle streams."""
+    def resume_sources(self) -> bool:
+        """Deliver which idle streams have rows again. False when no stream is idle."""
         for stream in self._idle_detector.ended(self.sources):
-            self.handle(StreamResumed(stream))
+            self.deliver(SourceResumed(stream))
         return self._idle_detector.any_idle
 
     def _check_all_read(self, stream: int) -> None:
-        """A source that ended elsewhere than at its end would be a wrong answer that balances."""
-        rows, expected = self.master.streams[stream].counts.tuples, self.sources[stream].rows_total
+        """RunFailed when a source ended early or late: the ledger would balance over a wrong answer."""
+        rows, expected = self.role.streams[stream].counts.tuples, self.sources[stream].rows_total
         if expected is not None and rows != expected:
             raise RunFailed(f"{STREAM_NAMES[stream]}: {rows} rows were read of {expected}; the input changed while it was read")
 
-    def forget_checkpoints(self) -> None:
-        """The run is complete and its report is written: there is nothing to go on from, and nothing more to look at."""
+    def remove_checkpoints(self) -> None:
+        """The run is complete and its report is written: end monitoring, remove its checkpoints."""
         if self.watcher is not None:
             self.watcher.close()
-        if self.checkpointer is not None and not self.master.checkpoints.stopped:
+        if self.checkpointer is not None and not self.role.checkpoints.stopped:
             for source in self.sources:
                 if is_live(source):
                     source.done()
             self.checkpointer.folder.remove()
 
-    def note_recovery(self, text: str, tuples: int, duration_us: int) -> None:
-        """The run goes on after something has died. duration_us: since that was noticed."""
+    def log_recovery(self, text: str, tuples: int, duration_us: int) -> None:
+        """A recovery is complete. duration_us: since the death was noticed."""
         now_us = self.clock.now_us()
         event = RunEvent(
             now_us,
-            int(self.master.epoch),
+            int(self.role.epoch),
             "recovered",
             tuples=tuples,
             duration_us=duration_us,
-            amount=float(self.master.slave_count),
+            amount=float(self.role.slave_count),
             text=text,
         )
+        self._log(event)
+
+    def _log(self, event: RunEvent) -> None:
         if self._events is not None:
             self._events.add(event)
         if self.watcher is not None:
-            self.watcher.happened(event)
+            self.watcher.on_log_event(event)
 
-    def _perform(self, commands: list[MasterCommand]) -> None:
-        for command in commands:
-            if self.watcher is not None:
-                self.watcher.performed(command)
-            match command:
-                case ReadTuples(stream, instead):
-                    self.wanted = stream, instead
-                case Deliver(delivery):
-                    self.outbox.append(delivery)
-                case BeginMeasuring(clock_us):
-                    self.clock_starts_us = clock_us
-                case Log(event) if self._events is not None:
-                    self._events.add(event)
-                case SetAside(stream, batch, reason):
-                    if self._late is not None:
-                        self._late.write(stream, batch, reason)
-                    if self.ingest is not None:
-                        self.ingest.aside(stream, batch, reason)
-                case SavePart(generation, snapshot) if self.checkpointer is not None:
-                    self.checkpointer.save(generation, snapshot)
-                case CompleteCheckpoint() if self.checkpointer is not None:
-                    self.checkpointer.folder.complete(command)
-                case PublishResults():
-                    self.publish.append(command)
-                    if self.checkpointer is not None:
-                        self.checkpointer.forget()
-                case _:
-                    pass
+    # ------------------------------------------------------------ performers
+
+    def _want(self, effect: Read) -> None:
+        self.wanted = effect.stream, effect.instead
+
+    def _set_aside(self, effect: SetAside) -> None:
+        if self._late is not None:
+            self._late.write(effect.stream, effect.batch, effect.reason)
+        if self.ingest is not None:
+            self.ingest.aside(effect.stream, effect.batch, effect.reason)
+
+    def _send(self, effect: Send) -> None:
+        super()._send(effect)
+        if self.watcher is not None and isinstance(effect.message, Delivery):
+            self.watcher.delivered(effect.message)
+
+    def _restart_clock(self, effect: RestartClock) -> None:
+        super()._restart_clock(effect)
+        if self.meter is not None:
+            self.meter.start()
+        self.measured_s = time.monotonic()
+        if self.watcher is not None:
+            self.watcher.measuring_started()
 
 
-class CollectorHost:
+class CollectorHost(Host):
     """The collector with its sink and metrics.
 
     Use as a context manager: an error leaves `.incomplete` files, never whole-looking ones; with checkpoints, whole ones of a
     prefix.
     """
 
+    role: Collector
+
     def __init__(self, job: Job, plan: OutputColumns, clock: RunClock, endpoint: Endpoint | None = None) -> None:
         """endpoint: of a run in one process, where results are offered; otherwise the collector opens its own."""
+        super().__init__()
         self.clock = clock
         self.job = job
-        self.stopped = False
         self._begun = False
         self.ranks: dict[str, dict[str, str]] = {"0": {"host": platform.node(), "role": "in-process"}}
         self.proof: dict[str, Any] | None = None  # of the whole result, once the ledger balances
-        self.collector = Collector(0, materialised=False)  # until `start`
+        self.role = Collector(0, materialised=False)  # until `make`
         self._sink = open_job_sink(job, plan)
         self.offered = None if job.config.serve.listen is None else ServedResults(job, plan, self._sink, endpoint)
         if self.offered is not None and self.offered.sink is not None:
@@ -317,8 +366,15 @@ class CollectorHost:
             digest_pairs(np.empty(0, np.uint64), np.empty(0, np.uint64))
         self.checkpointer = None if job.checkpoints is None else CollectorCheckpointer(job, self._sink)
         self._watcher = CollectorWatcher(job.config) if job.config.observed else None
-        self.tell: Callable[[dict[str, Any]], None] = lambda view: None  # the runtime's
+        self.send_view: Callable[[dict[str, Any]], None] = lambda view: None  # the runtime's
         self._metrics: MetricsFile | None = None
+        checkpointer = self.checkpointer
+        self.performers |= {Write: lambda effect: self._sink.write(effect.pairs, effect.generation), CommitEpoch: nothing}
+        if checkpointer is not None:
+            self.performers |= {
+                SavePart: lambda effect: checkpointer.save(effect.generation, effect.snapshot),
+                Publish: lambda effect: checkpointer.publish(effect.generation),
+            }
 
     def __enter__(self) -> Self:
         return self
@@ -338,7 +394,7 @@ class CollectorHost:
                 self.offered.close()
 
     def _close(self, error: BaseException | None) -> None:
-        if error is not None or self.stopped:
+        if error is not None or self.role.stopped:
             self._give_up(error)
             return
         try:
@@ -356,59 +412,59 @@ class CollectorHost:
         self._sink.abort(begun=self._begun)
         with contextlib.suppress(*() if error is None else (SwjoinError,)):
             if error is not None and self._begun:
-                publish(self.job, partial_report(self.job, self.summary(), _reason(error), self.ranks))
+                publish(self.job, partial_report(self.job, self.summary(), _reason(error, self.job.spelling), self.ranks))
         with contextlib.suppress(*() if error is None else (SwjoinError,)):
             if self._metrics is not None:
                 self._metrics.abort()
 
-    def start(self, slave_count: int, manifest_name: str | None = None, on_saved: Callable[[Any], None] | None = None) -> None:
-        """Begin, or go on from this checkpoint. on_saved: takes PartSaved, to be sent to the master."""
-        self.stopped = False
-        self.collector = Collector(slave_count, materialised=self.job.config.sink.kind != "count")
+    def make(self, slave_count: int, manifest_name: str | None = None, on_saved: Callable[[Any], None] | None = None) -> None:
+        """Make the collector, from this checkpoint if one is given; `run` starts it. on_saved: takes PartSaved, to be delivered
+        in the collector's own thread."""
+        self.role = Collector(slave_count, materialised=self.job.config.sink.kind != "count")
         if self._watcher is not None:
             self._watcher.begin()
         if self.checkpointer is not None:
             assert on_saved is not None, "a run with checkpoints has to hear what is durable"
-            self._metrics = self.checkpointer.begin(self.collector, manifest_name, on_saved)
+            self._metrics = self.checkpointer.begin(self.role, manifest_name, on_saved)
         elif self.job.run_dir is not None and self._metrics is None:
             self._metrics = MetricsFile(self.job.run_dir)
         self._begun = True
 
-    def receive(self, chunk: ResultChunk) -> None:
-        commands = self.collector.handle(ResultsReceived(chunk), self.clock.now_us())
-        rows = self.collector.take_metrics()
-        if self._watcher is not None:
-            self._watcher.took(rows)
-        if self._metrics is not None:
-            self._metrics.add(rows)
-        if self.offered is not None:
-            self.offered.metrics.add(rows)
-        for command in commands:
-            match command:
-                case WritePairs(pairs, generation):
-                    self._sink.write(pairs, generation)
-                case SavePart(generation, snapshot) if self.checkpointer is not None:
-                    self.checkpointer.save(generation, snapshot)
-                case _:
-                    pass
+    def run(self) -> None:
+        """Run the collector until it has finished, or the run is stopped."""
+        transport = self.transport
+        self.start()
+        while not self.role.finished and not self.role.stopped:
+            transport.check()
+            self.observe()
+            event = transport.poll() or transport.wait(LONGEST_WAIT_US)
+            if event is not None:
+                self.deliver(event)
+        self.observe(last=True)
+
+    def deliver(self, event: Event) -> None:
+        effects = self.role.handle(event, self.clock.now_us())
+        if isinstance(event, Received) and isinstance(event.message, ResultChunk):
+            rows = self.role.take_metrics()  # before effects: a part of a checkpoint holds them
+            if self._watcher is not None:
+                self._watcher.on_results(rows)
+            if self._metrics is not None:
+                self._metrics.add(rows)
+            if self.offered is not None:
+                self.offered.metrics.add(rows)
+        self.perform(effects)
 
     def observe(self, *, last: bool = False) -> None:
-        """In every round of the collector's loop: `tell` now and then what the master is to put on its board (`observe`)."""
+        """In every round of the collector's loop: `send_view` to the status board when that is due."""
         if self._watcher is not None and (last or self._watcher.due()):
-            self.tell(self._watcher.view(self.collector))
-
-    def show(self, generation: int, *, stop: bool) -> None:
-        """The checkpoint that ends this generation is complete; with `stop`, so is the run for now."""
-        assert self.checkpointer is not None, "results are published by checkpoints only"
-        self.checkpointer.publish(generation)
-        self.stopped = stop
+            self.send_view(self._watcher.view(self.role))
 
     def summary(self) -> dict[str, Any]:
-        return self.collector.summary()
+        return self.role.summary()
 
 
-def _reason(error: BaseException) -> str:
+def _reason(error: BaseException, spelling: Spelling) -> str:
     """Why a run failed, for its report."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
-    return str(error) if isinstance(error, SwjoinError) else f"internal error: {type(error).__name__}: {error}"
+    return error.text(spelling) if isinstance(error, SwjoinError) else f"internal error: {type(error).__name__}: {error}"

@@ -1,7 +1,7 @@
 """Sources that have nothing to read: for how long, and which have been given up for now.
 
 What: `IdleDetector`, asked before each read and, while a stream is idle, again and again.
-Why: a source that says nothing must not stop the other stream (`time.idle_timeout`).
+Why: a source without rows must not stop the other stream (`time.idle_timeout`).
 Stays out: what an idle stream means for time (`cluster.master.read_scheduler`).
 """
 
@@ -16,7 +16,7 @@ from swjoin.connectors.source import is_live
 if TYPE_CHECKING:
     from swjoin.connectors.source import Source
 
-PATIENCE_S = 0.002  # between two looks; the master does everything else meanwhile
+PATIENCE_S = 0.002  # between two polls; the master does everything else meanwhile
 
 
 class IdleDetector:
@@ -28,7 +28,7 @@ class IdleDetector:
         self._idle: set[int] = set()
 
     def of(self, stream: int, source: Source) -> bool | None:
-        """None: read. False: not yet. True: it has been silent for the timeout, and counts as idle from now on.
+        """None: read. False: not yet. True: it has had no rows for the timeout, and is idle from now on.
 
         A live source is never read before it has something: the master has more to do than to wait for it.
         """

@@ -18,7 +18,7 @@ import numpy as np
 from numba.core.event import Event, Listener, install_listener
 
 from swjoin.cluster.master.master import Master
-from swjoin.cluster.messages import Delivered, StreamEnded, TuplesRead, WorkDue
+from swjoin.cluster.role import MASTER, BatchRead, Received, SourceEnded, WorkDue
 from swjoin.cluster.slave.slave import Slave
 from swjoin.cluster.wire import pack_delivery, unpack_delivery
 from swjoin.config.run import MeasureConfig, NodesConfig, OverloadConfig, ReorganizationConfig, RunConfig, TimeConfig
@@ -90,8 +90,8 @@ def load_master_kernels(config: RunConfig, layouts: tuple[RowLayout | None, RowL
     master.start()
     for stream, layout in enumerate(layouts):
         two = np.arange(2, dtype=np.int64)
-        master.handle(TuplesRead(stream, SourceBatch(two, two, two.astype(np.uint64), None, None, _two_rows(layout))), 0)
-        master.handle(StreamEnded(stream), 0)
+        master.handle(BatchRead(stream, SourceBatch(two, two, two.astype(np.uint64), None, None, _two_rows(layout))), 0)
+        master.handle(SourceEnded(stream), 0)
 
 
 @report_compilations()
@@ -101,12 +101,12 @@ def load_slave_kernels(config: RunConfig, layouts: tuple[RowLayout | None, RowLa
     module = dataclasses.replace(config.module, window_bytes=(1 << 20) + pages)
     slave = Slave(SlaveId(0), dataclasses.replace(_alone(config), module=module), layouts)
     batches = []
-    for layout in wire_layouts(layouts, counted=config.query.bounds.counted):
+    for layout in wire_layouts(layouts, count_windows=config.query.bounds.count_windows):
         two = np.zeros(2, np.int64)
         batches.append(TupleBatch(two, two, two.astype(np.uint64), two, _two_rows(layout)))
     one, counts = np.zeros(1, np.int64), np.full(1, 2, np.int64)
     end = END_OF_TIME_US
     delivery = Delivery(QueryId(0), SlaveId(0), EpochIndex(0), end, end, one, counts, counts, batches[0], batches[1], True)
-    slave.handle(Delivered(unpack_delivery(pack_delivery(delivery))), 0)
+    slave.handle(Received(MASTER, unpack_delivery(pack_delivery(delivery))), 0)
     while not slave.finished:
         slave.handle(WorkDue(), 0)

@@ -1,6 +1,6 @@
 """Starting MPI ranks from one command: `-n RANKS`.
 
-What: `launch(job, ranks)`, `launch_told` (for Python, which wants to be told), `mpirun_command`.
+What: `launch(job, ranks)`, `launch_with_reason` (for Python, which wants to be told), `mpirun_command`.
 Why: nobody should need to know the launcher's flags to use four ranks; its noise must not bury our one line.
 Stays out: what a rank does (`runtime.mpi.main`).
 """
@@ -34,7 +34,7 @@ from swjoin.runtime.signals import handling
 _GRACE_S = 10.0
 _LEFT_BEHIND_S = 15.0  # how long mpirun may take to end when the run is over, on several hosts
 _LAST_WORDS_S = 2.0
-_FAILED_TO_START = "listener thread failed to start"  # of mpirun's own server, before any rank: once in thousands of starts
+FAILED_TO_START = "listener thread failed to start"  # of mpirun's own server, before any rank: once in thousands of starts
 _AGAIN = -1
 _TERMINATED = "stopped by SIGTERM\n"  # a rank that the launcher stopped because another one died
 
@@ -104,10 +104,10 @@ def _job_file(job: Job, hostfile: Path | None) -> Iterator[Path]:
 
 def launch(job: Job, ranks: int, debug: bool, hostfile: Path | None = None) -> int:
     """Start the ranks, pass their output on, return their exit code. SIGINT, SIGTERM, SIGHUP and SIGUSR1 end them all."""
-    return launch_told(job, ranks, debug, hostfile=hostfile)[0]
+    return launch_with_reason(job, ranks, debug, hostfile=hostfile)[0]
 
 
-def launch_told(
+def launch_with_reason(
     job: Job, ranks: int, debug: bool = False, *, quiet: bool = False, hostfile: Path | None = None
 ) -> tuple[int, str]:
     """The same; returns the exit code, and what went wrong. quiet: nothing is printed."""
@@ -139,7 +139,7 @@ def launch_told(
                 if code != _AGAIN:
                     break
             if code == 0 and finished is not None and not finished():  # seen when all processes of a host had died
-                code, failure = 1, f"mpirun ended before the run did: a host was lost; {job.go_on(ranks)}"
+                code, failure = 1, f"mpirun ended before the run did: a host was lost; {job.next_step(ranks)}"
                 print(f"swjoin: {failure}", file=told)
     # A refused run (code 2) leaves everything as it was; so does a resumed one that could not begin, and one that was stopped
     # before it began.
@@ -246,7 +246,7 @@ def _watch(
         return 128 + stopping[0], said
     if code and not said:
         text = " ".join(" ".join(unsaid).split())
-        if again and _FAILED_TO_START in text:
+        if again and FAILED_TO_START in text:
             return _AGAIN, ""
         killed = re.search(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)", text)
         if killed is not None:

@@ -56,7 +56,7 @@ def compile_job_where(job: Job, sources: tuple[Source, Source]) -> Program | Non
     if any(getattr(source, "untyped", False) for source in sources):
         return None
     query = job.config.query
-    return compile_text(query.where, sources[LEFT].codec, sources[RIGHT].codec, counted=query.bounds.counted)
+    return compile_text(query.where, sources[LEFT].codec, sources[RIGHT].codec, count_windows=query.bounds.count_windows)
 
 
 def open_job_sink(job: Job, plan: OutputColumns) -> Sink:

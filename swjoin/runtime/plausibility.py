@@ -198,7 +198,7 @@ def _ranges_line(answer: Answer) -> str | None:
     """The times of both streams are too far apart for any pair."""
     left, right = answer.counts
     bounds = answer.query.bounds
-    if bounds.counted or left.earliest_us is None or left.latest_us is None:
+    if bounds.count_windows or left.earliest_us is None or left.latest_us is None:
         return None
     if right.earliest_us is None or right.latest_us is None:
         return None
@@ -335,7 +335,7 @@ def _nothing_matched(answer: Answer, rows: Rows) -> str | None:
     if not len(common):
         return f"nothing matched: no key of the left side is on the right side{sampled}; {', '.join(examples)}"
     found = f"nothing matched, though {len(common):,} key{'s are' if len(common) > 1 else ' is'} on both sides{sampled}"
-    if answer.query.bounds.counted:
+    if answer.query.bounds.count_windows:
         return f"{found}: rows with equal keys are never within the last rows of the other side"
     left, right = (side.chosen(np.isin(side.key, common)) for side in (left, right))
     missed_us, apart_us, left_id, right_id = _nearest(left, right, answer.query.bounds)

@@ -1,7 +1,7 @@
 """The window join for DataFrames: Spark reads and shuffles, the engine's kernels join, inside of Spark's executors.
 
 What: `window_join(left, right, on=..., left_time=..., right_time=..., within=...) -> DataFrame`.
-Why: who has a Spark job needs no other cluster, and gets the same pairs faster than by Spark's own range join.
+Why: a Spark job needs no other cluster, and gets the same pairs faster than by Spark's own range join.
 Stays out: what executors do (`spark.shuffle_batches`, `spark.executor_join`), count and digest (`spark.row_digest`).
 
 Two passes of mapInArrow with one shuffle between them: rows are packed into parcels by the hash of their key, a Spark partition
@@ -10,19 +10,20 @@ is a partition-group, its parcels are sorted by time and joined as they come. Ex
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from swjoin.config.arguments import Duration, TimeUnit, duration_us, one_of, python_wording, side_units, size_bytes
+from swjoin.config.arguments import key_columns, names, size_bytes, units_of, window_fields
+from swjoin.config.options import Columns, MatchOptions, TimeUnit, complete, takes_options
 from swjoin.config.run import QueryConfig
 from swjoin.config.sections import check_key
 from swjoin.connectors.output_columns import OutputColumns
-from swjoin.connectors.times import TIME_UNITS, TimeColumn, check_times
+from swjoin.connectors.times import TimeColumn, check_times
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
-from swjoin.core.errors import UserError
+from swjoin.core.errors import UserError, spelled
 from swjoin.core.join_semantics import JOIN_KINDS, How
 from swjoin.core.key_encoder import KeyEncoder
 from swjoin.core.row_codec import StreamCodec
@@ -38,28 +39,16 @@ if TYPE_CHECKING:
 PARTITIONS_PER_CORE = 2
 
 
-def window_join(
-    left: DataFrame | ParquetFiles,
-    right: DataFrame | ParquetFiles,
-    *,
-    on: str | Sequence[str] | None = None,
-    left_time: str,
-    right_time: str,
-    within: Duration | None = None,
-    lower: Duration | None = None,
-    upper: Duration | None = None,
-    exclusive: Sequence[str] = (),
-    time_unit: TimeUnit | None = None,
-    left_time_unit: TimeUnit | None = None,
-    right_time_unit: TimeUnit | None = None,
-    how: str = "inner",
-    where: str | None = None,
-    columns: Sequence[str] | None = None,
-    partitions: int | None = None,
-    left_on: str | Sequence[str] | None = None,
-    right_on: str | Sequence[str] | None = None,
-    window_memory: str = "4GB",
-) -> DataFrame:
+class SparkOptions(MatchOptions, total=False):
+    """Options of `window_join`."""
+
+    columns: Columns | None
+    partitions: int | None
+    window_memory: str
+
+
+@takes_options(SparkOptions)
+def window_join(left: DataFrame | ParquetFiles, right: DataFrame | ParquetFiles, **given: Unpack[SparkOptions]) -> DataFrame:
     """Every pair of rows with equal keys and lower <= right time - left time <= upper; `within=W`: lower = -W, upper = W.
 
     on: the key columns, or left_on and right_on where they have different names. Times: timestamps or dates, with a zone on
@@ -74,16 +63,19 @@ def window_join(
     clash. how: as in docs/semantics.md; a missing side is null, semi and anti joins have the left columns.
     Lazy, as DataFrames are. UserError, before anything runs, for what is wrong in the call.
     """
-    query = _query(within, lower, upper, exclusive, how, where)
-    keys = _keys(on, left_on, right_on)
-    sources, times = (left, right), (left_time, right_time)
+    options = complete(window_join, given)
+    query = _query(options)
+    keys = key_columns(options, LEFT), key_columns(options, RIGHT)
+    for columns in keys:
+        check_key(columns)
+    sources, times = (left, right), (options["left_time"], options["right_time"])
     frames = (_frame_of(left), _frame_of(right))
     kinds = [_checked_types(frames[side], keys[side], times[side], side) for side in (LEFT, RIGHT)]
-    units = _checked_times(kinds, times, (time_unit, left_time_unit, right_time_unit))
+    units = _checked_times(kinds, times, options)
     encoder = KeyEncoder(*([(name, kinds[side].field(name).type) for name in keys[side]] for side in (LEFT, RIGHT)))
     _check_keys(kinds, keys, query.how)
-    output = _chosen(_output(frames, kinds, keys, query.how), columns)
-    count = _partition_count(frames[LEFT], partitions)
+    output = _chosen(_output(frames, kinds, keys, query.how), options["columns"])
+    count = _partition_count(frames[LEFT], options["partitions"])
     plans = tuple(
         StreamSpec(side, len(keys[side]), encoder.native, times[side], units[side], count, query.bounds.retention_us)
         for side in (LEFT, RIGHT)
@@ -99,7 +91,7 @@ def window_join(
         tuple((c.side, carried[c.side].index(c.name)) for c in output),
         tuple(c.label for c in output),
         tuple(kinds[c.side].field(c.name).type for c in output),
-        size_bytes(window_memory, "window_memory"),
+        size_bytes(options["window_memory"], "window_memory"),
     )
     parcels = [_packed(sources[side], carried[side], plans[side], kinds[side]) for side in (LEFT, RIGHT)]
     schema = _schema(frames, output)
@@ -113,47 +105,11 @@ def window_join(
 # ---------------------------------------------------------------- what is asked for
 
 
-def _query(
-    within: Duration | None,
-    lower: Duration | None,
-    upper: Duration | None,
-    exclusive: Sequence[str],
-    how: str,
-    where: str | None,
-) -> QueryConfig:
-    """The one place where the arguments become a query of the engine."""
-    if how not in JOIN_KINDS:
-        raise UserError(f"how: {how!r} is not one of {', '.join(JOIN_KINDS)}")
-    if where is not None:
+def _query(options: Mapping[str, Any]) -> QueryConfig:
+    if options["where"] is not None:
         raise UserError("where: is not evaluated inside Spark; filter the result of an inner join: window_join(...).where(...)")
-    wrong = [name for name in ([exclusive] if isinstance(exclusive, str) else exclusive) if name not in ("lower", "upper")]
-    if wrong or isinstance(exclusive, str):
-        raise UserError(f"exclusive: a list of 'lower' and 'upper', not {exclusive!r}")
-    if within is not None:
-        if lower is not None or upper is not None:
-            raise UserError("give within, or lower and upper, not both")
-        window_us = duration_us(within, "within")
-        if window_us < 0:
-            raise UserError("within: a window cannot be negative")
-        bounds = -window_us, window_us
-    elif lower is None or upper is None:
-        raise UserError("give within, or both lower and upper")
-    else:
-        bounds = duration_us(lower, "lower"), duration_us(upper, "upper")
-    return QueryConfig(*bounds, exclusive=tuple(exclusive), how=how)  # type: ignore[arg-type]
-
-
-def _keys(
-    on: str | Sequence[str] | None, left_on: str | Sequence[str] | None, right_on: str | Sequence[str] | None
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    if (on is None) == (left_on is None and right_on is None) or (left_on is None) != (right_on is None):
-        raise UserError("give on, or both left_on and right_on")
-    sides = [(name,) if isinstance(name, str) else tuple(name or ()) for name in (on or left_on, on or right_on)]
-    if not sides[LEFT] or not sides[RIGHT]:
-        raise UserError("on: name at least one key column")
-    for columns in sides:
-        check_key(columns)
-    return sides[LEFT], sides[RIGHT]
+    with spelled("arguments"):
+        return QueryConfig(**window_fields(options, count_windows=False))
 
 
 def _checked_types(frame: DataFrame, keys: tuple[str, ...], time: str, side: int) -> pa.Schema:
@@ -192,15 +148,11 @@ def _check_keys(kinds: Sequence[pa.Schema], keys: tuple[tuple[str, ...], tuple[s
 
 
 def _checked_times(
-    kinds: Sequence[pa.Schema], times: Sequence[str], units: tuple[TimeUnit | None, TimeUnit | None, TimeUnit | None]
+    kinds: Sequence[pa.Schema], times: Sequence[str], options: Mapping[str, Any]
 ) -> tuple[TimeUnit | None, TimeUnit | None]:
-    """The unit of either side's integers. units: of both sides, of the left, of the right. UserError for times that cannot be
-    compared."""
-    for unit, name in zip(units, ("time_unit", "left_time_unit", "right_time_unit"), strict=True):
-        if unit is not None:
-            one_of(unit, TIME_UNITS, name)
-    with python_wording():
-        found = side_units(*units)
+    """The unit of either side's integers. UserError for times that cannot be compared."""
+    with spelled("arguments"):
+        found = units_of(options)
         left, right = (
             TimeColumn(STREAM_NAMES[s], STREAM_NAMES[s], times[s], kinds[s].field(times[s]).type, found[s], None)
             for s in (LEFT, RIGHT)
@@ -223,7 +175,7 @@ def _partition_count(frame: DataFrame, partitions: int | None) -> int:
         return int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
 
 
-# ---------------------------------------------------------------- what comes out
+# ---------------------------------------------------------------- result columns
 
 
 @dataclass(frozen=True)
@@ -238,7 +190,7 @@ class _Output:
 def _output(
     frames: tuple[DataFrame, DataFrame], kinds: Sequence[pa.Schema], keys: tuple[tuple[str, ...], tuple[str, ...]], how: How
 ) -> list[_Output]:
-    """All of them, named as sinks do. UserError where Spark could not tell two of them apart."""
+    """All of them, named as sinks do. UserError where Spark could not distinguish two of them."""
     codecs, columns = [], []
     for side in (LEFT, RIGHT):
         others = [name for name in frames[side].columns if name not in keys[side]]
@@ -255,12 +207,13 @@ def _output(
     return [_Output(label, side, name) for label, (side, name) in zip(labels, columns, strict=True)]
 
 
-def _chosen(output: list[_Output], columns: Sequence[str] | None) -> list[_Output]:
-    if columns is None:
+def _chosen(output: list[_Output], chosen: Columns | None) -> list[_Output]:
+    if chosen is None:
         return output
+    columns = names(chosen, "columns")
     known = {column.label: column for column in output}
     for name in columns:
-        if name not in known or list(columns).count(name) > 1:
+        if name not in known or columns.count(name) > 1:
             raise UserError(f"columns: {name} is twice there or no column of the result, which has {', '.join(known)}")
     if not columns:
         raise UserError("columns: name at least one")

@@ -1,8 +1,8 @@
 """Second pass in Spark's executors: parcels of one Spark partition, in the order of their first times, become joined rows.
 
 What: `join_parcels(parcels, plan)`: rows of `shuffle_batches.PARCEL_SCHEMA` in, Arrow batches of output rows out.
-Why: every time below the next parcel's first has come, for both streams; so tuples are delivered in time order, windows expire,
-and memory follows the windows instead of the partition.
+Why: before the next parcel, all tuples below its first time are there, of both streams; so tuples are delivered in time order,
+windows expire, and memory follows the windows instead of the partition.
 Stays out: parcels (`spark.shuffle_batches`), the join (`operators.window_join`), what is asked for and named
 (`spark.dataframe_join`).
 
@@ -20,13 +20,14 @@ import numpy as np
 
 from swjoin.core.batch import I64, LEFT, RIGHT, U64, Pairs, TupleBatch
 from swjoin.core.data_messages import Delivery
-from swjoin.core.errors import RunFailed
+from swjoin.core.errors import RunFailed, spelled
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, QueryId, SlaveId
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How
 from swjoin.core.key_encoder import KeyEncoder
 from swjoin.core.row_sizes import BLOCK_BYTES, pieces_of, row_bytes
 from swjoin.operators.window_join import WindowJoin
-from swjoin.spark.shuffle_batches import StreamSpec, ascending, times_us, unpack
+from swjoin.operators.window_store import WindowSizes
+from swjoin.spark.shuffle_batches import StreamSpec, ascending, stream_times_us, unpack
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,7 +43,7 @@ GATHERED_ROWS = 1 << 17  # rows that are put beside the windows' rows at once
 
 @dataclass(frozen=True)
 class JoinSpec:
-    """What an executor knows of the join.
+    """The join as an executor gets it.
 
     how: which rows come out. streams: left and right. columns: of the output, in its order: side, and index in that side's
     parcels. names, types: theirs.
@@ -67,7 +68,7 @@ class _Run:
 
 
 class _Stream:
-    """One stream: what waits to be delivered, and the rows beside the windows, numbered from `first` on.
+    """One stream: the runs to be delivered, and the rows beside the windows, numbered from `first` on.
 
     columns: of its parcels, those that the output has; only these are kept.
     """
@@ -124,8 +125,8 @@ class _Stream:
         self.ts = np.concatenate([self.ts, ts])
         return TupleBatch(key, ts, np.arange(number, number + len(ts), dtype=np.uint64), np.zeros(len(ts), np.int64))
 
-    def places(self, numbers: U64) -> I64:
-        """Where rows lie beside the windows, by their numbers."""
+    def indexes_of(self, numbers: U64) -> I64:
+        """Indexes in `rows` of rows with these numbers."""
         return (numbers - np.uint64(self.first)).view(np.int64)
 
     def measured(self) -> tuple[I64, int]:
@@ -151,35 +152,30 @@ class Joiner:
         self._encoder: KeyEncoder | None = None
         self._join = WindowJoin(
             plan.bounds,
-            block_tuples=BLOCK_TUPLES,
-            theta_tuples=THETA_TUPLES,
-            window_bytes=plan.window_bytes,
-            left_layout=None,
-            right_layout=None,
-            materialise=True,
+            WindowSizes(BLOCK_TUPLES, THETA_TUPLES, plan.window_bytes),
             result_tuples=RESULT_TUPLES,
             kind=kind,
             name="Spark partition",
         )
         self._time_us = BEGIN_OF_TIME_US
         self._delivery_rows = FIRST_DELIVERY
-        self._look_at = GATHERED_ROWS
+        self._check_at = GATHERED_ROWS
         self._groups = np.zeros(1, np.int64)
 
     def put(self, side: int, first_us: int, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Take a parcel; yields what its coming has made certain."""
-        if sum(stream.waiting for stream in self.streams) >= self._look_at:
+        """Take a parcel; yields the rows that are certain now."""
+        if sum(stream.waiting for stream in self.streams) >= self._check_at:
             yield from self.advance(first_us)
         plan = self.plan.streams[side]
         if self._encoder is None:
             kinds = [("key", rows.schema.field(i).type) for i in range(plan.key_count)]
             self._encoder = KeyEncoder(kinds, kinds)
         key, _ = self._encoder.encode(rows.columns[: plan.key_count])
-        ts = times_us(rows.column(plan.key_count), plan)
+        ts = stream_times_us(rows.column(plan.key_count), plan)
         self.streams[side].put(rows.select(self.streams[side].columns), np.array(key), ts)
 
     def advance(self, time_us: int) -> Iterator[pa.RecordBatch]:
-        """Every tuple from before `time_us` has come: join them, in time order."""
+        """Join all tuples below `time_us`, in time order; none of them is still to come."""
         dead = self.plan.bounds.dead_below((self._time_us, self._time_us))
         left, right = (s.take_below(time_us, d) for s, d in zip(self.streams, dead, strict=True))
         self.window_rows = max(self.window_rows, sum(len(stream.ts) for stream in self.streams))
@@ -188,8 +184,8 @@ class Joiner:
         while True:
             size = self._delivery_rows
             # No more than the windows hold: a delivery's own tuples are compared with each other before any has expired.
-            held = sum(self._join.window_tuples())
-            self._delivery_rows = min(2 * size, LARGEST_DELIVERY, max(FIRST_DELIVERY, held))
+            stored = sum(self._join.window_tuples())
+            self._delivery_rows = min(2 * size, LARGEST_DELIVERY, max(FIRST_DELIVERY, stored))
             stop = time_us
             if i + size < len(left):
                 stop = min(stop, int(left.ts[i + size]))
@@ -203,9 +199,9 @@ class Joiner:
             i, j = a, b
             if stop >= time_us:
                 break
-        # To look through what waits, and to copy what the windows need, costs as much as it is: not before as much has come.
+        # Searching the waiting rows and copying those of the windows costs time in their number: wait for as many new ones.
         rows = sum(stream.waiting + len(stream.ts) // 2 for stream in self.streams)
-        self._look_at = GATHERED_ROWS + rows
+        self._check_at = GATHERED_ROWS + rows
 
     def _deliver(self, left: TupleBatch, right: TupleBatch, time_us: int) -> Iterator[pa.RecordBatch]:
         head = (QueryId(0), SlaveId(0), EpochIndex(0), time_us, time_us, self._groups)
@@ -220,19 +216,19 @@ class Joiner:
 
     def _rows(self, pairs: Pairs) -> Iterator[pa.RecordBatch]:
         numbers = (pairs.left_id, pairs.right_id)
-        places = [
-            stream.places(n) if stream.columns and pairs.side != 1 - side else None
+        indexes = [
+            stream.indexes_of(n) if stream.columns and pairs.side != 1 - side else None
             for side, (stream, n) in enumerate(zip(self.streams, numbers, strict=True))
         ]
-        measured = [(stream.measured(), at) for stream, at in zip(self.streams, places, strict=True) if at is not None]
+        measured = [(stream.measured(), at) for stream, at in zip(self.streams, indexes, strict=True) if at is not None]
         if len(pairs) * sum(most for (_, most), _ in measured) <= BLOCK_BYTES:
-            yield self._batch(pairs, places, 0, len(pairs))
+            yield self._batch(pairs, indexes, 0, len(pairs))
             return
         for start, stop in pieces_of(sum((sizes[at] for (sizes, _), at in measured), np.zeros(len(pairs), np.int64))):
-            yield self._batch(pairs, places, start, stop)
+            yield self._batch(pairs, indexes, start, stop)
 
-    def _batch(self, pairs: Pairs, places: list[I64 | None], start: int, stop: int) -> pa.RecordBatch:
-        """Rows of some of the pairs. places: of all of them, in the rows of each stream."""
+    def _batch(self, pairs: Pairs, indexes: list[I64 | None], start: int, stop: int) -> pa.RecordBatch:
+        """Rows of some of the pairs. indexes: of all of them, in the rows of each stream."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -243,7 +239,7 @@ class Joiner:
             if pairs.side == 1 - side:
                 columns.append(pa.nulls(stop - start, kind))
                 continue
-            stream, at = self.streams[side], places[side]
+            stream, at = self.streams[side], indexes[side]
             assert stream.rows is not None
             assert at is not None
             column = pc.take(stream.rows.column(stream.columns.index(index)), pa.array(at[start:stop]), boundscheck=False)
@@ -254,10 +250,11 @@ class Joiner:
 def join_parcels(batches: Iterator[pa.RecordBatch], plan: JoinSpec) -> Iterator[pa.RecordBatch]:
     """Joined rows of one Spark partition; the parcels come in the order of their first times."""
     joiner: Joiner | None = None
-    for batch in batches:
-        sides, firsts = batch.column(0).to_pylist(), batch.column(2).to_pylist()
-        for i, (side, first) in enumerate(zip(sides, firsts, strict=True)):
-            joiner = joiner or Joiner(plan)
-            yield from joiner.put(side, first, unpack(batch.column(3)[i]))
-    if joiner is not None:
-        yield from joiner.advance(END_OF_TIME_US)
+    with spelled("arguments"):
+        for batch in batches:
+            sides, firsts = batch.column(0).to_pylist(), batch.column(2).to_pylist()
+            for i, (side, first) in enumerate(zip(sides, firsts, strict=True)):
+                joiner = joiner or Joiner(plan)
+                yield from joiner.put(side, first, unpack(batch.column(3)[i]))
+        if joiner is not None:
+            yield from joiner.advance(END_OF_TIME_US)

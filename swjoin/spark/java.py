@@ -20,7 +20,7 @@ JAVA_MAJOR = 17
 
 
 def java_major(text: str) -> int | None:
-    """Major version from the output of `java -version`; None when it says none."""
+    """Major version from the output of `java -version`; None when there is none."""
     match = re.search(r'version "(?:1\.)?(\d+)', text)
     return int(match[1]) if match else None
 

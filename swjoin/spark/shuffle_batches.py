@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swjoin.config.arguments import python_wording
-from swjoin.connectors.times import TimeColumn, microseconds
-from swjoin.core.batch import I64, STREAM_NAMES, Bool, TupleBatch
-from swjoin.core.errors import UserError
+from swjoin.connectors.times import TimeColumn, times_us
+from swjoin.core.batch import I64, STREAM_NAMES, TupleBatch
+from swjoin.core.errors import UserError, spelled
 from swjoin.core.key_encoder import KeyEncoder
 from swjoin.routing.hash_partition import arrange
 
@@ -36,7 +35,7 @@ LEAST_ROWS = 1024  # no parcel is cut by time into smaller ones
 
 @dataclass(frozen=True)
 class StreamSpec:
-    """What an executor knows of a stream.
+    """A stream as an executor gets it.
 
     side: LEFT or RIGHT. key_count: of the batches' columns these are the key, the next one is the time. native: the key is its
     own int64; otherwise the last column is a hash of it. time_unit: of a time column of integers, else None. time, name it in
@@ -52,16 +51,11 @@ class StreamSpec:
     retention_us: int
 
 
-def times_us(column: pa.Array, plan: StreamSpec) -> I64:
+def stream_times_us(column: pa.Array, plan: StreamSpec) -> I64:
     """Microseconds of a time column without nulls, an array of its own. UserError for what is out of range or too fine."""
     name = STREAM_NAMES[plan.side]
-
-    def refuse(wrong: Bool, what: str) -> None:
-        if wrong.any():
-            raise UserError(f"time column {plan.time} {what}")
-
-    with python_wording():
-        return np.array(microseconds(column, TimeColumn(name, name, plan.time, column.type, plan.time_unit, None), refuse))
+    with spelled("arguments"):
+        return np.array(times_us(column, TimeColumn(name, name, plan.time, column.type, plan.time_unit, None))[0])
 
 
 def pack(batches: Iterator[pa.RecordBatch], plan: StreamSpec) -> Iterator[pa.RecordBatch]:
@@ -83,15 +77,15 @@ def _parcels(batches: list[pa.RecordBatch], plan: StreamSpec) -> pa.RecordBatch:
     import pyarrow as pa
 
     whole = pa.concat_batches(batches)
-    ts = times_us(whole.column(plan.key_count), plan)
+    ts = stream_times_us(whole.column(plan.key_count), plan)
     # Integer-like keys are their own hash's input; of others Spark has made one that is the same on both sides.
     route = np.array(_route(whole, plan))
     order = np.arange(len(ts), dtype=np.uint64)
     if not ascending(ts):
         by_time = np.argsort(ts, kind="stable")
         route, ts, order = route[by_time], ts[by_time], order[by_time]
-    places = np.arange(plan.partition_count, dtype=np.int64)
-    sorted_rows = arrange(TupleBatch(route, ts, order, ts), places, plan.partition_count)
+    slots = np.arange(plan.partition_count, dtype=np.int64)
+    sorted_rows = arrange(TupleBatch(route, ts, order, ts), slots, plan.partition_count)
     whole = whole.take(pa.array(sorted_rows.batch.id.view(np.int64)))
     ts = sorted_rows.batch.ts
     sink = pa.BufferOutputStream()

@@ -170,8 +170,8 @@ def _stream(spark: SparkSession, config: RunConfig, side: int) -> tuple[DataFram
             spark, config.workload, config.seed, side, 4 * spark.sparkContext.defaultParallelism, payload=False
         )
         mine = [f.col(name).alias(f"c{side}_{name}") for name in ("key", "ts")]
-        place = [] if config.query.last is None else [f.col("id").alias("row")]
-        return frame.select("id", "ts", f.col("key").alias("k0"), *mine, *place), ["key", "ts"]
+        row_number = [] if config.query.last is None else [f.col("id").alias("row")]
+        return frame.select("id", "ts", f.col("key").alias("k0"), *mine, *row_number), ["key", "ts"]
     frame = _read(spark, Path(stream.path))
     ident = f.col("__id") if stream.id is None else f.col(f"`{stream.id}`").cast("long")
     keys = [f.col(f"`{name}`").alias(f"k{i}") for i, name in enumerate(stream.key)]
@@ -189,12 +189,12 @@ def _stream(spark: SparkSession, config: RunConfig, side: int) -> tuple[DataFram
             in_time = f.col("__high").isNull() | (f.col("ts") >= f.col("__high") - config.time.max_out_of_order_us)
             rows = rows.withColumn("__high", high).where(f.col("ts").isNotNull() & (no_key | in_time))
     kept = [f"k{i}" for i in range(len(keys))] + [f"`c{side}_{name}`" for name in names if mine]
-    place = [] if config.query.last is None else [f.col("__id").alias("row")]
-    return rows.select("id", "ts", *kept, *place), names
+    row_number = [] if config.query.last is None else [f.col("__id").alias("row")]
+    return rows.select("id", "ts", *kept, *row_number), names
 
 
 def _streams(spark: SparkSession, config: RunConfig) -> list[tuple[DataFrame, list[str]]]:
-    """Both streams. Where local times are among them, Spark tells those of CSV and Arrow files from times with a zone."""
+    """Both streams. With local times among them, Spark distinguishes those of CSV and Arrow files from times with a zone."""
     if config.left.assume_timezone is None and config.right.assume_timezone is None:
         return [_stream(spark, config, side) for side in range(len(STREAM_NAMES))]
     name = "spark.sql.timestampType"
@@ -258,7 +258,7 @@ def _near(one: DataFrame, mine: str, two: DataFrame, theirs: str, lower: int, up
     return probes.join(stored, [*keys, "bucket"]).where(gap.between(lower, upper))
 
 
-def _placed(left: DataFrame, right: DataFrame) -> list[DataFrame]:
+def _numbered(left: DataFrame, right: DataFrame) -> list[DataFrame]:
     """Both streams with the places of their tuples in the common order: l_place, l_passed; r_place, r_passed."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
@@ -382,12 +382,12 @@ def verify(run_dir: Path, master: str | None) -> VerifyResult:
         if config.query.last is not None:  # shed tuples have their places, late ones have none
             if config.time.idle_timeout_us:
                 left, right = (
-                    _without_aside(spark, x, run_dir, n, late=True) for x, n in zip((left, right), STREAM_NAMES, strict=True)
+                    _without_left_out(spark, x, run_dir, n, late=True) for x, n in zip((left, right), STREAM_NAMES, strict=True)
                 )
-            left, right = _placed(left, right)
+            left, right = _numbered(left, right)
         if any((report.get("shed") or {}).values()) or config.time.idle_timeout_us:
             left, right = (
-                _without_aside(spark, frame, run_dir, name) for frame, name in zip((left, right), STREAM_NAMES, strict=True)
+                _without_left_out(spark, frame, run_dir, name) for frame, name in zip((left, right), STREAM_NAMES, strict=True)
             )
         measured_from = origin + config.measure.prefill_us if config.measure.prefill_us else None
         pairs = _rows(config, left, right, measured_from, _condition(config, [left_names, right_names]))
@@ -405,7 +405,7 @@ def verify(run_dir: Path, master: str | None) -> VerifyResult:
     return result
 
 
-def _without_aside(spark: SparkSession, rows: DataFrame, run_dir: Path, name: str, *, late: bool = False) -> DataFrame:
+def _without_left_out(spark: SparkSession, rows: DataFrame, run_dir: Path, name: str, *, late: bool = False) -> DataFrame:
     """The rows of a stream but those that the run says it has left out (late: for being late). UserError without its list."""
     from pyspark.sql import functions as f
 

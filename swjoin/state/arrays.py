@@ -25,10 +25,10 @@ I32 = NDArray[np.int32]
 Reaches = tuple[int, int, int, int]  # `core.join_semantics.Bounds.reaches`
 U16 = NDArray[np.uint16]
 
-# what joining does with a match: pairs come out, or left tuples by their first match; left, right tuples are marked
+# mode of a join: emit pairs, or left tuples at their first match; set match flags of left, right tuples
 PAIRS, FIRST_MATCHES, MARK_LEFT, MARK_RIGHT = 1, 2, 4, 8
-IDS_ALONE = 32  # of pairs, ids come out, and nothing else
-COUNTED = 16  # count windows: TS of a stored tuple is its place; of a fresh one, how many of the other stream come before it
+IDS_ALONE = 32  # write only ids of pairs
+COUNT_WINDOWS = 16  # TS of a stored tuple is its sequence number, of a fresh one the other stream's tuples before it
 
 # a block's header: the next newer block of the chain or -1, tuples in it, times of its oldest and newest tuple
 NEXT, FILL, FIRST_TS, LAST_TS = 0, 1, 2, 3
@@ -40,14 +40,14 @@ COUNTERS = 8
 
 # control fields of Pool and Minis; the last one is Minis' alone, or Pool's alone
 RECYCLED, NEVER_USED, IN_USE, DUE = 0, 1, 2, 3
-ALLOWED = 3
+BLOCK_LIMIT = 3
 
 STAT_PAIRS, STAT_COMPARISONS, STAT_DELAY_SUM, STAT_DELAY_MAX = 0, 1, 2, 3
 STAT_SIZE = 4
 
 MINI_BYTES = 8 * COUNTERS + 4 * 4 + 2 * 8  # of one mini-partition-group, in all arrays of Minis
 SLOT_BYTES = 4  # of one directory entry
-TOGETHER = 16  # mini-partition-groups whose chains are walked together, so that their cache misses overlap
+PREFETCH_MINIS = 16  # mini-partition-groups whose chains are prefetched together, so that their cache misses overlap
 HITS = 1024
 CANDIDATES = 1024  # per kind; enough for many cache misses at once, few enough to stay in the second-level cache
 
@@ -99,16 +99,16 @@ class FreshTuples(NamedTuple):
     touched: I32  # (minis,)
     begin: I64  # (2, minis + 1) first fresh tuple of each touched mini-partition
     base: I64  # (1,)
-    place: I64  # (2 * base,) with count windows, its own place
+    sequence: I64  # (2 * base,) with count windows, its own sequence number
     arrivals: I64  # (2,) earliest and latest arrival of the partition-group's fresh tuples
-    walk: I64  # (2 * TOGETHER,) the blocks at which walking ahead along several chains has arrived
+    walk: I64  # (2 * PREFETCH_MINIS,) current block of each chain that is being prefetched
 
 
 class Hits(NamedTuple):
     """Comparisons of a probe with a block in which some tags were equal, to be turned into candidates."""
 
     mask: U64  # (HITS,) the equal tags
-    place: I64  # (HITS,) 4 * (index of the block's first tuple) + kind of candidate
+    position: I64  # (HITS,) 4 * (index of the block's first tuple) + kind of candidate
     probe: I64  # (HITS,) index of the fresh tuple
     control: I64  # (2,) hits, of them turned into candidates
 
@@ -118,10 +118,10 @@ class Candidates(NamedTuple):
 
     probe: U64  # (3 * CANDIDATES,) index of the fresh tuple's record in FreshTuples.rows
     row: U64  # (3 * CANDIDATES,) index of the other record in Pool.rows, or for kind 2 in FreshTuples.rows
-    right: NDArray[np.uint8]  # (3 * CANDIDATES,) whether verifying found a match
+    right: NDArray[np.uint8]  # (3 * CANDIDATES,) 1 for a match
     found: I64  # (3,)
     done: I64  # (3,) of them verified
-    mode: I64  # (1,) what is done with a match
+    mode: I64  # (1,) PAIRS, FIRST_MATCHES and the other mode bits
 
 
 class Inputs(NamedTuple):
@@ -136,11 +136,11 @@ class Inputs(NamedTuple):
     offsets: tuple[I64, I64]  # (groups + 1,)
     store: tuple[bool, bool]
     probe: tuple[bool, bool]
-    place: tuple[I64, I64]  # with count windows, where ts is how many of the other stream come before; else empty
+    sequence: tuple[I64, I64]  # own sequence numbers with count windows, where ts is the other stream's; else empty
 
 
 class Output(NamedTuple):
-    """Matches waiting to leave; capacity[0] = 0: only count and digest are wanted."""
+    """Result rows; capacity[0] = 0: rows are only counted and digested."""
 
     key: I64
     ts: I64  # (2, capacity)
@@ -159,7 +159,7 @@ def _aligned(size: int, dtype: Any) -> Any:
 
 
 def block_bytes(block_tuples: int) -> int:
-    """Memory that one block takes: records, tags up to a whole mask, header, and its place in the stack of recycled blocks."""
+    """Memory that one block takes: records, tags up to a whole mask, header, and its entry in the stack of recycled blocks."""
     stride = -(-block_tuples // LANES) * LANES
     return 8 * ROW * block_tuples + 2 * stride + 8 * HEADER + 4
 
@@ -219,7 +219,7 @@ def new_fresh(tuples: int, minis: int) -> FreshTuples:
         np.array([tuples], np.int64),
         np.empty(2 * tuples, np.int64),
         np.zeros(2, np.int64),
-        np.zeros(2 * TOGETHER, np.int64),
+        np.zeros(2 * PREFETCH_MINIS, np.int64),
     )
 
 

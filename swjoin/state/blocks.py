@@ -24,7 +24,7 @@ from swjoin.core.record_layout import (
     TS,
 )
 from swjoin.state.arrays import (
-    ALLOWED,
+    BLOCK_LIMIT,
     COUNTERS,
     FILL,
     FIRST,
@@ -75,8 +75,8 @@ def give_block(free: I32, control: I64, block: int) -> None:
 
 @njit(cache=True, nogil=True)
 def free_blocks(pool: Pool) -> int:
-    """Blocks that may still be taken: payload has the same limit, so that it is not always all that are free."""
-    return int(pool.control[ALLOWED] - pool.control[IN_USE])
+    """Blocks that may still be taken: fewer than are free where payload has used the common limit."""
+    return int(pool.control[BLOCK_LIMIT] - pool.control[IN_USE])
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -151,7 +151,7 @@ def drain_runs(
     minis: Minis,
     s: int,
     which: I64,
-    place: I64,
+    cursor: I64,
     dead_below: int,
     settles: bool,
     key: I64,
@@ -162,20 +162,20 @@ def drain_runs(
 ) -> int:
     """Take tuples out of mini-partitions, oldest first, until the columns are full or nothing is left; returns how many.
 
-    place: (2,) index into `which` and tuples already taken from the oldest block there; both move on. Tuples with ts below
-    `dead_below` are dropped; settles: only those of them that have matched or have come out. Emptied blocks are given back.
+    cursor: (2,) index into `which` and tuples already taken from the oldest block there, both updated. Tuples with ts below
+    `dead_below` are dropped; settles: only those of them that have matched or been emitted. Emptied blocks are given back.
     counts[i]: tuples taken from which[i].
     """
     counters, header, rows = minis.counters, pool.header, pool.rows
     size, room = pool.shape[0], key.shape[0]
     n = 0
-    while place[0] < which.shape[0]:
-        i = place[0]
+    while cursor[0] < which.shape[0]:
+        i = cursor[0]
         counter = which[i] * COUNTERS
         block = counters[counter + FIRST + s]
         while block != NONE:
             fill = header[block * HEADER + FILL]
-            j = place[1]
+            j = cursor[1]
             while j < fill and n < room:
                 row = (block * size + j) * ROW
                 j += 1
@@ -185,8 +185,8 @@ def drain_runs(
                 ids[n] = np.uint64(rows[row + ID])
                 n += 1
                 counts[i] += 1
-            counters[counter + TUPLES + s] -= j - place[1]
-            place[1] = j
+            counters[counter + TUPLES + s] -= j - cursor[1]
+            cursor[1] = j
             if j < fill:
                 return n
             following = header[block * HEADER + NEXT]
@@ -194,9 +194,9 @@ def drain_runs(
             counters[counter + FIRST + s] = following
             if following == NONE:
                 counters[counter + HEAD + s] = NONE
-            place[1] = 0
+            cursor[1] = 0
             block = following
-        place[0] += 1
+        cursor[0] += 1
         if n == room:
             break
     return n
@@ -204,7 +204,7 @@ def drain_runs(
 
 @njit(cache=True, nogil=True)
 def tuples_by_group(minis: Minis, tuples: I64) -> None:
-    """tuples[g] += window tuples of partition-group g, both streams; those on their way are not counted."""
+    """tuples[g] += window tuples of partition-group g, both streams, without hidden groups."""
     counters, group = minis.counters, minis.group
     for mini in range(minis.control[NEVER_USED]):
         if group[mini] >= 0:
@@ -237,7 +237,7 @@ def expire(pool: Pool, minis: Minis, dead_below_left: int, dead_below_right: int
     counters, group = minis.counters, minis.group
     dropped = 0
     for mini in range(minis.control[NEVER_USED]):
-        if group[mini] < 0:  # unused, or on its way to another slave, where its own times count
+        if group[mini] < 0:  # unused, or hidden: its consumer expires it
             continue
         counter = mini * COUNTERS
         for s in range(2):

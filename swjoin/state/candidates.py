@@ -1,8 +1,8 @@
 """From equal tags to matches, as kernels: hits become candidates, candidates are checked by key and time.
 
-What: `take_candidates` turns hits (a probe, a block, a mask of equal tags) into candidates and asks for their records; `verify`
-checks some hundreds of them, counts, digests, marks who has matched, and writes the pairs if they are wanted.
-Why: the records lie all over the memory. Asking for hundreds before reading one lets their cache misses overlap.
+What: `take_candidates` turns hits (a probe, a block, a mask of equal tags) into candidates and prefetches their records;
+`verify` checks some hundreds of them, counts, digests, sets match flags, and writes the pairs if they are wanted.
+Why: the records are scattered over memory. Prefetching hundreds before reading one lets their cache misses overlap.
 Stays out: which tags are compared (`state.join_kernel`).
 """
 
@@ -23,10 +23,10 @@ from swjoin.core.record_layout import (
     ROW,
     TS,
 )
-from swjoin.expressions.vm import Residual, judge
+from swjoin.expressions.vm import Residual, evaluate
 from swjoin.state.arrays import (
     CANDIDATES,
-    COUNTED,
+    COUNT_WINDOWS,
     FIRST_MATCHES,
     IDS_ALONE,
     MARK_LEFT,
@@ -88,14 +88,14 @@ def count_in_last(
     start: int,
     stop: int,
 ) -> tuple[int, np.uint64]:
-    """As `count_matches`, of fresh left with fresh right tuples in count windows: either may be the later one."""
+    """`count_matches` for fresh left and fresh right tuples in count windows, where either may be the later one."""
     matches = 0
     digest = uint64(0)
-    rows, place = fresh.rows, fresh.place
+    rows, sequence = fresh.rows, fresh.sequence
     for c in range(start, stop):
         p, r = np.int64(probe_at[c]), np.int64(row_at[c])
-        left = place[r // ROW] - rows[p + TS]
-        right = place[p // ROW] - rows[r + TS]
+        left = sequence[r // ROW] - rows[p + TS]
+        right = sequence[p // ROW] - rows[r + TS]
         near = (reaches[0] <= left <= reaches[1]) or (reaches[2] <= right <= reaches[3])
         verdict[c] = rows[r + KEY] == rows[p + KEY] and near
         if verdict[c]:
@@ -137,12 +137,12 @@ def mark_matches(
     mark_probe: bool,
     mark_row: bool,
 ) -> None:
-    """Both tuples of every match have matched, as far as that matters."""
+    """Set the match flags of both tuples of every match, where they are wanted."""
     for c in range(uint64(start), uint64(stop)):
         if verdict[c]:
             if mark_probe:
                 probe_rows[probe_at[c] + uint64(REF)] |= MATCHED
-            if mark_row and rows[row_at[c] + uint64(REF)] & MATCHED == 0:  # no line is written that need not be
+            if mark_row and rows[row_at[c] + uint64(REF)] & MATCHED == 0:  # avoids dirtying cache lines
                 rows[row_at[c] + uint64(REF)] |= MATCHED
 
 
@@ -180,28 +180,28 @@ def verify(
     same_arrival = fresh.arrivals[0] == fresh.arrivals[1]
     c = start
     verdict = candidates.right
-    if kind == 2 and mode & COUNTED != 0:
+    if kind == 2 and mode & COUNT_WINDOWS != 0:
         found, summed = count_in_last(reaches, fresh, probe_at, row_at, verdict, start, stop)
     else:
         found, summed = count_matches(s, low, high, probe_rows, rows, probe_at, row_at, verdict, start, stop)
-    judged = residual.program.code.shape[0] > 0
-    if judged:
-        judge(residual.program, residual.left, residual.right, s, probe_rows, rows, probe_at, row_at, verdict, start, stop)
+    filtered = residual.program.code.shape[0] > 0
+    if filtered:
+        evaluate(residual.program, residual.left, residual.right, s, probe_rows, rows, probe_at, row_at, verdict, start, stop)
     ids_fit = mode & IDS_ALONE != 0 and stop - start <= capacity - out.used[0]
-    if (capacity == 0 or ids_fit) and pairs and not judged:
+    if (capacity == 0 or ids_fit) and pairs and not filtered:
         if capacity > 0:
             write_ids(s, probe_rows, rows, probe_at, row_at, verdict, start, stop, out)
         matches, digest = found, summed
         if same_arrival:
             record_delay(now, fresh.arrivals[0], matches, stats, histogram)
-        last, alike = fresh.arrivals[0], 0  # runs of pairs whose later tuples came at once
+        last, alike = fresh.arrivals[0], 0  # runs of pairs with equal arrivals
         while c < stop and not same_arrival:
-            came = arrival[np.int64(probe_at[c]) // ROW]
+            arrived = arrival[np.int64(probe_at[c]) // ROW]
             if kind == 2:
-                came = max(came, arrival[np.int64(row_at[c]) // ROW])
-            if came != last:
+                arrived = max(arrived, arrival[np.int64(row_at[c]) // ROW])
+            if arrived != last:
                 record_delay(now, last, alike, stats, histogram)
-                last, alike = came, 0
+                last, alike = arrived, 0
             alike += verdict[c]
             c += 1
         record_delay(now, last, alike, stats, histogram)
@@ -232,10 +232,10 @@ def verify(
                     digest += pair_hash(left_id, right_id)
                     matches += 1
                     if not same_arrival:
-                        came = arrival[p // ROW]
+                        arrived = arrival[p // ROW]
                         if kind == 2:  # the later arrival of the two
-                            came = max(came, arrival[r // ROW])
-                        record_delay(now, came, 1, stats, histogram)
+                            arrived = max(arrived, arrival[r // ROW])
+                        record_delay(now, arrived, 1, stats, histogram)
                 if mark_probe:
                     probe_rows[p + REF] |= MATCHED
                 if mark_row and rows[r + REF] & MATCHED == 0:
@@ -271,11 +271,11 @@ def take_candidates(
     stats: I64,
     histogram: I64,
 ) -> bool:
-    """Turn hits into candidates, asking for their records. False when the output is full; call again then."""
+    """Turn hits into candidates and prefetch their records. False when the output is full; call again then."""
     probe_at, row_at, found = candidates.probe, candidates.row, candidates.found
-    masks, places, probes = hits.mask, hits.place, hits.probe
+    masks, positions, probes = hits.mask, hits.position, hits.probe
     for i in range(hits.control[1], hits.control[0]):
-        mask, kind, at = masks[i], places[i] & 3, places[i] >> 2
+        mask, kind, at = masks[i], positions[i] & 3, positions[i] >> 2
         if found[kind] + LANES > CANDIDATES and not verify(
             kind, g, rows, fresh, candidates, residual, reaches, now, out, counts, digests, stats, histogram
         ):
@@ -286,7 +286,7 @@ def take_candidates(
         probe = uint64(probes[i] * ROW)
         row = (at + trailing_zeros(mask)) * ROW
         mask &= mask - _ONE
-        another = (at + trailing_zeros(mask)) * ROW if mask != uint64(0) else row  # two at once: mostly that is all
+        another = (at + trailing_zeros(mask)) * ROW if mask != uint64(0) else row  # mostly a mask has at most two bits
         probe_at[to], row_at[to] = probe, row
         probe_at[to + 1], row_at[to + 1] = probe, another
         if kind != 2:

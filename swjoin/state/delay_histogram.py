@@ -49,7 +49,7 @@ def histogram_quantile(histogram: I64, q: float, max_us: float) -> float:
 
 @njit(cache=True, nogil=True, inline="always")
 def record_delay(now, arrival, matches, stats, histogram):  # type: ignore[no-untyped-def]
-    """Count `matches` pairs that came at `now` and whose later tuple came at `arrival` (microseconds)."""
+    """Count `matches` pairs produced at `now` whose later tuple arrived at `arrival` (microseconds)."""
     if matches > 0:
         delay = max(now - arrival, 0)
         histogram[histogram_index(delay)] += matches

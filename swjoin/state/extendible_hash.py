@@ -5,9 +5,9 @@ directories double and halve.
 Why: block nested-loop join costs one comparison per stored tuple, so mini-partitions must stay small whatever the rate.
 Stays out: joining (`state.join_kernel`), expiry (`state.blocks`).
 
-Equal keys can never be separated. A mini-partition-group is left alone when what its most frequent key leaves over is below
-theta / 2, or when no hash bit tells its tuples apart; it is looked at again when it has doubled (`guard`). So a hot key never
-grows the directory.
+Equal keys can never be separated. A mini-partition-group is not split while the tuples without its most frequent key are
+fewer than theta / 2, or while no hash bit distinguishes its tuples; the test is repeated when it has doubled (`guard`). So a
+hot key never grows the directory.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def _blocks_of(pool: Pool, minis: Minis, mini: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _bits_tell(pool: Pool, minis: Minis, mini: int) -> bool:
-    """Whether a hash bit that a directory can use tells two of its tuples apart; usually the second tuple shows it."""
+def _bits_differ(pool: Pool, minis: Minis, mini: int) -> bool:
+    """Whether a hash bit that a directory can use distinguishes two of its tuples; usually the first two differ."""
     useful = np.uint64((1 << MAX_DEPTH) - (1 << minis.depth[mini]))
     first = np.uint64(0)
     seen = False
@@ -124,7 +124,7 @@ def _bits_tell(pool: Pool, minis: Minis, mini: int) -> bool:
 @njit(cache=True, nogil=True)
 def _can_help(pool: Pool, minis: Minis, mini: int, theta: int) -> bool:
     """Whether splitting can bring this mini-partition-group closer to its range. Tags stand for keys: hot keys show in them."""
-    if not _bits_tell(pool, minis, mini):
+    if not _bits_differ(pool, minis, mini):
         return False
     tags, header = pool.tags, pool.header
     candidate = tags[0]
@@ -276,8 +276,8 @@ def _merge(pool: Pool, minis: Minis, directories: Directories, mini: int, buddy:
 def split_due(pool: Pool, minis: Minis, directories: Directories, theta: int) -> int:
     """Split the mini-partition-groups that joining marked as due until none exceeds 2 * theta tuples, as far as keys allow.
 
-    Returns TUNED, or NEED_MINIS / NEED_SLOTS: grow those arrays and call again. A pool without room for the copy leaves a
-    mini-partition-group as it is: tuning is never worth failing for.
+    Returns TUNED, or NEED_MINIS / NEED_SLOTS: grow those arrays and call again. A mini-partition-group without room for
+    its copy in the pool stays unsplit: a run never fails because of tuning.
     """
     control, due = minis.control, minis.due
     while control[DUE] > 0:
@@ -298,7 +298,7 @@ def split_due(pool: Pool, minis: Minis, directories: Directories, theta: int) ->
         group = minis.group[mini]
         if minis.depth[mini] == directories.depth[group] and not _double(directories, group):
             return NEED_SLOTS
-        due[control[DUE]] = _split(pool, minis, directories, mini)  # both halves are looked at again
+        due[control[DUE]] = _split(pool, minis, directories, mini)  # both halves are tested again
         control[DUE] += 1
     return TUNED
 

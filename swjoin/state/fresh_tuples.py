@@ -1,7 +1,7 @@
-"""Fresh tuples of one partition-group, brought into mini-partition order, as kernels.
+"""Sorting the fresh tuples of one partition-group by mini-partition, as kernels.
 
 What: `sort_fresh` counts them per mini-partition-group, `scatter_fresh` lays them out.
-Why: a build block is read once for all its probes when these lie together.
+Why: a build block is read once for all its probes if the probes are adjacent.
 Stays out: joining and storing them (`state.join_kernel`).
 """
 
@@ -60,7 +60,7 @@ def scatter_fresh(s: int, start: int, stop: int, data: Inputs, minis: Minis, fre
     key, ts, ids, arrival, first_ref = data.key[s], data.ts[s], data.id[s], data.arrival[s], data.ref[s]
     counters, mini_of, touched, begin = minis.counters, fresh.mini_of, fresh.touched, fresh.begin
     rows, tags, arrival_to = fresh.rows, fresh.tags, fresh.arrival
-    place, counted = data.place[s], data.place[s].shape[0] > 0
+    sequence, count_windows = data.sequence[s], data.sequence[s].shape[0] > 0
     offset = s * fresh.base[0]
     position = offset
     for t in range(touched_count):
@@ -81,7 +81,7 @@ def scatter_fresh(s: int, start: int, stop: int, data: Inputs, minis: Minis, fre
         rows[j * ROW + REF] = first_ref + i
         tags[j] = tag_of(hash_key(k))
         arrival_to[j] = arrival[i]
-        if counted:
-            fresh.place[j] = place[i]
+        if count_windows:
+            fresh.sequence[j] = sequence[i]
     for t in range(touched_count):
         counters[np.int64(touched[t]) * COUNTERS + FRESH + s] = 0

@@ -2,12 +2,12 @@
 
 What: block nested-loop join of a partition-group's fresh tuples, appending to head blocks.
 Why: free functions on plain arrays release the GIL, can be profiled alone and tested with the JIT off.
-Stays out: bringing fresh tuples into order (`state.fresh_tuples`), exact key and time checks (`state.candidates`), blocks and
+Stays out: sorting fresh tuples (`state.fresh_tuples`), exact key and time checks (`state.candidates`), blocks and
 expiry (`state.blocks`), splitting and merging (`state.extendible_hash`), ownership of the arrays (`state.window_state`), the
 driver (`operators.window_join`).
 
 A block's 64 tags are compared with a probe's tag at once; equal tags are a hit. Index `s` is the stream (0 left, 1 right).
-Everything is unpacked into locals first: reaching into a named tuple in a loop costs an atomic reference count each time.
+Everything is unpacked into locals first: reading a named tuple's field in a loop costs an atomic reference count each time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from swjoin.core.record_layout import (
 )
 from swjoin.expressions.vm import Residual
 from swjoin.state.arrays import (
-    COUNTED,
+    COUNT_WINDOWS,
     COUNTERS,
     DUE,
     FILL,
@@ -38,8 +38,8 @@ from swjoin.state.arrays import (
     MARK_LEFT,
     MARK_RIGHT,
     NEXT,
+    PREFETCH_MINIS,
     STAT_COMPARISONS,
-    TOGETHER,
     TUPLES,
     Candidates,
     Directories,
@@ -59,20 +59,20 @@ from swjoin.state.simd import LANES, copy_items, match_mask, prefetch
 DONE, FULL, NEED_BLOCKS, BUDGET = 0, 1, 2, 3
 
 # cursor fields
-CUR_GROUP, CUR_SORTED, CUR_TOUCHED, CUR_PART, CUR_PLACE, CUR_CHUNK, CUR_PROBE, CUR_TOUCHED_COUNT = 0, 1, 2, 3, 4, 5, 6, 7
+CUR_GROUP, CUR_SORTED, CUR_TOUCHED, CUR_PART, CUR_POSITION, CUR_CHUNK, CUR_PROBE, CUR_TOUCHED_COUNT = 0, 1, 2, 3, 4, 5, 6, 7
 CURSOR_SIZE = 8
 
 _ONE = np.uint64(1)
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
-_EVER = 1 << 62
-_FARTHEST = 32  # blocks of a chain that are asked for in advance; in longer ones there are hits to wait for anyway
+_MAX_TIME = 1 << 62
+_MAX_PREFETCH_BLOCKS = 32  # blocks of a chain that are prefetched; longer chains have hits to wait for anyway
 
 # ---------------------------------------------------------------- joining
 
 
 @njit(cache=True, nogil=True)
 def _walk_ahead(t: int, until: int, pool: Pool, minis: Minis, fresh: FreshTuples) -> None:
-    """Ask for the headers and tags that touched mini-partition-groups t .. until are going to read.
+    """Prefetch the headers and tags of touched mini-partition-groups t .. until.
 
     A chain's next block is known only from its header. Walking one chain waits for memory at every block; walking 32 in step
     waits once for all.
@@ -93,7 +93,7 @@ def _walk_ahead(t: int, until: int, pool: Pool, minis: Minis, fresh: FreshTuples
             head = counters[counter + HEAD + s]
             if head != NONE:
                 prefetch(header, head * HEADER)
-    for _ in range(_FARTHEST):
+    for _ in range(_MAX_PREFETCH_BLOCKS):
         left = 0
         for i in range(n):
             block = at[i]
@@ -149,9 +149,9 @@ def _join_group(
     rows, tags, header, free, control = pool.rows, pool.tags, pool.header, pool.free, pool.control
     counters, guard, due = minis.counters, minis.guard, minis.due
     home, mode = fresh.home, candidates.mode[0]
-    counted = mode & COUNTED != 0
+    count_windows = mode & COUNT_WINDOWS != 0
     fresh_rows, fresh_tags, begins, touched = fresh.rows, fresh.tags, fresh.begin, fresh.touched
-    hit_mask, hit_place, hit_probe, hit_count = hits.mask, hits.place, hits.probe, hits.control[0]
+    hit_mask, hit_position, hit_probe, hit_count = hits.mask, hits.position, hits.probe, hits.control[0]
     probe_left, probe_right, store_left, store_right = data.probe[0], data.probe[1], data.store[0], data.store[1]
     meet = (probe_left and store_right) or (probe_right and store_left)
     comparisons = 0
@@ -160,7 +160,7 @@ def _join_group(
     walked = t
     while t < touched_count:
         if t >= walked:
-            walked = min(t + TOGETHER, touched_count)
+            walked = min(t + PREFETCH_MINIS, touched_count)
             _walk_ahead(t, walked, pool, minis, fresh)
         counter = np.int64(touched[t]) * COUNTERS
         part = cursor[CUR_PART]
@@ -172,30 +172,30 @@ def _join_group(
                 part += 1
                 continue
             reach_low, reach_high = reaches[2 * s], reaches[2 * s + 1]
-            place = cursor[CUR_PLACE]
+            position = cursor[CUR_POSITION]
             stop = begins[1, t + 1]
-            if place == NONE:
-                place = counters[counter + FIRST + 1 - s]
+            if position == NONE:
+                position = counters[counter + FIRST + 1 - s]
                 if part == 2:
-                    place = begins[1, t] if begins[1, t] < stop else NONE
+                    position = begins[1, t] if begins[1, t] < stop else NONE
             block_tags = fresh_tags if part == 2 else tags
             from_probe = begin
             to_probe = begin
-            while place != NONE:
+            while position != NONE:
                 if part == 2:
-                    at, at_tag, fill = place, place, min(np.int64(LANES), stop - place)
-                    following = place + fill if place + fill < stop else NONE
-                    first_ts, last_ts = fresh_rows[place * ROW + TS], fresh_rows[(place + fill - 1) * ROW + TS]
-                    if counted:  # two tests, by either one's window: the check of the candidates makes them
-                        first_ts, last_ts = -_EVER, _EVER
+                    at, at_tag, fill = position, position, min(np.int64(LANES), stop - position)
+                    following = position + fill if position + fill < stop else NONE
+                    first_ts, last_ts = fresh_rows[position * ROW + TS], fresh_rows[(position + fill - 1) * ROW + TS]
+                    if count_windows:  # either tuple's window decides: `count_in_last` checks both
+                        first_ts, last_ts = -_MAX_TIME, _MAX_TIME
                 else:
-                    at, at_tag, fill = place * size, place * stride, header[place * HEADER + FILL]
-                    following = header[place * HEADER + NEXT]
-                    first_ts, last_ts = header[place * HEADER + FIRST_TS], header[place * HEADER + LAST_TS]
+                    at, at_tag, fill = position * size, position * stride, header[position * HEADER + FILL]
+                    following = header[position * HEADER + NEXT]
+                    first_ts, last_ts = header[position * HEADER + FIRST_TS], header[position * HEADER + LAST_TS]
                 while from_probe < end and fresh_rows[from_probe * ROW + TS] + reach_high < first_ts:
                     from_probe += 1
                 if from_probe == end:
-                    break  # in time order: whatever follows is too new for all these probes
+                    break  # in time order: later blocks are too new for all these probes
                 if fresh_rows[(end - 1) * ROW + TS] + reach_low <= last_ts:
                     to_probe = end  # as for most blocks
                 while to_probe < end and fresh_rows[to_probe * ROW + TS] + reach_low <= last_ts:
@@ -227,26 +227,24 @@ def _join_group(
                                 stats,
                                 histogram,
                             ):
-                                cursor[CUR_TOUCHED], cursor[CUR_PART], cursor[CUR_PLACE] = t, part, place
+                                cursor[CUR_TOUCHED], cursor[CUR_PART], cursor[CUR_POSITION] = t, part, position
                                 cursor[CUR_CHUNK], cursor[CUR_PROBE] = chunk, probe
                                 stats[STAT_COMPARISONS] += comparisons
                                 return False
                             hit_count = 0
                         k = uint64(hit_count)
-                        for p in range(
-                            uint64(probe), uint64(strip_end)
-                        ):  # no branch: whether a block holds a match is anyone's guess
+                        for p in range(uint64(probe), uint64(strip_end)):  # no branch: matches are unpredictable
                             mask = match_mask(block_tags, at_tag + chunk, fresh_tags[p]) & limit
                             hit_mask[k] = mask
-                            hit_place[k] = (at + chunk) * 4 + part
+                            hit_position[k] = (at + chunk) * 4 + part
                             hit_probe[k] = p
                             k += uint64(mask != uint64(0))
                         hit_count = np.int64(k)
                         probe = strip_end
                     chunk += LANES
                     probe = from_probe
-                place = following
-            cursor[CUR_PLACE] = NONE
+                position = following
+            cursor[CUR_POSITION] = NONE
             part += 1
         for s in range(2):
             if not (store_left if s == 0 else store_right):
@@ -257,14 +255,14 @@ def _join_group(
             while i < end:
                 if head == NONE or header[head * HEADER + FILL] == size:
                     head = take_block(header, free, control, counters, counter, s)
-                    header[head * HEADER + FIRST_TS] = fresh.place[i] if counted else fresh_rows[i * ROW + TS]
+                    header[head * HEADER + FIRST_TS] = fresh.sequence[i] if count_windows else fresh_rows[i * ROW + TS]
                 fill = header[head * HEADER + FILL]
                 n = min(end - i, size - fill)
                 to, source = (head * size + fill) * ROW, i * ROW
                 copy_items(rows, to, fresh_rows, source, n * ROW)
-                if counted:
+                if count_windows:
                     for j in range(n):
-                        rows[to + j * ROW + TS] = fresh.place[i + j]
+                        rows[to + j * ROW + TS] = fresh.sequence[i + j]
                 to = head * stride + fill
                 copy_items(tags, to, fresh_tags, i, n)
                 if mode & (MARK_LEFT | MARK_RIGHT) != 0:
@@ -272,7 +270,7 @@ def _join_group(
                         home[i + j] = head * size + fill + j
                 i += n
                 header[head * HEADER + FILL] = fill + n
-                header[head * HEADER + LAST_TS] = fresh.place[i - 1] if counted else fresh_rows[(i - 1) * ROW + TS]
+                header[head * HEADER + LAST_TS] = fresh.sequence[i - 1] if count_windows else fresh_rows[(i - 1) * ROW + TS]
         stored = counters[counter + TUPLES] + counters[counter + TUPLES + 1]
         if theta > 0 and stored > 2 * theta and stored >= guard[touched[t]]:
             due[minis.control[DUE]] = touched[t]
@@ -321,7 +319,7 @@ def join_groups(
 ) -> tuple[int, int]:
     """Join whole partition-groups of a delivery from the cursor on, until `budget` tuples are done.
 
-    Returns (status, tuples done): DONE, BUDGET, FULL (output; call again to go on exactly there) or NEED_BLOCKS (the pool is
+    Returns (status, tuples done): DONE, BUDGET, FULL (output; call again to continue exactly there) or NEED_BLOCKS (the pool is
     too small for the next group; call again when there is room). comparisons[g] grows by those of the g-th group. Per touched
     mini-partition-group: fresh left x stored right, fresh right x stored left, fresh left x fresh right, then both go to their
     head blocks: fresh tuples leave out the opposite's fresh tuples exactly once.
@@ -348,7 +346,7 @@ def join_groups(
             cursor[CUR_TOUCHED_COUNT] = touched
             cursor[CUR_TOUCHED] = 0
             cursor[CUR_PART] = 0
-            cursor[CUR_PLACE] = NONE
+            cursor[CUR_POSITION] = NONE
             cursor[CUR_CHUNK] = NONE
         compared = stats[STAT_COMPARISONS]
         joined = _join_group(

@@ -17,13 +17,13 @@ import numpy as np
 from numba import njit
 
 from swjoin.core.batch import I64, U8, PayloadRows, RowLayout, check_indexes, check_offsets
-from swjoin.core.errors import RunFailed
+from swjoin.core.errors import WINDOW_MEMORY, RunFailed
 from swjoin.expressions.vm import PAGE_BITS, Rows, no_rows
 from swjoin.state.simd import copy_items, prefetch
 
 PAGE_ROWS = 1 << PAGE_BITS
-_SLACK, _SLACK_BYTES = 4, 1 << 14  # buffers of tails may be so many times as large as what they hold, and so much more
-_AHEAD = 16  # rows between asking for one and copying it
+_SLACK, _SLACK_BYTES = 4, 1 << 14  # buffers of tails may have so many times the size of their content, and so many bytes more
+_AHEAD = 16  # rows between the prefetch of one and its copy
 
 
 @njit(cache=True, nogil=True)
@@ -50,7 +50,8 @@ class _Pages:
         try:
             self._arena = np.empty((self._page_count * PAGE_ROWS, width), np.uint8)
         except MemoryError:
-            raise RunFailed(f"module.window: {limit_bytes} bytes of payload cannot be reserved; set it lower") from None
+            problem = f"{limit_bytes} bytes of payload cannot be reserved"
+            raise RunFailed(problem, subject=(WINDOW_MEMORY,), remedy="set it lower") from None
         self._never_used = 0
         self._free: list[int] = []
         self._slots = np.zeros(64, np.int64)  # arena page of every page from _first_page on
@@ -78,7 +79,8 @@ class _Pages:
         elif self._never_used < self._page_count:
             slot, self._never_used = self._never_used, self._never_used + 1
         else:
-            raise RunFailed(f"payload of {self._page_count * PAGE_ROWS * self.width} bytes is full; raise module.window")
+            problem = f"payload of {self._page_count * PAGE_ROWS * self.width} bytes is full"
+            raise RunFailed(problem, remedy=("raise ", WINDOW_MEMORY))
         if self._page_end - self._first_page == len(self._slots):
             self._slots = np.concatenate([self._slots, np.zeros(len(self._slots), np.int64)])
         self._slots[self._page_end - self._first_page] = slot
@@ -116,12 +118,12 @@ class _Pages:
         return max(0, -(-(self.next_reference + rows) // PAGE_ROWS) - self._page_end)
 
     def clear(self) -> None:
-        """No row is needed any more, so that no page is in use; the next row begins a new one."""
+        """Free all pages; the next row starts a new one."""
         self.next_reference = self._page_end << PAGE_BITS
         self.free_below(self.next_reference)
 
     def free_below(self, reference: int) -> None:
-        """Rows below this reference are needed no more; pages that hold only such rows are used again."""
+        """Free the rows below this reference; pages with only such rows are used again."""
         dead = min(reference >> PAGE_BITS, self._page_end) - self._first_page
         if dead > 0:
             self._free += self._slots[:dead].tolist()
@@ -209,7 +211,7 @@ class _Tails:
             self._resize(live, *self._capacity(rows, size, live))
 
     def trim(self, live: int) -> None:
-        """Give up room that is not in use."""
+        """Release unused capacity."""
         self._resize(live, *self._kept(live))
 
     def _resize(self, live: int, capacity: int, capacity_bytes: int) -> None:
@@ -284,7 +286,7 @@ class PayloadStore:
 
     @property
     def tight(self) -> bool:
-        """There is room for the next rows only without a reserve; set by who has looked, and over with these rows."""
+        """Grow buffers for the next rows without a reserve; reset by the next `append`."""
         return self._tails is not None and self._tails.tight
 
     @tight.setter
@@ -293,12 +295,12 @@ class PayloadStore:
             self._tails.tight = value
 
     def trim(self) -> None:
-        """Give up what is held in reserve."""
+        """Release reserves."""
         if self._tails is not None:
             self._tails.trim(self._live)
 
     def _trim_if_slack(self) -> None:
-        """After a burst most of the buffers would stay empty for ever."""
+        """Shrink buffers that are mostly empty, as after a burst."""
         if self._tails is not None and self._tails.nbytes > _SLACK * self._tails.live_bytes(self._live) + _SLACK_BYTES:
             self._tails.trim(self._live)
 
@@ -327,7 +329,7 @@ class PayloadStore:
         return first
 
     def rows(self) -> Rows:
-        """Where they lie, for a predicate; until the next change."""
+        """The arrays of all rows, for a predicate; valid until the next change."""
         pages = self._pages
         shape = np.array([pages.first_page, pages.width, 0], np.int64)
         if self._tails is None:
@@ -351,9 +353,9 @@ class PayloadStore:
         return np.zeros(len(references), np.int64) if self._tails is None else self._tails.sizes(references)
 
     def expire(self, dead_below_us: int, keep: int | None = None) -> None:
-        """Rows whose time is below the limit are needed by no pair any more; with the last of them the store is empty.
+        """Free rows whose time is below the limit: no pair needs them.
 
-        keep: those from this reference on are still to be joined, whatever their times.
+        keep: rows from this reference on are still to be joined, and stay whatever their times.
         """
         while self._epochs and self._epochs[0][1] < dead_below_us and (keep is None or self._epochs[0][0] <= keep):
             self._live = self._epochs.popleft()[0]

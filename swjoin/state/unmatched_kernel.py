@@ -1,8 +1,8 @@
 """Tuples whose window has passed without a match, as a kernel.
 
-What: `sweep` finds them in the chains, writes, counts and digests them, and notes that they are settled.
-Why: rows of an outer or anti join are certain only then; every tuple comes out once, however often its chain is looked at.
-Stays out: when that is (`operators.unmatched_rows`), who has matched (`state.candidates`), dropping blocks (`state.blocks`).
+What: `sweep` finds them in the chains, writes, counts and digests them, and marks them as settled.
+Why: unmatched rows of an outer or anti join are final only then; each is emitted once, however often its chain is visited.
+Stays out: when it runs (`operators.unmatched_rows`), match flags (`state.candidates`), dropping blocks (`state.blocks`).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from swjoin.state.arrays import (
 from swjoin.state.blocks import NONE
 from swjoin.state.simd import prefetch
 
-_STAGE = 8  # mini-partition-groups between asking for one thing and for the next
-_LINES = 6  # of tuples, asked for in advance
+_STAGE = 8  # mini-partition-groups between the prefetches of two levels
+_LINES = 6  # cache lines of tuples that are prefetched
 
 
 @njit(cache=True, nogil=True)
@@ -54,7 +54,7 @@ def _guess(header: I64, block: int, time_us: int) -> int:
 
 @njit(cache=True, nogil=True)
 def _first_not_below(rows: I64, at: int, n: int, guess: int, time_us: int) -> int:
-    """Place of the first of n records from `at` on whose time is not below this one; looked for from `guess` on."""
+    """Index of the first of n records from `at` on whose time is not below this one; the search starts at `guess`."""
     j = guess
     while j > 0 and rows[(at + j - 1) * ROW + TS] >= time_us:
         j -= 1
@@ -64,8 +64,8 @@ def _first_not_below(rows: I64, at: int, n: int, guess: int, time_us: int) -> in
 
 
 @njit(cache=True, nogil=True)
-def _ask_ahead(mini: int, until: int, s: int, from_us: int, pool: Pool, minis: Minis) -> None:
-    """Ask for what the mini-partition-groups after this one will read: counters, then headers, then tuples."""
+def _prefetch_ahead(mini: int, until: int, s: int, from_us: int, pool: Pool, minis: Minis) -> None:
+    """Prefetch counters, then headers, then tuples of the mini-partition-groups after this one."""
     counters, header = minis.counters, pool.header
     if mini + 3 * _STAGE < until:
         prefetch(counters, (mini + 3 * _STAGE) * COUNTERS)
@@ -97,8 +97,8 @@ def sweep(
     """Settle the unmatched tuples of stream s with from_us <= ts < below_us[partition-group]. False when the output is full;
     call again then.
 
-    cursor: (1,), 0 at first. emit: they come out; otherwise they have before. counts, digests: (groups,), of rows that come
-    out, added to. Those on their way to another slave are passed by.
+    cursor: (1,), 0 at first. emit: False if they were emitted before a crash. counts, digests: (groups,), of emitted rows,
+    added to. Hidden partition-groups are skipped.
     """
     rows, header, size = pool.rows, pool.header, pool.shape[0]
     counters, group = minis.counters, minis.group
@@ -106,7 +106,7 @@ def sweep(
     capacity, used = out.capacity[0], out.used[0]
     until = minis.control[NEVER_USED]
     for mini in range(cursor[0], until):
-        _ask_ahead(mini, until, s, from_us, pool, minis)
+        _prefetch_ahead(mini, until, s, from_us, pool, minis)
         g = group[mini]
         if g < 0:
             continue

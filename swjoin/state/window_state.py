@@ -1,8 +1,8 @@
-"""Partition-groups as a whole: opened, moved, validated.
+"""The window state of one slave: partition-groups with their blocks and directories.
 
 What: `WindowState`, the owner of all arrays of one slave: it opens groups, tunes and expires them, and hides, drains, refills
 and reveals those that move (`HiddenGroup`).
-Why: kernels work on arrays; someone has to own, grow and check them.
+Why: kernels work on arrays; one object owns, grows and checks them.
 Stays out: joining (`operators.window_join`), payload bytes (`state.payload_store`).
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from swjoin.core.batch import I64, U8, U64, check_indexes
 from swjoin.core.data_messages import Directory
-from swjoin.core.errors import RunFailed
+from swjoin.core.errors import MORE_SLAVES, WINDOW_MEMORY, RunFailed
 from swjoin.core.hashing import hash_key, tag_of
 from swjoin.core.ids import GroupId
 from swjoin.core.record_layout import (
@@ -25,7 +25,7 @@ from swjoin.core.record_layout import (
     TS,
 )
 from swjoin.state.arrays import (
-    ALLOWED,
+    BLOCK_LIMIT,
     COUNTERS,
     DUE,
     FILL,
@@ -56,9 +56,9 @@ HIDDEN = -2  # minis.group of partition-group g on its way: HIDDEN - g
 
 @dataclass(frozen=True)
 class HiddenGroup:
-    """A partition-group on its way: still, or already, in this slave's blocks, but in none of its directories.
+    """A partition-group that is being moved: in this slave's blocks, but in none of its directories.
 
-    Joining, expiry and tuning pass it by. minis: int64 (minis,), where each mini-partition-group of the directory lies.
+    Joining, expiry and tuning skip it. minis: int64 (minis,), index of each mini-partition-group of the directory.
     """
 
     group: GroupId
@@ -67,7 +67,7 @@ class HiddenGroup:
 
 
 class WindowState:
-    """All window state of one slave for one query. theta_tuples 0: no fine tuning. owner: whose it is, for error lines."""
+    """All window state of one slave for one query. theta_tuples 0: no fine tuning. owner: name for error messages."""
 
     def __init__(self, block_tuples: int, theta_tuples: int, window_bytes: int, owner: str = "slave") -> None:
         self.block_tuples = block_tuples
@@ -79,7 +79,8 @@ class WindowState:
         try:
             self.pool = new_pool(blocks, block_tuples)
         except MemoryError:
-            raise RunFailed(f"module.window: {window_bytes} bytes of window state cannot be reserved; set it lower") from None
+            problem = f"{window_bytes} bytes of window state cannot be reserved"
+            raise RunFailed(problem, subject=(WINDOW_MEMORY,), remedy="set it lower") from None
         self.minis = new_minis(256)
         self.directories = new_directories(64, 256)
         self.hidden: dict[GroupId, HiddenGroup] = {}
@@ -90,7 +91,7 @@ class WindowState:
         return group < len(self.directories.start) and self.directories.start[group] >= 0
 
     def open_groups(self, groups: I64) -> None:
-        """Make sure that these partition-groups exist, empty if they are new."""
+        """Create those of these partition-groups that do not exist, empty."""
         if len(groups) == 0:
             return
         self._make_room(int(groups.max()))
@@ -128,7 +129,7 @@ class WindowState:
     # ------------------------------------------------------------ after a delivery
 
     def tune(self) -> None:
-        """Split every mini-partition-group that has grown out of its range; merging waits for expiry."""
+        """Split every mini-partition-group above its range; merging follows expiry."""
         if self.theta_tuples == 0:
             return
         while (status := split_due(self.pool, self.minis, self.directories, self.theta_tuples)) != TUNED:
@@ -141,12 +142,12 @@ class WindowState:
     def expire(self, dead_below_left: int, dead_below_right: int) -> int:
         """Drop the blocks whose newest tuple is older. Returns tuples dropped.
 
-        Looks at every mini-partition-group, so it is worth calling only when the limits have moved on by some of a window.
+        Visits every mini-partition-group: call it only when the limits have advanced by some part of a window.
         """
         return int(expire(self.pool, self.minis, dead_below_left, dead_below_right))
 
     def merge(self) -> None:
-        """Merge buddies that have become small. Seldom: at the edge of its range one would be split again and again."""
+        """Merge small buddies. Call it seldom: one at the edge of its range would be split again and again."""
         if self.theta_tuples > 0:
             merge_small(self.pool, self.minis, self.directories, self.theta_tuples)
 
@@ -186,12 +187,12 @@ class WindowState:
         return self.block_count * self.block_bytes + self.directory_bytes
 
     def limit_blocks(self, other_bytes: int) -> None:
-        """What else counts against the limit leaves room for so many blocks."""
+        """Limit blocks to what directories and `other_bytes` leave."""
         room = (self.window_bytes - other_bytes - self.directory_bytes) // self.block_bytes
-        self.pool.control[ALLOWED] = max(0, min(room, len(self.pool.free)))
+        self.pool.control[BLOCK_LIMIT] = max(0, min(room, len(self.pool.free)))
 
     def blocks_wanted(self, counts: I64) -> int:
-        """At most so many blocks are taken by runs of so many tuples."""
+        """Most blocks that runs of so many tuples take."""
         return int((counts // self.block_tuples + 2).sum())
 
     # ------------------------------------------------------------ state movement
@@ -244,27 +245,28 @@ class WindowState:
         return hidden
 
     def drain(
-        self, hidden: HiddenGroup, stream: int, place: I64, dead_below_us: int, room: int, *, settles: bool
+        self, hidden: HiddenGroup, stream: int, cursor: I64, dead_below_us: int, most_tuples: int, *, settles: bool
     ) -> tuple[I64, Columns]:
-        """Take at most `room` tuples of a stream, oldest first per mini-partition-group, and give their blocks back.
+        """Take at most `most_tuples` tuples of a stream, oldest first per mini-partition-group, and give their blocks back.
 
-        Returns how many each mini-partition-group gave, int64 (minis,), and key, time, id, payload reference. place: int64
-        (2,), zeros at first, is moved on; it has reached len(minis) when the stream is empty. Tuples with times below
-        `dead_below_us` are dropped; settles: only if they have matched or have come out.
+        Returns how many each mini-partition-group gave, int64 (minis,), and key, time, id, payload reference. cursor: int64
+        (2,), zeros at first, updated; cursor[0] is len(minis) when the stream is empty. Tuples with times below
+        `dead_below_us` are dropped; settles: only if they have matched or been emitted.
         """
         counts = np.zeros(len(hidden.minis), np.int64)
-        columns = (np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.uint64), np.empty(room, np.int64))
-        n = drain_runs(self.pool, self.minis, stream, hidden.minis, place, dead_below_us, settles, *columns, counts)
+        n = most_tuples
+        columns = (np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.uint64), np.empty(n, np.int64))
+        n = drain_runs(self.pool, self.minis, stream, hidden.minis, cursor, dead_below_us, settles, *columns, counts)
         key, ts, ids, refs = columns
         return counts, (key[:n], ts[:n], ids[:n], refs[:n])
 
     def forget_group(self, group: GroupId) -> None:
-        """A hidden partition-group has been drained; its mini-partition-groups are free again."""
+        """Free the mini-partition-groups of a drained partition-group."""
         for mini in self.hidden.pop(group).minis.tolist():
             give_mini(self.minis, mini)
 
     def expect_group(self, group: GroupId, directory: Directory) -> HiddenGroup:
-        """Make empty, hidden mini-partition-groups for a partition-group that arrives. RunFailed when it is here already."""
+        """Create an empty, hidden partition-group, to be filled by `append_runs`. RunFailed when it is here already."""
         if self.is_open(group) or group in self.hidden:
             raise RunFailed(f"partition-group {group} is here already; installing it would lose its windows")
         minis = []
@@ -302,12 +304,13 @@ class WindowState:
 
     def no_room(self, group: GroupId, tuples: int) -> RunFailed:
         return RunFailed(
-            f"{self.owner}: arriving partition-group {group} finds no room for {tuples} more tuples; raise module.window "
-            f"({self.window_bytes} bytes), or use more slaves (swjoin plan tells how many)"
+            f"arriving partition-group {group} finds no room for {tuples} more tuples",
+            subject=self.owner,
+            remedy=(MORE_SLAVES, "raise ", WINDOW_MEMORY, f" ({self.window_bytes} bytes)"),
         )
 
     def reveal_group(self, group: GroupId) -> None:
-        """A hidden partition-group is complete: put it into the directories, with the same splitting information."""
+        """Put a complete hidden partition-group into the directories, with the same splitting information."""
         hidden = self.hidden.pop(group)
         self._make_room(group)
         depth = hidden.directory.depth
@@ -343,7 +346,7 @@ class WindowState:
                     used += self._validate_chain(where, mini, stream, local, pattern)
         for group, hidden in self.hidden.items():
             live += len(hidden.minis)
-            assert not self.is_open(group), f"partition-group {group}: on its way, and in the directories"
+            assert not self.is_open(group), f"partition-group {group}: hidden, and in the directories"
             for mini in hidden.minis.tolist():
                 assert self.minis.group[mini] == HIDDEN - group, f"partition-group {group}, mini {mini}: is not hidden"
                 used += sum(len(self._chain(mini, stream)) for stream in (0, 1))
@@ -355,13 +358,13 @@ class WindowState:
 
     def _validate_chain(self, where: str, mini: int, stream: int, local: int, pattern: int) -> int:
         at = self.positions(mini, stream)
-        counted = self.tuples_of(mini)[stream]
-        assert len(at) == counted, f"{where}: {len(at)} tuples, {counted} counted"
+        count = self.tuples_of(mini)[stream]
+        assert len(at) == count, f"{where}: {len(at)} tuples, the counter says {count}"
         key, ts, _, _ = self.columns(at)
         assert (np.diff(ts) >= 0).all(), f"{where}: out of time order"
         hashes = [hash_key(k) for k in key]
         low = np.array([int(h) & ((1 << local) - 1) for h in hashes], np.int64)
-        assert (low == pattern).all(), f"{where}: holds a key of another mini-partition-group"
+        assert (low == pattern).all(), f"{where}: has a key of another mini-partition-group"
         stride = int(self.pool.shape[1])
         tags = self.pool.tags[at // self.block_tuples * stride + at % self.block_tuples]
         assert tags.tolist() == [int(tag_of(np.uint64(h))) for h in hashes], f"{where}: a tag is not its key's"

@@ -1,14 +1,14 @@
-"""`aggregate` of a sweep: all of its runs as one tidy table, by Spark.
+"""Aggregates a sweep by Spark: all of its runs in one tidy table.
 
-What: `aggregate_sweep(sweep_dir, spark_master) -> paths`, and `write_sweep` within a session that is open: DIR/table, one row
-per point of the axes, metric and `over`; DIR/runs, one row per run; both as Parquet and CSV.
-Why: figures and verdicts want a mean over repeats with its confidence interval, not hundreds of files.
-Stays out: what the metrics mean (`sweeps.metrics`), one run over its epochs (`spark.aggregate_run`), drawing (`plots/`).
+What: `aggregate_sweep(sweep_dir, spark_master) -> paths`, and `write_sweep` within an open session: DIR/table, one row per
+point of the axes, metric and `over`; DIR/runs, one row per run; both as Parquet and CSV.
+Why: figures and verdicts need means over repeats with confidence intervals, not hundreds of files.
+Stays out: definitions of metrics (`sweeps.metrics`), one run over its epochs (`spark.aggregate_run`), drawing (`plots/`).
 
-Runs that failed or are invalid (the machine was overloaded) count in no mean; the table says how many were left out. Probes
-of a search are in DIR/runs alone; in the table a search is one value, `sustainable_<axis key>`, per point and repeat. Column
-`censored` is "below" or "at least" when that is all that a repeat's search could tell ("below" when both occur), else "": the
-mean is then such a bound, and neither its deviation nor its confidence interval is known.
+Failed and invalid runs (the machine was overloaded) are left out of the means; the table has their numbers. Probes of a search
+are in DIR/runs only; in the table a search is one value, `sustainable_<axis key>`, per point and repeat. Column `censored` is
+"below" or "at least" when some repeat's search found only that bound ("below" when both occur), otherwise "": with a bound, the
+deviation and the confidence interval of the mean are unknown.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _INPUT = (
 
 @dataclass
 class _Group:
-    """One point of the axes: what was left out of it, and whether its values are bounds."""
+    """One point of the axes: its statistics, runs left out, and whether values are bounds."""
 
     invalid: int = 0
     failed: int = 0
@@ -52,7 +52,7 @@ class _Group:
 
 
 def aggregate_sweep(sweep_dir: Path, spark_master: str | None) -> list[Path]:
-    """Write a sweep's tables; returns their paths. UserError when nothing of it has ended, or commits are mixed.
+    """Write a sweep's tables; returns their paths. UserError without finished runs, or with runs of different commits.
 
     The directory must have the same path for this process and for all of the Spark cluster (a shared file system): small
     files are read here, metrics by Spark. URLs such as hdfs:// and s3a:// are not understood.
@@ -62,25 +62,25 @@ def aggregate_sweep(sweep_dir: Path, spark_master: str | None) -> list[Path]:
         return write_sweep(spark, sweep)
 
 
-# ---------------------------------------------------------------- what run.json knows
+# ---------------------------------------------------------------- metrics of run.json
 
 
 def _mean_active(run: Run) -> float | None:
-    """Degree of declustering over the measured phase; its end is that of the run where run.json does not say it."""
+    """Mean degree of declustering over the measured phase, which ends with the run where run.json has no end."""
     changes = run.report.get("declustering") or []
     if not changes:
         return None
     from_s, to_s = run.phase_s
     to_s = float(run.report["join_s"]) if to_s is None else to_s
     times = [-float("inf"), *(float(c["time_s"]) for c in changes[1:]), float("inf")]
-    whole = 0.0
+    slave_s = 0.0
     for change, begin, end in zip(changes, times[:-1], times[1:], strict=True):
-        whole += float(change["active_slaves"]) * max(0.0, min(end, to_s) - max(begin, from_s))
-    return whole / (to_s - from_s) if to_s > from_s else None
+        slave_s += float(change["active_slaves"]) * max(0.0, min(end, to_s) - max(begin, from_s))
+    return slave_s / (to_s - from_s) if to_s > from_s else None
 
 
 def _dig(report: Mapping[str, Any], *path: str) -> Any:
-    """The value at the end of the path; None when any part of it is not there."""
+    """The value at the end of the path; None when a part of the path is missing."""
     value: Any = report
     for part in path:
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -106,7 +106,7 @@ def _reported(run: Run) -> dict[str, float | None]:
 
 
 def column_name(metric: str, over: str) -> str:
-    """In DIR/runs: the metric, and how slaves became one number unless none were involved."""
+    """Column in DIR/runs: the metric, and its aggregate over slaves, if any."""
     return metric if over == "run" else f"{metric}_{over}"
 
 
@@ -116,7 +116,7 @@ COLUMNS = {column_name(name, over): (name, over) for name, metric in METRICS.ite
 
 
 def _rows(spark: SparkSession, runs: Sequence[Run], phases: DataFrame) -> DataFrame:
-    """The counted rows of all runs, with `point`, `from_us`, `to_us` and `measured_s`."""
+    """The rows of the measured phases of all runs, with `point`, `from_us`, `to_us` and `measured_s`."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
@@ -135,7 +135,7 @@ def _rows(spark: SparkSession, runs: Sequence[Run], phases: DataFrame) -> DataFr
 
 
 def _by_slave(rows: DataFrame) -> DataFrame:
-    """One row per run and slave: metrics of its own, and its part in those of the run."""
+    """One row per run and slave: the slave's metrics, and its terms of the run's."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
@@ -194,7 +194,7 @@ def _by_slave(rows: DataFrame) -> DataFrame:
 
 
 def _by_run(slaves: DataFrame) -> DataFrame:
-    """One row per run: over its slaves, and of all its rows together."""
+    """One row per run: aggregates over its slaves, and over all its rows."""
     from pyspark.sql import functions as f
 
     how = {"min": f.min, "mean": f.mean, "max": f.max, "sum": f.sum}
@@ -220,7 +220,7 @@ def _by_run(slaves: DataFrame) -> DataFrame:
 
 
 def _numbers(spark: SparkSession, sweep: Sweep, order: Sequence[Axes]) -> DataFrame:
-    """One row per run: `point`, `group` (null: of no row of the table), `counts`, and all of COLUMNS."""
+    """One row per run: `point`, `group` (null: not in the table), `counts`, and all of COLUMNS."""
     import pyarrow as pa
     from pyspark.sql import functions as f
 
@@ -271,7 +271,7 @@ def _statistics(values: DataFrame) -> DataFrame:
 
 
 def write_sweep(spark: SparkSession, sweep: Sweep) -> list[Path]:
-    """Compute and write all tables of a sweep that was read."""
+    """Compute and write all tables of a sweep."""
     order = sweep.order()
     numbers = _numbers(spark, sweep, order).cache()
     try:
@@ -306,7 +306,7 @@ def write_sweep(spark: SparkSession, sweep: Sweep) -> list[Path]:
 
 
 def _kinds(sweep: Sweep, groups: Iterable[_Group]) -> list[tuple[str, str, str, str]]:
-    """(column, metric, over, unit) of all rows that a point has: what no run of the sweep measured is left out."""
+    """(column, metric, over, unit) of a point's rows; metrics that no run measured are left out."""
     if sweep.searched is not None:
         unit = "" if sweep.searched == "slaves" else KEYS.get(sweep.searched, "")
         return [(SUSTAINABLE + sweep.searched, SUSTAINABLE + sweep.searched, "run", unit)]
@@ -334,9 +334,9 @@ def _table(sweep: Sweep, order: Sequence[Axes], groups: Sequence[_Group]) -> dic
 
 def _run_table(sweep: Sweep, by_run: Mapping[str, Any]) -> dict[str, list[Any]]:
     """All runs, also failed ones, by axes and repeat."""
-    places = {axes: i for i, axes in enumerate(sweep.order())}
+    positions = {axes: i for i, axes in enumerate(sweep.order())}
     runs = sorted(
-        sweep.runs, key=lambda run: (places.get(run.axes, -1), run.done["repeat"], run.done.get("searched") or 0.0, run.name)
+        sweep.runs, key=lambda run: (positions.get(run.axes, -1), run.done["repeat"], run.done.get("searched") or 0.0, run.name)
     )
     out: dict[str, list[Any]] = {"point": [run.name for run in runs]}
     out |= {axis: [run.axes[i] for run in runs] for i, axis in enumerate(sweep.axes)}
@@ -355,7 +355,7 @@ def _run_table(sweep: Sweep, by_run: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def _write(path: Path, table: dict[str, list[Any]]) -> list[Path]:
-    """PATH.parquet and PATH.csv, each under another name first."""
+    """Write PATH.parquet and PATH.csv, each under a temporary name first."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,8 +1,9 @@
-"""An experiment's YAML file: one question, what is varied to answer it, how it is drawn.
+"""An experiment's YAML file: a question, the runs that answer it, and how they are drawn.
 
-What: `load_experiment(path) -> Experiment`; `Axis`, `Choice`, `Search`; `KEYS`, all configuration keys with their units.
-Why: whatever is misspelt in a file is told in one line, with the nearest word that is known.
-Stays out: the runs that follow from it (`sweeps.points`), which values a run accepts (`config`), drawing (`plots/`).
+What: `load_experiment(path) -> Experiment` with its `Design`; `Axis`, `Choice`, `Search`; `KEYS`, all configuration keys with
+their units.
+Why: every misspelling in a file is reported in one line, with the nearest known word.
+Stays out: the points of a design (`sweeps.points`), which values a run accepts (`config`), drawing (`plots/`).
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from typing import Any, NoReturn
 from swjoin.config.loader import apply_overrides, as_bool, bare, load_plain
 from swjoin.config.run import QueryConfig, RunConfig, StreamConfig
 from swjoin.core.errors import UserError
-from swjoin.core.resources import given_or_shipped
+from swjoin.core.resources import find_resource
 from swjoin.core.units import parse_duration_us, parse_size_bytes
 from swjoin.sweeps.metrics import METRICS, SUSTAINABLE, is_metric
 from swjoin.sweeps.presets import PRESETS
 
 RUNNERS = ("mpi", "simulate", "local")
-_LONGEST = 1000  # characters of a complaint, which may quote a value
-_ABOUT = ("question", "figure", "claim", "expected", "plot", "metrics")  # what an experiment with `runs` may say, too
+_LONGEST = 1000  # characters of an error message, which may quote a value
+_ABOUT = ("question", "figure", "claim", "expected", "plot", "metrics")  # keys also of an experiment with `runs`
 _RUNS = ("base", "preset", "set", "slaves", "runner", "costs", "measured", "prefill", "repeat", "axes", "search")
 _COLUMNS = frozenset(("metric", "unit", "over", "runs", "mean", "sd", "ci_low", "ci_high", "min", "max", "invalid", "failed"))
 _RUN_COLUMNS = frozenset(("point", "repeat", "status", "valid", "reasons"))
@@ -38,7 +39,7 @@ Settings = tuple[tuple[str, Any], ...]  # (configuration key or `slaves`, value 
 
 @dataclass(frozen=True)
 class Choice:
-    """One value of an axis: as tables show it, and what it sets."""
+    """One value of an axis: how tables show it, and its settings."""
 
     shown: Any
     settings: Settings
@@ -46,7 +47,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Axis:
-    """unit: of the values shown: s, bytes, 1/s, or none."""
+    """An axis of a design. unit: of the values in tables: s, bytes, 1/s, or none."""
 
     name: str
     choices: tuple[Choice, ...]
@@ -64,23 +65,20 @@ class Search:
 
     @property
     def most_probes(self) -> int:
-        """How many runs it takes at most, about."""
+        """About how many runs it takes at most."""
         return 2 + max(0, math.ceil(math.log2(math.log(self.high / self.low) / math.log(1 + self.precision))))
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """A parsed file. owner: the experiment whose runs it draws from; None: they are its own."""
+class Design:
+    """The runs of an experiment: a base configuration, what is set over it, and the axes that are varied.
+
+    name, path: of the experiment that owns the runs.
+    settings: over the base, for all points. products: the axes of each cross product; all products have the same axes.
+    """
 
     name: str
     path: Path
-    question: str
-    figure: int | None = None
-    claim: str = ""
-    expected: str = ""
-    plot: dict[str, Any] = field(default_factory=dict)
-    metrics: tuple[str, ...] = ()
-    owner: Experiment | None = None
     base: Path = Path()
     base_plain: dict[str, Any] = field(default_factory=dict)
     preset: str = "none"
@@ -95,11 +93,6 @@ class Experiment:
     search: Search | None = None
 
     @property
-    def source(self) -> Experiment:
-        """The experiment that owns the runs."""
-        return self.owner or self
-
-    @property
     def time_scale(self) -> int:
         return PRESETS[self.preset]
 
@@ -107,6 +100,21 @@ class Experiment:
     def axis_units(self) -> dict[str, str]:
         """Names of all axes in order, with the units of their values."""
         return {axis.name: axis.unit for axis in (self.products[0] if self.products else ())}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A parsed file. source: its runs, its own or those of the experiment that `runs` names."""
+
+    name: str
+    path: Path
+    question: str
+    source: Design
+    figure: int | None = None
+    claim: str = ""
+    expected: str = ""
+    plot: dict[str, Any] = field(default_factory=dict)
+    metrics: tuple[str, ...] = ()
 
 
 # ---------------------------------------------------------------- configuration keys
@@ -155,7 +163,7 @@ def _flat(plain: dict[str, Any], prefix: str = "") -> Settings:
 
 
 class _Parser:
-    """Complains with the file's name."""
+    """Checks and converts the parts of a file; every error names the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -287,7 +295,7 @@ def _overridden(plain: dict[str, Any], overrides: Iterable[str], parser: _Parser
 
 
 def load_experiment(path: Path, preset: str | None = None, overrides: Iterable[str] = ()) -> Experiment:
-    """Parse a file. preset: instead of the file's. overrides: `--set`. UserError names file, key and the nearest known one."""
+    """Parse a file. preset: replaces the file's. overrides: of `--set`. UserError names file, key and the nearest known key."""
     parser, overrides = _Parser(path), list(overrides)
     plain = load_plain(path)
     draws = "runs" in plain
@@ -301,12 +309,13 @@ def load_experiment(path: Path, preset: str | None = None, overrides: Iterable[s
             parser.fail(f"{name}: unknown key{_nearest(str(name), known)}")
     about = _about(parser, plain)
     if not draws:
-        experiment = _own_runs(parser, about, _overridden(plain, overrides, parser), preset)
+        source = _design(parser, _overridden(plain, overrides, parser), preset)
     else:
         other = path.parent / parser.text("runs", plain["runs"])
         if "runs" in load_plain(other):
             parser.fail(f"runs: {other.name} draws from another experiment itself; name that one")
-        experiment = Experiment(**about, owner=load_experiment(other, preset, overrides))
+        source = load_experiment(other, preset, overrides).source
+    experiment = Experiment(**about, source=source)
     _check_plot(parser, experiment)
     return experiment
 
@@ -329,13 +338,13 @@ def _about(parser: _Parser, plain: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _own_runs(parser: _Parser, about: dict[str, Any], plain: dict[str, Any], preset: str | None) -> Experiment:
+def _design(parser: _Parser, plain: dict[str, Any], preset: str | None) -> Design:
     if "base" not in plain:
         parser.fail("base is missing: the configuration that the axes vary, such as mpi_configs/paper.yaml")
     name = Path(parser.text("base", plain["base"]))
     beside = parser.path.resolve().parent.parent / name
-    # unlike Path.exists, os.path.exists has no opinion on names that are too long
-    base = beside if os.path.exists(beside) else given_or_shipped(name)
+    # unlike Path.exists, os.path.exists accepts names that are too long
+    base = beside if os.path.exists(beside) else find_resource(name)
     products = parser.axes(plain.get("axes") or {})
     axes = [axis.name for axis in products[0]]
     try:
@@ -347,8 +356,9 @@ def _own_runs(parser: _Parser, about: dict[str, Any], plain: dict[str, Any], pre
     prefill = as_bool(plain.get("prefill", True))
     if not isinstance(prefill, bool):
         parser.fail(f"prefill: expected true or false, got {plain['prefill']!r}; set measure.prefill says how much")
-    return Experiment(
-        **about,
+    return Design(
+        name=parser.path.stem,
+        path=parser.path,
         base=base,
         base_plain=load_plain(base),
         preset=parser.choice("preset", preset or plain.get("preset") or "none", PRESETS),

@@ -1,17 +1,17 @@
-"""The numbers that a sweep's table holds: their names, their units, and what exactly each of them is.
+"""The metrics of a sweep's table: names, units and definitions.
 
-What: `METRICS`, name -> `Metric(unit, over, meaning)`; `is_metric(name)`, which also knows `sustainable_<axis key>`;
+What: `METRICS`, name -> `Metric(unit, over, meaning)`; `is_metric(name)`, which also accepts `sustainable_<axis key>`;
 BELOW and AT_LEAST, marks of the latter; `t_quantile`, for confidence intervals.
-Why: an experiment names metrics, Spark computes them and plots draw them; one table says what they mean.
+Why: an experiment names metrics, Spark computes them and plots draw them; one table defines them.
 Stays out: computing them (`sweeps.aggregate`), drawing.
 
-Words of the meanings. A *row* is one slave's line in metrics/slaves.parquet for one distribution epoch. Counted are the rows of
-the measured phase: from_s < epoch_end <= to_s of run.json's "measured" (to_s null: to the last row; no "measured": all rows,
-from 0 to the last). *Measured seconds* is the length of that interval. Per slave first, then over the slaves that have counted
-rows: min, mean, max, sum. "Per row" sums and means give every row the same weight, "weighted by pairs" the number of its pairs.
+Terms. A *row* is one slave's line in metrics/slaves.parquet for one distribution epoch. Rows of the measured phase count:
+from_s < epoch_end <= to_s of run.json's "measured" (to_s null: to the last row; no "measured": all rows, from 0 to the last).
+*Measured seconds* is the length of that interval. Metrics are computed per slave, then over the slaves with such rows: min,
+mean, max, sum. "Per row" sums and means give every row the same weight, "weighted by pairs" the number of its pairs.
 
-`sustainable_<axis key>` is what a search found: the highest value sustained. A search knows no more than its range: when not
-even its lower end was sustained that end stands for it and is marked BELOW, when its upper end was, AT_LEAST.
+`sustainable_<axis key>` is the result of a search: the highest sustained value. When the lower end of the search's range is not
+sustained, the value is that end, marked BELOW; when the upper end is, it is that end, marked AT_LEAST.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BELOW, AT_LEAST = "below", "at least"
 
 @dataclass(frozen=True)
 class Metric:
-    """unit: of the stored number; "" of a ratio. over: how slaves become one number; "run": no slaves."""
+    """unit: of the stored number; "" for a ratio. over: aggregates over the slaves; "run": one number per run."""
 
     unit: str
     over: tuple[str, ...]
@@ -86,7 +86,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         "input_tuples_per_s": Metric("tuples/s", RUN, "run.json: tuples of both streams / join_s, over the whole run"),
         "join_s": Metric("s", RUN, "run.json: from the first read to the end"),
         "peak_rss_bytes": Metric("bytes", ("max",), "run.json: highest resident memory of the largest rank"),
-        "results_count": Metric("pairs", RUN, "run.json: pairs of the run, those of history left out"),
+        "results_count": Metric("pairs", RUN, "run.json: pairs of the run, without those of prefill"),
         "utilisation_slaves": Metric("", SPREAD, "simulated: busy share of the time, over the slaves"),
         "utilisation_master": Metric("", RUN, "simulated: busy share of the master, CPU and link together"),
         "utilisation_collector": Metric("", RUN, "simulated: busy share of the collector"),
@@ -102,10 +102,10 @@ _T95 = (  # two-sided 95 % quantiles of Student's t, degrees of freedom 1 to 30
 
 
 def t_quantile(freedom: int) -> float:
-    """The half width of a 95 % confidence interval in standard errors; beyond 30 degrees of freedom that of the normal."""
+    """Half the width of a 95 % confidence interval, in standard errors; beyond 30 degrees of freedom by the normal."""
     return _T95[freedom - 1] if freedom <= len(_T95) else 1.959964
 
 
 def is_metric(name: str) -> bool:
-    """Whether a sweep's table can have it: a name of METRICS, or sustainable_<axis key> of a search."""
+    """Whether a sweep's table can have this metric: a name of METRICS, or sustainable_<axis key> of a search."""
     return name in METRICS or (name.startswith(SUSTAINABLE) and len(name) > len(SUSTAINABLE))

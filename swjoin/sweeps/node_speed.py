@@ -1,14 +1,14 @@
-"""How slow an imitated node must be for this machine to saturate where the paper's machine did.
+"""The speed of imitated nodes at which this machine saturates where the paper's machine did.
 
-What: `calibrated_speed(directory, time_scale, tell)`, the fraction of a core that `nodes.node_speed` has to be.
+What: `calibrated_speed(directory, time_scale, say)`, the fraction of a core for `nodes.node_speed`.
 Why: 4 of the paper's nodes (two Pentium III of 930 MHz, Java) saturate near 6,000 tuples/s and stream with theta = 1.5 MB
-(figures 6 and 10). A core of today does the same work in a small fraction of its time; which one is measured, not assumed.
-Stays out: imitating (`runtime.slow_node`), what else differs between the machines (docs/reproduction.md).
+(figures 6 and 10). A core of today does the same work in a small fraction of its time; the fraction is measured, not assumed.
+Stays out: imitating (`runtime.slow_node`), other differences between the machines (docs/reproduction.md).
 
 At a speed s a slave that is busy for a share u of its time would saturate at s * u. Two runs at the paper's saturating rate,
 the second near the wanted speed (costs per tuple depend a little on how often a slave sleeps), give it. Two more runs, a tenth
-below and above that rate, tell whether it is right: the delay must stay flat in the first and grow in the second; until it is
-so, the speed is changed by a few per cent.
+below and above that rate, check it: the delay must stay flat in the first and grow in the second. Otherwise the speed is
+changed by a few per cent, and checked again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from swjoin.core.storage import write_json
 from swjoin.monitor.sustainability import sustained
 from swjoin.sweeps.presets import scaled
 from swjoin.sweeps.run_process import run_to_end
-from swjoin.sweeps.store import commit
+from swjoin.sweeps.store import commit, read_json
 
 SLAVES, RATE_PER_S = 4, 6000.0
 MEASURED_S = 60
@@ -38,42 +38,34 @@ _ATTEMPTS = 3
 _ROUNDS, _STEP = 8, 1.06
 _FULLY_BUSY = 0.95
 
-Tell = Callable[[str], None]
+Say = Callable[[str], None]
 
 
-def calibrated_speed(directory: Path, time_scale: int, tell: Tell) -> float:
-    """node_speed for runs `time_scale` times as fast as the paper's; from DIR/calibration.json or one beside DIR, of the same
-    commit and machine, or measured now (about a minute with time_scale 10). RunFailed when the machine is too busy for it.
+def calibrated_speed(directory: Path, time_scale: int, say: Say) -> float:
+    """node_speed for runs `time_scale` times as fast as the paper's: from DIR/calibration.json or the one beside DIR, of the
+    same commit and machine, or measured now (about a minute with time_scale 10). RunFailed when the machine is too busy.
     """
     own, shared = directory / "calibration.json", directory.parent / f"calibration-x{time_scale}.json"
     for path in (own, shared):
-        found = _read(path)
+        found = read_json(path)
         if found is None or found.get("time_scale") != time_scale:
             continue
         if (found["commit"], found["cores"]) == (commit(), os.cpu_count()):
             write_json(own, found)
             return float(found["node_speed"])
-    found = _calibrate(directory / "calibration", time_scale, tell)
+    found = _calibrate(directory / "calibration", time_scale, say)
     for path in (own, shared):
         write_json(path, found)
     return float(found["node_speed"])
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        found: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return found
-
-
-def _calibrate(folder: Path, time_scale: int, tell: Tell) -> dict[str, Any]:
+def _calibrate(folder: Path, time_scale: int, say: Say) -> dict[str, Any]:
     runs: list[dict[str, Any]] = []
 
     def measure(speed: float, rate_ratio: float) -> dict[str, Any]:
         done = _run(folder / str(len(runs)), speed, RATE_PER_S * rate_ratio, time_scale)
         runs.append(done)
-        tell(
+        say(
             f"calibration, run {len(runs)}: node_speed {speed:.5f}, {RATE_PER_S * rate_ratio:,.0f} tuples/s: "
             f"busy {done['busy_ratio']:.0%}, delay {'flat' if done['sustained'] else 'growing'}"
         )
@@ -81,7 +73,7 @@ def _calibrate(folder: Path, time_scale: int, tell: Tell) -> dict[str, Any]:
 
     speed = min(1.0, _GUESS * time_scale)
     while (busy := measure(speed, 1.0)["busy_ratio"]) > _FULLY_BUSY and speed < 1:
-        speed = min(1.0, 2 * speed)  # it may be overloaded by any factor
+        speed = min(1.0, 2 * speed)  # the overload may be of any factor
     speed *= 1.2 * busy
     speed *= measure(min(1.0, speed), 1.0)["busy_ratio"]
     for _ in range(_ROUNDS):
@@ -92,7 +84,7 @@ def _calibrate(folder: Path, time_scale: int, tell: Tell) -> dict[str, Any]:
         else:
             break
     else:
-        tell("calibration: not confirmed; the machine is uneven, or others are using it")
+        say("calibration: not confirmed; the machine is uneven, or others are using it")
     return {
         "time_scale": time_scale,
         "node_speed": speed,
@@ -127,7 +119,7 @@ def _run(out: Path, speed: float, rate_per_s: float, time_scale: int) -> dict[st
     limit_s = 120 + 6 * config.workload.duration_us / 1e6
     reasons = ""
     for _ in range(_ATTEMPTS):
-        shutil.rmtree(out, ignore_errors=True)  # an attempt or a calibration of before; a run replaces no other
+        shutil.rmtree(out, ignore_errors=True)  # an earlier attempt or calibration; a run never replaces another
         failure = run_to_end(command, out.with_suffix(".stderr.txt"), limit_s)
         if failure is not None:
             raise RunFailed(f"calibration: {failure}")

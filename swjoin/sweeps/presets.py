@@ -1,9 +1,9 @@
-"""The paper's parameters in the paper's time, or in a tenth of it.
+"""Presets: the paper's parameters in the paper's time, or in a tenth of it.
 
-What: `PRESETS` (name -> how many times faster than the paper), `scaled(config, factor)`.
-Why: 20 minutes a point is too long. When all times are divided and all rates multiplied by the same factor, as many tuples are
-in the windows and as many arrive in a distribution epoch as before; only what a message costs by itself does not shrink.
-Stays out: what is swept (`sweeps.points`), how fast an imitated node must be (`sweeps.node_speed`).
+What: `PRESETS` (name -> time scale: how many times faster than the paper), `scaled(config, factor)`.
+Why: 20 minutes a point is too long. With all times divided and all rates multiplied by the same factor, the windows and the
+distribution epochs have as many tuples as before; only the fixed costs of a message do not shrink.
+Stays out: the points of a sweep (`sweeps.points`), the speed of imitated nodes (`sweeps.node_speed`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ PRESETS = {"paper": 1, "quick": 10, "none": 1}
 def scaled(config: RunConfig, factor: int, node_speed: float | None = None) -> RunConfig:
     """`factor` times faster: every `*_us` divided by it, every `*_per_s` and nodes.node_speed multiplied. Sizes stay.
 
-    node_speed: what the result's is, instead. UserError when a time cannot be divided exactly or a node would be faster than a
-    core.
+    node_speed: replaces the scaled one. UserError when a time cannot be divided exactly, or a node would be faster than a core.
     """
     faster = _scale(config, factor, "", node_speed)
     assert isinstance(faster, RunConfig)

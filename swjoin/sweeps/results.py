@@ -1,8 +1,8 @@
-"""What lies in a sweep's directory, for tables: all runs that have ended, and all searches.
+"""Results of a sweep, read from its directory: finished runs and searches.
 
 What: `read_sweep(directory) -> Sweep` of `Run` and `Found`; `is_sweep`.
-Why: names, axes and small files are read and checked before Spark starts; what is wrong with them is told in one line.
-Stays out: metrics and tables (`sweeps.aggregate`), writing any of it (`sweeps.store`).
+Why: names, axes and small files are read and checked before Spark starts; an error is one line.
+Stays out: metrics and tables (`sweeps.aggregate`), writing (`sweeps.store`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from swjoin.sweeps.metrics import AT_LEAST, BELOW
 from swjoin.sweeps.store import SweepStore, read_json
 
 Axes = tuple[Any, ...]  # one value per axis of the experiment, in its order
-_DONE = ("axes", "slaves", "repeat", "commit", "status", "valid")  # what a done.json must have
+_DONE = ("axes", "slaves", "repeat", "commit", "status", "valid")  # required keys of done.json
 
 
 @dataclass(frozen=True)
 class Run:
-    """One point of the sweep, once: its done.json, and run.json unless it failed."""
+    """One run of a point. done: its done.json. report: its run.json, empty for a failed run."""
 
     name: str
     axes: Axes
@@ -46,17 +46,17 @@ class Run:
 
     @property
     def phase_s(self) -> tuple[float, float | None]:
-        """The measured interval; its end is None where the run does not say it."""
+        """The measured interval; its end is None where run.json has none."""
         measured = self.report.get("measured") or {}
         return float(measured.get("from_s") or 0.0), measured.get("to_s")
 
 
 @dataclass(frozen=True)
 class Found:
-    """What one search came to. value None: it failed, or is invalid: nothing was sustained, for want of a machine with time.
+    """Result of one search. value: None when it failed, or is invalid: the machine was overloaded, and nothing sustained.
 
-    censored: BELOW when not even its lower end was sustained; AT_LEAST when its upper end was, or when what it found is limited
-    by the machine, which was overloaded above it. The value is that bound.
+    censored: BELOW when the lower end was not sustained; AT_LEAST when the upper end was, or when the machine was overloaded
+    above the value. The value is that bound.
     """
 
     axes: Axes
@@ -67,7 +67,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What lies in a sweep's directory. searched: the axis of its search."""
+    """All results of a sweep. searched: the axis of its search."""
 
     directory: Path
     axes: tuple[str, ...]
@@ -76,7 +76,7 @@ class Sweep:
     found: tuple[Found, ...] = ()
 
     def order(self) -> list[Axes]:
-        """The points of the axes that the table has: numbers by size, then labels."""
+        """The points of the table, in order: numbers by size, then labels."""
         named = {one.axes for one in (self.found if self.searched else [r for r in self.runs if not r.is_probe])}
         return sorted(named, key=lambda axes: [(isinstance(v, str), v is not None, v) for v in axes])
 
@@ -86,12 +86,12 @@ def is_sweep(directory: Path) -> bool:
 
 
 def _text(value: Any) -> str:
-    """A value of an axis that has labels, too."""
+    """A value of an axis with labels, as text."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def _axis_values(values: Sequence[Any]) -> list[Any]:
-    """Whole numbers, else numbers, else text; None stays."""
+    """Values of one type: whole numbers, otherwise numbers, otherwise text; None stays."""
     known = [v for v in values if v is not None]
     if any(isinstance(v, bool) or not isinstance(v, (int, float)) for v in known):
         return [None if v is None else _text(v) for v in values]
@@ -105,7 +105,7 @@ def _typed(axes: Sequence[str], raw: Sequence[Mapping[str, Any]]) -> list[Axes]:
 
 
 def read_sweep(directory: Path) -> Sweep:
-    """Everything but the metrics. UserError in one line when there is nothing to aggregate."""
+    """Read all results except metrics. UserError when there is nothing to aggregate."""
     info = read_json(directory / "experiment.json")
     if info is None or not isinstance(info.get("axes"), list):
         raise UserError(f"{directory / 'experiment.json'}: does not describe a sweep; is {directory} the directory of one?")
@@ -136,7 +136,7 @@ def read_sweep(directory: Path) -> Sweep:
 
 
 def _read_searches(directory: Path) -> list[dict[str, Any]]:
-    """Those that have ended."""
+    """Finished searches."""
     read = [read_json(path) for path in sorted((directory / "searches").glob("*.json"))]
     return [s for s in read if s is not None and "axes" in s and s.get("status") in ("done", "failed", "invalid")]
 

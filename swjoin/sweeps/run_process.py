@@ -1,6 +1,6 @@
-"""A command run to its end, and ended with all it has started when somebody ends the sweep.
+"""Runs a command as a process group that ends with the sweep.
 
-What: `run_to_end(command, errors, limit_s) -> why it failed, or None`.
+What: `run_to_end(command, errors, limit_s) -> error or None`.
 Why: a run is a tree of processes (launcher, mpirun, ranks); an interrupted sweep must leave none of them behind.
 Stays out: which commands, how often (`sweeps.runner`, `sweeps.node_speed`).
 """
@@ -16,7 +16,7 @@ _GRACE_S = 20.0  # `swjoin run -n` itself gives mpirun 10 s
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a run by its pid: it ends its ranks; then whatever is left of its process group."""
+    """Terminate a run, which ends its ranks; after the grace period kill its process group."""
     if process.poll() is not None:
         return
     process.terminate()
@@ -28,8 +28,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def run_to_end(command: list[str], errors: Path, limit_s: float) -> str | None:
-    """Run a command; the last line that it said on standard error if it failed, or None. `errors` keeps what it said, if
-    anything."""
+    """Run a command; returns None, or the last line of its standard error if it failed. errors: file of standard error,
+    removed when empty."""
     with errors.open("wb") as file:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=file, start_new_session=True
@@ -40,9 +40,9 @@ def run_to_end(command: list[str], errors: Path, limit_s: float) -> str | None:
             return f"took longer than {limit_s:.0f} s and was stopped"
         finally:
             _end(process)
-    said = [line.strip() for line in errors.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [line.strip() for line in errors.read_text(errors="replace").splitlines() if line.strip()]
     if code == 0:
-        if not said:
+        if not lines:
             errors.unlink()
         return None
-    return said[-1].removeprefix("swjoin: ") if said else f"ended with code {code} and said nothing"
+    return lines[-1].removeprefix("swjoin: ") if lines else f"ended with code {code} and said nothing"

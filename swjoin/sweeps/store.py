@@ -1,12 +1,12 @@
-"""A sweep's directory: what was asked, and every run with a marker once it has ended.
+"""A sweep's directory: its description, its runs, and a marker for each finished run.
 
 What: `SweepStore` (open, points, searches), `sweep_directory`, `commit`, `machine`.
-Why: a sweep of an hour that was interrupted goes on where it was; results of different code or questions are never mixed.
+Why: an interrupted sweep resumes where it was; results of different code or designs are never mixed.
 Stays out: running (`sweeps.runner`), tables over the runs (`sweeps.aggregate`).
 
 DIR/experiment.json, DIR/points/<config digest>-s<slaves>-r<repeat>/ with the run and done.json, DIR/searches/<key>.json.
-A point has ended when its done.json is there: it is written last, and atomically. Where experiment.json is not a sweep's, DIR
-is something else and left as it is.
+A point is finished when its done.json exists: it is written last, and atomically. A DIR without a sweep's experiment.json is
+left as it is.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TABLES = ("table.parquet", "table.csv", "runs.parquet", "runs.csv")  # of `swee
 
 
 def sweep_directory(experiment: Experiment) -> Path:
-    """Where an experiment's runs go unless it is said otherwise."""
+    """Default directory of an experiment's runs."""
     source = experiment.source
     suffix = "" if source.preset == "none" else f"-{source.preset}"
     return Path("runs") / "sweeps" / f"{source.name}{suffix}"
@@ -99,7 +99,7 @@ def describe(experiment: Experiment, design_digest: str, node_speed: float | Non
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object; None when it is not there or not whole."""
+    """Read a JSON object; None when the file is missing or damaged."""
     try:
         data = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -108,7 +108,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 class SweepStore:
-    """One directory. `--fresh` forgets its points and searches; a calibration stays."""
+    """The directory of one sweep."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -118,7 +118,7 @@ class SweepStore:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """For this process alone. UserError when another one sweeps here."""
+        """Lock the directory. UserError when another process sweeps here."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             file = (self.directory / ".lock").open("w")
@@ -134,7 +134,7 @@ class SweepStore:
             yield
 
     def forget(self) -> None:
-        """All points, searches and tables of a sweep. experiment.json stays: the directory is a sweep's; so do other files."""
+        """Remove all points, searches and tables (`--fresh`). experiment.json, calibrations and other files stay."""
         if self._description() is None:
             return
         for path in self.points.glob("*"):
@@ -151,15 +151,15 @@ class SweepStore:
                 (self.directory / name).unlink()
 
     def _description(self) -> dict[str, Any] | None:
-        """experiment.json; None when it is not there, or not a sweep's."""
+        """Content of experiment.json; None when it is missing, or not a sweep's."""
         found = read_json(self.directory / "experiment.json")
-        whole = found is not None and found.get("format") == FORMAT and all(name in found for name in _SAME)
-        return found if whole else None
+        valid = found is not None and found.get("format") == FORMAT and all(name in found for name in _SAME)
+        return found if valid else None
 
     def check(self, description: dict[str, Any], *, fresh: bool = False) -> None:
-        """UserError when results that lie here are of something else than `description` (node_speed None: not known yet).
+        """UserError when the directory has results that do not fit `description` (node_speed None: not known yet).
 
-        fresh: results of any sweep may lie here; they are to be forgotten.
+        fresh: results of any sweep fit; they will be removed.
         """
         names = (p.name for p in self.directory.glob("*"))
         there = sorted(name for name in names if not name.startswith(("calibration", ".")) and name != "plots")
@@ -196,14 +196,14 @@ class SweepStore:
                 raise UserError(f"{self.directory}: {text}; {help_}")
 
     def begin(self, description: dict[str, Any]) -> None:
-        """Check once more, now with the calibration, and say what is swept here."""
+        """Check again, now with the calibration, and write experiment.json."""
         self.check(description)
         write_json(self.directory / "experiment.json", description)
 
     # ------------------------------------------------------------ points
 
     def ended(self) -> list[tuple[str, dict[str, Any]]]:
-        """(name, done.json) of every point that has ended."""
+        """(name, done.json) of every finished point."""
         found = ((path.parent.name, read_json(path)) for path in sorted(self.points.glob("*/done.json")))
         return [(name, done) for name, done in found if done is not None]
 
@@ -211,7 +211,7 @@ class SweepStore:
         return read_json(self.points / name / "done.json")
 
     def renew(self, name: str) -> Path:
-        """An empty directory for a run: what an interrupted, failed or invalid one has left goes."""
+        """An empty directory for a run; files of an interrupted, failed or invalid run are removed."""
         folder = self.points / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
+import inspect
 import itertools
 import json
+import pydoc
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from swjoin.api.inputs import to_table
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import TupleBatch
 from swjoin.core.join_semantics import Bounds, format_digest, pair_digest
+from swjoin.spark import window_join
 from tests.conftest import ROOT
 from tests.support.cases import CASES, Case, by_name
 from tests.support.limits import PROCESS_S
@@ -810,6 +814,46 @@ def test_type_checkers_see_the_signatures(tmp_path: Path) -> None:
     assert 'Argument "how" to "join" has incompatible type' in said
     assert 'Missing named argument "left_time" for "WindowJoin"' in said
     assert 'Argument "within" to "WindowJoin" has incompatible type "int"' in said
+
+
+SHARED = {
+    "on": None, "left_time": inspect.Parameter.empty, "right_time": inspect.Parameter.empty, "within": None, "lower": None,
+    "upper": None, "exclusive": (), "time_unit": None, "left_time_unit": None, "right_time_unit": None, "how": "inner",
+    "where": None, "left_on": None, "right_on": None,
+}  # fmt: skip
+ENGINE = {
+    **SHARED, "last": None, "assume_timezone": None, "left_id": None, "right_id": None, "max_out_of_order": None,
+    "late": "error", "memory": None,
+}  # fmt: skip
+OUTPUT: dict[str, Any] = {"columns": None, "ids": False}
+TABLES: dict[str, Any] = {"threads": None, "ranks": None}
+SIGNATURES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "join": (swjoin.join, {**ENGINE, **OUTPUT, **TABLES}),
+    "count": (swjoin.count, {**ENGINE, **TABLES}),
+    "WindowJoin": (swjoin.WindowJoin, {**ENGINE, **OUTPUT, "left_schema": None, "right_schema": None}),
+    "window_join": (window_join, {**SHARED, "columns": None, "partitions": None, "window_memory": "4GB"}),
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signatures_show_every_option(name: str) -> None:
+    function, options = SIGNATURES[name]
+    shown = inspect.signature(function).parameters
+    assert {p.name: p.default for p in shown.values() if p.kind is p.KEYWORD_ONLY} == options
+    assert [p.name for p in shown.values() if p.kind is not p.KEYWORD_ONLY] == (
+        [] if name == "WindowJoin" else ["left", "right"]
+    )
+    assert all(p.annotation is not p.empty for p in shown.values())
+    assert str(shown["how"]) == "how: 'How' = 'inner'"
+    helped = pydoc.render_doc(function, renderer=pydoc.plaintext)
+    assert all(f"{option}: " in helped for option in options)
+    tables = [] if name == "WindowJoin" else [LEFT, RIGHT]
+    with pytest.raises(TypeError, match=r"got an unexpected keyword argument 'withn'; did you mean 'within'\?"):
+        function(*tables, **BASICS, withn="1s")
+    with pytest.raises(TypeError, match="got an unexpected keyword argument 'zzz'; the options are left_time, right_time, on,"):
+        function(*tables, **BASICS, zzz=1)
+    with pytest.raises(TypeError, match="needs 'right_time', which must be given by name"):
+        function(*tables, on="key", left_time="ts", within="1s")
 
 
 def test_all_names_are_there() -> None:

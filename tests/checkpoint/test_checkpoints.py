@@ -26,7 +26,8 @@ from swjoin.checkpoint.store import CheckpointStore, read_manifest
 from swjoin.cluster.collector import Collector, Tally
 from swjoin.cluster.master.checkpoint_coordinator import Checkpoints
 from swjoin.cluster.master.master import Master
-from swjoin.cluster.messages import CheckpointCompleted, CompleteCheckpoint, PartSaved, PublishResults
+from swjoin.cluster.messages import PartSaved, PublishResults
+from swjoin.cluster.role import COLLECTOR, CheckpointCompleted, CompleteCheckpoint, ReleaseInput, Send
 from swjoin.cluster.slave.slave import Slave
 from swjoin.config.loader import config_from_plain, load_config
 from swjoin.config.run import CheckpointConfig, QueryConfig
@@ -45,7 +46,7 @@ from tests.support.limits import PROCESS_S
 from tests.support.planted import complaints
 from tests.support.stopped_runs import _in_pieces, _run, _stopping
 from tests.tools.processes import LaunchedRun
-from tests.tools.random_kills import FaultScenario, run_ordeal
+from tests.tools.random_kills import FaultScenario, run_with_faults
 from tests.tools.random_runs import Scenario, run_simulated
 
 # ---------------------------------------------------------------- the simulator: crashes at any step
@@ -89,7 +90,7 @@ def test_segments_dropped_too_early_are_caught(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("held_bytes", [300, *(pytest.param(n, marks=pytest.mark.long) for n in (0, 3_000))])
 def test_crashes_with_a_log_that_holds_back_less(held_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the simulator everything fits; here deliveries are written before a checkpoint asks for them."""
-    monkeypatch.setattr(delivery_log, "HELD_BYTES", held_bytes)
+    monkeypatch.setattr(delivery_log, "UNWRITTEN_LIMIT_BYTES", held_bytes)
     assert _caught(1, 25) == 0
 
 
@@ -155,12 +156,12 @@ def test_what_is_held_back_is_limited_over_all_generations(monkeypatch: pytest.M
     batch, counts = TupleBatch(ts, ts, ts.astype(np.uint64), ts), np.full(1, 1000, np.int64)
     one = Delivery(QueryId(0), SlaveId(0), EpochIndex(0), 0, 0, np.zeros(1, np.int64), counts, 0 * counts, batch, batch)
     one = dataclasses.replace(one, right=TupleBatch.empty())
-    monkeypatch.setattr(delivery_log, "HELD_BYTES", 5 * one.nbytes)
+    monkeypatch.setattr(delivery_log, "UNWRITTEN_LIMIT_BYTES", 5 * one.nbytes)
     log = SegmentLog(tmp_path, 0, 0, 1, lambda part: None)
     for generation in (0, 0, 0, 0, 1, 1, 1):
         log.append(dataclasses.replace(one, generation=generation))
     log.close()
-    assert sum(s.held_bytes for s in log._open.values()) <= 5 * one.nbytes
+    assert sum(s.unwritten_bytes for s in log._open.values()) <= 5 * one.nbytes
     assert [s.tuples for s in log._open.values()] == [3000, 0]  # of each a little more than its tuples is held
 
 
@@ -192,7 +193,7 @@ def test_a_cut_through_moves_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = Scenario.draw(2918)
     query = QueryConfig(-5_000, 15_000, ("lower", "upper"))
     config = dataclasses.replace(drawn.config, queries=(query,))
-    scenario = dataclasses.replace(drawn, config=config, crashes=((160, 3), (320, 2)))
+    scenario = dataclasses.replace(drawn, config=config, crashes=((146, 3), (326, 2)))
     monkeypatch.setattr(Scenario, "draw", staticmethod(lambda seed: scenario))
     run_simulated(2918)
     monkeypatch.setattr(Checkpoints, "being_joined", property(lambda self: False))
@@ -219,7 +220,7 @@ def test_a_checkpoint_is_completed_with_its_last_part() -> None:
     (command,) = checkpoints.saved(PartSaved(0, "collector", {}))
     assert isinstance(command, CompleteCheckpoint)
     assert (command.generation, command.epoch, command.clock_us, command.alive_us) == (0, 2, 100, (5, 7))
-    assert checkpoints.complete(CheckpointCompleted(0, 42), 350) == [PublishResults(0, False)]
+    assert checkpoints.complete(CheckpointCompleted(0, 42), 350) == [Send(COLLECTOR, PublishResults(0, False)), ReleaseInput()]
     assert checkpoints.summary() == {"completed": 1, "last_s": 250e-6, "longest_s": 250e-6, "bytes": 42}
     assert [checkpoints.due(epoch, 0) for epoch in (4, 5)] == [False, True]
 
@@ -485,7 +486,7 @@ def test_a_dictionary_comes_back_with_the_same_codes() -> None:
 
 
 def test_the_masters_part_comes_back(tmp_path: Path) -> None:
-    from swjoin.cluster.messages import Snapshot
+    from swjoin.cluster.role import Snapshot
 
     done: list[Any] = []
     identity: dict[str, Any] = {"config": {}, "config_digest": "x", "inputs": [], "command": "", "run_dir": ""}
@@ -690,8 +691,8 @@ def test_sigterm_stops_a_process_which_another_resumes(tmp_path: Path) -> None:
     ],
 )
 def test_ranks_that_die(kind: str, seed: int, tmp_path: Path) -> None:
-    report = run_ordeal(seed, tmp_path, (kind,))
-    assert report["ordeal"]["resumed"] == (kind in ("everybody", "stop", "master"))
+    report = run_with_faults(seed, tmp_path, (kind,))
+    assert report["faults"]["resumed"] == (kind in ("everybody", "stop", "master"))
 
 
 @pytest.mark.mpi

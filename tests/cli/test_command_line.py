@@ -22,7 +22,7 @@ import pytest
 import swjoin as api
 from swjoin.cli import serve
 from swjoin.cli.main import build_parser
-from swjoin.connectors.files.formats import place_in
+from swjoin.connectors.files.formats import describe_row
 from swjoin.core.errors import UserError
 from tests.conftest import ROOT
 
@@ -146,8 +146,8 @@ def test_errors_name_the_line_that_an_editor_shows(suffix: str, swjoin: Any, tmp
     done = swjoin("join", path, path, "--on", "user", *NEEDED)
     assert done.code == 2
     assert f"{path}, line 6" in done.err[0], done.err
-    assert place_in(path, 0) == f"{path}, line 2"
-    assert place_in(tmp_path / "x.parquet", 3) == f"{tmp_path / 'x.parquet'}, row 3 (counting from 0)"
+    assert describe_row(path, 0) == f"{path}, line 2"
+    assert describe_row(tmp_path / "x.parquet", 3) == f"{tmp_path / 'x.parquet'}, row 3 (counting from 0)"
 
 
 def _catches_sigterm(pid: int) -> bool:

@@ -39,7 +39,7 @@ RARELY = {
     "main --tiny": r"(?s)3/5 verify.*overview\.png",
     "test tests/core/test_join_semantics.py -q": r"(?s)== mypy\nSuccess.*passed",
     "long --collect-only -q -n 0 tests/core/test_join_semantics.py tests/runtime/test_simulator.py": (
-        r"test_simulator(?s:.)*tests that measure",
+        r"test_simulator(?s:.)*tests that measure"
     ),
     "bench --tiny": r"(?s)every answer checked.*slave to collector.*## Curves",
     "bench spark --tiny": r"every answer right",

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swjoin.cluster.master.controller import Phase
-from swjoin.cluster.master.master import Master
+from swjoin.cluster.master.master import SLOT, Master
 from swjoin.cluster.master.mini_buffers import MiniBuffers
-from swjoin.cluster.messages import ClockAdvanced, Deliver, Delivered, Log, MoveEnded, SlaveReported, StreamEnded, TuplesRead
+from swjoin.cluster.master.moves import MoveState
+from swjoin.cluster.role import MASTER, BatchRead, Log, Received, SourceEnded, TimerFired, slave_role
 from swjoin.cluster.slave.slave import Slave
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import ReorganizationConfig
@@ -23,6 +23,7 @@ from swjoin.policy.declustering import Confirmation, next_to_rest, wanted_by_wor
 from swjoin.policy.placement import round_robin
 from swjoin.policy.reorganization import Kind, SlaveLoad, at_random, balanced, classify, empty_slaves, paper
 from swjoin.routing.hash_partition import GroupMap, HashPartition
+from tests.support.effects import deliveries, reported
 
 CONFIG = ReorganizationConfig("paper")
 
@@ -156,23 +157,19 @@ def rows(start: int, stop: int) -> SourceBatch:
     return SourceBatch(ts % 50, ts, ts.astype(np.uint64))
 
 
-def deliveries(commands: list[Any]) -> list[Delivery]:
-    return [c.delivery for c in commands if isinstance(c, Deliver)]
-
-
 def serve(master: Master, slaves: int, now: int) -> list[Delivery]:
     out = []
     for slave in range(slaves):
-        out += deliveries(master.handle(SlaveReported(SlaveId(slave), 0.0), now))
+        out += deliveries(master.handle(reported(slave, 0.0), now))
     return out
 
 
 def started(master: Master, slaves: int) -> dict[int, list[Delivery]]:
     """1,000 us of both streams, and epochs until a move is under way; deliveries by epoch."""
     master.start()
-    master.handle(TuplesRead(LEFT, rows(0, 1000)), 0)
+    master.handle(BatchRead(LEFT, rows(0, 1000)), 0)
     out: dict[int, list[Delivery]] = {}
-    for delivery in deliveries(master.handle(TuplesRead(RIGHT, rows(0, 1000)), 0)):
+    for delivery in deliveries(master.handle(BatchRead(RIGHT, rows(0, 1000)), 0)):
         out.setdefault(delivery.epoch, []).append(delivery)
     for now in range(1, 4):
         for delivery in serve(master, slaves, now):
@@ -185,7 +182,7 @@ def test_only_the_moving_group_is_held_back_and_until_both_have_acknowledged() -
     master = a_master(2)
     by_epoch = started(master, 2)
     (move,) = master.controller.moves.values()
-    assert move.phase == Phase.HELD
+    assert move.state == MoveState.HELD
     ordered = by_epoch[2]
     assert ordered[move.supplier].moves_out.tolist() == [[move.number, move.group, move.consumer]]
     assert ordered[move.consumer].moves_in.tolist() == [[move.number, move.group, move.supplier]]
@@ -194,9 +191,9 @@ def test_only_the_moving_group_is_held_back_and_until_both_have_acknowledged() -
     assert all(move.group not in d.groups for d in serve(master, 2, 5)), "delivered while it moves"
     assert master.buffers.held_tuples == before
 
-    def end(installed: bool) -> MoveEnded:
+    def end(installed: bool) -> Received:
         slave = move.consumer if installed else move.supplier
-        return MoveEnded(MoveEnd(move.number, move.group, slave, installed, 10, 240, 2, 7))
+        return Received(slave_role(slave), MoveEnd(move.number, move.group, slave, installed, 10, 240, 2, 7))
 
     master.handle(end(True), 7)
     assert master.controller.map.owner[move.group] == move.supplier, "one acknowledgement is not enough"
@@ -208,7 +205,7 @@ def test_only_the_moving_group_is_held_back_and_until_both_have_acknowledged() -
     later = deliveries(commands) + [d for now in range(9, 14) for d in serve(master, 2, now)]
     assert {int(d.slave) for d in later if move.group in d.groups} == {move.consumer}
     master.validate()
-    with pytest.raises(RunFailed, match="which nobody ordered"):
+    with pytest.raises(RunFailed, match="which was not ordered"):
         master.handle(end(False), 20)
 
 
@@ -228,11 +225,13 @@ def test_the_end_of_the_streams_waits_for_moves() -> None:
     started(master, 2)
     (move,) = master.controller.moves.values()
     for stream in (LEFT, RIGHT):
-        master.handle(StreamEnded(stream), 5)
+        master.handle(SourceEnded(stream), 5)
     served = [d for now in range(6, 30) for d in serve(master, 2, now)]
     assert not any(d.last for d in served)
     for installed, slave in ((False, move.supplier), (True, move.consumer)):
-        commands = master.handle(MoveEnded(MoveEnd(move.number, move.group, slave, installed, 0, 0, 0, 0)), 40)
+        commands = master.handle(
+            Received(slave_role(slave), MoveEnd(move.number, move.group, slave, installed, 0, 0, 0, 0)), 40
+        )
     served = deliveries(commands) + [d for now in range(41, 50) for d in serve(master, 2, now)]
     assert [d.last for d in served if d.left_time_us == END_OF_TIME_US and d.last] == [True, True]
     assert master.finished
@@ -246,7 +245,7 @@ def test_a_resting_slave_gets_nothing_but_the_end() -> None:
     assert all([d.slave for d in group] == [0, 1] for group in by_epoch.values())
     assert {d.served for group in by_epoch.values() for d in group} == {2}
     for stream in (LEFT, RIGHT):
-        master.handle(StreamEnded(stream), 5)
+        master.handle(SourceEnded(stream), 5)
     served = [d for now in range(6, 30) for d in serve(master, 3, now)]
     assert [(int(d.slave), d.last, d.served) for d in served if d.last or d.slave == 2][-3:] == [
         (0, True, 3),
@@ -305,15 +304,15 @@ def test_a_full_slave_holds_nobody_up_and_loses_nothing() -> None:
     master = Master(config_from_plain(plain), 2, (None, None))
     master.start()
     for slave in (0, 1):
-        master.handle(SlaveReported(SlaveId(slave), 0.0), 0)
-    master.handle(TuplesRead(LEFT, rows(0, 1000)), 0)
-    master.handle(TuplesRead(RIGHT, rows(0, 1000)), 0)
+        master.handle(reported(slave, 0.0), 0)
+    master.handle(BatchRead(LEFT, rows(0, 1000)), 0)
+    master.handle(BatchRead(RIGHT, rows(0, 1000)), 0)
     got: dict[int, list[Delivery]] = {0: [], 1: []}
     for epoch, occupancy in enumerate([0.0, 1.0, 1.5, 0.3], 1):
         now = 100 * epoch
-        commands = master.handle(SlaveReported(SlaveId(0), occupancy), now)
-        commands += master.handle(SlaveReported(SlaveId(1), 0.0), now)
-        for delivery in deliveries(commands + master.handle(ClockAdvanced(), now + 1)):
+        commands = master.handle(reported(0, occupancy), now)
+        commands += master.handle(reported(1, 0.0), now)
+        for delivery in deliveries(commands + master.handle(TimerFired(SLOT), now + 1)):
             got[delivery.slave].append(delivery)
         master.validate()
     assert [len(d.left) > 0 for d in got[1]] == [True] * 4
@@ -382,7 +381,8 @@ def test_a_broken_promise_fails_the_run() -> None:
     late = TupleBatch(counts, counts * 50, counts.astype(np.uint64), counts)
     empty = TupleBatch.empty()
     none = np.empty(0, np.int64)
-    slave.handle(Delivered(Delivery(QueryId(0), SlaveId(3), EpochIndex(0), 100, 100, none, none, none, empty, empty)), 0)
+    delivery = Delivery(QueryId(0), SlaveId(3), EpochIndex(0), 100, 100, none, none, none, empty, empty)
+    slave.handle(Received(MASTER, delivery), 0)
     worse = Delivery(QueryId(0), SlaveId(3), EpochIndex(1), 100, 100, counts, counts * 0, counts, empty, late)
     with pytest.raises(RunFailed, match="slave 3, epoch 1: a right tuple of time 50 us came after the promise of 100 us"):
-        slave.handle(Delivered(worse), 0)
+        slave.handle(Received(MASTER, worse), 0)

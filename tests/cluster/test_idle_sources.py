@@ -17,16 +17,16 @@ import pytest
 from swjoin.checkpoint.manifest import check_master_state
 from swjoin.cluster.master.intake import StreamIntake
 from swjoin.cluster.master.master import Master
-from swjoin.cluster.messages import SavePart, SlaveReported, StopRequested, StreamIdle, TuplesRead
+from swjoin.cluster.role import BatchRead, SavePart, SourceIdle, StopRequested
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import TimeConfig
 from swjoin.connectors.files.read_ahead import ReadAhead
 from swjoin.connectors.generator.source import GeneratorSource
 from swjoin.core.batch import RIGHT, SourceBatch
 from swjoin.core.errors import UserError
-from swjoin.core.ids import SlaveId
 from swjoin.runtime.idle_sources import IdleDetector
 from tests.conftest import ROOT
+from tests.support.effects import reported
 from tests.support.limits import PROCESS_S
 from tests.support.overloaded import answer_without
 from tests.support.planted import complaints
@@ -212,16 +212,16 @@ def test_a_stop_is_heard_when_nobody_has_ever_spoken() -> None:
     master = Master(config, 1, (None, None))
     master.start()
     for stream in (0, 1):
-        master.handle(StreamIdle(stream), 0)
+        master.handle(SourceIdle(stream), 0)
     master.handle(StopRequested(), 50)
-    commands = master.handle(SlaveReported(SlaveId(0), 0.0), 250)
+    commands = master.handle(reported(0, 0.0), 250)
     (saved,) = [c.snapshot for c in commands if isinstance(c, SavePart)]
     plain = json.loads(json.dumps(saved.plain))
     check_master_state(Path("x"), plain, 0, 0, 4)
     other = Master(config, 1, (None, None))
     other.restore(plain, saved.tuples, 0)
     other.start()
-    other.handle(TuplesRead(0, rows([-5, 3])), 300)
+    other.handle(BatchRead(0, rows([-5, 3])), 300)
     assert other.streams[0].counts.late == 0  # nothing had been promised
 
 

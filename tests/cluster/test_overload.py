@@ -15,15 +15,15 @@ from swjoin.cluster.master.master import Master
 from swjoin.cluster.master.overload import Overload
 from swjoin.cluster.master.selectivity import MatchEstimates
 from swjoin.cluster.master.tuple_queue import Pending, StoreFullError
-from swjoin.cluster.messages import Deliver, SavePart, SlaveReported, StopRequested, StreamEnded, TuplesRead
+from swjoin.cluster.role import BatchRead, SavePart, SourceEnded, StopRequested
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import LEFT, RIGHT, PayloadRows, RowLayout, SourceBatch, TupleBatch
 from swjoin.core.errors import SwjoinError
-from swjoin.core.ids import SlaveId
 from swjoin.core.join_semantics import Bounds
 from swjoin.runtime.simulator.result import SimulationError
 from swjoin.runtime.spill import SpilledBatch, SpillFolder
+from tests.support.effects import deliveries, reported
 from tests.support.limits import PROCESS_S
 from tests.support.overloaded import answer_without, config, shed
 from tests.tools.random_runs import Scenario, run_scenario
@@ -224,8 +224,8 @@ def test_a_restored_master_keeps_spilled_tuples_on_disk_and_slaves_get_what_they
     for stream in (LEFT, RIGHT):
         n = 1_500_000
         rows = SourceBatch(np.arange(n), np.arange(n) // 3, np.arange(n, dtype=np.uint64))
-        master.handle(TuplesRead(stream, rows), 0)
-        master.handle(StreamEnded(stream), 0)
+        master.handle(BatchRead(stream, rows), 0)
+        master.handle(SourceEnded(stream), 0)
     saved = None
     while saved is None:
         slots += 1
@@ -234,7 +234,7 @@ def test_a_restored_master_keeps_spilled_tuples_on_disk_and_slaves_get_what_they
             master.handle(StopRequested(), 100_000 * slots)
         commands: list[Any] = []
         for slave in range(2):
-            commands += master.handle(SlaveReported(SlaveId(slave), 1.0), 100_000 * slots + 1)
+            commands += master.handle(reported(slave, 1.0), 100_000 * slots + 1)
         saved = next((c.snapshot for c in commands if isinstance(c, SavePart)), None)
     assert master.buffers.stored_bytes > 10 << 20
     other = a_master("two")
@@ -244,8 +244,8 @@ def test_a_restored_master_keeps_spilled_tuples_on_disk_and_slaves_get_what_they
     assert other.buffers.stored_bytes > master.buffers.stored_bytes / 2
     sent = []
     for slave in range(2):
-        commands = other.handle(SlaveReported(SlaveId(slave), 0.0), 100_000 * (slots + 1) + 1)
-        sent += [c.delivery for c in commands if isinstance(c, Deliver)]
+        commands = other.handle(reported(slave, 0.0), 100_000 * (slots + 1) + 1)
+        sent += deliveries(commands)
     assert len(sent) == 2
     sizes = [delivery.nbytes for delivery in sent]
     assert min(sizes) > 1 << 10

@@ -11,21 +11,10 @@ from hypothesis import strategies as st
 
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.master.intake import LateRowError, StreamIntake
-from swjoin.cluster.master.master import Master
-from swjoin.cluster.messages import (
-    ClockAdvanced,
-    Deliver,
-    Delivered,
-    ExchangeDue,
-    ReadTuples,
-    Report,
-    ResultsReceived,
-    SlaveReported,
-    StreamEnded,
-    TuplesRead,
-    WorkDue,
-)
-from swjoin.cluster.slave.slave import MOST_DELIVERIES, Slave
+from swjoin.cluster.master.master import SLOT, Master
+from swjoin.cluster.messages import Report
+from swjoin.cluster.role import MASTER, BatchRead, Effect, Read, Received, SourceEnded, TimerFired, WorkDue, slave_role
+from swjoin.cluster.slave.slave import EXCHANGE, MOST_DELIVERIES, Slave
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import TimeConfig
 from swjoin.core.batch import LEFT, RIGHT, SourceBatch, TupleBatch
@@ -36,6 +25,7 @@ from swjoin.core.metric_columns import COLUMNS
 from swjoin.policy.epochs import boundary_after_us, next_exchange_us, slot_end_us, slot_offset_us, slots_ended, slots_to_skip
 from swjoin.policy.placement import round_robin
 from swjoin.state.delay_histogram import HISTOGRAM_SIZE
+from tests.support.effects import deliveries, reported, sent
 
 
 def rows(times: Sequence[int | None], keys: Sequence[int | None] | None = None, first: int = 0) -> SourceBatch:
@@ -151,14 +141,14 @@ def a_master(slaves: int = 2, **cluster: int) -> Master:
 
 def test_slaves_are_served_in_fixed_order_each_after_its_report() -> None:
     master = a_master(3)
-    assert master.start() == [ReadTuples(LEFT)]
-    assert master.handle(TuplesRead(LEFT, rows(list(range(0, 300, 3)))), 0) == [ReadTuples(RIGHT)]
-    assert not [c for c in master.handle(SlaveReported(SlaveId(2), 0.0), 1) if isinstance(c, Deliver)]
-    commands = master.handle(TuplesRead(RIGHT, rows(list(range(0, 300, 3)))), 2)
-    assert not [c for c in commands if isinstance(c, Deliver)], "slave 0 has not reported"
+    assert master.start() == [Read(LEFT)]
+    assert master.handle(BatchRead(LEFT, rows(list(range(0, 300, 3)))), 0) == [Read(RIGHT)]
+    assert not deliveries(master.handle(reported(2, 0.0), 1))
+    commands = master.handle(BatchRead(RIGHT, rows(list(range(0, 300, 3)))), 2)
+    assert not deliveries(commands), "slave 0 has not reported"
     served = []
     for slave in (1, 0):
-        served += [c.delivery for c in master.handle(SlaveReported(SlaveId(slave), 0.0), 3) if isinstance(c, Deliver)]
+        served += deliveries(master.handle(reported(slave, 0.0), 3))
     assert [d.slave for d in served] == [0, 1, 2]
     assert {d.epoch for d in served} == {0}
     assert all(d.left_time_us == d.right_time_us == 100 for d in served)
@@ -169,30 +159,30 @@ def test_every_delivery_carries_both_times_also_when_empty() -> None:
     """FLINK-38477: with an idle input, time must go on."""
     master = a_master(1)
     master.start()
-    master.handle(TuplesRead(LEFT, rows(list(range(0, 1000, 10)))), 0)
-    master.handle(StreamEnded(RIGHT), 0)
-    deliveries: list[Delivery] = []
+    master.handle(BatchRead(LEFT, rows(list(range(0, 1000, 10)))), 0)
+    master.handle(SourceEnded(RIGHT), 0)
+    found: list[Delivery] = []
     for _ in range(20):
-        commands = master.handle(SlaveReported(SlaveId(0), 0.0), 0)
-        deliveries += [c.delivery for c in commands if isinstance(c, Deliver)]
-        if any(isinstance(c, ReadTuples) for c in commands):
-            commands = master.handle(StreamEnded(LEFT), 0)
-            deliveries += [c.delivery for c in commands if isinstance(c, Deliver)]
-    assert [d.right_time_us for d in deliveries[:3]] == [100, 200, 300]
-    assert deliveries[-1].last
-    assert deliveries[-1].left_time_us == deliveries[-1].right_time_us == END_OF_TIME_US
-    assert sum(len(d.left) for d in deliveries) == 100
+        commands = master.handle(reported(0, 0.0), 0)
+        found += deliveries(commands)
+        if any(isinstance(c, Read) for c in commands):
+            commands = master.handle(SourceEnded(LEFT), 0)
+            found += deliveries(commands)
+    assert [d.right_time_us for d in found[:3]] == [100, 200, 300]
+    assert found[-1].last
+    assert found[-1].left_time_us == found[-1].right_time_us == END_OF_TIME_US
+    assert sum(len(d.left) for d in found) == 100
 
 
 def test_full_mini_buffers_close_an_epoch_early() -> None:
     master = a_master(1, distribution_epoch_us=10**12, mini_buffer_bytes=1 << 16)
     master.start()
-    master.handle(SlaveReported(SlaveId(0), 0.0), 0)
-    master.handle(TuplesRead(LEFT, rows(list(range(3000)))), 0)
-    commands = master.handle(TuplesRead(RIGHT, rows(list(range(3000)))), 0)
-    (deliver,) = [c for c in commands if isinstance(c, Deliver)]
-    assert len(deliver.delivery.left) == 3000
-    assert deliver.delivery.left_time_us == 2999
+    master.handle(reported(0, 0.0), 0)
+    master.handle(BatchRead(LEFT, rows(list(range(3000)))), 0)
+    commands = master.handle(BatchRead(RIGHT, rows(list(range(3000)))), 0)
+    (delivery,) = deliveries(commands)
+    assert len(delivery.left) == 3000
+    assert delivery.left_time_us == 2999
 
 
 def test_a_bound_that_the_buffers_cannot_hold_is_refused() -> None:
@@ -201,9 +191,9 @@ def test_a_bound_that_the_buffers_cannot_hold_is_refused() -> None:
     )
     master = Master(config, 1, (None, None))
     master.start()
-    master.handle(TuplesRead(LEFT, rows(list(range(1000)))), 0)
+    master.handle(BatchRead(LEFT, rows(list(range(1000)))), 0)
     with pytest.raises(RunFailed, match=r"raise cluster\.mini_buffer"):
-        master.handle(TuplesRead(RIGHT, rows(list(range(2000)))), 0)
+        master.handle(BatchRead(RIGHT, rows(list(range(2000)))), 0)
 
 
 def test_realtime_follows_the_clock_and_not_the_arrivals() -> None:
@@ -212,16 +202,16 @@ def test_realtime_follows_the_clock_and_not_the_arrivals() -> None:
     )
     master = Master(config, 1, (None, None))
     master.start()
-    master.handle(SlaveReported(SlaveId(0), 0.0), 0)
-    master.handle(TuplesRead(LEFT, rows([1000, 1050, 1990])), 0)
-    master.handle(TuplesRead(RIGHT, rows([1000, 1990])), 0)
-    (deliver,) = [c for c in master.handle(ClockAdvanced(), 105) if isinstance(c, Deliver)]
-    assert deliver.delivery.left.ts.tolist() == [1000, 1050]
-    assert deliver.delivery.left.arrival_us.tolist() == [0, 50]
-    assert (deliver.delivery.left_time_us, deliver.delivery.right_time_us) == (1100, 1100)
-    (deliver,) = [c for c in master.handle(SlaveReported(SlaveId(0), 0.0), 510) if isinstance(c, Deliver)]
-    assert len(deliver.delivery.left) == 0
-    assert deliver.delivery.left_time_us == 1500
+    master.handle(reported(0, 0.0), 0)
+    master.handle(BatchRead(LEFT, rows([1000, 1050, 1990])), 0)
+    master.handle(BatchRead(RIGHT, rows([1000, 1990])), 0)
+    (delivery,) = deliveries(master.handle(TimerFired(SLOT), 105))
+    assert delivery.left.ts.tolist() == [1000, 1050]
+    assert delivery.left.arrival_us.tolist() == [0, 50]
+    assert (delivery.left_time_us, delivery.right_time_us) == (1100, 1100)
+    (delivery,) = deliveries(master.handle(reported(0, 0.0), 510))
+    assert len(delivery.left) == 0
+    assert delivery.left_time_us == 1500
 
 
 def test_a_clock_that_steps_back_takes_no_promise_back() -> None:
@@ -231,14 +221,14 @@ def test_a_clock_that_steps_back_takes_no_promise_back() -> None:
     )
     master = Master(config, 1, (None, None))
     master.start()
-    master.handle(TuplesRead(LEFT, rows([1000, 1250, 1990])), 0)
-    master.handle(TuplesRead(RIGHT, rows([1000, 1990])), 0)
+    master.handle(BatchRead(LEFT, rows([1000, 1250, 1990])), 0)
+    master.handle(BatchRead(RIGHT, rows([1000, 1990])), 0)
     promised: list[int] = []
     delivered: list[list[int]] = []
     for now_us in (0, 305, 110, 5, 290, 420, 60, 510):
-        commands = master.handle(SlaveReported(SlaveId(0), 0.0), now_us)
-        promised += [c.delivery.left_time_us for c in commands if isinstance(c, Deliver)]
-        delivered += [c.delivery.left.ts.tolist() for c in commands if isinstance(c, Deliver)]
+        commands = master.handle(reported(0, 0.0), now_us)
+        promised += [d.left_time_us for d in deliveries(commands)]
+        delivered += [d.left.ts.tolist() for d in deliveries(commands)]
         master.validate()
     assert promised == [1300, 1400, 1500]
     assert delivered == [[1000, 1250], [], []]
@@ -257,10 +247,10 @@ def final(slave: int, epoch: int, pairs: int, last: bool = False, served: int = 
 
 def test_an_epoch_is_committed_when_every_slave_has_completed_it() -> None:
     collector = Collector(2, materialised=False)
-    collector.handle(ResultsReceived(final(0, 0, 2)), 0)
-    collector.handle(ResultsReceived(final(0, 1, 0)), 0)
+    collector.handle(Received(slave_role(0), final(0, 0, 2)), 0)
+    collector.handle(Received(slave_role(0), final(0, 1, 0)), 0)
     assert collector.committed == -1
-    collector.handle(ResultsReceived(final(1, 0, 1)), 0)
+    collector.handle(Received(slave_role(1), final(1, 0, 1)), 0)
     assert collector.committed == 0
     assert collector.tally.count == 3
     assert collector.summary()["digest"] == "000000000000000a"
@@ -269,12 +259,12 @@ def test_an_epoch_is_committed_when_every_slave_has_completed_it() -> None:
 def test_an_epoch_waits_for_the_slaves_that_it_served() -> None:
     """A resting slave has nothing to complete; one that was woken has, however late its results come."""
     collector = Collector(2, materialised=False)
-    collector.handle(ResultsReceived(final(0, 0, 1, served=1)), 0)
+    collector.handle(Received(slave_role(0), final(0, 0, 1, served=1)), 0)
     assert collector.committed == 0
-    collector.handle(ResultsReceived(final(0, 1, 1, served=2)), 0)
-    collector.handle(ResultsReceived(final(0, 2, 1, served=1)), 0)
+    collector.handle(Received(slave_role(0), final(0, 1, 1, served=2)), 0)
+    collector.handle(Received(slave_role(0), final(0, 2, 1, served=1)), 0)
     assert collector.committed == 0
-    collector.handle(ResultsReceived(final(1, 1, 1, served=2)), 0)
+    collector.handle(Received(slave_role(1), final(1, 1, 1, served=2)), 0)
     assert collector.committed == 2
     collector.validate()
 
@@ -292,15 +282,15 @@ def test_an_epoch_waits_for_the_slaves_that_it_served() -> None:
 def test_collector_refuses_contradictions(chunks: list[ResultChunk], complaint: str) -> None:
     collector = Collector(2, materialised=False)
     for chunk in chunks[:-1]:
-        collector.handle(ResultsReceived(chunk), 0)
+        collector.handle(Received(slave_role(0), chunk), 0)
     with pytest.raises(RunFailed, match=complaint):
-        collector.handle(ResultsReceived(chunks[-1]), 0)
+        collector.handle(Received(slave_role(0), chunks[-1]), 0)
 
 
 def test_collector_misses_pairs_that_were_produced_but_did_not_arrive() -> None:
     collector = Collector(1, materialised=True)
     with pytest.raises(RunFailed, match=r"produced 2 pairs .* 0 with digest"):
-        collector.handle(ResultsReceived(final(0, 0, 2)), 0)
+        collector.handle(Received(slave_role(0), final(0, 0, 2)), 0)
 
 
 # ---------------------------------------------------------------- a slave that cannot even keep up with empty deliveries
@@ -319,13 +309,13 @@ def test_empty_deliveries_do_not_pile_up_for_ever() -> None:
     nothing, none = TupleBatch.empty(), np.empty(0, np.int64)
     reports = 0
     for epoch in range(3 * MOST_DELIVERIES):
-        if not any(isinstance(command, Report) for command in slave.handle(ExchangeDue(), 2000 * epoch)):
+        if not sent(slave.handle(TimerFired(EXCHANGE), 2000 * epoch), Report):
             break
         reports += 1
         head = (QueryId(0), SlaveId(0), EpochIndex(epoch), epoch, epoch)
-        slave.handle(Delivered(Delivery(*head, none, none, none, nothing, nothing)), 2000 * epoch)
+        slave.handle(Received(MASTER, Delivery(*head, none, none, none, nothing, nothing)), 2000 * epoch)
     assert reports == MOST_DELIVERIES
-    told: list[object] = []
+    told: list[Effect] = []
     for _ in range(10):
         told += slave.handle(WorkDue(), 10**6)
-    assert sum(isinstance(command, Report) for command in told) == 1, "the slot that has come is reported when there is room"
+    assert len(sent(told, Report)) == 1, "the slot that has come is reported when there is room"

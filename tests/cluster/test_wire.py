@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import get_args
 
 import numpy as np
 import pytest
 
-from swjoin.cluster.wire import RESULTS, pack, pack_delivery, pack_results, unpack_delivery, unpack_results
+from swjoin.cluster.messages import MeasuringStarted, Message, PartSaved, PublishResults, StateRequest
+from swjoin.cluster.wire import FORMATS, RESULTS, pack, pack_delivery, pack_results, unpack_delivery, unpack_results
 from swjoin.core.batch import BOTH, LEFT, RIGHT, Pairs, PayloadRows, TupleBatch
 from swjoin.core.data_messages import Delivery, GroupResults, ResultChunk, Route
 from swjoin.core.errors import RunFailed
@@ -90,3 +92,39 @@ def test_a_damaged_frame_is_refused_or_still_whole(kind: str) -> None:
         except RunFailed:
             refused += 1
     assert refused > 500
+
+
+def test_every_message_has_a_format_of_its_own() -> None:
+    assert set(FORMATS) == set(get_args(Message))
+    assert len({form.tag for form in FORMATS.values()}) == len(FORMATS)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        StateRequest(7),
+        MeasuringStarted(5_000_000),
+        PartSaved(2, "slave 1", {"joined": [3, 4], "segment": {"crc": 17}}),
+        PublishResults(4, stop=True),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_small_messages_come_out_as_they_went_in(message: Message) -> None:
+    form = FORMATS[type(message)]
+    frame = form.pack(message)
+    assert form.unpack(frame) == message
+    for length in range(0, len(frame), 7):
+        with pytest.raises(RunFailed):
+            form.unpack(frame[:length].copy())
+    with pytest.raises(RunFailed):
+        form.unpack(pack_delivery(a_delivery()))
+
+
+def test_a_part_that_is_no_part_is_refused() -> None:
+    frame = FORMATS[PartSaved].pack(PartSaved(2, "slave 1", {}))
+    for damaged in (b'["slave 1", [] ]', b'["slave 1", {} ]', b"not JSON but 16B"):
+        part = frame.copy()
+        at = bytes(part).index(b'["slave 1", {}]')
+        part[at : at + 16] = np.frombuffer(damaged, np.uint8)
+        with pytest.raises(RunFailed, match="a part of a checkpoint"):
+            FORMATS[PartSaved].unpack(part)

@@ -110,7 +110,7 @@ def test_sizes() -> None:
         ({**MINIMAL, "queries": [{"within": "1s"}]}, r"^queries: given twice, also as join"),
         ({**MINIMAL, "left": {"key": ["a", "b", "a"]}}, "join columns: a is named twice on one side; name each column once"),
         ({**MINIMAL, "sink": {"ids": "maybe"}}, r"^sink\.ids: expected bool, got 'maybe'"),
-        ({"join": {"lower": "5s"}}, "upper is missing"),
+        ({"join": {"lower": "5s"}}, "^join: the window is missing: give within, or lower and upper, or last$"),
         ({}, "join is missing"),
         ({**MINIMAL, "seed": "one"}, "seed: expected int, got 'one'"),
         ({**MINIMAL, "cluster": {"distribution_epoch": "2s", "distribution_epoch_us": 1}}, "given twice"),

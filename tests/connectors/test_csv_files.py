@@ -11,7 +11,7 @@ import pytest
 
 import swjoin as sj
 from swjoin.connectors.files import formats
-from swjoin.connectors.files.formats import place_in, read_batches, read_schema
+from swjoin.connectors.files.formats import describe_row, read_batches, read_schema
 
 ON = ["--on", "k", "--left-time", "t", "--right-time", "t", "--time-unit", "s"]
 BLOCK_BYTES = 1 << 16
@@ -80,7 +80,7 @@ def test_a_quote_that_is_never_closed_is_told_with_its_line(swjoin: Any, tmp_pat
         f"swjoin: {path}, line 3002: the row is longer than 0 MiB; is a closing quote missing? add it, or shorten the row"
     ]
     path.write_text('t,k,comment\n1,1,"' + "x" * (1 << 18) + '"\n')
-    assert place_in(path, 0) == f"{path}, line 2", "also where its field is too long for the csv module"
+    assert describe_row(path, 0) == f"{path}, line 2", "also where its field is too long for the csv module"
     done = swjoin("join", path, path, *ON, "--within", "1s", "-o", "count")
     assert (done.code, len(done.err)) == (2, 1)
     assert f"{path}, line 2: the row is longer than" in done.err[0]

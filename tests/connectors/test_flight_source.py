@@ -109,7 +109,7 @@ class _Machine(RuleBasedStateMachine):
         """A producer without a name comes, pushes, and goes."""
         self.passed += 1
         name = f"~{self.passed}"
-        self.source.merge.open(name, passing=True)
+        self.source.merge.open(name, anonymous=True)
         ids, times = self._rows(n, 10 * self.passed, 1)
         _push(self.source, name, ids, times)
         self.source.merge.leave(name)
@@ -119,7 +119,7 @@ class _Machine(RuleBasedStateMachine):
     def advance(self, name: str, far: int) -> None:
         """A promise that the producer keeps."""
         if name not in self.over and self.source.merge.received(name) == len(self.sent[name][0]) > 0:
-            self.source.merge.carry(name, self.sent[name][1][-1])
+            self.source.merge.advance(name, self.sent[name][1][-1])
 
     @rule(name=st.sampled_from(NAMES))
     def end(self, name: str) -> None:
@@ -157,7 +157,7 @@ class _Machine(RuleBasedStateMachine):
     def _go_on(self) -> None:
         self.read, position = self.checkpoints[-1] if self.checkpoints else (0, {})
         if self.checkpoints:
-            self.source.go_on(self.read, position)
+            self.source.resume_at(self.read, position)
         else:
             self.source.seek(0)
 
@@ -242,7 +242,7 @@ def test_nothing_is_settled_before_it_is_on_disk(tmp_path: Path, monkeypatch: py
     """A producer without a name is let go when its rows have been taken, but not between that and their being kept."""
     source = _source(tmp_path)
     source.seek(0)
-    source.merge.open("~1", passing=True)
+    source.merge.open("~1", anonymous=True)
     _push(source, "~1", [1, 2], [5, 6])
     source.merge.leave("~1")
     told: list[bool] = []
@@ -267,7 +267,7 @@ def test_nothing_is_settled_before_it_is_on_disk(tmp_path: Path, monkeypatch: py
 def test_rows_that_could_not_be_kept_are_never_settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = _source(tmp_path)
     source.seek(0)
-    source.merge.open("~1", passing=True)
+    source.merge.open("~1", anonymous=True)
     _push(source, "~1", [1], [5])
     source.merge.leave("~1")
 

@@ -340,7 +340,7 @@ def test_it_goes_on_from_any_position(
 ) -> None:
     """In another process, in the same one, and from the beginning; in batches of any size."""
     rng = random.Random(seed)
-    monkeypatch.setattr("swjoin.connectors.schema.BATCH_ROWS", rng.choice([3, 17, 100]))
+    monkeypatch.setattr("swjoin.connectors.live_source.BATCH_ROWS", rng.choice([3, 17, 100]))
     monkeypatch.setattr(kafka_reader, "_MESSAGES", rng.choice([2, 50]))
     lanes = lanes_of(rng, 60, 20)
     expected = merged(lanes)
@@ -362,9 +362,9 @@ def test_it_goes_on_from_any_position(
     assert found == expected
     for rows, position in rng.sample(positions, min(3, len(positions))):
         other = source_of(topic, format=form, until_end=True)
-        other.go_on(rows, position)
+        other.resume_at(rows, position)
         assert read_all(other) == expected[rows:]
-        source.go_on(rows, position)
+        source.resume_at(rows, position)
         assert read_all(source) == expected[rows:]
     source.seek(0)
     assert read_all(source) == expected
@@ -380,7 +380,7 @@ def test_messages_that_cannot_be_used_do_not_end_the_run(
     position = through_json(source.position())
     assert position["unusable"] == 2
     other = source_of(topic, until_end=True)
-    other.go_on(5, position)
+    other.resume_at(5, position)
     assert read_all(other) == []
     assert other.status()["unusable_messages"] == 2
 
@@ -526,7 +526,7 @@ def test_messages_that_are_gone(
     position = through_json(source.position())
     position["offsets"]["00002"][0] += shift
     with pytest.raises(RunFailed, match=f"partition 2: message {shift}, which comes next, is gone: {line}"):
-        source.go_on(0, position)
+        source.resume_at(0, position)
 
 
 def test_a_partition_that_is_gone(cluster: MockCluster, topic: str, source_of: Callable[..., KafkaSource]) -> None:
@@ -535,7 +535,7 @@ def test_a_partition_that_is_gone(cluster: MockCluster, topic: str, source_of: C
     position = through_json(source.position())
     position["offsets"]["00009"] = [0, 0]
     with pytest.raises(RunFailed, match="has no partition 9 any more"):
-        source.go_on(0, position)
+        source.resume_at(0, position)
 
 
 def test_too_many_partitions(

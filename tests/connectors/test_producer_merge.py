@@ -254,11 +254,11 @@ def test_the_end() -> None:
     push(merge, "a", [3, 4], 0)
     merge.end("a")
     assert not merge.ended
-    merge.open("p", passing=True)
+    merge.open("p", anonymous=True)
     push(merge, "p", [1], 0)
     assert rows_of(merge.take(9)) == [("p", 0)]
     merge.leave("p")
-    assert merge.lanes == 1, "a passing producer that has gone is forgotten"
+    assert merge.lanes == 1, "an anonymous producer that has gone is forgotten"
     merge.finish()
     assert not merge.ended, "rows wait"
     assert rows_of(merge.take(1)) == [("a", 0)]
@@ -274,9 +274,9 @@ def test_a_promise_lets_others_go_on() -> None:
     merge.open("b")
     push(merge, "a", [5, 9], 0)
     assert merge.take(9) is None
-    merge.carry("b", 9)
+    merge.advance("b", 9)
     assert rows_of(merge.take(9)) == [("a", 0), ("a", 1)]
-    merge.carry("b", 2)
+    merge.advance("b", 2)
     push(merge, "b", [4], 0)
     push(merge, "a", [10], 2)
     assert rows_of(merge.take(9)) == [("b", 0)], "its place is what it had promised"

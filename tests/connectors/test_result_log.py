@@ -60,7 +60,7 @@ class Consumer:
             at = self.skipped.get(g, 0) + len(self.got[g])
             assert rows == truth[g][at : at + len(rows)], f"generation {g}: other rows than those after {at}"
             self.got[g] += rows
-        self.place = ConsumerOffset.from_plain(self.reader.place.to_plain())
+        self.place = ConsumerOffset.from_plain(self.reader.offset.to_plain())
 
 
 class _Machine(RuleBasedStateMachine):
@@ -96,9 +96,9 @@ class _Machine(RuleBasedStateMachine):
         generation = self.published + later
         values = list(range(self.next_row, self.next_row + rows))
         self.next_row += rows
-        before = self.log._first
+        before = self.log._buffer.first
         self.log.write(_batch(values), generation)
-        self.evicted |= self.log._first > before
+        self.evicted |= self.log._buffer.first > before
         self.truth[generation] += values
 
     @rule(cut=st.integers(0, 30))
@@ -144,11 +144,11 @@ class _Machine(RuleBasedStateMachine):
         if consumer is None:
             now |= not self.in_files and self.evicted
             reader = self.log.open(None if now else ConsumerOffset(), final=final and self.in_files)
-            consumer = self.consumers[name] = Consumer(reader.place.below, dict(reader.place.rows), reader)
+            consumer = self.consumers[name] = Consumer(reader.offset.below, dict(reader.offset.rows), reader)
         else:
             place = consumer.place if consumer.place is not None else ConsumerOffset(0, consumer.began, consumer.skipped)
             consumer.reader = self.log.open(place, final=final and self.in_files)
-        consumer.place = ConsumerOffset.from_plain(consumer.reader.place.to_plain())
+        consumer.place = ConsumerOffset.from_plain(consumer.reader.offset.to_plain())
 
     @rule(name=_CONSUMERS)
     def leave(self, name: int) -> None:
@@ -404,7 +404,7 @@ def test_all_runs_count_alike_and_their_places_are_told_apart(tmp_path: Path) ->
         log.restore(0, {})
         log.publish(0, [])
         log.publish(1, [])
-    place = ConsumerOffset.from_plain(json.loads(json.dumps(logs[0].open(None, final=True).place.to_plain())))
+    place = ConsumerOffset.from_plain(json.loads(json.dumps(logs[0].open(None, final=True).offset.to_plain())))
     assert place.below == 2
     logs[0].open(place, final=True)
     for other in (place, ConsumerOffset(1, 2), ConsumerOffset(1, 0, {0: 1}), ConsumerOffset(1, 2, {}, "x")):
@@ -412,7 +412,7 @@ def test_all_runs_count_alike_and_their_places_are_told_apart(tmp_path: Path) ->
             logs[1].open(other, final=True)
     with pytest.raises(UserError, match="another run"):
         logs[0].open(ConsumerOffset(1, 3, {}, logs[0].run), final=True)  # farther than the run
-    assert logs[1].open(ConsumerOffset(), final=True).place == ConsumerOffset(0, 0, {}, logs[1].run)
+    assert logs[1].open(ConsumerOffset(), final=True).offset == ConsumerOffset(0, 0, {}, logs[1].run)
 
 
 def test_a_resumed_run_is_the_same_and_a_new_one_in_its_folder_is_not(tmp_path: Path) -> None:

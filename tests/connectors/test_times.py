@@ -122,7 +122,7 @@ def _watched(times: Times, folder: Path) -> tuple[int, str]:
 
 @pytest.fixture
 def answer(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Times], Any]:
-    monkeypatch.setattr(watch_module, "_LOOK_S", 0.02)
+    monkeypatch.setattr(watch_module, "_POLL_S", 0.02)
 
     def of(front: str, times: Times) -> tuple[int, str]:
         match front:

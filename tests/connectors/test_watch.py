@@ -26,7 +26,7 @@ SCHEMA = pa.schema([("key", pa.int64()), ("ts", pa.timestamp("us")), ("note", pa
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_module, "_LOOK_S", 0.02)
+    monkeypatch.setattr(watch_module, "_POLL_S", 0.02)
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_another_process_goes_on_where_one_was(
     sources: list[WatchSource] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(watch_module, "BATCH_ROWS", 2)
-        patch.setattr(watch_module, "_LOOK_S", 0.01)
+        patch.setattr(watch_module, "_POLL_S", 0.01)
         there = data.draw(st.integers(1, len(files)))
         for index, keys in enumerate(files[:there]):
             put(folder, f"{index}.parquet", keys, row_group_size=3)
@@ -184,7 +184,7 @@ def test_another_process_goes_on_where_one_was(
             found += [] if batch is None else batch.ts.tolist()
         position = through_json(first.position())
         second = source_of(folder, sources)
-        second.go_on(len(found), position)
+        second.resume_at(len(found), position)
         for index, keys in enumerate(files[there:], there):
             put(folder, f"{index}.parquet", keys)
             expected += keys
@@ -213,10 +213,10 @@ def test_the_same_order_again(tmp_path: Path, opened: list[WatchSource]) -> None
     assert keys_of(source) == [3]
     put(tmp_path, "a.parquet", [4])
     assert keys_of(source) == [4]
-    source.go_on(2, position)
+    source.resume_at(2, position)
     assert keys_of(source) == [3, 4]
     source.forget(4)
-    source.go_on(2, position)  # nobody knows the order any more
+    source.resume_at(2, position)  # nobody knows the order any more
     assert keys_of(source) == [4, 3]
 
 
@@ -246,14 +246,14 @@ def test_a_file_that_is_half_read_must_be_the_same_in_another_process(
     assert batch.ts.tolist() == [1, 2]
     position = through_json(source.position())
     other = source_of(tmp_path, opened)
-    other.go_on(2, position)
+    other.resume_at(2, position)
     assert keys_of(other) == [3, 4, 5]
     put(tmp_path, "a.parquet", [1, 2, 3, 4, 6])
     with pytest.raises(RunFailed, match="has changed"):
-        other.go_on(2, position)
+        other.resume_at(2, position)
     path.unlink()
     with pytest.raises(RunFailed, match="is gone"):
-        other.go_on(2, position)
+        other.resume_at(2, position)
 
 
 def test_files_taken_before_may_go_and_are_not_taken_again(tmp_path: Path, opened: list[WatchSource]) -> None:
@@ -263,7 +263,7 @@ def test_files_taken_before_may_go_and_are_not_taken_again(tmp_path: Path, opene
     position = through_json(source.position())
     path.unlink()
     other = source_of(tmp_path, opened, schema="key: int64, ts: timestamp[us], note: string")
-    other.go_on(2, position)
+    other.resume_at(2, position)
     assert keys_of(other) == []
     put(tmp_path, "a.parquet", [1, 2])
     put(tmp_path, "b.parquet", [3])

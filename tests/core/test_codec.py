@@ -151,6 +151,6 @@ def test_lengths_that_do_not_add_up_are_refused() -> None:
     rows = codec.encode(batch)
     assert [array.to_pylist() for array in codec.decode(rows)] == [["xy", "z"], [1, 2], [b"1", b"234"]]
     damaged = rows.fixed.copy()
-    damaged[1, codec.place_of("a").offset] = 255
+    damaged[1, codec.slot_of("a").offset] = 255
     with pytest.raises(RunFailed, match="corrupt payload: row 1 of 2 has a tail of 4 bytes, its lengths say 258"):
         codec.decode(PayloadRows(damaged, rows.var_offsets, rows.var))

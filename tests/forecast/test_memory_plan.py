@@ -30,6 +30,7 @@ from swjoin.forecast.memory import plan_memory, to_plain
 from swjoin.forecast.memory_report import add_plan, estimate_memory
 from swjoin.operators.join_operator import MoveId
 from swjoin.operators.window_join import WindowJoin
+from swjoin.operators.window_store import WindowSizes
 from swjoin.runtime.in_process import run_local
 from swjoin.state.arrays import MINI_BYTES, SLOT_BYTES, block_bytes
 from swjoin.state.payload_store import PAGE_ROWS, PayloadStore
@@ -221,8 +222,7 @@ def batch(keys: Any, ts: Any, layout: RowLayout | None = LAYOUT) -> TupleBatch:
 
 
 def make(bounds: Bounds, window_bytes: int = 1 << 22, layout: RowLayout | None = LAYOUT, theta_tuples: int = 256) -> WindowJoin:
-    sizes = {"block_tuples": 64, "theta_tuples": theta_tuples, "window_bytes": window_bytes, "result_tuples": 10_000}
-    return WindowJoin(bounds, **sizes, left_layout=layout, right_layout=layout, materialise=True)
+    return WindowJoin(bounds, WindowSizes(64, theta_tuples, window_bytes), (layout, layout), result_tuples=10_000)
 
 
 def drive(join: WindowJoin, work_on: Delivery) -> list[Any]:

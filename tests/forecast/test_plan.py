@@ -27,7 +27,7 @@ from swjoin.forecast.capacity import (
     least_slaves,
     pairs_per_s,
     rates_of,
-    saturation,
+    sustainable_rate,
 )
 from swjoin.forecast.costs import PRESETS, CostModel, with_changes
 from swjoin.forecast.input_profile import file_profile, workload_profile
@@ -91,7 +91,7 @@ def test_saturation_grows_with_slaves_until_the_master_is_the_limit() -> None:
     asked = model(with_changes(SLOW, ["master_byte_ns=300"]))
     rates = []
     for slaves in (1, 2, 6):
-        found = saturation(asked, slaves, asked.play(slaves, 5_000))
+        found = sustainable_rate(asked, slaves, asked.run_at(slaves, 5_000))
         rates.append(found.rate_per_s)
     assert all(b > a / PRECISION for a, b in itertools.pairwise(rates))
     assert rates[1] > 1.7 * rates[0]
@@ -102,17 +102,17 @@ def test_saturation_grows_with_slaves_until_the_master_is_the_limit() -> None:
 
 def test_what_saturates_is_just_above_what_is_sustained() -> None:
     asked = model()
-    found = saturation(asked, 2, asked.play(2, 5_000))
+    found = sustainable_rate(asked, 2, asked.run_at(2, 5_000))
     assert found.above_per_s is not None
     assert found.above_per_s <= PRECISION * found.rate_per_s
-    assert asked.play(2, found.rate_per_s).sustained
-    assert not asked.play(2, found.above_per_s).sustained
-    from_above = saturation(asked, 2, asked.play(2, 100_000))
+    assert asked.run_at(2, found.rate_per_s).sustained
+    assert not asked.run_at(2, found.above_per_s).sustained
+    from_above = sustainable_rate(asked, 2, asked.run_at(2, 100_000))
     assert from_above.rate_per_s == pytest.approx(found.rate_per_s, rel=2 * (PRECISION - 1))
 
 
 def test_windows_that_do_not_fit_are_a_limit_as_well() -> None:
-    found = saturation(asked := model(PRESETS["modern"], module={"window": "4MB"}), 1, asked.play(1, 5_000))
+    found = sustainable_rate(asked := model(PRESETS["modern"], module={"window": "4MB"}), 1, asked.run_at(1, 5_000))
     assert found.resource == "module.window"
     assert 5_000 < found.rate_per_s < 100_000
 
@@ -124,7 +124,7 @@ def test_windows_that_do_not_fit_are_a_limit_as_well() -> None:
 def test_the_target_search_finds_what_brute_force_finds(rate: int) -> None:
     asked = model()
     found = least_slaves(asked, rate, None, 5)
-    by_force = next((n for n in range(1, 6) if asked.play(n, rate).sustained), None)
+    by_force = next((n for n in range(1, 6) if asked.run_at(n, rate).sustained), None)
     assert found.slaves == by_force
     assert (by_force is None) == (rate == 100_000)
 
@@ -136,7 +136,7 @@ def test_a_target_of_delay_is_met_or_the_epoch_is_blamed() -> None:
     assert met.outcome is not None
     assert met.outcome.delay_s is not None
     assert met.outcome.delay_s["p99"] <= 0.3
-    fewer = [asked.play(n, 20_000) for n in range(1, met.slaves)]
+    fewer = [asked.run_at(n, 20_000) for n in range(1, met.slaves)]
     assert not any(o.sustained and o.delay_s and o.delay_s["p99"] <= 0.3 for o in fewer)
     never = least_slaves(asked, 2_000, 0.02, 16)
     assert never.slaves is None
@@ -156,7 +156,7 @@ def test_a_master_that_cannot_feed_is_named() -> None:
 def test_a_rate_beyond_all_reach_is_not_played(changes: list[str], sections: dict[str, Any]) -> None:
     asked = model(with_changes(SLOW, changes), **sections)
     reachable, resource = asked.reachable_per_s(2)
-    assert not asked.play(2, 10 * reachable).sustained
+    assert not asked.run_at(2, 10 * reachable).sustained
     for rate in (11 * reachable, 1e9, 1e18, 1e300):
         found = least_slaves(asked, rate, None, 2)
         assert (found.slaves, found.tried, found.outcome) == (None, 2, None)
@@ -224,10 +224,10 @@ def test_files_are_planned_by_their_first_rows(files: dict[str, Any], tmp_path: 
     assert report["results"]["count"] / 10 == pytest.approx(expected, rel=0.1)
     asked = Model.of(wanted, SLOW, 0, profile)
     assert any("mean rate" in note for note in asked.notes)
-    outcome = asked.play(1, 3_000)
+    outcome = asked.run_at(1, 3_000)
     assert outcome.sustained
     assert outcome.pairs_per_s == pytest.approx(expected, rel=0.1)
-    assert saturation(asked, 1, outcome).rate_per_s == pytest.approx(25_000 / 2, rel=0.2)
+    assert sustainable_rate(asked, 1, outcome).rate_per_s == pytest.approx(25_000 / 2, rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -362,10 +362,10 @@ def test_work_in_realtime_pace_costs_what_was_measured(monkeypatch: pytest.Monke
     assert realtime.realtime_costs(PRESETS["modern"], 1) == (realtime.MOST, 0)
     assert realtime.realtime_costs(SLOW, 1) == (1, 0)
     slower = with_changes(SLOW, ["slave_realtime_ratio=2"])
-    rates = [saturation(asked := model(costs), 1, asked.play(1, 5_000)).rate_per_s for costs in (SLOW, slower)]
+    rates = [sustainable_rate(asked := model(costs), 1, asked.run_at(1, 5_000)).rate_per_s for costs in (SLOW, slower)]
     assert rates[0] == pytest.approx(2 * rates[1], rel=0.1)
     sleepy = with_changes(SLOW, ["slave_sleep_ratio=0.1"])
-    busy = [model(costs, nodes={"node_speed": 0.1}).play(1, 500).slaves_busy for costs in (SLOW, sleepy)]
+    busy = [model(costs, nodes={"node_speed": 0.1}).run_at(1, 500).slaves_busy for costs in (SLOW, sleepy)]
     assert busy[1] == pytest.approx(1.9 * busy[0], rel=0.1)
     ends = [plan(config(), 2, costs).end_us for costs in (SLOW, slower)]
     assert ends[0] == ends[1], "asap pace is not concerned"

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from swjoin.cluster import wire
-from swjoin.cluster.messages import Report
+from swjoin.cluster.messages import MeasuringStarted, PartSaved, PublishResults, Report, StateRequest
 from swjoin.core.batch import Pairs, PayloadRows, TupleBatch
 from swjoin.core.data_messages import (
     Delivery,
@@ -141,6 +141,10 @@ def seeds() -> list[tuple[str, bytes]]:
     frames += [("report", wire.pack_report(r)) for r in (Report(0.5), Report(0.25, loads))]
     frames += [("move_end", wire.pack_move_end(MoveEnd(3, GroupId(1), SlaveId(2), True, 10, 640, 5, 9)))]
     frames += [("tuples", wire.pack_tuples(b)) for b in batches]
+    frames += [("state_request", wire.pack_state_request(StateRequest(7)))]
+    frames += [("measuring_started", wire.pack_measuring_started(MeasuringStarted(5_000_000)))]
+    frames += [("part_saved", wire.pack_part_saved(PartSaved(2, "slave 1", {"joined": [3, 4], "segment": {"crc": 17}})))]
+    frames += [("publish", wire.pack_publish(PublishResults(4, stop))) for stop in (False, True)]
     return [(name, bytes(frame)) for name, frame in frames]
 
 
@@ -151,6 +155,10 @@ CODECS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "report": (wire.unpack_report, wire.pack_report),
     "move_end": (wire.unpack_move_end, wire.pack_move_end),
     "tuples": (wire.unpack_tuples, wire.pack_tuples),
+    "state_request": (wire.unpack_state_request, wire.pack_state_request),
+    "measuring_started": (wire.unpack_measuring_started, wire.pack_measuring_started),
+    "part_saved": (wire.unpack_part_saved, wire.pack_part_saved),
+    "publish": (wire.unpack_publish, wire.pack_publish),
 }
 
 # ---------------------------------------------------------------- mutations

@@ -33,6 +33,7 @@ from swjoin.core.errors import RunFailed
 from swjoin.core.ids import END_OF_TIME_US, EpochIndex, QueryId, SlaveId
 from swjoin.core.join_semantics import format_digest, pair_digest
 from swjoin.operators.window_join import WindowJoin
+from swjoin.operators.window_store import WindowSizes
 from swjoin.runtime.in_process import run_local
 from swjoin.runtime.open import row_place
 from tests.fuzzing.harness import Wrong
@@ -102,12 +103,8 @@ def answer_of(inputs: Inputs) -> Answer:
     config = inputs.config
     join = WindowJoin(
         config.query.bounds,
-        block_tuples=config.module.block_tuples,
-        theta_tuples=config.module.theta_tuples,
-        window_bytes=config.module.window_bytes,
-        left_layout=left.layout,
-        right_layout=right.layout,
-        materialise=True,
+        WindowSizes(config.module.block_tuples, config.module.theta_tuples, config.module.window_bytes),
+        (left.layout, right.layout),
         result_tuples=4096,
     )
     counts = [np.array([len(b)]) for b in batches]

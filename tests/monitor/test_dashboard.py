@@ -110,8 +110,8 @@ def test_many_groups_and_foreign_text(browser: Any) -> None:
             owner = owner.copy()
             owner[7] ^= 1
             clock.now += 0.6
-            to.take_master(master_view(int(clock.now), loads=None), owner)
-            to.take_collector(collector_view(clock.now, 5))
+            to.set_master(master_view(int(clock.now), loads=None), owner)
+            to.set_collector(collector_view(clock.now, 5))
             to.take_hot_keys(
                 {"left": {"rows": 9, "one_in": 2, "keys": [key(bad)]}, "right": {"rows": 0, "one_in": 1, "keys": []}}
             )

@@ -1,5 +1,5 @@
-"""Looking at a run: the board, hot keys, /status.json, /metrics and `swjoin top`, in-process and on real ranks; and that who
-looks on changes nothing."""
+"""Monitoring: the board, hot keys, /status.json, /metrics and `swjoin top`, in-process and on real ranks; and that monitoring
+changes nothing."""
 
 from __future__ import annotations
 
@@ -150,8 +150,8 @@ def test_rates_are_those_of_the_last_seconds() -> None:
     board = a_board(clock)
     for step in range(21):  # 5 s at 1,000 per s, then 5 s at 200 per s
         tuples = 1 + (1000 * step if step <= 10 else 10_000 + 200 * (step - 10)) // 2
-        board.take_master(master_view(tuples), OWNER)
-        board.take_collector(collector_view(clock.now, tuples * 3))
+        board.set_master(master_view(tuples), OWNER)
+        board.set_collector(collector_view(clock.now, tuples * 3))
         clock.now += 0.5
         if step == 10:
             fast = board.snapshot()
@@ -168,20 +168,20 @@ def test_a_recovery_goes_back_without_a_negative_rate() -> None:
     clock = Clock()
     board = a_board(clock)
     for tuples in (1000, 2000, 3000):
-        board.take_master(master_view(tuples), OWNER)
-        board.take_collector(collector_view(clock.now, tuples))
+        board.set_master(master_view(tuples), OWNER)
+        board.set_collector(collector_view(clock.now, tuples))
         clock.now += 1
     board.enter("recovering")
     assert board.snapshot()["run"]["phase"] == "recovering"
     board.begin("running")
     board.take_event(RunEvent(1, 1, "recovered", tuples=900))
-    board.take_master(master_view(1500), OWNER)
-    board.take_collector(collector_view(clock.now, 1500))
+    board.set_master(master_view(1500), OWNER)
+    board.set_collector(collector_view(clock.now, 1500))
     now = board.snapshot()
     assert now["streams"]["left"]["tuples_per_s"] == now["results"]["pairs_per_s"] == 0
     assert now["run"]["recoveries"] == 1
     clock.now += 1
-    board.take_master(master_view(1600), OWNER)
+    board.set_master(master_view(1600), OWNER)
     assert board.snapshot()["streams"]["left"]["tuples_per_s"] == pytest.approx(100)
 
 
@@ -189,7 +189,7 @@ def test_what_is_known_is_not_told_again_and_nothing_grows() -> None:
     clock = Clock()
     board = a_board(clock)
     for step in range(HISTORY_STEPS + 50):
-        board.take_master(master_view(step + 1), OWNER)
+        board.set_master(master_view(step + 1), OWNER)
         board.take_event(RunEvent(step, 0, "idle", text="left"))
         clock.now += 0.5
     whole = board.snapshot()
@@ -205,7 +205,7 @@ def test_what_is_known_is_not_told_again_and_nothing_grows() -> None:
     known = board.snapshot(whole["history"][-3]["t_s"], whole["map"]["version"])
     assert len(known["history"]) == 2
     assert known["map"]["owner"] is None
-    board.take_master(master_view(9999), np.array([0, 1, 1, 1]))
+    board.set_master(master_view(9999), np.array([0, 1, 1, 1]))
     moved = board.snapshot(1e9, known["map"]["version"])
     assert (moved["map"]["version"], moved["map"]["owner"], moved["history"]) == (2, [0, 1, 1, 1], [])
 
@@ -226,8 +226,8 @@ def test_metrics() -> None:
     board = a_board(clock)
     empty = metrics_of(exposition(board.snapshot())[0].decode())
     assert empty["swjoin_phase", "phase=running"] == 1
-    board.take_master(master_view(500), OWNER)
-    board.take_collector(collector_view(100.0, 123))
+    board.set_master(master_view(500), OWNER)
+    board.set_collector(collector_view(100.0, 123))
     board.take_source("left", {"lag_rows": 17, "producers": 2})
     content, kind = exposition(board.snapshot())
     found = metrics_of(content.decode())
@@ -291,13 +291,13 @@ def test_the_ledger_balances_whenever_one_looks(name: str, how: str, tmp_path: P
         assert watcher is not None
         watcher._interval_s = 0.0  # in every round
         boards.append(watcher.board)
-        take = watcher.board.take_master
+        take = watcher.board.set_master
 
         def checked(view: dict[str, Any], owner: Any) -> None:
             assert view["ledger"]["balanced"], view["ledger"]
             take(view, owner)
 
-        monkeypatch.setattr(watcher.board, "take_master", checked)
+        monkeypatch.setattr(watcher.board, "set_master", checked)
         return watcher
 
     monkeypatch.setattr(hosts, "open_job_watcher", kept)
@@ -399,7 +399,7 @@ def test_a_recovery_is_seen(tmp_path: Path) -> None:
 def test_everybody_may_ask_at_once() -> None:
     clock = Clock()
     board = a_board(clock)
-    board.take_master(master_view(5), OWNER)
+    board.set_master(master_view(5), OWNER)
     server = web.Server(board.snapshot, 0)
     answers: list[Any] = []
 
@@ -475,8 +475,8 @@ def test_top_shows_a_run_to_its_end() -> None:
     def fetch() -> dict[str, Any]:
         if len(fetched) == 2:
             board.enter("ended")
-        board.take_master(master_view(5 + len(fetched)), OWNER)
-        board.take_collector(collector_view(clock.now, 7))
+        board.set_master(master_view(5 + len(fetched)), OWNER)
+        board.set_collector(collector_view(clock.now, 7))
         snapshot = board.snapshot()
         fetched.append(snapshot["run"]["phase"])
         return snapshot
@@ -494,7 +494,7 @@ def test_top_shows_a_run_to_its_end() -> None:
 def test_q_leaves_top() -> None:
     clock = Clock()
     board = a_board(clock)
-    board.take_master(master_view(5), OWNER)
+    board.set_master(master_view(5), OWNER)
     server = web.Server(board.snapshot, 0)
     ours, theirs = pty.openpty()
     process = subprocess.Popen([sys.executable, "-m", "swjoin", "top", str(server.port)], stdin=theirs, stdout=theirs, cwd=ROOT)

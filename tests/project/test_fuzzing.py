@@ -20,7 +20,7 @@ import pytest
 from swjoin.checkpoint import manifest
 from swjoin.cli.run import resumed_job
 from swjoin.cluster import wire
-from swjoin.cluster.messages import Delivered
+from swjoin.cluster.role import MASTER, Received
 from swjoin.cluster.slave.slave import Slave
 from swjoin.config.loader import apply_overrides, config_from_plain, load_config
 from swjoin.config.run import StreamConfig, TimeConfig
@@ -144,10 +144,10 @@ def test_a_delivery_of_another_run_is_refused_by_the_slave() -> None:
     good = wire.unpack_delivery(np.frombuffer([d for n, d in seeds() if n == "delivery"][1], np.uint8))
     slave = Slave(SlaveId(0), config, (None, None))
     with pytest.raises(RunFailed, match="partition-group 9, the run has 5"):
-        slave.handle(Delivered(good), 0)
+        slave.handle(Received(MASTER, good), 0)
     slave = Slave(SlaveId(0), config, (RowLayout(8), None))
     with pytest.raises(RunFailed, match="left: payload rows of None, the stream has"):
-        slave.handle(Delivered(dataclasses.replace(good, groups=np.array([0, 4]))), 0)
+        slave.handle(Received(MASTER, dataclasses.replace(good, groups=np.array([0, 4]))), 0)
 
 
 # ---------------------------------------------------------------- what was found: configurations

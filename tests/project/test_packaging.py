@@ -103,10 +103,10 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_shipped_files_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert resources.given_or_shipped("mpi_configs/local.yaml") == ROOT / "mpi_configs" / "local.yaml"
+    assert resources.find_resource("mpi_configs/local.yaml") == ROOT / "mpi_configs" / "local.yaml"
     assert resources.shipped_folder("experiments") == ROOT / "experiments"
     inside = installed(tmp_path, monkeypatch)
-    assert resources.given_or_shipped("mpi_configs/local.yaml") == inside / "mpi_configs" / "local.yaml"
+    assert resources.find_resource("mpi_configs/local.yaml") == inside / "mpi_configs" / "local.yaml"
 
 
 @pytest.mark.parametrize(
@@ -115,14 +115,14 @@ def test_shipped_files_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 )
 def test_other_names_are_left_alone(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert resources.given_or_shipped(name) == Path(name)
+    assert resources.find_resource(name) == Path(name)
 
 
 def test_a_users_own_file_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mpi_configs").mkdir()
     (tmp_path / "mpi_configs" / "local.yaml").write_text("mine")
-    assert resources.given_or_shipped("mpi_configs/local.yaml") == Path("mpi_configs/local.yaml")
+    assert resources.find_resource("mpi_configs/local.yaml") == Path("mpi_configs/local.yaml")
 
 
 def test_figures_say_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

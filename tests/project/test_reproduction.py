@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plots import claims, experiments, reproduction, saturation, sweep_figures, sweep_tables
+from plots import claims, experiments, reproduction, sweep_figures, sweep_tables
 from plots.findings import findings
-from plots.saturation import Knee
+from plots.knee import Knee, falls, grows, stays
 from plots.style import plt
 from plots.sweep_tables import Table
 from swjoin.core.errors import UserError
-from swjoin.sweeps.experiment import Experiment
+from swjoin.sweeps.experiment import Design, Experiment
 from swjoin.sweeps.metrics import METRICS
 from swjoin.sweeps.points import points
 from swjoin.sweeps.store import sweep_directory
@@ -80,7 +80,8 @@ def table(tmp_path: Path, axes: dict[str, list[Any]], metrics: Metrics, **info: 
 
 
 def an_experiment(figure: int | None, **more: Any) -> Experiment:
-    return Experiment("fig", Path("experiments/fig.yaml"), "Why?", figure, **{"claim": "The paper's sentence.", **more})
+    path = Path("experiments/fig.yaml")
+    return Experiment("fig", path, "Why?", Design("fig", path), figure, **{"claim": "The paper's sentence.", **more})
 
 
 # ---------------------------------------------------------------- tables in which the claims hold
@@ -422,7 +423,7 @@ def test_wrong_plots_are_refused(plot: dict[str, Any], complaint: str, tmp_path:
 
 
 def verdict(tmp_path: Path, figure: int, made: tuple[dict[str, list[Any]], Metrics], like: str = "") -> str:
-    found = claims.judge(figure, table(tmp_path, *made))
+    found = claims.assess(figure, table(tmp_path, *made))
     assert re.search(like, found.why), found.why
     assert found.why.endswith(".")
     assert "nan" not in found.why
@@ -529,11 +530,11 @@ def test_what_two_knees_say() -> None:
         (Knee(500, 1500, False), ""),
         (Knee(500, 1000, False), "falls"),
     ):
-        found = [rule.__name__ for rule in (saturation.grows, saturation.falls, saturation.stays) if rule(base, other)]
+        found = [rule.__name__ for rule in (grows, falls, stays) if rule(base, other)]
         assert " ".join(found) == said, other
-    assert saturation.falls(Knee(2000, None, False), Knee(1000, 2000, False))
-    assert not saturation.falls(Knee(2000, None, False), Knee(2000, 2500, True))
-    assert not saturation.grows(Knee(2000, None, False), Knee(5000, 6000, True))
+    assert falls(Knee(2000, None, False), Knee(1000, 2000, False))
+    assert not falls(Knee(2000, None, False), Knee(2000, 2500, True))
+    assert not grows(Knee(2000, None, False), Knee(5000, 6000, True))
 
 
 def test_figure_8_without_high_rates(tmp_path: Path) -> None:
@@ -850,7 +851,7 @@ def test_every_experiment_can_be_drawn_and_judged(path: Path, tmp_path: Path) ->
         assert axis.yaxis.label.get_window_extent(renderer).height <= 1.1 * axis.get_window_extent(renderer).height
         ticks = [tick.get_window_extent(renderer) for tick in axis.get_xticklabels() if tick.get_text() and tick.get_visible()]
         assert all(a.x1 < b.x0 for a, b in pairwise(ticks)), "labels of the x axis cover each other"
-    text = reproduction._judge(found, experiment).why
+    text = reproduction._verdict(found, experiment).why
     assert text.endswith(".")
     assert "nan" not in text
 

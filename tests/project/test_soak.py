@@ -28,17 +28,17 @@ from tests.tools.oracle import brute_force
 from tests.tools.processes import MARK, left_of, mapped_of, memory_of
 from tests.tools.soak.capacity import FIRST_RATE, Shape, Trial, find_capacity, keeps_up, result_bytes
 from tests.tools.soak.memory_growth import Growth, Sample, Samples, growth, slope
-from tests.tools.soak.run import ENDING, Soak, check, draw_strike, main, role_of
+from tests.tools.soak.run import ENDING, Soak, check, draw_kill, main, role_of
 
 # ---------------------------------------------------------------- who is struck
 
 
 def test_mostly_slaves_are_struck_and_never_one_of_the_last_two() -> None:
     random = np.random.default_rng(1)
-    plenty = Counter(draw_strike(random, 4) for _ in range(1000))
+    plenty = Counter(draw_kill(random, 4) for _ in range(1000))
     assert plenty["slave"] > 600
     assert set(plenty) == {"slave", *ENDING}
-    few = Counter(draw_strike(random, 2) for _ in range(200))
+    few = Counter(draw_kill(random, 2) for _ in range(200))
     assert set(few) == set(ENDING)
     assert [role_of(rank) for rank in range(4)] == ["master", "collector", "slave", "slave"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from swjoin.config.loader import config_from_plain
 from swjoin.runtime.launch import mpirun_options
 from swjoin.runtime.preflight import find_mpirun
 from tests.conftest import ROOT
+from tests.support.ranks import run_mpirun
 from tests.support.small_files import PLAIN, TIMES, config, rows, state
 
 
@@ -66,7 +66,7 @@ def test_ranks_that_a_user_launched_refuse_a_finished_run(finished: dict[str, Pa
     run = shutil.copytree(finished["count"], tmp_path / "run")
     before = state(run)
     line = [*mpirun_options(find_mpirun(), 3), sys.executable, "-m", "swjoin", "run", config(tmp_path), "--out", run]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=100, check=False, cwd=ROOT)
+    done = run_mpirun(line)
     assert done.returncode == 2
     assert "holds a finished run" in done.stderr
     assert state(run) == before

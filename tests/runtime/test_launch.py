@@ -81,7 +81,7 @@ def _fake_mpirun(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_job_lies_where_all_hosts_see_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _fake_mpirun(tmp_path, f"echo $job >{tmp_path}/told; cp $job {tmp_path}/copy; {DONE}", monkeypatch)
     job = _job(tmp_path)
-    assert launch.launch_told(job, 4, quiet=True, hostfile=tmp_path / "hosts") == (0, "")
+    assert launch.launch_with_reason(job, 4, quiet=True, hostfile=tmp_path / "hosts") == (0, "")
     told = Path((tmp_path / "told").read_text().strip())
     assert told.parent == tmp_path / "run"
     assert (tmp_path / "copy").read_text() == job.to_json()
@@ -89,7 +89,7 @@ def test_the_job_lies_where_all_hosts_see_it(tmp_path: Path, monkeypatch: pytest
     shutil.rmtree(tmp_path / "run")
     (tmp_path / "run").write_text("a file")
     with pytest.raises(UserError, match="run: is a file; name a directory"):
-        launch.launch_told(job, 4, quiet=True, hostfile=tmp_path / "hosts")
+        launch.launch_with_reason(job, 4, quiet=True, hostfile=tmp_path / "hosts")
 
 
 def test_a_launcher_that_waits_for_a_lost_host_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,12 +101,12 @@ def test_a_launcher_that_waits_for_a_lost_host_is_ended(tmp_path: Path, monkeypa
     for report, code in (('{"complete": true}', 0), ('{"complete": false, "resumable": true}', 0)):
         _fake_mpirun(tmp_path, f"echo '{report}' >$(dirname $job)/run.json; {hanging}", monkeypatch)
         begun = time.monotonic()
-        assert launch.launch_told(_job(tmp_path), 4, quiet=True, hostfile=tmp_path / "hosts")[0] == code
+        assert launch.launch_with_reason(_job(tmp_path), 4, quiet=True, hostfile=tmp_path / "hosts")[0] == code
         assert time.monotonic() - begun > 0.5
         os.kill(int((tmp_path / "left").read_text()), signal.SIGKILL)
         (tmp_path / "run" / "run.json").unlink()
     _fake_mpirun(tmp_path, "echo '{\"complete\": false}' >$(dirname $job)/run.json; sleep 3; exit 7", monkeypatch)
-    assert launch.launch_told(_job(tmp_path), 4, quiet=True, hostfile=tmp_path / "hosts")[0] == 1, "that one had failed"
+    assert launch.launch_with_reason(_job(tmp_path), 4, quiet=True, hostfile=tmp_path / "hosts")[0] == 1, "that one had failed"
 
 
 def test_usr1_is_passed_on_as_batch_systems_send_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_usr1_is_passed_on_as_batch_systems_send_it(tmp_path: Path, monkeypatch:
 
         sender = threading.Thread(target=send)
         sender.start()
-        assert launch.launch_told(_job(tmp_path, **sections), 4, quiet=True)[0] == code
+        assert launch.launch_with_reason(_job(tmp_path, **sections), 4, quiet=True)[0] == code
         sender.join()
         assert heard.read_text().strip() == expected
 
@@ -141,7 +141,7 @@ def test_an_mpirun_that_ends_well_without_a_run_has_failed(
     (tmp_path / "run" / "checkpoints").mkdir()
     (tmp_path / "run" / "checkpoints" / "checkpoint-000000.json").touch()
     _fake_mpirun(tmp_path, "exit 0", monkeypatch)
-    code, failure = launch.launch_told(_job(tmp_path, **sections), 4, quiet=True, hostfile=tmp_path / "hosts")
+    code, failure = launch.launch_with_reason(_job(tmp_path, **sections), 4, quiet=True, hostfile=tmp_path / "hosts")
     assert code == 1
     assert f"a host was lost; {text}" in failure
     assert "a host was lost" in (tmp_path / "run" / "run.json").read_text()

@@ -24,11 +24,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.workloads.live_session import Session, play
+from benchmarks.workloads.live_session import Session, run_session
 from swjoin.cli import serve as live_commands
 from swjoin.cluster.master.intake import StreamIntake
 from swjoin.cluster.master.master import Master
-from swjoin.cluster.messages import ReadTuples, StreamIdle, StreamResumed, TuplesRead
+from swjoin.cluster.role import BatchRead, Read, SourceIdle, SourceResumed
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import TimeConfig
 from swjoin.connectors.flight import client as live_client
@@ -401,7 +401,7 @@ def _source_rows(times: list[int], first: int = 0) -> SourceBatch:
 
 def _master(**sections: Any) -> Master:
     master = Master(config_from_plain(config(**sections)), 1, (None, None))
-    assert master.start(0)[-1] == ReadTuples(0, 1)
+    assert master.start(0)[-1] == Read(0, 1)
     return master
 
 
@@ -409,12 +409,12 @@ def test_what_has_been_read_before_a_stream_falls_idle_keeps_its_order() -> None
     """It arrives with the slot; a promise made before that, in the middle of the slot, would come too early."""
     master = _master(time={"late": "side", "max_out_of_order": "10us", "idle_timeout": "1s"})
     left = master.streams[0]
-    master.handle(TuplesRead(0, _source_rows([100, 95])), 1)
+    master.handle(BatchRead(0, _source_rows([100, 95])), 1)
     left.arrive_until(0)  # as when a slot ends
     assert left.watermark_us == 90
-    master.handle(TuplesRead(0, _source_rows([92], 2)), 2)
-    master.handle(TuplesRead(1, _source_rows([200])), 3)
-    master.handle(StreamIdle(0), 4)
+    master.handle(BatchRead(0, _source_rows([92], 2)), 2)
+    master.handle(BatchRead(1, _source_rows([200])), 3)
+    master.handle(SourceIdle(0), 4)
     assert left.watermark_us == 90, "promised before what has been read has arrived"
     left.arrive_until(5)
     master.streams[1].arrive_until(5)
@@ -437,21 +437,21 @@ def test_time_goes_no_further_than_what_has_arrived() -> None:
 def test_a_stream_that_speaks_again_may_be_read_at_once() -> None:
     """While the master waits for the other one, too."""
     master = _master(time={"late": "side", "idle_timeout": "1s"})
-    master.handle(TuplesRead(0, _source_rows([5])), 1)
-    commands = master.handle(StreamIdle(1), 2)
-    assert ReadTuples(0, None) in commands, "an idle stream is not read instead"
-    assert ReadTuples(1, 0) in master.handle(StreamResumed(1), 3)
+    master.handle(BatchRead(0, _source_rows([5])), 1)
+    commands = master.handle(SourceIdle(1), 2)
+    assert Read(0, None) in commands, "an idle stream is not read instead"
+    assert Read(1, 0) in master.handle(SourceResumed(1), 3)
 
 
 def test_reading_stops_when_slots_do_not_end() -> None:
     """Policy shed counts what has arrived; what is still to arrive must not fill the memory when no slave reports."""
     master = _master(on_overload={"policy": "shed"}, cluster={"mini_buffer": "64KB"})
     reads = 0
-    wanted = [ReadTuples(0, 1)]
+    wanted = [Read(0, 1)]
     while wanted and reads < 100:
         times = np.arange(1000 * reads, 1000 * reads + 1000)
-        commands = master.handle(TuplesRead(reads % 2, _source_rows(times.tolist())), reads)
-        wanted = [command for command in commands if isinstance(command, ReadTuples)]
+        commands = master.handle(BatchRead(reads % 2, _source_rows(times.tolist())), reads)
+        wanted = [command for command in commands if isinstance(command, Read)]
         reads += 1
     assert not wanted
     assert master.slots.waiting_bytes < 5 * (64 << 10)
@@ -462,8 +462,8 @@ def test_with_arrival_times_no_stream_is_ahead() -> None:
     del plain["time"]["late"]
     master = Master(config_from_plain(plain), 1, (None, None))
     master.start(0)
-    master.handle(TuplesRead(1, _source_rows([5])), 1)
-    assert ReadTuples(0, 1) in master.handle(TuplesRead(1, _source_rows([10**12])), 2)
+    master.handle(BatchRead(1, _source_rows([5])), 1)
+    assert Read(0, 1) in master.handle(BatchRead(1, _source_rows([10**12])), 2)
 
 
 # ---------------------------------------------------------------- processes that die
@@ -706,7 +706,7 @@ def test_a_tail_goes_on_in_its_own_run_alone(resumed: bool, start: Any, swjoin: 
 def test_folders_in_which_no_tail_can_go_on(swjoin: Any, tmp_path: Path) -> None:
     nobody = f"grpc://127.0.0.1:{_free_port()}"
     folder = tmp_path / "taken"
-    damaged = "damaged; nobody can go on there; name an empty folder"
+    damaged = "damaged; no tail can resume there; name an empty folder"
     contents = {"": damaged, "[": damaged, "{}": damaged, "[]": damaged, '{"era": 1e999}': damaged, "\udcff": damaged}
     contents['{"era": 1, "below": 2, "rows": {}}'] = "does not say of which run (an older version of swjoin wrote it)"
     for content, said in contents.items():
@@ -756,7 +756,7 @@ def test_a_session_with_kills(tmp_path: Path) -> None:
     """Four ranks; a producer, the consumer of final rows and a slave are killed; DuckDB knows the answer."""
     kills = (("consumer", 0.1), ("right", 0.35), ("slave", 0.6))  # the consumer has to be back before the run's end
     session = Session(20_000, 7_000_000, ranks=4, kills=kills, checkpoint_us=1_000_000)
-    played = play(session, tmp_path)
+    played = run_session(session, tmp_path)
     assert played.complaints() == []
     assert played.recoveries == 1
 
@@ -768,7 +768,7 @@ def test_a_session_with_kills(tmp_path: Path) -> None:
 def test_a_long_session(tmp_path: Path) -> None:
     """100,000 tuples/s per stream for a minute."""
     kills = (("left", 0.2), ("right", 0.35), ("consumer", 0.5), ("slave", 0.65))
-    played = play(Session(100_000, 60_000_000, ranks=5, kills=kills), tmp_path)
+    played = run_session(Session(100_000, 60_000_000, ranks=5, kills=kills), tmp_path)
     assert played.complaints() == []
     assert played.recoveries == 1
     assert played.delay_s["p99"] < 0.2, "later than two distribution epochs"

@@ -25,7 +25,7 @@ from tests.conftest import ROOT
 from tests.support.cases import CASES, Case, by_name, moving
 from tests.support.commands import command
 from tests.support.limits import PROCESS_S
-from tests.support.ranks import run_jobs
+from tests.support.ranks import run_jobs, run_mpirun
 
 pytestmark = [pytest.mark.mpi]
 RANKS = [3, 4, 5, 7]
@@ -135,9 +135,7 @@ def test_started_by_mpirun_directly(tmp_path: Path) -> None:
         line.insert(1, "--allow-run-as-root")
     config = CASES[1].write(tmp_path)
     line += [str(config), "--out", str(tmp_path / "run")]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=PROCESS_S, check=False, cwd=ROOT)
-    if "listener thread failed to start" in done.stderr:  # mpirun itself: `swjoin` tries once more then, here nobody does
-        done = subprocess.run(line, capture_output=True, text=True, timeout=PROCESS_S, check=False, cwd=ROOT)
+    done = run_mpirun(line)
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (report["results"]["count"], report["results"]["digest"]) == CASES[1].answer()
@@ -160,7 +158,7 @@ def test_an_mpirun_that_fails_to_start_is_started_once_more(tmp_path: Path, monk
         monkeypatch.setenv("SAYS", says)
         out = tmp_path / f"{failures}{code}"
         job = Job(load_config(config), out / "results", True, out, None, "test")
-        ended, failure = launch.launch_told(job, 4, quiet=True)
+        ended, failure = launch.launch_with_reason(job, 4, quiet=True)
         assert ended == code
         assert says in failure if code else failure == ""
     assert json.loads((tmp_path / "10" / "run.json").read_text())["results"]["digest"] == CASES[1].answer()[1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from swjoin.runtime import new_folder
 from swjoin.runtime.launch import mpirun_options
 from swjoin.runtime.preflight import find_mpirun
 from tests.conftest import ROOT
+from tests.support.ranks import run_mpirun
 
 SMALL = {
     "join": {"within": "100ms"},
@@ -160,9 +160,7 @@ def test_ranks_agree_on_the_folder(own: bool, config: Path) -> None:
     start = [*mpirun_options(find_mpirun(), 3), sys.executable] if own else [sys.executable]
     line = [*start, "-m", "swjoin", "run", str(config), *([] if own else ["-n", "3"])]
     for count in (1, 2):
-        done = subprocess.run(
-            line, capture_output=True, text=True, timeout=100, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}
-        )
+        done = run_mpirun(line, cwd=None, env={**os.environ, "PYTHONPATH": str(ROOT)})
         assert done.returncode == 0, done.stderr
         assert len(runs()) == count
         assert os.readlink("runs/latest") in runs()
@@ -177,8 +175,6 @@ def test_refused_ranks_leave_nothing(more: tuple[str, ...], config: Path) -> Non
     wrong = ["--set", "left.path=none.csv", "--set", "right.path=none.csv", *more]
     for ulfm in ([], ["--with-ft", "ulfm"]) if more else ([],):
         line = [*mpirun_options(find_mpirun(), 3), *ulfm, sys.executable, "-m", "swjoin", "run", str(config), *wrong]
-        done = subprocess.run(
-            line, capture_output=True, text=True, timeout=100, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}
-        )
+        done = run_mpirun(line, cwd=None, env={**os.environ, "PYTHONPATH": str(ROOT)})
         assert done.returncode == 2, done.stderr
         assert os.listdir("runs") == []

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swjoin.cluster.master.controller import Controller, Move, Phase
+from swjoin.cluster.master.controller import Controller
 from swjoin.cluster.master.master import Master
 from swjoin.cluster.master.mini_buffers import MiniBuffers
+from swjoin.cluster.master.moves import Move, Moves, MoveState
 from swjoin.config.loader import config_from_plain
 from swjoin.connectors.generator.bmodel import payload_bytes
 from swjoin.core.batch import RIGHT, PayloadRows, RowLayout, SourceBatch, TupleBatch
@@ -21,9 +22,11 @@ from swjoin.core.ids import EpochIndex, GroupId, QueryId, SlaveId
 from swjoin.core.join_semantics import Bounds
 from swjoin.operators.join_operator import MoveId
 from swjoin.operators.join_step import Work
+from swjoin.operators.join_windows import JoinWindows
 from swjoin.operators.state_movement import GroupExport, GroupImport
 from swjoin.operators.unmatched_rows import Unmatched
 from swjoin.operators.window_join import WindowJoin
+from swjoin.operators.window_store import WindowSizes
 from swjoin.runtime.simulator.result import SimulationError
 from swjoin.runtime.simulator.simulator import FIRST_SLAVE, Simulation
 from swjoin.state.join_kernel import CUR_GROUP
@@ -81,7 +84,7 @@ def test_release_on_one_acknowledgement_is_caught(monkeypatch: pytest.MonkeyPatc
         move = self.moves.get(end.move)
         if move is None:
             return None
-        if move.phase == Phase.HELD:
+        if move.state == MoveState.HELD:
             acknowledge(self, dataclasses.replace(end, installed=not end.installed), now_us)
         return acknowledge(self, end, now_us)
 
@@ -116,19 +119,19 @@ def test_dead_tuples_that_leave_with_their_partition_group_are_caught(monkeypatc
     known: everything leaves, also what refers to payload that has been freed."""
     begin = GroupExport.__init__
 
-    def everything(self: GroupExport, join: WindowJoin, *args: Any) -> None:
-        begin(self, join, *args)
-        self._dead_us = join.unmatched.limits(self._dead_us)
+    def everything(self: GroupExport, windows: JoinWindows, *args: Any) -> None:
+        begin(self, windows, *args)
+        self._dead_us = windows.unmatched.limits(self._dead_us)
 
     monkeypatch.setattr(GroupExport, "__init__", everything)
     monkeypatch.setattr(Unmatched, "settles", lambda self, stream: False)
-    monkeypatch.setattr(WindowJoin, "_validate_payload", lambda self: None)  # the payload that comes out is enough
+    monkeypatch.setattr(JoinWindows, "_validate_payload", lambda self: None)  # the payload that comes out is enough
     assert complaints(_outer_seeds(200), 3) == 3
 
 
 def test_payload_that_is_freed_too_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """While a partition-group is on its way."""
-    monkeypatch.setattr(WindowJoin, "pin_payload", lambda self, group, times: None)
+    monkeypatch.setattr(JoinWindows, "pin_payload", lambda self, group, times: None)
     assert complaints(_outer_seeds(200), 3) == 3
 
 
@@ -139,7 +142,7 @@ def _patched(name: str, change: Callable[[Any], Any], owner: type) -> Callable[[
 @pytest.mark.parametrize(
     "plant",
     [
-        pytest.param(_patched("limit_times", lambda _: lambda self, slave, times: times, Controller), id="promise too much"),
+        pytest.param(_patched("limit_times", lambda _: lambda self, slave, times: times, Moves), id="promise too much"),
         pytest.param(_patched("_pending_chunk", lambda f: lambda self: _emptied(f(self)), GroupExport), id="pending lost"),
         pytest.param(
             _patched("settle", lambda f: lambda self, epoch: _unsettled(f(self, epoch)), GroupImport), id="never joined"
@@ -165,9 +168,9 @@ def test_payload_waits_for_a_group_on_its_way() -> None:
     ts = np.arange(n, dtype=np.int64)
     rows = PayloadRows(payload_bytes(ids, 1, 0, 8))
     batch = TupleBatch(ts % 1000, ts, ids, ts, rows)
-    options: dict[str, Any] = {"block_tuples": 64, "theta_tuples": 256, "window_bytes": 8 << 20, "result_tuples": 10_000}
     layout = RowLayout(8)
-    joins = [WindowJoin(Bounds(-n, n), left_layout=layout, right_layout=layout, materialise=True, **options) for _ in range(2)]
+    sizes = WindowSizes(64, 256, 8 << 20)
+    joins = [WindowJoin(Bounds(-n, n), sizes, (layout, layout), result_tuples=10_000) for _ in range(2)]
     empty = TupleBatch.empty(layout)
 
     def deliver(join: WindowJoin, group: int, left: TupleBatch, time_us: int) -> None:

@@ -79,7 +79,7 @@ def test_a_clock_that_carries_live_streams_is_caught(monkeypatch: pytest.MonkeyP
 
 
 def test_a_source_that_does_not_go_back_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LiveBatchSource, "go_on", lambda self, row, position: None)
+    monkeypatch.setattr(LiveBatchSource, "resume_at", lambda self, row, position: None)
     assert _complaints(_chosen(60, _crashing, 26), 1) == 1
 
 

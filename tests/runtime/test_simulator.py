@@ -11,9 +11,10 @@ import pytest
 
 from swjoin.cluster.master.master import Master
 from swjoin.cluster.master.mini_buffers import MiniBuffers
-from swjoin.cluster.messages import Deliver
+from swjoin.cluster.role import Effect, Send
 from swjoin.cluster.slave.slave import Slave
-from swjoin.operators.window_join import WindowJoin
+from swjoin.core.data_messages import Delivery
+from swjoin.operators.join_windows import JoinWindows
 from swjoin.runtime.simulator.simulator import Simulation
 from tests.support.limits import PROCESS_S
 from tests.support.planted import complaints
@@ -42,9 +43,9 @@ def _caught() -> int:
 def test_a_lost_delivery_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     serve = Master._serve
 
-    def lossy(self: Master) -> list[object]:
+    def lossy(self: Master) -> list[Effect]:
         commands = serve(self)
-        return [c for c in commands if not (isinstance(c, Deliver) and c.delivery.epoch == 1)]
+        return [c for c in commands if not (isinstance(c, Send) and isinstance(c.message, Delivery) and c.message.epoch == 1)]
 
     monkeypatch.setattr(Master, "_serve", lossy)
     monkeypatch.setattr(Simulation, "MAX_STEPS", 10_000)  # in realtime pace a run that waits for ever goes on ticking
@@ -53,7 +54,7 @@ def test_a_lost_delivery_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_early_expiry_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows that forget their bounds: a tuple leaves as soon as the opposite stream has reached its time."""
-    monkeypatch.setattr(WindowJoin, "_dead_below", lambda self: (self._times_us[1], self._times_us[0]))
+    monkeypatch.setattr(JoinWindows, "dead_below", lambda self: (self.times_us[1], self.times_us[0]))
     assert _caught() == 6
 
 

@@ -67,7 +67,7 @@ OFTEN = {"adaptive", "fig11", "fig14", "main", "sustainable_theta", "thousand"}
 def settings(name: str) -> list[str]:
     """What makes an experiment tiny; its axes stay as they are."""
     own = [*SMALLER.get(name, _TINY), *([] if name in WINDOWS else ["join.within=2s", "workload.domain=1000"])]
-    if load_experiment(EXPERIMENTS[name]).search is not None:
+    if load_experiment(EXPERIMENTS[name]).source.search is not None:
         own.append("search.precision=1000")  # only its ends
     if name in LOCAL:
         own.append("runner=local")
@@ -88,7 +88,7 @@ def swept(
     found = {name: folder / name for name in OWNERS if name in sources}
 
     def sweep(name: str) -> int:
-        points = "1" if load_experiment(OWNERS[name]).search is not None else "2"  # of a search each has up to two runs
+        points = "1" if load_experiment(OWNERS[name]).source.search is not None else "2"  # of a search each has up to two runs
         arguments = ["sweep", str(OWNERS[name]), "--only", points, "--repeat", "1", "--out", str(found[name])]
         return main([*arguments, *settings(name)])
 
@@ -112,7 +112,7 @@ def test_an_experiment_is_swept_aggregated_and_plotted(
     directory = swept[experiment.source.name]
     runs = pq.read_table(directory / "runs.parquet").to_pylist()
     assert 1 <= len(runs) <= 2
-    assert len(runs) == 2 or experiment.search is not None  # whose upper end was sustained
+    assert len(runs) == 2 or experiment.source.search is not None  # whose upper end was sustained
     assert all(run["status"] == "done" for run in runs)
     table = pq.read_table(directory / "table.parquet").to_pylist()
     wanted = set(experiment.metrics)

@@ -103,7 +103,7 @@ def test_values_are_shown_as_numbers(write: Any) -> None:
         "join.within": 60.0,
         "reorganization.policy": "none",
     }
-    assert list(experiment.axis_units.values()) == ["s", "bytes", "", "s", ""]
+    assert list(experiment.source.axis_units.values()) == ["s", "bytes", "", "s", ""]
 
 
 def test_tiny_numbers_survive(write: Any) -> None:
@@ -168,7 +168,7 @@ def test_runs_of_another_experiment(write: Any) -> None:
         ({"measured": "soon"}, r"one.yaml: measured: duration 'soon'"),
         ({"measured": "500ms"}, r"one.yaml: measured: 500000 us is not longer than the warm-up"),
         ({"measured": "5s", "set": {"workload.duration": "9s"}}, r"measured and workload.duration: give one"),
-        ({"measured": "5s", "runner": "simulate"}, r"runner simulate: a simulated run has no history .* prefill: false"),
+        ({"measured": "5s", "runner": "simulate"}, r"runner simulate: a simulated run has no prefill; write prefill: false"),
         ({"preset": "quick", "runner": "simulate"}, r"runner simulate: virtual time needs no faster preset"),
         ({"preset": "quick", "set": {"join.within": "15us"}}, r"queries.lower_us: -15 us cannot be divided by 10"),
         ({"preset": "quick", "set": {"nodes.node_speed": 0.2}}, r"nodes.node_speed: 0.2 times 10 is faster than a core"),
@@ -567,8 +567,8 @@ def test_estimates_and_limits() -> None:
     total = 0.0
     for number in range(5, 15):
         experiment = load_experiment(ROOT / "experiments" / f"fig{number:02}.yaml", "quick")
-        if experiment.owner is None:
-            total += runner.plan_s(experiment, points(experiment))
+        if experiment.source.path == experiment.path:
+            total += runner.plan_s(experiment.source, points(experiment))
     assert total < 30 * 60  # all figures, once
 
 
@@ -767,7 +767,7 @@ def test_the_command(swjoin: Any, write: Any, tmp_path: Path) -> None:
 def test_point_commands(write: Any) -> None:
     def typed(runner_name: str) -> list[str]:
         experiment = load_experiment(write(runner=runner_name, costs="paper"))
-        return runner.point_command(experiment, Path("c.yaml"), 3, Path("out"))[3:]
+        return runner.point_command(experiment.source, Path("c.yaml"), 3, Path("out"))[3:]
 
     assert typed("mpi") == ["run", "c.yaml", "-n", "5", "--out", "out"]
     assert typed("local") == ["run", "c.yaml", "--threads", "3", "--out", "out"]

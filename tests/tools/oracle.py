@@ -1,7 +1,7 @@
-"""The right answer of a join by comparing every pair.
+"""The oracle: the result of a join by comparing every pair.
 
-What: `brute_force`, `answer`, `places`, `in_last` (SPEC section 1).
-Why: every engine and runtime is compared with this page; it is written to be read, not to be fast.
+What: `brute_force`, `answer`, `sequence_numbers`, `in_last` (SPEC section 1).
+Why: every engine and runtime is compared with this module; it is written for readability, not speed.
 Stays out: the definition of a match (`swjoin.core.join_semantics`).
 """
 
@@ -13,9 +13,9 @@ from swjoin.core.batch import I64, LEFT, MISSING_ID, RIGHT, U64, Bool, TupleBatc
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How
 
 
-def places(left: I64, right: I64) -> tuple[I64, I64, I64, I64]:
-    """Tuples of these times in the order of both streams (time, left before right, row): of left tuples their number and how
-    many right ones come before, of right tuples their number and how many left ones come before. int64, from 0 on."""
+def sequence_numbers(left: I64, right: I64) -> tuple[I64, I64, I64, I64]:
+    """Numbers from 0 on, int64, of tuples with these times in the order of both streams (time, left before right, row): of left
+    tuples their number and the count of right ones before, of right tuples their number and the count of left ones before."""
     streams = np.repeat([LEFT, RIGHT], [len(left), len(right)])
     order = np.lexsort((np.arange(len(streams)), streams, np.concatenate([left, right])))
     before = [np.empty(len(order), np.int64) for _ in (LEFT, RIGHT)]
@@ -26,9 +26,9 @@ def places(left: I64, right: I64) -> tuple[I64, I64, I64, I64]:
 
 
 def in_last(order: tuple[I64, I64, I64, I64], bounds: Bounds, i: int) -> Bool:
-    """Which right tuples, of all of them, are in count windows together with the i-th left one. order: `places`.
+    """Mask of the right tuples that are in count windows together with the i-th left one. order: `sequence_numbers`.
 
-    Of two tuples the earlier must be among the last so many of its stream before the later one.
+    The earlier of two tuples must be among the last `last` tuples of its stream before the later one.
     """
     left_number, rights_before, right_number, lefts_before = order
     last_left, last_right = bounds.upper_us + 1, 1 - bounds.lower_us
@@ -43,10 +43,10 @@ def brute_force(left: TupleBatch, right: TupleBatch, bounds: Bounds) -> tuple[I6
     """Indexes (left, right) of all matching pairs by comparing every pair; O(n * m) time, O(m) memory per left tuple."""
     lefts: list[I64] = []
     rights: list[I64] = []
-    order = places(left.ts, right.ts)
+    order = sequence_numbers(left.ts, right.ts)
     for i in range(len(left)):
         gap = right.ts - left.ts[i]
-        near = in_last(order, bounds, i) if bounds.counted else (gap >= bounds.lower_us) & (gap <= bounds.upper_us)
+        near = in_last(order, bounds, i) if bounds.count_windows else (gap >= bounds.lower_us) & (gap <= bounds.upper_us)
         hit = np.flatnonzero((right.key == left.key[i]) & near)
         lefts.append(np.full(len(hit), i, np.int64))
         rights.append(hit.astype(np.int64))
@@ -63,21 +63,20 @@ def answer(
     null_keys: tuple[U64, U64] | None = None,
     shed: tuple[U64, U64] | None = None,
 ) -> tuple[U64, U64]:
-    """Ids (left, right) of the rows of a join; MISSING_ID where a side is missing. Both in an arbitrary order.
+    """Ids (left, right) of the rows of a join, in any order; MISSING_ID where a side is missing.
 
-    null_keys: ids of the tuples beside these whose key is null. shed: of those of these that were not joined; in count windows
-    they have their places.
+    null_keys: ids of further tuples whose key is null. shed: ids of tuples that were not joined; they count in count windows.
     """
     kind = JOIN_KINDS[how]
     i, j = brute_force(left, right, bounds)
-    gone = (np.empty(0, np.uint64),) * 2 if shed is None else shed
-    joined = ~np.isin(left.id[i], gone[LEFT]) & ~np.isin(right.id[j], gone[RIGHT])
+    unjoined = (np.empty(0, np.uint64),) * 2 if shed is None else shed
+    joined = ~np.isin(left.id[i], unjoined[LEFT]) & ~np.isin(right.id[j], unjoined[RIGHT])
     i, j = i[joined], j[joined]
     lefts, rights = ([left.id[i]], [right.id[j]]) if kind.pairs else ([], [])
     matched = np.isin(np.arange(len(left)), i), np.isin(np.arange(len(right)), j)
     for stream, ids in ((LEFT, left.id), (RIGHT, right.id)):
         alone = [ids[matched[stream]]] if kind.first and stream == LEFT else []
-        alone += [ids[~matched[stream] & ~np.isin(ids, gone[stream])]] if kind.unmatched[stream] else []
+        alone += [ids[~matched[stream] & ~np.isin(ids, unjoined[stream])]] if kind.unmatched[stream] else []
         alone += [null_keys[stream]] if kind.unmatched[stream] and null_keys is not None else []
         for found in alone:
             missing = np.full(len(found), MISSING_ID, np.uint64)

@@ -1,9 +1,9 @@
-"""A run's processes as the system sees them: started, found, killed, and how much memory each has.
+"""Processes of a run: starting, finding and killing them, and their memory.
 
-What: `LaunchedRun`, one `swjoin run` in processes of its own; `ranks_of`, its ranks; `memory_of` and `mapped_of`, what one of
-them holds; `left_of`, who still carries a mark.
-Why: chaos, soaks and benchmarks kill real ranks by their process ids, and must find nobody left afterwards.
-Stays out: who is killed and when (`tests.tools.random_kills`, `tests.tools.soak.run`).
+What: `LaunchedRun`, one `swjoin run` in processes of its own; `ranks_of`, its ranks; `memory_of` and `mapped_of`, memory of a
+process; `left_of`, processes with a mark.
+Why: chaos, soaks and benchmarks kill real ranks by their process ids, and check that none is left afterwards.
+Stays out: which process is killed when (`tests.tools.random_kills`, `tests.tools.soak.run`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from pathlib import Path
 from swjoin.runtime.simulator.result import SimulationError
 
 MARK = "SWJOIN_RUN_MARK"
+FIRST_SLAVE = 2  # rank; those before are master and collector
 _RANK = re.compile(rb"OMPI_COMM_WORLD_RANK=(\d+)")
 _FIELDS = re.compile(r"^(VmRSS|RssAnon):\s+(\d+) kB", re.MULTILINE)
 _MAP = re.compile(r"[0-9a-f]+-[0-9a-f]+ ")
-_LARGE_BYTES = 192 << 20  # a slave's windows are reserved in maps larger than that, and little else is
+_LARGE_BYTES = 192 << 20  # maps above this size are mostly the windows of a slave
 
 
 def ranks_of(launcher: int) -> dict[int, int]:
-    """MPI rank -> pid of the processes below a launcher's."""
+    """MPI rank -> pid of the descendants of a launcher."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -47,7 +48,7 @@ def ranks_of(launcher: int) -> dict[int, int]:
 
 
 def _environment(pid: int) -> bytes:
-    """Of a process that has ended or is somebody else's: nothing."""
+    """The environment; empty for a finished or foreign process."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -63,14 +64,14 @@ def parent_of(pid: int) -> int:
 
 
 def left_of(mark: str) -> list[int]:
-    """Processes whose environment carries this mark, whoever their parents are by now."""
+    """Processes with this mark in their environment, whatever their parents."""
     wanted = f"{MARK}={mark}".encode()
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     return [pid for pid in pids if wanted in _environment(pid).split(b"\0")]
 
 
 def kill(pid: int, number: int) -> None:
-    """Send a signal; one that has ended already needs none."""
+    """Send a signal, unless the process has ended."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -79,7 +80,7 @@ def kill(pid: int, number: int) -> None:
 
 @dataclass(frozen=True)
 class Memory:
-    """Resident bytes of a process: all, and what no file stands behind."""
+    """Resident bytes of a process: all, and those without a file behind them."""
 
     resident_bytes: int
     anonymous_bytes: int
@@ -98,8 +99,10 @@ def memory_of(pid: int) -> Memory | None:
 
 @dataclass(frozen=True)
 class Mapped:
-    """proportional_bytes: resident, each shared page divided by those who share it. reserved_bytes: what is resident of large
-    anonymous maps, those of the windows in a slave.
+    """Resident bytes by map.
+
+    proportional_bytes: shared pages divided by the number of their processes.
+    reserved_bytes: resident bytes of large anonymous maps, which are the windows in a slave.
     """
 
     proportional_bytes: int
@@ -107,7 +110,7 @@ class Mapped:
 
 
 def mapped_of(pid: int) -> Mapped | None:
-    """None when it has ended. The system walks all pages for it: some 10 ms."""
+    """None when it has ended. Takes some 10 ms: the system walks all pages."""
     try:
         text = Path(f"/proc/{pid}/smaps").read_text()
     except OSError:
@@ -127,10 +130,10 @@ def mapped_of(pid: int) -> Mapped | None:
 
 
 class LaunchedRun:
-    """One `swjoin run`, its processes, and what it said."""
+    """One `swjoin run`, its processes, and its output."""
 
     def __init__(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
-        """environment: added to ours."""
+        """environment: added to that of this process."""
         self._log = log
         with log.open("w") as out:
             command = [sys.executable, "-m", "swjoin", "run", *arguments]
@@ -138,25 +141,25 @@ class LaunchedRun:
             self.process = subprocess.Popen(command, stdout=out, stderr=out, env=ours, start_new_session=True)
 
     def ranks(self) -> dict[int, int]:
-        """MPI rank -> pid of those that live."""
+        """MPI rank -> pid of the running ranks."""
         return ranks_of(self.process.pid)
 
     def kill(self, ranks: Sequence[int], number: int = signal.SIGKILL) -> None:
-        """By pid; ranks that have ended already are left out."""
+        """Send a signal to these ranks, except finished ones."""
         pids = self.ranks()
         for rank in ranks:
             if rank in pids:
                 kill(pids[rank], number)
 
     def kill_all(self) -> None:
-        """The launcher, mpirun and every rank."""
+        """Kill the launcher, mpirun and every rank."""
         pids = list(self.ranks().values())
         above = [p for p in (parent_of(pid) for pid in pids) if p not in (0, 1, os.getpid())]
         for pid in {*pids, *above, self.process.pid}:
             kill(pid, signal.SIGKILL)
 
     def end(self, limit_s: float) -> int:
-        """Its exit code. SimulationError when it does not end."""
+        """Wait for the exit code. SimulationError at the time limit."""
         try:
             return self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -165,7 +168,7 @@ class LaunchedRun:
             raise SimulationError(f"the run did not end within {limit_s:.0f} s: {self.said()}") from None
 
     def wait_for_start(self, out: Path, ranks: int, limit_s: float) -> None:
-        """Until all ranks are there and the run has its folder of checkpoints, or it has ended."""
+        """Wait until all ranks run and the folder of checkpoints exists, or the run has ended."""
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline and self.process.poll() is None:
             if (out / "checkpoints").is_dir() and len(self.ranks()) == ranks:

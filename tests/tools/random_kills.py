@@ -1,7 +1,7 @@
-"""Random deaths of real processes: runs on MPI ranks that are killed, resumed, stopped, and must be right in the end.
+"""Random deaths of real processes: runs on MPI ranks that are killed, resumed or stopped, with their results checked.
 
-What: `FaultScenario.draw(seed)`, one workload, one cluster and what befalls it; `run_ordeal(seed, folder)`.
-Why: the promise is about processes, signals and files as they are; the simulator only knows of them what we believed.
+What: `FaultScenario.draw(seed)`, a workload, a cluster and a fault; `run_with_faults(seed, folder)`.
+Why: fault tolerance is a promise about real processes, signals and files; the simulator has only a model of these.
 Stays out: random workloads of every other kind (`tests.tools.random_runs`), crashes in virtual time
 (`runtime.simulator.simulator`), finding and killing processes (`tests.tools.processes`).
 """
@@ -24,18 +24,19 @@ from swjoin.core.batch import LEFT, RIGHT, TupleBatch
 from swjoin.core.join_semantics import JOIN_KINDS, format_digest, pair_digest
 from swjoin.runtime.simulator.result import SimulationError
 from tests.tools.oracle import answer
-from tests.tools.processes import LaunchedRun, kill
+from tests.tools.processes import FIRST_SLAVE, LaunchedRun, kill
 
 KINDS = ("slave", "slaves", "everybody", "stop", "master", "collector", "recovering")
-_FIRST_SLAVE = 2
 _LIMIT_S = 90.0
 
 
 @dataclass(frozen=True)
 class FaultScenario:
-    """kind: who dies: one slave, two slaves, everybody (SIGKILL to all ranks and the launcher), nobody (a request to stop),
-    the master, the collector, or a slave while the death of another one is being dealt with. at_s: after so much of the run.
-    gap_s: between two deaths. again: ranks of the resumed run.
+    """A run and its fault.
+
+    kind: `slave`, `slaves` (two), `everybody` (SIGKILL to all ranks and the launcher), `stop` (a request to stop), `master`,
+    `collector`, or `recovering` (a slave during the recovery from another one's death).
+    at_s: time of the fault in the run. gap_s: between two deaths. again: ranks of the resumed run.
     """
 
     seed: int
@@ -48,14 +49,14 @@ class FaultScenario:
 
     @staticmethod
     def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> FaultScenario:
-        """Everything about a run from one seed."""
+        """A scenario from a seed."""
         random = np.random.default_rng([seed, 4])
         kind = str(random.choice(kinds))
         duration_s = float(random.uniform(3, 5))
         epoch_ms = int(random.choice([50, 100, 200]))
         policy = str(random.choice(["none", "random", "balanced"]))
         ranks = int(random.integers(4, 8))
-        slaves = ranks - _FIRST_SLAVE
+        slaves = ranks - FIRST_SLAVE
         plain: dict[str, Any] = {
             "join": {"within": f"{int(random.choice([200, 1000, 3000]))}ms"},
             "seed": int(seed),
@@ -83,7 +84,7 @@ class FaultScenario:
             "sink": {"kind": str(random.choice(["parquet", "parquet", "count"]))},
         }
         at_s = float(random.uniform(0, 1.1 * duration_s))
-        random_kind = np.random.default_rng([seed, 7])  # of its own: all else stays as it was
+        random_kind = np.random.default_rng([seed, 7])  # a generator of its own leaves the draws of other settings as they were
         if random_kind.random() < 0.5:
             plain["join"]["how"] = str(random_kind.choice(list(JOIN_KINDS)))
         random_last = np.random.default_rng([seed, 8])
@@ -93,7 +94,7 @@ class FaultScenario:
         return FaultScenario(seed, kind, plain, ranks, at_s, float(random.choice([0, 0.02, 0.5])), int(random.integers(3, 8)))
 
     def expected(self) -> tuple[int, str]:
-        """Count and digest by comparing every left tuple with all right ones."""
+        """Count and digest by the oracle."""
         config = config_from_plain(self.plain)
         streams = []
         for stream in (LEFT, RIGHT):
@@ -104,59 +105,60 @@ class FaultScenario:
         return len(left), format_digest(pair_digest(left, right))
 
 
-def _befall(ordeal: FaultScenario, cluster: LaunchedRun) -> None:
-    """What the kind says."""
-    random = np.random.default_rng([ordeal.seed, 5])
-    slaves = random.permutation(np.arange(_FIRST_SLAVE, ordeal.ranks)).tolist()
-    if ordeal.kind == "everybody":
+def _inject(scenario: FaultScenario, cluster: LaunchedRun) -> None:
+    """Inject the scenario's fault."""
+    random = np.random.default_rng([scenario.seed, 5])
+    slaves = random.permutation(np.arange(FIRST_SLAVE, scenario.ranks)).tolist()
+    if scenario.kind == "everybody":
         cluster.kill_all()
-    elif ordeal.kind == "stop":
+    elif scenario.kind == "stop":
         kill(cluster.process.pid, int(random.choice([signal.SIGTERM, signal.SIGINT])))
-    elif ordeal.kind in ("master", "collector"):
-        cluster.kill([0 if ordeal.kind == "master" else 1])
+    elif scenario.kind in ("master", "collector"):
+        cluster.kill([0 if scenario.kind == "master" else 1])
     else:
         cluster.kill(slaves[:1])
-        if ordeal.kind != "slave" and len(slaves) > 2:
-            time.sleep(ordeal.gap_s if ordeal.kind == "slaves" else float(random.uniform(0, 0.08)))
+        if scenario.kind != "slave" and len(slaves) > 2:
+            time.sleep(scenario.gap_s if scenario.kind == "slaves" else float(random.uniform(0, 0.08)))
             cluster.kill(slaves[1:2])
 
 
-def run_ordeal(seed: int, folder: Path, kinds: tuple[str, ...] = KINDS) -> dict[str, Any]:
-    """One run, and what befalls it; returns its run.json and what was seen on the way. SimulationError says what is wrong."""
-    ordeal = FaultScenario.draw(seed, kinds)
+def run_with_faults(seed: int, folder: Path, kinds: tuple[str, ...] = KINDS) -> dict[str, Any]:
+    """Run a scenario with its fault, and check it; returns run.json with observations under `faults`. SimulationError when
+    something is wrong."""
+    scenario = FaultScenario.draw(seed, kinds)
     config, out = folder / "config.yaml", folder / "run"
-    config.write_text(json.dumps(ordeal.plain))  # JSON is YAML
-    cluster = LaunchedRun([str(config), "-n", str(ordeal.ranks), "--out", str(out)], folder / "log")
-    cluster.wait_for_start(out, ordeal.ranks, _LIMIT_S)
-    time.sleep(ordeal.at_s)
-    struck = time.monotonic()
-    _befall(ordeal, cluster)
+    config.write_text(json.dumps(scenario.plain))  # JSON is YAML
+    cluster = LaunchedRun([str(config), "-n", str(scenario.ranks), "--out", str(out)], folder / "log")
+    cluster.wait_for_start(out, scenario.ranks, _LIMIT_S)
+    time.sleep(scenario.at_s)
+    fault_s = time.monotonic()
+    _inject(scenario, cluster)
     code = cluster.end(_LIMIT_S)
-    ended_s = time.monotonic() - struck
-    seen: dict[str, Any] = {"kind": ordeal.kind, "ended_s": ended_s, "code": code, "resumed": False}
+    ended_s = time.monotonic() - fault_s
+    seen: dict[str, Any] = {"kind": scenario.kind, "ended_s": ended_s, "code": code, "resumed": False}
     report = _report(out)
     if code == 2:
         raise SimulationError(f"refused: {cluster.said()}")
-    survivable = ordeal.kind in ("slave", "slaves", "recovering")
+    survivable = scenario.kind in ("slave", "slaves", "recovering")
     if survivable and (code or not report.get("complete")):
-        raise SimulationError(f"{ordeal.kind}: exit code {code}: {cluster.said()}")
-    if ordeal.kind == "stop" and code:
+        raise SimulationError(f"{scenario.kind}: exit code {code}: {cluster.said()}")
+    if scenario.kind == "stop" and code:
         raise SimulationError(f"stop: exit code {code}: {cluster.said()}")
     if not report.get("complete"):
         shown = sorted(p.name for p in (out / "results").glob("part-*")) if (out / "results").is_dir() else []
-        again = LaunchedRun(["--resume", str(out), "-n", str(ordeal.again)], folder / "again")
+        again = LaunchedRun(["--resume", str(out), "-n", str(scenario.again)], folder / "again")
         code = again.end(_LIMIT_S)
         report, seen["resumed"] = _report(out), True
         if code and "holds no checkpoint" in again.said():
             seen["kind"] += ", before the first checkpoint"
-            return {**report, "ordeal": seen}
+            return {**report, "faults": seen}
         if code or not report.get("complete"):
-            raise SimulationError(f"{ordeal.kind}, resumed: exit code {code}: {again.said()}")
-        gone = [name for name in shown if not (out / "results" / name).exists()]
-        if gone:
-            raise SimulationError(f"results {gone} could be seen before, and are gone")
-    _check(ordeal, report, out)
-    return {**report, "ordeal": seen}
+            raise SimulationError(f"{scenario.kind}, resumed: exit code {code}: {again.said()}")
+        missing = [name for name in shown if not (out / "results" / name).exists()]
+        if missing:
+            raise SimulationError(f"results {missing} were visible before, and are missing")
+    _check(scenario, report, out)
+    return {**report, "faults": seen}
 
 
 def _report(out: Path) -> dict[str, Any]:
@@ -167,13 +169,13 @@ def _report(out: Path) -> dict[str, Any]:
         return {}
 
 
-def _check(ordeal: FaultScenario, report: dict[str, Any], out: Path) -> None:
-    count, digest = ordeal.expected()
+def _check(scenario: FaultScenario, report: dict[str, Any], out: Path) -> None:
+    count, digest = scenario.expected()
     if (report["results"]["count"], report["results"]["digest"]) != (count, digest):
         raise SimulationError(f"{report['results']}, the oracle has {count} pairs with digest {digest}")
     if not report["ledger"]["balanced"]:
         raise SimulationError(f"ledger: {report['ledger']['complaints']}")
-    if ordeal.plain["sink"]["kind"] == "count":
+    if scenario.plain["sink"]["kind"] == "count":
         return
     found = digest_of_files(out / "results")
     if found != (count, digest):

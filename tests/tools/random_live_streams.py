@@ -1,8 +1,8 @@
-"""Live streams in the simulator: rows that come when they come, in virtual time.
+"""Live streams in the simulator: rows that arrive at random virtual times.
 
 What: `LiveSimulation`, a simulation whose sources are read when they have something; `LiveBatchSource`, which keeps what has
 been accepted until it is told to forget it; `live_scenario`, a random scenario with live streams.
-Why: the live pace, and going back to a position, must hold whenever rows come, streams are silent and processes die.
+Why: the live pace, and seeking to a position, must be right whenever rows arrive, streams are silent and processes die.
 Stays out: real endpoints, producers and disks (`connectors.flight.source`, tests/runtime/test_live.py).
 """
 
@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from swjoin.cluster.messages import PublishResults, StreamIdle, StreamResumed
+from swjoin.cluster.role import MASTER, SourceIdle, SourceResumed
 from swjoin.config.run import FlightConfig, ServeConfig, StreamConfig
 from swjoin.core.batch import STREAM_NAMES, RowLayout, SourceBatch
-from swjoin.runtime.simulator.simulator import MASTER, Simulation
+from swjoin.runtime.simulator.simulator import Simulation
 from swjoin.runtime.simulator.storage import BatchSource
 from tests.tools.random_runs import Scenario
 
@@ -55,7 +55,7 @@ class LiveBatchSource(BatchSource):
     def position(self) -> dict[str, Any]:
         return {"batch": self._next}
 
-    def go_on(self, row: int, position: dict[str, Any]) -> None:
+    def resume_at(self, row: int, position: dict[str, Any]) -> None:
         self._next = position["batch"]
         assert self._rows[self._next] == row, f"the position is at row {self._rows[self._next]}, {row} have been read"
         assert row >= self._forgotten, f"row {row} is to be read again, and all before {self._forgotten} are forgotten"
@@ -88,13 +88,13 @@ class LiveSimulation(Simulation):
         self._idle: set[int] = set()
         super().__init__(config, sources, slave_count, seed, *more)
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         self._wanted = None
         self._idle.clear()
         for stream, source in enumerate(self._sources):
             source.crash()
             self._wait_for(stream)
-        super()._begin()
+        super()._start()
 
     def _wait_for(self, stream: int) -> None:
         if not self._sources[stream].all_come:
@@ -117,23 +117,18 @@ class LiveSimulation(Simulation):
         """As `MasterHost.read`."""
         for stream in [s for s in sorted(self._idle) if self._sources[s].ready(0)]:
             self._idle.remove(stream)
-            self._tell_master(StreamResumed(stream))
+            self._deliver(MASTER, SourceResumed(stream))
         for wanted in self._wanted or ():
             if wanted is not None and self._sources[wanted].ready(0):
                 self._wanted = None
                 self._read(wanted)
                 return
 
-    def _show(self, command: PublishResults) -> None:
-        if self._keepers is not None:
-            self._keepers[0].forget()
-        super()._show(command)
-
     def _give_up(self, asked: int) -> None:
         if asked == self._asked and self._wanted is not None and not self._sources[self._wanted[0]].ready(0):
             stream, self._wanted = self._wanted[0], None
             self._idle.add(stream)
-            self._tell_master(StreamIdle(stream))
+            self._deliver(MASTER, SourceIdle(stream))
 
 
 def live_scenario(seed: int) -> Scenario:

@@ -33,7 +33,7 @@ from swjoin.core.join_semantics import JOIN_KINDS, format_digest, pair_digest
 from swjoin.runtime.simulator.result import SimulationError, SimulationResult
 from swjoin.runtime.simulator.simulator import Simulation
 from tests.tools.oracle import answer, brute_force
-from tests.tools.random_kills import KINDS, run_ordeal
+from tests.tools.random_kills import KINDS, run_with_faults
 
 # payload of a stream: fixed bytes alone, tails of variable length beside them, or tails alone
 _LAYOUTS = [RowLayout(8), RowLayout(8, True), RowLayout(0, True)]
@@ -52,7 +52,7 @@ class Scenario:
 
     @staticmethod
     def draw(seed: int) -> Scenario:
-        """Everything about a run from one seed."""
+        """A scenario from a seed."""
         random = np.random.default_rng(seed)
         span = int(random.choice([50, 1_000, 100_000]))
         bound = int(random.choice([0, 0, span // 20, span // 3]))
@@ -138,7 +138,7 @@ class Scenario:
         return TupleBatch(rows.key[index], rows.ts[index], rows.id[index], rows.ts[index])
 
     def history_end_us(self) -> int:
-        """Pairs of two tuples before this time are history."""
+        """Time before which pairs of two tuples belong to prefill."""
         times = [rows.ts if rows.ts_valid is None else rows.ts[rows.ts_valid] for rows in self.rows]
         return min((int(t.min()) for t in times if len(t)), default=0) + self.config.measure.prefill_us
 
@@ -149,8 +149,7 @@ class Scenario:
         *,
         history: bool = False,
     ) -> tuple[Counter[tuple[int, int]], str]:
-        """The oracle's pairs (left id, right id) that are measured, or those of history, and their digest. shed: of those set
-        aside."""
+        """The oracle's measured pairs (left id, right id), or those of prefill, and their digest. shed: the shed of `aside`."""
         left, right = self.good_tuples(0, aside[0]), self.good_tuples(1, aside[1])
         query = self.config.query
         if query.how != "inner" or query.last is not None:  # never with history
@@ -209,8 +208,8 @@ def _draw_adaptation(random: np.random.Generator, plain: dict[str, Any], slave_c
 
 
 def _draw_moving(random: np.random.Generator, seed: int, crashes: tuple[tuple[int, int], ...]) -> Scenario:
-    """Windows much shorter than the streams, and moves in every reorganization epoch: payload has been freed in the middle of
-    blocks when their partition-groups leave, and some leave that have only just come."""
+    """Windows much shorter than the streams, and moves in every reorganization epoch: partition-groups leave with payload
+    freed in the middle of blocks, or right after they arrived."""
     span, n = 100_000, 200
     rows = []
     for _ in range(2):
@@ -251,7 +250,7 @@ def _draw_moving(random: np.random.Generator, seed: int, crashes: tuple[tuple[in
 
 
 def _draw_overload(random: np.random.Generator, plain: dict[str, Any]) -> None:
-    """Mini-buffers that are full soon, and what is done then."""
+    """Small mini-buffers, and a policy for overload."""
     if random.random() < 0.7:
         plain["cluster"]["mini_buffer_bytes"] = 1 << 10
         plain["module"]["stream_buffer_bytes"] = 64
@@ -301,7 +300,7 @@ def _draw_layouts(scenario: Scenario) -> tuple[RowLayout, RowLayout]:
 
 
 def payload_of(ids: U64, stream: int, layout: RowLayout) -> PayloadRows:
-    """Payload that follows from stream and id: of another tuple's, neither bytes nor length are the same."""
+    """Payload that is a function of stream and id; other tuples' payloads differ in bytes and length."""
     fixed = payload_bytes(ids, 1, stream, layout.fixed_bytes)
     if not layout.has_var:
         return PayloadRows(fixed)
@@ -341,7 +340,7 @@ def ids_shed(result: SimulationResult) -> tuple[set[int], set[int]]:
 
 
 def ids_aside(result: SimulationResult) -> tuple[set[int], set[int]]:
-    """Ids of the left and right rows that a run has set aside. SimulationError when it has not counted them so."""
+    """Ids of the left and right rows that a run has set aside. SimulationError when its counts differ."""
     found: list[set[int]] = []
     for stream, name in enumerate(STREAM_NAMES):
         mine = [(int(i), reason == "shed") for side, rows, reason in result.aside if side == stream for i in rows.id]
@@ -355,12 +354,12 @@ def ids_aside(result: SimulationResult) -> tuple[set[int], set[int]]:
 
 
 def run_simulated(seed: int) -> None:
-    """One random simulated run, checked. SimulationError says what is wrong."""
+    """Check one random simulated run. SimulationError when something is wrong."""
     run_scenario(Scenario.draw(seed))
 
 
 def run_scenario(scenario: Scenario, kind: type[Simulation] = Simulation) -> SimulationResult:
-    """One simulated run, every pair, payload and count checked. SimulationError says what is wrong."""
+    """Check every pair, payload and count of one simulated run. SimulationError when something is wrong."""
     seed = scenario.seed
     random = np.random.default_rng([seed, 1])
     payload = scenario.config.sink.kind != "count"
@@ -368,8 +367,8 @@ def run_scenario(scenario: Scenario, kind: type[Simulation] = Simulation) -> Sim
     sources = (_pieces(random, scenario.rows[0], 0, layouts[0]), _pieces(random, scenario.rows[1], 1, layouts[1]))
     memory = Path("/dev/shm")  # syncing to a disk takes longer than all the rest
     with tempfile.TemporaryDirectory(prefix="swjoin-chaos-", dir=memory if memory.is_dir() else None) as folder:
-        place = Path(folder) if scenario.config.checkpoint.enabled else None
-        simulation = kind(scenario.config, sources, scenario.slave_count, seed, layouts, place, scenario.crashes)
+        checkpoints = Path(folder) if scenario.config.checkpoint.enabled else None
+        simulation = kind(scenario.config, sources, scenario.slave_count, seed, layouts, checkpoints, scenario.crashes)
         result = simulation.run()
     aside = ids_aside(result)
     expected, digest = scenario.expected(aside, ids_shed(result))
@@ -407,7 +406,7 @@ def run_scenario(scenario: Scenario, kind: type[Simulation] = Simulation) -> Sim
 
 
 def run_real(seed: int) -> None:
-    """One run on MPI ranks, from Parquet files, digest and ledger checked. SimulationError says what is wrong."""
+    """Check digest and ledger of one run on MPI ranks, from Parquet files. SimulationError when something is wrong."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -444,12 +443,12 @@ def run_real(seed: int) -> None:
 
 
 def run_killed(seed: int, kinds: tuple[str, ...], table: Path | None, rows: list[dict[str, Any]]) -> None:
-    """One run on MPI ranks that something befalls (`tests.tools.random_kills`). rows: gets what was seen; table: as a JSON
-    line.
+    """Check one run on MPI ranks with a fault (`tests.tools.random_kills`). Observations are added to rows, and to the file
+    `table` as a JSON line.
     """
     with tempfile.TemporaryDirectory(prefix="swjoin-chaos-") as folder:
-        report = run_ordeal(seed, Path(folder), kinds)
-    row = {"seed": seed, **report["ordeal"], "checkpoints": report.get("checkpoints")}
+        report = run_with_faults(seed, Path(folder), kinds)
+    row = {"seed": seed, **report["faults"], "checkpoints": report.get("checkpoints")}
     rows.append(row)
     if table is not None:
         with table.open("a") as file:
@@ -457,14 +456,16 @@ def run_killed(seed: int, kinds: tuple[str, ...], table: Path | None, rows: list
 
 
 def recovery_lines(rows: list[dict[str, Any]]) -> list[str]:
-    """How long recoveries took and what they replayed; how long it took until everything had ended."""
+    """Durations of recoveries and their replayed tuples; durations until all ranks of a failed run had ended."""
     recoveries = [r for row in rows if row["checkpoints"] for r in row["checkpoints"]["recoveries"]]
     ended = [row["ended_s"] for row in rows if row["kind"].split(",")[0] in ("master", "collector")]
     lines = []
     if recoveries:
-        took, tuples = ([r[name] for r in recoveries] for name in ("s", "tuples"))
-        seconds = f"median {np.median(took) * 1e3:.0f} ms, longest {max(took) * 1e3:.0f} ms"
-        lines.append(f"{len(took)} recoveries: {seconds}; tuples replayed: median {np.median(tuples):.0f}, most {max(tuples)}")
+        duration_s, tuples = ([r[name] for r in recoveries] for name in ("s", "tuples"))
+        seconds = f"median {np.median(duration_s) * 1e3:.0f} ms, longest {max(duration_s) * 1e3:.0f} ms"
+        lines.append(
+            f"{len(duration_s)} recoveries: {seconds}; tuples replayed: median {np.median(tuples):.0f}, most {max(tuples)}"
+        )
     if ended:
         lines.append(f"{len(ended)} deaths of master or collector: all ended within {min(ended):.2f} to {max(ended):.2f} s")
     return lines

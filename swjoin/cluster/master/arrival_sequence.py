@@ -44,7 +44,7 @@ class ArrivalSequence:
     @staticmethod
     def of(query: QueryConfig) -> ArrivalSequence | None:
         """None for windows of time."""
-        return ArrivalSequence(query) if query.bounds.counted else None
+        return ArrivalSequence(query) if query.bounds.count_windows else None
 
     @property
     def total(self) -> int:

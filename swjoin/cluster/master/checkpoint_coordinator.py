@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from swjoin.cluster.messages import CheckpointCompleted, CompleteCheckpoint, MasterCommand, PartSaved, PublishResults
+from swjoin.cluster.messages import PartSaved, PublishResults
+from swjoin.cluster.role import COLLECTOR, CheckpointCompleted, CompleteCheckpoint, Effect, ReleaseInput, Send, slave_role
 from swjoin.config.run import CheckpointConfig
 from swjoin.core.ids import EpochIndex
 
@@ -86,7 +87,7 @@ class Checkpoints:
         self.generation += 1
         return self._ending
 
-    def saved(self, part: PartSaved) -> list[MasterCommand]:
+    def saved(self, part: PartSaved) -> list[Effect]:
         """A part is durable; with the last one the checkpoint can be completed."""
         if self._parts is None or part.generation != self._ending or part.part not in self._parts_wanted:
             raise AssertionError(f"{part.part} saved its part of generation {part.generation}, which nobody wanted")
@@ -96,14 +97,16 @@ class Checkpoints:
         epoch = EpochIndex(self._began_epoch)
         return [CompleteCheckpoint(part.generation, epoch, self._began_us, self._alive_us, self._parts)]
 
-    def complete(self, event: CheckpointCompleted, now_us: int) -> list[MasterCommand]:
+    def complete(self, event: CheckpointCompleted, now_us: int) -> list[Effect]:
         """It is durable as a whole."""
         self._parts = None
         self.completed += 1
         self.stopped = self.is_last
         self.durations_us.append(now_us - self._began_us)
         self.nbytes = event.nbytes
-        return [PublishResults(event.generation, self.stopped)]
+        published = PublishResults(event.generation, self.stopped)
+        slaves = range(len(self._parts_wanted) - 2) if self.stopped else ()
+        return [*(Send(to, published) for to in (COLLECTOR, *map(slave_role, slaves))), ReleaseInput()]
 
     # ------------------------------------------------------------ after a recovery
 

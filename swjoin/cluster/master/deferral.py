@@ -45,6 +45,6 @@ def defer_full_slaves(
         elif below_us is not None:
             below = (below_us - rebase_us,) * 2 if order is None else order.promised_below(below_us)
             behind[slave] = (max(promised[slave][LEFT], below[LEFT]), max(promised[slave][RIGHT], below[RIGHT]))
-        for group in controller.groups_ordered_out(slave):
+        for group in controller.movement.groups_ordered_out(slave):
             buffers.unpark_group(slave, group)
     return behind

@@ -27,12 +27,12 @@ class Ingress:
 
 def ingress_of(config: RunConfig, layouts: tuple[RowLayout | None, RowLayout | None]) -> Ingress:
     """For tuples with payload rows of these layouts."""
-    keeps, counted = config.query.kind.unmatched, config.query.bounds.counted
+    keeps, counted = config.query.kind.unmatched, config.query.bounds.count_windows
     groups = config.cluster.sub_group_count
     return Ingress(
         (
             StreamIntake(LEFT, config.time, keeps[LEFT], live=config.live),
             StreamIntake(RIGHT, config.time, keeps[RIGHT], live=config.live),
         ),
-        lambda router: MiniBuffers(layouts, router, groups, counted=counted),
+        lambda router: MiniBuffers(layouts, router, groups, count_windows=counted),
     )

@@ -18,25 +18,27 @@ from numba import njit
 
 from swjoin.config.run import TimeConfig
 from swjoin.core.batch import I64, STREAM_NAMES, U8, Bool, SourceBatch, TupleBatch
-from swjoin.core.errors import UserError
+from swjoin.core.errors import Text, UserError, setting
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.core.ledger import StreamCounts
 from swjoin.core.sequence_numbers import without_sequence
 
 GOOD, NULL_KEY, NULL_TIME, LATE = 0, 1, 2, 3
 _EMPTY_MASK = np.empty(0, np.bool_)
+_LEAVE_OUT = setting("late", "time.late", "drop"), " or ", setting("late", "time.late", "side")
 
 
 class LateRowError(UserError):
     """Late policy `error`: a row without a time or past the declared bound. The runtime adds file and row from `row_id`."""
 
-    def __init__(self, stream: int, row_id: int, reason: str, mend: str, place: str | None = None) -> None:
-        super().__init__(f"{place or f'{STREAM_NAMES[stream]}, row id {row_id}'}: {reason}; {mend}")
-        self.stream, self.row_id, self.reason, self.mend = stream, row_id, reason, mend
+    def __init__(self, stream: int, row_id: int, problem: Text, remedy: Text) -> None:
+        super().__init__(problem, subject=f"{STREAM_NAMES[stream]}, row id {row_id}", remedy=remedy)
+        self.stream, self.row_id = stream, row_id
 
     def at(self, place: str) -> LateRowError:
         """The same error with the place spelled out."""
-        return LateRowError(self.stream, self.row_id, self.reason, self.mend, place)
+        self.subject = place
+        return self
 
 
 @njit(cache=True, nogil=True)
@@ -206,13 +208,14 @@ class StreamIntake:
     def _refuse(self, batch: SourceBatch, index: int, verdict: int, high_us: int) -> None:
         row_id = int(batch.id[index])
         if verdict == NULL_TIME:
-            raise LateRowError(self.stream, row_id, "no time", "choose --late drop or --late side to leave such rows out")
+            raise LateRowError(self.stream, row_id, "no time", ("choose ", *_LEAVE_OUT, " to leave such rows out"))
         behind = high_us - int(batch.ts[index])
+        declared = setting("max_out_of_order", "time.max_out_of_order", f"{behind}us")
         raise LateRowError(
             self.stream,
             row_id,
             f"its time is {behind} us behind an earlier row, more than the declared {self.time.max_out_of_order_us} us",
-            f"sort the input, declare --max-out-of-order {behind}us or more, or choose --late drop or --late side",
+            ("sort the input, declare ", declared, " or more, or choose ", *_LEAVE_OUT),
         )
 
     def _late_rows(self, batch: SourceBatch, verdict: U8) -> list[tuple[SourceBatch, str]]:
@@ -392,8 +395,8 @@ class StreamIntake:
 
 
 def take_null_keys(
-    streams: tuple[StreamIntake, StreamIntake], rebase_us: int = 0, *, counted: bool = False
+    streams: tuple[StreamIntake, StreamIntake], rebase_us: int = 0, *, count_windows: bool = False
 ) -> tuple[TupleBatch, TupleBatch]:
-    """Of both streams, see `StreamIntake.take_null_keys`. counted: in the layout of tuples with places."""
+    """Of both streams, see `StreamIntake.take_null_keys`. count_windows: in the layout of tuples with sequence numbers."""
     left, right = (stream.take_null_keys(rebase_us) for stream in streams)
-    return (without_sequence(left), without_sequence(right)) if counted else (left, right)
+    return (without_sequence(left), without_sequence(right)) if count_windows else (left, right)

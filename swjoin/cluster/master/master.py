@@ -1,6 +1,6 @@
 """The master: gateway and controller (SPEC sections 2 and 3), without I/O and without a clock.
 
-What: `Master.handle(event, now_us) -> [command]`. It asks for rows, judges them (`intake`), buffers them (`buffers`), closes
+What: `Master.handle(event, now_us) -> [effect]`. It asks for rows, judges them (`intake`), buffers them (`buffers`), closes
 slots and distribution epochs (`policy.epochs`), serves the slaves of a sub-group in their fixed order, each when it has
 reported, and sends the controller's orders along.
 Why: the same object runs under MPI, in one process and in the simulator.
@@ -11,7 +11,7 @@ when `epoch_tuples` are buffered, more for large windows); full mini-buffers end
 run's clock; rows reach the master when the clock passes their place on the time axis, whether the other stream speaks or not.
 Rows of live streams arrive as they are read. A distribution epoch has a slot for each sub-group; with one, slot and epoch are
 the same.
-History (`measure.prefill`) comes before the first epoch of realtime pace, as fast as the slaves join it; then the clock starts.
+The prefill (`measure.prefill`) precedes the first epoch of realtime pace, as fast as the slaves join it; then the clock starts.
 """
 
 from __future__ import annotations
@@ -22,46 +22,55 @@ from typing import Any
 
 from swjoin.cluster.master.arrival_sequence import ArrivalSequence, released
 from swjoin.cluster.master.checkpoint_coordinator import Checkpoints
-from swjoin.cluster.master.controller import Controller, Move
+from swjoin.cluster.master.controller import Controller
 from swjoin.cluster.master.deferral import defer_full_slaves
 from swjoin.cluster.master.ingress import Ingress, ingress_of
 from swjoin.cluster.master.intake import take_null_keys
 from swjoin.cluster.master.mini_buffers import Order
+from swjoin.cluster.master.moves import Move
 from swjoin.cluster.master.overload import Overload
+from swjoin.cluster.master.phases import EpochPlan, Phase, Phases
 from swjoin.cluster.master.prefill import Prefill
 from swjoin.cluster.master.read_scheduler import ReadScheduler
 from swjoin.cluster.master.slots import Slots
 from swjoin.cluster.master.tuple_queue import Store
-from swjoin.cluster.messages import (
-    BeginMeasuring,
+from swjoin.cluster.messages import MeasuringStarted, PartSaved, Report
+from swjoin.cluster.role import (
+    COLLECTOR,
+    BatchRead,
     CheckpointCompleted,
-    Deliver,
-    FinishMaster,
+    Effect,
+    Event,
+    Finish,
     Log,
-    MasterCommand,
-    MasterEvent,
-    MoveEnded,
-    PartSaved,
-    ReadTuples,
+    Read,
+    Received,
+    RestartClock,
     SavePart,
+    Send,
     SetAside,
-    SlaveReported,
+    SetTimer,
     Snapshot,
+    SourceEnded,
+    SourceIdle,
+    SourceResumed,
     StopRequested,
-    StreamEnded,
-    StreamIdle,
-    StreamResumed,
-    TuplesRead,
+    TimerFired,
+    UnexpectedEventError,
+    slave_of,
+    slave_role,
 )
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout, StoredBatch, TupleBatch, in_memory
-from swjoin.core.data_messages import Delivery, GroupLoads
+from swjoin.core.data_messages import Delivery, GroupLoads, MoveEnd
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, QueryId, SlaveId
-from swjoin.policy.epochs import slot_end_us, slots_ended, slots_to_skip, sub_group_of
+from swjoin.policy.epochs import next_exchange_us, slot_end_us, slots_ended, slots_to_skip, sub_group_of
+
+SLOT = "slot"  # the timer of the end of a slot
 
 
 class Master:
-    """One master for one run. `start` first, then `handle` every event; `finished` once FinishMaster was commanded.
+    """One master for one run. `start` first, then `handle` every event; `finished` once it wanted `Finish`.
 
     Raises UserError when the configuration needs more slaves than there are.
     """
@@ -83,7 +92,6 @@ class Master:
         self.streams, self.buffers = ingress.streams, ingress.buffers(self.controller.router)
         self.order = ArrivalSequence.of(config.query)
         self.epoch = EpochIndex(-1)
-        self.finished = False
         self.peak_buffer_bytes = 0
         self.peak_pending_tuples = 0  # arrived and not delivered
         self._query = QueryId(0)
@@ -94,87 +102,103 @@ class Master:
         self._serving: deque[Delivery] = deque()
         self._released: list[tuple[Move, int]] = []  # arrived, and how many of their tuples wait for their consumer's slot
         self._sub_group = self._sub_groups - 1  # of the slot closed last
-        self._served: list[SlaveId] = []  # slaves with a delivery in this distribution epoch
-        self._resting: list[SlaveId] = []  # of them, those that rest afterwards
-        self._last = False  # this is the last distribution epoch
-        self._everything = False  # nothing is left after this distribution epoch
-        self._last_closed = False
+        self._plan = EpochPlan()  # of the distribution epoch `epoch`
         self.checkpoints = Checkpoints(config.checkpoint, slave_count)
         self.slots = Slots(config, self.streams, self.buffers, self.controller, self.checkpoints)
         self.overload = Overload(config, self.streams, self.buffers, self.slots, self.controller, store)
-        self._checkpoint = False  # one ends this distribution epoch
-        self._saves: list[MasterCommand] = []
+        self._saves: list[Effect] = []
         self._promised: dict[SlaveId, tuple[int, int]] = {}  # each slave's last punctuations
-        self._history = Prefill(self.streams, config.measure.prefill_us)
-        self._slots_closed = self._history.length_us // (self._epoch_us or 1) * self._sub_groups  # realtime pace, run clock
+        self._prefill = Prefill(self.streams, config.measure.prefill_us)
+        self.phases = Phases(prefill=self._prefill.length_us > 0)
+        self._slots_closed = self._prefill.length_us // (self._epoch_us or 1) * self._sub_groups  # realtime pace, run clock
         self.streams_ended_us: int | None = None  # realtime pace: when the last tuple had arrived
-        self.reading = ReadScheduler(config, self.streams, self.slots, self.overload, self._history)
+        self.reading = ReadScheduler(config, self.streams, self.slots, self.overload, self._prefill, self.phases)
 
-    def start(self, now_us: int = 0) -> list[MasterCommand]:
+    @property
+    def finished(self) -> bool:
+        """The run has ended for the master."""
+        return self.phases.ended
+
+    def start(self, now_us: int = 0) -> list[Effect]:
         """Ask for the first rows; a restored master may have something to deliver at once."""
-        return self._advance(now_us)
+        timers = [self._next_slot(now_us)] if self._realtime and not self.phases.in_prefill else []
+        return [*timers, *self._advance(now_us)]
 
-    def handle(self, event: MasterEvent, now_us: int) -> list[MasterCommand]:
-        """Take one event at `now_us` on the run's clock; the commands are to be performed in order.
+    def _next_slot(self, now_us: int) -> SetTimer:
+        """The end of the slot that is open at `now_us` (realtime pace)."""
+        return SetTimer(SLOT, next_exchange_us(now_us, self.slot_us))
+
+    @property
+    def slot_us(self) -> int:
+        """Length of a slot on the run's clock; 0 in asap pace."""
+        return max(1, self._epoch_us // self._sub_groups) if self._realtime else 0
+
+    def handle(self, event: Event, now_us: int) -> list[Effect]:
+        """Take one event at `now_us` on the run's clock; the effects are to be performed in order.
 
         Raises LateRowError (late policy `error`) and RunFailed (buffers too small for the declared bound).
         """
-        commands: list[MasterCommand] = []
+        commands: list[Effect] = []
         match event:
-            case TuplesRead(stream, batch):
+            case BatchRead(stream, batch):
                 self.reading.pending = None
                 aside = self.streams[stream].read(batch, None if self._realtime and not self.config.live else now_us)
                 commands += [SetAside(stream, rows, reason) for rows, reason in aside]
                 self._collect(stream)
-            case StreamEnded(stream):
+            case SourceEnded(stream):
                 self.reading.pending = None
                 self.streams[stream].end()
                 self._collect(stream)
-            case StreamIdle(stream):
+            case SourceIdle(stream):
                 self.reading.become_idle(stream)
                 self.controller.note(now_us, "idle", text=STREAM_NAMES[stream])
                 self._collect(stream)
-            case StreamResumed(stream):
+            case SourceResumed(stream):
                 self.reading.stream_resumed(stream)
                 self.controller.note(now_us, "speaks", text=STREAM_NAMES[stream])
-            case SlaveReported(slave, occupancy_ratio, loads):
-                self._reported[slave] = (occupancy_ratio, loads)
-            case MoveEnded(end):
+            case Received(sender, Report(occupancy_ratio, loads)):
+                self._reported[slave_of(sender)] = (occupancy_ratio, loads)
+            case Received(message=MoveEnd() as end):
                 move = self.controller.acknowledge(end, now_us)
                 if move is not None:
                     self._released.append((move, self.buffers.release(move.group, self.controller.router)))
-            case PartSaved():
-                commands += self.checkpoints.saved(event)
+            case (PartSaved() as part) | Received(message=PartSaved() as part):
+                commands += self.checkpoints.saved(part)
             case CheckpointCompleted():
                 commands += self.checkpoints.complete(event, now_us)
                 took_us = self.checkpoints.durations_us[-1]
                 self.controller.note(now_us, "checkpoint", duration_us=took_us, amount=float(event.generation))
             case StopRequested():
                 self.checkpoints.stopping = True
+            case TimerFired():
+                commands += [] if self.finished else [self._next_slot(now_us)]
+            case _:
+                raise UnexpectedEventError("master", event)
         commands += self._advance(now_us)
         return commands + [Log(event) for event in self.controller.take_events()]
 
     # ------------------------------------------------------------ one step after every event
 
-    def _advance(self, now_us: int) -> list[MasterCommand]:
-        commands: list[MasterCommand] = []
+    def _advance(self, now_us: int) -> list[Effect]:
+        commands: list[Effect] = []
         commands += self._serve()
-        if self._history.running and self._history_joined():
+        if self.phases.in_prefill and self._prefill_joined():
             return [*commands, *self._begin_measuring()]
-        while not self._serving and not self._last_closed and not self._halted and self._close_slot(now_us):
+        while not self._serving and self.phases.closes_slots and self._close_slot(now_us):
             commands += [*self._saves, *self._serve()]
             self._saves.clear()
-        if (self._last_closed or self.checkpoints.stopped) and not self._serving and not self.finished:
-            self.finished = True
-            commands.append(FinishMaster())
-        return [*commands, *([] if self._history.running else self.overload.relieve(now_us)), *self._read_on()]
+        if not self._serving and (ended := self._ended()) is not None:
+            self.phases.enter(ended)
+            commands.append(Finish())
+        return [*commands, *([] if self.phases.in_prefill else self.overload.relieve(now_us)), *self._read_on()]
 
-    @property
-    def _halted(self) -> bool:
-        """The run is to stop, and the deliveries before its last checkpoint have been made."""
-        return self.checkpoints.stopped or (self.checkpoints.is_last and not self._checkpoint)
+    def _ended(self) -> Phase | None:
+        """The phase in which the run ends, once all deliveries are made."""
+        if self.phases.phase is Phase.HALTED and self.checkpoints.stopped:
+            return Phase.STOPPED
+        return Phase.FINISHED if self.phases.phase is Phase.DRAINING else None
 
-    def _read_on(self) -> list[MasterCommand]:
+    def _read_on(self) -> list[Effect]:
         unknown = self._realtime and self.reading.origin_us is None  # no slot can be closed before the axis has its start
         wanted = None
         if unknown or not self.checkpoints.stopping:
@@ -182,28 +206,28 @@ class Master:
             wanted = self.reading.next_stream(self._next_end_us, mid_epoch=self._mid_epoch, delivering=delivering)
         if wanted is not None:
             self.reading.pending = wanted
-        return [] if wanted is None else [ReadTuples(wanted, self.reading.instead_of(wanted))]
+        return [] if wanted is None else [Read(wanted, self.reading.instead_of(wanted))]
 
-    def _serve(self) -> list[MasterCommand]:
+    def _serve(self) -> list[Effect]:
         """Deliver in the fixed order of slaves; a slave is served once it has reported."""
-        commands: list[MasterCommand] = []
+        commands: list[Effect] = []
         while self._serving and self._serving[0].slave in self._reported:
             delivery = self._serving.popleft()
             occupancy_ratio, loads = self._reported.pop(delivery.slave)
-            if not self._history.running:
-                self.controller.sample(delivery.slave, occupancy_ratio, loads)
-                self.controller.delivered(delivery.slave, delivery.nbytes)
-            commands.append(Deliver(delivery))
+            if not self.phases.in_prefill:
+                self.controller.loads.sample(delivery.slave, occupancy_ratio, loads)
+                self.controller.loads.delivered(delivery.slave, delivery.nbytes)
+            commands.append(Send(slave_role(delivery.slave), delivery))
         return commands
 
     def _collect(self, stream: int) -> None:
-        """asap pace, and history: what was read has arrived; what is in order goes to the mini-buffers."""
+        """asap pace, and prefill: what was read has arrived; what is in order goes to the mini-buffers."""
         origin = self.reading.origin_us
         if not self._realtime:
             self.streams[stream].arrive_all()
             self.reading.carry()
-        elif self._history.running and origin is not None:
-            self._history.admit(origin)
+        elif self.phases.in_prefill and origin is not None:
+            self._prefill.admit(origin)
         else:
             return
         both = self._realtime or any(s.idle for s in self.streams)  # the other one's time may have come further, too
@@ -211,26 +235,29 @@ class Master:
             self.buffers.append(of, batch)
         self.peak_buffer_bytes = max(self.peak_buffer_bytes, self.slots.waiting_bytes)
 
-    # ------------------------------------------------------------ history
+    # ------------------------------------------------------------ prefill
 
-    def _history_joined(self) -> bool:
-        """Delivered, and every slave has reported since: during history it does so when it has joined all it has."""
-        waiting = self._serving or self.buffers.tuples or self._mid_epoch or not self._history.is_read(self.reading.origin_us)
+    def _prefill_joined(self) -> bool:
+        """Delivered, and every slave has reported since: during the prefill a slave reports when it has joined all it has."""
+        waiting = self._serving or self.buffers.tuples or self._mid_epoch or not self._prefill.is_read(self.reading.origin_us)
         return not waiting and all(s in self._reported for s in self.controller.active)
 
-    def _begin_measuring(self) -> list[MasterCommand]:
-        """Slaves that are active report anew, in their slots; those that rest have reported for good."""
-        self._history.running = False
-        self.controller.begin_measuring(self.epoch + 1, self._history.length_us)
+    def _begin_measuring(self) -> list[Effect]:
+        """Slaves that are active report anew, in their slots; the report of an inactive slave stands."""
+        self.phases.enter(Phase.RUNNING)
+        clock_us = self._prefill.length_us
+        self.controller.begin_measuring(self.epoch + 1, clock_us)
         self._reported = {s: report for s, report in self._reported.items() if s not in self.controller.active}
-        return [BeginMeasuring(self._history.length_us), *self._read_on()]
+        others = [COLLECTOR, *(slave_role(s) for s in range(self.slave_count))]
+        started = [Send(other, MeasuringStarted(clock_us)) for other in others]
+        return [RestartClock(clock_us), *started, self._next_slot(clock_us), *self._read_on()]
 
-    def _close_history(self, now_us: int) -> bool:
+    def _close_prefill(self, now_us: int) -> bool:
         origin, tuples = self.reading.origin_us, self.buffers.tuples
         full = tuples >= self.slots.size.tuples or self.slots.waiting_bytes >= self.config.cluster.mini_buffer_bytes
-        if origin is None or not (tuples or self._mid_epoch) or not (full or self._history.is_read(origin)):
+        if origin is None or not (tuples or self._mid_epoch) or not (full or self._prefill.is_read(origin)):
             return False
-        times = self._history.times_us(origin, rebased=self.config.time.model == "arrival")
+        times = self._prefill.times_us(origin, rebased=self.config.time.model == "arrival")
         self._drain(END_OF_TIME_US, times, now_us, origin)
         return True
 
@@ -243,8 +270,8 @@ class Master:
 
     def _close_slot(self, now_us: int) -> bool:
         """Close the current slot if it has ended; its deliveries wait in `_serving`."""
-        if self._history.running:
-            return self._close_history(now_us)
+        if self.phases.in_prefill:
+            return self._close_prefill(now_us)
         return self._close_realtime(now_us) if self._realtime else self._close_asap(now_us)
 
     def _close_asap(self, now_us: int) -> bool:
@@ -291,12 +318,12 @@ class Master:
     def _all_reported(self) -> bool:
         """Whether all slaves of the slot have said how much room they have; they do so in every slot."""
         sub_group = (self._sub_group + 1) % self._sub_groups
-        slaves = self._served if self._mid_epoch else self.controller.active
+        slaves = self._plan.served if self._mid_epoch else self.controller.active
         return all(s in self._reported for s in slaves if sub_group_of(s, self._sub_groups) == sub_group)
 
     def _make_room(self, slaves: list[SlaveId], rebase_us: int) -> dict[SlaveId, tuple[int, int]]:
         """realtime pace: see `cluster.master.deferral`; otherwise, and in the end, everything goes."""
-        if not self._realtime or self._history.running or self._everything:
+        if not self._realtime or self.phases.in_prefill or self._plan.everything:
             for slave in slaves:
                 self.buffers.unpark(slave)
             return {}
@@ -311,26 +338,27 @@ class Master:
     def _drain(self, below_us: int, times_us: tuple[int, int], now_us: int, rebase_us: int | None) -> None:
         """Close a slot: deliveries to the active slaves of the next sub-group, with their orders."""
         self._sub_group = (self._sub_group + 1) % self._sub_groups
-        if not self._history.running:
+        if not self.phases.in_prefill:
             self.peak_pending_tuples = max(self.peak_pending_tuples, self.buffers.tuples + self.buffers.held_tuples)
         if self._sub_group == 0:
-            self.controller.parked_bytes = self.buffers.parked_bytes()
-            self._begin_epoch(below_us, now_us)
-        if self._everything:
+            self.controller.loads.parked_bytes = self.buffers.parked_bytes()
+            self._plan = self._begin_epoch(below_us, now_us)
+        if self._plan.everything:
             below_us = END_OF_TIME_US
         if self.order is not None:
             times_us = self.order.passed(below_us)
-        if self._everything:
+        if self._plan.everything:
             times_us = (END_OF_TIME_US, END_OF_TIME_US)
-        slaves = [s for s in self._served if sub_group_of(s, self._sub_groups) == self._sub_group]
+        slaves = [s for s in self._plan.served if sub_group_of(s, self._sub_groups) == self._sub_group]
         behind = self._make_room(slaves, rebase_us if rebase_us is not None and self.config.time.model == "arrival" else 0)
         drained = self.buffers.drain(
             below_us, self._sub_group, slaves, rebase_us=rebase_us, rebase_ts=self.config.time.model == "arrival"
         )
-        epoch = self.epoch, len(self._served), self.checkpoints.generation, self._checkpoint, self._needed_us
+        cut = self.phases.phase is Phase.CHECKPOINTING
+        epoch = self.epoch, len(self._plan.served), self.checkpoints.generation, cut, self._needed_us
         for slave, tuples in zip(slaves, drained, strict=True):
-            moves_out, moves_in = self.controller.orders(slave)
-            left_us, right_us = self.controller.limit_times(slave, times_us)
+            moves_out, moves_in = self.controller.movement.orders(slave)
+            left_us, right_us = self.controller.movement.limit_times(slave, times_us)
             if slave in behind:
                 left_us, right_us = min(left_us, behind[slave][LEFT]), min(right_us, behind[slave][RIGHT])
             self._promised[slave] = (left_us, right_us)
@@ -341,17 +369,16 @@ class Master:
                     Order(self._query, slave, *epoch),
                     (left_us, right_us),
                     (moves_out, moves_in),
-                    last=self._last,
-                    rests=slave in self._resting,
-                    null_keys=take_null_keys(self.streams, rebase_us or 0, counted=self.order is not None),
+                    last=self.phases.phase is Phase.LAST_EPOCH,
+                    inactive=slave in self._plan.inactive,
+                    null_keys=take_null_keys(self.streams, rebase_us or 0, count_windows=self.order is not None),
                 )
             )
         for move, count in [x for x in self._released if x[0].consumer in slaves and x[0].consumer not in behind]:
             self._released.remove((move, count))
             self.controller.released(move, count, now_us)
-        self._last_closed = self._last and not self._mid_epoch
-        if self._checkpoint and not self._mid_epoch:
-            self._cut()
+        if not self._mid_epoch:
+            self._close_epoch()
 
     def _least_promised(self) -> tuple[int, int]:
         left, right = (min(promise[stream] for promise in self._promised.values()) for stream in (LEFT, RIGHT))
@@ -364,34 +391,40 @@ class Master:
         left, right = (min(promise[stream] for promise in promises) for stream in (LEFT, RIGHT))
         return (self.order or self.config.query).needed_below((left, right))
 
-    def _cut(self) -> None:
-        """All deliveries before a checkpoint have been made: the master's part of it is what it has kept."""
-        generation = self.checkpoints.cut(self._needed_us)
-        self._checkpoint = False
-        self._saves.append(SavePart(generation, self.snapshot()))
+    def _close_epoch(self) -> None:
+        """The last slot of the distribution epoch is closed. If it ends with a checkpoint, all deliveries before the cut have
+        been made, and the master's part of the checkpoint is what the master has kept."""
+        if self.phases.phase is Phase.LAST_EPOCH:
+            self.phases.enter(Phase.DRAINING)
+        elif self.phases.phase is Phase.CHECKPOINTING:
+            generation = self.checkpoints.cut(self._needed_us)
+            self.phases.enter(Phase.HALTED if self.checkpoints.is_last else Phase.RUNNING)
+            self._saves.append(SavePart(generation, self.snapshot()))
 
-    def _begin_epoch(self, below_us: int, now_us: int) -> None:
-        """The next distribution epoch: whom it serves, and whether it is the last."""
+    def _begin_epoch(self, below_us: int, now_us: int) -> EpochPlan:
+        """The next distribution epoch, its phase and its plan."""
         self.epoch = EpochIndex(self.epoch + 1)
-        if (self._epoch_us == 0 or self._history.running) and self.buffers.tuples:
+        prefill = self.phases.in_prefill
+        if (self._epoch_us == 0 or prefill) and self.buffers.tuples:
             newest = self.buffers.last_ts_us if self.order is None else self.order.total
             self.slots.size.closed(newest, self.buffers.tuples)
         exhausted = self.slots.exhausted
-        past = not self._history.running
-        everything = past and exhausted and self.buffers.last_ts_us < below_us and not self.controller.moves
+        everything = not prefill and exhausted and self.buffers.last_ts_us < below_us and not self.controller.moves
         everything = everything and not self.buffers.stored_bytes  # one delivery, so it must fit into memory
-        self._last = everything and self.checkpoints.run_may_end
-        due = past and not self._last and self.checkpoints.due(self.epoch, now_us, everything=everything)
-        self._checkpoint = due and not self.controller.moves
+        last = everything and self.checkpoints.run_may_end
+        due = not prefill and not last and self.checkpoints.due(self.epoch, now_us, everything=everything)
+        checkpoint = due and not self.controller.moves
         still = due or self.checkpoints.being_joined
-        self._resting = self.controller.begin_epoch(self.epoch, now_us, ending=exhausted or not past, still=still)
-        self._served = sorted([*self.controller.active, *self._resting])
-        self._everything = everything and (self._last or self._checkpoint)
-        if self._checkpoint:
+        inactive = self.controller.begin_epoch(self.epoch, now_us, ending=exhausted or prefill, still=still)
+        if last:
+            self.phases.enter(Phase.LAST_EPOCH)
+        elif checkpoint:
+            self.phases.enter(Phase.CHECKPOINTING)
             self.checkpoints.begin(self.epoch, now_us, everything=everything)
-        if self._last or self._checkpoint:  # also those that rest, to end them or to have their part
-            self._served = [SlaveId(s) for s in range(self.slave_count)]
-            self._resting = [] if self._last else [s for s in self._served if s not in self.controller.active]
+        else:
+            return EpochPlan(sorted([*self.controller.active, *inactive]), inactive)
+        everybody = [SlaveId(s) for s in range(self.slave_count)]  # also inactive slaves, to end them or to have their part
+        return EpochPlan(everybody, [s for s in everybody if checkpoint and s not in self.controller.active], everything)
 
     # ------------------------------------------------------------ across a crash
 
@@ -472,7 +505,7 @@ class Master:
     # ------------------------------------------------------------ after the run
 
     def waiting_tuples(self, stream: int) -> int:
-        """Tuples of a stream that have been read and judged good but are in no Deliver command yet."""
+        """Tuples of a stream that have been read and judged good but are in no delivery yet."""
         serving = sum(len(d.left if stream == LEFT else d.right) for d in self._serving)
         return self.streams[stream].waiting_tuples + self.buffers.stream_tuples(stream) + serving
 

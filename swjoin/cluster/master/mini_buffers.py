@@ -59,7 +59,7 @@ class GroupedTuples:
         moves: tuple[I64, I64],
         *,
         last: bool,
-        rests: bool,
+        inactive: bool,
         null_keys: tuple[TupleBatch, TupleBatch],
     ) -> Delivery:
         """The delivery itself. times_us: its punctuations. moves: out and in. null_keys: tuples of both streams."""
@@ -78,7 +78,7 @@ class GroupedTuples:
             self.route,
             order.served,
             *moves,
-            rests,
+            inactive,
             order.generation,
             order.checkpoint,
             null_keys,
@@ -95,12 +95,12 @@ class MiniBuffers:
         router: HashPartition,
         sub_group_count: int = 1,
         *,
-        counted: bool = False,
+        count_windows: bool = False,
     ) -> None:
-        """counted: tuples have places (`places`), and leave with them for times."""
-        self._counted = counted
+        """count_windows: tuples have sequence numbers, and leave with these for times (`core.sequence_numbers`)."""
+        self._count_windows = count_windows
         self.store: Store | None = None  # where tuples can lie instead of here (`cluster.master.overload`)
-        self._layouts = wire_layouts(layouts, counted=counted)
+        self._layouts = wire_layouts(layouts, count_windows=count_windows)
         self._sub_group_count = sub_group_count
         self._shelves = [self._new_shelf() for _ in range(sub_group_count)]
         self._held: dict[GroupId, tuple[Pending, Pending]] = {}
@@ -297,7 +297,7 @@ class MiniBuffers:
             if rebase_us is not None:
                 arrival = np.maximum(batch.arrival_us - rebase_us, 0)
                 batch = TupleBatch(batch.key, arrival if rebase_ts else batch.ts, batch.id, arrival, batch.rows)
-            parts.append(self.router.partition(sequence_as_time(batch) if self._counted else batch))
+            parts.append(self.router.partition(sequence_as_time(batch) if self._count_windows else batch))
         left, right = parts
         out = []
         for slave in slaves:

@@ -23,7 +23,7 @@ from swjoin.cluster.master.mini_buffers import MiniBuffers
 from swjoin.cluster.master.selectivity import F64, MatchEstimates
 from swjoin.cluster.master.slots import Slots
 from swjoin.cluster.master.tuple_queue import Pending, Store, StoreFullError
-from swjoin.cluster.messages import SetAside
+from swjoin.cluster.role import SetAside
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, SourceBatch, StoredBatch, TupleBatch
 from swjoin.routing.hash_partition import arrange
@@ -48,10 +48,9 @@ class Overload:
         self._streams, self._buffers, self._slots = streams, buffers, slots
         self._controller, self._store = controller, store
         self._limit_bytes = config.cluster.mini_buffer_bytes
-        self._counted = config.query.bounds.counted
+        self._counted = config.query.bounds.count_windows
         self._random = np.random.default_rng([config.seed, 0x5ED])
-        self._sheds = self.config.policy == "shed"
-        self.estimates = MatchEstimates(config.query.bounds) if self._sheds else None
+        self.estimates = MatchEstimates(config.query.bounds) if self.config.policy == "shed" else None
         self.by_group: I64 = np.zeros((2, config.cluster.partition_count), np.int64)
         self._groups = np.arange(config.cluster.partition_count, dtype=np.int64)
         self.spilled_tuples = 0
@@ -87,7 +86,7 @@ class Overload:
             return []
         excess = self._arrived_bytes - self._limit_bytes
         wanted = min(excess + self._limit_bytes // _ROOM, self._buffers.nbytes)
-        if self._sheds:
+        if self.estimates is not None:
             return self._shed(wanted, now_us)
         self._spill(wanted, now_us)
         return []
@@ -188,8 +187,8 @@ class Overload:
         """For run.json."""
         return {
             "policy": self.config.policy,
-            "victims": self.config.victims if self._sheds else None,
-            "shed_by_group": {name: self.by_group[i].tolist() for i, name in enumerate(STREAM_NAMES)} if self._sheds else None,
+            "victims": self.config.victims if self.estimates is not None else None,
+            "shed_by_group": None if self.estimates is None else dict(zip(STREAM_NAMES, self.by_group.tolist(), strict=True)),
             "lost_pairs_estimate": None if self.estimates is None else max(0.0, self.estimates.lost_pairs),
             "spilled_tuples": self.spilled_tuples,
             "peak_spilled_bytes": self.peak_stored_bytes,

@@ -1,6 +1,6 @@
-"""History: what the slaves join at full speed before a realtime run is measured (`config.sections.MeasureConfig`).
+"""The prefill: what the slaves join at full speed before a realtime run is measured (`config.sections.MeasureConfig`).
 
-What: `Prefill`, which says what of the streams it is, what is still to be read, and whether all of it has been.
+What: `Prefill`: which part of the streams it is, what is still to be read, and whether all of it has been read.
 Why: windows must be full before a measurement means anything, and filling them in real time takes as long as they are.
 Stays out: buffering and delivering (`cluster.master.master`), counting its pairs apart (`cluster.collector`).
 """
@@ -13,11 +13,10 @@ Intakes = tuple[StreamIntake, StreamIntake]
 
 
 class Prefill:
-    """The first `length_us` of the streams' common time axis. running: some of it may not be joined yet."""
+    """The first `length_us` of the streams' common time axis."""
 
     def __init__(self, streams: Intakes, length_us: int) -> None:
         self.length_us = length_us
-        self.running = length_us > 0
         self._streams = streams
 
     def end_us(self, origin_us: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from swjoin.cluster.master.intake import StreamIntake
 from swjoin.cluster.master.overload import Overload
+from swjoin.cluster.master.phases import Phases
 from swjoin.cluster.master.prefill import Prefill
 from swjoin.cluster.master.slots import Slots
 from swjoin.config.run import RunConfig
@@ -26,17 +27,19 @@ class ReadScheduler:
         streams: tuple[StreamIntake, StreamIntake],
         slots: Slots,
         overload: Overload,
-        history: Prefill,
+        prefill: Prefill,
+        phases: Phases,
     ) -> None:
         self.pending: int | None = None
         self._origin_us: int | None = None
-        self._streams, self._slots, self._overload, self._history = streams, slots, overload, history
+        self._streams, self._slots, self._overload = streams, slots, overload
+        self._prefill, self._phases = prefill, phases
         self._realtime = config.pace == "realtime"
         self._live = config.live
         self._lead_us = max(_LEAST_LEAD_US, config.query.bounds.retention_us)  # with count windows the least
         self._epoch_us = config.cluster.distribution_epoch_us
         self._limit_bytes = config.cluster.mini_buffer_bytes
-        self._counted = config.query.bounds.counted
+        self._counted = config.query.bounds.count_windows
         self._by_arrival = config.time.model == "arrival"
 
     @property
@@ -65,10 +68,10 @@ class ReadScheduler:
         if self.pending is not None:
             return None
         origin = self.origin_us
-        if self._history.running:
-            # When nothing can be delivered, history is read even past the limit of the mini-buffers.
+        if self._phases.in_prefill:
+            # When nothing can be delivered, the prefill is read even past the limit of the mini-buffers.
             full = self._slots.waiting_bytes >= self._limit_bytes and delivering
-            return None if full else self._history.stream_to_read(origin)
+            return None if full else self._prefill.stream_to_read(origin)
         open_streams = [s for s in self._streams if not s.ended and not s.idle]
         # Until the axis has its start nothing can be delivered: then a stream without a time is read even past the limit. With
         # count windows so is the stream behind, for which the other's tuples wait.

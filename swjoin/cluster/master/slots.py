@@ -34,7 +34,7 @@ class Slots:
         self.size = EpochSize(config.cluster.epoch_tuples, sum(last) if last else config.query.bounds.retention_us)
         self._streams, self._buffers, self._controller, self._checkpoints = streams, buffers, controller, checkpoints
         self._limit_bytes = config.cluster.mini_buffer_bytes
-        self._counted = config.query.bounds.counted
+        self._counted = config.query.bounds.count_windows
         self._out_of_order_us = config.time.max_out_of_order_us
         self._by_count = config.cluster.distribution_epoch_us == 0
         self._step_us = config.cluster.distribution_epoch_us // config.cluster.sub_group_count
@@ -49,7 +49,7 @@ class Slots:
         moves = bool(self._controller.moves)
         waits = moves or self._checkpoints.under_way
         if self._checkpoints.stopping:  # everything goes at once, unless moves or a checkpoint that has begun are waited for
-            return END_OF_TIME_US if mid_epoch or self._controller.has_orders or not waits else None
+            return END_OF_TIME_US if mid_epoch or self._controller.movement.has_orders or not waits else None
         if self.exhausted and self._buffers.tuples == 0 and waits and not mid_epoch:
             return None  # all that could be delivered is, but moves still hold tuples back, or the end needs a checkpoint first
         return self.ripe(origin_us, mid_epoch=mid_epoch)

@@ -1,10 +1,10 @@
 """A slave: receives deliveries into its stream buffer and joins them (SPEC sections 2 to 4), without I/O and without a clock.
 
-What: `Slave.handle(event, now_us) -> [command]`. `Delivered` fills the stream buffer; `WorkDue` does one bounded piece of join
-work and may send one result chunk; `ExchangeDue` (realtime) reports although work is left.
+What: `Slave.handle(event, now_us) -> [effect]`. A `Delivery` fills the stream buffer; `WorkDue` does one bounded piece of join
+work and may send one result chunk; the timer `EXCHANGE` (realtime) reports although work is left.
 Why: the same object runs under MPI, in one process and in the simulator; bounded pieces keep the exchange with the master on
 time.
-Stays out: window state and kernels (`operators`, `state`), sending, measuring CPU time (the runtime tells it by
+Stays out: window state and kernels (`operators`, `state`), sending, measuring CPU time (the runtime reports it by
 `TimesMeasured`).
 """
 
@@ -17,30 +17,33 @@ from typing import Any
 
 import numpy as np
 
-from swjoin.cluster.messages import (
-    Delivered,
-    ExchangeDue,
-    FinishSlave,
-    MeasuringBegan,
-    Report,
+from swjoin.cluster.messages import MeasuringStarted, PartSaved, PublishResults, Report, StateRequest
+from swjoin.cluster.role import (
+    COLLECTOR,
+    MASTER,
+    Effect,
+    Event,
+    Finish,
+    Received,
+    RestartClock,
     SavePart,
-    SendResults,
-    SlaveCommand,
-    SlaveEvent,
+    Send,
+    SetTimer,
     Snapshot,
-    StateReceived,
-    StateWanted,
+    TimerFired,
     TimesMeasured,
+    UnexpectedEventError,
     WorkDue,
 )
 from swjoin.cluster.slave.state_mover import StateMover
 from swjoin.config.run import RunConfig
-from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, RowLayout, check_layout
+from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, RowLayout
 from swjoin.core.data_messages import (
     Delivery,
     GroupLoads,
     GroupResults,
     ResultChunk,
+    StateChunk,
 )
 from swjoin.core.errors import RunFailed
 from swjoin.core.ids import (
@@ -53,65 +56,51 @@ from swjoin.core.ids import (
 from swjoin.core.metric_columns import COLUMNS
 from swjoin.core.sequence_numbers import preceding_counts, wire_layouts
 from swjoin.expressions.vm import Program
-from swjoin.operators.join_operator import JoinModule
+from swjoin.operators.join_operator import JoinOperator
 from swjoin.operators.join_step import Step, Work
 from swjoin.operators.window_join import WindowJoin
+from swjoin.policy.epochs import next_exchange_us, slot_offset_us
 from swjoin.state.delay_histogram import histogram_quantile
 
+EXCHANGE = "exchange"  # the timer of a slave's slot
 STEP_TUPLES = 16_384  # one WorkDue joins about this many tuples, some milliseconds of work
 LEAST_STEP_TUPLES = 256  # a slow node joins fewer, so that what it works on takes it no longer; but a step has its own cost
 MOST_DELIVERIES = 64  # in the stream buffer, most of them empty: with the next one everybody waits for this slave
-PAIR_BYTES = 40  # key, two times, two ids
 _TUPLE_NS, _COMPARISON_NS, _PAIR_NS = 30.0, 0.007, 8.0  # nominal work: only ratios matter, to compare partition-groups
 
 
 class Slave:
-    """One slave for one run. `start` first, then `handle` every event; `finished` once FinishSlave was commanded."""
+    """One slave for one run. `start` first, then `handle` every event; `finished` once it wanted `Finish`."""
 
     def __init__(
         self,
         slave: SlaveId,
         config: RunConfig,
         layouts: tuple[RowLayout | None, RowLayout | None],
-        join: JoinModule | None = None,
+        join: JoinOperator | None = None,
         where: Program | None = None,
     ) -> None:
         """join: another join module than the one that the configuration describes. where: its predicate, for rows of these
         layouts."""
-        module, reorganization = config.module, config.reorganization
-        layouts = wire_layouts(layouts, counted=config.query.bounds.counted)
-        pair_bytes = PAIR_BYTES + sum(layout.fixed_bytes for layout in layouts if layout is not None)
+        reorganization = config.reorganization
+        layouts = wire_layouts(layouts, count_windows=config.query.bounds.count_windows)
         self.id = slave
-        self._layouts = layouts
-        self.finished = False
-        self._counted = config.query.bounds.counted
-        self.join: JoinModule = join or WindowJoin(
-            config.query.bounds,
-            block_tuples=module.block_tuples,
-            theta_tuples=module.theta_tuples,
-            window_bytes=module.window_bytes,
-            left_layout=layouts[0],
-            right_layout=layouts[1],
-            materialise=config.sink.kind != "count",
-            result_tuples=max(1, module.result_buffer_bytes // pair_bytes),
-            kind=config.query.kind,
-            where=where,
-            name=f"slave {slave}",
-        )
+        self.finished = self.stopped = False  # stopped: the run is to be resumed from a checkpoint
+        self._config = config
+        self.join: JoinOperator = join or WindowJoin.for_run(config, layouts, name=f"slave {slave}", where=where)
         self.joined = [0, 0]
         self.produced = self.matches = 0
         self._kind = config.query.kind
         self.epoch = EpochIndex(-1)
         self._generation = 0  # what is joined next belongs to it
         self.peak_buffer_bytes = 0
-        self.in_history = config.measure.prefill_us > 0
-        self._realtime = config.pace == "realtime" and not self.in_history
+        self.in_prefill = config.measure.prefill_us > 0
+        self._realtime = config.pace == "realtime" and not self.in_prefill
         self.history_produced = 0
         slowest = min([config.nodes.speed_of(slave, 0), *(config.nodes.speed_of(slave, c.at_us) for c in config.nodes.changes)])
         self.step_tuples = max(LEAST_STEP_TUPLES, int(STEP_TUPLES * slowest))
-        self._overlapped = config.cluster.communication == "overlapped"
         self._awaiting = True  # a report is on its way, or its delivery is
-        self._capacity_bytes = module.stream_buffer_bytes
+        self._capacity_bytes = config.module.stream_buffer_bytes
         self._buffer: deque[Delivery] = deque()
         self._buffered_bytes = 0.0
         self._work: Work | None = None
@@ -128,7 +117,7 @@ class Slave:
         self._mover_turn = True
         self._promised_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
         self._moved_last = False  # the last piece of work was a state movement's, not the join's
-        self._settled: list[Work] = []  # joined for a partition-group that has just come; told with the next epoch
+        self._settled: list[Work] = []  # joined for a partition-group that has just come; counted with the next epoch
         self._resting = 0 < reorganization.active_slaves <= slave
         self._tells_loads = reorganization.policy == "balanced"
         self._cost_ns = np.zeros(config.cluster.partition_count)
@@ -137,25 +126,22 @@ class Slave:
 
     def restore(self, delivery: Delivery) -> None:
         """Before `start`: take up tuples that had been joined before a crash, in the order of their delivery."""
-        assert isinstance(self.join, WindowJoin), "a slave over counts has no tuples to restore"
         self._check_fits(delivery)
         self.join.restore(delivery)
 
     def restored_until(self, times_us: tuple[int, int]) -> None:
         """Before `start`: all deliveries of a distribution epoch, which promised at least these times, have been restored."""
-        assert isinstance(self.join, WindowJoin), "a slave over counts has no tuples to restore"
         self.join.restored_until(times_us)
 
     def restored(self, times_us: I64) -> None:
         """Before `start`: everything has been restored. times_us: see `WindowJoin.restored`."""
-        assert isinstance(self.join, WindowJoin), "a slave over counts has no tuples to restore"
         self.join.restored(times_us)
 
-    def take_part(self, active: Sequence[int]) -> None:
+    def set_active(self, active: Sequence[int]) -> None:
         """Before `start`, after a crash: whether it is active is not what the configuration says at the start of a run."""
         self._resting = self.id not in active
 
-    def start(self) -> list[SlaveCommand]:
+    def start(self, now_us: int = 0) -> list[Effect]:
         """Report for the first delivery; in realtime pace the first slot is time enough.
 
         A report ahead of it would stand for that of the first slot, that one for the second's, and so on: deliveries would be
@@ -163,8 +149,14 @@ class Slave:
         """
         if self._realtime:
             self._awaiting = False
-            return []
-        return [Report(0.0)]
+            return [self._next_exchange(now_us)]
+        return [Send(MASTER, Report(0.0))]
+
+    def _next_exchange(self, now_us: int) -> SetTimer:
+        """The slave's next slot (realtime pace)."""
+        cluster = self._config.cluster
+        offset_us = slot_offset_us(self.id, cluster.sub_group_count, cluster.distribution_epoch_us)
+        return SetTimer(EXCHANGE, next_exchange_us(now_us, cluster.distribution_epoch_us, offset_us))
 
     @property
     def expects_delivery(self) -> bool:
@@ -188,32 +180,37 @@ class Slave:
     def occupancy_ratio(self) -> float:
         return max(0.0, self._buffered_bytes) / self._capacity_bytes  # pieces of a delivery are fractions, and round
 
-    def handle(self, event: SlaveEvent, now_us: int) -> list[SlaveCommand]:
-        """Take one event at `now_us` on the run's clock; the commands are to be performed in order.
+    def handle(self, event: Event, now_us: int) -> list[Effect]:
+        """Take one event at `now_us` on the run's clock; the effects are to be performed in order.
 
         Raises RunFailed when the window state reaches its limit, or a delivery breaks an earlier one's promise.
         """
         match event:
-            case Delivered(delivery):
+            case Received(message=Delivery() as delivery):
                 return self._receive(delivery, now_us)
             case WorkDue():
                 return self._work_some(now_us)
-            case MeasuringBegan():
-                self.in_history, self._realtime = False, True
+            case Received(message=MeasuringStarted(clock_us)):
+                self.in_prefill, self._realtime = False, True
                 self._awaiting = self._resting  # the master has forgotten the reports of the others
                 self.peak_buffer_bytes = self._busy_us = 0
                 self._reported_us = None
                 self._times = TimesMeasured()
-                return []
-            case StateWanted(move):
+                return [RestartClock(clock_us), self._next_exchange(clock_us)]
+            case Received(message=StateRequest(move)):
                 self.mover.wanted(move)
                 return []
-            case StateReceived(chunk):
+            case Received(message=StateChunk() as chunk):
                 self.mover.received(chunk)
                 return []
-            case ExchangeDue():
+            case TimerFired():
                 self._exchange_due = True
-                return self._report_if_due(now_us)
+                return [] if self.finished else [self._next_exchange(now_us), *self._report_if_due(now_us)]
+            case PartSaved():
+                return [Send(MASTER, event)]
+            case Received(message=PublishResults(_, stop)):
+                self.stopped = stop
+                return []
             case TimesMeasured():
                 self._busy_us += 0 if self._moved_last else event.process_us
                 past = self._times
@@ -224,8 +221,10 @@ class Slave:
                     past.process_us + event.process_us,
                 )
                 return []
+            case _:
+                raise UnexpectedEventError(f"slave {self.id}", event)
 
-    def _receive(self, delivery: Delivery, now_us: int) -> list[SlaveCommand]:
+    def _receive(self, delivery: Delivery, now_us: int) -> list[Effect]:
         self._check_fits(delivery)
         self._check_promise(delivery)
         self._buffer.append(delivery)
@@ -236,7 +235,7 @@ class Slave:
         self._reported_us = None
         self._last_delivered = delivery.last
         self._awaiting = False
-        self._resting = delivery.rests
+        self._resting = delivery.inactive
         return self.mover.order(delivery, now_us)
 
     def _check_fits(self, delivery: Delivery) -> None:
@@ -246,22 +245,19 @@ class Slave:
         largest = [int(groups[-1]) if len(groups) else 0, *(int(m[:, 1].max()) for m in moves if len(m))]
         if max(largest) >= len(self._cost_ns) or any((m < 0).any() for m in moves):
             raise RunFailed(f"{where}: a delivery of partition-group {max(largest)}, the run has {len(self._cost_ns)}")
-        if not isinstance(self.join, WindowJoin):
-            return  # counts of tuples have no rows
-        for stream, batch in ((LEFT, delivery.left), (RIGHT, delivery.right)):
-            check_layout([batch, delivery.null_keys[stream]], self._layouts[stream], f"{where}, {STREAM_NAMES[stream]}")
+        self.join.check_rows(delivery, where)
 
     def _check_promise(self, delivery: Delivery) -> None:
         """Windows have expired by what the deliveries before promised: an older tuple now would lose pairs silently."""
         for stream, batch in ((LEFT, delivery.left), (RIGHT, delivery.right)):
-            times = preceding_counts(batch) if self._counted else batch.ts
+            times = preceding_counts(batch) if self._config.query.bounds.count_windows else batch.ts
             oldest_us = int(times.min()) if len(batch) else END_OF_TIME_US
             if oldest_us < self._promised_us[stream]:
                 where = f"slave {self.id}, epoch {delivery.epoch}: a {STREAM_NAMES[stream]} tuple"
                 raise RunFailed(f"{where} of time {oldest_us} us came after the promise of {self._promised_us[stream]} us")
         self._promised_us = (delivery.left_time_us, delivery.right_time_us)
 
-    def _report_if_due(self, now_us: int) -> list[SlaveCommand]:
+    def _report_if_due(self, now_us: int) -> list[Effect]:
         """Ask for the next delivery.
 
         asap: when no delivery waits (overlapped: one may be joined meanwhile; synchronous: nor is any being joined; the same
@@ -276,7 +272,7 @@ class Slave:
         elif self._realtime:
             ready = self._exchange_due and len(self._buffer) < MOST_DELIVERIES
         else:
-            overlapped = self._overlapped and not self.in_history
+            overlapped = self._config.cluster.communication == "overlapped" and not self.in_prefill
             ready = not self._awaiting and (not self._buffer if overlapped else not self._joins)
         if not ready:
             return []
@@ -284,7 +280,7 @@ class Slave:
         if not self._awaiting:
             self._reported_us = None if self._resting else now_us
         self._awaiting = True
-        return [Report(self.occupancy_ratio, self._loads() if self._tells_loads else None)]
+        return [Send(MASTER, Report(self.occupancy_ratio, self._loads() if self._tells_loads else None))]
 
     def _loads(self) -> GroupLoads:
         """What every partition-group cost since the last report."""
@@ -295,7 +291,7 @@ class Slave:
         self._cost_ns[:] = 0
         return GroupLoads(busy_us, groups, cost_ns, tuples[groups] * self._state_tuple_bytes)
 
-    def _work_some(self, now_us: int) -> list[SlaveCommand]:
+    def _work_some(self, now_us: int) -> list[Effect]:
         """A piece of joining or of moving; they take turns when both wait."""
         self._moved_last = False
         if self._work is None:
@@ -312,7 +308,7 @@ class Slave:
             return self.mover.step(now_us) + (self._report_if_due(now_us) if self._resting else [])
         return self._join_some(now_us)
 
-    def _settle(self) -> list[SlaveCommand]:
+    def _settle(self) -> list[Effect]:
         """A partition-group has come; what its supplier had not joined is joined now."""
         self._work = self.mover.settle(self.epoch)
         if self._work is not None:
@@ -320,7 +316,7 @@ class Slave:
             self._buffered_bytes += self._work_bytes
         return []
 
-    def _join_some(self, now_us: int) -> list[SlaveCommand]:
+    def _join_some(self, now_us: int) -> list[Effect]:
         if self._work is None:
             if not self._buffer:
                 return []
@@ -332,7 +328,7 @@ class Slave:
         work = self._work
         if self._joined is not None:
             return self._finish_epoch(work, self._joined, now_us)
-        step = self.join.step(work, now_us, STEP_TUPLES if self.in_history else self.step_tuples)
+        step = self.join.step(work, now_us, STEP_TUPLES if self.in_prefill else self.step_tuples)
         tuples = len(work.delivery.left) + len(work.delivery.right)
         used = work.delivery.nbytes * step.tuples / tuples if tuples else 0.0
         self._work_bytes -= used
@@ -340,17 +336,17 @@ class Slave:
         if step.done and not work.settles:
             self._joined = step
             return []
-        commands: list[SlaveCommand] = []
+        effects: list[Effect] = []
         if step.pairs is not None and len(step.pairs):
             labels = (self._query, self.id, self.epoch, False, False)
-            chunk = ResultChunk(*labels, step.pairs, history=self.in_history, generation=self._generation)
-            commands.append(SendResults(chunk))
+            chunk = ResultChunk(*labels, step.pairs, history=self.in_prefill, generation=self._generation)
+            effects.append(Send(COLLECTOR, chunk))
         if step.done:
             self._buffered_bytes = max(0.0, self._buffered_bytes - self._work_bytes)
             self._work = None
             self._settled.append(work)
             self._account(work)
-        return commands
+        return effects
 
     def _account(self, work: Work) -> None:
         """A delivery has been joined."""
@@ -359,26 +355,26 @@ class Slave:
         self.joined[RIGHT] += len(delivery.right)
         self.produced += work.pair_count
         self.matches += work.match_count(self._kind)
-        self.history_produced += work.pair_count if self.in_history else 0
+        self.history_produced += work.pair_count if self.in_prefill else 0
         if self._tells_loads:
             tuples = delivery.left_counts + delivery.right_counts
             cost = _TUPLE_NS * tuples + _COMPARISON_NS * work.comparisons_by_group + _PAIR_NS * work.results.counts
             self._cost_ns[delivery.groups] += cost
 
-    def _finish_epoch(self, work: Work, step: Step, now_us: int) -> list[SlaveCommand]:
+    def _finish_epoch(self, work: Work, step: Step, now_us: int) -> list[Effect]:
         """Send the final chunk; a piece of work of its own, so that the times measured before belong to this epoch."""
         self._buffered_bytes = max(0.0, self._buffered_bytes - self._work_bytes)
         self._work = self._joined = None
-        commands: list[SlaveCommand] = [SendResults(self._complete(work, step, now_us))]
+        effects: list[Effect] = [Send(COLLECTOR, self._complete(work, step, now_us))]
         if work.delivery.checkpoint:
             times_us = [work.delivery.left_time_us, work.delivery.right_time_us]
             plain = {"joined": list(self.joined), "produced": self.produced, "times_us": times_us}
-            commands.append(SavePart(self._generation, Snapshot(plain)))
+            effects.append(SavePart(self._generation, Snapshot(plain)))
             self._generation += 1
         if work.delivery.last:
             self.finished = True
-            commands.append(FinishSlave())
-        return commands + self._report_if_due(now_us)
+            effects.append(Finish())
+        return effects + self._report_if_due(now_us)
 
     def _complete(self, work: Work, step: Step, now_us: int) -> ResultChunk:
         """The final chunk of an epoch, with its counts and metrics."""
@@ -418,7 +414,7 @@ class Slave:
         self._times = TimesMeasured()
         metrics = np.array([values[name] for name in COLUMNS], np.float64)
         labels = (self._query, self.id, delivery.epoch, True, delivery.last)
-        sums = (results, metrics, histogram, delivery.served, self.in_history)
+        sums = (results, metrics, histogram, delivery.served, self.in_prefill)
         return ResultChunk(*labels, step.pairs, *sums, self._generation, delivery.checkpoint)
 
     def buffered_tuples(self, stream: int) -> int:

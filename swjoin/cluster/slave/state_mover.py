@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from swjoin.cluster.messages import AcknowledgeMove, SendState, SlaveCommand, WantState
+from swjoin.cluster.messages import StateRequest
+from swjoin.cluster.role import MASTER, Effect, Send, slave_role
 from swjoin.core.batch import RowLayout, TupleBatch
 from swjoin.core.data_messages import Delivery, MoveEnd, StateChunk
 from swjoin.core.errors import RunFailed
 from swjoin.core.ids import EpochIndex, GroupId, QueryId, SlaveId
-from swjoin.operators.join_operator import IncomingGroup, JoinModule, MoveId, OutgoingGroup
+from swjoin.operators.join_operator import IncomingGroup, JoinOperator, MoveId, OutgoingGroup
 from swjoin.operators.join_step import Work
 from swjoin.operators.state_movement import take_group
 
@@ -27,7 +28,7 @@ _CREDITS = 2  # chunks on their way or waiting at the consumer: one is rebuilt w
 @dataclass
 class _Leaving:
     move_id: MoveId
-    begun_us: int
+    started_us: int
     departure: OutgoingGroup | None = None  # None: waits for the end of the delivery that is being joined
 
 
@@ -35,7 +36,7 @@ class _Leaving:
 class _Coming:
     group: GroupId
     supplier: SlaveId
-    begun_us: int
+    started_us: int
     arrival: IncomingGroup | None = None  # None: no chunk yet
     chunks: deque[StateChunk] = field(default_factory=deque)
 
@@ -47,7 +48,7 @@ class StateMover:
         self,
         slave: SlaveId,
         query: QueryId,
-        join: JoinModule,
+        join: JoinOperator,
         layouts: tuple[RowLayout | None, RowLayout | None],
         chunk_bytes: int,
     ) -> None:
@@ -60,17 +61,17 @@ class StateMover:
 
     # ------------------------------------------------------------ orders and messages
 
-    def order(self, delivery: Delivery, now_us: int) -> list[SlaveCommand]:
+    def order(self, delivery: Delivery, now_us: int) -> list[Effect]:
         """Take the moves that came with a delivery."""
-        commands: list[SlaveCommand] = []
+        effects: list[Effect] = []
         for move, group, consumer in delivery.moves_out.tolist():
             move_id = MoveId(self._query, move, GroupId(group), self._slave, SlaveId(consumer))
             self._leaving[move] = _Leaving(move_id, now_us)
             self._newest_move = move
         for move, group, supplier in delivery.moves_in.tolist():
             self._coming[move] = _Coming(GroupId(group), SlaveId(supplier), now_us)
-            commands += [WantState(SlaveId(supplier), move)] * _CREDITS
-        return commands
+            effects += [Send(slave_role(supplier), StateRequest(move))] * _CREDITS
+        return effects
 
     def wanted(self, move: int) -> None:
         """The consumer has room for one more chunk. It may know of the move before this slave does, or ask once too often."""
@@ -137,7 +138,7 @@ class StateMover:
             return None
         return next((c for c in self._coming.values() if c.chunks), None)
 
-    def step(self, now_us: int) -> list[SlaveCommand]:
+    def step(self, now_us: int) -> list[Effect]:
         """Send one chunk, or install one. RunFailed when it does not fit into the windows."""
         leaving = self._next_leaving()
         if leaving is not None and leaving.departure is not None:
@@ -145,26 +146,26 @@ class StateMover:
         coming = self._next_coming()
         return [] if coming is None else self._install(coming, now_us)
 
-    def _send(self, leaving: _Leaving, departure: OutgoingGroup, now_us: int) -> list[SlaveCommand]:
+    def _send(self, leaving: _Leaving, departure: OutgoingGroup, now_us: int) -> list[Effect]:
         move, group = leaving.move_id.move, leaving.move_id.group
         self._credits[move] -= 1
-        commands: list[SlaveCommand] = [SendState(departure.next_chunk())]
+        effects: list[Effect] = [Send(slave_role(leaving.move_id.consumer), departure.next_chunk())]
         if departure.done:
             del self._leaving[move], self._credits[move]
-            end = MoveEnd(move, group, self._slave, False, departure.tuples, departure.nbytes, leaving.begun_us, now_us)
-            commands.append(AcknowledgeMove(end))
-        return commands
+            end = MoveEnd(move, group, self._slave, False, departure.tuples, departure.nbytes, leaving.started_us, now_us)
+            effects.append(Send(MASTER, end))
+        return effects
 
-    def _install(self, coming: _Coming, now_us: int) -> list[SlaveCommand]:
+    def _install(self, coming: _Coming, now_us: int) -> list[Effect]:
         chunk = coming.chunks.popleft()
         if coming.arrival is None:
             coming.arrival = self._join.import_group(chunk)
         arrival = coming.arrival
         arrival.add(chunk)
         if not arrival.complete:
-            return [WantState(coming.supplier, chunk.move)]
-        end = MoveEnd(chunk.move, chunk.group, self._slave, True, arrival.tuples, arrival.nbytes, coming.begun_us, now_us)
-        return [AcknowledgeMove(end)]
+            return [Send(slave_role(coming.supplier), StateRequest(chunk.move))]
+        end = MoveEnd(chunk.move, chunk.group, self._slave, True, arrival.tuples, arrival.nbytes, coming.started_us, now_us)
+        return [Send(MASTER, end)]
 
     # ------------------------------------------------------------ measures and invariants
 
@@ -183,4 +184,4 @@ class StateMover:
         for move, coming in self._coming.items():
             assert len(coming.chunks) <= _CREDITS, f"move {move}: {len(coming.chunks)} chunks wait, {_CREDITS} were asked for"
         assert not set(self._leaving) & set(self._coming), "a slave is supplier and consumer of one move"
-        assert all(n >= 0 for n in self._credits.values()), "a chunk was sent that nobody asked for"
+        assert all(n >= 0 for n in self._credits.values()), "a chunk was sent without a request"

@@ -1,13 +1,12 @@
-"""A directory in which Parquet files appear, as a stream.
+"""Directory source: Parquet files that appear in a directory, as a stream.
 
-What: `WatchSource`, and `first_schema`.
-Why: many systems hand over data as files that appear under their names when they are whole. Each is read once, across crashes,
-too.
-Stays out: reading a file (`connectors.files.formats`), columns as tuples (`connectors.row_encoder`).
+What: `WatchSource`, `first_schema`.
+Why: many systems publish data as files that get their names when they are complete. Every file is read once, crashes included.
+Stays out: reading a file (`connectors.files.formats`), encoding rows (`connectors.row_encoder`).
 
-Files are taken in the order of their names, as they are there; one that appears later is taken next, whatever its name. All
-names taken are remembered: a file is never read twice, not even when the directory was gone for a while. A thread looks and
-reads ahead.
+Present files are read in the order of their names; a file that appears later comes next, whatever its name. The names of all
+read files are stored, so that no file is read twice, even after the directory has been unavailable. A thread polls the
+directory and reads ahead.
 """
 
 from __future__ import annotations
@@ -25,35 +24,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swjoin.config.run import StreamConfig
+from swjoin.connectors.encoded_source import EncodedSource
 from swjoin.connectors.files.formats import (
+    describe_row,
     edges_checksum,
     file_format,
-    place_in,
     read_batches,
     read_schema,
     refusing,
     row_count,
 )
 from swjoin.connectors.files.read_ahead import ReadAhead
-from swjoin.connectors.row_encoder import StreamColumns, TupleEncoder
-from swjoin.connectors.schema import BATCH_ROWS, check_schema
-from swjoin.core.batch import STREAM_NAMES, RowLayout, SourceBatch
+from swjoin.connectors.row_encoder import StreamColumns
+from swjoin.connectors.schema import check_schema
+from swjoin.connectors.source import BATCH_ROWS
+from swjoin.core.batch import STREAM_NAMES, SourceBatch
 from swjoin.core.errors import RunFailed, UserError
-from swjoin.core.key_encoder import Dictionary, KeyEncoder
+from swjoin.core.key_encoder import KeyEncoder
 from swjoin.core.resources import relative_to
-from swjoin.core.row_codec import StreamCodec
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 END_MARKS = ("_END", "_SUCCESS")
-_LOOK_S = 0.2
-_WHOLE_S = 30.0  # that a file may stay as it is without being whole
+_POLL_S = 0.2
+_WHOLE_S = 30.0  # after which an unchanged, incomplete file is an error
 _MAGIC = b"PAR1"
 
 
 def first_schema(folder: Path, side: str) -> pa.Schema:
-    """Columns of the first file there. UserError when there is none."""
+    """Columns of the first complete file. UserError when there is none."""
     _check_folder(folder, side)
     for name in _names(folder):
         if _whole(folder / name):
@@ -70,7 +70,7 @@ def _check_folder(folder: Path, side: str) -> None:
 
 
 def _names(folder: Path) -> list[str]:
-    """Files that are, or will be, Parquet files, in the order in which they are taken."""
+    """Names of Parquet files, complete or not, in the order of reading."""
     try:
         with os.scandir(folder) as entries:
             files = [Path(entry.name) for entry in entries if entry.name[0] not in "._" and entry.is_file()]
@@ -80,7 +80,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _whole(path: Path) -> bool:
-    """Whether it begins and ends as a Parquet file does; its writer may not have come so far."""
+    """Whether the file starts and ends as a Parquet file does; its writer may not have finished."""
     with path.open("rb") as file:
         head = file.read(len(_MAGIC))
         size = file.seek(0, 2)
@@ -92,7 +92,7 @@ def _whole(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class _File:
-    """One file as it was taken. mark: its size and a checksum. rows: how many. first: position of its first row."""
+    """One file. mark: size and checksum at the time of reading. rows: number of rows. first: position of the first row."""
 
     name: str
     mark: tuple[int, int]
@@ -100,41 +100,26 @@ class _File:
     first: int
 
 
-class WatchSource:
-    """One stream from a directory; ids by position in the order in which files are taken.
+class WatchSource(EncodedSource):
+    """One stream from a directory; ids are positions in the order of reading.
 
-    schema: of the columns, as declared or of the first file. UserError when there is no such directory.
+    schema: as declared, or of the first file. UserError when the directory does not exist.
     """
-
-    rows_total: int | None = None
 
     def __init__(self, stream: int, config: StreamConfig, schema: pa.Schema, view: StreamColumns, keys: KeyEncoder) -> None:
         import pyarrow as pa
 
-        assert config.watch is not None, "a stream from elsewhere"
-        self.config = config
-        self.codec: StreamCodec = view.codec
+        assert config.watch is not None, "not a directory stream"
         self.folder = Path(config.watch)
-        self.where = f"{STREAM_NAMES[stream]} {self.folder}"
+        super().__init__(f"{STREAM_NAMES[stream]} {self.folder}", config, view, keys)
         _check_folder(self.folder, STREAM_NAMES[stream])
         self._schema = pa.schema([schema.field(name) for name in view.columns])
-        self._keys = keys
-        self._tuples = TupleEncoder(config, view, keys, self._place)
-        self._rows = 0  # read
-        self._taken: set[str] = set()  # files read as a whole
-        self._log: list[_File] = []  # files taken since the oldest row that may be read again, in order
+        self._taken: set[str] = set()  # names of completely read files
+        self._log: list[_File] = []  # files since the oldest row that may be read again, in order
         self._current: tuple[_File, int] | None = None  # the file being read, and rows read of it
         self._waiting_files = 0
         self._ahead: ReadAhead | None = None
         self._stop = threading.Event()
-
-    @property
-    def layout(self) -> RowLayout | None:
-        return self.codec.layout
-
-    @property
-    def dictionary(self) -> Dictionary | None:
-        return None if self._keys.native else self._keys.dictionary
 
     # ------------------------------------------------------------ read, by the master
 
@@ -148,9 +133,8 @@ class WatchSource:
         file, start, batch = item
         if not self._log or self._log[-1].first < file.first:
             self._log.append(file)
-        first, self._rows = self._rows, self._rows + batch.num_rows
         with refusing(self.folder / file.name):
-            made = self._tuples.of(batch, first)
+            made = self.encode(batch)
         self._current = (file, start + batch.num_rows)
         if self._current[1] == file.rows:
             self._taken.add(file.name)
@@ -160,66 +144,64 @@ class WatchSource:
     @property
     def _reading(self) -> ReadAhead:
         if self._ahead is None:
-            # What is read again is read in the same order, and must be the same.
-            again = [file for file in self._log if file.first + file.rows > self._rows]
-            begun = None if self._current is None else (self._current[0], self._current[1])
-            if begun is not None and not (again and again[0] == begun[0]):
-                again.insert(0, begun[0])
+            # Files are read again in the same order, and must be unchanged.
+            reread = [file for file in self._log if file.first + file.rows > self.rows]
+            partial = None if self._current is None else (self._current[0], self._current[1])
+            if partial is not None and not (reread and reread[0] == partial[0]):
+                reread.insert(0, partial[0])
             self._stop = threading.Event()
-            taken, stop, row = set(self._taken), self._stop, self._rows
-            self._ahead = ReadAhead(lambda: self._batches(again, taken, row, stop))
+            taken, stop, row = set(self._taken), self._stop, self.rows
+            self._ahead = ReadAhead(lambda: self._batches(reread, taken, row, stop))
         return self._ahead
 
-    def locate(self, row_id: int) -> str:
-        return f"{self.where}: row with id {row_id}" if self.config.id is not None else self._place(row_id)
-
-    def _place(self, position: int) -> str:
-        index = bisect.bisect_right([file.first for file in self._log], position) - 1
+    def describe_row(self, row: int) -> str:
+        index = bisect.bisect_right([file.first for file in self._log], row) - 1
         if index < 0:
-            return f"{self.where}, row {position} of all files (counting from 0)"
+            return f"{self.where}, row {row} of all files (counting from 0)"
         file = self._log[index]
-        return place_in(self.folder / file.name, position - file.first)
+        return describe_row(self.folder / file.name, row - file.first)
 
     # ------------------------------------------------------------ read ahead, in a thread
 
     def _batches(
-        self, again: list[_File], taken: set[str], row: int, stop: threading.Event
+        self, reread: list[_File], taken: set[str], row: int, stop: threading.Event
     ) -> Iterator[tuple[_File, int, pa.RecordBatch]]:
-        """Rows from this one on. again: files that were being read, or have been read, after that row. taken: others."""
-        for known in again:
-            file = self._look_at(known.name, known.first, known)
+        """Batches from this row on. reread: files with rows after it that have been read. taken: names of the other read
+        files."""
+        for known in reread:
+            file = self._inspect(known.name, known.first, known)
             yield from self._rows_of(file, max(0, row - file.first))
             taken.add(file.name)
             row = max(row, file.first + file.rows)
         growing: dict[str, tuple[int, float]] = {}
-        there: deque[str] = deque()
-        looked_s = 0.0
+        present: deque[str] = deque()
+        polled_s = 0.0
         while not stop.is_set():
-            if not there or time.monotonic() - looked_s >= _LOOK_S:
-                ended = any((self.folder / mark).exists() for mark in END_MARKS)  # before the look at what is there
-                there = deque(name for name in _names(self.folder) if name not in taken)
-                looked_s = time.monotonic()
-                if not there and ended:
+            if not present or time.monotonic() - polled_s >= _POLL_S:
+                ended = any((self.folder / mark).exists() for mark in END_MARKS)  # before the files are listed
+                present = deque(name for name in _names(self.folder) if name not in taken)
+                polled_s = time.monotonic()
+                if not present and ended:
                     return
-            self._waiting_files = len(there)
-            if not there or not self._is_whole(there[0], growing):
-                stop.wait(_LOOK_S)
+            self._waiting_files = len(present)
+            if not present or not self._is_whole(present[0], growing):
+                stop.wait(_POLL_S)
                 continue
-            name = there.popleft()
-            file = self._look_at(name, row, None)
+            name = present.popleft()
+            file = self._inspect(name, row, None)
             yield from self._rows_of(file, 0)
             taken.add(name)
             row += file.rows
 
     def _is_whole(self, name: str, growing: dict[str, tuple[int, float]]) -> bool:
-        """False while somebody may be writing it. UserError when nobody does any more."""
+        """False while the file may be growing. UserError when an incomplete file has stopped growing."""
         path = self.folder / name
         try:
             size = path.stat().st_size
             if _whole(path):
                 growing.pop(name, None)
                 return True
-        except FileNotFoundError:  # taken away again
+        except FileNotFoundError:  # removed again
             return False
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
@@ -230,8 +212,8 @@ class WatchSource:
             raise UserError(f"{path}: has been no whole Parquet file for {_WHOLE_S:g} s; write it anew or take it away")
         return False
 
-    def _look_at(self, name: str, first: int, known: _File | None) -> _File:
-        """A file as it is now. RunFailed when it is to be read again and is not what it was."""
+    def _inspect(self, name: str, first: int, known: _File | None) -> _File:
+        """The file's present state. RunFailed when `known` must be read again and has changed."""
         path = self.folder / name
         if known is not None and not path.exists():
             raise RunFailed(f"{path}: has to be read again and is gone; keep files until a checkpoint is past them")
@@ -259,8 +241,8 @@ class WatchSource:
     # ------------------------------------------------------------ across a crash
 
     def position(self) -> dict[str, Any]:
-        """taken: names of the files read as a whole, compressed. current: the file being read, its size and checksum, its rows,
-        and how many have been read."""
+        """taken: names of the completely read files, compressed. current: the file being read, its size and checksum, its rows,
+        and the number of rows read."""
         text = os.fsencode("\0".join(sorted(self._taken)))
         current = None
         if self._current is not None:
@@ -269,34 +251,34 @@ class WatchSource:
         return {"taken": b64encode(zlib.compress(text)).decode(), "current": current}
 
     def seek(self, row: int) -> None:
-        """Row 0: nothing has been taken."""
-        assert row == 0, "files are taken as they appear; go_on"
-        self._go_on(0, set(), None)
+        """Row 0: no file has been read."""
+        assert row == 0, "the order of files is not known in advance"
+        self._restart(0, set(), None)
 
-    def go_on(self, row: int, position: dict[str, Any]) -> None:
+    def resume_at(self, row: int, position: dict[str, Any]) -> None:
         text = os.fsdecode(zlib.decompress(b64decode(position["taken"])))
         current = None
         if position["current"] is not None:
             name, size, checksum, rows, read = position["current"]
             current = (_File(name, (size, checksum), rows, row - read), read)
-            self._look_at(name, row - read, current[0])
-        self._go_on(row, set(text.split("\0")) if text else set(), current)
+            self._inspect(name, row - read, current[0])
+        self._restart(row, set(text.split("\0")) if text else set(), current)
 
-    def _go_on(self, row: int, taken: set[str], current: tuple[_File, int] | None) -> None:
+    def _restart(self, row: int, taken: set[str], current: tuple[_File, int] | None) -> None:
         self.close()
-        self._ahead, self._rows, self._taken, self._current = None, row, taken, current
+        self._ahead, self.rows, self._taken, self._current = None, row, taken, current
 
     def forget(self, row: int) -> None:
         self._log = [file for file in self._log if file.first + file.rows > row]
 
     def done(self) -> None:
-        """Nothing is kept."""
+        """Nothing is stored."""
 
     def status(self) -> dict[str, float]:
         return {
             "taken_files": float(len(self._taken)),
             "waiting_files": float(self._waiting_files),
-            "read_rows": float(self._rows),
+            "read_rows": float(self.rows),
         }
 
     def close(self) -> None:

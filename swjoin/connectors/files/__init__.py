@@ -1,1 +1,1 @@
-"""Parquet, CSV and Arrow IPC files: reading streams, writing results, late rows, and the files of a run."""
+"""Parquet, CSV and Arrow IPC files: sources, result files, late rows, and the files of a run."""

@@ -1,9 +1,9 @@
-"""Files of rows as Arrow batches: Parquet, CSV, Arrow IPC, told apart by their extensions.
+"""File formats: Parquet, CSV and Arrow IPC, selected by extension, as Arrow batches.
 
-What: `list_files`, `unread_text`, `read_schema`, `common_schema`, `read_batches`, `refuse_mixed_zones`, `place_in`,
+What: `list_files`, `unread_text`, `read_schema`, `common_schema`, `read_batches`, `refuse_mixed_zones`, `describe_row`,
 `row_count`, `edges_checksum`.
-Why: what these files hold was written by anybody. Whatever a library says about them becomes one line that names the file, and
-what it does not look at is looked at here, before kernels that check nothing see it.
+Why: files are untrusted. Every error of a library becomes one line that names the file, and what a library does not check is
+checked here, before the rows reach kernels without checks.
 Stays out: keys, times, payload, reading ahead (`connectors.files.source`).
 """
 
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swjoin.core.errors import UserError
+from swjoin.core.errors import UserError, one_line
 from swjoin.core.resources import relative_to
 from swjoin.core.storage import check_name
 
@@ -40,16 +40,16 @@ _SUFFIXES = {
     ".ipc": "Arrow IPC",
     ".arrows": "Arrow IPC",
 }
-_EDGE_BYTES = 1 << 16  # of a file, at either end, that its checksum is of
-_TIME = r"^\s*\d{4}-\d\d-\d\d[T ]\d\d"  # of a CSV file, as Arrow reads them
+_EDGE_BYTES = 1 << 16  # at either end of a file that the checksum covers
+_TIME = r"^\s*\d{4}-\d\d-\d\d[T ]\d\d"  # a timestamp in CSV, as Arrow reads it
 _ZONE = r"^\s*\d{4}-\d\d-\d\d[T ][\d:.,]+\s*(Z|[+-]\d\d(:?\d\d)?)\s*$"
-_BLOCK_BYTES = 4 << 20  # of a CSV file, that are converted at once; no row can be longer
-_SHOWN = 5  # names of entries of a directory
-_LONGEST = 1000  # characters of a complaint that a library or a path has a part in
+_BLOCK_BYTES = 4 << 20  # of a CSV file that are converted at once; also the longest row
+_SHOWN = 5  # directory entries in a message
+_LONGEST = 1000  # characters of an error message with text of a library, or of a path
 
 
 def file_format(path: Path) -> str | None:
-    """Format by extension, or None when the extension is not known."""
+    """Format by extension; None for an unknown extension."""
     name = path.name.lower()
     return next((kind for suffix, kind in _SUFFIXES.items() if name.endswith(suffix)), None)
 
@@ -57,7 +57,7 @@ def file_format(path: Path) -> str | None:
 def list_files(path: Path) -> list[Path]:
     """The data files of a path, in name order. UserError when there are none, or of several formats."""
     check_name(path)
-    if not os.path.exists(path):  # unlike Path.exists, it has no opinion on names that are too long
+    if not os.path.exists(path):  # unlike Path.exists, it accepts names that are too long
         raise UserError(f"{str(path)[:_LONGEST]}: no such file or directory{relative_to(path)}")
     if path.is_file():
         if file_format(path) is None:
@@ -77,8 +77,8 @@ def list_files(path: Path) -> list[Path]:
 
 
 def unread_text(path: Path) -> str | None:
-    """What lies in a directory and is not among its data files, for warnings; None when there is nothing. Names that begin with
-    `_` or `.` are marks of whoever wrote the files, and are left out."""
+    """A warning about entries of a directory that are not data files; None when there are none. Names that start with `_` or
+    `.` are marks of the writer, and are ignored."""
     if not os.path.isdir(path):
         return None
     names = sorted(p.name for p in path.iterdir() if p.name[0] not in "._" and not (p.is_file() and file_format(p)))
@@ -92,18 +92,18 @@ def unread_text(path: Path) -> str | None:
 
 @contextmanager
 def refusing(path: Path) -> Iterator[None]:
-    """UserError, with the file, for whatever a library finds wrong with what is in it."""
+    """Turns errors of libraries into UserError with the file."""
     import pyarrow as pa
 
     try:
         yield
     except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError) as error:
-        text = " ".join(str(error).split())[:_LONGEST]
+        text = one_line(error, _LONGEST)
         raise UserError(f"{path}: cannot be read as {file_format(path)}: {text or type(error).__name__}") from None
 
 
 def csv_parse_options() -> Any:
-    """How all CSV files are parsed: a field in quotes may hold line breaks, also where a block of the file ends."""
+    """Parse options of all CSV files: a quoted field may hold line breaks, also at the end of a block."""
     import pyarrow.csv as pacsv
 
     return pacsv.ParseOptions(newlines_in_values=True)
@@ -116,7 +116,7 @@ def _csv_options(schema: pa.Schema | None, columns: list[str] | None) -> Any:
     return pacsv.ConvertOptions(
         column_types=types,
         include_columns=columns,
-        null_values=[""],  # and not NA, null, nan and the like, which are values as others are
+        null_values=[""],  # NA, null, nan and the like are values
         strings_can_be_null=True,
         quoted_strings_can_be_null=False,
     )
@@ -125,8 +125,7 @@ def _csv_options(schema: pa.Schema | None, columns: list[str] | None) -> Any:
 def read_schema(path: Path) -> pa.Schema:
     """Column names and types of a file. UserError when it is not what its extension says.
 
-    The columns of a CSV file without rows have the type null: nothing says more of them. Those that are empty in its first rows
-    are strings.
+    The columns of a CSV file without rows have the type null. Columns that are empty in its first rows are strings.
     """
     import pyarrow as pa
 
@@ -138,7 +137,7 @@ def read_schema(path: Path) -> pa.Schema:
 
 @dataclass(frozen=True)
 class Described:
-    """The columns of files. file: the one that has them. untyped: CSV files without rows, whose columns have no types."""
+    """The columns of files. file: the file that defines them. untyped: CSV files without rows, whose columns have no types."""
 
     schema: pa.Schema
     file: Path
@@ -146,8 +145,8 @@ class Described:
 
 
 def common_schema(files: list[Path]) -> Described:
-    """The columns of all these files: those of the first one, or of CSV files of the first one with rows, if there is any. A
-    column that has the type null there, because nothing is in it, has the type of the first file with another one."""
+    """The columns of all these files: those of the first file, or of the first CSV file with rows. A column of the type null,
+    which has no values there, gets its type from the first file with another type."""
     import pyarrow.types as t
 
     describer = files[0]
@@ -170,10 +169,10 @@ def common_schema(files: list[Path]) -> Described:
 
 
 def _described(path: Path) -> tuple[pa.Schema, bool]:
-    """Columns of a file; and of a CSV file, whether it has rows. UserError as of `read_schema`."""
+    """Columns of a file, and whether a CSV file has rows. UserError as in `read_schema`."""
     with refusing(path):
         schema, rows = _schema_of(path)
-        _ = schema.names  # which fails where a name is no text
+        _ = schema.names  # fails when a name is no text
         return schema, rows
 
 
@@ -193,7 +192,7 @@ def _schema_of(path: Path) -> tuple[pa.Schema, bool]:
 
 
 def _open_csv(path: Path, **options: Any) -> Any:
-    """A header that no line break ends is one, too."""
+    """A reader of a CSV file; accepts a header without a line break."""
     import pyarrow as pa
     import pyarrow.csv as pacsv
 
@@ -212,11 +211,11 @@ def _open_csv(path: Path, **options: Any) -> Any:
 
 
 def _refuse_long_row(path: Path, row: int, error: pa.ArrowInvalid) -> None:
-    """UserError, with its place, when this row has no end within a block."""
+    """UserError when the error is a row longer than a block."""
     if "straddl" in str(error):
         raise UserError(
-            f"{place_in(path, row)}: the row is longer than {_BLOCK_BYTES >> 20} MiB; is a closing quote missing? add it, or "
-            "shorten the row"
+            f"{describe_row(path, row)}: the row is longer than {_BLOCK_BYTES >> 20} MiB; is a closing quote missing? add it, "
+            "or shorten the row"
         ) from None
 
 
@@ -229,8 +228,8 @@ def _open_ipc(path: Path) -> Any:
 
 
 def read_batches(path: Path, schema: pa.Schema, columns: list[str], rows: int, skip: int = 0) -> Iterator[pa.RecordBatch]:
-    """Batches of one file with just these columns, of about so many rows (Parquet). schema: has their types. skip: so many rows
-    (of Parquet) are left out."""
+    """Batches of one file with these columns. schema: their types. rows: of a batch, about (Parquet). skip: number of rows to
+    skip (Parquet)."""
     with refusing(path):
         yield from _batches(path, schema, columns, rows, skip)
 
@@ -243,7 +242,7 @@ def _batches(path: Path, schema: pa.Schema, columns: list[str], rows: int, skip:
     if kind == "Parquet":
         with pq.ParquetFile(path) as file:
             groups = list(range(file.num_row_groups))
-            # a row group of no rows is read, too: it may be corrupt
+            # an empty row group is read, too: it may be corrupt
             while groups and 0 < skip >= file.metadata.row_group(groups[0]).num_rows:
                 skip -= file.metadata.row_group(groups.pop(0)).num_rows
             for batch in file.iter_batches(rows, row_groups=groups, columns=columns):
@@ -259,7 +258,7 @@ def _batches(path: Path, schema: pa.Schema, columns: list[str], rows: int, skip:
                     count += batch.num_rows
         except pa.ArrowInvalid as error:
             _refuse_long_row(path, count, error)
-            if "zone offset" in str(error):  # which does not say the row
+            if "zone offset" in str(error):  # the error does not have the row
                 for name in columns:
                     if pa.types.is_timestamp(schema.field(name).type):
                         refuse_mixed_zones(path, name, schema.field(name).type.tz is not None)
@@ -273,12 +272,12 @@ def _batches(path: Path, schema: pa.Schema, columns: list[str], rows: int, skip:
             )
             for batch in batches:
                 chosen = batch.select(columns)
-                chosen.validate(full=True)  # the library takes lengths and offsets as they stand in the file
+                chosen.validate(full=True)  # Arrow does not check the lengths and offsets of a file
                 yield _with_types(chosen, schema)
 
 
 def _with_types(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Columns of the type null, in which nothing is, with the types that this schema has for them."""
+    """The batch with the schema's types for columns of the type null, which have no values."""
     import pyarrow as pa
 
     for index, field in enumerate(batch.schema):
@@ -287,14 +286,14 @@ def _with_types(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return batch
 
 
-def place_in(path: Path, row: int) -> str:
-    """A row (counted from 0) of a file, for complaints: of a CSV file the line that an editor shows."""
+def describe_row(path: Path, row: int) -> str:
+    """A row (counted from 0) of a file, for error messages: in a CSV file by the line that an editor shows."""
     line = _line_of(path, row) if file_format(path) == "CSV" else None
     return f"{path}, row {row} (counting from 0)" if line is None else f"{path}, line {line}"
 
 
 def _line_of(path: Path, row: int) -> int | None:
-    """The line, from 1, on which a row of a CSV file begins. Fields may hold line breaks; empty lines are no rows."""
+    """The line, from 1, on which a row of a CSV file starts. Fields may hold line breaks; empty lines are no rows."""
     openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open}
     opened = openers.get(path.suffix.lower(), open)
     before, line = -1, 1  # the header is no row
@@ -313,8 +312,8 @@ def _line_of(path: Path, row: int) -> int | None:
 
 
 def refuse_mixed_zones(path: Path, name: str, zoned: bool | None = None) -> None:
-    """UserError, with its row, for the first timestamp of a column of a CSV file that has a zone where others have none, or
-    the other way round. zoned: whether those before have one; None: as the first one. Nothing happens if there is none."""
+    """UserError, with the row, for the first timestamp in a column of a CSV file that differs from the others in having a
+    zone. zoned: whether the others have one; None: as the first timestamp."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -331,14 +330,14 @@ def refuse_mixed_zones(path: Path, name: str, zoned: bool | None = None) -> None
                 row = int(wrong.argmax())
                 has = ("no time zone", "those before have one") if zoned else ("a time zone", "those before have none")
                 raise UserError(
-                    f"{place_in(path, first + row)}: column {name}: {column[row].as_py()!r} has {has[0]}, "
+                    f"{describe_row(path, first + row)}: column {name}: {column[row].as_py()!r} has {has[0]}, "
                     f"{has[1]}; give all of them a zone, or none"
                 )
             first += batch.num_rows
 
 
 def refuse_mixed_times(path: Path, schema: pa.Schema, name: str) -> None:
-    """UserError, with its row, for a time column of a CSV file that is text because some of its values have a zone."""
+    """UserError, with the row, for a time column of a CSV file that is text because only some values have a zone."""
     import pyarrow as pa
 
     if file_format(path) == "CSV" and schema.names.count(name) == 1 and pa.types.is_string(schema.field(name).type):
@@ -354,7 +353,7 @@ def row_count(path: Path) -> int:
 
 
 def edges_checksum(path: Path) -> int:
-    """CRC-32 of a file's first and last bytes: whoever writes a file anew changes its footer, or its first rows."""
+    """CRC-32 of a file's first and last bytes: a rewritten file differs in its footer or its first rows."""
     try:
         with path.open("rb") as file:
             checksum = zlib.crc32(file.read(_EDGE_BYTES))

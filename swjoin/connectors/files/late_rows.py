@@ -1,22 +1,24 @@
-"""The side output of late rows (policy `side`): a Parquet file of stream, row id, time and reason.
+"""Side output of late rows (policy `side`): a Parquet file of stream, row id, time and reason.
 
-What: `LateSink`, `refuse_other_file`.
-Why: a row that is left out of the join stays findable.
+What: `LateSink`, `late_schema`, `refuse_other_file`.
+Why: rows that are not joined can be found.
 Stays out: which rows are late (`cluster.master.intake`).
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from swjoin.connectors.files.sink import GROUP_ROWS
 from swjoin.core.batch import STREAM_NAMES, SourceBatch
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.storage import AppendedFile, replacing
 
-_GROUP_ROWS = 131_072
-
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _ROW = np.dtype([("stream", "u1"), ("reason", "u1"), ("known", "u1"), ("id", "<u8"), ("ts", "<i8")])
 _REASONS = ("null time", "late", "shed")
@@ -25,7 +27,8 @@ _COLUMNS = ("stream", "row_id", "ts", "reason")
 
 
 def refuse_other_file(target: Path) -> None:
-    """UserError when a file is there that holds no late rows. Those of an earlier join may be replaced, as its results may."""
+    """UserError when the file exists and is not one of late rows. Late rows of an earlier join are replaced, like its
+    results."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -39,10 +42,16 @@ def refuse_other_file(target: Path) -> None:
         raise UserError(f"late rows {target}: is there already, and holds no late rows; move it, or give another name")
 
 
+def late_schema() -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema(zip(_COLUMNS, (pa.string(), pa.uint64(), pa.int64(), pa.string()), strict=True))
+
+
 class LateSink:
     """Columns: stream (string), row_id (uint64), ts (int64 microseconds, null for null times), reason (string).
 
-    rows: where rows are kept until the end (a temporary file without one).
+    rows: file for the rows until the end; None: a temporary file.
     """
 
     def __init__(self, target: Path, rows: AppendedFile | None = None) -> None:
@@ -65,7 +74,7 @@ class LateSink:
         self._finish(self._target)
 
     def abort(self) -> None:
-        """Of a run that can be resumed the rows stay where they are kept."""
+        """The rows of a resumable run stay in their file."""
         if self._kept:
             self.rows.close()
         else:
@@ -75,13 +84,13 @@ class LateSink:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        schema = pa.schema(zip(_COLUMNS, (pa.string(), pa.uint64(), pa.int64(), pa.string()), strict=True))
+        schema = late_schema()
         rows = np.frombuffer(self.rows.read(), _ROW)
         if len(rows) and (int(rows["stream"].max()) >= len(STREAM_NAMES) or int(rows["reason"].max()) >= len(_REASONS)):
             raise RunFailed(f"{self.rows.path}: corrupt: a row of no stream, or for no reason")
         with replacing(target) as temporary, pq.ParquetWriter(temporary, schema) as writer:
-            for at in range(0, len(rows), _GROUP_ROWS):
-                part = rows[at : at + _GROUP_ROWS]
+            for at in range(0, len(rows), GROUP_ROWS):
+                part = rows[at : at + GROUP_ROWS]
                 names = [
                     pa.DictionaryArray.from_arrays(pa.array(part[field]), list(names)).cast(pa.string())
                     for field, names in (("stream", STREAM_NAMES), ("reason", _REASONS))

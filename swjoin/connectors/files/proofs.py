@@ -1,9 +1,9 @@
-"""What a Parquet file of results says of itself, and whether that still holds.
+"""Proofs in Parquet files of results, and their verification.
 
 What: `Claim`, in the footer of every Parquet file of results; `checked_claim(path)`; `csv_pairs`, for files without a footer;
-`sampled_hash` of what is in a file before the footer.
-Why: readers hand the footer's metadata on, to whatever is made of the rows and into files written from that. So a claim counts
-only where it fits the file: its rows, the digest of its ids, and without ids the bytes that were written.
+`sampled_hash` of a file's bytes before the footer.
+Why: readers copy the footer's metadata to derived tables and their files. So a claim is valid only if it fits the file: number
+of rows, digest of the ids or, without ids, the bytes of the file.
 Stays out: proofs of tables and of runs (`api.proofs`), where results go (`connectors.files.sink`).
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from swjoin.connectors.files.formats import csv_parse_options
 from swjoin.core.batch import MISSING_ID
-from swjoin.core.errors import UserError
+from swjoin.core.errors import UserError, one_line
 from swjoin.core.hashing import digest_pairs, hash_words
 from swjoin.core.join_semantics import format_digest
 
@@ -34,9 +34,9 @@ IDS = ("left_id", "right_id")
 
 @dataclass(frozen=True)
 class Claim:
-    """Of one file. rows, digest: of its rows. ids: its id columns. written: without those, the number of bytes before the
-    footer, and their sampled hash. whole: count, digest and ledger of the result, where they were known when the file was
-    closed. run: the id of the run that wrote the file, which its run.json has too; None: an earlier version wrote it."""
+    """Claim of one file. rows, digest: of its rows. ids: names of its id columns. written: without id columns, the number of
+    bytes before the footer and their sampled hash. whole: count, digest and ledger of the result, if known when the file was
+    closed. run: id of the run, also in its run.json; None in files of earlier versions."""
 
     rows: int
     digest: str
@@ -52,8 +52,8 @@ class Claim:
 def sampled_hash(path: Path, size: int) -> int:
     """A hash of the first `size` bytes of a file: of all of them up to 1 MiB, else of 512 in every 64 KiB and of the last 512.
 
-    Hashing all bytes of large results takes a sixth of a join's speed, and whoever writes rows anew moves the bytes of every
-    block after the first change. ValueError when the file is shorter.
+    Hashing all bytes of large results would slow a join by a sixth, and a rewritten file differs in every block after the first
+    change. ValueError when the file is shorter.
     """
     data = np.memmap(path, np.uint8, "r", shape=(size,)) if size else np.zeros(0, np.uint8)
     if size <= _WHOLE:
@@ -72,7 +72,7 @@ def sampled_hash(path: Path, size: int) -> int:
 
 
 def checked_claim(path: Path) -> Claim:
-    """What a file says of itself, which holds of what is in it. UserError when it says nothing, or something that is not so."""
+    """The claim of a file, verified. UserError when there is none, or it does not fit the file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -90,9 +90,9 @@ def checked_claim(path: Path) -> Claim:
                 if found is None or found[1] != claim.digest:
                     raise _changed(path, "the ids of other pairs")
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())[:300]})") from None
+        raise UserError(f"{path}: cannot be read ({one_line(error)})") from None
     except pa.ArrowException as error:
-        raise UserError(f"{path}: is no whole Parquet file ({' '.join(str(error).split())[:300]})") from None
+        raise UserError(f"{path}: is no whole Parquet file ({one_line(error)})") from None
     if not claim.ids and not _as_written(path, claim.written):
         raise _changed(path, "other bytes")
     return claim
@@ -126,7 +126,7 @@ def _changed(path: Path, what: str) -> UserError:
 
 
 def digest_of(batches: Iterable[pa.RecordBatch]) -> tuple[int, str] | None:
-    """Count and digest of the pairs in batches with left_id, right_id or one of them; None where these are no ids."""
+    """Count and digest of the pairs in batches with left_id, right_id or one of them; None when these are no ids."""
     import pyarrow as pa
 
     count = total = 0
@@ -158,4 +158,4 @@ def csv_pairs(path: Path, ids: Sequence[str]) -> tuple[int, str | None]:
                 return digest_of(reader) or (0, None)
             return sum(batch.num_rows for batch in reader), None
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())[:300]})") from None
+        raise UserError(f"{path}: cannot be read ({one_line(error)})") from None

@@ -1,8 +1,8 @@
-"""A thread that reads a few batches ahead.
+"""Prefetching of batches in a thread.
 
-What: `ReadAhead`, an iterator that runs in a thread, and can be asked whether it has something.
-Why: decoding goes on while the master does something else.
-Stays out: what is read (`connectors.files.source`).
+What: `ReadAhead`: runs an iterator in a thread; `ready` polls it.
+Why: decoding overlaps with the master's work.
+Stays out: the batches (`connectors.files.source`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _READ_AHEAD = 2
 
 
 class ReadAhead:
-    """Runs an iterator in a thread, a bounded number of items ahead; its errors are raised to the reader."""
+    """Runs an iterator in a thread, a bounded number of items ahead; `next` raises its errors."""
 
     def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
         self._queue: queue.Queue[Any] = queue.Queue(_READ_AHEAD)
         self._stop = threading.Event()
         self._done = False
-        self._next: tuple[Any] | None = None  # taken from the queue, and not yet asked for
+        self._next: tuple[Any] | None = None  # taken from the queue, not returned yet
         self._thread = threading.Thread(target=self._run, args=(make,), daemon=True, name="read-ahead")
         self._thread.start()
 
@@ -46,7 +46,7 @@ class ReadAhead:
         return False
 
     def ready(self, patience_s: float) -> bool:
-        """Whether `next` would not have to wait, after this time at the latest."""
+        """Whether `next` would return at once; waits up to this long."""
         if self._next is None and not self._done:
             with suppress(queue.Empty):
                 self._next = (self._queue.get(patience_s > 0, patience_s or None),)

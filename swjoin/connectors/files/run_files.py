@@ -1,7 +1,7 @@
 """Files that a run appends to: metrics and events.
 
 What: `MetricsFile`, `EventsFile`.
-Why: their rows survive a recovery exactly once: what was written after a checkpoint is cut off.
+Why: their rows survive a recovery exactly once: rows after a checkpoint are truncated.
 Stays out: reading them (`connectors.files.run_folder`), tables made of them (`spark.aggregate_run`).
 """
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from swjoin.core.data_messages import RunEvent
 from swjoin.core.errors import RunFailed
-from swjoin.core.metric_columns import COLUMNS, INTEGER_COLUMNS
+from swjoin.core.metric_columns import COLUMNS, INTEGER_COLUMNS, metrics_batch, metrics_schema
 from swjoin.core.storage import AppendedFile, replacing, writing
 
 METRICS_ROW_BYTES = 8 * len(COLUMNS)
@@ -26,13 +26,13 @@ METRICS_ROW_BYTES = 8 * len(COLUMNS)
 class MetricsFile:
     """DIR/metrics/slaves.parquet: one row per slave and distribution epoch, written at the end.
 
-    rows: where they are kept until then (a temporary file without one); those of a generation are kept once it is cut.
+    rows: file for the rows until then; None: a temporary file. Rows of a generation are stored by `cut`.
     """
 
     ROWS = 4096
 
     def __init__(self, run_dir: Path, rows: AppendedFile | None = None) -> None:
-        """RunFailed when rows that are there already hold what a table cannot."""
+        """RunFailed when stored rows hold values that a table cannot."""
         if rows is not None:
             there = np.frombuffer(rows.read(), np.float64).reshape(-1, len(COLUMNS))
             integers = there[:, [name in INTEGER_COLUMNS for name in COLUMNS]]
@@ -51,60 +51,53 @@ class MetricsFile:
             self.cut(self._waiting[-1][0] if self._waiting else 0)
 
     def cut(self, generation: int) -> None:
-        """Keep the rows up to this generation."""
+        """Store the rows up to this generation."""
         self.rows.append(b"".join(row.tobytes() for g, row in self._waiting if g <= generation))
         self._waiting = [(g, row) for g, row in self._waiting if g > generation]
 
     def close(self) -> None:
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
         self.rows.append(b"".join(row.tobytes() for _, row in self._waiting))
-        schema = pa.schema([(n, pa.int64() if n in INTEGER_COLUMNS else pa.float64()) for n in COLUMNS])
         everything = np.frombuffer(self.rows.read(), np.float64).reshape(-1, len(COLUMNS))
-        with replacing(self.path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+        with replacing(self.path) as temporary, pq.ParquetWriter(temporary, metrics_schema()) as writer:
             for at in range(0, len(everything), self.ROWS):
-                table = everything[at : at + self.ROWS]
-                columns = [
-                    pa.array(table[:, i].astype(np.int64) if name in INTEGER_COLUMNS else table[:, i].copy())
-                    for i, name in enumerate(COLUMNS)
-                ]
-                writer.write_batch(pa.record_batch(columns, schema=schema))
+                writer.write_batch(metrics_batch(everything[at : at + self.ROWS]))
         self.rows.close()
         if not self._kept:
             self.rows.path.unlink()
 
     def abort(self) -> None:
-        """Of a run that can be resumed the rows stay where they are kept."""
+        """The rows of a resumable run stay in their file."""
         if self._kept:
             self.rows.close()
         else:
             self.close()
 
 
-RUN_FILES = ("run.json", "metrics/slaves.parquet", "metrics/events.parquet")  # that every run leaves in its directory
+RUN_FILES = ("run.json", "metrics/slaves.parquet", "metrics/events.parquet")  # of every finished run
 
 
 def events_lines(run_dir: Path) -> Path:
-    """The hidden file of a run's events. It is there from the start of a run to its end, also of one that was killed."""
+    """The hidden file of a run's events. It exists from the start of a run to its end, and after a kill."""
     return run_dir / "metrics" / ".events.jsonl"
 
 
 class EventsFile:
-    """DIR/metrics/events.parquet: one row per `RunEvent`, in the order in which they happened.
+    """DIR/metrics/events.parquet: one row per `RunEvent`, in the order of the events.
 
-    Until the end they are lines of JSON in a hidden file beside it: nothing grows in memory, and what a process has noted
-    before it was killed is there when the run is resumed.
+    Until the end the events are lines of JSON in a hidden file beside it: memory does not grow, and a resumed run has the
+    events of a killed process.
     """
 
     def __init__(self, run_dir: Path, *, resumes: bool = False) -> None:
-        """resumes: those that are there come first."""
+        """resumes: keep the stored events."""
         self.path = run_dir / "metrics" / "events.parquet"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._lines = events_lines(run_dir)
         self._file = self._lines.open("a" if resumes else "w")
         if resumes:
-            self._file.write("\n")  # the last line may be half of one
+            self._file.write("\n")  # the last line may be incomplete
 
     def add(self, event: RunEvent) -> None:
         with writing(self.path):
@@ -112,7 +105,7 @@ class EventsFile:
             self._file.flush()
 
     def close(self, *, resumable: bool = False) -> None:
-        """Write the table. resumable: more may follow."""
+        """Write the table. resumable: more events may follow."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -128,7 +121,7 @@ class EventsFile:
 
 
 def _whole_event(line: str) -> dict[str, Any] | None:
-    """None for a line that a process was writing when it was killed."""
+    """The event of a line; None for an incomplete line of a killed process."""
     try:
         row = json.loads(line)
     except ValueError:

@@ -1,9 +1,9 @@
-"""What a run has left in its directory, read and checked: run.json, verified.json, the metrics of slaves, the events.
+"""Files in the directory of a run, read and validated: run.json, verified.json, metrics of slaves, events.
 
 What: `read_report`, `read_verified`, `read_metrics`, `read_events`; `not_verifiable(config)`.
-Why: a run may have been killed at any moment, and files are copied, cut off and edited: whatever reads them gets what the types
-say, or a line that names the file. A value that a run did not know is missing or null.
-Stays out: what becomes of it (`cli.report`, `cli.events`, `plots`, `api.runs`, `spark`).
+Why: a run may have been killed at any time, and files are copied, truncated and edited: readers get values of the declared
+types, or one line that names the file. A value that the run did not have is missing or null.
+Stays out: the use of the values (`cli.report`, `cli.events`, `plots`, `api.runs`, `spark`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.data_messages import RunEvent
-from swjoin.core.errors import UserError
-from swjoin.core.path_patterns import Shape, is_amount, is_count, is_number, wrong_place
+from swjoin.core.errors import UserError, one_line
+from swjoin.core.path_patterns import Shape, first_mismatch, is_amount, is_count, is_number
 from swjoin.core.units import MAX_SPAN_US, is_utf8
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ _EVENT_TYPES = {"int": "int64", "str": "string", "float": "double"}
 
 
 def _is_text(plain: Any) -> bool:
-    """Whether all text in it can be written as UTF-8: in JSON an escape may be half of a surrogate pair."""
+    """Whether all text is valid UTF-8: in JSON an escape may be half of a surrogate pair."""
     rest = [plain]
     while rest:
         value = rest.pop()
@@ -92,7 +92,7 @@ def _is_text(plain: Any) -> bool:
 
 
 def read_report(run_dir: Path) -> dict[str, Any]:
-    """run.json. UserError, with file and key, when there is none, or it is not the report of a run."""
+    """run.json. UserError, with file and key, when it is missing or is not the report of a run."""
     path = run_dir / "run.json"
     try:
         found = json.loads(path.read_text())
@@ -101,8 +101,8 @@ def read_report(run_dir: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); is {run_dir} the directory of a run?") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: is not valid JSON ({' '.join(str(error).split())[:300]})") from None
-    wrong = wrong_place(_REPORT, found)
+        raise UserError(f"{path}: is not valid JSON ({one_line(error)})") from None
+    wrong = first_mismatch(_REPORT, found)
     if wrong is not None:
         raise UserError(f"{path}: is not the report of a run{f' ({wrong[1:]} is not what it must be)' if wrong else ''}")
     if not _is_text(found):
@@ -112,7 +112,7 @@ def read_report(run_dir: Path) -> dict[str, Any]:
 
 
 def read_verified(run_dir: Path) -> dict[str, Any] | None:
-    """What `swjoin verify` found; None when it was not asked. UserError when the file is damaged."""
+    """The result of `swjoin verify`; None before it has run. UserError when the file is damaged."""
     path = run_dir / "verified.json"
     try:
         found = json.loads(path.read_text())
@@ -120,14 +120,14 @@ def read_verified(run_dir: Path) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError, RecursionError):
         found = None
-    if wrong_place(_VERIFIED, found) is not None or not _is_text(found):
+    if first_mismatch(_VERIFIED, found) is not None or not _is_text(found):
         raise UserError(f"{path}: is damaged; run swjoin verify again")
     verified: dict[str, Any] = found
     return verified
 
 
 def not_verifiable(config: RunConfig) -> str | None:
-    """Why nobody can recompute such a run's result; None when it can be done."""
+    """Why the result of such a run cannot be recomputed; None when it can."""
     if config.live:
         return "its streams arrived live, and are not kept; there is nothing to verify it from"
     if config.time.idle_timeout_us and config.time.late != "side":
@@ -149,13 +149,13 @@ def _table(path: Path) -> pa.Table:
             table = file.read()
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())[:300]})") from None
+        raise UserError(f"{path}: cannot be read ({one_line(error)})") from None
     return table
 
 
 def read_metrics(run_dir: Path) -> Mapping[str, np.ndarray]:
-    """DIR/metrics/slaves.parquet, column by column, one row per slave and distribution epoch. UserError when it is missing, or
-    holds what no run writes."""
+    """Columns of DIR/metrics/slaves.parquet, one row per slave and distribution epoch. UserError when it is missing or has
+    invalid values."""
     import numpy as np
     import pyarrow as pa
 
@@ -175,8 +175,7 @@ def read_metrics(run_dir: Path) -> Mapping[str, np.ndarray]:
 
 
 def read_events(run_dir: Path) -> list[RunEvent]:
-    """DIR/metrics/events.parquet, in the order in which the events happened. UserError when it is missing, or holds what no run
-    writes."""
+    """Events of DIR/metrics/events.parquet, in order. UserError when the file is missing or has invalid values."""
     path = run_dir / "metrics" / "events.parquet"
     table = _table(path)
     for field in fields(RunEvent):
@@ -187,7 +186,7 @@ def read_events(run_dir: Path) -> list[RunEvent]:
             raise UserError(f"{path}: column {field.name} holds what no run writes; the file is damaged")
     try:
         events = [RunEvent(**row) for row in table.select([f.name for f in fields(RunEvent)]).to_pylist()]
-    except ValueError as error:  # text that is none
+    except ValueError as error:  # invalid text
         raise UserError(f"{path}: cannot be read ({error})") from None
     if not all(is_amount(e.amount) and abs(e.amount) < 2.0**63 for e in events):
         raise UserError(f"{path}: column amount holds what no run writes; the file is damaged")

@@ -1,11 +1,10 @@
-"""Result files: Parquet and CSV, whole or not there.
+"""File sink: Parquet and CSV, complete or absent.
 
 What: `FileSink`: rows go to a temporary name beside the target; `close` syncs and renames, `abort` renames to `.incomplete`.
-Why: a reader must never take half a result for a whole one, whenever it looks.
-Stays out: what a row looks like (`connectors.output_columns`), what a file says of itself (`connectors.files.proofs`).
+Why: a reader must never take an incomplete result for a complete one.
+Stays out: columns of a row (`connectors.output_columns`), the proof in a file (`connectors.files.proofs`).
 
-Parquet is written with LZ4 and without dictionaries: results are wide, hardly repeat, and are written once per run at full
-speed.
+Parquet is written with LZ4 and without dictionaries: result rows are wide, values rarely repeat, and speed matters.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 GROUP_ROWS = 131_072
-GROUP_BYTES = 256 << 20  # of rows that wait for a row group to be full
+GROUP_BYTES = 256 << 20  # of rows that wait for a full row group
 FILE_BYTES = 256 << 20
 
 
 class _OpenFile:
-    """One file being written. ids: its id columns."""
+    """One open file. ids: names of its id columns."""
 
     def __init__(self, kind: str, target: Path, schema: pa.Schema, ids: list[str], temporary: Path) -> None:
         import pyarrow as pa
@@ -55,7 +54,7 @@ class _OpenFile:
         except OSError:
             self.temporary.unlink(missing_ok=True)
             raise
-        self._finished = self._failed = False  # failed: without its end, which Parquet cannot be read without
+        self._finished = self._failed = False  # failed: the footer is missing, so Parquet is unreadable
         self.bytes = self._rows = self._digest = 0
 
     def write(self, table: pa.Table, digest: int) -> None:
@@ -68,7 +67,7 @@ class _OpenFile:
         self._digest += digest
 
     def finish(self, run_id: str | None, whole: dict[str, Any] | None = None) -> None:
-        """Nothing more is written. run_id: of the run. whole: what is known of the whole result, if it is."""
+        """Complete the file. run_id: id of the run. whole: count, digest and ledger of the whole result, if known."""
         if not self._finished:
             if self._parquet:
                 written = None if self._ids else self._written()
@@ -77,7 +76,7 @@ class _OpenFile:
             self._end()
 
     def _written(self) -> tuple[int, int]:
-        """How many bytes come before the footer, and their sampled hash."""
+        """Number of bytes before the footer, and their sampled hash."""
         self._stream.flush()
         size = self._stream.tell()
         return size, sampled_hash(self.temporary, size)
@@ -91,8 +90,8 @@ class _OpenFile:
                 self._stream.close()
             self._failed = False
 
-    def show(self) -> None:
-        """Durable, and under its name; it has been finished."""
+    def publish(self) -> None:
+        """Make the finished file durable and give it its name."""
         kind = special(self.target)
         if kind is not None:  # since the start
             raise NotWritten(f"{self.target}: cannot be replaced: is {kind}")
@@ -111,14 +110,14 @@ class _OpenFile:
             self.temporary.unlink(missing_ok=True)
 
     def drop(self) -> None:
-        """As if it had never been."""
+        """Delete the file."""
         with contextlib.suppress(OSError):
             self._end()
         self.temporary.unlink(missing_ok=True)
 
 
 class _Part:
-    """The files of one generation, the last one open, and rows that wait for a row group to be full."""
+    """The files of one generation, the last one open, and rows that wait for a full row group."""
 
     def __init__(self) -> None:
         self.batches: list[pa.RecordBatch] = []
@@ -127,7 +126,7 @@ class _Part:
 
 
 def refuse_results(target: Path, *, staged: bool, resumes: bool) -> None:
-    """UserError when results are to go into this directory, and cannot or must not."""
+    """UserError when this directory cannot be the directory of results."""
     if not target.exists():
         return
     if not target.is_dir():
@@ -142,8 +141,7 @@ def refuse_results(target: Path, *, staged: bool, resumes: bool) -> None:
 class FileSink:
     """Writes one file, or a directory of files rolled at about 256 MB. UserError at once when the target cannot be written.
 
-    staged: files are called part-GENERATION-NUMBER, and each generation's are shown by `publish`. run_id: what they say of the
-    run that they are of.
+    staged: files are named part-GENERATION-NUMBER, and `publish` gives them their names. run_id: id of the run for the proofs.
     """
 
     def __init__(
@@ -167,7 +165,7 @@ class FileSink:
         self._resumes = resumes
         self._run_id = run_id
         self._parts: dict[int, _Part] = {}
-        self._made: list[Path] = []  # folders that were not there before, the innermost first
+        self._created: list[Path] = []  # new folders, the innermost first
         self._prepare()
         try:
             if not staged:
@@ -178,7 +176,7 @@ class FileSink:
     def _prepare(self) -> None:
         if self._directory:
             refuse_results(self._target, staged=self._staged, resumes=self._resumes)
-            self._made = [path for path in (self._target, *self._target.parents) if not path.exists()]
+            self._created = [path for path in (self._target, *self._target.parents) if not path.exists()]
             try:
                 self._target.mkdir(parents=True, exist_ok=True)
             except OSError as error:
@@ -202,7 +200,7 @@ class FileSink:
         self.write_rows(self._plan.decode(pairs), generation, digest_pairs(pairs.left_id, pairs.right_id))
 
     def write_rows(self, rows: pa.RecordBatch, generation: int, digest: int = 0) -> None:
-        """Pairs as output rows already. digest: of their ids."""
+        """Write rows of decoded pairs. digest: of their ids."""
         part = self._parts.setdefault(generation, _Part())
         part.batches.append(rows)
         part.rows += rows.num_rows
@@ -275,20 +273,20 @@ class FileSink:
 
     def close(self, whole: dict[str, Any] | None = None) -> None:
         if self._staged and not self._parts and not any(self._target.glob("part-*")):
-            self._open_next(self._parts.setdefault(0, _Part()), 0)  # no results: a file that says so, with its columns
+            self._open_next(self._parts.setdefault(0, _Part()), 0)  # no results: an empty file with the columns
         for generation, part in sorted(self._parts.items()):
             self._flush(part, generation)
             self._finish(part, whole)
-        for _, part in sorted(self._parts.items()):  # no file is shown before all are whole
+        for _, part in sorted(self._parts.items()):  # no file gets its name before all are complete
             for file in part.files:
                 with writing(file.target):
-                    file.show()
+                    file.publish()
 
     def abort(self, *, begun: bool = True) -> None:
-        """Keep what was collected, under names that say it is not whole; with checkpoints, what the last one holds."""
+        """Keep the rows under `.incomplete` names; with checkpoints, keep the files of the last one."""
         for generation, part in self._parts.items():
             if self._staged:
-                continue  # these rows will be found again
+                continue  # a resumed run produces these rows again
             try:
                 self._flush(part, generation)
             except RunFailed:
@@ -300,5 +298,5 @@ class FileSink:
                     file.drop()
         if not begun:
             with contextlib.suppress(OSError):  # not empty
-                for folder in self._made:
+                for folder in self._created:
                     folder.rmdir()

@@ -1,8 +1,8 @@
-"""Streams from files: Parquet, CSV, Arrow IPC; one file or a directory; read batch by batch, never whole.
+"""File source: Parquet, CSV or Arrow IPC; one file or a directory; read in batches, in bounded memory.
 
 What: `open_sources(left, right) -> (FileSource, FileSource, KeyEncoder)`.
-Why: the user's own data, with every way it can be wrong told in one line that names the file.
-Stays out: columns as tuples (`connectors.row_encoder`), judging null keys and late rows (`cluster.master.intake`).
+Why: any defect of a user's files becomes one line that names the file.
+Stays out: encoding rows (`connectors.row_encoder`), null keys and late rows (`cluster.master.intake`).
 
 A background thread reads up to two batches ahead; Arrow releases the GIL while it decodes.
 """
@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swjoin.config.run import QueryConfig, StreamConfig
+from swjoin.connectors.encoded_source import EncodedSource
 from swjoin.connectors.files.formats import (
     Described,
     common_schema,
+    describe_row,
     file_format,
     list_files,
-    place_in,
     read_batches,
     read_schema,
     refuse_mixed_times,
@@ -30,19 +31,18 @@ from swjoin.connectors.files.formats import (
     unread_text,
 )
 from swjoin.connectors.files.read_ahead import ReadAhead
-from swjoin.connectors.row_encoder import StreamColumns, TupleEncoder, describe_streams, settle_types
-from swjoin.core.batch import RowLayout, SourceBatch
+from swjoin.connectors.row_encoder import StreamColumns, describe_streams, settle_types
+from swjoin.connectors.source import BATCH_ROWS
+from swjoin.core.batch import SourceBatch
 from swjoin.core.errors import RunFailed, UserError
-from swjoin.core.key_encoder import Dictionary, KeyEncoder
+from swjoin.core.key_encoder import KeyEncoder
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BATCH_ROWS = 65_536
 
-
-class FileSource:
-    """One stream from files. `codec` says how its columns come back; `read` yields batches with ids by position."""
+class FileSource(EncodedSource):
+    """One stream from files, with ids by position unless a column has them."""
 
     def __init__(
         self,
@@ -52,25 +52,17 @@ class FileSource:
         view: StreamColumns,
         keys: KeyEncoder,
     ) -> None:
-        """described: with types for all columns that are read."""
-        self.config = config
+        """described: has types for all columns that are read."""
+        super().__init__(str(files[0].parent), config, view, keys)
         self.untyped = described.untyped
         self.unread = unread_text(Path(config.path or ""))
-        self.codec = view.codec
         self.files = files
-        self.rows_total = _rows_total(files)
+        self.rows_total: int | None = _rows_total(files)
         self._schema, self._describer = described.schema, described.file
         self._columns = view.columns
-        self._keys = keys
-        self._starts: list[int] = []
-        self._rows = 0
-        self._skipped_files = self._skip = 0  # files, and rows of the first one after them, that are not read
+        self._starts: list[int] = []  # by file: position of its first row
+        self._skipped_files = self._skip = 0  # files, and rows of the file after them, that are not read
         self._ahead: ReadAhead | None = None
-        self._tuples = TupleEncoder(config, view, keys, self._place)
-
-    @property
-    def layout(self) -> RowLayout | None:
-        return self.codec.layout
 
     def read(self) -> SourceBatch | None:
         if self._ahead is None:
@@ -78,10 +70,10 @@ class FileSource:
         while (item := self._ahead.next()) is not None:
             index, batch = item
             while len(self._starts) <= index:
-                self._starts.append(self._rows)
+                self._starts.append(self.rows)
             if batch.num_rows:
                 with refusing(self.files[index]):
-                    return self._convert(batch)
+                    return self.encode(batch)
         return None
 
     def ready(self, patience_s: float) -> bool:
@@ -90,31 +82,27 @@ class FileSource:
         return self._ahead.ready(patience_s)
 
     def seek(self, row: int) -> None:
-        """Parquet is not read up to there but for what shares a row group with the row; other formats are."""
+        """Parquet files are read from the row's row group on, other formats from the start."""
         self.close()
-        self._ahead, self._rows, self._starts = None, 0, []
+        self._ahead, self.rows, self._starts = None, 0, []
         counts = [row_count(path) for path in self.files] if file_format(self.files[0]) == "Parquet" else []
         self._skipped_files, self._skip = 0, 0
         for count in counts:
-            if self._rows + count > row:
+            if self.rows + count > row:
                 break
-            self._starts.append(self._rows)
-            self._rows += count
+            self._starts.append(self.rows)
+            self.rows += count
             self._skipped_files += 1
         if counts and self._skipped_files < len(counts):
-            self._starts.append(self._rows)
-            self._skip = row - self._rows
-            self._rows = row
-        elif self._rows < row and not counts:
-            while self._rows < row:
+            self._starts.append(self.rows)
+            self._skip = row - self.rows
+            self.rows = row
+        elif self.rows < row and not counts:
+            while self.rows < row:
                 if self.read() is None:
                     break
-        if self._rows != row:
-            raise RunFailed(f"{self.files[0].parent}: row {row} is not where it was; the input has changed")
-
-    @property
-    def dictionary(self) -> Dictionary | None:
-        return None if self._keys.native else self._keys.dictionary
+        if self.rows != row:
+            raise RunFailed(f"{self.where}: row {row} is not where it was; the input has changed")
 
     def _batches(self) -> Iterator[tuple[int, pa.RecordBatch]]:
         for index, path in enumerate(self.files[self._skipped_files :], self._skipped_files):
@@ -140,17 +128,9 @@ class FileSource:
             if mine != theirs and not pa.types.is_null(theirs) and file_format(path) != "CSV":
                 raise UserError(f"{path}: column {name} is {theirs}, in {self._describer.name} it is {mine}")
 
-    def _convert(self, batch: pa.RecordBatch) -> SourceBatch:
-        first = self._rows
-        self._rows += batch.num_rows
-        return self._tuples.of(batch, first)
-
-    def locate(self, row_id: int) -> str:
-        return f"{self.files[0].parent}: row with id {row_id}" if self.config.id is not None else self._place(row_id)
-
-    def _place(self, position: int) -> str:
-        index = max(0, bisect.bisect_right(self._starts, position) - 1)
-        return place_in(self.files[index], position - self._starts[index])
+    def describe_row(self, row: int) -> str:
+        index = max(0, bisect.bisect_right(self._starts, row) - 1)
+        return describe_row(self.files[index], row - self._starts[index])
 
     def close(self) -> None:
         if self._ahead is not None:
@@ -163,17 +143,16 @@ def _rows_total(files: list[Path]) -> int | None:
     try:
         return sum(row_count(path) for path in files)
     except UserError:
-        return None  # told with its place when the file is read
+        return None  # reading the file will raise it
 
 
 def open_sources(
     left: StreamConfig, right: StreamConfig, *, carry_payload: bool, time_is_ts: bool = True, query: QueryConfig | None = None
 ) -> tuple[FileSource, FileSource, KeyEncoder]:
-    """Both streams of a join, checked before any row is read. UserError says which file and column is wrong.
+    """Both streams of a join, checked before any row is read. UserError names the file and the column.
 
-    carry_payload: read and pack all other columns too, as far as rows of this kind of join hold them. query: an inner join
-    without a predicate if it is not given.
-    time_is_ts: result times are the time columns (not arrival stamps).
+    carry_payload: read and pack all columns, as far as the kind of join has them in result rows. time_is_ts: result times are
+    the time columns (not arrival times). query: None: an inner join without a predicate.
     """
     files = [list_files(Path(config.path or "")) for config in (left, right)]
     described = [common_schema(found) for found in files]

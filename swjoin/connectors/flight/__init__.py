@@ -1,10 +1,10 @@
-"""A run that can be reached while it goes on: an Arrow Flight endpoint, what it takes and gives, and its clients.
+"""Arrow Flight: the endpoint of a live run, its streams in and out, and its clients.
 
-What: the room of `swjoin serve`, `push` and `tail`.
-Why: streams that arrive now come over a network, and whoever wants the results wants them as they are produced.
-Stays out: reading what was pushed (`connectors.flight.source`), joining, what a dashboard shows (`observe`).
+What: the modules behind `swjoin serve`, `push` and `tail`.
+Why: live streams arrive over a network, and consumers receive results while the run produces them.
+Stays out: joining, the dashboard (`monitor`).
 """
 
 import os
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # whatever a client does wrong, gRPC would log it besides our one line
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would log every error of a client besides our one line

@@ -1,9 +1,9 @@
-"""Clients of a live run: `swjoin.connect`.
+"""Client of a live run: `swjoin.connect`.
 
-What: `Client`: `push` rows and `producer`, which say whom they wait for; take `results`, late rows and metrics; ask for the
-`status`; `end` a stream.
-Why: five lines of Python reach a run; what goes wrong on the other side is one clear line here.
-Stays out: the command line (`cli.serve`). Any Arrow Flight client can do the same: docs/live.md says what goes over the wire.
+What: `Client`: `push` and `producer` send rows and report producers that block them; `results`, `late` and `metrics` return
+rows; `status` returns the state of the run; `end` ends a stream.
+Why: a run can be used with five lines of Python; an error of the server is one clear line.
+Stays out: the command line (`cli.serve`). Any Arrow Flight client can do the same: docs/live.md documents the protocol.
 """
 
 from __future__ import annotations
@@ -28,40 +28,40 @@ import pyarrow.flight as flight
 
 from swjoin.connectors.flight.ingest import plain_text
 from swjoin.connectors.flight.result_log import ConsumerOffset
-from swjoin.connectors.times import cast_complaint, instants, zoned
+from swjoin.connectors.times import cast_error, instants, zoned
 from swjoin.core.batch import Bool
 from swjoin.core.errors import RunFailed, SwjoinError, UserError
 
 BATCH_ROWS = 16_384
-_NOTICE_S, _NOTICE_AGAIN_S, _LOOK_S = 4.0, 30.0, 0.5  # until a push that waits says so; until it says so again
-_REACH_S = 3.0  # how long the collector's own endpoint may take to answer
+_NOTICE_S, _NOTICE_AGAIN_S, _POLL_S = 4.0, 30.0, 0.5  # until a waiting push reports it; until the next report
+_REACH_S = 3.0  # for the collector's endpoint to answer
 Start = Literal["start", "now"] | ConsumerOffset
-# A run that is resumed is there again within seconds; gRPC would in time look for it every two minutes only. The middle one is
-# how long an attempt may take.
+# A resumed run is reachable again within seconds; gRPC's own backoff grows to two minutes. The middle value is the time limit
+# of an attempt.
 _BACKOFF = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 10_000),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
-_PLACE = re.compile(r"(\[[^\[\]/]+\]|[^:/\[\]\s]+):\d+/?", re.ASCII)  # HOST:PORT
+_HOST_PORT = re.compile(r"(\[[^\[\]/]+\]|[^:/\[\]\s]+):\d+/?", re.ASCII)  # HOST:PORT
 _ADDRESSES = "write grpc://HOST:PORT or grpc+tls://HOST:PORT"
-_ERRORS = (pa.ArrowException, flight.FlightError, OSError)  # some calls of Flight complain with the last
+_ERRORS = (pa.ArrowException, flight.FlightError, OSError)  # some calls of Flight raise the last
 
 
 class ServerGoneError(RunFailed):
-    """Nobody answers, or the connection was lost; trying again may help."""
+    """The server does not answer, or the connection was lost; a retry may help."""
 
 
-def _said(error: BaseException) -> UserError | RunFailed:
-    """What the other side complains of."""
+def _as_error(error: BaseException) -> UserError | RunFailed:
+    """The error of the server."""
     text = plain_text(error) or type(error).__name__
     if "handshake failed" in text:
         return UserError(f"{text}; does the run speak TLS (grpc+tls://, else grpc://), and is this its root certificate?")
-    if "failed to connect" in text and "Socket closed" in text:  # a run that has just died says the same
+    if "failed to connect" in text and "Socket closed" in text:  # a run that has just died gives the same error
         return ServerGoneError(f"{text}; if the run speaks TLS, write grpc+tls://")
-    nobody = re.search(r"ipv[46]:(\S+): .*Connection refused", text)
-    if nobody is not None:
-        return ServerGoneError(f"nothing listens at {unquote(nobody[1])}; is swjoin serve running?")
+    refused = re.search(r"ipv[46]:(\S+): .*Connection refused", text)
+    if refused is not None:
+        return ServerGoneError(f"nothing listens at {unquote(refused[1])}; is swjoin serve running?")
     gone = isinstance(error, OSError) and "unavailable" in text
     if gone or isinstance(error, flight.FlightUnavailableError | flight.FlightCancelledError | flight.FlightTimedOutError):
         return ServerGoneError(text)
@@ -72,9 +72,9 @@ def _said(error: BaseException) -> UserError | RunFailed:
 
 @dataclass(frozen=True)
 class Event:
-    """What comes out of a run. kind: `rows`, with their batch; `complete`, the rows of this generation have been taken, and are
-    final; `void`, rows of this generation and later ones that were taken before do not count, and come again. place: where to
-    go on after it."""
+    """One event of a result stream. kind: `rows`, with their batch; `complete`: all rows of this generation have been received
+    and are final; `void`: received rows of this generation and later ones are not valid and will be sent again. place: the
+    consumer's offset after the event."""
 
     kind: str
     batch: pa.RecordBatch
@@ -83,9 +83,9 @@ class Event:
 
 
 class ResultIterator:
-    """Rows of a run as they come. Iterate over it for batches, or over `events`; both end with the run.
+    """Rows of a run. Iterate over it for batches, or over `events`; both end with the run.
 
-    place: after the last batch or event; give it to `results(start=...)` to go on there, in any process.
+    place: the consumer's offset after the last batch or event; `results(start=...)` resumes there, in any process.
     """
 
     def __init__(self, reader: Any, place: ConsumerOffset) -> None:
@@ -96,10 +96,10 @@ class ResultIterator:
         try:
             return self._reader.schema
         except _ERRORS as error:
-            raise _said(error) from None
+            raise _as_error(error) from None
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """RunFailed where a recovery makes rows void that were given before: take events, or final rows."""
+        """RunFailed when a recovery voids rows that have been returned; use `events`, or final rows."""
         for event in self.events():
             if event.kind == "void":
                 raise RunFailed(
@@ -110,18 +110,18 @@ class ResultIterator:
                 yield event.batch
 
     def events(self) -> Iterator[Event]:
-        """Rows, and what becomes of them."""
+        """Rows, and their later status."""
         while True:
             try:
                 chunk = self._reader.read_chunk()
             except StopIteration:
                 return
             except _ERRORS as error:
-                raise _said(error) from None
-            said = json.loads(chunk.app_metadata.to_pybytes())
-            self.place = ConsumerOffset.from_plain(said["place"])
-            if said["kind"] != "began":
-                yield Event(said["kind"], chunk.data, said["generation"], self.place)
+                raise _as_error(error) from None
+            metadata = json.loads(chunk.app_metadata.to_pybytes())
+            self.place = ConsumerOffset.from_plain(metadata["place"])
+            if metadata["kind"] != "began":
+                yield Event(metadata["kind"], chunk.data, metadata["generation"], self.place)
 
     def cancel(self) -> None:
         self._reader.cancel()
@@ -134,10 +134,11 @@ class ResultIterator:
 
 
 class _Waiting:
-    """Around calls that may wait: after some seconds, whom for. ask: a line, or nothing. tell: takes it, in another thread."""
+    """Context of calls that may wait; reports the cause after some seconds. ask: returns a line, or "". report: receives it, in
+    another thread."""
 
-    def __init__(self, ask: Callable[[], str], tell: Callable[[str], object]) -> None:
-        self._ask, self._tell = ask, tell
+    def __init__(self, ask: Callable[[], str], report: Callable[[str], object]) -> None:
+        self._ask, self._report = ask, report
         self._since_s: float | None = None
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -152,19 +153,23 @@ class _Waiting:
         self._since_s = None
 
     def _watch(self) -> None:
-        told_s = None
-        while not self._over.wait(_LOOK_S):
+        reported_s = None
+        while not self._over.wait(_POLL_S):
             since_s, now_s = self._since_s, time.monotonic()
-            if since_s is None or now_s - since_s < _NOTICE_S or (told_s is not None and now_s - told_s < _NOTICE_AGAIN_S):
-                told_s = None if since_s is None else told_s
+            if (
+                since_s is None
+                or now_s - since_s < _NOTICE_S
+                or (reported_s is not None and now_s - reported_s < _NOTICE_AGAIN_S)
+            ):
+                reported_s = None if since_s is None else reported_s
                 continue
             try:
                 text = self._ask()
             except SwjoinError:
-                return  # the call that waits says what is wrong
+                return  # the waiting call raises it
             if text and not self._over.is_set():
-                told_s = now_s
-                self._tell(text)
+                reported_s = now_s
+                self._report(text)
 
     def close(self) -> None:
         self._over.set()
@@ -175,8 +180,8 @@ def _warn(text: str) -> None:
 
 
 class Producer:
-    """A connection that pushes one producer's rows, in time order up to the run's bound. Leave a `with` block to let go: all
-    rows are accepted then. row: number of the next row among this producer's; a named producer goes on where it was."""
+    """A connection that pushes one producer's rows, in time order up to the run's bound. All rows are accepted when its `with`
+    block ends. row: number of the producer's next row; a named producer resumes after the rows received before."""
 
     def __init__(self, writer: Any, replies: Any, schema: pa.Schema, row: int, waiting: _Waiting, *, numbered: bool) -> None:
         self._writer, self._replies, self._schema, self._waiting = writer, replies, schema, waiting
@@ -186,22 +191,22 @@ class Producer:
         self._numbered = numbered
 
     def push(self, rows: pa.RecordBatch | pa.Table) -> None:
-        """More rows, with the stream's columns at least. Waits while the run cannot take them. UserError if they do not fit."""
+        """Send rows, with the stream's columns at least. Waits while the run cannot take them. UserError if they do not fit."""
         batches = rows.to_batches(BATCH_ROWS) if isinstance(rows, pa.Table) else [rows]
         for batch in batches:
             self._write(fitted(batch, self._schema, _in_push), {"row": self.row} if self._numbered else {})
             self.row += batch.num_rows
 
     def advance(self, to_us: int) -> None:
-        """A promise: no row from now on has a time before this, in microseconds."""
+        """A promise: later rows are not before this time, in microseconds."""
         self._write(None, {"until_us": to_us})
 
     def end(self) -> None:
         """This producer has no more rows, now or later."""
         self._write(None, {"end": True})
 
-    def _write(self, batch: pa.RecordBatch | None, said: dict[str, Any]) -> None:
-        data = json.dumps(said).encode()
+    def _write(self, batch: pa.RecordBatch | None, metadata: dict[str, Any]) -> None:
+        data = json.dumps(metadata).encode()
         try:
             with self._waiting:
                 if batch is None:
@@ -212,12 +217,12 @@ class Producer:
             raise self._why(error) from None
 
     def _why(self, error: BaseException) -> UserError | RunFailed:
-        """A write that fails says nothing; the reply does."""
+        """The server's error; that of a failed write has no reason."""
         try:
             self._writer.close()
-        except _ERRORS as told:
-            return _said(told)
-        return _said(error)
+        except _ERRORS as reason:
+            return _as_error(reason)
+        return _as_error(error)
 
     def close(self) -> None:
         """Wait until all rows are accepted."""
@@ -228,7 +233,7 @@ class Producer:
                     self.accepted = json.loads(reply.to_pybytes())["accepted"]
                 self._writer.close()
         except _ERRORS as error:
-            raise _said(error) from None
+            raise _as_error(error) from None
         finally:
             self._waiting.close()
 
@@ -240,15 +245,15 @@ class Producer:
             self.close()
             return
         self._waiting.close()
-        with suppress(*_ERRORS):  # it is about the error that is on its way
+        with suppress(*_ERRORS):  # the first error counts
             self._writer.close()
 
 
 class Client:
-    """A connection to a live run. address: grpc://HOST:PORT, or grpc+tls:// with the root certificate's file. token: or its
-    file's path, what the run wants to see.
+    """A connection to a live run. address: grpc://HOST:PORT, or grpc+tls:// with the root certificate's file. token, or the
+    path of its file: the run's secret.
 
-    RunFailed when the run says no, or is not there; UserError for a wrong token or address.
+    RunFailed when the run refuses, or cannot be reached; UserError for a wrong token or address.
     """
 
     def __init__(
@@ -263,8 +268,8 @@ class Client:
             raise UserError(f"address: a {type(address).__name__} is no address; {_ADDRESSES}")
         if "://" not in address:
             address = f"grpc://{address}"
-        scheme, _, place = address.partition("://")
-        if scheme != "grpc+unix" and not _PLACE.fullmatch(place):
+        scheme, _, target = address.partition("://")
+        if scheme != "grpc+unix" and not _HOST_PORT.fullmatch(target):
             raise UserError(f"{address}: is no address of a run; {_ADDRESSES}")
         options: dict[str, Any] = {"generic_options": list(_BACKOFF)}
         if root_certificate is not None:
@@ -278,7 +283,7 @@ class Client:
         self._options = flight.FlightCallOptions(headers=headers)
         self._headers = headers
         self._tls = options
-        self._holders: dict[str, Any] = {}
+        self._clients: dict[str, Any] = {}
         try:
             self._client = flight.FlightClient(address, **options)
         except (pa.ArrowException, OSError) as error:
@@ -289,7 +294,7 @@ class Client:
         try:
             return self._client.get_flight_info(flight.FlightDescriptor.for_path(name), self._options).schema
         except _ERRORS as error:
-            raise _said(error) from None
+            raise _as_error(error) from None
 
     # ------------------------------------------------------------ in
 
@@ -301,10 +306,10 @@ class Client:
         *,
         on_wait: Callable[[str], object] | None = None,
     ) -> Producer:
-        """Begin to push, under a name that can go on later, or without one. schema: of the rows; None: the stream's own.
+        """Open a connection to push rows. name: lets the producer resume later. schema: of the rows; None: the stream's own.
 
-        on_wait: called, in another thread, with a line that names the silent producers for which a push has waited for some
-        seconds; None: it is a RuntimeWarning.
+        on_wait: called, in another thread, with a line that names the idle producers for which a push has waited for some
+        seconds; None: a RuntimeWarning.
         """
         schema = self.schema(stream) if schema is None else schema
         row = 0 if name is None else self.received(stream, name)
@@ -313,7 +318,7 @@ class Client:
         try:
             writer, replies = self._client.do_put(descriptor, schema, self._options)
         except _ERRORS as error:
-            raise _said(error) from None
+            raise _as_error(error) from None
         waiting = _Waiting(lambda: str(self._act("waits", {"stream": stream})["text"]), on_wait or _warn)
         return Producer(writer, replies, schema, row, waiting, numbered=name is not None)
 
@@ -326,8 +331,8 @@ class Client:
         end: bool = False,
         on_wait: Callable[[str], object] | None = None,
     ) -> int:
-        """Push these rows and wait until they are accepted; returns how many of this producer's are: with a name all that were
-        ever pushed under it, without one these. end: there will be no more. on_wait: see `producer`."""
+        """Push these rows and wait until they are accepted; returns the number of accepted rows: with a name, of all that were
+        pushed under it. end: the producer has no more rows. on_wait: see `producer`."""
         batches = [rows] if isinstance(rows, pa.Table | pa.RecordBatch) else rows
         with self.producer(stream, producer, on_wait=on_wait) as connection:
             for batch in batches:
@@ -337,21 +342,21 @@ class Client:
         return connection.accepted
 
     def received(self, stream: str, producer: str) -> int:
-        """How many rows of a producer have been received: the number of the one to go on with."""
+        """Number of rows received from a producer, which is the number of its next row."""
         return int(self._act("received", {"stream": stream, "producer": producer})["received"])
 
     def end(self, stream: Literal["left", "right"]) -> None:
-        """The stream ends; when both have, the run does."""
+        """End the stream; the run ends with both streams."""
         self._act("end", {"stream": stream})
 
     # ------------------------------------------------------------ out
 
     def results(self, start: Start = "now", *, final: bool = False) -> ResultIterator:
-        """Result rows, from the start of the run, from now on, or from a place. final: only what no crash can take back."""
+        """Result rows from the start of the run, from now on, or from an offset. final: only rows that no crash can void."""
         return self._take("results", start, final)
 
     def late(self) -> ResultIterator:
-        """Rows that are left out of the join, from now on: stream, row_id, ts (microseconds), reason."""
+        """Rows that are not joined, from now on: stream, row_id, ts (microseconds), reason."""
         return self._take("late", "now", False)
 
     def metrics(self) -> ResultIterator:
@@ -359,38 +364,38 @@ class Client:
         return self._take("metrics", "now", False)
 
     def _take(self, what: str, start: Start, final: bool) -> ResultIterator:
-        told = start.to_plain() if isinstance(start, ConsumerOffset) else start
-        ticket = flight.Ticket(json.dumps({"take": what, "from": told, "final": final}).encode())
+        plain = start.to_plain() if isinstance(start, ConsumerOffset) else start
+        ticket = flight.Ticket(json.dumps({"take": what, "from": plain, "final": final}).encode())
         try:
-            reader = self._holder_of(what).do_get(ticket, self._options)
+            reader = self._client_of(what).do_get(ticket, self._options)
         except _ERRORS as error:
-            raise _said(error) from None
+            raise _as_error(error) from None
         return ResultIterator(reader, start if isinstance(start, ConsumerOffset) else ConsumerOffset())
 
-    def _holder_of(self, what: str) -> Any:
-        """A client of whoever holds the rows: the collector, where it can be reached, spares the master the way through it."""
-        if what in self._holders:
-            return self._holders[what]
+    def _client_of(self, what: str) -> Any:
+        """A client of the rank that has the rows: the collector if it is reachable, which takes load off the master."""
+        if what in self._clients:
+            return self._clients[what]
         info = self._client.get_flight_info(flight.FlightDescriptor.for_path(what), self._options)
-        places = [location.uri.decode() for endpoint in info.endpoints for location in endpoint.locations]
-        holder = self._client
-        if places and places[0] != self.address:
-            other = flight.FlightClient(places[0], **self._tls)
+        locations = [location.uri.decode() for endpoint in info.endpoints for location in endpoint.locations]
+        client = self._client
+        if locations and locations[0] != self.address:
+            other = flight.FlightClient(locations[0], **self._tls)
             try:
                 other.get_flight_info(
                     flight.FlightDescriptor.for_path(what),
                     flight.FlightCallOptions(timeout=_REACH_S, headers=self._headers),
                 )
-                holder = other
+                client = other
             except _ERRORS:
-                other.close()  # behind a tunnel, or under a name that the certificate has not got
-        self._holders[what] = holder
-        return holder
+                other.close()  # behind a tunnel, or its name is not in the certificate
+        self._clients[what] = client
+        return client
 
-    # ------------------------------------------------------------ asked
+    # ------------------------------------------------------------ actions
 
     def status(self) -> dict[str, Any]:
-        """How the run goes: what the dashboard shows."""
+        """State of the run, as the dashboard shows it."""
         return self._act("status", {})
 
     def _act(self, action: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -398,12 +403,12 @@ class Client:
         try:
             (result,) = self._client.do_action(flight.Action(action, json.dumps(body).encode()), options)
         except _ERRORS as error:
-            raise _said(error) from None
+            raise _as_error(error) from None
         answer: dict[str, Any] = json.loads(result.body.to_pybytes())
         return answer
 
     def close(self) -> None:
-        for client in {id(c): c for c in (*self._holders.values(), self._client)}.values():
+        for client in {id(c): c for c in (*self._clients.values(), self._client)}.values():
             client.close()
 
     def __enter__(self) -> Self:
@@ -413,24 +418,26 @@ class Client:
         self.close()
 
 
-def fitted(batch: pa.RecordBatch, wanted: pa.Schema, place: Callable[[int], str], zone: str | None = None) -> pa.RecordBatch:
-    """The columns that a stream wants, in its order and types. UserError when one is missing or of another type.
+def fitted(
+    batch: pa.RecordBatch, wanted: pa.Schema, describe_row: Callable[[int], str], zone: str | None = None
+) -> pa.RecordBatch:
+    """The columns of a stream's schema, in its order and types. UserError when one is missing or of another type.
 
-    place: where a row of the batch is, or (-1) the batch itself, in error messages. zone: times without a zone are local times
-    of it, where the stream wants a zone.
+    describe_row: row of the batch, or -1 for the batch -> its description in error messages. zone: times without a zone are
+    local times of it, where the schema has a zone.
     """
     if batch.schema.equals(wanted):
         return batch
-    where, arrays = place(-1), []
+    where, arrays = describe_row(-1), []
     for field in wanted:
         if field.name not in batch.schema.names:
             raise UserError(f"{where}: column {field.name} is missing; the stream wants {', '.join(wanted.names)}")
         array = batch.column(field.name)
         if zone is not None and zoned(array.type) is False and zoned(field.type):
-            array = instants(array, zone, partial(_refuse_first, place, field.name))
-        complaint = cast_complaint(array.type, field.type)
-        if complaint is not None:
-            raise UserError(f"{where}: column {field.name} is {array.type}, the stream wants {field.type}: {complaint}")
+            array = instants(array, zone, partial(_refuse_first, describe_row, field.name))
+        reason = cast_error(array.type, field.type)
+        if reason is not None:
+            raise UserError(f"{where}: column {field.name} is {array.type}, the stream wants {field.type}: {reason}")
         try:
             arrays.append(array if array.type == field.type else array.cast(field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -442,9 +449,9 @@ def _in_push(row: int) -> str:
     return "push" if row < 0 else f"push, row {row} of the batch (counting from 0)"
 
 
-def _refuse_first(place: Callable[[int], str], name: str, wrong: Bool, what: str) -> None:
+def _refuse_first(describe_row: Callable[[int], str], name: str, wrong: Bool, what: str) -> None:
     if wrong.any():
-        raise UserError(f"{place(int(wrong.argmax()))}: column {name} {what}")
+        raise UserError(f"{describe_row(int(wrong.argmax()))}: column {name} {what}")
 
 
 def connect(

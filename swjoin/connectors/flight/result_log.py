@@ -1,16 +1,15 @@
-"""Rows that consumers take as they are produced, each at its own pace, in bounded memory.
+"""Log of result rows: every consumer reads it at its own pace, in bounded memory.
 
-What: `ResultLog`: rows numbered by generation (how many checkpoints come before them) and position in it; `Reader`, a
-consumer's place in it. `ConsumerOffset`, as much of it as a consumer has to remember to go on after any crash, its own or the
-run's.
-Why: a consumer must not lose a row nor take one twice, and a slow one must neither fill the memory nor stop the others for
-long.
-Stays out: Flight (`connectors.flight.server`), files (`connectors.files.sink`), where rows come from
+What: `ResultLog`: rows numbered by generation (how many checkpoints precede them) and position in the generation; `Reader`, one
+consumer's cursor; `ConsumerOffset`, the resume position of a consumer: it survives a crash of the consumer and of the run.
+Why: a consumer must neither lose a row nor receive one twice, and a slow consumer must neither fill the memory nor block the
+others for long.
+Stays out: Flight (`connectors.flight.server`), files (`connectors.files.sink`), the source of the rows
 (`connectors.flight.result_stream`).
 
-Rows of a generation can be taken at once; when its checkpoint is complete they are final, and lie in files. A recovery makes
-the rows of later generations void: they are produced again, in another order. Each such event begins an era, so that a
-consumer that was away finds out. A place also carries the run's identity, for all runs count generations from 0.
+Rows of a generation can be read at once; once the next checkpoint is complete they are final, and lie in files. A recovery
+voids the rows of later generations: they are produced again, in another order. Each recovery starts a new era, so that a
+consumer that was disconnected learns of it. An offset also names the run, because all runs count generations from 0.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swjoin.core.errors import RunFailed, UserError
+from swjoin.core.errors import RunFailed, UserError, one_line
 from swjoin.core.storage import write_whole, writing
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_WAKE_S = 0.25  # how soon a reader that waits sees that its consumer has gone
+_WAKE_S = 0.25  # poll interval of a waiting reader, which checks whether its consumer has disconnected
 _GONE = "from: rows after this place are gone; take the results from now on"
 _ANOTHER = "from: a place in another run's results"
 _RUN = re.compile("[0-9a-f]{16}")
@@ -40,8 +39,8 @@ _FILE_ROWS = 16_384  # of a batch that is read from a file
 
 @dataclass
 class ConsumerOffset:
-    """Where a consumer is. below: every row of generations before this one is taken. rows: of later ones, how many. era: of
-    which these numbers are. run: identity of the run; empty before the first row of whichever run."""
+    """Resume position of a consumer. below: all rows of generations before this one have been read. rows: number of rows read
+    of each later generation. era: the era of these numbers. run: id of the run; empty before the first row of any run."""
 
     era: int = 0
     below: int = 0
@@ -54,19 +53,19 @@ class ConsumerOffset:
 
     @staticmethod
     def from_plain(plain: Any) -> ConsumerOffset:
-        """UserError when it is none."""
+        """UserError for anything that is not an offset."""
         try:
             rows = {int(g): int(n) for g, n in plain["rows"].items()}
-            place = ConsumerOffset(int(plain["era"]), int(plain["below"]), rows, str(plain.get("run", "")))
+            offset = ConsumerOffset(int(plain["era"]), int(plain["below"]), rows, str(plain.get("run", "")))
         except (TypeError, KeyError, ValueError, AttributeError, OverflowError):
             raise UserError("from: not a place; take one that came with a batch, 'start' or 'now'") from None
-        if min([place.era, place.below, *rows, *rows.values()]) < 0:
+        if min([offset.era, offset.below, *rows, *rows.values()]) < 0:
             raise UserError("from: not a place; it holds negative numbers")
-        return place
+        return offset
 
     @property
     def begun(self) -> bool:
-        """Whether it is behind the start of a run."""
+        """Whether a consumer has read anything of a run."""
         return bool(self.era or self.below or self.rows)
 
     def take(self, generation: int, rows: int) -> None:
@@ -83,8 +82,8 @@ class ConsumerOffset:
 
 @dataclass(frozen=True)
 class Taken:
-    """What a reader gets. batch: None with `complete` (every row of the generation has been taken, and is final) and with
-    `void` (rows of this generation and later ones that have been taken before do not count)."""
+    """One item of a reader. batch: None with `complete` (all rows of the generation have been read and are final) and with
+    `void` (rows read of this and later generations are no longer valid)."""
 
     batch: pa.RecordBatch | None
     generation: int
@@ -98,15 +97,115 @@ class _Entry:
     first: int  # row of the generation
 
 
+class _Eras:
+    """Identity of a run and its recoveries. file: where both are stored; None: the run never recovers. fresh: a new run; the
+    content of the file belongs to an earlier one."""
+
+    def __init__(self, file: Path | None, *, fresh: bool) -> None:
+        self.run = secrets.token_hex(8)  # a resumed run keeps it
+        self._file = file
+        self._voids: list[int] = []  # by era: its first generation
+        if file is not None and not fresh and file.exists():
+            self._load(file)
+
+    def _load(self, file: Path) -> None:
+        try:
+            words = file.read_text().split()
+            if words and _RUN.fullmatch(words[0]):  # earlier versions stored no identity
+                self.run = words.pop(0)
+            self._voids = [int(word) for word in words]
+        except (OSError, ValueError) as error:
+            raise RunFailed(f"{file}: corrupt, or cannot be read ({one_line(error)})") from None
+
+    @property
+    def era(self) -> int:
+        return len(self._voids)
+
+    @property
+    def first_generation(self) -> int:
+        """First generation of this era: this process wrote every row from it on."""
+        return self._voids[-1] if self._voids else 0
+
+    def start(self, generation: int) -> None:
+        """A new era starts with this generation."""
+        self._voids.append(generation)
+        if self._file is not None:
+            with writing(self._file):
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self._file, "".join(f"{line}\n" for line in (self.run, *self._voids)).encode())
+
+    def void_since(self, era: int) -> int:
+        """First generation that recoveries after this (earlier) era have voided."""
+        return min(self._voids[era:])
+
+
+class _Buffer:
+    """The newest rows, in memory. first: number of the oldest entry. nbytes: sum over the entries."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.first = 0
+        self.nbytes = 0
+        self._entries: deque[_Entry] = deque()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def end(self) -> int:
+        """Number of the entry that will be appended next."""
+        return self.first + len(self._entries)
+
+    def __getitem__(self, number: int) -> _Entry:
+        return self._entries[number - self.first]
+
+    def is_full(self, nbytes: int) -> bool:
+        """Whether the oldest entry must go before so many bytes are appended."""
+        return bool(self._entries) and self.nbytes + nbytes > self.limit_bytes
+
+    def append(self, entry: _Entry) -> None:
+        self._entries.append(entry)
+        self.nbytes += entry.batch.nbytes
+
+    def drop_oldest(self) -> None:
+        self.nbytes -= self._entries.popleft().batch.nbytes
+        self.first += 1
+
+    def keep_before(self, generation: int) -> None:
+        """Drop entries of this generation and later ones."""
+        kept = [entry for entry in self._entries if entry.generation < generation]
+        self.first += len(self._entries) - len(kept)
+        self._entries = deque(kept)
+        self.nbytes = sum(entry.batch.nbytes for entry in kept)
+
+    def validate(self) -> None:
+        assert self.nbytes == sum(e.batch.nbytes for e in self._entries), "result log: bytes do not add up"
+        assert len(self._entries) <= 1 or self.nbytes <= self.limit_bytes, "result log: above its limit"
+
+
+class _FinalGenerations:
+    """Generations whose rows are final: all before `end`. files: by generation, as far as rows lie in files."""
+
+    def __init__(self) -> None:
+        self.end = 0
+        self.files: dict[int, list[Path]] = {}
+
+    def add(self, generation: int, files: Sequence[Path]) -> None:
+        self.files[generation] = list(files)
+        self.end = max(self.end, generation + 1)
+
+    def restore(self, end: int, files: dict[int, list[Path]]) -> None:
+        self.end, self.files = end, dict(files)
+
+
 class ConsumerCutOffError(RunFailed):
     """A consumer was too slow for too long."""
 
 
 class ResultLog:
-    """limit_bytes: of rows in memory. patience_s: how long `write` waits for readers that hold up the oldest rows; then they
-    are cut, or go on from files. in_files: final rows lie in Parquet files. lossy: `write` never waits, readers skip what is
-    gone. eras: file that remembers them and the run's identity; None: there are no recoveries. fresh: the run begins; what the
-    file says is of an earlier one."""
+    """limit_bytes: capacity of the memory buffer. patience_s: how long `write` waits for readers of the oldest rows; then they
+    are cut off, or continue from files. in_files: final rows lie in Parquet files. lossy: `write` never waits, readers skip
+    dropped rows. eras, fresh: see `_Eras`."""
 
     def __init__(
         self,
@@ -120,45 +219,27 @@ class ResultLog:
         fresh: bool = False,
     ) -> None:
         self.schema = schema
-        self.run = secrets.token_hex(8)  # identity; kept by a run that is resumed
         self.rows = 0  # written since the start
-        self.cuts = 0  # readers that were cut
-        self.published = 0  # generations before this one lie in files
+        self.cuts = 0  # readers that were cut off
         self.held_up_s = 0.0  # that `write` has waited for readers
-        self._limit_bytes, self._patience_s, self._lossy = limit_bytes, patience_s, lossy
-        self._eras_file = eras
-        self._voids: list[int] = []  # by era: the generation from which it began anew
-        self._entries: deque[_Entry] = deque()
-        self._first = 0  # number of the oldest entry
-        self._nbytes = 0
-        self._totals: dict[int, int] = {}  # rows of generations that this process has seen
-        self._files: dict[int, list[Path]] = {}
-        self._in_files = in_files
-        self._oldest: int | None = None  # generation that can be known without files; None: not even begun
+        self._patience_s, self._lossy, self._in_files = patience_s, lossy, in_files
+        self._eras = _Eras(eras, fresh=fresh)
+        self._buffer = _Buffer(limit_bytes)
+        self._totals: dict[int, int] = {}  # rows of generations that this process has written
+        self._final = _FinalGenerations()
+        self._oldest: int | None = None  # first generation of this process; None before `restore`
         self._readers: set[Reader] = set()
         self._closed: BaseException | bool = False
         self._changed = threading.Condition()
-        if eras is not None and not fresh and eras.exists():
-            self._recall(eras)
-
-    def _recall(self, eras: Path) -> None:
-        """Of a run that is resumed: its identity (older versions wrote none) and its eras."""
-        try:
-            words = eras.read_text().split()
-            if words and _RUN.fullmatch(words[0]):
-                self.run = words.pop(0)
-            self._voids = [int(word) for word in words]
-        except (OSError, ValueError) as error:
-            raise RunFailed(f"{eras}: corrupt, or cannot be read ({' '.join(str(error).split())})") from None
 
     # ------------------------------------------------------------ written
 
     def write(self, batch: pa.RecordBatch, generation: int = 0) -> None:
-        """More rows of a generation. Waits for slow readers, at most for `patience_s`."""
+        """Append rows of a generation. Waits for slow readers, for `patience_s` at most."""
         with self._changed:
             deadline = time.monotonic() + self._patience_s
-            while self._entries and self._nbytes + batch.nbytes > self._limit_bytes:
-                slow = [reader for reader in self._readers if reader.at <= self._first and reader.keeps_up]
+            while self._buffer.is_full(batch.nbytes):
+                slow = [reader for reader in self._readers if reader.at <= self._buffer.first and reader.keeps_up]
                 if slow and not self._lossy:
                     left_s = deadline - time.monotonic()
                     if left_s > 0:
@@ -167,11 +248,10 @@ class ResultLog:
                         self.held_up_s += time.monotonic() - before
                         continue
                     self._give_up(slow)
-                self._forget_oldest()
+                self._buffer.drop_oldest()
             first = self._totals.get(generation, 0)
             self._totals[generation] = first + batch.num_rows
-            self._entries.append(_Entry(batch, generation, first))
-            self._nbytes += batch.nbytes
+            self._buffer.append(_Entry(batch, generation, first))
             self.rows += batch.num_rows
             self._changed.notify_all()
 
@@ -183,49 +263,34 @@ class ResultLog:
                 self._readers.discard(reader)
                 self.cuts += 1
 
-    def _forget_oldest(self) -> None:
-        self._nbytes -= self._entries.popleft().batch.nbytes
-        self._first += 1
-
     def publish(self, generation: int, files: Sequence[Path]) -> None:
-        """The rows of this generation are final, and lie in these files, in the order in which they were written."""
+        """The rows of this generation are final; these files hold them in the order of writing."""
         with self._changed:
-            self._files[generation] = list(files)
-            self.published = max(self.published, generation + 1)
+            self._final.add(generation, files)
             self._changed.notify_all()
 
     def restore(self, generation: int, files: dict[int, list[Path]]) -> None:
-        """A start or a recovery: this generation is the next; earlier ones lie in files. A new era."""
+        """A start or a recovery: this generation is the next; earlier ones lie in files. A new era starts."""
         with self._changed:
             if self._oldest is None:
                 self._oldest = generation
-            self._files, self.published = dict(files), generation
+            self._final.restore(generation, files)
             self._totals = {g: n for g, n in self._totals.items() if g < generation}
-            self._drop_entries(generation)
-            self._voids.append(generation)
-            if self._eras_file is not None:
-                with writing(self._eras_file):
-                    self._eras_file.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(self._eras_file, "".join(f"{line}\n" for line in (self.run, *self._voids)).encode())
+            # Rows of earlier generations are final; without files the buffer alone has them.
+            self._buffer.keep_before(0 if self._in_files else generation)
+            for reader in self._readers:  # their offsets skip rows that they have read
+                reader.at = self._buffer.first
+            self._eras.start(generation)
             self._changed.notify_all()
 
-    def _drop_entries(self, generation: int) -> None:
-        """Rows from this generation on are void. Earlier ones are final: where no files hold them they have to stay."""
-        kept = [] if self._in_files else [entry for entry in self._entries if entry.generation < generation]
-        self._first += len(self._entries) - len(kept)
-        self._entries = deque(kept)
-        self._nbytes = sum(entry.batch.nbytes for entry in kept)
-        for reader in self._readers:  # what it has taken of them its place knows
-            reader.at = self._first
-
     def close(self, error: BaseException | None = None) -> None:
-        """No more rows. Readers take what is left, or are told the error."""
+        """End of the rows. Readers receive the rest, or raise the error."""
         with self._changed:
             self._closed = error or True
             self._changed.notify_all()
 
     def drained(self, patience_s: float) -> bool:
-        """After `close`: whether all readers have taken what is left, within so long."""
+        """After `close`: whether all readers have finished within this time."""
         deadline = time.monotonic() + patience_s
         with self._changed:
             while self._readers and time.monotonic() < deadline:
@@ -235,36 +300,45 @@ class ResultLog:
     # ------------------------------------------------------------ read
 
     @property
-    def era(self) -> int:
-        return len(self._voids)
+    def published(self) -> int:
+        """Generations before this one are final."""
+        return self._final.end
 
-    def open(self, place: ConsumerOffset | None, *, final: bool, given_up: Callable[[], bool] = lambda: False) -> Reader:
-        """A reader from this place on, or from now on. final: rows are taken when they are final. UserError without files to
-        take them from, or when rows of the place are gone."""
+    @property
+    def era(self) -> int:
+        return self._eras.era
+
+    @property
+    def run(self) -> str:
+        return self._eras.run
+
+    def open(self, offset: ConsumerOffset | None, *, final: bool, given_up: Callable[[], bool] = lambda: False) -> Reader:
+        """A reader from this offset on; None: from now on. final: final rows only. UserError for final rows without files, and
+        for an offset whose next rows have been dropped."""
         if final and not self._in_files:
             raise UserError("final results come with checkpoints and files; this run has none of them: take them as they come")
         with self._changed:
-            if place is None:
+            if offset is None:
                 later = {} if final else {g: n for g, n in self._totals.items() if g >= self.published}
-                place = ConsumerOffset(self.era, self.published, later)
-            elif self._unknown(place):
+                offset = ConsumerOffset(self.era, self.published, later)
+            elif self._unknown(offset):
                 raise UserError(_ANOTHER)
-            elif not self._in_files and not self._lossy and place.below < (self._oldest or 0):
+            elif not self._in_files and not self._lossy and offset.below < (self._oldest or 0):
                 raise UserError(_GONE)
-            reader = Reader(self, place, final, given_up)
-            reader.at = self._first
+            reader = Reader(self, offset, final, given_up)
+            reader.at = self._buffer.first
             self._readers.add(reader)
             return reader
 
-    def _unknown(self, place: ConsumerOffset) -> bool:
-        """No consumer of this log can have come so far. Places of earlier eras are judged by what became void since."""
-        if place.begun and place.run != self.run:
+    def _unknown(self, offset: ConsumerOffset) -> bool:
+        """Whether the offset is beyond this log. Offsets of earlier eras pass: the reader applies the voids since."""
+        if offset.begun and offset.run != self.run:
             return True
-        if place.era != self.era:
-            return place.era > self.era
-        known = self._voids[-1] if self._voids else 0  # from this generation on every row was written here
-        ahead = any(n > self._totals.get(g, n if g < known else 0) for g, n in place.rows.items())
-        return place.below > self.published or ahead
+        if offset.era != self.era:
+            return offset.era > self.era
+        known = self._eras.first_generation
+        ahead = any(n > self._totals.get(g, n if g < known else 0) for g, n in offset.rows.items())
+        return offset.below > self.published or ahead
 
     @property
     def readers(self) -> int:
@@ -272,45 +346,27 @@ class ResultLog:
 
     def validate(self) -> None:
         with self._changed:
-            assert self._nbytes == sum(e.batch.nbytes for e in self._entries), "row log: bytes do not add up"
-            assert len(self._entries) <= 1 or self._nbytes <= self._limit_bytes, "row log: above its limit"
+            self._buffer.validate()
 
 
 class Reader:
-    """One consumer's way through a log. Iterating waits for rows; ends when the log is closed and all is taken.
+    """Cursor of one consumer. Iterating waits for rows, and ends when the log is closed and all rows have been read.
 
-    Raises ConsumerCutError, or what the log was closed with.
+    Raises ConsumerCutOffError, or the error that the log was closed with.
     """
 
-    def __init__(self, log: ResultLog, place: ConsumerOffset, final: bool, given_up: Callable[[], bool]) -> None:
-        self.place = ConsumerOffset(place.era, place.below, dict(place.rows), log.run)
+    def __init__(self, log: ResultLog, offset: ConsumerOffset, final: bool, given_up: Callable[[], bool]) -> None:
+        self.offset = ConsumerOffset(offset.era, offset.below, dict(offset.rows), log.run)
         self.at = 0  # number of the next entry
         self.cut = False
-        self.lagging = False  # has been given up by `write` for now
+        self.lagging = False  # `write` does not wait for it at present
         self._final = final
-        self.skipped = 0  # rows that a lossy log had forgotten
+        self.skipped = 0  # rows that a lossy log had dropped
         self._log, self._given_up = log, given_up
 
     def __iter__(self) -> Iterator[Taken]:
-        log = self._log
         try:
-            while True:
-                with log._changed:
-                    if self._given_up():
-                        return
-                    if self.cut:
-                        raise ConsumerCutOffError(
-                            f"cut: results were not taken for {log._patience_s:g} s while {log._limit_bytes} bytes of them "
-                            f"waited (serve.patience, serve.result_buffer)"
-                        )
-                    step = self._step()
-                    if step is None:
-                        if log._closed:
-                            if isinstance(log._closed, BaseException):
-                                raise log._closed
-                            return
-                        log._changed.wait(_WAKE_S)
-                        continue
+            while (step := self._next()) is not None:
                 if isinstance(step, Taken):
                     yield step
                 else:
@@ -318,10 +374,30 @@ class Reader:
         finally:
             self.leave()
 
+    def _next(self) -> Taken | int | None:
+        """The next item, or a generation to read from files. Waits; None at the end."""
+        log = self._log
+        with log._changed:
+            while not self._given_up():
+                if self.cut:
+                    raise ConsumerCutOffError(
+                        f"cut: results were not taken for {log._patience_s:g} s while {log._buffer.limit_bytes} bytes of them "
+                        f"waited (serve.patience, serve.result_buffer)"
+                    )
+                step = self._step()
+                if step is not None:
+                    return step
+                if isinstance(log._closed, BaseException):
+                    raise log._closed
+                if log._closed:
+                    return None
+                log._changed.wait(_WAKE_S)
+        return None
+
     @property
     def keeps_up(self) -> bool:
-        """It takes rows from memory, and those that it has not taken have to stay there."""
-        return not self._final and not self.lagging and (self.place.below >= self._log.published or not self._log._in_files)
+        """Whether it reads from memory, so that the buffer must keep its next rows."""
+        return not self._final and not self.lagging and (self.offset.below >= self._log.published or not self._log._in_files)
 
     def leave(self) -> None:
         with self._log._changed:
@@ -329,39 +405,40 @@ class Reader:
             self._log._changed.notify_all()
 
     def _step(self) -> Taken | int | None:
-        """The next thing to give, or a generation to take from files; None when there is nothing yet. Holds the lock."""
-        log, place = self._log, self.place
-        if place.era < log.era:
-            void = min(log._voids[place.era :])
-            taken = place.below > void or any(g >= void for g in place.rows)
-            place.below = min(place.below, void)
-            place.void(void, log.era)
+        """The next item, or a generation to read from files; None when nothing is ready. The caller holds the lock."""
+        log, offset = self._log, self.offset
+        if offset.era < log.era:
+            void = log._eras.void_since(offset.era)
+            taken = offset.below > void or any(g >= void for g in offset.rows)
+            offset.below = min(offset.below, void)
+            offset.void(void, log.era)
             if taken:
                 return Taken(None, void, "void")
-        if place.below < log.published:
+        if offset.below < log.published:
             if log._in_files:
-                return place.below
-            if place.rows.get(place.below, 0) >= log._totals.get(place.below, 0):
-                generation = place.below
-                place.complete(generation)
+                return offset.below
+            if offset.rows.get(offset.below, 0) >= log._totals.get(offset.below, 0):
+                generation = offset.below
+                offset.complete(generation)
                 return Taken(None, generation, "complete")
-        while not self._final and self.at < log._first + len(log._entries):
-            self.at = max(self.at, log._first)
-            entry = log._entries[self.at - log._first]
+        buffer = log._buffer
+        while not self._final and self.at < buffer.end:
+            self.at = max(self.at, buffer.first)
+            entry = buffer[self.at]
             self.at += 1
-            self.lagging = self.lagging and self.at < log._first + len(log._entries)  # until it has caught up
+            self.lagging = self.lagging and self.at < buffer.end  # until it has caught up
             log._changed.notify_all()
             batch = self._rest_of(entry)
             if batch is not None:
                 return Taken(batch, entry.generation)
-        if place.below < log.published:
+        if offset.below < log.published:
             raise UserError(_GONE)
         return None
 
     def _rest_of(self, entry: _Entry) -> pa.RecordBatch | None:
-        """What of an entry has not been taken; None also when rows before it are missing, which come from files then."""
-        generation, have = entry.generation, self.place.rows.get(entry.generation, 0)
-        if generation < self.place.below or entry.first + entry.batch.num_rows <= have:
+        """Unread rows of an entry; None also when rows before it are missing, which then come from files."""
+        generation, have = entry.generation, self.offset.rows.get(entry.generation, 0)
+        if generation < self.offset.below or entry.first + entry.batch.num_rows <= have:
             return None
         if entry.first > have:
             if self._log._in_files:
@@ -370,16 +447,16 @@ class Reader:
                 raise UserError(_GONE)
             self.skipped += entry.first - have
             have = entry.first
-        self.place.rows[generation] = entry.first + entry.batch.num_rows
+        self.offset.rows[generation] = entry.first + entry.batch.num_rows
         return entry.batch.slice(have - entry.first)
 
     def _whole_generation(self, generation: int) -> Iterator[Taken]:
-        """What is left of a final generation, out of its files."""
+        """Unread rows of a final generation, from its files."""
         import pyarrow.parquet as pq
 
-        skip = self.place.rows.get(generation, 0)
+        skip = self.offset.rows.get(generation, 0)
         if skip < self._log._totals.get(generation, skip + 1):
-            for path in self._log._files.get(generation, ()):
+            for path in self._log._final.files.get(generation, ()):
                 with pq.ParquetFile(path) as file:
                     if skip >= file.metadata.num_rows:
                         skip -= file.metadata.num_rows
@@ -388,9 +465,9 @@ class Reader:
                         rest = batch.slice(min(skip, batch.num_rows))
                         skip -= batch.num_rows - rest.num_rows
                         if rest.num_rows:
-                            self.place.take(generation, rest.num_rows)
+                            self.offset.take(generation, rest.num_rows)
                             yield Taken(rest, generation)
             if skip:
                 raise UserError(_ANOTHER)
-        self.place.complete(generation)
+        self.offset.complete(generation)
         yield Taken(None, generation, "complete")

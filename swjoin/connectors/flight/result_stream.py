@@ -1,9 +1,8 @@
-"""Results that consumers take over Flight while the run goes on.
+"""Flight streams of results during a run.
 
-What: `TeeSink`, a sink around another one that also puts every row into a `ResultLog`; `serve_log`, its side of an
+What: `TeeSink`, a sink that also appends every row to a `ResultLog`; `MetricsLog`; `serve_log`, which adds a log to an
 endpoint.
-Why: what goes into files and what consumers get are the same rows in the same order, with the same moments at which they are
-final.
+Why: files and consumers receive the same rows in the same order, and the rows become final at the same moments.
 Stays out: the log itself (`connectors.flight.result_log`), the endpoint (`connectors.flight.server`).
 """
 
@@ -23,7 +22,7 @@ from swjoin.connectors.sink import Sink
 from swjoin.core.batch import Pairs
 from swjoin.core.errors import UserError
 from swjoin.core.hashing import digest_pairs
-from swjoin.core.metric_columns import COLUMNS, INTEGER_COLUMNS
+from swjoin.core.metric_columns import metrics_batch, metrics_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,14 +35,14 @@ _METRICS_BYTES = 4 << 20
 
 
 class ResultStreamSink(Protocol):
-    """A sink that takes output rows as well as pairs. digest: of their ids."""
+    """A sink that also accepts output rows. digest: of their ids."""
 
     def write_rows(self, rows: pa.RecordBatch, generation: int, digest: int = 0) -> None: ...
 
 
 class TeeSink:
-    """inner: where rows go besides. folder: of Parquet files, if that is where. run_dir: of a run that makes checkpoints.
-    resumes: the run goes on, and is the same to its consumers."""
+    """inner: the sink that also gets every row. folder: its Parquet files, if it writes any. run_dir: directory of a run with
+    checkpoints. resumes: the run is resumed; consumers keep their offsets."""
 
     def __init__(
         self, inner: Sink, plan: OutputColumns, config: ServeConfig, folder: Path | None, run_dir: Path | None, *, resumes: bool
@@ -100,49 +99,39 @@ class TeeSink:
 
 
 class MetricsLog:
-    """Rows of metrics as slaves report them: one per slave and distribution epoch. The oldest are forgotten."""
+    """Log of metrics: one row per slave and distribution epoch. The oldest rows are dropped."""
 
     def __init__(self) -> None:
-        import pyarrow as pa
-
-        self.schema = pa.schema([(n, pa.int64() if n in INTEGER_COLUMNS else pa.float64()) for n in COLUMNS])
+        self.schema = metrics_schema()
         self.log = ResultLog(self.schema, _METRICS_BYTES, 0.0, lossy=True)
 
     def add(self, rows: list[tuple[int, NDArray[np.float64]]]) -> None:
-        import pyarrow as pa
-
-        if not rows:
-            return
-        table = np.stack([row for _, row in rows])
-        columns = [
-            pa.array(table[:, i].astype(np.int64) if name in INTEGER_COLUMNS else table[:, i].copy())
-            for i, name in enumerate(COLUMNS)
-        ]
-        self.log.write(pa.record_batch(columns, schema=self.schema))
+        if rows:
+            self.log.write(metrics_batch(np.stack([row for _, row in rows])))
 
 
-def give(log: ResultLog, request: Metadata, context: Any) -> FlightStream:
-    """Rows of a log as a call asks for them: from (start, now, or a place), final."""
+def stream_log(log: ResultLog, request: Metadata, context: Any) -> FlightStream:
+    """Rows of a log as a request selects them: `from` (start, now, or an offset) and `final`."""
     final = request.get("final", False)
     if not isinstance(final, bool):
         raise UserError("final: write true or false")
     start = request.get("from", "now")
-    place = None if start == "now" else ConsumerOffset() if start == "start" else ConsumerOffset.from_plain(start)
+    offset = None if start == "now" else ConsumerOffset() if start == "start" else ConsumerOffset.from_plain(start)
 
     def batches() -> Iterator[tuple[pa.RecordBatch, Metadata]]:
         import pyarrow as pa
 
-        reader = log.open(place, final=final, given_up=context.is_cancelled)
+        reader = log.open(offset, final=final, given_up=context.is_cancelled)
         nothing = pa.record_batch([pa.array([], field.type) for field in log.schema], schema=log.schema)
-        yield nothing, {"kind": "began", "place": reader.place.to_plain()}
+        yield nothing, {"kind": "began", "place": reader.offset.to_plain()}
         for taken in reader:
-            told = {"kind": taken.kind, "generation": taken.generation, "place": reader.place.to_plain()}
-            yield (nothing if taken.batch is None else taken.batch), told
+            metadata = {"kind": taken.kind, "generation": taken.generation, "place": reader.offset.to_plain()}
+            yield (nothing if taken.batch is None else taken.batch), metadata
 
     return log.schema, batches()
 
 
 def serve_log(endpoint: Endpoint, name: str, log: ResultLog) -> None:
-    """Let consumers take the rows of a log under this name."""
-    endpoint.gets[name] = lambda request, context: give(log, request, context)
+    """Offer the rows of a log to consumers under this name."""
+    endpoint.gets[name] = lambda request, context: stream_log(log, request, context)
     endpoint.schemas[name] = lambda: (log.schema, endpoint.location)

@@ -1,10 +1,9 @@
-"""An Arrow Flight endpoint: who may come in, and what becomes of errors.
+"""Arrow Flight endpoint: access control, limits and errors.
 
-What: `Endpoint`, a Flight server that passes every call on to handlers by name; tokens, TLS, limits; `FlightStream`, a stream
-of batches.
-Why: one client that sends rubbish, or nothing, or too much, gets one clear error; the run and the other clients notice nothing.
-Stays out: what the handlers do (`connectors.flight.ingest`, `connectors.flight.result_stream`). docs/security.md says what is
-trusted.
+What: `Endpoint`, a Flight server that dispatches calls to handlers by name; tokens, TLS, limits; `FlightStream`, a stream of
+batches.
+Why: a client that sends garbage, nothing, or too much gets one clear error, without effect on the run and other clients.
+Stays out: the handlers (`connectors.flight.ingest`, `connectors.flight.result_stream`). docs/security.md has the trust model.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from swjoin.config.run import ServeConfig
-from swjoin.core.errors import SwjoinError, UserError
+from swjoin.core.errors import SwjoinError, UserError, one_line
 
 _SHORTEST_TOKEN = 16
-_FILES = 8192  # that may be open, where the system allows it: every idle connection is one
+_FILES = 8192  # open files, where the system allows it: every idle connection is one
 _SHUTDOWN_S = 2.0
 _STARTING_S = 120.0  # kernels may have to be compiled
 _LONGEST_LINE = 500
@@ -35,13 +34,13 @@ LONGEST_REQUEST = 1 << 20  # bytes of a ticket, a command, an action, or what co
 
 Metadata = dict[str, Any]
 FlightStream = tuple[pa.Schema, Iterator[tuple[pa.RecordBatch, Metadata]]]
-Get = Callable[[Metadata, Any], FlightStream]  # what is asked for, the call -> schema, batches
-Put = Callable[[Metadata, Any, Any, Any], None]  # what is brought, the call, reader, writer
+Get = Callable[[Metadata, Any], FlightStream]  # request, call context -> schema, batches
+Put = Callable[[Metadata, Any, Any, Any], None]  # request, call context, reader, writer
 Act = Callable[[Metadata], Metadata]
 
 
 def read_token(path: str) -> bytes:
-    """What clients must present. UserError when the file cannot be read, or others may read it, or it holds too little."""
+    """The clients' token. UserError when the file cannot be read, is readable by others, or holds too little."""
     try:
         token = Path(path).read_text().strip().encode()
         mode = Path(path).stat().st_mode
@@ -68,7 +67,7 @@ def read_pem(path: str, key: str) -> bytes:
 
 
 def _check_pair(certificate: str, private_key: str) -> None:
-    """UserError when this is no certificate, or not with its key; gRPC would only say that it has not started."""
+    """UserError when the certificate is invalid or does not match the key; gRPC would report only that it has not started."""
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, private_key, password="")
     except (ssl.SSLError, OSError, ValueError) as error:
@@ -77,7 +76,7 @@ def _check_pair(certificate: str, private_key: str) -> None:
 
 
 class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Every call must bring the token."""
+    """Checks the token of every call."""
 
     def __init__(self, token: bytes) -> None:
         super().__init__()
@@ -95,38 +94,38 @@ class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
 @contextmanager
 def as_flight_errors() -> Iterator[None]:
-    """One clear line for the client, whatever went wrong."""
+    """Turns every error into one clear line for the client."""
     try:
         yield
     except flight.FlightError:
         raise
     except SwjoinError as error:
-        raise flight.FlightServerError(one_line(error)) from None
+        raise flight.FlightServerError(_printable_line(error)) from None
     except MemoryError as error:
-        raise flight.FlightServerError(f"no memory for this: {one_line(error)}") from None
+        raise flight.FlightServerError(f"no memory for this: {_printable_line(error)}") from None
     except (pa.ArrowException, ValueError, TypeError, KeyError) as error:
-        raise flight.FlightServerError(f"malformed: {one_line(error)}") from None
+        raise flight.FlightServerError(f"malformed: {_printable_line(error)}") from None
     except Exception as error:  # Flight would send the traceback
-        arrow = isinstance(error, OSError) and error.errno is None  # an Arrow message that cannot be read
+        arrow = isinstance(error, OSError) and error.errno is None  # an unreadable Arrow message
         what = "malformed" if arrow else f"internal error, {type(error).__name__}"
-        raise flight.FlightServerError(f"{what}: {one_line(error)}") from None
+        raise flight.FlightServerError(f"{what}: {_printable_line(error)}") from None
 
 
-def one_line(error: BaseException) -> str:
-    """A message that any terminal can show, and gRPC can carry: a header of more than 8 KB breaks the call."""
+def _printable_line(error: BaseException) -> str:
+    """A printable message that fits gRPC: a header of more than 8 KB breaks the call."""
     text = " ".join(str(error)[: 4 * _LONGEST_LINE].split())
     text = "".join(c if c.isprintable() else "?" for c in text)
     return text if len(text) <= _LONGEST_LINE else f"{text[:_LONGEST_LINE]}..."
 
 
 def check_length(nbytes: int) -> None:
-    """UserError when a request is longer than any that is meant."""
+    """UserError when a request is too long."""
     if nbytes > LONGEST_REQUEST:
         raise UserError(f"a request of {nbytes} bytes; {LONGEST_REQUEST} are the most")
 
 
 def parse_request(data: bytes, word_key: str) -> Metadata:
-    """A JSON object, or a bare word, which stands for {word_key: word}. UserError otherwise."""
+    """A JSON object, or a bare word as short form of {word_key: word}. UserError otherwise."""
     check_length(len(data))
     try:
         text = data.decode()
@@ -139,20 +138,20 @@ def parse_request(data: bytes, word_key: str) -> Metadata:
 
 
 def _bind_error(config: ServeConfig, error: BaseException) -> UserError:
-    return UserError(f"serve.listen {config.listen}: cannot listen there ({' '.join(str(error).split())[:200]})")
+    return UserError(f"serve.listen {config.listen}: cannot listen there ({one_line(error, 200)})")
 
 
 class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
     """A Flight server. UserError when it cannot listen, or its certificate or token cannot be used.
 
-    port: of a rank beside the master, instead of the configured one. gets, puts, acts: handlers, by name, set before `open`.
+    port: replaces the configured one, for a rank besides the master. gets, puts, acts: handlers by name, set before `open`.
     """
 
     def __init__(self, config: ServeConfig, port: int | None = None) -> None:
-        host, told = config.address
-        wanted = told if port is None else port
+        host, configured = config.address
+        wanted = configured if port is None else port
         if port is not None and not config.loopback:
-            host = "0.0.0.0"  # a rank on another host has not got the configured address
+            host = "0.0.0.0"  # another host does not have the configured address
         tls = config.certificate is not None
         self._check_free(config, host, wanted)
         certificates = None
@@ -173,14 +172,14 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
         self.gets: dict[str, Get] = {}
         self.puts: dict[str, Put] = {}
         self.acts: dict[str, Act] = {}
-        self.schemas: dict[str, Callable[[], tuple[pa.Schema, str]]] = {}  # what can be asked for: schema, location
+        self.schemas: dict[str, Callable[[], tuple[pa.Schema, str]]] = {}  # by name: schema, location
         self._calls = threading.BoundedSemaphore(config.clients)
         self._most = config.clients
         self._open = threading.Event()
 
     @staticmethod
     def _check_free(config: ServeConfig, host: str, port: int) -> None:
-        """gRPC would share a port with another server that allows it."""
+        """UserError when the port is taken; gRPC would share it with a server that allows that."""
         if port == 0:
             return
         try:
@@ -192,7 +191,7 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
             raise _bind_error(config, error) from None
 
     def open(self) -> None:
-        """Handlers are there; clients that have come before are let in."""
+        """Accept clients, and those that wait; the handlers are set."""
         self._open.set()
 
     @property
@@ -231,9 +230,9 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
             if handler is None:
                 raise UserError(f"there is no {request['take'][:100]!r} to take; {_known(self.gets)}")
             schema, batches = handler(request, context)
-            return flight.GeneratorStream(schema, self._given(batches))
+            return flight.GeneratorStream(schema, self._encoded(batches))
 
-    def _given(self, batches: Iterator[tuple[pa.RecordBatch, Metadata]]) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+    def _encoded(self, batches: Iterator[tuple[pa.RecordBatch, Metadata]]) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         with as_flight_errors(), self._slot():
             for batch, metadata in batches:
                 yield batch, json.dumps(metadata).encode()
@@ -284,7 +283,7 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
     # ------------------------------------------------------------ the end
 
     def close(self) -> bool:
-        """No more calls. False when some client would not let go; then the process has to be left by `leave`."""
+        """End all calls. False when a client keeps a call open; then the process must exit by `leave`."""
         thread = threading.Thread(target=self._shut_down, daemon=True, name="endpoint-close")
         thread.start()
         thread.join(_SHUTDOWN_S)
@@ -297,11 +296,11 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
             self.shutdown()
 
 
-_STUCK: list[Endpoint] = []  # the interpreter's end would wait for their clients
+_STUCK: list[Endpoint] = []  # the interpreter would wait for their clients at exit
 
 
 def any_stuck() -> bool:
-    """Some endpoint of this process could not be closed."""
+    """Whether an endpoint of this process could not be closed."""
     return bool(_STUCK)
 
 
@@ -310,7 +309,7 @@ def _known(names: Any) -> str:
 
 
 def _put_request(descriptor: Any) -> Metadata:
-    """A path (stream, producer) or a command, JSON with the same."""
+    """Request of a descriptor: a path (stream, producer), or a command with the same as JSON."""
     if descriptor.descriptor_type == flight.DescriptorType.CMD:
         return parse_request(descriptor.command or b"", "stream")
     path = [part.decode(errors="replace") for part in descriptor.path or []]
@@ -320,7 +319,7 @@ def _put_request(descriptor: Any) -> Metadata:
 
 
 def more_files() -> None:
-    """Let many connections be open at once, as far as the system allows."""
+    """Raise the limit of open connections, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

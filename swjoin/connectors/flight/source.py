@@ -1,12 +1,12 @@
-"""A stream that producers push over Arrow Flight, and what of it is kept until a checkpoint holds it.
+"""Flight source: a stream that producers push, and its write-ahead spool.
 
-What: `FlightSource`; `Spool`, merged rows on disk from the last checkpoints on.
-Why: a producer that has been told that its rows are accepted may forget them, whatever dies: a recovery, or a resumption, reads
-them from the spool. Rows that are not accepted yet are their producer's to send again.
-Stays out: the endpoint that producers talk to (`connectors.flight.ingest`), merging (`connectors.producer_merge`).
+What: `FlightSource`; `Spool`, merged rows on disk since the oldest checkpoint in use.
+Why: a producer may discard accepted rows: a recovery, or a resumed run, reads them from the spool. A producer must send rows
+again that have not been accepted.
+Stays out: the endpoint of producers (`connectors.flight.ingest`), merging (`connectors.producer_merge`).
 
-Accepted rows survive the death of every process of the run. They are not synced to the disk one by one, so a power failure can
-take the last of them.
+Accepted rows survive the death of all processes of the run. They are not synced to disk batch by batch, so a power failure can
+lose the last ones.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LENGTH_BYTES = 8
 
 
 class Spool:
-    """Merged batches of one stream, in files of about 32 MB called by their first row."""
+    """Merged batches of one stream, in files of about 32 MB named by their first row."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder, self._name = folder, name
@@ -55,7 +55,8 @@ class Spool:
         return sorted((int(m[1]), path) for path in self._folder.iterdir() if (m := pattern.fullmatch(path.name)))
 
     def append(self, row: int, batch: pa.RecordBatch, position: dict[str, Any]) -> None:
-        """A batch whose first row is `row`; afterwards the producers are at this position. It then survives this process."""
+        """Append a batch whose first row is `row`; `position` is the merge's position after it. The batch survives this
+        process."""
         import pyarrow as pa
 
         if self._file is None or self._file.nbytes >= _FILE_BYTES:
@@ -72,7 +73,7 @@ class Spool:
         self._file.flush()
 
     def from_row(self, row: int) -> list[tuple[int, pa.RecordBatch, dict[str, Any]]]:
-        """Everything from this row on: first rows, batches, positions after them. RunFailed when that row is not kept."""
+        """All batches from this row on: first row, batch, position after it. RunFailed when the row is not stored."""
         if self._file is not None:
             self._file.flush()
         out: list[tuple[int, pa.RecordBatch, dict[str, Any]]] = []
@@ -92,7 +93,7 @@ class Spool:
         return out
 
     def forget(self, row: int) -> None:
-        """Files with nothing but rows before this one."""
+        """Delete files that hold only rows before this one."""
         files = self._files()
         for (_, path), (following, _) in itertools.pairwise(files):
             if following <= row:
@@ -104,11 +105,11 @@ class Spool:
             self._file = None
 
     def remove(self) -> None:
-        """All of it."""
+        """Delete all files."""
         self.close()
         for _, path in self._files():
             path.unlink(missing_ok=True)
-        with suppress(OSError):  # the other stream's may be there
+        with suppress(OSError):  # the other stream's files may be there
             self._folder.rmdir()
 
 
@@ -131,7 +132,7 @@ def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
 
 
 class FlightSource(MergedSource):
-    """keep: where accepted rows are kept; None: the run makes no checkpoints, and never goes back."""
+    """keep: folder of the spool; None: the run makes no checkpoints and has no recovery."""
 
     def __init__(
         self,
@@ -144,64 +145,64 @@ class FlightSource(MergedSource):
         keep: Path | None,
     ) -> None:
         super().__init__(stream, config, schema, view, keys, merge)
-        self.accepted: dict[str, int] = {}  # rows, by producer; replaced as a whole, so other threads may look
+        self.accepted: dict[str, int] = {}  # rows by producer; replaced as a whole, so other threads can read it
         self._position: dict[str, Any] = merge.position()
         self._spool = None if keep is None else Spool(keep / "intake", STREAM_NAMES[stream])
-        self._begun = False
-        self._spooled = 0  # rows that have been appended or found there
-        self._again: deque[tuple[int, pa.RecordBatch, dict[str, Any]]] = deque()  # to be read once more
+        self._started = False
+        self._spooled = 0  # rows in the spool since the start of the stream
+        self._replay: deque[tuple[int, pa.RecordBatch, dict[str, Any]]] = deque()  # spooled batches to read again
         self._next_position: dict[str, Any] = self._position
-        self._ends_kept = self.merge.ends
-        self._taking = threading.Lock()  # held while rows are on their way from the merge to the disk
-        self._over = False  # nothing is kept any more
+        self._ends_spooled = self.merge.ends
+        self._spooling = threading.Lock()  # locked while rows move from the merge to the disk
+        self._over = False  # the spool is closed, or broken
 
     @property
     def ended(self) -> bool:
-        return not self._again and super().ended
+        return not self._replay and super().ended
 
     def next_batch(self) -> pa.RecordBatch | None:
-        while self._again:
-            _, batch, self._next_position = self._again.popleft()
+        while self._replay:
+            _, batch, self._next_position = self._replay.popleft()
             if batch.num_rows:
                 return batch
-        with self._taking:
+        with self._spooling:
             batch = super().next_batch()
-            position = self._kept(batch)
+            position = self._store(batch)
         if batch is not None and position is not None:
             self._next_position = position
         return batch
 
-    def _kept(self, batch: pa.RecordBatch | None) -> dict[str, Any] | None:
-        """Keep rows that have been taken, and who has ended; returns where the producers are now. None: nothing is new."""
+    def _store(self, batch: pa.RecordBatch | None) -> dict[str, Any] | None:
+        """Spool rows that have been taken, and ends of producers; returns the merge's position, or None without news."""
         ends = self.merge.ends
-        if batch is None and ends == self._ends_kept:
+        if batch is None and ends == self._ends_spooled:
             return None
         position = self.merge.position()
         if self._spool is not None:
-            over, self._over = self._over, True  # unless it can be written
+            over, self._over = self._over, True  # until the write has succeeded
             self._spool.append(self._spooled, _no_rows(self.schema) if batch is None else batch, position)
             self._over = over
-        self._ends_kept = ends
-        self._tell(position)
+        self._ends_spooled = ends
+        self._accept(position)
         self._spooled += 0 if batch is None else batch.num_rows
         return position
 
     def settled(self, name: str) -> bool:
-        """Whether all that a producer has sent, and its end, survive this process. From any thread."""
-        with self._taking:
+        """Whether all rows of a producer, and its end, survive this process. From any thread."""
+        with self._spooling:
             if self._over or self.merge.taken(name) < self.merge.received(name):
                 return False
-            self._kept(None)
+            self._store(None)
             return True
 
     def finish(self) -> None:
-        """No producer has more rows; no crash forgets it. From any thread."""
+        """End the stream durably. From any thread."""
         self.merge.finish()
-        with self._taking:
+        with self._spooling:
             if not self._over:
-                self._kept(None)
+                self._store(None)
 
-    def _tell(self, position: dict[str, Any]) -> None:
+    def _accept(self, position: dict[str, Any]) -> None:
         self.accepted = {name: rows for name, (rows, *_) in position["lanes"].items()}
 
     def read(self) -> Any:
@@ -214,26 +215,26 @@ class FlightSource(MergedSource):
     def position(self) -> dict[str, Any]:
         return self._position
 
-    def go_on(self, row: int, position: dict[str, Any]) -> None:
-        assert self._spool is not None, "a run without checkpoints goes back nowhere"
-        fresh, self._begun = not self._begun, True  # a new process: producers' places are known from disk alone
-        again = self._spool.from_row(row)
+    def resume_at(self, row: int, position: dict[str, Any]) -> None:
+        assert self._spool is not None, "a run without checkpoints has no recovery"
+        fresh, self._started = not self._started, True  # in a new process only the spool has the producers' positions
+        replay = self._spool.from_row(row)
         if fresh:
-            last = again[-1][2] if again else position
+            last = replay[-1][2] if replay else position
             self.merge.restore(last)
-            self._ends_kept = self.merge.ends
-            self._tell(last)
-            self._spooled = row + sum(batch.num_rows for _, batch, _ in again)
-        elif row + sum(batch.num_rows for _, batch, _ in again) != self._spooled:
+            self._ends_spooled = self.merge.ends
+            self._accept(last)
+            self._spooled = row + sum(batch.num_rows for _, batch, _ in replay)
+        elif row + sum(batch.num_rows for _, batch, _ in replay) != self._spooled:
             raise RunFailed(f"{STREAM_NAMES[self.stream]}: accepted rows from {row} on are not where they were kept")
-        self._again, self._next, self.rows, self._position = deque(again), None, row, position
+        self._replay, self._next, self.rows, self._position = deque(replay), None, row, position
 
     def seek(self, row: int) -> None:
         if self._spool is None:
-            assert not self._begun, "a run without checkpoints goes back nowhere"
-            self._begun = True
+            assert not self._started, "a run without checkpoints has no recovery"
+            self._started = True
             return
-        self.go_on(row, {"lanes": {}, "emitted_us": BEGIN_OF_TIME_US, "finished": False})
+        self.resume_at(row, {"lanes": {}, "emitted_us": BEGIN_OF_TIME_US, "finished": False})
 
     def forget(self, row: int) -> None:
         if self._spool is not None:
@@ -245,7 +246,7 @@ class FlightSource(MergedSource):
 
     def close(self) -> None:
         super().close()
-        with self._taking:
+        with self._spooling:
             self._over = True
             if self._spool is not None:
                 self._spool.close()

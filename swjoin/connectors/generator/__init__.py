@@ -1,1 +1,1 @@
-"""Streams drawn by the b-model while they are read."""
+"""The generator: streams of the b-model, made while they are read."""

@@ -1,5 +1,4 @@
-"""The paper's synthetic streams: Poisson arrivals and b-model keys, the same rows for a seed whoever generates them (SPEC
-section 5).
+"""The paper's synthetic streams: Poisson arrivals and b-model keys; a seed determines the rows (SPEC section 5).
 
 What: `slot_counts`, `slot_tuples`, `drift_offset`, `payload_bytes`.
 Why: the in-master generator, `generate` on any number of Spark partitions, and `verify` must agree on every row.
@@ -11,8 +10,8 @@ constant within slots.
 Keys: the interval [0, domain) is halved recursively, a share b of the mass going to the lower half; a key is the integer cell
 that the point falls into. With a domain of 2^k the cells are the leaves of k halvings, and two keys are equal with chance (b^2
 + (1 - b)^2)^k.
-Drift: keys are drawn as ever and then rotated by one step within the domain after every `drift_us`, so that other keys are hot
-and all else stays. A slot has one rotation, that of its start: a drift takes effect with the first slot that starts no earlier.
+Drift: after every `drift_us` the keys are rotated by a further step within the domain, so that other keys are hot and the
+distribution stays. A slot has one rotation, that of its start: a drift takes effect with the first slot that starts no earlier.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def _bmodel_keys(start: np.uint64, n: int, domain: int, levels: int, threshold: 
     state = start
     half_mask = np.uint64(0xFFFFFFFF)
     for i in range(n):
-        place = 0
+        cell = 0
         draw = np.uint64(0)
         for level in range(levels):
             if level % 2 == 0:
@@ -78,16 +77,16 @@ def _bmodel_keys(start: np.uint64, n: int, domain: int, levels: int, threshold: 
                 bits = draw & half_mask
             else:
                 bits = draw >> np.uint64(32)
-            place = 2 * place + (0 if bits < threshold else 1)
-        out[i] = scaled(place, domain, levels)
+            cell = 2 * cell + (0 if bits < threshold else 1)
+        out[i] = scaled(cell, domain, levels)
 
 
 @njit(cache=True, nogil=True, inline="always")
-def scaled(place, domain, levels):  # type: ignore[no-untyped-def]
-    """floor(place / 2^levels * domain) without overflow: the integer cell of a point of [0, 1)."""
+def scaled(cell, domain, levels):  # type: ignore[no-untyped-def]
+    """floor(cell / 2^levels * domain) without overflow: the key of a cell of [0, 1)."""
     if levels <= 31:
-        return (place * domain) >> levels
-    return np.int64(place / 2.0**levels * domain)
+        return (cell * domain) >> levels
+    return np.int64(cell / 2.0**levels * domain)
 
 
 def level_count(domain: int) -> int:
@@ -97,11 +96,11 @@ def level_count(domain: int) -> int:
 
 
 def drift_offset(workload: WorkloadConfig, slot: int) -> int:
-    """What all keys of a slot are rotated by, below the domain; the same for both streams and every seed."""
+    """Rotation of all keys of a slot, below the domain; the same for both streams and every seed."""
     if workload.drift_us == 0:
         return 0
     step = workload.domain * int(_STEP) >> 64  # golden ratio: rotations in a row lie far apart
-    while math.gcd(step, workload.domain) != 1:  # coprime: no rotation comes back before all others have been used
+    while math.gcd(step, workload.domain) != 1:  # coprime: all rotations occur before one repeats
         step += 1
     return slot * SLOT_US // workload.drift_us * step % workload.domain
 
@@ -111,7 +110,7 @@ def slot_tuples(workload: WorkloadConfig, seed: int, stream: int, slot: int) -> 
     random = _random(seed, stream, slot)
     factor = float(rate_factor(workload.schedule, np.array([slot * SLOT_US + SLOT_US // 2]))[0])
     length = _slot_length_us(workload, slot)
-    n = int(random.poisson(workload.rate_per_s * factor * length / 1e6))  # the draw that slot_counts makes first, too
+    n = int(random.poisson(workload.rate_per_s * factor * length / 1e6))  # as the first draw of `slot_counts`
     ts = np.sort(random.integers(0, length, n)) + slot * SLOT_US
     key = np.empty(n, np.int64)
     start = np.uint64(random.integers(0, 2**64, dtype=np.uint64))

@@ -1,8 +1,8 @@
-"""The in-master generator: the paper's streams as a source, no files needed.
+"""Generator source: the paper's streams, without files.
 
-What: `GeneratorSource`, the same rows as `generate` writes for the same workload and seed.
-Why: the paper generates its streams at the master (section VI-A); a sweep should not need a disk.
-Stays out: how rows are drawn (`connectors.generator.bmodel`).
+What: `GeneratorSource`: the same rows as `generate` writes for the same workload and seed.
+Why: the paper generates its streams at the master (section VI-A); a sweep needs no disk.
+Stays out: the random rows (`connectors.generator.bmodel`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 
 from swjoin.config.run import WorkloadConfig
 from swjoin.connectors.generator.bmodel import payload_bytes, slot_counts, slot_tuples
+from swjoin.connectors.source import BATCH_ROWS
 from swjoin.core.batch import PayloadRows, RowLayout, SourceBatch
 from swjoin.core.errors import RunFailed
 from swjoin.core.row_codec import StreamCodec
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from swjoin.core.key_encoder import Dictionary
-
-BATCH_ROWS = 65_536
 
 
 def payload_schema(width: int) -> pa.Schema:

@@ -1,7 +1,7 @@
-"""What the Kafka source and the Kafka sink share: the client library, its settings, its errors as one line.
+"""Kafka client of source and sink: the library, its settings, its errors in one line.
 
-What: `client_library`, `client_settings`, `find_topic`, `marks_of`, `KafkaConnectionError`, the client's complaints.
-Why: a broker that is not there, a topic that is missing or a setting that is wrong is told in the same words on both sides.
+What: `client_library`, `client_settings`, `find_topic`, `marks_of`; `KafkaConnectionError`, the client's last error.
+Why: source and sink report an unreachable broker, a missing topic or a wrong setting in the same words.
 Stays out: reading (`connectors.kafka.source`), writing (`connectors.kafka.sink`).
 """
 
@@ -12,14 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swjoin.core.errors import UserError, how_to_install
+from swjoin.core.errors import UserError, how_to_install, one_line
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Producer
 
-SETUP_S = 10.0  # that a broker may take to answer before a run begins
+SETUP_S = 10.0  # for a broker to answer at the start of a run
 _PAUSE_S = 0.2
-_LONGEST = 300  # characters of what the client says
 
 
 def client_library() -> Any:
@@ -34,9 +33,9 @@ def client_library() -> Any:
 def client_settings(
     where: str, servers: str, properties: Sequence[str], ours: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Settings of a client. properties: `name=value` of the user's; a value @FILE stands for what is in that file.
+    """Settings of a client. properties: the user's `name=value`; @FILE as a value is the content of that file.
 
-    ours: what must not be set otherwise; defaults: what may be. UserError when a property is one of ours.
+    ours: settings that a user cannot change. defaults: settings that a user can change. UserError for a property in `ours`.
     """
     settings: dict[str, Any] = {"log_level": 0, **defaults}
     for item in properties:
@@ -55,16 +54,12 @@ def _content_of(where: str, path: Path) -> str:
         raise UserError(f"{where}: {path}: cannot be read ({getattr(error, 'strerror', None) or 'is no text'})") from None
 
 
-def one_line(error: object) -> str:
-    return " ".join(str(error).split())[:_LONGEST]
-
-
 class KafkaConnectionError:
-    """What the client has complained about lately; its `error_cb`."""
+    """The client's last error; serves as its `error_cb`."""
 
     def __init__(self) -> None:
         self.last = ""
-        self.away_since_s: float | None = None  # no broker can be reached since then
+        self.away_since_s: float | None = None  # since when no broker can be reached
 
     def __call__(self, error: KafkaError) -> None:
         self.last = one_line(error.str())
@@ -72,33 +67,33 @@ class KafkaConnectionError:
             self.away_since_s = time.monotonic()
 
     @property
-    def told(self) -> str:
-        """For the end of a line."""
+    def suffix(self) -> str:
+        """For the end of an error message."""
         return f" ({self.last})" if self.last else ""
 
 
 def find_topic(client: Consumer | Producer, topic: str, where: str, servers: str, trouble: KafkaConnectionError) -> list[int]:
-    """Partitions of a topic. UserError when there is no such topic, or no broker answers in time."""
+    """Partitions of a topic. UserError when the topic does not exist, or no broker answers in time."""
     kafka = client_library()
     until_s = time.monotonic() + SETUP_S
     while True:
         try:
             found = client.list_topics(topic, timeout=max(0.1, until_s - time.monotonic())).topics[topic]
         except kafka.KafkaException as error:
-            client.poll(0)  # which is when it tells its trouble
-            told = trouble.told or f" ({one_line(error.args[0].str())})"
-            raise UserError(f"{where}: no broker answers at {servers} within {SETUP_S:g} s{told}") from None
+            client.poll(0)  # calls `error_cb`
+            reason = trouble.suffix or f" ({one_line(error.args[0].str())})"
+            raise UserError(f"{where}: no broker answers at {servers} within {SETUP_S:g} s{reason}") from None
         if found.error is None and found.partitions:
             return sorted(found.partitions)
         if found.error is not None and not found.error.retriable():
             raise UserError(f"{where}: topic {topic}: {one_line(found.error.str())}")
-        if time.monotonic() >= until_s:  # a topic that is only just being made has no leader yet
+        if time.monotonic() >= until_s:  # a topic that is being created has no leader yet
             raise UserError(f"{where}: topic {topic} has no partition that can be used after {SETUP_S:g} s")
         time.sleep(_PAUSE_S)
 
 
 def marks_of(client: Consumer, topic: str, partition: int, timeout_s: float = 5.0) -> tuple[int, int]:
-    """The first message that is there, and the next one to be written. KafkaException."""
+    """Offsets of the first stored message and of the next message to be written. KafkaException."""
     marks = client.get_watermark_offsets(client_library().TopicPartition(topic, partition), timeout=timeout_s)
     if marks is None:
         raise client_library().KafkaException(client_library().KafkaError(-185))  # timed out

@@ -1,14 +1,14 @@
-"""Messages as rows: JSON objects, or Arrow IPC streams, as Arrow batches of a declared schema.
+"""Decoding of messages (JSON objects or Arrow IPC streams) to Arrow batches of a declared schema.
 
-What: `MessageDecoder`, and `Decoded`, which tells of every row the message it comes from.
-Why: a message was written by anybody, and it cannot be mended any more. One that cannot be used must neither end the run nor go
-unseen: a row of nulls stands for it, which the join counts among the null keys.
-Stays out: where messages come from (`connectors.kafka.source`).
+What: `MessageDecoder`; `Decoded`, which has the message of every row.
+Why: the content of a message is untrusted and cannot be corrected. An unusable message must neither end the run nor vanish: a
+row of nulls represents it, and the join counts that row among the null keys.
+Stays out: consuming messages (`connectors.kafka.source`).
 
-JSON messages are parsed together. Each is wrapped, `{"m":MESSAGE}` and a line's end: no two wrapped messages can be read as one
-value, since `}` and `{` follow each other only between values. So each gives a row at least, and as many rows as messages mean
-one each. Where something is wrong the messages are divided in half, until the one is found. Timestamps are parsed as text
-first: Arrow's JSON reader takes one with a zone for a column without, and the other way round.
+JSON messages are parsed together, each wrapped as `{"m":MESSAGE}` and a line end. Two wrapped messages cannot parse as one
+value, because `}` followed by `{` occurs between values only. So every message gives at least one row, and equal numbers of
+rows and messages mean one row each. After an error the messages are bisected until the unusable one is found. Timestamps are
+parsed as text first: Arrow's JSON reader accepts a zoned timestamp for a column without a zone, and the reverse.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ import numpy as np
 from swjoin.connectors.schema import check_schema
 from swjoin.connectors.times import zoned
 from swjoin.core.batch import I64, Bool
-from swjoin.core.errors import SwjoinError, UserError
+from swjoin.core.errors import SwjoinError, UserError, one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-STAMP = "_timestamp"  # a column of this name holds the messages' own times
+STAMP = "_timestamp"  # name of the column with the messages' own times
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """n rows. message: (n,) which message each comes from, ascending. unusable: (n,) rows that stand for such a message."""
+    """n rows. message: (n,) index of each row's message, ascending. unusable: (n,) rows that represent an unusable message."""
 
     batch: pa.RecordBatch
     message: I64
@@ -40,8 +40,8 @@ class Decoded:
 
 
 class MessageDecoder:
-    """schema: of the columns wanted. check: raises SwjoinError for a batch that cannot be used. id: the column of row ids.
-    UserError when the schema cannot be had in this format."""
+    """schema: the columns to decode. check: raises SwjoinError for an unusable batch. id: name of the row id column. UserError
+    when the format cannot represent the schema."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class MessageDecoder:
         import pyarrow as pa
 
         self._schema, self._check, self._id = schema, check, id
-        self.complaint: str | None = None  # why the first message that could not be used was not
+        self.complaint: str | None = None  # error of the first unusable message
         self._sent = pa.schema([field for field in schema if field.name != STAMP])
         self._decode = self._json if format == "json" else self._arrow
         self._refused = (pa.ArrowException, SwjoinError, OSError, EOFError, ValueError, OverflowError, MemoryError)
@@ -72,14 +72,14 @@ class MessageDecoder:
                     ) from None
 
     def decode(self, messages: Sequence[bytes | None], stamps_ms: I64) -> Decoded:
-        """messages: (m,) contents, None for one without. stamps_ms: (m,) their own times, negative where they have none."""
+        """messages: (m,) contents, None for an empty one. stamps_ms: (m,) their own times, negative for a message without."""
         return self._decode(messages, stamps_ms)
 
     def _complain(self, error: Exception) -> None:
         if self.complaint is None:
-            self.complaint = " ".join(str(error).split())[:300] or type(error).__name__
+            self.complaint = one_line(error) or type(error).__name__
 
-    # ------------------------------------------------------------ one format and the other
+    # ------------------------------------------------------------ formats
 
     def _json(self, messages: Sequence[bytes | None], stamps_ms: I64) -> Decoded:
         try:
@@ -89,7 +89,7 @@ class MessageDecoder:
         except self._refused as error:
             if len(messages) == 1:
                 self._complain(error)
-                return self._nothing()
+                return self._null_row()
             half = len(messages) // 2
             return _joined([self._json(messages[:half], stamps_ms[:half]), self._json(messages[half:], stamps_ms[half:])], half)
 
@@ -103,7 +103,7 @@ class MessageDecoder:
                     raise ValueError("no content")
                 with pa.ipc.open_stream(message) as reader:
                     table = reader.read_all().combine_chunks()
-                table.validate(full=True)  # the library takes lengths and offsets as they stand in the message
+                table.validate(full=True)  # Arrow does not check the lengths and offsets of a message
                 batch = pa.record_batch([_whole(column) for column in table.columns], schema=table.schema)
                 check_schema(batch.schema, self._sent)
                 batch = batch.select(self._sent.names)
@@ -112,15 +112,15 @@ class MessageDecoder:
                 part = Decoded(good, np.full(good.num_rows, index), np.zeros(good.num_rows, np.bool_))
             except self._refused as error:
                 self._complain(error)
-                nothing = self._nothing()
-                part = Decoded(nothing.batch, np.full(1, index), nothing.unusable)
+                null = self._null_row()
+                part = Decoded(null.batch, np.full(1, index), null.unusable)
             parts.append(part)
         return _together(parts)
 
     # ------------------------------------------------------------ rows
 
     def _finished(self, columns: list[pa.Array], stamps_ms: I64, unusable: Bool) -> pa.RecordBatch:
-        """With the messages' times and, where a row stands for a message, an id. Raises what `check` raises."""
+        """Columns with message times and, for rows that represent a message, an id. Raises what `check` raises."""
         import pyarrow as pa
 
         by_name = dict(zip(self._sent.names, columns, strict=True))
@@ -137,7 +137,7 @@ class MessageDecoder:
         self._check(batch)
         return batch
 
-    def _nothing(self) -> Decoded:
+    def _null_row(self) -> Decoded:
         """One row of nulls."""
         import pyarrow as pa
 
@@ -147,14 +147,14 @@ class MessageDecoder:
 
 
 def _no_id(kind: pa.DataType) -> pa.Scalar:
-    """The id of a row that stands for a message: all bits set."""
+    """The id of a row that represents a message: all bits set."""
     import pyarrow as pa
 
     return pa.scalar((1 << kind.bit_width) - 1 if pa.types.is_unsigned_integer(kind) else -1, kind)
 
 
 def _parsed(messages: list[bytes], schema: pa.Schema) -> tuple[list[pa.Array], Bool]:
-    """Columns, and which messages are an object. Raises when one is neither an object nor null, or has other types."""
+    """Columns, and which messages are an object. Raises for a message that is neither object nor null, or has other types."""
     import pyarrow as pa
     import pyarrow.json as pj
 
@@ -175,7 +175,7 @@ def _parsed(messages: list[bytes], schema: pa.Schema) -> tuple[list[pa.Array], B
 
 
 def _timed(column: pa.Array, field: pa.Field) -> pa.Array:
-    """Text as timestamps. UserError where the text has a zone and the type has none, or the other way round."""
+    """Text as timestamps. UserError where only one of text and type has a zone."""
     import pyarrow as pa
 
     if column.type == field.type:

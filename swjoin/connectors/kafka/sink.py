@@ -1,14 +1,14 @@
-"""Results as messages of a Kafka topic.
+"""Kafka sink: results as messages of a topic.
 
-What: `KafkaSink`; `json_messages`, `arrow_messages`, rows as messages.
-Why: whoever reads the topic must be able to have each row exactly once, though a broker and a crashed run between them can say
-it twice: every message says its position, which is the same when it is sent again.
-Stays out: what a row looks like (`connectors.output_columns`), the client's settings (`connectors.kafka.client`).
+What: `KafkaSink`; `json_messages` and `arrow_messages`, which encode rows.
+Why: consumers of the topic must be able to process each row exactly once, although broker retries and recoveries send messages
+twice: every message has its position in a header, and a repeated message has the same position.
+Stays out: columns of a row (`connectors.output_columns`), the client's settings (`connectors.kafka.client`).
 
-Without checkpoints rows are sent as they come. With checkpoints those of a generation are kept in hidden Arrow files until the
-checkpoint after it is complete; then they are sent, and a small file says so once the broker has them all. A crash between the
-two sends the generation again. Rows of one partition have ascending positions, so a consumer drops those that are not above the
-highest that it has seen there.
+Without checkpoints rows are sent at once. With checkpoints the rows of a generation wait in hidden Arrow files until the next
+checkpoint is complete; then they are sent, and a small file records it once the broker has them all. A crash between the two
+sends the generation again. Rows of one partition have ascending positions, so a consumer drops rows that are not above the
+highest position that it has read there.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swjoin.config.run import KafkaSinkConfig
-from swjoin.connectors.kafka.client import KafkaConnectionError, client_library, client_settings, find_topic, one_line
+from swjoin.connectors.kafka.client import KafkaConnectionError, client_library, client_settings, find_topic
 from swjoin.connectors.output_columns import OutputColumns
 from swjoin.core.batch import Pairs
-from swjoin.core.errors import RunFailed, UserError
+from swjoin.core.errors import RunFailed, UserError, one_line
 from swjoin.core.storage import sync_file, sync_folder, write_whole, writing
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from confluent_kafka import Producer
 
 _POLL_S = 0.1
-_JSON_ROWS = 8192  # made into messages at a time
-_ARROW_ROWS, _ARROW_BYTES = 16_384, 512 << 10  # of one message; a broker takes 1 MB unless told otherwise
+_JSON_ROWS = 8192  # encoded at a time
+_ARROW_ROWS, _ARROW_BYTES = 16_384, 512 << 10  # of one message; the default limit of a broker is 1 MB
 _FILE = re.compile(r"part-(\d{6})\.arrow")
 Message = tuple[str | None, bytes, int]  # key, value, number of its first row
 
@@ -56,7 +56,7 @@ def _key_text(values: tuple[Any, ...]) -> str | None:
 
 
 def _plain(column: pa.Array) -> pa.Array:
-    """Of a type that JSON has."""
+    """The column with a type that JSON has."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -78,7 +78,7 @@ def _plain(column: pa.Array) -> pa.Array:
 
 
 def arrow_messages(rows: pa.RecordBatch) -> Iterator[Message]:
-    """Arrow IPC streams of at most about half a megabyte; they have no keys."""
+    """Arrow IPC streams of about half a megabyte at most, without keys."""
     import pyarrow as pa
 
     per_row = max(1, rows.nbytes // max(1, rows.num_rows))
@@ -89,13 +89,13 @@ def arrow_messages(rows: pa.RecordBatch) -> Iterator[Message]:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema) as writer:
             writer.write_batch(rows.slice(start, count))
-        if sink.tell() > _ARROW_BYTES * 3 // 2 and count > 1:  # these rows are longer than others
+        if sink.tell() > _ARROW_BYTES * 3 // 2 and count > 1:  # these rows are longer than the average
             left += [(start + count // 2, count - count // 2), (start, count // 2)]
         else:
             yield None, sink.getvalue().to_pybytes(), start
 
 
-class _Kept:
+class _GenerationFile:
     """Rows of one generation in a hidden file."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
@@ -120,7 +120,7 @@ class _Kept:
 
 
 class KafkaSink:
-    """folder: of what is kept until a checkpoint. UserError when there is no broker, no topic or no library.
+    """folder: of rows that wait for a checkpoint. UserError without a broker, the topic or the library.
 
     staged, resumes: see `open_sink`.
     """
@@ -135,7 +135,7 @@ class KafkaSink:
         self._trouble = KafkaConnectionError()
         self._failure: str | None = None  # of a message that could not be delivered
         self._rows_sent = 0  # by a run without checkpoints
-        self._kept: dict[int, _Kept] = {}
+        self._kept: dict[int, _GenerationFile] = {}
         self._producer = self._open()
         if staged:
             self._prepare(resumes)
@@ -159,7 +159,7 @@ class KafkaSink:
         except OSError as error:
             raise UserError(f"{self._folder}: cannot be made ({error.strerror})") from None
         if not resumes:
-            if self._note.exists():
+            if self._sent_file.exists():
                 raise UserError(f"{self._folder}: holds what another run has sent; choose another --out or remove it")
             for path in self._folder.glob(".part-*.arrow"):  # of a run that ended before its first checkpoint
                 path.unlink()
@@ -175,7 +175,7 @@ class KafkaSink:
             raise RunFailed(f"{self._where}: results cannot be delivered: {self._failure}")
 
     def _send(self, rows: pa.RecordBatch, generation: int, first: int) -> None:
-        """Rows with the positions from this one on. Waits while the client's queue is full."""
+        """Send rows; `first` is the position of the first one. Waits while the client's queue is full."""
         kafka = client_library()
         messages = json_messages(rows, self._keys) if self._config.format == "json" else arrow_messages(rows)
         for key, value, number in messages:
@@ -194,7 +194,7 @@ class KafkaSink:
         self._check()
 
     def _flush(self) -> None:
-        """Until the broker has everything; each message has its time limit."""
+        """Wait until the broker has all messages; each message has its time limit."""
         while self._producer.flush(_POLL_S):
             self._check()
         self._check()
@@ -205,7 +205,7 @@ class KafkaSink:
         self.write_rows(self._plan.decode(pairs), generation)
 
     def write_rows(self, rows: pa.RecordBatch, generation: int, digest: int = 0) -> None:
-        """Pairs as output rows already."""
+        """Rows of pairs that have been decoded."""
         if not rows.num_rows:
             return
         if not self._staged:
@@ -213,7 +213,7 @@ class KafkaSink:
             self._send(rows, 0, first)
             return
         if generation not in self._kept:
-            self._kept[generation] = _Kept(self._hidden(self._name(generation)), rows.schema)
+            self._kept[generation] = _GenerationFile(self._hidden(self._name(generation)), rows.schema)
         self._kept[generation].write(rows)
 
     # ------------------------------------------------------------ with checkpoints
@@ -226,18 +226,18 @@ class KafkaSink:
         return self._folder / f".{name}"
 
     @property
-    def _note(self) -> Path:
+    def _sent_file(self) -> Path:
         return self._folder / ".sent.json"
 
     @property
     def _sent_generations(self) -> int:
-        """As many, from 0 on, have been sent as a whole."""
+        """Number of generations, from 0 on, that have been sent completely."""
         try:
-            return int(json.loads(self._note.read_text())["generations"])
+            return int(json.loads(self._sent_file.read_text())["generations"])
         except FileNotFoundError:
             return 0
         except (OSError, ValueError, KeyError, TypeError):
-            raise RunFailed(f"{self._note}: cannot be read; it said what has been sent") from None
+            raise RunFailed(f"{self._sent_file}: cannot be read; it said what has been sent") from None
 
     def seal(self, generation: int) -> list[Path]:
         kept = self._kept.pop(generation, None)
@@ -274,7 +274,7 @@ class KafkaSink:
             except (OSError, pa.ArrowException) as error:
                 raise RunFailed(f"{path}: results that a checkpoint holds cannot be read: {one_line(error)}") from None
         self._flush()
-        write_whole(self._note, json.dumps({"generations": max(done, generation + 1)}).encode())
+        write_whole(self._sent_file, json.dumps({"generations": max(done, generation + 1)}).encode())
         for name in names:
             self._hidden(name).unlink(missing_ok=True)
 
@@ -296,7 +296,7 @@ class KafkaSink:
         self._flush()
 
     def abort(self, *, begun: bool = True) -> None:
-        """What has been sent stays; with checkpoints the rest will be found again."""
+        """Rows that have been sent stay; with checkpoints a resumed run produces the others again."""
         for kept in self._kept.values():
             kept.drop()
         self._kept.clear()

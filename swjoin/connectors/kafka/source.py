@@ -1,9 +1,9 @@
-"""A Kafka topic as a stream: all its partitions, merged by time.
+"""Kafka source: the partitions of a topic, merged by time.
 
 What: `KafkaSource`.
-Why: a checkpoint says of every partition which message comes next after the rows that have been handed over, so that a recovery
-reads exactly the others. The broker keeps no offsets for us.
-Stays out: the thread that consumes (`connectors.kafka.reader`), what a message means (`connectors.kafka.decoder`), settings of
+Why: a checkpoint stores for every partition the next message after the rows that have been read, so that a recovery reads
+exactly the remaining rows. The broker stores no offsets for swjoin.
+Stays out: the consumer thread (`connectors.kafka.reader`), the content of messages (`connectors.kafka.decoder`), settings of
 the client (`connectors.kafka.client`), results (`connectors.kafka.sink`).
 """
 
@@ -13,14 +13,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from swjoin.config.run import StreamConfig
-from swjoin.connectors.kafka.client import KafkaConnectionError, client_library, client_settings, find_topic, marks_of, one_line
+from swjoin.connectors.kafka.client import KafkaConnectionError, client_library, client_settings, find_topic, marks_of
 from swjoin.connectors.kafka.decoder import MessageDecoder
-from swjoin.connectors.kafka.reader import OffsetTracker, PartitionReader, lane_of
+from swjoin.connectors.kafka.reader import PartitionReader, lane_of
 from swjoin.connectors.live_source import MergedSource
 from swjoin.connectors.producer_merge import MOST_LANES, Merge
 from swjoin.connectors.row_encoder import StreamColumns
 from swjoin.core.batch import STREAM_NAMES, SourceBatch
-from swjoin.core.errors import RunFailed, UserError
+from swjoin.core.errors import RunFailed, UserError, one_line
 from swjoin.core.ids import BEGIN_OF_TIME_US
 from swjoin.core.key_encoder import KeyEncoder
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class KafkaSource(MergedSource):
-    """make_merge: an empty merge for any number of lanes. UserError when there is no broker, no topic or no library."""
+    """make_merge: makes an empty merge for any number of lanes. UserError without a broker, the topic or the library."""
 
     def __init__(
         self,
@@ -42,15 +42,15 @@ class KafkaSource(MergedSource):
         make_merge: Callable[[], Merge],
     ) -> None:
         super().__init__(stream, config, schema, view, keys, make_merge())
-        assert config.kafka is not None, "a stream from elsewhere"
+        assert config.kafka is not None, "not a Kafka stream"
         self._make_merge, self.kafka = make_merge, config.kafka
         self.where = f"{STREAM_NAMES[stream]} kafka"
         try:
             self.decoder = MessageDecoder(self.kafka.format, self.schema, self.times_of, config.id)
         except UserError as error:
             raise UserError(f"{self.where}: {error}") from None
-        offsets, ends = self._look_at_topic()
-        self._beginning: dict[str, Any] = {
+        offsets, ends = self._topic_offsets()
+        self._start: dict[str, Any] = {
             "lanes": {lane_of(p): [0, BEGIN_OF_TIME_US, False] for p in offsets},
             "emitted_us": BEGIN_OF_TIME_US,
             "finished": False,
@@ -58,15 +58,14 @@ class KafkaSource(MergedSource):
             "ends": {lane_of(p): end for p, end in ends.items()} if self.kafka.until_end else None,
             "unusable": 0,
         }
-        self._position = self._after = self._beginning
-        self._trails: dict[str, OffsetTracker] = {}
+        self._position = self._after = self._start
         self._unusable = 0
         self._reader: PartitionReader | None = None
 
     # ------------------------------------------------------------ the topic
 
     def client(self, trouble: KafkaConnectionError) -> Consumer:
-        """A consumer that has nothing assigned yet."""
+        """A consumer without assigned partitions."""
         kafka = client_library()
         settings = client_settings(
             self.where,
@@ -81,8 +80,8 @@ class KafkaSource(MergedSource):
             raise UserError(f"{self.where}: {one_line(error)}") from None
         return made
 
-    def _look_at_topic(self) -> tuple[dict[int, int], dict[int, int]]:
-        """Where every partition begins, as `start` says, and where it ends now."""
+    def _topic_offsets(self) -> tuple[dict[int, int], dict[int, int]]:
+        """Start offsets of the partitions as the option `start` selects them, and their present ends."""
         kafka, trouble = client_library(), KafkaConnectionError()
         client = self.client(trouble)
         try:
@@ -110,7 +109,6 @@ class KafkaSource(MergedSource):
             self._reader = PartitionReader(
                 self.client, self.kafka.topic, self.where, self.decoder, self.times_of, self.merge, self._position
             )
-            self._trails = self._reader.trails
             self._unusable = self._position["unusable"]
         if self._reader.failure is not None:
             raise self._reader.failure
@@ -118,10 +116,10 @@ class KafkaSource(MergedSource):
         if batch is not None:
             merged = self.merge.position()
             for lane, (rows, *_) in merged["lanes"].items():
-                self._unusable += self._trails[lane].follow(rows)
+                self._unusable += self._reader.tracker(lane).follow(rows)
             self._after = {
                 **merged,
-                "offsets": {lane: list(self._trails[lane].following) for lane in merged["lanes"]},
+                "offsets": {lane: list(self._reader.tracker(lane).following) for lane in merged["lanes"]},
                 "ends": self._position["ends"],
                 "unusable": self._unusable,
             }
@@ -133,26 +131,26 @@ class KafkaSource(MergedSource):
             self._position = self._after
         return batch
 
-    def _place(self, position: int) -> str:
-        return f"{self.where}, topic {self.kafka.topic}, row {position} (counting from 0)"
+    def describe_row(self, row: int) -> str:
+        return f"{self.where}, topic {self.kafka.topic}, row {row} (counting from 0)"
 
     # ------------------------------------------------------------ across a crash
 
     def position(self) -> dict[str, Any]:
-        """What the merge has handed over; of each partition the next message and the row in it; ends; unusable messages."""
+        """Position of the merge; next message of each partition, and row in it; ends; number of unusable messages."""
         return self._position
 
     def seek(self, row: int) -> None:
-        """Row 0: the offsets at which the run began."""
-        assert row == 0, "a topic has no rows by number; go_on"
-        self._restart(0, self._beginning)
+        """Row 0: the offsets at the start of the run."""
+        assert row == 0, "a topic has no row numbers"
+        self._restart(0, self._start)
 
-    def go_on(self, row: int, position: dict[str, Any]) -> None:
+    def resume_at(self, row: int, position: dict[str, Any]) -> None:
         self._check_there(position)
         self._restart(row, position)
 
     def _check_there(self, position: dict[str, Any]) -> None:
-        """RunFailed when the topic has not got any more what comes after a position."""
+        """RunFailed when the topic has lost messages after a position."""
         kafka, trouble = client_library(), KafkaConnectionError()
         topic = self.kafka.topic
         client = self.client(trouble)
@@ -176,12 +174,12 @@ class KafkaSource(MergedSource):
     def _restart(self, row: int, position: dict[str, Any]) -> None:
         self._stop()
         self.merge = self._make_merge()
-        # The partitions' stops say when they have been read, and not whether they had been then: rows that waited come again.
+        # Not finished: rows that waited in the lanes are consumed again, up to the partitions' stops.
         self.merge.restore({**position, "finished": False})
         self.rows, self._next = row, None
         self._position = self._after = position
 
-    # ------------------------------------------------------------ to whoever watches
+    # ------------------------------------------------------------ monitoring
 
     def status(self) -> dict[str, float]:
         reader, position = self._reader, self._position
@@ -189,7 +187,7 @@ class KafkaSource(MergedSource):
         if reader is None:
             return found
         found |= {"received_messages": float(reader.messages), "received_bytes": float(reader.bytes)}
-        lags = {lane: max(0, reader.ends[lane] - offset) for lane, (offset, _) in position["offsets"].items()}
+        lags = {lane: max(0, reader.end(lane) - offset) for lane, (offset, _) in position["offsets"].items()}
         found["lag_messages"] = float(sum(lags.values()))
         return found | {f"lag_messages_{int(lane)}": float(lag) for lane, lag in lags.items()}
 

@@ -27,16 +27,20 @@ from numpy.typing import NDArray
 
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.master.master import Master
-from swjoin.cluster.messages import (
-    Deliver,
-    Delivered,
-    ReadTuples,
-    ResultsReceived,
-    SendResults,
-    SlaveReported,
-    StreamEnded,
-    TuplesRead,
+from swjoin.cluster.messages import Report
+from swjoin.cluster.role import (
+    MASTER,
+    BatchRead,
+    Effect,
+    Finish,
+    Log,
+    Read,
+    Received,
+    Send,
+    SourceEnded,
+    UnknownEffectError,
     WorkDue,
+    slave_role,
 )
 from swjoin.cluster.slave.slave import Slave
 from swjoin.cluster.wire import pack_delivery, pack_results, pack_state, unpack_delivery, unpack_results, unpack_state
@@ -44,7 +48,7 @@ from swjoin.config.loader import config_from_plain
 from swjoin.config.run import RunConfig, SinkConfig, WorkloadConfig
 from swjoin.connectors.generator.source import GeneratorSource
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, Pairs, RowLayout, SourceBatch, TupleBatch
-from swjoin.core.data_messages import ResultChunk
+from swjoin.core.data_messages import Delivery, ResultChunk
 from swjoin.core.errors import RunFailed
 from swjoin.core.ids import EpochIndex, GroupId, QueryId, SlaveId
 from swjoin.core.metric_columns import COLUMNS
@@ -52,8 +56,7 @@ from swjoin.forecast.calibrate.realtime import realtime_costs
 from swjoin.forecast.costs import PRESETS, CostModel
 from swjoin.monitor.process_memory import keep_freed_memory
 from swjoin.operators.join_operator import MoveId
-from swjoin.operators.state_movement import GroupExport, GroupImport
-from swjoin.operators.window_join import WindowJoin
+from swjoin.runtime.host import Performers, nothing, perform
 from swjoin.runtime.launch import mpirun_options
 from swjoin.runtime.preflight import find_mpirun
 
@@ -119,26 +122,47 @@ def _run_master(config: RunConfig, slave_count: int) -> tuple[list[Any], float, 
     frames: list[Any] = []
     clock = time.thread_time
     did = [0, 0, 0]
+    wanted: list[Effect] = []
+
+    def read(effect: Read) -> None:
+        batch = next(queues[effect.stream], None)
+        wanted.extend(master.handle(SourceEnded(effect.stream) if batch is None else BatchRead(effect.stream, batch), 0))
+
+    def send(effect: Send) -> None:
+        delivery = effect.message
+        assert isinstance(delivery, Delivery)
+        frames.append(pack_delivery(delivery))
+        did[0] += len(delivery.left) + len(delivery.right)
+        did[1] += delivery.nbytes
+        did[2] += 1
+        wanted.extend(master.handle(Received(effect.to, Report(0.0)), 0))
+
+    performers: Performers = {Read: read, Send: send, Log: nothing, Finish: nothing}
     start = clock()
-    commands = master.start()
+    wanted.extend(master.start())
     for slave in range(slave_count):
-        commands += master.handle(SlaveReported(SlaveId(slave), 0.0), 0)
-    while commands:
-        performed, commands = commands, []
-        for command in performed:
-            match command:
-                case ReadTuples(stream):
-                    batch = next(queues[stream], None)
-                    commands += master.handle(StreamEnded(stream) if batch is None else TuplesRead(stream, batch), 0)
-                case Deliver(delivery):
-                    frames.append(pack_delivery(delivery))
-                    did[0] += len(delivery.left) + len(delivery.right)
-                    did[1] += delivery.nbytes
-                    did[2] += 1
-                    commands += master.handle(SlaveReported(delivery.slave, 0.0), 0)
-                case _:
-                    pass
+        wanted.extend(master.handle(Received(slave_role(slave), Report(0.0)), 0))
+    while wanted:
+        effects, wanted = wanted, []
+        perform(effects, performers)
     return frames, clock() - start, (did[0], did[1], did[2]), layouts
+
+
+def _deliver(slave: Slave, frame: Any) -> list[ResultChunk]:
+    """Let a slave join a delivery; what it sends to the collector."""
+    chunks: list[ResultChunk] = []
+
+    def send(effect: Send) -> None:
+        if isinstance(effect.message, ResultChunk):
+            chunks.append(effect.message)
+        elif not isinstance(effect.message, Report):
+            raise UnknownEffectError(effect.message)
+
+    performers: Performers = {Send: send, Finish: nothing}
+    perform(slave.handle(Received(MASTER, unpack_delivery(frame)), 0), performers)
+    while slave.has_work:
+        perform(slave.handle(WorkDue(), 0), performers)
+    return chunks
 
 
 def _run_slave(config: RunConfig, frames: list[Any], layouts: Any) -> tuple[F64, F64]:
@@ -149,14 +173,10 @@ def _run_slave(config: RunConfig, frames: list[Any], layouts: Any) -> tuple[F64,
     at = [COLUMNS.index(n) for n in ("left_tuples", "right_tuples", "mini_group_count", "comparisons", "pairs")]
     for frame in frames:
         start = clock()
-        commands = slave.handle(Delivered(unpack_delivery(frame)), 0)
-        while slave.has_work:
-            commands += slave.handle(WorkDue(), 0)
         final: ResultChunk | None = None
-        for command in commands:
-            if isinstance(command, SendResults):
-                pack_results(command.chunk)
-                final = command.chunk if command.chunk.final else final
+        for chunk in _deliver(slave, frame):
+            pack_results(chunk)
+            final = chunk if chunk.final else final
         seconds.append(clock() - start)
         assert final is not None
         assert final.metrics is not None
@@ -247,26 +267,22 @@ def _movement_costs(scale: float) -> tuple[float, float]:
     frames, _, _, layouts = _run_master(config, 1)
     slave = Slave(SlaveId(0), config, layouts)
     for frame in frames[:-1]:
-        slave.handle(Delivered(unpack_delivery(frame)), 0)
-        while slave.has_work:
-            slave.handle(WorkDue(), 0)
+        _deliver(slave, frame)
     join = slave.join
-    assert isinstance(join, WindowJoin)
     target = Slave(SlaveId(1), config, layouts).join
-    assert isinstance(target, WindowJoin)
     out = into = nbytes = 0.0
     clock = time.thread_time
     for group in range(12):
         move_id = MoveId(QueryId(0), group, GroupId(group), SlaveId(0), SlaveId(1))
         empty = (TupleBatch.empty(), TupleBatch.empty())
         start = clock()
-        departure = GroupExport(join, move_id, empty, config.reorganization.chunk_bytes)
+        departure = join.export_group(move_id, empty, config.reorganization.chunk_bytes)
         packed = []
         while not departure.done:
             packed.append(pack_state(departure.next_chunk()))
         middle = clock()
         first = unpack_state(packed[0])
-        arrival = GroupImport(target, first)
+        arrival = target.import_group(first)
         for frame in packed:
             arrival.add(unpack_state(frame))
         arrival.settle(EpochIndex(0))
@@ -291,7 +307,7 @@ def _chunk_seconds(frames: list[Any]) -> float:
     collector = Collector(1, materialised=False)
     start = time.thread_time()
     for frame in frames:
-        collector.handle(ResultsReceived(unpack_results(frame)), 0)
+        collector.handle(Received(slave_role(0), unpack_results(frame)), 0)
     return (time.thread_time() - start) / len(frames)
 
 
@@ -310,14 +326,10 @@ def _collector_costs(scale: float, kept_byte_ns: float) -> tuple[float, float, f
         slave = Slave(SlaveId(0), config, layouts)
         start = time.perf_counter()
         for frame in frames:
-            commands = slave.handle(Delivered(unpack_delivery(frame)), 0)
-            while slave.has_work:
-                commands += slave.handle(WorkDue(), 0)
-            for command in commands:
-                if isinstance(command, SendResults):
-                    pack_results(command.chunk)
-                    if command.chunk.pairs is not None:
-                        pairs.append(command.chunk.pairs)
+            for chunk in _deliver(slave, frame):
+                pack_results(chunk)
+                if chunk.pairs is not None:
+                    pairs.append(chunk.pairs)
         seconds[name] = time.perf_counter() - start
     nbytes = sum(p.nbytes for p in pairs)
     kept = 2 * rows.workload.rate_per_s * (rows.workload.duration_us / 1e6) * rows.workload.payload_bytes
@@ -329,10 +341,7 @@ def _final_chunks(config: RunConfig, frames: list[Any], layouts: Any) -> list[An
     slave = Slave(SlaveId(0), config, layouts)
     out = []
     for frame in frames:
-        commands = slave.handle(Delivered(unpack_delivery(frame)), 0)
-        while slave.has_work:
-            commands += slave.handle(WorkDue(), 0)
-        out += [pack_results(c.chunk) for c in commands if isinstance(c, SendResults) and c.chunk.final]
+        out += [pack_results(chunk) for chunk in _deliver(slave, frame) if chunk.final]
     return out
 
 

@@ -1,10 +1,9 @@
-"""Tuples as counts: what the planner sends through the production roles instead of tuples.
+"""Tuples as counts: the batches that the model sends through the production roles.
 
-What: `ModelBatch`, runs of tuples of one partition-group and one stretch of time, in the place of a
-`TupleBatch`; `KeyDistribution`, how a stream's tuples divide over time and partition-groups and how often two of them are
-equal.
-Why: 10^9 tuples/s cannot be materialised, and need not be: what master, slaves and links do depends on how many there are.
-Stays out: where the shares come from (`forecast.key_distribution`), joining (`forecast.model.join`).
+What: `ModelBatch`, runs of tuples of one partition-group and one interval of time ("stretch"), for a `TupleBatch`;
+`KeyDistribution`, the distribution of a stream's tuples over time and partition-groups, and how often two of them are equal.
+Why: 10^9 tuples/s cannot be materialised, and need not be: the work of master, slaves and links depends on counts.
+Stays out: computing a distribution (`forecast.key_distribution`), joining (`forecast.model.join`).
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from numpy.typing import NDArray
 from swjoin.core.batch import I64, TupleBatch
 
 F64 = NDArray[np.float64]
-TUPLE_BYTES = 32  # key, time, id, arrival: as in TupleBatch.nbytes
+TUPLE_BYTES = 32  # key, time, id, arrival: as in `TupleBatch.nbytes`
 
 
 @dataclass(frozen=True)
 class ModelBatch(TupleBatch):
     """Runs of tuples: run i holds count[i] tuples of partition-group key[i], evenly spread over stretch `stretch[i]`.
 
-    Columns are per run, `len` and `nbytes` speak of tuples. ts: where the run's stretch begins. arrival_us, arrival_end_us: the
-    arrivals are spread evenly over [arrival_us, arrival_end_us]. count, stretch: int64 (runs,). tuple_bytes: of one tuple.
+    Columns are per run; `len` and `nbytes` are those of the tuples. ts: start of the run's stretch. Arrivals are spread evenly
+    over [arrival_us, arrival_end_us]. count, stretch: int64 (runs,). tuple_bytes: of one tuple.
     """
 
     count: I64 = field(default_factory=lambda: np.empty(0, np.int64))
@@ -75,13 +74,14 @@ class ModelBatch(TupleBatch):
 
 @dataclass(frozen=True)
 class KeyDistribution:
-    """How the tuples of both streams divide over time and partition-groups, and how often two are equal.
+    """Distribution of both streams' tuples over time and partition-groups, and how often two tuples are equal.
 
-    edges_us: int64 (stretches + 1,), time from the start of the stream, cut into stretches; within one, rate and hot keys stay.
-    rotation: int64 (stretches,), index of the stretch's hot keys (drift). mean: float64 (stretches,), expected tuples. share:
-    float64 (rotations, partition-groups), chance that a tuple belongs to a partition-group. equal: the same shape, chance that
-    two tuples of a partition-group and of the same rotation have equal keys. apart: float64 (partition-groups,), that chance
-    for two different rotations.
+    edges_us: int64 (stretches + 1,), ends of the stretches from the start of the stream; rate and hot keys are constant within.
+    rotation: int64 (stretches,), index of the stretch's hot keys (drift).
+    mean: float64 (stretches,), expected tuples.
+    share: float64 (rotations, partition-groups), probability that a tuple belongs to a partition-group.
+    equal: same shape, probability that two tuples of a partition-group and of the same rotation have equal keys.
+    apart: float64 (partition-groups,), that probability for two different rotations.
     """
 
     edges_us: I64
@@ -101,7 +101,7 @@ class KeyDistribution:
 
 
 def overlap(begin_l: F64, width_l: F64, begin_r: F64, width_r: F64, lower: float, upper: float) -> F64:
-    """Chance that lower <= r - l <= upper for l, r even in [begin, begin + width]: float64 (left, right) of outer arrays."""
+    """Probability that lower <= r - l <= upper for l, r uniform in [begin, begin + width]: float64 (left, right)."""
     low, high = begin_l[:, None], begin_l[:, None] + width_l[:, None]
     start, stop = begin_r[None, :], begin_r[None, :] + width_r[None, :]
 
@@ -109,7 +109,7 @@ def overlap(begin_l: F64, width_l: F64, begin_r: F64, width_r: F64, lower: float
         return np.square(np.maximum(x, 0.0)) / 2
 
     def below(x: float) -> F64:
-        """Integral of [r - l <= x] over both."""
+        """Integral of [r - l <= x] over l and r."""
         return (
             half_square(x + high - start)
             - half_square(x + low - start)

@@ -1,9 +1,9 @@
-"""Virtual time: an event heap, cores that busy ranks share, and ranks that work, wait and send.
+"""The discrete-event kernel of the model: virtual time, shared cores, and ranks that work, wait and send.
 
-What: `Timeline` (what happens next), `Cores` (work takes time, longer when more ranks are busy than there are cores), `World`
-(both, with the costs), `Actor` (a rank).
-Why: predictions for a test machine must know that its ranks share two cores; those for a cluster that they do not.
-Stays out: roles and what they say (`forecast.model.ranks`).
+What: `Timeline` (an event heap), `Cores` (work takes longer when more ranks are busy than there are cores), `World` (both, with
+the costs), `Actor` (a rank).
+Why: ranks of a test machine share two cores, ranks of a cluster do not; forecasts must distinguish these.
+Stays out: roles and their messages (`forecast.model.ranks`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FIRST_POLL_US = 20.0
 
 
 class Timeline:
-    """Events in the order of their times, microseconds; those of the same time in the order in which they were set."""
+    """Events in the order of their times, microseconds; events of the same time in the order in which they were added."""
 
     def __init__(self) -> None:
         self.now_us = 0.0
@@ -37,7 +37,7 @@ class Timeline:
         self.at(self.now_us + delay_us, action)
 
     def step(self) -> bool:
-        """Let the next event happen; False when there is none."""
+        """Run the next event; False when there is none."""
         if not self._heap:
             return False
         self.now_us, _, action = heapq.heappop(self._heap)
@@ -47,7 +47,7 @@ class Timeline:
 
 
 class Task:
-    """Work under way. left_us: on a core of its own, as of the last look."""
+    """Work under way. left_us: remaining time on a core of its own, at the last update."""
 
     __slots__ = ("end_us", "left_us", "then")
 
@@ -56,15 +56,15 @@ class Task:
 
 
 class Cores:
-    """Where ranks work. count 0: a core for every rank. Otherwise all tasks share `count` cores evenly, and together they do
-    1 core's work when one is busy, count * capacity when all are (processor sharing)."""
+    """The cores of a host. count 0: a core for every rank. Otherwise all tasks share `count` cores evenly (processor sharing),
+    which do the work of 1 core when one is busy, and of count * capacity cores when all are."""
 
     def __init__(self, timeline: Timeline, count: int, capacity: float) -> None:
         self._timeline, self._count, self._capacity = timeline, count, capacity
         self._tasks: list[Task] = []
-        self._looked_us = 0.0
+        self._updated_us = 0.0
         self._alarm = 0
-        self.busy_us = 0.0  # work done, of all
+        self.busy_us = 0.0  # total work
 
     def _total(self, busy: int) -> float:
         if busy <= 1 or self._count == 1:
@@ -78,51 +78,51 @@ class Cores:
 
     @property
     def slowdown(self) -> float:
-        """How much longer a task takes now than alone."""
+        """Present duration of a task / its duration alone."""
         busy = max(1, len(self._tasks))
         return busy / self._total(busy) if self._count else 1.0
 
     @property
     def most(self) -> float:
-        """Cores' worth of work that all cores do together; 0 where every rank has its own."""
+        """Work of all cores together, in cores; 0 where every rank has its own."""
         return self._total(self._count) if self._count else 0.0
 
     def run(self, work_us: float, then: Action) -> Task:
-        """Begin a task of so much work; `then` happens when it is done."""
+        """Start a task; `then` is called at its end."""
         now = self._timeline.now_us
         task = Task(work_us, now + work_us, then)
         self.busy_us += work_us
         if not self._count:
             self._timeline.at(task.end_us, lambda: self._end(task))
             return task
-        self._look()
+        self._update()
         self._tasks.append(task)
         self._set_alarm()
         return task
 
     def extend(self, task: Task, work_us: float) -> None:
-        """More work for a task under way."""
+        """Add work to a task."""
         self.busy_us += work_us
         task.end_us += work_us
         if self._count:
-            self._look()
+            self._update()
             task.left_us += work_us
             self._set_alarm()
 
     def spin(self) -> Task | None:
-        """A rank waits inside a send: it computes nothing, but keeps a shared core busy until `stop`."""
+        """A rank waits inside a send: it keeps a shared core busy until `stop`."""
         if not self._count:
             return None
-        self._look()
+        self._update()
         task = Task(float("inf"), float("inf"), lambda: None)
         self._tasks.append(task)
         self._set_alarm()
         return task
 
     def stop(self, task: Task | None) -> None:
-        """End of a wait."""
+        """End of `spin`."""
         if task is not None:
-            self._look()
+            self._update()
             self._tasks.remove(task)
             self._set_alarm()
 
@@ -132,14 +132,14 @@ class Cores:
         else:
             task.then()
 
-    def _look(self) -> None:
-        """Account for the time since the last look."""
+    def _update(self) -> None:
+        """Account for the time since the last update."""
         now = self._timeline.now_us
         if self._tasks:
-            each = (now - self._looked_us) * self._total(len(self._tasks)) / len(self._tasks)
+            each = (now - self._updated_us) * self._total(len(self._tasks)) / len(self._tasks)
             for task in self._tasks:
                 task.left_us -= each
-        self._looked_us = now
+        self._updated_us = now
 
     def _set_alarm(self) -> None:
         self._alarm += 1
@@ -151,7 +151,7 @@ class Cores:
     def _ring(self, alarm: int) -> None:
         if alarm != self._alarm:
             return
-        self._look()
+        self._update()
         done = [task for task in self._tasks if task.left_us <= 1e-3]
         self._tasks = [task for task in self._tasks if task.left_us > 1e-3]
         self._set_alarm()
@@ -161,7 +161,7 @@ class Cores:
 
 @dataclass
 class Usage:
-    """Where an actor's time went, microseconds: CPU, on the link, waiting for a receiver, and what a slower node adds."""
+    """Time of an actor, microseconds: CPU, link, waiting for a receiver, and the extra time of a slower node."""
 
     cpu_us: float = 0.0
     link_us: float = 0.0
@@ -169,27 +169,27 @@ class Usage:
     slowed_us: float = 0.0
 
     def clear(self) -> None:
-        """History does not count."""
+        """Forget the time of prefill."""
         self.cpu_us = self.link_us = self.waiting_us = self.slowed_us = 0.0
 
 
 class World:
-    """What all actors share."""
+    """The state that all actors share."""
 
     def __init__(self, config: RunConfig, costs: CostModel, host_cores: int) -> None:
         self.config, self.costs = config, costs
         self.time = Timeline()
         self.cores = Cores(self.time, host_cores, costs.shared_capacity)
         self.realtime = config.pace == "realtime"
-        self.ahead_us = 0.0  # of the run's clock, once history has been joined
+        self.ahead_us = 0.0  # run's clock minus virtual time, after prefill
 
     @property
     def now_us(self) -> int:
-        """What the run's clock shows."""
-        return int(self.time.now_us + self.ahead_us + 1e-3)  # a boundary that was waited for has been reached
+        """The run's clock."""
+        return int(self.time.now_us + self.ahead_us + 1e-3)  # a boundary that an actor waited for is reached
 
     def at_clock(self, clock_us: float, action: Action) -> None:
-        """When the run's clock shows this."""
+        """Run `action` when the run's clock shows `clock_us`."""
         self.time.at(clock_us - self.ahead_us, action)
 
     def transfer_us(self, nbytes: float) -> float:
@@ -205,21 +205,21 @@ class Actor:
         self.task: Task | None = None
         self.busy = False
         self.blocked = False
-        self.polls_us = 0.0  # half of what a piece of work takes that is not interrupted
+        self.polls_us = 0.0  # half the duration of an uninterrupted piece of work
         self._idle_since_us = 0.0
         self._waking = False
         self._callers: deque[Action] = deque()
 
     def loop(self) -> None:
-        """Do the next thing, or be idle."""
+        """Do the next piece of work, or `rest`."""
         raise NotImplementedError
 
     def _begin(self) -> None:
-        """Idle no more; on a shared host the looks for messages have taken CPU time from the others."""
+        """End idling; on a shared host the polls meanwhile took CPU time from other ranks."""
         if not self.busy and self.world.cores.shared:
-            looks_us = self._looks()[0] * self.world.costs.look_ns / 1000
-            if looks_us:
-                self.world.cores.run(looks_us, lambda: None)
+            polls_us = self._polls()[0] * self.world.costs.look_ns / 1000
+            if polls_us:
+                self.world.cores.run(polls_us, lambda: None)
         self.busy = True
 
     def work(self, work_us: float, then: Action) -> None:
@@ -237,11 +237,11 @@ class Actor:
         self._idle_since_us = self.world.time.now_us
 
     def attention_us(self) -> float:
-        """How long a message waits until it is noticed: half the interval between two looks."""
-        return self.polls_us if self.busy else self._looks()[1] / 2
+        """Mean time until a message is noticed: half the interval between two polls."""
+        return self.polls_us if self.busy else self._polls()[1] / 2
 
-    def _looks(self) -> tuple[int, float]:
-        """How often an idle rank has looked for messages, and the interval to the next look (see `runtime.mpi.main`)."""
+    def _polls(self) -> tuple[int, float]:
+        """Polls of an idle rank so far, and the interval to the next poll (see `runtime.mpi.main`)."""
         costs = self.world.costs
         if not costs.poll_longest_us:
             return 0, 0.0
@@ -255,7 +255,7 @@ class Actor:
         return count + int(whole), interval + costs.sleep_extra_us
 
     def wake(self) -> None:
-        """Something has come."""
+        """A message has arrived."""
         if self.busy or self._waking:
             return
         self._waking = True
@@ -267,14 +267,15 @@ class Actor:
             self.loop()
 
     def when_attentive(self, caller: Action) -> None:
-        """Call back once this rank takes a large message."""
+        """Call `caller` once this rank receives large messages."""
         if self.blocked:
             self._callers.append(caller)
         else:
             self.world.time.after(self.attention_us(), caller)
 
     def send(self, nbytes: float, receiver: Actor, arrive: Action, then: Action) -> None:
-        """A message: a small one goes by itself, a large one waits for its receiver and takes both ranks' time."""
+        """Send a message: a small one takes no time of the ranks, a large one waits for its receiver and takes both ranks'
+        time."""
         costs, time = self.world.costs, self.world.time
         transfer_us = self.world.transfer_us(nbytes)
         if nbytes <= costs.eager_bytes:
@@ -283,12 +284,12 @@ class Actor:
             return
         self._begin()
         self.blocked = True
-        begun_us = time.now_us
+        start_us = time.now_us
         spinning = self.world.cores.spin()
 
-        def begin() -> None:
+        def transfer() -> None:
             self.world.cores.stop(spinning)
-            self.usage.waiting_us += time.now_us - begun_us
+            self.usage.waiting_us += time.now_us - start_us
             self.usage.link_us += transfer_us
             receiver.usage.link_us += transfer_us
             if receiver.task is not None:
@@ -302,4 +303,4 @@ class Actor:
                 self._callers.popleft()()
             then()
 
-        receiver.when_attentive(begin)
+        receiver.when_attentive(transfer)

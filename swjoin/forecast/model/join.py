@@ -1,17 +1,17 @@
-"""The join module over counts: what a slave would do with tuples, without any (for the planner).
+"""The join operator of the model: windows of tuple counts.
 
-What: `ModelJoin`, a `JoinModule` whose windows are counts per partition-group, stream and stretch of time, and the two ends
+What: `ModelJoin`, a `JoinOperator` whose windows are counts per partition-group, stream and stretch of time, and the two ends
 of its state movements.
 Why: the production slave, mover, master and controller run over it unchanged, for thousands of slaves.
-Stays out: how long anything takes (`forecast.costs`; `meter` says how much was done), tuples (`operators.window_join`).
+Stays out: how long anything takes (`forecast.costs`; `meter` has the amount of work), tuples (`operators.window_join`).
 
-Expectations, all exact in the mean unless said otherwise. Pairs: of n left and m right tuples of a partition-group, from two
-stretches of time, n * m * equal * overlap match: `equal` is the chance of equal keys in that partition-group, `overlap` the
-chance that the times satisfy the bounds. Counts become whole numbers by carrying the rest along. Comparisons: a fresh tuple
-meets the opposite side of its mini-partition-group, that is the tuples of its own key (share `equal`) and of the others a share
-2^-d, where d is the depth at which a mini-partition-group of the mean size, give or take the spread that Poisson arrivals and
-unequal keys cause, is within 2 * theta; with theta 0, the whole opposite window. To both come the half-expired blocks at the
-end of each chain.
+Expectations are exact in the mean unless noted. Pairs: of n left and m right tuples of a partition-group, from two stretches
+of time, n * m * equal * overlap match: `equal` is the probability of equal keys in that partition-group, `overlap` the
+probability that the times satisfy the bounds. Counts are rounded down, and the remainder is added to the next ones.
+Comparisons: a fresh tuple meets the opposite side of its mini-partition-group: the tuples of its own key (share `equal`) and a
+share 2^-d of the others, where d is the depth at which a mini-partition-group of the mean size, within the spread by Poisson
+arrivals and unequal keys, is within 2 * theta; with theta 0, the whole opposite window. The half-expired blocks at the end of
+each chain are added to both.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ from swjoin.core.ids import (
     GroupId,
 )
 from swjoin.core.join_semantics import Bounds
-from swjoin.forecast.model.batch import F64, KeyDistribution, ModelBatch, overlap
+from swjoin.forecast.model.batch import F64, TUPLE_BYTES, KeyDistribution, ModelBatch, overlap
 from swjoin.forecast.model.windows import Fresh, Meter, Windows, as_matrix, mini_shares, spread_delays
 from swjoin.operators.join_operator import MoveId
 from swjoin.operators.join_step import Step, WindowMemory, Work
 from swjoin.operators.state_movement import pieces
+from swjoin.operators.window_store import WindowSizes
 from swjoin.state.arrays import MINI_BYTES, STAT_COMPARISONS, STAT_PAIRS, Inputs, block_bytes
 
-_PIECES = 4  # a delivery is joined in so many steps at most, whatever the budget
+_PIECES = 4  # steps of a delivery at most, whatever the budget
 
 
 @dataclass
@@ -62,37 +63,27 @@ class ModelWork(Work):
 
 
 class ModelJoin:
-    """See `WindowJoin`. distribution: of both streams. No result buffer bounds the steps.
+    """See `WindowJoin`; no result buffer bounds its steps. distribution: of the keys of both streams.
 
-    span_us: how long a step takes that does so many tuples, comparisons, pairs and visits, set by the runtime.
+    span_us: duration of a step that does the metered work, set by the runtime.
     """
 
-    def __init__(
-        self,
-        distribution: KeyDistribution,
-        bounds: Bounds,
-        *,
-        block_tuples: int,
-        theta_tuples: int,
-        window_bytes: int,
-        tuple_bytes: int,
-    ) -> None:
+    def __init__(self, distribution: KeyDistribution, bounds: Bounds, sizes: WindowSizes, tuple_bytes: int) -> None:
         self.distribution, self.bounds = distribution, bounds
         self.meter = Meter()
         self.span_us: Callable[[Meter], float] = lambda done: 0.0
-        self._block_tuples, self._theta, self._limit_bytes, self._tuple_bytes = (
-            block_tuples,
-            theta_tuples,
-            window_bytes,
-            tuple_bytes,
-        )
+        self._block_tuples, self._theta = sizes.block_tuples, sizes.theta_tuples
+        self._limit_bytes, self._tuple_bytes = sizes.window_bytes, tuple_bytes
         self._windows = Windows()
         self._open: ModelWork | None = None
         self._times_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
-        self._carry = np.zeros(distribution.partition_count)
+        self._remainder = np.zeros(distribution.partition_count)  # of rounding pairs
         self._most_stored = 0
 
     # ------------------------------------------------------------ joining
+
+    def check_rows(self, delivery: Delivery, where: str) -> None:
+        """Counts of tuples have no rows."""
 
     def open(self, delivery: Delivery, *, settles: bool = False) -> ModelWork:
         assert self._open is None, "the delivery before is not done"
@@ -154,7 +145,7 @@ class ModelJoin:
         return int(self.distribution.rotation[max(stretches, default=0)])
 
     def _matches(self, stream: int, mine: I64, other: I64, counts: F64, groups: I64) -> F64:
-        """Expected matches of one tuple of `stream` from each stretch of `mine`, in every group: float64 (groups, mine).
+        """Expected matches of one tuple of `stream` from each stretch of `mine`, per partition-group: float64 (groups, mine).
         counts: float64 (groups, other), the opposite tuples."""
         distribution = self.distribution
         edges = distribution.edges_us
@@ -172,7 +163,7 @@ class ModelJoin:
         return cast("F64", out)
 
     def step(self, work: Work, now_us: int, tuple_budget: int) -> Step:
-        """Join partition-groups until so many tuples, or a quarter of the delivery, are done."""
+        """Join partition-groups until `tuple_budget` tuples, or a quarter of the delivery, are done."""
         assert isinstance(work, ModelWork)
         assert work is self._open, "step on a delivery that is not open"
         counts = work.delivery.left_counts + work.delivery.right_counts
@@ -183,9 +174,9 @@ class ModelJoin:
         work.next_group = stop
         tuples = int(counts[piece].sum())
         groups = work.delivery.groups[piece]
-        self._carry[groups] += work.pairs[piece]
-        whole = np.floor(self._carry[groups])
-        self._carry[groups] -= whole
+        self._remainder[groups] += work.pairs[piece]
+        whole = np.floor(self._remainder[groups])
+        self._remainder[groups] -= whole
         work.results.counts[piece] = whole
         work.comparisons_by_group[piece] = work.compared[piece]
         pairs = int(whole.sum())
@@ -205,7 +196,7 @@ class ModelJoin:
 
     def _record(self, work: ModelWork, piece: slice, pairs: int, now_us: int, span_us: float) -> None:
         weights, triangular = (np.concatenate([w[piece].sum(0) for w in part]) for part in (work.even, work.triangular))
-        if pairs and weights.sum() + triangular.sum() == 0:  # whole pairs from what was carried along
+        if pairs and weights.sum() + triangular.sum() == 0:  # all pairs are from remainders
             weights = np.ones_like(weights)
         begins, ends = (np.concatenate([a[i] for a in work.arrivals]) for i in (0, 1))
         spread_delays(pairs, weights, triangular, begins, ends, now_us, span_us, work.stats, work.delay_histogram)
@@ -213,11 +204,7 @@ class ModelJoin:
     def _close(self, work: ModelWork) -> None:
         self._open = None
         delivery = work.delivery
-        rows = np.array([self._windows.rows[GroupId(g)] for g in delivery.groups.tolist()], np.int64)
-        for stream, batch in enumerate((delivery.left, delivery.right)):
-            fresh = as_matrix(delivery.groups, batch)
-            if len(rows):
-                self._windows.add(stream, rows, fresh.stretch, fresh.count)
+        self._store(delivery)
         if not work.settles:
             self._times_us = (delivery.left_time_us, delivery.right_time_us)
         self._expire()
@@ -225,8 +212,15 @@ class ModelJoin:
         self.meter.growth += max(0, stored - self._most_stored)
         self._most_stored = max(stored, self._most_stored)
 
+    def _store(self, delivery: Delivery) -> None:
+        rows = np.array([self._windows.rows[GroupId(g)] for g in delivery.groups.tolist()], np.int64)
+        for stream, batch in enumerate((delivery.left, delivery.right)):
+            fresh = as_matrix(delivery.groups, batch)
+            if len(rows):
+                self._windows.add(stream, rows, fresh.stretch, fresh.count)
+
     def _middle_of(self, delivery: Delivery) -> tuple[int, int]:
-        """Times half-way through a delivery: blocks that leave during it are compared with half of its tuples."""
+        """Times half-way through a delivery: blocks that expire during it are compared with half of its tuples."""
         after = (delivery.left_time_us, delivery.right_time_us)
         left, right = (
             t if not BEGIN_OF_TIME_US < t < a < END_OF_TIME_US else (t + a) // 2
@@ -235,7 +229,7 @@ class ModelJoin:
         return left, right
 
     def _alive(self, times_us: tuple[int, int] | None = None) -> list[F64]:
-        """Share of each column that can still match something after these times (by default, those reached), per stream."""
+        """Share of each column that can still match tuples after these times (default: the present ones), per stream."""
         left_time, right_time = times_us or self._times_us
         dead_below = (right_time - self.bounds.upper_us, left_time + self.bounds.lower_us)
         last = self.distribution.stretch_count - 1
@@ -246,6 +240,22 @@ class ModelJoin:
     def _expire(self) -> None:
         for stream, alive in enumerate(self._alive()):
             self._windows.counts[stream][:, alive == 0] = 0
+
+    # ------------------------------------------------------------ after a crash
+
+    def restore(self, delivery: Delivery) -> None:
+        """Store the counts; nothing is joined."""
+        assert self._open is None, "the delivery before is not done"
+        for group in delivery.groups.tolist():
+            self._windows.open(GroupId(group))
+        self._store(delivery)
+
+    def restored_until(self, times_us: tuple[int, int]) -> None:
+        self._times_us = times_us
+        self._expire()
+
+    def restored(self, times_us: I64) -> None:
+        """Counts have no rows that could come out twice."""
 
     # ------------------------------------------------------------ state movement
 
@@ -264,7 +274,7 @@ class ModelJoin:
         return ModelImport(self, first)
 
     def take_out(self, group: GroupId) -> tuple[ModelBatch, ModelBatch]:
-        """Remove a partition-group's windows; its tuples as they travel, of both streams."""
+        """Remove a partition-group's windows; returns its tuples of both streams for the transfer."""
         self._windows.open(group)
         alive = self._alive()
         base = self._windows.base
@@ -281,7 +291,7 @@ class ModelJoin:
         return out[LEFT], out[RIGHT]
 
     def put_in(self, group: GroupId, tuples: tuple[list[ModelBatch], list[ModelBatch]]) -> None:
-        """Reveal a partition-group that has arrived."""
+        """Add a partition-group that was moved here."""
         if group in self._windows.rows:
             raise RunFailed(f"partition-group {group} is here already")
         row = np.array([self._windows.open(group)])
@@ -295,19 +305,19 @@ class ModelJoin:
 
     # ------------------------------------------------------------ measures
 
-    def _kept(self) -> tuple[F64, F64]:
+    def _live(self) -> tuple[F64, F64]:
         alive = self._alive()
         left, right = (self._windows.counts[s] @ alive[s] for s in (LEFT, RIGHT))
         return left, right
 
     def window_tuples(self) -> tuple[int, int]:
-        """As stored: with what has expired and lies in blocks that have not."""
-        left, right = (int(part.sum()) for part in self._kept())
+        """Stored tuples, with expired ones in blocks that are not expired."""
+        left, right = (int(part.sum()) for part in self._live())
         ragged = self.mini_group_count() * self._block_tuples // 2
         return left + min(left, ragged), right + min(right, ragged)
 
     def tuples_by_group(self, partition_count: int) -> I64:
-        total = sum(self._kept())
+        total = sum(self._live())
         out = np.zeros(partition_count, np.int64)
         for group, row in self._windows.rows.items():
             out[group] = int(total[row])  # type: ignore[index]
@@ -316,23 +326,23 @@ class ModelJoin:
     def mini_group_count(self) -> int:
         rows = np.array(list(self._windows.rows.values()), np.int64)
         groups = np.array(list(self._windows.rows), np.int64)
-        left, right = self._kept()
+        left, right = self._live()
         share, minis = np.empty(len(rows)), np.empty(len(rows))
         mini_shares((left + right)[rows], self.distribution.equal[0][groups], self._theta, self._block_tuples, share, minis)
         return round(float(minis.sum()))
 
     def block_count(self) -> int:
-        """A mini-partition-group's last block is half full, of each stream."""
+        """Expected blocks; the last one of each mini-partition-group and stream is half full."""
         tuples = sum(self.window_tuples())
         return tuples // self._block_tuples + min(tuples, self.mini_group_count())
 
     def window_bytes(self) -> int:
-        payload = self._tuple_bytes - 32
+        payload = self._tuple_bytes - TUPLE_BYTES
         blocks = self.block_count() * block_bytes(self._block_tuples)
         return blocks + self.mini_group_count() * MINI_BYTES + sum(self.window_tuples()) * payload
 
     def window_memory(self) -> WindowMemory:
-        """What is left; peaks are foretold by `forecast.memory`."""
+        """Memory in the end; `forecast.memory` estimates peaks."""
         return WindowMemory(0, 0, 0, self.window_bytes(), sum(self.window_tuples()))
 
     def validate(self) -> None:
@@ -347,7 +357,7 @@ _DIRECTORY = Directory(0, np.zeros(1, np.int64), np.zeros(1, np.int64))
 
 
 class ModelExport:
-    """`OutgoingGroup` over counts."""
+    """The supplier's end of a move, as `GroupExport`."""
 
     def __init__(self, join: ModelJoin, move_id: MoveId, pending: tuple[TupleBatch, TupleBatch], chunk_bytes: int) -> None:
         self.move_id = move_id
@@ -384,7 +394,7 @@ class ModelExport:
 
 
 class ModelImport:
-    """`GroupImport` over counts; the partition-group stays hidden until it is settled, as in `GroupImport`."""
+    """The consumer's end of a move, as `GroupImport`: the partition-group is hidden until it is settled."""
 
     def __init__(self, join: ModelJoin, first: StateChunk) -> None:
         self.first = first

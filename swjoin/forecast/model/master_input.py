@@ -1,9 +1,9 @@
-"""The master's door and mini-buffers over counts, and the source that feeds them (for the planner).
+"""Source, intake and mini-buffers of the model's master, over tuple counts.
 
 What: `ModelSource` draws the tuples of a stretch of time per partition-group, `ModelIntake` stamps them, `ModelBuffers`
-keeps them until their slot; all with the interfaces of what they stand in for, so that the production `Master` runs unchanged.
+keeps them until their slot; each has the interface of its production counterpart, so that `Master` runs unchanged.
 Why: see `forecast.model.batch`.
-Stays out: what it costs (`forecast.costs`), null keys and late rows (the generator makes none).
+Stays out: costs (`forecast.costs`), null keys and late rows (the generator makes none).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from swjoin.cluster.master.intake import StreamIntake
 from swjoin.cluster.master.mini_buffers import GroupedTuples, MiniBuffers
 from swjoin.cluster.master.tuple_queue import Pending, Store
 from swjoin.config.run import TimeConfig
+from swjoin.connectors.source import BATCH_ROWS
 from swjoin.core.batch import I64, LEFT, RIGHT, SourceBatch, TupleBatch
 from swjoin.core.ids import BEGIN_OF_TIME_US, GroupId, SlaveId
 from swjoin.core.ledger import StreamCounts
@@ -25,12 +26,10 @@ from swjoin.forecast.model.batch import KeyDistribution, ModelBatch
 from swjoin.policy.epochs import sub_group_of
 from swjoin.routing.hash_partition import HashPartition
 
-BATCH_ROWS = 65_536  # as the generator reads
-
 
 @dataclass(frozen=True)
 class ModelRows(SourceBatch):
-    """What a counted source yields. stretches: which ones; counts: int64 (stretches, partition-groups)."""
+    """A batch of `ModelSource`. stretches: their indexes. counts: int64 (partition-groups,) for each."""
 
     stretches: tuple[int, ...] = ()
     counts: tuple[I64, ...] = ()
@@ -40,7 +39,7 @@ class ModelRows(SourceBatch):
 
 
 class ModelSource:
-    """One stream, as `GeneratorSource` would read it: whole stretches until there are enough rows."""
+    """One stream, as `GeneratorSource` reads it: whole stretches until there are enough rows."""
 
     def __init__(self, distribution: KeyDistribution, seed: int, stream: int) -> None:
         self._distribution, self._seed, self._stream = distribution, seed, stream
@@ -61,7 +60,7 @@ class ModelSource:
 
 
 class ModelIntake(StreamIntake):
-    """A stream's tuples arrive as counts: each stretch is one `ModelBatch` with a run for every partition-group."""
+    """An intake of counts: each stretch is one `ModelBatch` with a run for every partition-group."""
 
     def __init__(self, stream: int, time: TimeConfig, distribution: KeyDistribution, tuple_bytes: int) -> None:
         super().__init__(stream, time)
@@ -113,10 +112,10 @@ class _Waiting:
 
 
 class ModelBuffers(MiniBuffers):
-    """Pending counts of both streams, by stretch and partition-group; of `MiniBuffers` it shares the interface only.
+    """Pending counts of both streams, by stretch and partition-group; shares only the interface of `MiniBuffers`.
 
-    Which slot takes what is looked up at the drain, so nothing is moved between shelves when a partition-group is held back or
-    changes its owner, or a slave is parked.
+    Counts are assigned to slots at the drain, so that none is moved when a partition-group is held back or changes its owner,
+    or a slave is parked.
     """
 
     def __init__(self, router: HashPartition, sub_group_count: int, tuple_bytes: int) -> None:
@@ -221,19 +220,19 @@ class ModelBuffers(MiniBuffers):
         taken = [self._take(stream, below_us, wanted) for stream in (LEFT, RIGHT)]
         out = []
         for slave in slaves:
-            places = router.groups_in_order[router.places_of(slave)]
-            counts = [c[:, places] for _, c in taken]
+            owned = router.groups_in_order[router.places_of(slave)]
+            counts = [c[:, owned] for _, c in taken]
             used = np.flatnonzero(sum(c.sum(0) for c in counts))
-            batches = [self._runs(taken[s][0], counts[s][:, used], places[used], rebase_us or 0) for s in (LEFT, RIGHT)]
+            batches = [self._runs(taken[s][0], counts[s][:, used], owned[used], rebase_us or 0) for s in (LEFT, RIGHT)]
             sums = [c[:, used].sum(0) for c in counts]
-            out.append(GroupedTuples(places[used], sums[LEFT], sums[RIGHT], batches[LEFT], batches[RIGHT], router.route))
+            out.append(GroupedTuples(owned[used], sums[LEFT], sums[RIGHT], batches[LEFT], batches[RIGHT], router.route))
         count = sum(len(d.left) + len(d.right) for d in out)
         assert count == sum(int(c.sum()) for _, c in taken), "tuples of a slave that is not served"
         self.drained_tuples += count
         return out
 
     def _take(self, stream: int, below_us: int, wanted: I64) -> tuple[list[ModelBatch], I64]:
-        """Remove what may go: the stretches, and int64 (stretches, partition-groups)."""
+        """Remove counts that may be delivered: the stretches, and int64 (stretches, partition-groups)."""
         batches, rows = [], []
         for waiting in self._waiting[stream]:
             if int(waiting.batch.ts[0]) >= below_us:
@@ -254,9 +253,9 @@ class ModelBuffers(MiniBuffers):
         heads = np.array(
             [(b.ts[0], b.stretch[0], b.arrival_us[0] - rebase_us, b.arrival_end_us[0] - rebase_us) for b in batches], np.int64
         ).reshape(len(batches), 4)
-        group, place = np.nonzero(counts.T)
-        ts, stretch, arrival, arrival_end = heads[place].T
-        return ModelBatch.of(groups[group], ts, stretch, arrival, arrival_end, counts[place, group], self._tuple_bytes)
+        group, index = np.nonzero(counts.T)
+        ts, stretch, arrival, arrival_end = heads[index].T
+        return ModelBatch.of(groups[group], ts, stretch, arrival, arrival_end, counts[index, group], self._tuple_bytes)
 
     def validate(self) -> None:
         for stream in (LEFT, RIGHT):

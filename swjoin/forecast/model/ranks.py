@@ -2,7 +2,7 @@
 
 What: `ModelMaster`, `ModelSlave`, `ModelCollector`. Why: the loops are those of `runtime.mpi.main`: the master delivers, then
 hears reports, then reads; it is busy while it sends a large message, because that is sent blocking, to a slave that has asked
-for it; a slave looks for messages between two pieces of work; the collector takes one chunk after the other.
+for it; a slave polls for messages between two pieces of work; the collector takes one chunk after the other.
 Stays out: what costs what (`forecast.costs`), the run as a whole (`forecast.model.run`), what roles decide.
 """
 
@@ -18,42 +18,37 @@ from numpy.typing import NDArray
 
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.master.master import Master
-from swjoin.cluster.messages import (
-    AcknowledgeMove,
-    BeginMeasuring,
-    ClockAdvanced,
-    Deliver,
-    Delivered,
-    ExchangeDue,
+from swjoin.cluster.messages import MeasuringStarted, Report
+from swjoin.cluster.role import (
+    COLLECTOR,
+    MASTER,
+    BatchRead,
+    CommitEpoch,
+    Effect,
+    Event,
+    Finish,
     Log,
-    MasterCommand,
-    MasterEvent,
-    MeasuringBegan,
-    MoveEnded,
-    ReadTuples,
-    Report,
-    ResultsReceived,
-    SendResults,
-    SendState,
-    SlaveCommand,
-    SlaveEvent,
-    SlaveReported,
-    StateReceived,
-    StateWanted,
-    StreamEnded,
+    Read,
+    Received,
+    RestartClock,
+    Send,
+    SetTimer,
+    SourceEnded,
+    TimerFired,
     TimesMeasured,
-    TuplesRead,
-    WantState,
+    UnknownEffectError,
     WorkDue,
+    slave_of,
+    slave_role,
 )
 from swjoin.cluster.slave.slave import STEP_TUPLES, Slave
-from swjoin.core.data_messages import Delivery, ResultChunk, RunEvent
+from swjoin.core.data_messages import Delivery, ResultChunk, RunEvent, StateChunk
 from swjoin.core.ids import SlaveId
 from swjoin.forecast.model.discrete_event import Action, Actor, Usage, World
 from swjoin.forecast.model.join import ModelJoin
 from swjoin.forecast.model.master_input import ModelBuffers, ModelSource
 from swjoin.forecast.model.windows import Meter
-from swjoin.policy.epochs import next_exchange_us, slot_offset_us
+from swjoin.runtime.host import Performers, Timers, nothing, perform
 
 _HEADER_BYTES = 1024
 _CHUNK_BYTES = 9_000  # a final result chunk without pairs: mostly the histogram of delays
@@ -65,41 +60,29 @@ class ModelMaster(Actor):
         self._payload_bytes = payload_bytes
         self.master = master
         self.slaves: list[ModelSlave] = []
+        self.collector: ModelCollector
         self.events: list[RunEvent] = []
         self.first_read_us: float | None = None
         self.measured_from_us: float | None = None  # virtual time at which history had been joined
         self._sources = sources
         self._outbox: deque[Delivery] = deque()
-        self._inbox: deque[MasterEvent] = deque()
+        self._inbox: deque[Event] = deque()
         self._wanted: int | None = None
-        cluster = world.config.cluster
-        self._slot_us = max(1, cluster.distribution_epoch_us // cluster.sub_group_count)
-        self._boundary_us = self._slot_us
+        self._timers = Timers()
+        self._performers: Performers = {
+            Read: self._want,
+            Send: self._send,
+            Log: self._log,
+            SetTimer: self._set_timer,
+            RestartClock: self._restart_clock,
+            Finish: nothing,
+        }
 
     def start(self) -> None:
-        self._perform(self.master.start())
-        if self.world.realtime and not self.world.config.measure.prefill_us:
-            self._tick()
+        perform(self.master.start(), self._performers)
         self.loop()
 
-    @property
-    def _slotted(self) -> bool:
-        """Slots follow the clock; not during history."""
-        return self.world.realtime and (self.measured_from_us is not None or not self.world.config.measure.prefill_us)
-
-    def _tick(self) -> None:
-        """Look up at every boundary."""
-        if self.master.finished:
-            return
-
-        def due() -> None:
-            if not self.busy:
-                self.loop()
-            self._tick()
-
-        self.world.at_clock(float(next_exchange_us(self.world.now_us, self._slot_us)), due)
-
-    def hear(self, event: MasterEvent) -> None:
+    def hear(self, event: Event) -> None:
         self._inbox.append(event)
         self.wake()
 
@@ -111,9 +94,8 @@ class ModelMaster(Actor):
             self.work(work_us, partial(self._deliver, delivery))
         elif self._inbox:
             self._handle(self._inbox.popleft(), costs.message_ns / 1000)
-        elif self._slotted and now >= self._boundary_us and not self.master.finished:
-            self._boundary_us = next_exchange_us(now, self._slot_us)
-            self._handle(ClockAdvanced(), 0.0)
+        elif (timer := self._timers.take(now)) is not None:
+            self._handle(TimerFired(timer[0]), 0.0)
         elif self._wanted is not None:
             self._read()
         else:
@@ -122,7 +104,7 @@ class ModelMaster(Actor):
     def _deliver(self, delivery: Delivery) -> None:
         slave = self.slaves[delivery.slave]
         groups = 24 * len(delivery.groups) + 24 * (len(delivery.moves_in) + len(delivery.moves_out))
-        arrive = partial(slave.receive, Delivered(delivery))
+        arrive = partial(slave.receive, Received(MASTER, delivery))
         self.send(_HEADER_BYTES + groups + delivery.nbytes, slave, arrive, self.loop)
 
     def _read(self) -> None:
@@ -134,49 +116,54 @@ class ModelMaster(Actor):
         costs = self.world.costs
         rows = 0 if batch is None else len(batch)
         source_ns = costs.source_tuple_ns + costs.source_byte_ns * self._payload_bytes
-        event: MasterEvent = StreamEnded(stream) if batch is None else TuplesRead(stream, batch)
+        event: Event = SourceEnded(stream) if batch is None else BatchRead(stream, batch)
         judge_us = costs.master_tuple_ns / 2 * rows / 1000
         self.work(source_ns * rows / 1000 + judge_us, partial(self._handle, event, 0.0))
 
-    def _handle(self, event: MasterEvent, work_us: float) -> None:
+    def _handle(self, event: Event, work_us: float) -> None:
         """The role acts at once; what that cost follows."""
         buffers = self.master.buffers
         assert isinstance(buffers, ModelBuffers)
         before = buffers.drained_tuples
-        commands = self.master.handle(event, self.world.now_us)
+        effects = self.master.handle(event, self.world.now_us)
         work_us += self.world.costs.master_tuple_ns / 2 * (buffers.drained_tuples - before) / 1000
 
         def then() -> None:
-            self._perform(commands)
+            perform(effects, self._performers)
             self.loop()
 
         self.work(work_us, then)
 
-    def _perform(self, commands: list[MasterCommand]) -> None:
-        for command in commands:
-            match command:
-                case ReadTuples(stream):
-                    self._wanted = stream
-                case Deliver(delivery):
-                    self._outbox.append(delivery)
-                case Log(event):
-                    self.events.append(event)
-                case BeginMeasuring(clock_us):
-                    self._begin_measuring(clock_us)
-                case _:
-                    pass
+    # ------------------------------------------------------------ performers
 
-    def _begin_measuring(self, clock_us: int) -> None:
-        """History has been joined: the run's clock shows stream time from now on."""
+    def _want(self, effect: Read) -> None:
+        self._wanted = effect.stream
+
+    def _send(self, effect: Send) -> None:
+        message = effect.message
+        if isinstance(message, Delivery):
+            self._outbox.append(message)
+        elif isinstance(message, MeasuringStarted):
+            receiver = self.collector if effect.to == COLLECTOR else self.slaves[slave_of(effect.to)]
+            self.world.time.after(self.world.transfer_us(_HEADER_BYTES), partial(receiver.start_measuring, message))
+        else:
+            raise UnknownEffectError(message)
+
+    def _log(self, effect: Log) -> None:
+        self.events.append(effect.event)
+
+    def _set_timer(self, effect: SetTimer) -> None:
+        """Wake at that time, unless busy."""
+        self._timers.set(effect)
+        self.world.at_clock(float(effect.at_us), lambda: None if self.busy else self.loop())
+
+    def _restart_clock(self, effect: RestartClock) -> None:
+        """The warm-up has been joined: the run's clock shows stream time from now on."""
         world = self.world
-        world.ahead_us = clock_us - world.time.now_us
-        self._boundary_us = next_exchange_us(clock_us, self._slot_us)
+        world.ahead_us = effect.clock_us - world.time.now_us
         self.measured_from_us = world.time.now_us
         self.usage.clear()
         world.cores.busy_us = 0.0
-        self._tick()
-        for slave in self.slaves:
-            world.time.after(world.transfer_us(_HEADER_BYTES), slave.begin_measuring)
 
 
 class ModelCollector(Actor):
@@ -185,6 +172,10 @@ class ModelCollector(Actor):
         self.collector = collector
         self.nbytes = 0.0
         self.metrics: list[NDArray[np.float64]] = []
+        self._performers: Performers = {CommitEpoch: nothing, RestartClock: nothing, Finish: nothing}
+
+    def start_measuring(self, message: MeasuringStarted) -> None:
+        perform(self.collector.handle(Received(MASTER, message), self.world.now_us), self._performers)
 
     def loop(self) -> None:
         if self._callers:
@@ -201,7 +192,8 @@ class ModelCollector(Actor):
         costs = self.world.costs
         self.nbytes += nbytes
         if chunk is not None:
-            self.collector.handle(ResultsReceived(chunk), self.world.now_us)
+            received = Received(slave_role(chunk.slave), chunk)
+            perform(self.collector.handle(received, self.world.now_us), self._performers)
             self.metrics += [row for _, row in self.collector.take_metrics()]
             nbytes -= _CHUNK_BYTES
         self.work((costs.collector_chunk_ns + costs.collector_byte_ns * max(0.0, nbytes)) / 1000, self.loop)
@@ -218,39 +210,36 @@ class ModelSlave(Actor):
         self._kept_bytes = payload_bytes if pair_bytes else 0  # of a tuple, with the windows
         self._owed_us = 0.0  # CPU time of messages handled, charged with the next piece of work
         self._process_us = 0.0
-        self._told = Usage()
-        self._told_at_us = 0.0
+        self._measured = Usage()
+        self._measured_at_us = 0.0
         self._sent_until_us: dict[SlaveId, float] = {}
         self._in_history = world.config.measure.prefill_us > 0
+        self._performers: Performers = {
+            Send: self._send,
+            SetTimer: self._set_timer,
+            RestartClock: nothing,  # the master's effect restarts the clock of all
+            Finish: nothing,
+        }
         join.span_us = self._span_us
 
     def start(self) -> None:
         self._perform(self.slave.start(), self.loop)
-        if self.world.realtime and not self.world.config.measure.prefill_us:
-            self._exchange()
 
-    def begin_measuring(self) -> None:
-        """Slots follow the clock from now on."""
+    def start_measuring(self, message: MeasuringStarted) -> None:
         self._in_history = False
         self.usage.clear()
-        self._told = Usage()
-        self._told_at_us, self._process_us = self.world.time.now_us, 0.0
-        self.receive(MeasuringBegan())
-        self._exchange()
+        self._measured = Usage()
+        self._measured_at_us, self._process_us = self.world.time.now_us, 0.0
+        self.receive(Received(MASTER, message))
 
-    def _exchange(self) -> None:
-        cluster = self.world.config.cluster
-        t_d = cluster.distribution_epoch_us
-        offset_us = slot_offset_us(self.slave.id, cluster.sub_group_count, t_d)
-
-        def due() -> None:
+    def _set_timer(self, effect: SetTimer) -> None:
+        def fire() -> None:
             if not self.slave.finished:
-                self.receive(ExchangeDue())
-                self._exchange()
+                self.receive(TimerFired(effect.timer))
 
-        self.world.at_clock(float(next_exchange_us(self.world.now_us, t_d, offset_us)), due)
+        self.world.at_clock(float(effect.at_us), fire)
 
-    def receive(self, event: SlaveEvent) -> None:
+    def receive(self, event: Event) -> None:
         """A message: handled between two pieces of work, at once for the role."""
         if self.blocked:
             self._callers.append(partial(self.receive, event))
@@ -262,9 +251,9 @@ class ModelSlave(Actor):
         if self.slave.finished or not self.slave.has_work:
             self.rest()
             return
-        self._tell_times()
+        self._report_times()
         now, before = self.world.now_us, self._copy_meter()
-        commands = self.slave.handle(WorkDue(), now)
+        effects = self.slave.handle(WorkDue(), now)
         did = self._since(before)
         work_us = self._work_us(did) + self._owed_us
         self._owed_us = 0.0
@@ -288,7 +277,7 @@ class ModelSlave(Actor):
                 finish()
 
         def finish() -> None:
-            self._perform(commands, self.loop)
+            self._perform(effects, self.loop)
 
         self.work(work_us, then)
 
@@ -328,48 +317,47 @@ class ModelSlave(Actor):
         work_us = self._work_us(did)
         return work_us * (1 - 1 / self._pieces(did)) * self.world.cores.slowdown / self._speed()
 
-    def _tell_times(self) -> None:
-        now, used, told = self.world.time.now_us, self.usage, self._told
-        cpu, link = used.cpu_us - told.cpu_us, used.link_us + used.waiting_us - told.link_us - told.waiting_us
-        idle = max(0.0, now - self._told_at_us - link - self._process_us)
+    def _report_times(self) -> None:
+        now, used, past = self.world.time.now_us, self.usage, self._measured
+        cpu, link = used.cpu_us - past.cpu_us, used.link_us + used.waiting_us - past.link_us - past.waiting_us
+        idle = max(0.0, now - self._measured_at_us - link - self._process_us)
         self.slave.handle(TimesMeasured(int(cpu), int(link), int(idle), int(self._process_us)), int(now))
-        self._told, self._told_at_us, self._process_us = Usage(used.cpu_us, used.link_us, used.waiting_us), now, 0.0
+        self._measured, self._measured_at_us, self._process_us = Usage(used.cpu_us, used.link_us, used.waiting_us), now, 0.0
 
     # ------------------------------------------------------------ messages
 
-    def _perform(self, commands: list[SlaveCommand], then: Action) -> None:
-        """Carry messages away, one after the other."""
-        left = deque(commands)
-        time, transfer_us = self.world.time, self.world.transfer_us
+    def _perform(self, effects: list[Effect], then: Action) -> None:
+        """Perform effects one after the other; results may wait for the collector."""
+        left = deque(effects)
 
         def go_on() -> None:
             while left:
-                command = left.popleft()
-                match command:
-                    case Report(occupancy_ratio, loads):
-                        event = SlaveReported(self.slave.id, occupancy_ratio, loads)
-                        nbytes = _HEADER_BYTES if loads is None else _HEADER_BYTES + 24 * len(loads.groups)
-                        time.after(transfer_us(nbytes), partial(self.master.hear, event))
-                    case AcknowledgeMove(end):
-                        time.after(transfer_us(_HEADER_BYTES), partial(self.master.hear, MoveEnded(end)))
-                    case WantState(supplier, move):
-                        wanted = partial(self.peers[supplier].receive, StateWanted(move))
-                        time.after(transfer_us(_HEADER_BYTES), wanted)
-                    case SendState(chunk):  # sent without waiting (`send_later`)
-                        came = partial(self.peers[chunk.consumer].receive, StateReceived(chunk))
-                        self.usage.link_us += transfer_us(chunk.nbytes)
-                        at_us = (
-                            time.now_us + transfer_us(_HEADER_BYTES + chunk.nbytes) + self.peers[chunk.consumer].attention_us()
-                        )
-                        at_us = max(at_us, self._sent_until_us.get(chunk.consumer, 0.0))  # none overtakes another
-                        self._sent_until_us[chunk.consumer] = at_us
-                        time.at(at_us, came)
-                    case SendResults(chunk):
-                        nbytes = _CHUNK_BYTES + 24 * (0 if chunk.results is None else len(chunk.results.groups))
-                        self.send(nbytes, self.collector, partial(self.collector.receive, chunk, nbytes), go_on)
-                        return
-                    case _:
-                        pass
+                effect = left.popleft()
+                if isinstance(effect, Send) and isinstance(effect.message, ResultChunk):
+                    chunk = effect.message
+                    nbytes = _CHUNK_BYTES + 24 * (0 if chunk.results is None else len(chunk.results.groups))
+                    self.send(nbytes, self.collector, partial(self.collector.receive, chunk, nbytes), go_on)
+                    return
+                perform([effect], self._performers)
             then()
 
         go_on()
+
+    def _send(self, effect: Send) -> None:
+        """A message that this slave does not wait for."""
+        message, time, transfer_us = effect.message, self.world.time, self.world.transfer_us
+        event = Received(slave_role(self.slave.id), message)
+        if effect.to == MASTER:
+            loads = message.loads if isinstance(message, Report) else None
+            nbytes = _HEADER_BYTES if loads is None else _HEADER_BYTES + 24 * len(loads.groups)
+            time.after(transfer_us(nbytes), partial(self.master.hear, event))
+            return
+        peer = self.peers[slave_of(effect.to)]
+        if not isinstance(message, StateChunk):
+            time.after(transfer_us(_HEADER_BYTES), partial(peer.receive, event))
+            return
+        self.usage.link_us += transfer_us(message.nbytes)
+        at_us = time.now_us + transfer_us(_HEADER_BYTES + message.nbytes) + peer.attention_us()
+        at_us = max(at_us, self._sent_until_us.get(peer.slave.id, 0.0))  # none overtakes another
+        self._sent_until_us[peer.slave.id] = at_us
+        time.at(at_us, partial(peer.receive, event))

@@ -1,8 +1,8 @@
-"""Windows of counts, and the expectations that a join over counts needs, as kernels and small tables.
+"""Windows of counts, and the kernels and tables of expectations over them.
 
 What: `mini_shares`, `spread_delays`, `Windows` (counts per stream, partition-group and stretch), `Fresh` (a delivery as a
 matrix), `Meter`.
-Why: `forecast.model.join` is about what a join module does; here is what it computes with.
+Why: keeps the arithmetic apart from the join module's protocol.
 Stays out: deliveries, state movement (`forecast.model.join`).
 """
 
@@ -21,14 +21,14 @@ from swjoin.state.arrays import STAT_DELAY_MAX, STAT_DELAY_SUM
 from swjoin.state.delay_histogram import histogram_index
 from swjoin.state.extendible_hash import MAX_DEPTH
 
-_POINTS = 8  # arrivals of a run, and productions of a step, are spread over so many moments
+_POINTS = 8  # points in time over which arrivals of a run and results of a step are spread
 
 
 @njit(cache=True, nogil=True)
 def mini_shares(tuples: F64, equal: F64, theta: int, ragged: int, share: F64, minis: F64) -> None:
-    """Per partition-group of `tuples` window tuples (both streams): share[g] of the group's tuples that are in the
-    mini-partition-group of a fresh tuple, and how many mini-partition-groups there are, both expectations. theta in tuples of
-    both streams, 0: off. ragged: expired tuples that a mini-partition-group keeps in half-expired blocks."""
+    """Expectations per partition-group with `tuples` window tuples of both streams: share[g], share of its tuples that are in
+    the mini-partition-group of a fresh tuple; minis[g], number of its mini-partition-groups. theta in tuples of both streams,
+    0: off. ragged: expired tuples in the half-expired blocks of a mini-partition-group."""
     for g in range(tuples.shape[0]):
         share[g] = 1.0
         minis[g] = 1.0
@@ -36,7 +36,7 @@ def mini_shares(tuples: F64, equal: F64, theta: int, ragged: int, share: F64, mi
             continue
         rest = 0.0
         count = 0.0
-        reached = 1.0  # chance that a tuple's mini-partition-group is at least this deep
+        reached = 1.0  # probability that a tuple's mini-partition-group is at least this deep
         for depth in range(MAX_DEPTH + 1):
             size = tuples[g] / 2.0**depth
             spread = math.sqrt(size + tuples[g] * tuples[g] * equal[g] / 2.0**depth)
@@ -57,9 +57,11 @@ def mini_shares(tuples: F64, equal: F64, theta: int, ragged: int, share: F64, mi
 def spread_delays(
     pairs: int, weights: F64, triangular: F64, begins: I64, ends: I64, now: int, span: float, stats: I64, histogram: I64
 ) -> None:
-    """Record `pairs` delays. weights, triangular: relative numbers of pairs whose later tuple arrived in [begins, ends],
-    evenly, or, as the later of two, more likely late. They are produced evenly over [now, now + span]. Times in
-    microseconds."""
+    """Record `pairs` delays, produced evenly over [now, now + span], microseconds.
+
+    weights, triangular: relative numbers of pairs whose later tuple arrived in [begins, ends]: with even density, and with
+    linearly growing density, as the later one of two.
+    """
     total = 0.0
     for i in range(weights.shape[0]):
         total += weights[i] + triangular[i]
@@ -82,21 +84,21 @@ def spread_delays(
                     stats[STAT_DELAY_SUM] += late * matches
                     stats[STAT_DELAY_MAX] = max(stats[STAT_DELAY_MAX], late)
                     given += matches
-    if given < pairs:  # rounding left the last one over
+    if given < pairs:  # the rest of rounding
         histogram[histogram_index(np.int64(0))] += pairs - given
 
 
 @dataclass
 class Meter:
-    """How much work was done so far, in all."""
+    """Work done so far."""
 
     tuples: int = 0
     comparisons: float = 0.0
     pairs: int = 0
-    visits: float = 0.0  # mini-partition-groups that had fresh tuples, summed over deliveries
+    visits: float = 0.0  # mini-partition-groups with fresh tuples, summed over deliveries
     groups: int = 0  # partition-groups of deliveries
     deliveries: int = 0
-    growth: int = 0  # window tuples above the most that there had been
+    growth: int = 0  # window tuples above the peak before
     extracted_bytes: int = 0
     installed_bytes: int = 0
 
@@ -124,7 +126,7 @@ def as_matrix(groups: I64, batch: TupleBatch) -> Fresh:
 
 
 class Windows:
-    """Counts of both streams: row per partition-group, column per stretch, from `base` on."""
+    """Counts of both streams: a row per partition-group, a column per stretch from `base` on."""
 
     def __init__(self) -> None:
         self.rows: dict[GroupId, int] = {}
@@ -151,7 +153,7 @@ class Windows:
         if low == self.base and last - low < columns:
             return
         used = np.flatnonzero(self.counts.any(axis=(0, 1)))
-        if len(used) == 0:  # nothing is here, but more comes at once than there are columns
+        if len(used) == 0:  # empty, but more stretches come at once than there are columns
             self.counts = np.zeros((2, self.counts.shape[1], max(columns, 2 * (last + 1 - first))))
             return
         begin = min(low, self.base + int(used[0])) if low < self.base else min(first, self.base + int(used[0]))
@@ -168,7 +170,7 @@ class Windows:
             np.add.at(self.counts[stream], (rows[:, None], stretches[None, :] - self.base), count)
 
     def close(self, group: GroupId) -> F64:
-        """Take a partition-group out: its counts, float64 (2, columns)."""
+        """Remove a partition-group; returns its counts, float64 (2, columns)."""
         row = self.rows.pop(group)
         self._free.append(row)
         out = self.counts[:, row].copy()

@@ -1,6 +1,6 @@
 """One rank's messages: whole byte buffers to and from other ranks, and where the time for them went.
 
-What: `Channel` sends, receives, probes and waits, and imitates slower links; `Meter` adds up communication, idle and work.
+What: `Channel` sends, receives, probes and waits, meters both, and imitates slower links.
 Why: a waiting rank sleeps between probes instead of spinning in MPI, so that more ranks than cores do not starve each other.
 Stays out: what the bytes mean (`cluster.wire`), which rank plays which role (`runtime.mpi.main`).
 """
@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swjoin.cluster.messages import TimesMeasured
 from swjoin.core.errors import RunFailed
 from swjoin.monitor.process_memory import FreedMemory, cpu_us
+from swjoin.runtime.host import WorkMeter
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -25,29 +24,12 @@ if TYPE_CHECKING:
 _SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 20e-6, 1e-3
 
 
-@dataclass
-class Meter:
-    """Where a rank's time went since it was last asked, microseconds."""
-
-    communication_us: int = 0
-    idle_us: int = 0
-    process_us: int = 0
-    cpu_at_us: int = 0
-
-    def take(self) -> TimesMeasured:
-        cpu = cpu_us()
-        out = TimesMeasured(cpu - self.cpu_at_us, self.communication_us, self.idle_us, self.process_us)
-        self.communication_us = self.idle_us = self.process_us = 0
-        self.cpu_at_us = cpu
-        return out
-
-
 class PeerLostError(RunFailed):
     """A slave's rank has died, and the others have to go on without it."""
 
 
 class PeerFailedError(RunFailed):
-    """Another rank failed and has told why."""
+    """Another rank failed and has sent the reason."""
 
     def __init__(self, text: str, exit_code: int) -> None:
         super().__init__(text)
@@ -67,7 +49,7 @@ class Channel:
         self.any = int(MPI.ANY_SOURCE)
         self.comm = comm
         self.rank, self.size = comm.rank, comm.size
-        self.meter = Meter(cpu_at_us=cpu_us())
+        self.meter = WorkMeter(cpu_us, cpu_at_us=cpu_us())
         self._status = MPI.Status()
         self._sleep_s = _SHORTEST_SLEEP_S
         self._freed = FreedMemory()
@@ -86,7 +68,7 @@ class Channel:
         self.comm.Send([data, self.mpi.BYTE], dest=rank, tag=tag)
 
     def send_later(self, data: NDArray[np.uint8], rank: int, tag: int) -> None:
-        """Begin to send; whoever sends may itself be waited for by the receiver. `data` is kept until it has gone."""
+        """Start to send, without waiting: the receiver may be waiting for the sender. `data` is kept until it has left."""
         start = time.monotonic_ns()
         self._send_later(data, rank, tag)
         self.meter.communication_us += (time.monotonic_ns() - start) // 1000
@@ -127,7 +109,7 @@ class Channel:
     def sleep(self, at_most_us: int = 1_000_000) -> None:
         """Give the core away for a moment; longer each time until a probe succeeds."""
         start = time.monotonic_ns()
-        self._freed.mind()
+        self._freed.trim_if_due()
         time.sleep(max(0.0, min(self._sleep_s, at_most_us / 1e6)))
         self._sleep_s = min(self._sleep_s * 1.5, _LONGEST_SLEEP_S)
         self.meter.idle_us += (time.monotonic_ns() - start) // 1000
@@ -139,13 +121,13 @@ class Channel:
         return self.receive()
 
     def check(self) -> None:
-        """Once in every round of a loop: PeerLostError when the run has to go on without somebody, PeerFailed when it ends."""
+        """Once in every round of a loop: PeerLostError: the run continues without a rank; PeerFailedError: it ends."""
 
     def slaves_are_done(self) -> None:
         """Rank 0 needs nothing of the slaves any more; should one die now, it is no loss."""
 
     def farewell(self, tag: int) -> None:
-        """Rank 0 tells all others that nothing is wanted of them any more; they wait for that."""
+        """Rank 0 lets all others leave; they wait for its message."""
         nothing = np.empty(0, np.uint8)
         if self.rank != 0:
             self.wait(0, tag)

@@ -1,7 +1,7 @@
 """The collector as an MPI rank.
 
-What: `CollectorRank`, with `set_up`, `play`, which may be tried again after a death, and `close`.
-Why: the loop around the collector; it is also the one that other ranks tell why they fail, so that its results are marked.
+What: `CollectorRank`, with `set_up`, `run`, which may be tried again after a death, and `close`.
+Why: the collector's set-up under MPI; failing ranks send it their reason, so that results are marked incomplete.
 Stays out: what the collector decides (`cluster.collector`), its files (`runtime.hosts`).
 """
 
@@ -13,38 +13,30 @@ import json
 import platform
 import signal
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swjoin.cluster.wire import (
-    unpack_results,
-)
+from swjoin.cluster.messages import MeasuringStarted, PublishResults
+from swjoin.cluster.role import COLLECTOR, FIRST_SLAVE, MASTER, Event
 from swjoin.config.job import Job
+from swjoin.core.data_messages import ResultChunk
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.mpi.channel import Channel
-from swjoin.runtime.mpi.rank import (
-    BEGIN,
-    BYE,
-    COLLECTOR,
-    FIRST_SLAVE,
-    MASTER,
-    PUBLISH,
-    RESULTS,
-    STATUS,
-    SUMMARY,
-    VERDICT,
-    Rank,
-    agree,
-    check_peers,
-    identity,
-    parse,
-)
+from swjoin.runtime.mpi.rank import BYE, STATUS, SUMMARY, VERDICT, Rank, agree, check_peers, identity, parse
+from swjoin.runtime.mpi.transport import MpiTransport
 from swjoin.runtime.run_report import rank_roles
 
 if TYPE_CHECKING:
     from swjoin.runtime.hosts import CollectorHost
+
+
+class _Transport(MpiTransport):
+    def wait(self, at_most_us: int) -> Event | None:
+        check_peers(self.channel)
+        return super().wait(at_most_us)
 
 
 class CollectorRank(Rank):
@@ -71,7 +63,7 @@ class CollectorRank(Rank):
                     f"serve.listen {serve.listen}: the collector is on {host}, the master on {setup['host']}; listen where "
                     f"they reach each other, with certificate, private_key and token_file, or give both the same host"
                 )
-            self.job = dataclasses.replace(self.job, run_id=setup["run_id"])  # ranks that somebody else started have their own
+            self.job = dataclasses.replace(self.job, run_id=setup["run_id"])  # ranks of another launcher have their own
             role_host = self._role_host = CollectorHost(self.job, plan, RunClock())
             role_host.ranks = rank_roles(channel.size, host if host == setup["host"] else "")
             return {"results": None if role_host.offered is None else role_host.offered.location}
@@ -81,17 +73,21 @@ class CollectorRank(Rank):
     def lost(self, text: str) -> None:
         """Nothing to do."""
 
-    def play(self, channel: Channel) -> None:
+    def run(self, channel: Channel) -> None:
         role_host = self._role_host
         assert role_host is not None
         setup = agree(channel, MASTER, None)
         self.saved = deque()
-        role_host.start(channel.size - FIRST_SLAVE, setup["manifest"], self.saved.append)
+        role_host.make(channel.size - FIRST_SLAVE, setup["manifest"], self.saved.append)
         role_host.clock = self.start_clock(channel, setup.get("clock_us"))
-        role_host.tell = lambda view: channel.send_later(np.frombuffer(json.dumps(view).encode(), np.uint8), MASTER, STATUS)
-        while not role_host.collector.finished and not role_host.stopped:
-            self._collect_one(channel, role_host)
-        role_host.observe(last=True)
+        role_host.send_view = lambda view: channel.send_later(
+            np.frombuffer(json.dumps(view).encode(), np.uint8), MASTER, STATUS
+        )
+        receives: list[tuple[int, type]] = [(channel.any, ResultChunk)]
+        receives += [(MASTER, PublishResults)] if role_host.checkpointer is not None else []
+        receives += [(MASTER, MeasuringStarted)] if self.job.config.measure.prefill_us else []
+        role_host.transport = _Transport(channel, receives, self.saved, partial(self.start_measuring, channel))
+        role_host.run()
         me = identity(COLLECTOR, "collector", self.meter, self.start_rss_bytes)
         channel.send_json({"summary": role_host.summary(), "rank": me}, MASTER, SUMMARY)
         while not channel.probe(MASTER, VERDICT):
@@ -102,25 +98,6 @@ class CollectorRank(Rank):
         self.close(None)
         channel.send_json({"closed": True}, MASTER, VERDICT)
         channel.farewell(BYE)
-
-    def _collect_one(self, channel: Channel, role_host: CollectorHost) -> None:
-        channel.check()
-        role_host.observe()
-        if self.saved:
-            self.tell_saved(channel)
-        if channel.probe(channel.any, RESULTS):
-            role_host.receive(unpack_results(channel.receive()))
-            return
-        if role_host.checkpointer is not None and channel.probe(MASTER, PUBLISH):
-            message = parse(channel.receive())
-            role_host.show(message["generation"], stop=message["stop"])
-            return
-        if channel.probe(MASTER, BEGIN):
-            channel.receive()
-            self.begin_measuring(channel, self.job.config.measure.prefill_us)
-            return
-        check_peers(channel)
-        channel.sleep()
 
     def close(self, error: BaseException | None) -> None:
         role_host, self._role_host = self._role_host, None

@@ -3,7 +3,7 @@
 What: `run_rank(job, progress)`, called on every rank of an mpirun.
 Why: a real cluster. The master serves the slaves in a fixed order, each after it has reported, so that both sides of every
 large message are present when it is sent (paper section IV: no any-time, any-to-any messages). When a slave dies and the MPI
-library can tell, the others go on from the newest checkpoint without it.
+library reports it, the others continue from the newest checkpoint without it.
 Stays out: what a rank does while the run goes on (`runtime.mpi.master_rank`, `collector_rank`, `slave_rank`).
 
 A waiting rank sleeps between probes instead of spinning in MPI, so that more ranks than cores do not starve each other, and so
@@ -26,13 +26,14 @@ from typing import Any
 
 import numpy as np
 
+from swjoin.cluster.role import COLLECTOR, FIRST_SLAVE, MASTER
 from swjoin.config.job import Job
-from swjoin.core.errors import NotWritten, SwjoinError, UserError
+from swjoin.core.errors import NotWritten, SwjoinError, UserError, spelled
 from swjoin.monitor.process_memory import keep_freed_memory
 from swjoin.runtime.mpi.channel import Channel, PeerFailedError, PeerLostError
 from swjoin.runtime.mpi.collector_rank import CollectorRank
 from swjoin.runtime.mpi.master_rank import MasterRank
-from swjoin.runtime.mpi.rank import COLLECTOR, FAILURE, FIRST_SLAVE, MASTER, EndedEarlyError
+from swjoin.runtime.mpi.rank import FAILURE, EndedEarlyError
 from swjoin.runtime.mpi.resilient_channel import ResilientChannel, library_survives
 from swjoin.runtime.mpi.slave_rank import SlaveRank
 from swjoin.runtime.new_folder import forget_worthless
@@ -50,7 +51,7 @@ def run_rank(
     tell: Callable[[dict[str, Any]], None] | None = None,
     complete_report: CompleteReport | None = None,
 ) -> None:
-    """Play this rank's role to the end. Does not return where ranks may die.
+    """Run the role of this rank to its end. Does not return where ranks may die.
 
     tell: takes the content of run.json, on rank 0. complete_report: may add to it before.
 
@@ -61,7 +62,7 @@ def run_rank(
 
     keep_freed_memory()
     if debug:
-        faulthandler.register(signal.SIGUSR2)  # a rank that hangs says where
+        faulthandler.register(signal.SIGUSR2)  # prints where a rank hangs
     mpi4py.rc.thread_level = "serialized"
     from mpi4py import MPI
 
@@ -84,10 +85,10 @@ def run_rank(
     channel = ResilientChannel(comm, mend) if survives else Channel(comm)
     error: BaseException | None = None
     try:
-        with stop_signals(job) as wanted:
+        with stop_signals(job) as wanted, spelled(job.spelling):
             role.stop_wanted = wanted.is_set
             role.set_up(channel)
-            report = _play(role, channel)
+            report = _run_role(role, channel)
     except EndedEarlyError as early:
         error = early
         if isinstance(channel, ResilientChannel):
@@ -99,7 +100,7 @@ def run_rank(
         if rank == COLLECTOR:
             role.close(failure)  # before the end of all: what was collected is kept, and marked
         if isinstance(failure, NotWritten):
-            failure = failure.mended_by(job.go_on(comm.size))
+            failure = failure.mended_by(job.next_step(comm.size))
         _end_job(channel, failure, ", ".join(place), debug)
         raise
     finally:
@@ -127,18 +128,18 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
-def _play(role: MasterRank | CollectorRank | SlaveRank, channel: Channel) -> dict[str, Any] | None:
-    """Play, and after a death once more, with those who are left."""
+def _run_role(role: MasterRank | CollectorRank | SlaveRank, channel: Channel) -> dict[str, Any] | None:
+    """Run the role, and after a death once more, with the ranks that are left."""
     while True:
         try:
-            return role.play(channel)
+            return role.run(channel)
         except PeerLostError as lost:
-            assert isinstance(channel, ResilientChannel), "only a surviving channel tells of deaths"
+            assert isinstance(channel, ResilientChannel), "only a resilient channel raises PeerLostError"
             role.lost(str(lost))
-            _meet_again(channel)
+            _start_next_attempt(channel)
 
 
-def _meet_again(channel: ResilientChannel) -> None:
+def _start_next_attempt(channel: ResilientChannel) -> None:
     while True:
         try:
             channel.next_attempt()

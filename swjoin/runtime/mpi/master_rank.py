@@ -1,8 +1,8 @@
 """The master as an MPI rank.
 
-What: `MasterRank`, with `set_up`, `play`, which may be tried again after a death, `finish` and `close`.
-Why: the loop around the master: what came from other ranks, from the clock, from the disk, and from the sources, in this order.
-Stays out: what the master decides (`cluster.master.master`), its sources and files (`runtime.hosts`).
+What: `MasterRank`, with `set_up`, `run`, which may be tried again after a death, `finish` and `close`.
+Why: the master's set-up under MPI, the start of a run and of its recoveries, and its report.
+Stays out: what the master decides (`cluster.master.master`), its loop, sources and files (`runtime.hosts`).
 """
 
 from __future__ import annotations
@@ -11,48 +11,21 @@ import base64
 import platform
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from swjoin.cluster.messages import (
-    ClockAdvanced,
-    MoveEnded,
-    PartSaved,
-    SlaveReported,
-    StopRequested,
-)
-from swjoin.cluster.wire import (
-    pack_delivery,
-    unpack_move_end,
-    unpack_report,
-)
+from swjoin.cluster.messages import Message, PartSaved, Report
+from swjoin.cluster.role import COLLECTOR, FIRST_SLAVE, MASTER, Event
+from swjoin.cluster.wire import FORMATS
 from swjoin.config.job import Job
-from swjoin.core.ids import SlaveId
+from swjoin.core.data_messages import Delivery, MoveEnd
+from swjoin.core.errors import spelled
 from swjoin.monitor.host_load import machine_report
-from swjoin.policy.epochs import next_exchange_us
 from swjoin.runtime.clock import RunClock
-from swjoin.runtime.idle_sources import PATIENCE_S
 from swjoin.runtime.kernel_preload import load_master_kernels
 from swjoin.runtime.mpi.channel import Channel
-from swjoin.runtime.mpi.rank import (
-    BEGIN,
-    BYE,
-    COLLECTOR,
-    DELIVERY,
-    FIRST_SLAVE,
-    MASTER,
-    MOVE_END,
-    NOTHING,
-    PUBLISH,
-    REPORT,
-    SAVED,
-    STATUS,
-    SUMMARY,
-    VERDICT,
-    Rank,
-    agree,
-    identity,
-    parse,
-)
+from swjoin.runtime.mpi.rank import BYE, STATUS, SUMMARY, VERDICT, Rank, agree, identity, parse
+from swjoin.runtime.mpi.transport import MpiTransport
 from swjoin.runtime.plausibility import add_warnings
 from swjoin.runtime.run_report import CompleteReport, build_report, check_ledger, proof_of, publish
 
@@ -67,8 +40,39 @@ def _delivered(master: Master) -> int:
     return sum(s.counts.tuples - master.waiting_tuples(s.stream) for s in master.streams)
 
 
+class _Transport(MpiTransport):
+    """Links are imitated while the run is measured; the rank's label names the epoch."""
+
+    def __init__(self, rank: MasterRank, channel: Channel, host: MasterHost) -> None:
+        config = rank.job.config
+        receives: list[tuple[int, type]] = [(channel.any, Report), (channel.any, MoveEnd)]
+        receives += [(channel.any, PartSaved)] if host.checkpointer is not None else []
+        super().__init__(channel, receives, rank.saved, partial(rank.start_measuring, channel))
+        self._rank, self._host, self._nodes, self._rush = rank, host, config.nodes, config.measure.rush
+        self._clock_us: int | None = None  # at which all clocks restart, once the messages that say so have left
+        if not config.measure.prefill_us:
+            self.link_bytes_per_s = config.nodes.link_bytes_per_s
+
+    def check(self) -> None:
+        self._rank.place[0] = f"{self._rank.where}, epoch {self._host.role.epoch}"
+        super().check()
+
+    def poll(self) -> Event | None:
+        if self._clock_us is not None:
+            super().restart_clock(self._clock_us)
+            self._clock_us, self.link_bytes_per_s = None, self._nodes.link_bytes_per_s
+        return super().poll()
+
+    def restart_clock(self, clock_us: int) -> None:
+        self._clock_us = clock_us
+
+    def _passed(self, message: Message) -> None:
+        if not (isinstance(message, Delivery) and message.last and self._rush):
+            super()._passed(message)
+
+
 class MasterRank(Rank):
-    """The master. Its `play` returns the content of run.json."""
+    """The master. Its `run` returns the content of run.json."""
 
     def __init__(self, job: Job, place: list[str], progress: bool, complete_report: CompleteReport | None = None) -> None:
         super().__init__(job, place)
@@ -77,8 +81,6 @@ class MasterRank(Rank):
         self.recoveries: list[dict[str, Any]] = []
         self._progress = progress
         self._role_host: MasterHost | None = None
-        self._first_read_s: float | None = None
-        self._began_s: float | None = None
         self._failed_s: float | None = None  # when a death was noticed, until the run goes on
         self._warnings_s = 0.0  # that looking for warnings took
         self._resumed_tuples = 0  # read before this process
@@ -88,6 +90,7 @@ class MasterRank(Rank):
         from swjoin.expressions.vm import program_out
         from swjoin.runtime.hosts import MasterHost
 
+        @spelled(self.job.spelling)
         def open_role_host() -> dict[str, Any]:
             slave_count = channel.size - FIRST_SLAVE
             if not self.job.resumes:
@@ -103,40 +106,44 @@ class MasterRank(Rank):
         results = agree(channel, COLLECTOR, None)["results"]
         assert self._role_host is not None
         if self._role_host.ingest is not None:
-            self._role_host.ingest.pass_on(results)
+            self._role_host.ingest.relay_from(results)
         load_master_kernels(self.job.config, self._role_host.layouts)
 
     def lost(self, text: str) -> None:
-        """A rank has died; `play` follows, on a new channel."""
+        """A rank has died; `run` follows, on a new channel."""
         if self._failed_s is None:
             self._failed_s = time.monotonic()
             if self._role_host is not None and self._role_host.watcher is not None:
                 self._role_host.watcher.board.enter("recovering")
-            self._delivered_then = 0 if self._role_host is None else _delivered(self._role_host.master)
+            self._delivered_then = 0 if self._role_host is None else _delivered(self._role_host.role)
 
-    def play(self, channel: Channel) -> dict[str, Any]:
+    def run(self, channel: Channel) -> dict[str, Any]:
         role_host = self._role_host
         assert role_host is not None
         manifest = self._start(channel, role_host)
-        role_host.open_flight()  # not before: what producers are told to go on with has been restored by now
-        self._serve(channel, role_host)
+        role_host.open_flight()  # not before: producers learn the restored positions
+        role_host.transport, role_host.meter = _Transport(self, channel, role_host), self.meter
+        role_host.stop_wanted = self.stop_wanted
+        role_host.on_observed = partial(self._take_status, channel, role_host)
+        role_host.run()
         me = identity(MASTER, "master", self.meter, self.start_rss_bytes)
         parts = self._gather(channel, role_host)
         channel.slaves_are_done()
-        stopped = role_host.master.checkpoints.stopped
+        stopped = role_host.role.checkpoints.stopped
+        first_s, measured_s = role_host.first_read_s, role_host.measured_s
         report = build_report(
             self.job,
-            master=role_host.master.summary(),
+            master=role_host.role.summary(),
             slaves=[parts[r]["summary"] for r in range(FIRST_SLAVE, channel.size)],
             collector=parts[COLLECTOR]["summary"],
             ranks=[me, *(p["rank"] for p in parts.values())],
             wall_s=0.0,
             join_s=0.0,
-            prefill_s=None if self._began_s is None or self._first_read_s is None else self._began_s - self._first_read_s,
+            prefill_s=None if measured_s is None or first_s is None else measured_s - first_s,
             machine=machine_report(
                 me["machine"],
                 [p["rank"]["machine"] for p in parts.values()],
-                slot_us=self._slot_us if self.job.config.pace == "realtime" else 0,
+                slot_us=role_host.role.slot_us,
                 imitates=self.job.config.nodes.imitates,
             ),
             restored=manifest,
@@ -146,9 +153,9 @@ class MasterRank(Rank):
         )
         if not stopped:
             check_ledger(report)
-            began_s = time.monotonic()
+            added_s = time.monotonic()
             add_warnings(report, self.job, role_host.sources)  # before the collector closes the result files, which carry them
-            self._warnings_s = time.monotonic() - began_s
+            self._warnings_s = time.monotonic() - added_s
         channel.send_json({"proof": None if stopped else proof_of(report)}, COLLECTOR, VERDICT)
         channel.wait(COLLECTOR, VERDICT)
         channel.farewell(BYE)
@@ -161,7 +168,7 @@ class MasterRank(Rank):
         parts: dict[int, dict[str, Any]] = {}
         while len(parts) < channel.size - 1:
             channel.check()
-            MasterRank._observe(channel, role_host)
+            role_host.observe()
             if channel.probe(channel.any, SUMMARY):
                 rank = channel.source
                 parts[rank] = parse(channel.receive())
@@ -175,46 +182,36 @@ class MasterRank(Rank):
     @staticmethod
     def _drop(channel: Channel) -> bool:
         """Receive one message that came too late to matter. False when there is none."""
-        for tag in (SAVED, REPORT, MOVE_END):
-            if channel.probe(channel.any, tag):
+        for kind in (PartSaved, Report, MoveEnd):
+            if channel.probe(channel.any, FORMATS[kind].tag):
                 channel.receive()
                 return True
         return False
 
     @staticmethod
-    def _observe(channel: Channel, role_host: MasterHost) -> None:
-        """Now and then: who looks on sees how things stand here and at the collector."""
-        if role_host.observe():
-            MasterRank._take_status(channel, role_host)
-
-    @staticmethod
     def _take_status(channel: Channel, role_host: MasterHost) -> None:
         while role_host.watcher is not None and channel.probe(COLLECTOR, STATUS):
-            role_host.watcher.board.take_collector(parse(channel.receive()))
+            role_host.watcher.board.set_collector(parse(channel.receive()))
 
     def finish(self, report: dict[str, Any]) -> None:
         """Everything is written and closed."""
         now = time.monotonic()
         report["wall_s"] = now - self.started_s
-        report["join_s"] = 0.0 if self._first_read_s is None else now - self._first_read_s - self._warnings_s
+        first_s = None if self._role_host is None else self._role_host.first_read_s
+        report["join_s"] = 0.0 if first_s is None else now - first_s - self._warnings_s
         tuples = sum(report["input"][name]["tuples"] for name in ("left", "right")) - self._resumed_tuples
         report["input_tuples_per_s"] = tuples / report["join_s"] if report["join_s"] > 0 else 0.0
         if self._complete_report is not None:
             self._complete_report(report, self.job)
         assert self._role_host is not None
         publish(self.job, report)
-        self._role_host.forget_checkpoints()
+        self._role_host.remove_checkpoints()
 
     def close(self, error: BaseException | None) -> None:
         if self._role_host is not None:
             self._role_host.__exit__(None if error is None else type(error), error, None)
 
     # ------------------------------------------------------------ starting
-
-    @property
-    def _slot_us(self) -> int:
-        cluster = self.job.config.cluster
-        return max(1, cluster.distribution_epoch_us // cluster.sub_group_count)
 
     def _start(self, channel: Channel, role_host: MasterHost) -> Manifest | None:
         """Begin, or go on from the newest checkpoint, together with all others; returns that checkpoint."""
@@ -226,7 +223,7 @@ class MasterRank(Rank):
             newest = None if checkpointer is None else checkpointer.folder.newest()
             if self.clock is None and newest is not None:
                 clock.restart(newest.plain["clock_us"])
-            role_host.start(clock, slave_count, self.saved.append)
+            role_host.make(clock, slave_count, self.saved.append)
             if checkpointer is None:
                 return {"manifest": None}
             manifest = checkpointer.manifest
@@ -234,92 +231,19 @@ class MasterRank(Rank):
                 "manifest": checkpointer.manifest_name,
                 "folder": str(checkpointer.folder.path),
                 "incarnation": checkpointer.folder.incarnation,
-                "owner": role_host.master.controller.map.owner.tolist(),
-                "active": [int(slave) for slave in role_host.master.controller.active],
+                "owner": role_host.role.controller.map.owner.tolist(),
+                "active": [int(slave) for slave in role_host.role.controller.active],
                 "clock_us": None if manifest is None else manifest.plain["clock_us"],
             }
 
         setup = agree(channel, MASTER, start)
         if self.clock is None:
-            self._resumed_tuples = sum(s.counts.tuples for s in role_host.master.streams)
+            self._resumed_tuples = sum(s.counts.tuples for s in role_host.role.streams)
         role_host.clock = self.start_clock(channel, setup.get("clock_us"))
         if self._failed_s is not None:
-            replayed = self._delivered_then - _delivered(role_host.master)
+            replayed = self._delivered_then - _delivered(role_host.role)
             took_s = time.monotonic() - self._failed_s
             self._failed_s = None
             self.recoveries.append({"slaves": slave_count, "s": took_s, "tuples": replayed, "from": setup["manifest"]})
-            role_host.note_recovery(f"{slave_count} slaves are left", replayed, int(took_s * 1e6))
+            role_host.log_recovery(f"{slave_count} slaves are left", replayed, int(took_s * 1e6))
         return None if role_host.checkpointer is None else role_host.checkpointer.manifest
-
-    # ------------------------------------------------------------ running
-
-    def _serve(self, channel: Channel, role_host: MasterHost) -> None:
-        """The master's loop."""
-        clock = self.clock
-        assert clock is not None
-        realtime, slot_us = self.job.config.pace == "realtime", self._slot_us
-        boundary_us = next_exchange_us(clock.now_us(), slot_us)
-        in_history = self.job.config.measure.prefill_us > 0
-        link, rush = self.job.config.nodes.link_bytes_per_s, self.job.config.measure.rush
-        while role_host.outbox or not role_host.master.finished:
-            self.place[0] = f"{self.where}, epoch {role_host.master.epoch}"
-            channel.check()
-            self._observe(channel, role_host)
-            if role_host.outbox:
-                delivery = role_host.outbox.popleft()
-                channel.send(pack_delivery(delivery), FIRST_SLAVE + delivery.slave, DELIVERY)
-                if not in_history and not (delivery.last and rush):
-                    channel.imitate_transfer(delivery.nbytes, link)
-            elif role_host.clock_starts_us is not None:
-                for rank in range(1, channel.size):
-                    channel.send(NOTHING, rank, BEGIN)
-                self.begin_measuring(channel, role_host.clock_starts_us)
-                role_host.clock_starts_us, in_history, self._began_s = None, False, time.monotonic()
-                boundary_us = next_exchange_us(clock.now_us(), slot_us)
-            elif channel.probe(channel.any, REPORT):
-                slave = channel.source - FIRST_SLAVE
-                report = unpack_report(channel.receive())
-                role_host.handle(SlaveReported(SlaveId(slave), report.occupancy_ratio, report.loads))
-            elif channel.probe(channel.any, MOVE_END):
-                role_host.handle(MoveEnded(unpack_move_end(channel.receive())))
-            elif role_host.checkpointer is not None and self._mind_checkpoints(channel, role_host):
-                continue
-            elif realtime and clock.now_us() >= boundary_us:
-                self.meter.lateness.add(clock.now_us() - boundary_us)
-                boundary_us = next_exchange_us(clock.now_us(), slot_us)
-                role_host.handle(ClockAdvanced())
-            elif role_host.wanted is not None:
-                if self._first_read_s is None:
-                    self._first_read_s = time.monotonic()
-                role_host.read()
-            elif role_host.listen():
-                channel.sleep(int(PATIENCE_S * 1e6))
-            else:
-                channel.sleep(boundary_us - clock.now_us() if realtime else 1_000_000)
-        self._publish(channel, role_host)
-
-    def _mind_checkpoints(self, channel: Channel, role_host: MasterHost) -> bool:
-        """What has become durable, here or elsewhere, and whether the run is to stop. False when nothing was to be done."""
-        if self.saved:
-            event = self.saved.popleft()
-            if isinstance(event, BaseException):
-                raise event
-            role_host.handle(event)
-        elif channel.probe(channel.any, SAVED):
-            plain = parse(channel.receive())
-            role_host.handle(PartSaved(plain["generation"], plain["part"], plain["content"]))
-        elif role_host.publish:
-            self._publish(channel, role_host)
-        elif self.stop_wanted() and not role_host.master.checkpoints.stopping:
-            role_host.handle(StopRequested())
-        else:
-            return False
-        return True
-
-    @staticmethod
-    def _publish(channel: Channel, role_host: MasterHost) -> None:
-        while role_host.publish:
-            command = role_host.publish.popleft()
-            message = {"generation": command.generation, "stop": command.stop}
-            for rank in range(1, channel.size) if command.stop else [COLLECTOR]:
-                channel.send_json(message, rank, PUBLISH)

@@ -1,7 +1,7 @@
 """What all MPI ranks share: tags, set-up that all agree upon, the clock, and what has become durable.
 
 What: `Rank`, `agree`, `identity`, the tags of messages.
-Why: `play` of a role can be tried again: when another rank has died, the ranks that are left meet on a new channel, and every
+Why: `run` of a role can be tried again: when another rank has died, the ranks that are left meet on a new channel, and every
 role begins anew from the newest checkpoint, with everything outside it (sources, files, the clock) still open.
 Stays out: what a role's rank does (`runtime.mpi.master_rank`, `collector_rank`, `slave_rank`).
 
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from swjoin.cluster.role import MASTER
 from swjoin.config.job import Job
 from swjoin.core.errors import SwjoinError
 from swjoin.monitor.host_load import RankMeter
@@ -26,14 +27,11 @@ from swjoin.monitor.process_memory import peak_rss_bytes, rss_bytes
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.mpi.channel import Channel, PeerFailedError
 
-MASTER, COLLECTOR, FIRST_SLAVE = 0, 1, 2
-REPORT, DELIVERY, RESULTS, SUMMARY, VERDICT, FAILURE, WANT, STATE, MOVE_END, BEGIN = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
-SAVED, PUBLISH, BYE, STATUS = 11, 12, 13, 14
-NOTHING = np.empty(0, np.uint8)
+SUMMARY, VERDICT, FAILURE, BYE, STATUS = 4, 5, 6, 13, 14  # tags beside those of `cluster.wire.FORMATS`
 
 
 class EndedEarlyError(SwjoinError):
-    """Set-up failed on some rank; every rank leaves with its exit code, one of them says why."""
+    """Set-up failed on some rank; every rank leaves with its exit code, one of them prints the reason."""
 
     def __init__(self, text: str, exit_code: int) -> None:
         super().__init__(text)
@@ -92,23 +90,13 @@ class Rank:
                 self.clock.restart(resumed_us)
         return self.clock
 
-    def begin_measuring(self, channel: Channel, clock_us: int) -> None:
+    def start_measuring(self, channel: Channel, clock_us: int) -> None:
         """The measured phase begins, on all ranks at once."""
         assert self.clock is not None
         channel.barrier()
         self.clock.restart(clock_us)
         channel.meter.take()
         self.meter.start()
-
-    def tell_saved(self, channel: Channel) -> None:
-        """What has become durable is the master's to know. Raises what a background thread raised."""
-        while self.saved:
-            item = self.saved.popleft()
-            if isinstance(item, BaseException):
-                raise item
-            content = {"generation": item.generation, "part": item.part, "content": item.content}
-            data = np.frombuffer(json.dumps(content).encode(), np.uint8)
-            channel.send_later(data, MASTER, SAVED)  # the master may be waiting for us, by way of a slave
 
 
 def check_peers(channel: Channel) -> None:

@@ -11,7 +11,6 @@ delays, each actor its own speed. Messages travel as packed frames, so the wire 
 from __future__ import annotations
 
 import heapq
-import json
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,51 +22,45 @@ from swjoin.checkpoint.checkpointers import CollectorCheckpointer, MasterCheckpo
 from swjoin.cluster import wire
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.master.master import Master
-from swjoin.cluster.messages import (
-    AcknowledgeMove,
-    BeginMeasuring,
-    ClockAdvanced,
+from swjoin.cluster.messages import Message
+from swjoin.cluster.role import (
+    COLLECTOR,
+    FIRST_SLAVE,
+    MASTER,
+    BatchRead,
     CommitEpoch,
     CompleteCheckpoint,
-    Deliver,
-    Delivered,
-    ExchangeDue,
+    Event,
     Log,
-    MasterCommand,
-    MasterEvent,
-    MeasuringBegan,
-    MoveEnded,
-    PartSaved,
-    PublishResults,
-    ReadTuples,
-    Report,
-    ResultsReceived,
+    Publish,
+    Read,
+    Received,
+    ReleaseInput,
+    RestartClock,
+    Role,
+    RoleId,
     SavePart,
-    SendResults,
-    SendState,
+    Send,
     SetAside,
-    SlaveCommand,
-    SlaveEvent,
-    SlaveReported,
-    StateReceived,
-    StateWanted,
+    SetTimer,
+    SourceEnded,
+    SourceIdle,
+    SourceResumed,
     StopRequested,
-    StreamEnded,
-    StreamIdle,
-    StreamResumed,
-    TuplesRead,
-    WantState,
+    TimerFired,
     WorkDue,
-    WritePairs,
+    Write,
+    slave_of,
+    slave_role,
 )
 from swjoin.cluster.slave.slave import Slave
 from swjoin.config.job import Job
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout, SourceBatch
-from swjoin.core.data_messages import RunEvent
+from swjoin.core.data_messages import Delivery, RunEvent, StateChunk
 from swjoin.core.ids import SlaveId
 from swjoin.core.storage import Executors
-from swjoin.policy.epochs import next_exchange_us, slot_offset_us
+from swjoin.runtime.host import Host, Performers, nothing
 from swjoin.runtime.open import open_spill
 from swjoin.runtime.simulator.checkers import check_owners, check_places, check_results, check_shown
 from swjoin.runtime.simulator.result import Delays, SimulationError, SimulationResult
@@ -75,7 +68,30 @@ from swjoin.runtime.simulator.storage import BatchSource, MemorySink, VirtualDis
 
 Frame = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
-MASTER, COLLECTOR, FIRST_SLAVE = 0, 1, 2
+
+class _VirtualClock:
+    """The run's clock in virtual time."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+
+    def now_us(self) -> int:
+        return self._simulation.clock_us
+
+
+class _SimulatedHost(Host):
+    """working: a piece of the slave's work is in the queue."""
+
+    def __init__(self, role: Role, clock: _VirtualClock, performers: Performers) -> None:
+        super().__init__(performers)
+        self.role, self.clock = role, clock
+        self.working = False
+
+
+def _describe(message: Message) -> str:
+    """A message in the list of the last steps."""
+    about = [f"{name} {getattr(message, name)}" for name in ("epoch", "move", "index", "generation") if hasattr(message, name)]
+    return " ".join([type(message).__name__, *about])
 
 
 class Simulation:
@@ -115,19 +131,20 @@ class Simulation:
         self._steps: deque[str] = deque(maxlen=12)
         self._sink = MemorySink()
         self._commits: list[int] = []
-        self._aside: list[tuple[int, SourceBatch, str]] = []
-        self._aside_at: dict[int, int] = {}  # by generation: at the checkpoint that ends it
+        self._side_rows: list[tuple[int, SourceBatch, str]] = []
+        self._side_counts: dict[int, int] = {}  # by generation: at the checkpoint that ends it
         self._events: list[RunEvent] = []
         self._moved = False  # moves were in flight after the step before
         self._changed: set[SlaveId] = set()  # slaves that took an event in this step
         self._job = Job(config, None, True, folder, None, "simulation")
-        self._keepers: tuple[MasterCheckpointer, CollectorCheckpointer] | None = None
+        self._checkpointers: tuple[MasterCheckpointer, CollectorCheckpointer] | None = None
         if folder is not None:
-            self._keepers = (
+            self._checkpointers = (
                 MasterCheckpointer(self._job, self._sources, self._disk(MASTER)),
                 CollectorCheckpointer(self._job, self._sink, self._disk(COLLECTOR)),
             )
-        self._slave_keepers: list[SlaveCheckpointer] = []
+        self._slave_checkpointers: list[SlaveCheckpointer] = []
+        self._hosts: dict[RoleId, _SimulatedHost] = {}
         self._make_roles(slave_count)
 
     # ------------------------------------------------------------ roles, and what survives them
@@ -146,29 +163,60 @@ class Simulation:
         self.master = Master(config, slave_count, self._layouts, store=open_spill(self._job))
         self.slaves = [Slave(SlaveId(i), config, self._layouts) for i in range(slave_count)]
         self.collector = Collector(slave_count, materialised=config.sink.kind != "count")
-        self._working = [False] * slave_count
+        self._make_hosts()
         self._before: tuple[list[int], int] = ([0, 0], 0)  # joined tuples and produced pairs, before the checkpoint
-        if self._keepers is None:
+        if self._checkpointers is None:
             return
-        master, collector = self._keepers
-        manifest = master.begin(self._tell_master)
+        master, collector = self._checkpointers
+        manifest = master.begin(partial(self._deliver, MASTER))
         if manifest is not None:
             self._before = (manifest.joined, manifest.produced)
         master.restore(self.master, manifest, self.clock_us)
-        collector.begin(self.collector, master.manifest_name, partial(self._saved, COLLECTOR))
+        collector.begin(self.collector, master.manifest_name, partial(self._deliver, COLLECTOR))
         owner = self.master.controller.map.owner.tolist()
         for slave in self.slaves:
-            actor = FIRST_SLAVE + slave.id
+            actor = slave_role(slave.id)
             folder, incarnation = master.folder.path, master.folder.incarnation
-            checkpointer = SlaveCheckpointer(folder, incarnation, slave, config, partial(self._saved, actor), self._disk(actor))
+            checkpointer = SlaveCheckpointer(
+                folder, incarnation, slave, config, partial(self._deliver, actor), self._disk(actor)
+            )
             checkpointer.restore(master.manifest_name, owner, list(self.master.controller.active))
             slave.validate()
-            self._slave_keepers.append(checkpointer)
+            self._slave_checkpointers.append(checkpointer)
 
-    def _saved(self, actor: int, part: PartSaved) -> None:
-        """A part has become durable; the master hears of it."""
-        told = PartSaved(part.generation, part.part, json.loads(json.dumps(part.content)))
-        self._send(actor, MASTER, f"{part.part} has saved generation {part.generation}", partial(self._tell_master, told))
+    def _make_hosts(self) -> None:
+        """Every role with what performs its effects."""
+        self._hosts.clear()
+        master: Performers = {
+            Read: self._read_wanted,
+            SetAside: self._set_aside,
+            RestartClock: self._restart_clock,
+            Log: self._log,
+        }
+        collector: Performers = {Write: self._write, CommitEpoch: self._commit}
+        slave: Performers = {}
+        if self._checkpointers is not None:
+            folder, results = self._checkpointers
+            master |= {
+                SavePart: self._save_master,
+                CompleteCheckpoint: folder.folder.complete,
+                ReleaseInput: lambda _: folder.forget(),
+            }
+            collector |= {SavePart: lambda effect: results.save(effect.generation, effect.snapshot), Publish: self._publish}
+        self._host(MASTER, self.master, master)
+        self._host(COLLECTOR, self.collector, collector)
+        for role in self.slaves:
+            if self._checkpointers is not None:
+                slave = {SavePart: partial(self._save_slave, role)}
+            self._host(slave_role(role.id), role, slave)
+
+    def _host(self, name: RoleId, role: Role, performers: Performers) -> None:
+        shared: Performers = {
+            Send: partial(self._dispatch, name),
+            SetTimer: partial(self._set_timer, name),
+            RestartClock: nothing,
+        }
+        self._hosts[name] = _SimulatedHost(role, _VirtualClock(self), {**shared, **performers})
 
     def _crash(self, slave_count: int) -> None:
         """Everybody dies; new processes go on from the newest checkpoint."""
@@ -176,14 +224,14 @@ class Simulation:
         self._channel_free_us.clear()
         self._in_flight, self._moved = [0, 0], False
         self._changed.clear()
-        for checkpointer in self._slave_keepers:
+        for checkpointer in self._slave_checkpointers:
             checkpointer.close()
-        self._slave_keepers.clear()
+        self._slave_checkpointers.clear()
         self.recoveries += 1
         self._make_roles(slave_count)
-        del self._aside[self._aside_at.get(self.master.checkpoints.generation - 1, 0) :]
+        del self._side_rows[self._side_counts.get(self.master.checkpoints.generation - 1, 0) :]
         self._commits = [c for c in self._commits if c <= self.master.epoch]
-        self._begin()
+        self._start()
 
     @property
     def clock_us(self) -> int:
@@ -205,7 +253,7 @@ class Simulation:
 
     def run(self) -> SimulationResult:
         """Run to the end. SimulationError when a checker complains or the roles wait for each other for ever."""
-        self._begin()
+        self._start()
         steps = 0
         while self._queue:
             self.now_us, _, name, action = heapq.heappop(self._queue)
@@ -229,14 +277,9 @@ class Simulation:
             raise self._error("every role waits for another")
         return self._result(steps)
 
-    def _begin(self) -> None:
-        self._master_does(self.master.start(self.clock_us))
-        for slave in self.slaves:
-            self._slave_does(slave, slave.start())
-        if self.config.pace == "realtime":
-            self._tick()
-            for slave in self.slaves:
-                self._exchange(slave)
+    def _start(self) -> None:
+        for host in list(self._hosts.values()):
+            host.start()
 
     def _interrupt(self, slave_count: int) -> None:
         if slave_count:
@@ -244,13 +287,13 @@ class Simulation:
             self._crash(slave_count)
         elif not self.master.finished:
             self._steps.append(f"{self.now_us} us request to stop")
-            self._tell_master(StopRequested())
+            self._deliver(MASTER, StopRequested())
 
     def _crash_at_the_end(self) -> bool:
         """A crash that was to come later comes when all results can be seen, and the checkpoints are still there."""
-        if self._keepers is None or not self._crashes:
+        if self._checkpointers is None or not self._crashes:
             return False
-        self._keepers[1].publish_all()
+        self._checkpointers[1].publish_all()
         self._crash(self._crashes.popleft()[1] or len(self.slaves))
         return True
 
@@ -261,169 +304,110 @@ class Simulation:
     def _error(self, text: str) -> SimulationError:
         return SimulationError(f"{text}\n  last steps: " + "\n              ".join(self._steps))
 
-    # ------------------------------------------------------------ actors
+    # ------------------------------------------------------------ events and messages
 
-    def _tick(self) -> None:
-        if self.master.finished:
+    def _deliver(self, name: RoleId, event: Event) -> None:
+        """Deliver an event to a role."""
+        self._hosts[name].deliver(event)
+        if name >= FIRST_SLAVE:
+            slave = self.slaves[slave_of(name)]
+            self._changed.add(slave.id)
+            self._keep_working(slave)
+        elif name == COLLECTOR and self.collector.stopped:
+            self._crash(len(self.slaves))
+
+    def _dispatch(self, sender: RoleId, effect: Send) -> None:
+        """A message leaves, as a frame."""
+        message, to = effect.message, effect.to
+        self._count(message, 1)
+        frame = wire.FORMATS[type(message)].pack(message)
+        arrive = partial(self._arrive, sender, to, type(message), frame)
+        self._send(sender, to, f"{_describe(message)} from role {sender} to role {to}", arrive)
+
+    def _arrive(self, sender: RoleId, to: RoleId, kind: type, frame: Frame) -> None:
+        message = wire.FORMATS[kind].unpack(frame)
+        self._count(message, -1)
+        if isinstance(message, Delivery) and self._slave_checkpointers:
+            self._slave_checkpointers[slave_of(to)].received(message, frame)
+        self._deliver(to, Received(sender, message, frame))
+
+    def _count(self, message: Message, sign: int) -> None:
+        """Tuples of messages on their way."""
+        if isinstance(message, Delivery):
+            self._in_flight[LEFT] += sign * len(message.left)
+            self._in_flight[RIGHT] += sign * len(message.right)
+        elif isinstance(message, StateChunk) and message.pending:
+            self._in_flight[message.stream] += sign * len(message.tuples)
+
+    def _set_timer(self, name: RoleId, effect: SetTimer) -> None:
+        self._hosts[name].timers.set(effect)
+        due_us = max(self.now_us, effect.at_us - self._clock_ahead_us) + self._delays.work_us(name)
+        self._at(due_us, f"timer {effect.timer} of role {name}", partial(self._fire, name, effect))
+
+    def _fire(self, name: RoleId, effect: SetTimer) -> None:
+        if self._hosts[name].timers.remove(effect):
+            self._deliver(name, TimerFired(effect.timer))
+
+    def _keep_working(self, slave: Slave) -> None:
+        host = self._hosts[slave_role(slave.id)]
+        if host.working or not slave.has_work:
             return
-        slot_us = max(1, self.config.cluster.distribution_epoch_us // self.config.cluster.sub_group_count)
-        due = next_exchange_us(self.clock_us, slot_us) - self._clock_ahead_us
-        self._at(due + self._delays.work_us(MASTER), "clock", self._advance_clock)
+        host.working = True
 
-    def _advance_clock(self) -> None:
-        self._master_does(self.master.handle(ClockAdvanced(), self.clock_us))
-        self._tick()
+        def work() -> None:
+            host.working = False
+            self._deliver(slave_role(slave.id), WorkDue())
 
-    def _exchange(self, slave: Slave) -> None:
-        if slave.finished:
-            return
+        self._at(self.now_us + self._delays.work_us(slave_role(slave.id)), f"work of slave {slave.id}", work)
 
-        def due() -> None:
-            self._slave_does(slave, slave.handle(ExchangeDue(), self.clock_us))
-            self._exchange(slave)
+    # ------------------------------------------------------------ performers
 
-        epoch_us = self.config.cluster.distribution_epoch_us
-        offset_us = slot_offset_us(slave.id, self.config.cluster.sub_group_count, epoch_us)
-        at = next_exchange_us(self.clock_us, epoch_us, offset_us) - self._clock_ahead_us
-        self._at(at + self._delays.work_us(FIRST_SLAVE + slave.id), f"slot of slave {slave.id}", due)
-
-    def _master_does(self, commands: list[MasterCommand]) -> None:
-        for command in commands:
-            match command:
-                case ReadTuples(stream, instead):
-                    self._ask(stream, instead)
-                case Deliver(delivery):
-                    frame = wire.pack_delivery(delivery)
-                    self._in_flight[LEFT] += len(delivery.left)
-                    self._in_flight[RIGHT] += len(delivery.right)
-                    deliver = partial(self._deliver, self.slaves[delivery.slave], frame)
-                    self._send(MASTER, FIRST_SLAVE + delivery.slave, f"{delivery.epoch} for {delivery.slave}", deliver)
-                case BeginMeasuring(clock_us):
-                    self._clock_ahead_us = clock_us - self.now_us
-                    for slave in self.slaves:
-                        began = partial(self._tell, slave, MeasuringBegan())
-                        self._send(MASTER, FIRST_SLAVE + slave.id, f"slave {slave.id} begins to be measured", began)
-                case SetAside(stream, batch, reason):
-                    self._aside.append((stream, batch, reason))
-                case SavePart(generation, snapshot) if self._keepers is not None:
-                    self._aside_at[generation] = len(self._aside)
-                    self._keepers[0].save(generation, snapshot)
-                case CompleteCheckpoint() if self._keepers is not None:
-                    self._keepers[0].folder.complete(command)
-                case PublishResults():
-                    self._send(MASTER, COLLECTOR, f"publish generation {command.generation}", partial(self._show, command))
-                case Log(event):
-                    self._events.append(event)
-                case _:
-                    pass
+    def _read_wanted(self, effect: Read) -> None:
+        self._ask(effect.stream, effect.instead)
 
     def _ask(self, stream: int, instead: int | None) -> None:
-        """Have a source read, or be silent for a while."""
+        """A source reads, or is idle for a while."""
         patience_us, at = self.config.time.idle_timeout_us, self.now_us + self._delays.work_us(MASTER)
         stall_us = self._delays.stall_us(patience_us) if patience_us else 0
         if stall_us <= patience_us:
             self._at(at + stall_us, f"read {STREAM_NAMES[stream]}", partial(self._read, stream))
         else:
-            self._at(at + patience_us, "a stream is idle", partial(self._tell_master, StreamIdle(stream)))
-            self._at(at + stall_us, "a stream speaks", partial(self._tell_master, StreamResumed(stream)))
+            self._at(at + patience_us, "a stream is idle", partial(self._deliver, MASTER, SourceIdle(stream)))
+            self._at(at + stall_us, "a stream resumes", partial(self._deliver, MASTER, SourceResumed(stream)))
 
     def _read(self, stream: int) -> None:
         batch = self._sources[stream].read()
-        event = StreamEnded(stream) if batch is None else TuplesRead(stream, batch)
-        self._master_does(self.master.handle(event, self.clock_us))
+        self._deliver(MASTER, SourceEnded(stream) if batch is None else BatchRead(stream, batch))
 
-    def _show(self, command: PublishResults) -> None:
-        assert self._keepers is not None
-        self._keepers[1].publish(command.generation)
+    def _restart_clock(self, effect: RestartClock) -> None:
+        self._clock_ahead_us = effect.clock_us - self.now_us
+
+    def _set_aside(self, effect: SetAside) -> None:
+        self._side_rows.append((effect.stream, effect.batch, effect.reason))
+
+    def _log(self, effect: Log) -> None:
+        self._events.append(effect.event)
+
+    def _write(self, effect: Write) -> None:
+        self._sink.write(effect.pairs, effect.generation)
+
+    def _commit(self, effect: CommitEpoch) -> None:
+        self._commits.append(effect.epoch)
+
+    def _save_master(self, effect: SavePart) -> None:
+        assert self._checkpointers is not None
+        self._side_counts[effect.generation] = len(self._side_rows)
+        self._checkpointers[0].save(effect.generation, effect.snapshot)
+
+    def _save_slave(self, slave: Slave, effect: SavePart) -> None:
+        self._slave_checkpointers[slave.id].save(effect)
+
+    def _publish(self, effect: Publish) -> None:
+        assert self._checkpointers is not None
+        self._checkpointers[1].publish(effect.generation)
         shown, counted = self._sink.shown_count, self.config.sink.kind == "count"
-        check_shown(shown, self._shown, command.generation, self._keepers[0].folder.newest(), counted=counted)
+        check_shown(shown, self._shown, effect.generation, self._checkpointers[0].folder.newest(), counted=counted)
         self._shown = shown
-        if command.stop:
-            self._crash(len(self.slaves))
-
-    def _deliver(self, slave: Slave, frame: Frame) -> None:
-        delivery = wire.unpack_delivery(frame)
-        if self._slave_keepers:
-            self._slave_keepers[slave.id].received(delivery, frame)
-        self._in_flight[LEFT] -= len(delivery.left)
-        self._in_flight[RIGHT] -= len(delivery.right)
-        self._slave_does(slave, slave.handle(Delivered(delivery), self.clock_us))
-        self._keep_working(slave)
-
-    def _keep_working(self, slave: Slave) -> None:
-        if self._working[slave.id] or not slave.has_work:
-            return
-        self._working[slave.id] = True
-
-        def work() -> None:
-            self._working[slave.id] = False
-            self._slave_does(slave, slave.handle(WorkDue(), self.clock_us))
-            self._keep_working(slave)
-
-        self._at(self.now_us + self._delays.work_us(FIRST_SLAVE + slave.id), f"work of slave {slave.id}", work)
-
-    def _slave_does(self, slave: Slave, commands: list[SlaveCommand]) -> None:
-        self._changed.add(slave.id)
-        sender = FIRST_SLAVE + slave.id
-        for command in commands:
-            match command:
-                case Report():
-                    frame = wire.pack_report(command)
-                    self._send(sender, MASTER, f"report of slave {slave.id}", partial(self._report, slave.id, frame))
-                case AcknowledgeMove(end):
-                    name = f"slave {slave.id} acknowledges move {end.move}"
-                    self._send(sender, MASTER, name, partial(self._acknowledge, wire.pack_move_end(end)))
-                case WantState(supplier, move):
-                    name = f"slave {slave.id} wants state of move {move} from slave {supplier}"
-                    wanted = partial(self._tell, self.slaves[supplier], StateWanted(move))
-                    self._send(sender, FIRST_SLAVE + supplier, name, wanted)
-                case SendState(chunk):
-                    if chunk.pending:
-                        self._in_flight[chunk.stream] += len(chunk.tuples)
-                    name = f"chunk {chunk.index} of move {chunk.move} to slave {chunk.consumer}"
-                    install = partial(self._receive_state, self.slaves[chunk.consumer], wire.pack_state(chunk))
-                    self._send(sender, FIRST_SLAVE + chunk.consumer, name, install)
-                case SavePart() if self._slave_keepers:
-                    self._slave_keepers[slave.id].save(command)
-                case SendResults(chunk):
-                    frame = wire.pack_results(chunk)
-                    self._send(
-                        sender, COLLECTOR, f"results of slave {slave.id}, epoch {chunk.epoch}", partial(self._collect, frame)
-                    )
-                case _:
-                    pass
-
-    def _report(self, slave: SlaveId, frame: Frame) -> None:
-        report = wire.unpack_report(frame)
-        self._tell_master(SlaveReported(slave, report.occupancy_ratio, report.loads))
-
-    def _acknowledge(self, frame: Frame) -> None:
-        self._tell_master(MoveEnded(wire.unpack_move_end(frame)))
-
-    def _tell_master(self, event: MasterEvent) -> None:
-        self._master_does(self.master.handle(event, self.clock_us))
-
-    def _tell(self, slave: Slave, event: SlaveEvent) -> None:
-        self._slave_does(slave, slave.handle(event, self.clock_us))
-        self._keep_working(slave)
-
-    def _receive_state(self, slave: Slave, frame: Frame) -> None:
-        chunk = wire.unpack_state(frame)
-        if chunk.pending:
-            self._in_flight[chunk.stream] -= len(chunk.tuples)
-        self._tell(slave, StateReceived(chunk))
-
-    def _collect(self, frame: Frame) -> None:
-        for command in self.collector.handle(ResultsReceived(wire.unpack_results(frame)), self.clock_us):
-            match command:
-                case WritePairs(pairs, generation):
-                    self._sink.write(pairs, generation)
-                case SavePart(generation, snapshot) if self._keepers is not None:
-                    self._keepers[1].save(generation, snapshot)
-                case CommitEpoch(epoch):
-                    self._commits.append(epoch)
-                case _:
-                    pass
 
     # ------------------------------------------------------------ checkers
 
@@ -451,7 +435,7 @@ class Simulation:
             summary["digest"],
             {name: sum(s.joined[i] for s in self.slaves) + joined[i] for i, name in enumerate(STREAM_NAMES)},
             self.master.summary()["counts"],
-            self._aside,
+            self._side_rows,
             steps,
             self._commits,
             self._events,

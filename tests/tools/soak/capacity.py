@@ -1,9 +1,9 @@
-"""What a soak joins, and the rate at which this machine keeps up with it.
+"""The shape of a soak, and the rate at which this machine keeps up with it.
 
-What: `Shape`, everything about the run but its rate and its length; `find_capacity`, by doubling and halving; `keeps_up`;
-`result_bytes`, what its result files would take.
-Why: a soak at a share of the capacity means the same on every machine.
-Stays out: who is killed (`tests.tools.soak.run`), searches of experiments (`sweeps.search`).
+What: `Shape`, the settings of the run except rate and length; `find_capacity`, by doubling and halving; `keeps_up`;
+`result_bytes`, expected size of its result files.
+Why: soaks at a share of the capacity are comparable between machines.
+Stays out: kills (`tests.tools.soak.run`), searches of experiments (`sweeps.search`).
 
 A trial is a run of the same shape on as many ranks, undisturbed, until its windows are full and TAIL_S longer. It keeps up when
 the mean production delay of the last third is below LATE_EPOCHS distribution epochs.
@@ -31,13 +31,15 @@ TAIL_S = 9.0
 LATE_EPOCHS = 2.0
 FIRST_RATE, LOWEST_RATE, HIGHEST_RATE = 25_000.0, 1_000.0, 4e6
 REFINEMENTS = 2
-SHARE_OF_DISK = 0.4  # of what is free, for result files
+SHARE_OF_DISK = 0.4  # of the free space, for result files
 
 
 @dataclass(frozen=True)
 class Shape:
-    """window_s: W. epoch_s: t_d. checkpoint_s: interval of checkpoints. domain: of the keys; a larger one has fewer pairs.
-    theta_bytes: 0 turns fine tuning off, so that every tuple costs more; groups: partition-groups.
+    """Settings of a soak.
+
+    window_s: W. epoch_s: t_d. checkpoint_s: interval of checkpoints. domain: number of keys; more keys make fewer pairs.
+    theta_bytes: 0 turns fine tuning off, so that every tuple costs more. groups: partition-groups.
     """
 
     window_s: float = 10.0
@@ -50,7 +52,7 @@ class Shape:
     seed: int = 1
 
     def config(self, rate_per_s: float, duration_s: float) -> RunConfig:
-        """Partition-groups move and slaves come and go at random in every reorganization epoch."""
+        """The configuration, with random moves and resizes in every reorganization epoch."""
         epoch_us = int(self.epoch_s * 1e6)
         plain: dict[str, Any] = {
             "seed": self.seed,
@@ -79,7 +81,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Trial:
-    """delay_s: mean production delay of the last third, if the trial came to its end. result_bytes: of its result files."""
+    """Outcome of a run at one rate. why: the reason of the verdict. result_bytes: size of its result files."""
 
     rate_per_s: float
     duration_s: float
@@ -126,7 +128,7 @@ def _try(shape: Shape, rate_per_s: float, ranks: int, folder: Path) -> Trial:
 
 
 def find_capacity(
-    shape: Shape, ranks: int, folder: Path, tell: Callable[[str], None], attempt: Callable[..., Trial] = _try
+    shape: Shape, ranks: int, folder: Path, say: Callable[[str], None], attempt: Callable[..., Trial] = _try
 ) -> Trial:
     """The trial with the highest rate per stream that kept up. RunFailed when none does."""
     best: Trial | None = None
@@ -135,7 +137,7 @@ def find_capacity(
     refined = 0
     while LOWEST_RATE <= rate <= HIGHEST_RATE and refined <= REFINEMENTS:
         trial = attempt(shape, rate, ranks, folder)
-        tell(f"  {rate:,.0f} tuples/s and stream: {'keeps up' if trial.kept_up else 'does not keep up'}, {trial.why}")
+        say(f"  {rate:,.0f} tuples/s and stream: {'keeps up' if trial.kept_up else 'does not keep up'}, {trial.why}")
         if trial.kept_up:
             best = trial
         else:
@@ -154,10 +156,10 @@ def find_capacity(
 
 
 def result_bytes(trial: Trial, shape: Shape, rate_per_s: float, duration_s: float) -> float:
-    """What the result files of a run will take, by what those of a trial took."""
+    """Expected size of a run's result files, from that of a trial's."""
 
     def pairs(rate: float, length_s: float) -> float:
-        """In proportion: pairs of two tuples that are at most W apart."""
+        """Proportional to the pairs of tuples that are at most W apart."""
         window_s = min(shape.window_s, length_s)
         return rate**2 * (2 * window_s * length_s - window_s**2)
 

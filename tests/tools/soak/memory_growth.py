@@ -1,18 +1,18 @@
 """Memory of a run's ranks over time, and whether it stays flat.
 
-What: `Samples`, a row per rank and second, kept as a table; `growth`, the least-squares slope of each role's resident memory;
+What: `Samples`, a table with a row per rank and second; `growth`, the least-squares slope of each role's resident memory;
 `Growth.flat`, the verdict.
-Why: a leak of one percent a minute is seen in no short test, and it ends a run that is meant to go on for weeks.
-Stays out: whose memory is read and when (`tests.tools.soak.run`), reading it (`tests.tools.processes`), drawing (`plots.soak`).
+Why: a leak of one percent a minute is invisible in short tests, and ends a run of weeks.
+Stays out: sampling (`tests.tools.soak.run`), reading memory (`tests.tools.processes`), drawing (`plots.soak`).
 
-A process's memory has a level of its own: a slave's share of the windows is larger when fewer slaves are left, and a process
-that was started anew begins with little. So the samples are cut into stretches, in which the process and the number of living
-slaves stay as they are, and the first seconds of each are left out. Two slopes are taken of what is left:
-- within: of each stretch, and of these the median. What a process loses all the time is seen here; a process that had to hold
-  more than ever before, and keeps the room, makes one stretch steep and not all. Of a slave all counts but its windows, which
-  lie in maps of their own: what stays resident of them changes with every move.
-- over all: one slope through all stretches, each of them one point, with a level for each number of slaves, of everything.
-  What grows from one process to the next with the age of the run is seen here. It counts when it is more than chance.
+A process's memory has a level of its own: a slave's share of the windows is larger when fewer slaves are left, and a new
+process starts with little. So the samples are cut into stretches with the same process and number of living slaves, and the
+first seconds of each are left out. The rest gives two slopes:
+- within: the median of the stretches' slopes. It shows a steady leak; a process whose peak rises once, and which keeps that
+  memory, has one steep stretch only. A slave's windows are left out: they are in maps of their own, whose resident part changes
+  with every move.
+- over all: one slope through all stretches, each of them one point, with a level for each number of slaves, of all memory. It
+  shows growth with the age of the run from one process to the next, and counts when it is more than chance.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from numpy.typing import NDArray
 
 F64 = NDArray[np.float64]
 _MINUTE_S = 60.0
-ENOUGH_S = 180.0  # of stretches, all together; with less nothing is said
-SHORTEST_S = 10.0  # a stretch that is shorter has no slope
+ENOUGH_S = 180.0  # total length of stretches that a verdict needs
+SHORTEST_S = 10.0  # shorter stretches have no slope
 CHANCE = 2.0  # standard errors
-_FREE = 3  # degrees of freedom, for a standard error
+_FREE = 3  # degrees of freedom that a standard error needs
 ROLES = ("master", "collector", "slave")
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One rank at one moment. part: of the run, from a start or a resumption to the next. slaves: that live.
+    """One rank at one time. part: of the run, from a start or a resumption to the next. slaves: living ones.
 
-    proportional_bytes, reserved_bytes: see `processes.Mapped`; the former is 0 where neither was taken.
+    proportional_bytes, reserved_bytes: see `Mapped` of `tests.tools.processes`; both are 0 where they were not measured.
     """
 
     time_s: float
@@ -66,7 +66,7 @@ class Samples:
         return {f.name: np.array([getattr(row, f.name) for row in self.rows]) for f in fields(Sample)}
 
     def save(self, path: Path) -> None:
-        """As Parquet, or as CSV when the name says so."""
+        """Write as Parquet, or as CSV by the suffix."""
         import pyarrow as pa
         import pyarrow.csv
         import pyarrow.parquet as pq
@@ -81,8 +81,9 @@ class Samples:
 
 @dataclass(frozen=True)
 class Growth:
-    """How the resident memory of a role's processes grew, in bytes per minute. error_per_min: standard error of the slope over
-    all. judged_s: length of all stretches together.
+    """Growth of the resident memory of a role's processes, bytes per minute.
+
+    error_per_min: standard error of the slope over all. judged_s: total length of the stretches.
     """
 
     role: str
@@ -93,14 +94,14 @@ class Growth:
     judged_s: float
 
     def flat(self, bound_per_min: float) -> bool | None:
-        """Whether no slope is above this share of the mean; None when the time was too short to say."""
+        """Whether no slope is above this share of the mean; None when the stretches are too short for a verdict."""
         if self.judged_s < ENOUGH_S:
             return None
         bound = bound_per_min * self.mean_bytes
         return self.within_per_min <= bound and self.over_all_per_min <= max(bound, CHANCE * self.error_per_min)
 
     def line(self, bound_per_min: float) -> str:
-        """What the soak prints."""
+        """The growth as a line of text."""
         verdict = {True: "flat", False: "GROWS", None: "too short to say"}[self.flat(bound_per_min)]
         slopes = (self.within_per_min, self.over_all_per_min, self.error_per_min)
         within, over_all, error = (f"{100 * value / self.mean_bytes:+.2f}" for value in slopes)
@@ -112,7 +113,7 @@ class Growth:
 
 
 def growth(columns: Mapping[str, Any], warm_up_s: float) -> list[Growth]:
-    """Of each role that has samples. columns: of a table of samples. warm_up_s: left out at the start of every stretch."""
+    """Growth of each role with samples. columns: of a table of samples. warm_up_s: left out at the start of every stretch."""
     time, resident, reserved = (
         np.asarray(columns[name], np.float64) for name in ("time_s", "resident_bytes", "reserved_bytes")
     )
@@ -120,9 +121,9 @@ def growth(columns: Mapping[str, Any], warm_up_s: float) -> list[Growth]:
     stretch = _stretches(np.asarray(columns["part"]), np.asarray(columns["pid"]), slaves, time)
     mapped = np.asarray(columns["proportional_bytes"]) > 0
     count = int(stretch.max(initial=-1)) + 1
-    began = np.full(count, np.inf)
-    np.minimum.at(began, stretch, time)
-    settled = time >= began[stretch] + warm_up_s if count else np.zeros(0, bool)
+    start = np.full(count, np.inf)
+    np.minimum.at(start, stretch, time)
+    settled = time >= start[stretch] + warm_up_s if count else np.zeros(0, bool)
     found = []
     for name in ROLES:
         mine = settled & (role == name)
@@ -144,9 +145,7 @@ def growth(columns: Mapping[str, Any], warm_up_s: float) -> list[Growth]:
 
 
 def slope(time: F64, value: F64, groups: NDArray[np.int64]) -> tuple[float, float]:
-    """Least squares with a level of its own for each group: value per time, and its standard error (infinite when there are
-    too few points for one).
-    """
+    """Least-squares slope with a level for each group, and its standard error (infinite with too few points)."""
     _, index = np.unique(groups, return_inverse=True)
     counts = np.bincount(index)
     t, y = (column - (np.bincount(index, column) / counts)[index] for column in (time, value))
@@ -160,7 +159,7 @@ def slope(time: F64, value: F64, groups: NDArray[np.int64]) -> tuple[float, floa
 
 
 def _together(time: F64) -> float:
-    """How many stretches there are at a time, on average: slaves are several."""
+    """Mean number of simultaneous stretches; there are several slaves."""
     return len(time) / max(1, len(np.unique(time)))
 
 

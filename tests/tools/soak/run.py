@@ -1,15 +1,14 @@
 """A soak: one run on real MPI ranks for many minutes, with moves, resizes, and a kill every minute.
 
-What: `Soak.run`, the run with all its parts; `draw_strike`, who is killed; `check`, what must hold in the end; and `python -m
+What: `Soak.run`, the run with all its parts; `draw_kill`, what is killed; `check`, what must hold in the end; and `python -m
 tests.tools.soak.run [MINUTES]`.
-Why: memory that grows slowly, files that are left behind and counts that drift are seen only by a run that is long, and that
-dies often.
+Why: slow memory growth, files left behind and drifting counts show only in a long run with many failures.
 Stays out: the run's shape and the machine's capacity (`tests.tools.soak.capacity`), the verdict on memory
 (`tests.tools.soak.memory_growth`), the figure (`plots.soak`), short runs by the dozen (`tests.tools.random_runs`).
 
-A slave that is killed is survived within the job. When only two are left, or when it is the master's turn, the collector's,
-everybody's or that of a request to stop, the run ends and is resumed on a random number of ranks. FOLDER holds the run in
-`run`, what each part said, `memory.parquet`, `checkpoints.json` and `soak.json`.
+The job survives the death of a slave. When only two slaves are left, or when the master, the collector or all processes are
+killed, or a stop is requested, the run ends and is resumed on a random number of ranks. FOLDER has the run in `run`, the output
+of each part, `memory.parquet`, `checkpoints.json` and `soak.json`.
 """
 
 from __future__ import annotations
@@ -37,36 +36,35 @@ from swjoin.core.errors import SwjoinError, UserError
 from swjoin.core.resources import load_figures
 from swjoin.core.units import parse_duration_us, parse_size_bytes
 from swjoin.runtime.simulator.result import SimulationError
-from tests.tools.processes import MARK, LaunchedRun, kill, left_of, mapped_of, memory_of
+from tests.tools.processes import FIRST_SLAVE, MARK, LaunchedRun, kill, left_of, mapped_of, memory_of
 from tests.tools.soak.capacity import SHARE_OF_DISK, Shape, find_capacity, result_bytes
 from tests.tools.soak.memory_growth import Sample, Samples, growth
 
 ENDING = ("master", "collector", "stop", "everybody")
-SLAVE_SHARE = 0.8  # of the strikes, while there are enough slaves
+SLAVE_SHARE = 0.8  # of the kills, while there are enough slaves
 FEWEST_SLAVES = 2
 FEWEST_RANKS, MOST_RANKS = 4, 7
-_FIRST_SLAVE = 2
 _SAMPLE_S, _MAPPED_S = 1.0, 5.0
 _ROUND_S = 0.1
-_END_S = 90.0  # until everybody must have ended after a strike that ends the run
+_END_S = 90.0  # time until all processes must have ended after a kill that ends the run
 _GONE_S = 5.0
-_QUIET_S = 60.0  # no checkpoint for so long, and its interval: the run hangs
+_QUIET_S = 60.0  # a run without a checkpoint for this time, and two intervals, hangs
 
 
-def draw_strike(random: np.random.Generator, slaves: int) -> str:
-    """Who it is: mostly a slave; when only two are left, somebody whose death ends the run."""
+def draw_kill(random: np.random.Generator, slaves: int) -> str:
+    """What is killed: mostly a slave; with only two slaves left, a process whose death ends the run."""
     if slaves > FEWEST_SLAVES and random.random() < SLAVE_SHARE:
         return "slave"
     return str(random.choice(ENDING))
 
 
 def role_of(rank: int) -> str:
-    return ("master", "collector")[rank] if rank < _FIRST_SLAVE else "slave"
+    return ("master", "collector")[rank] if rank < FIRST_SLAVE else "slave"
 
 
 @dataclass(frozen=True)
 class Kill:
-    """time_s: since the soak began. slaves: that lived before it."""
+    """time_s: since the start of the soak. slaves: living before the kill."""
 
     time_s: float
     part: int
@@ -77,7 +75,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class CheckpointSample:
-    """A checkpoint as its manifest tells of it. buffered_bytes: what the master had read and not delivered."""
+    """A checkpoint, from its manifest. buffered_bytes: tuples that the master had read and not delivered."""
 
     time_s: float
     part: int
@@ -91,7 +89,7 @@ class CheckpointSample:
 
 @dataclass
 class Soak:
-    """every_s: between two strikes. ranks: of the first part. most: strikes."""
+    """every_s: between two kills. ranks: of the first part. most: number of kills."""
 
     config: RunConfig
     folder: Path
@@ -99,74 +97,74 @@ class Soak:
     every_s: float
     seed: int
     most: int = sys.maxsize
-    tell: Callable[[str], None] = print
+    say: Callable[[str], None] = print
     samples: Samples = field(default_factory=Samples)
     cuts: list[CheckpointSample] = field(default_factory=list)
-    strikes: list[Kill] = field(default_factory=list)
+    kills: list[Kill] = field(default_factory=list)
     parts: list[dict[str, Any]] = field(default_factory=list)
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:
         self.out = self.folder / "run"
         self._random = np.random.default_rng([self.seed, 6])
-        self._began_s = time.monotonic()
+        self._start_s = time.monotonic()
         memory = Path("/dev/shm")
         self.shared = (memory if memory.is_dir() else self.folder) / f"swjoin-soak-{self.mark[:8]}"
 
     @property
     def now_s(self) -> float:
-        return time.monotonic() - self._began_s
+        return time.monotonic() - self._start_s
 
     # ------------------------------------------------------------ parts
 
     def run(self) -> dict[str, Any]:
-        """All parts, until the run is complete; returns its run.json. SimulationError says what went wrong."""
+        """Run all parts until the run is complete; returns its run.json. SimulationError when something is wrong."""
         config, ranks = self.folder / "config.yaml", self.ranks
         config.write_text(json.dumps(to_plain(self.config)))  # JSON is YAML
         self.shared.mkdir()
         arguments = [str(config), "--out", str(self.out)]
-        self._began_s = time.monotonic()
+        self._start_s = time.monotonic()
         while True:
             report = self._part([*arguments, "-n", str(ranks)], ranks)
             if report.get("complete"):
                 return report
             arguments, ranks = ["--resume", str(self.out)], int(self._random.integers(FEWEST_RANKS, MOST_RANKS + 1))
-            self.tell(f"{self.now_s:6.0f} s  resumed on {ranks} ranks")
+            self.say(f"{self.now_s:6.0f} s  resumed on {ranks} ranks")
 
     def _part(self, arguments: list[str], ranks: int) -> dict[str, Any]:
-        """From a start or a resumption until the ranks have ended; run.json, if that is of this part."""
-        number, began_s = len(self.parts), self.now_s
-        began_at = time.time()
-        shown = self._shown()
+        """Run from a start or a resumption until the ranks have ended; returns run.json, if this part wrote it."""
+        number, start_s = len(self.parts), self.now_s
+        started_at = time.time()
+        visible = self._visible_results()
         environment = {MARK: self.mark, "OMPI_MCA_btl_sm_backing_directory": str(self.shared)}
         run = LaunchedRun(arguments, self.folder / f"part-{number:02d}.log", environment)
         try:
-            strike = self._attend(run, number)
+            last = self._sample_and_kill(run, number)
             code = run.end(_END_S)
         finally:
             if run.process.poll() is None:
                 run.kill_all()
-        report = _report(self.out, began_at)
-        told = {"recoveries": (report.get("checkpoints") or {}).get("recoveries"), "moves": report.get("moves")}
-        told["peak_pending_tuples"] = report.get("peak_pending_tuples")
-        self.parts.append({"part": number, "from_s": began_s, "to_s": self.now_s, "ranks": ranks, "code": code, **told})
-        gone = [name for name in shown if not (self.out / "results" / name).exists()]
-        if gone:
-            raise SimulationError(f"part {number}: results {gone[:5]} could be seen before, and are gone")
-        kind = None if strike is None else strike.kind
+        report = _report(self.out, started_at)
+        facts = {"recoveries": (report.get("checkpoints") or {}).get("recoveries"), "moves": report.get("moves")}
+        facts["peak_pending_tuples"] = report.get("peak_pending_tuples")
+        self.parts.append({"part": number, "from_s": start_s, "to_s": self.now_s, "ranks": ranks, "code": code, **facts})
+        missing = [name for name in visible if not (self.out / "results" / name).exists()]
+        if missing:
+            raise SimulationError(f"part {number}: results {missing[:5]} were visible before, and are missing")
+        kind = None if last is None else last.kind
         if code == 2 or (code and kind not in ("master", "collector", "everybody")):
             raise SimulationError(f"part {number}: exit code {code} after {kind or 'nothing'}: {run.said()}")
         if not code and kind != "stop" and not report.get("complete"):
             raise SimulationError(f"part {number}: ended by itself after {kind or 'nothing'}: {run.said()}")
         return report
 
-    def _shown(self) -> list[str]:
+    def _visible_results(self) -> list[str]:
         folder = self.out / "results"
         return sorted(p.name for p in folder.glob("part-*")) if folder.is_dir() else []
 
-    def _attend(self, run: LaunchedRun, part: int) -> Kill | None:
-        """Sample and strike until the run ends or something has befallen it that ends it; returns the last strike then."""
-        next_sample_s = struck_s = heard_s = self.now_s
+    def _sample_and_kill(self, run: LaunchedRun, part: int) -> Kill | None:
+        """Sample and kill until the run ends, or until a kill that ends it, which is returned."""
+        next_sample_s = killed_s = checkpoint_s = self.now_s
         mapped_s = 0.0
         while run.process.poll() is None:
             now = self.now_s
@@ -175,24 +173,24 @@ class Soak:
                 with_maps = now >= mapped_s + _MAPPED_S
                 slaves = self._sample(run, part, with_maps)
                 mapped_s = now if with_maps else mapped_s
-                if self._look_for_cut(part, slaves):
-                    heard_s = now
-                if now > heard_s + _QUIET_S + 2 * self.config.checkpoint.interval_us / 1e6:
-                    raise SimulationError(f"part {part}: no checkpoint for {now - heard_s:.0f} s: {run.said()}")
-            if now >= struck_s + self.every_s and self._may_strike(part):
-                struck_s = now
-                strike = self._strike(run, part)
-                if strike is not None and strike.kind != "slave":
-                    return strike
+                if self._note_checkpoint(part, slaves):
+                    checkpoint_s = now
+                if now > checkpoint_s + _QUIET_S + 2 * self.config.checkpoint.interval_us / 1e6:
+                    raise SimulationError(f"part {part}: no checkpoint for {now - checkpoint_s:.0f} s: {run.said()}")
+            if now >= killed_s + self.every_s and self._may_kill(part):
+                killed_s = now
+                killed = self._kill(run, part)
+                if killed is not None and killed.kind != "slave":
+                    return killed
             time.sleep(_ROUND_S)
         return None
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ sampling
 
     def _sample(self, run: LaunchedRun, part: int, with_maps: bool) -> int:
-        """A row for each rank; how many slaves live."""
+        """Add a row for each rank; returns the number of living slaves."""
         ranks, now = run.ranks(), self.now_s
-        slaves = sum(rank >= _FIRST_SLAVE for rank in ranks)
+        slaves = sum(rank >= FIRST_SLAVE for rank in ranks)
         for rank, pid in sorted(ranks.items()):
             memory = memory_of(pid)
             if memory is not None:
@@ -202,8 +200,8 @@ class Soak:
                 self.samples.add(Sample(*row, memory.resident_bytes, memory.anonymous_bytes, *maps))
         return slaves
 
-    def _look_for_cut(self, part: int, slaves: int) -> bool:
-        """Take note of the newest checkpoint. False when there is none that is new."""
+    def _note_checkpoint(self, part: int, slaves: int) -> bool:
+        """Add the newest checkpoint. False without a new one."""
         newest = max((self.out / "checkpoints").glob("checkpoint-*.json"), default=None)
         if newest is None:
             return False
@@ -213,7 +211,7 @@ class Soak:
         try:
             plain = json.loads(newest.read_text())
         except (OSError, ValueError):
-            return False  # removed just now: a newer one follows
+            return False  # just removed: a newer one follows
         state = plain["master"]["state"]["controller"]
         sizes = (len(state["active"]), plain["master"]["frames"]["nbytes"], sum(plain["joined"]))
         new = not self.cuts or self.cuts[-1].generation != generation
@@ -221,42 +219,42 @@ class Soak:
             self.cuts.append(CheckpointSample(self.now_s, part, generation, plain["clock_us"] / 1e6, slaves, *sizes))
         return new
 
-    # ------------------------------------------------------------ striking
+    # ------------------------------------------------------------ killing
 
-    def _may_strike(self, part: int) -> bool:
-        """This part has made a checkpoint, and the end of the streams is not near."""
-        if not self.cuts or self.cuts[-1].part != part or len(self.strikes) >= self.most:
+    def _may_kill(self, part: int) -> bool:
+        """Whether this part has made a checkpoint, and the end of the streams is not near."""
+        if not self.cuts or self.cuts[-1].part != part or len(self.kills) >= self.most:
             return False
         newest = self.cuts[-1]
         clock_s = newest.clock_s + self.now_s - newest.time_s
         return clock_s < self.config.workload.duration_us / 1e6 - 2 * self.config.checkpoint.interval_us / 1e6
 
-    def _strike(self, run: LaunchedRun, part: int) -> Kill | None:
-        """None when the run has just ended."""
+    def _kill(self, run: LaunchedRun, part: int) -> Kill | None:
+        """Kill a process, or all; None when the run has just ended."""
         ranks = run.ranks()
-        slaves = sorted(rank for rank in ranks if rank >= _FIRST_SLAVE)
+        slaves = sorted(rank for rank in ranks if rank >= FIRST_SLAVE)
         if len(ranks) < 3:
             return None
-        kind = draw_strike(self._random, len(slaves))
+        kind = draw_kill(self._random, len(slaves))
         rank = {"master": 0, "collector": 1}.get(kind, -1)
         if kind == "slave":
             rank = int(self._random.choice(slaves))
-        strike = Kill(self.now_s, part, kind, rank, len(slaves))
+        killed = Kill(self.now_s, part, kind, rank, len(slaves))
         if kind == "everybody":
             run.kill_all()
         elif kind == "stop":
             kill(run.process.pid, signal.SIGTERM)
         else:
             run.kill([rank])
-        self.strikes.append(strike)
-        who = f"rank {rank} ({role_of(rank)})" if rank >= 0 else kind
-        self.tell(f"{strike.time_s:6.0f} s  {'SIGTERM' if kind == 'stop' else 'SIGKILL'}: {who}; {len(slaves)} slaves lived")
-        return strike
+        self.kills.append(killed)
+        target = f"rank {rank} ({role_of(rank)})" if rank >= 0 else kind
+        self.say(f"{killed.time_s:6.0f} s  {'SIGTERM' if kind == 'stop' else 'SIGKILL'}: {target}; {len(slaves)} slaves lived")
+        return killed
 
     # ------------------------------------------------------------ the end
 
     def clear_up(self) -> dict[str, Any]:
-        """Who and what is left; it is removed."""
+        """Remove remaining processes and files of shared memory; returns how many there were."""
         deadline = time.monotonic() + _GONE_S
         while (pids := left_of(self.mark)) and time.monotonic() < deadline:
             time.sleep(_ROUND_S)
@@ -267,15 +265,15 @@ class Soak:
         return {"processes": len(pids), "shared_memory_files": len(segments), "shared_memory_bytes": sum(segments)}
 
     def save(self, table: Path, more: dict[str, Any]) -> None:
-        """memory.parquet (or where `table` says), checkpoints.json, soak.json."""
+        """Write the table of memory, checkpoints.json and soak.json."""
         self.samples.save(table)
         (self.folder / "checkpoints.json").write_text(json.dumps([asdict(cut) for cut in self.cuts], indent=1) + "\n")
-        plain = {"strikes": [asdict(s) for s in self.strikes], "parts": self.parts, "table": str(table), **more}
+        plain = {"strikes": [asdict(s) for s in self.kills], "parts": self.parts, "table": str(table), **more}
         (self.folder / "soak.json").write_text(json.dumps(plain, indent=1) + "\n")
 
 
 def _report(out: Path, since: float) -> dict[str, Any]:
-    """run.json, when it was written since."""
+    """run.json, if it was written after `since`."""
     path = out / "run.json"
     if not path.exists() or path.stat().st_mtime < since:
         return {}
@@ -284,7 +282,7 @@ def _report(out: Path, since: float) -> dict[str, Any]:
 
 
 def check(soak: Soak, report: dict[str, Any], left: dict[str, Any], answer: tuple[int, str]) -> list[str]:
-    """What is wrong with a run that has ended; memory apart."""
+    """Errors of a finished run, memory excepted."""
     wrong = []
     results = report["results"]
     if (results["count"], results["digest"]) != answer:
@@ -358,8 +356,8 @@ def _seconds(text: str) -> float:
     return parse_duration_us(text) / 1e6
 
 
-def choose_rate(args: argparse.Namespace, shape: Shape, tell: Callable[[str], None]) -> tuple[Shape, float, dict[str, Any]]:
-    """The shape with its sink, the rate of each stream, and how both were found."""
+def choose_rate(args: argparse.Namespace, shape: Shape, say: Callable[[str], None]) -> tuple[Shape, float, dict[str, Any]]:
+    """The shape with its sink, the rate of each stream, and the capacity."""
     kinds = ["parquet", "count"] if args.sink == "auto" else [args.sink]
     given = args.rate or (args.capacity and args.share * args.capacity)
     if given:
@@ -367,21 +365,21 @@ def choose_rate(args: argparse.Namespace, shape: Shape, tell: Callable[[str], No
     trials = args.out / "capacity"
     for kind in kinds:
         shape = replace(shape, sink=kind)
-        tell(f"capacity of {args.ranks} ranks, sink {kind}:")
-        best = find_capacity(shape, args.ranks, trials, tell)
+        say(f"capacity of {args.ranks} ranks, sink {kind}:")
+        best = find_capacity(shape, args.ranks, trials, say)
         rate = args.share * best.rate_per_s
         needed, free = result_bytes(best, shape, rate, 60 * args.minutes), shutil.disk_usage(args.out).free
-        tell(f"capacity {best.rate_per_s:,.0f} tuples/s and stream; the soak has {rate:,.0f}, {args.share:.0%} of it")
+        say(f"capacity {best.rate_per_s:,.0f} tuples/s and stream; the soak has {rate:,.0f}, {args.share:.0%} of it")
         if kind != kinds[-1] and needed > SHARE_OF_DISK * free:
-            tell(f"results would take {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free: sink count")
+            say(f"results would take {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free: sink count")
             continue
-        tell(f"sink {kind}: about {needed / 1e9:.1f} GB of results" if kind != "count" else "sink count: no result files")
+        say(f"sink {kind}: about {needed / 1e9:.1f} GB of results" if kind != "count" else "sink count: no result files")
         break
     return shape, rate, {"capacity": best.rate_per_s}
 
 
 def _fresh(folder: Path) -> None:
-    """An empty folder; only an older soak is removed. UserError when something else lies there."""
+    """Empty the folder of an older soak. UserError when it has other content."""
     if folder.exists() and any(folder.iterdir()):
         if not (folder / "soak.json").exists():
             raise UserError(f"{folder}: is not empty, and holds no soak; choose another --out")
@@ -391,7 +389,7 @@ def _fresh(folder: Path) -> None:
 
 
 def prepare(args: argparse.Namespace) -> tuple[Shape, float]:
-    """The shape, seconds between two kills; an empty folder. UserError before an older soak goes, if anything is wrong."""
+    """The shape and seconds between two kills, and an empty folder. UserError before an older soak is removed."""
     spans, every_s = (_seconds(args.window), _seconds(args.epoch), _seconds(args.checkpoint)), _seconds(args.every)
     if every_s <= 0:
         raise UserError(f"--every {args.every}: must be above 0")
@@ -401,11 +399,11 @@ def prepare(args: argparse.Namespace) -> tuple[Shape, float]:
     return shape, every_s
 
 
-def run_soak(args: argparse.Namespace, shape: Shape, every_s: float, tell: Callable[[str], None]) -> list[str]:
-    """All of it; what is wrong."""
-    shape, rate, found = choose_rate(args, shape, tell)
+def run_soak(args: argparse.Namespace, shape: Shape, every_s: float, say: Callable[[str], None]) -> list[str]:
+    """Run, check and store a soak; returns its errors."""
+    shape, rate, found = choose_rate(args, shape, say)
     config = shape.config(rate, 60 * args.minutes)
-    soak = Soak(config, args.out, args.ranks, every_s, args.seed, args.most, tell)
+    soak = Soak(config, args.out, args.ranks, every_s, args.seed, args.most, say)
     table = args.table or args.out / "memory.parquet"
     more: dict[str, Any] = {"rate_per_s": rate, **found, "shape": asdict(shape), "cores": os.cpu_count()}
     left: dict[str, Any] = {}
@@ -414,19 +412,17 @@ def run_soak(args: argparse.Namespace, shape: Shape, every_s: float, tell: Calla
     finally:
         left = soak.clear_up()
         soak.save(table, {**more, "left": left})
-    tell(f"{soak.now_s:6.0f} s  complete: {report['results']['count']:,} pairs; DuckDB joins the same streams")
+    say(f"{soak.now_s:6.0f} s  complete: {report['results']['count']:,} pairs; DuckDB joins the same streams")
     answer = expected(config.workload, config.seed, config.query.bounds)
     wrong = check(soak, report, left, answer)
     grown = growth(soak.samples.columns(), 2 * shape.window_s + _seconds(args.checkpoint))
     for role in grown:
         line = f"memory of the {role.line(args.bound / 100)}"
-        tell(line)
+        say(line)
         wrong += [line] if role.flat(args.bound / 100) is False else []
-    counts = {kind: sum(s.kind == kind for s in soak.strikes) for kind in ("slave", *ENDING)}
-    tell(
-        f"{len(soak.strikes)} strikes ({', '.join(f'{n} {kind}' for kind, n in counts.items() if n)}), {len(soak.parts)} parts"
-    )
-    tell(f"left in shared memory: {left['shared_memory_files']} files, {left['shared_memory_bytes'] / 2**20:.1f} MiB; removed")
+    counts = {kind: sum(s.kind == kind for s in soak.kills) for kind in ("slave", *ENDING)}
+    say(f"{len(soak.kills)} kills ({', '.join(f'{n} {kind}' for kind, n in counts.items() if n)}), {len(soak.parts)} parts")
+    say(f"left in shared memory: {left['shared_memory_files']} files, {left['shared_memory_bytes'] / 2**20:.1f} MiB; removed")
     more |= {"left": left, "results": report["results"], "ledger": report["ledger"], "answer": answer, "wrong": wrong}
     soak.save(table, {**more, "memory": [asdict(g) for g in grown], "bound_percent": args.bound, "input": report["input"]})
     if not wrong and not args.keep:
@@ -434,20 +430,20 @@ def run_soak(args: argparse.Namespace, shape: Shape, every_s: float, tell: Calla
     return wrong
 
 
-def draw(folder: Path, tell: Callable[[str], None]) -> None:
-    """The figure, also of a soak that failed, where matplotlib is installed."""
+def draw(folder: Path, say: Callable[[str], None]) -> None:
+    """Draw the figure, also of a failed soak, where matplotlib is installed."""
     try:
         for path in load_figures("soak").save(folder):
-            tell(str(path))
+            say(str(path))
     except UserError as error:
-        tell(f"no figure: {error}")
+        say(f"no figure: {error}")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code 0 only if everything was right, and memory flat."""
+    """Exit code 0 if the results are right and memory is flat."""
     args = _arguments(argv)
 
-    def tell(line: str) -> None:
+    def say(line: str) -> None:
         print(line, flush=True)
 
     try:
@@ -456,7 +452,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"run.sh: {error}", file=sys.stderr)
         return 2
     try:
-        wrong = run_soak(args, shape, every_s, tell)
+        wrong = run_soak(args, shape, every_s, say)
     except (SimulationError, SwjoinError) as error:
         print(f"soak: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
@@ -464,11 +460,11 @@ def main(argv: list[str] | None = None) -> int:
         print("soak: interrupted; its processes have been killed", file=sys.stderr)
         return 130
     finally:
-        draw(args.out, tell)
+        draw(args.out, say)
     for line in wrong:
         print(f"soak: {line}", file=sys.stderr)
     if not wrong:
-        tell("right: count and digest, ledger, nothing left behind, memory")
+        say("right: count and digest, ledger, nothing left behind, memory")
     return 1 if wrong else 0
 
 

@@ -1,0 +1,298 @@
+"""What a role is: it handles events and answers with effects, without I/O and without a clock.
+
+What: the `Role` protocol, `RoleId`, the events that a role hears and the effects that it wants performed.
+Why: no runtime has to know a role to run it: `runtime.host` performs these effects and delivers these events for all of them.
+An effect that a runtime does not know is an error in every runtime: a dropped effect is a wrong answer.
+Stays out: messages between roles (`cluster.messages`), performing (`runtime`), decisions (`cluster.master`, `cluster.slave`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NewType, Protocol
+
+from swjoin.cluster.messages import Message, PartSaved
+from swjoin.core.batch import Pairs, SourceBatch, StoredBatch, TupleBatch
+from swjoin.core.data_messages import RunEvent
+from swjoin.core.ids import EpochIndex, SlaveId
+
+RoleId = NewType("RoleId", int)
+MASTER, COLLECTOR, FIRST_SLAVE = RoleId(0), RoleId(1), RoleId(2)
+
+
+def slave_role(slave: int) -> RoleId:
+    """The role of the slave of this number."""
+    return RoleId(FIRST_SLAVE + slave)
+
+
+def slave_of(role: RoleId) -> SlaveId:
+    """The number of the slave that plays this role."""
+    return SlaveId(role - FIRST_SLAVE)
+
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message arrived. frame: its bytes, if it came over a wire."""
+
+    sender: RoleId
+    message: Message
+    frame: Any = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class BatchRead:
+    """A source yielded rows of `stream` (answers Read)."""
+
+    stream: int
+    batch: SourceBatch
+
+
+@dataclass(frozen=True)
+class SourceEnded:
+    """A source has no more rows (answers Read)."""
+
+    stream: int
+
+
+@dataclass(frozen=True)
+class SourceIdle:
+    """A source has had nothing to read for the idle timeout (answers Read)."""
+
+    stream: int
+
+
+@dataclass(frozen=True)
+class SourceResumed:
+    """The source of an idle stream has something to read again."""
+
+    stream: int
+
+
+@dataclass(frozen=True)
+class TimerFired:
+    """The time of a timer has come (answers SetTimer)."""
+
+    timer: str
+
+
+@dataclass(frozen=True)
+class WorkDue:
+    """Do one bounded piece of work; a slave with work hears this whenever it hears nothing else."""
+
+
+@dataclass(frozen=True)
+class TimesMeasured:
+    """What the runtime measured since the last such event, in microseconds: CPU, communication, idle, join work."""
+
+    cpu_us: int = 0
+    communication_us: int = 0
+    idle_us: int = 0
+    process_us: int = 0
+
+
+@dataclass(frozen=True)
+class CheckpointCompleted:
+    """The checkpoint that ends this generation is durable as a whole. nbytes: of its files, those of earlier ones included."""
+
+    generation: int
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class StopRequested:
+    """Stop the run with a checkpoint, so that it can be resumed."""
+
+
+Event = (
+    Received
+    | BatchRead
+    | SourceEnded
+    | SourceIdle
+    | SourceResumed
+    | TimerFired
+    | WorkDue
+    | TimesMeasured
+    | PartSaved
+    | CheckpointCompleted
+    | StopRequested
+)
+
+
+# ---------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send a message to another role. Messages of one role to another one arrive in the order of their effects."""
+
+    to: RoleId
+    message: Message
+
+
+@dataclass(frozen=True)
+class SetTimer:
+    """Deliver `TimerFired(timer)` once the run's clock shows `at_us`. It replaces a timer of the same name."""
+
+    timer: str
+    at_us: int
+
+
+@dataclass(frozen=True)
+class RestartClock:
+    """The run's clock shows `clock_us` now; the next event comes with a time of the new clock.
+
+    The master's effect precedes its messages that say so; where roles have clocks of their own, each restarts its own.
+    """
+
+    clock_us: int
+
+
+@dataclass(frozen=True)
+class Read:
+    """Read the next batch of `stream`; answer with BatchRead, SourceEnded or SourceIdle.
+
+    instead: of live streams, the one to read when `stream` has nothing.
+    """
+
+    stream: int
+    instead: int | None = None
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """Write rows of `stream` that are left out to the side output, with the reason (late policy `side`; shed tuples always)."""
+
+    stream: int
+    batch: SourceBatch
+    reason: str
+
+
+@dataclass(frozen=True)
+class Write:
+    """Write pairs to the sink. generation: as in the delivery that they come from."""
+
+    pairs: Pairs
+    generation: int = 0
+
+
+@dataclass(frozen=True)
+class CommitEpoch:
+    """Every slave has completed this distribution epoch: its results are all with the sink."""
+
+    epoch: EpochIndex
+
+
+@dataclass(frozen=True)
+class Publish:
+    """Make results up to the end of this generation visible."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A role's state at a checkpoint: `plain`, ready for JSON, and tuples by name, which do not change any more."""
+
+    plain: dict[str, Any]
+    tuples: Mapping[str, Sequence[TupleBatch | StoredBatch]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SavePart:
+    """Make this durable as a role's part of the checkpoint that ends `generation`; answer with PartSaved.
+
+    A slave's part is also the log of its deliveries, a collector's the result files.
+    """
+
+    generation: int
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True)
+class CompleteCheckpoint:
+    """All parts are durable: bind them together; answer with CheckpointCompleted.
+
+    alive_us: left and right tuples below these times match nothing to come.
+    """
+
+    generation: int
+    epoch: EpochIndex
+    clock_us: int
+    alive_us: tuple[int, int]
+    parts: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class ReleaseInput:
+    """A checkpoint is complete: rows of live sources before the oldest one that is kept are not read again."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """Keep this event in the run's log."""
+
+    event: RunEvent
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The role has nothing more to do; it is `finished`."""
+
+
+Effect = (
+    Send
+    | SetTimer
+    | RestartClock
+    | Read
+    | SetAside
+    | Write
+    | CommitEpoch
+    | Publish
+    | SavePart
+    | CompleteCheckpoint
+    | ReleaseInput
+    | Log
+    | Finish
+)
+
+
+class Role(Protocol):
+    """Master, slave or collector. `start` first, then `handle` every event; `finished` once it wanted `Finish`."""
+
+    @property
+    def finished(self) -> bool: ...
+
+    def start(self, now_us: int = 0) -> list[Effect]:
+        """The first effects, to be performed in order. now_us: on the run's clock."""
+        ...
+
+    def handle(self, event: Event, now_us: int) -> list[Effect]:
+        """Take one event; the effects are to be performed in order."""
+        ...
+
+    def validate(self) -> None:
+        """AssertionError when an invariant is broken."""
+        ...
+
+    def summary(self) -> dict[str, Any]:
+        """The role's share of run.json."""
+        ...
+
+
+class UnknownEffectError(TypeError):
+    """A role wants something done that its runtime cannot do."""
+
+    def __init__(self, effect: object) -> None:
+        super().__init__(f"no performer for the effect {type(effect).__name__}")
+
+
+class UnexpectedEventError(TypeError):
+    """A runtime delivers an event, or a message, that is not for this role."""
+
+    def __init__(self, role: str, event: object) -> None:
+        kind = type(event.message if isinstance(event, Received) else event).__name__
+        super().__init__(f"{role}: {kind} is not for this role")

@@ -1,0 +1,53 @@
+"""Base of the sources whose rows are Arrow batches.
+
+What: `EncodedSource`: encodes batches as tuples, numbers rows, describes rows in error messages.
+Why: files, directories and live streams give the same tuples for the same columns.
+Stays out: the encoding itself (`connectors.row_encoder`), where batches come from (the subclasses).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swjoin.config.run import StreamConfig
+from swjoin.connectors.row_encoder import StreamColumns, TupleEncoder
+from swjoin.core.batch import RowLayout, SourceBatch
+from swjoin.core.key_encoder import Dictionary, KeyEncoder
+from swjoin.core.row_codec import StreamCodec
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class EncodedSource:
+    """where: the stream as error messages name it. rows: number of rows read so far, which is the next row's position."""
+
+    rows_total: int | None = None
+
+    def __init__(self, where: str, config: StreamConfig, view: StreamColumns, keys: KeyEncoder) -> None:
+        self.where = where
+        self.config = config
+        self.codec: StreamCodec = view.codec
+        self.rows = 0
+        self._keys = keys
+        self._encoder = TupleEncoder(config, view, keys, self.describe_row)
+
+    @property
+    def layout(self) -> RowLayout | None:
+        return self.codec.layout
+
+    @property
+    def dictionary(self) -> Dictionary | None:
+        return None if self._keys.native else self._keys.dictionary
+
+    def encode(self, batch: pa.RecordBatch) -> SourceBatch:
+        """The next rows as tuples. UserError when a time or an id cannot be used."""
+        first, self.rows = self.rows, self.rows + batch.num_rows
+        return self._encoder.of(batch, first)
+
+    def locate(self, row_id: int) -> str:
+        return f"{self.where}: row with id {row_id}" if self.config.id is not None else self.describe_row(row_id)
+
+    def describe_row(self, row: int) -> str:
+        """The row at this position, for error messages."""
+        return f"{self.where}, row {row} (counting from 0)"
