@@ -386,10 +386,16 @@ def _reader_gone() -> bool:
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM and SIGHUP end a command as Ctrl-C does: files are closed, processes that it started are ended."""
+    """SIGTERM and SIGHUP end a command as Ctrl-C does: files are closed, processes that it started are ended.
+
+    raised: the newest. A library may answer it with an error of its own, as numpy does while it is imported.
+    """
+
+    raised: _Terminated | None = None
 
     def __init__(self, number: int) -> None:
         self.number = number
+        _Terminated.raised = self
 
 
 def _terminate(number: int, _frame: FrameType | None) -> None:
@@ -402,6 +408,7 @@ def _terminate(number: int, _frame: FrameType | None) -> None:
 def _terminable() -> Iterator[None]:
     """SIGTERM and SIGHUP raise `_Terminated`; SIGHUP that is ignored (nohup) stays so."""
     numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    _Terminated.raised = None
     before = {number: signal.signal(number, _terminate) for number in numbers}
     try:
         yield
@@ -433,6 +440,14 @@ def _run_command_line(argv: list[str] | None) -> int:
         return _run_command(args, debug)
 
 
+def _stopped(stop: KeyboardInterrupt) -> int:
+    """Say what ended the command; returns its exit code."""
+    number = stop.number if isinstance(stop, _Terminated) else signal.SIGINT
+    text = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
+    print(f"swjoin: {text}", file=sys.stderr)
+    return 128 + number
+
+
 def _run_command(args: argparse.Namespace, debug: bool) -> int:
     try:
         command = args.command.lstrip("_")
@@ -446,13 +461,12 @@ def _run_command(args: argparse.Namespace, debug: bool) -> int:
             print(f"swjoin: {' '.join(text.split())}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt as stop:
-        number = stop.number if isinstance(stop, _Terminated) else signal.SIGINT
-        text = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
-        print(f"swjoin: {text}", file=sys.stderr)
-        return 128 + number
+        return _stopped(stop)
     except Exception as error:
         if debug or (isinstance(error, BrokenPipeError) and _reader_gone()):
             raise
+        if _Terminated.raised is not None:
+            return _stopped(_Terminated.raised)
         print(
             f"swjoin: internal error: {type(error).__name__}: {' '.join(str(error).split())} (--debug shows where)",
             file=sys.stderr,

@@ -182,6 +182,23 @@ def test_sigterm_ends_a_join_as_ctrl_c_does(tmp_path: Path) -> None:
     assert not (tmp_path / "o.csv").exists()
 
 
+def test_sigterm_that_a_library_turns_into_its_own_error(swjoin: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As numpy does with whatever interrupts its import."""
+
+    def importing(args: object) -> int:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except KeyboardInterrupt:
+            raise ImportError("importing the C-extensions failed") from None
+        return 0
+
+    monkeypatch.setattr("swjoin.cli.events.run_events", importing)
+    done = swjoin("events", tmp_path)
+    assert (done.code, done.err) == (143, ["swjoin: stopped by SIGTERM"])
+    monkeypatch.undo()
+    assert swjoin("events", tmp_path).code == 2  # the next command has nothing to do with it
+
+
 def test_without_a_server_clients_say_what_is_missing(swjoin: Any, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

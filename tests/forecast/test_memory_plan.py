@@ -185,9 +185,7 @@ def test_the_limit_holds_for_payload_and_blocks_together(tmp_path: Path) -> None
     report = run({**config, "module": {"theta": "32KB", "window_bytes": enough}}, tmp_path / "enough", 1)
     assert report["memory"]["slaves"][0]["window"]["peak"] <= enough
     too_little = {**config, "module": {"theta": "32KB", "window_bytes": round(0.7 * free)}}
-    with pytest.raises(
-        RunFailed, match=r"^slave 0: its windows .* would exceed module\.window .*use more slaves.*raise module\.window"
-    ):
+    with pytest.raises(RunFailed, match=r"^slave 0: its windows .* would exceed --memory .*use more slaves.*raise --memory"):
         run(too_little, tmp_path / "less", 1)
 
 
@@ -365,7 +363,7 @@ def test_a_partition_group_that_arrives_near_the_limit_loses_no_pairs(spare: int
         complaint = str(error)
     if complaint:
         assert spare < 1 << 20
-        assert "module.window" in complaint
+        assert "raise --memory" in complaint
     else:
         assert pairs == n
 

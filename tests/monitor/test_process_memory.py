@@ -21,10 +21,10 @@ full = memory.rss_bytes()
 del backlog
 kept = memory.rss_bytes()
 freed = memory.FreedMemory()
-freed.mind()
+freed.trim_if_due()
 early = memory.rss_bytes()
 memory.time.monotonic = lambda then=memory.time.monotonic(): then + 60
-freed.mind()
+freed.trim_if_due()
 print(*(x >> 20 for x in (full, kept, early, memory.rss_bytes())), sum(int(block.sum()) for block in pinned))
 """
 

@@ -8,11 +8,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from swjoin.cluster.messages import Delivered, SendResults, WorkDue
+from swjoin.cluster.role import MASTER, Received, Send, WorkDue
 from swjoin.cluster.slave.slave import Slave
 from swjoin.config.loader import config_from_plain
 from swjoin.core.batch import I64, TupleBatch
-from swjoin.core.data_messages import Delivery, GroupResults, Route, StateChunk
+from swjoin.core.data_messages import Delivery, GroupResults, ResultChunk, Route, StateChunk
 from swjoin.core.ids import END_OF_TIME_US, EpochIndex, GroupId, QueryId, SlaveId
 from swjoin.core.join_semantics import Bounds, pair_digest
 from swjoin.forecast.key_distribution import key_distribution
@@ -134,13 +134,13 @@ def _run(slave: Slave, epochs: range) -> tuple[int, int]:
     count = digest = 0
     for epoch in epochs:
         left, right, times = DELIVERIES[epoch]
-        slave.handle(Delivered(delivery(epoch, left, right, times, 4, BOTH)), epoch)
+        slave.handle(Received(MASTER, delivery(epoch, left, right, times, 4, BOTH)), epoch)
         while slave.has_work:
-            for command in slave.handle(WorkDue(), epoch):
+            for effect in slave.handle(WorkDue(), epoch):
                 slave.validate()
-                if isinstance(command, SendResults) and command.chunk.results is not None:
-                    count += int(command.chunk.results.counts.sum())
-                    digest += int(np.add.reduce(command.chunk.results.digests, dtype=np.uint64))
+                if isinstance(effect, Send) and isinstance(effect.message, ResultChunk) and effect.message.results is not None:
+                    count += int(effect.message.results.counts.sum())
+                    digest += int(np.add.reduce(effect.message.results.digests, dtype=np.uint64))
     return count, digest % 2**64
 
 

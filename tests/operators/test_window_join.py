@@ -157,7 +157,7 @@ def test_a_group_that_does_not_fit_is_refused_with_one_line() -> None:
     batch = stream(list(range(2000)), [0] * 2000, None)
     one, two = make(Bounds(-50, 50)), make(Bounds(-50, 50), window_bytes=4 * 32 * 40)
     drive(one, delivery(0, batch, TupleBatch.empty(), (0, 0), 1, (Route.BOTH, Route.BOTH)))
-    with pytest.raises(RunFailed, match=r"no room for .* more tuples; raise module\.window"):
+    with pytest.raises(RunFailed, match=r"no room for .* more tuples; .*raise --memory"):
         move(one, two, 0)
 
 
@@ -342,7 +342,7 @@ def test_routes(left_route: Route, right_route: Route, expected: int) -> None:
 def test_full_windows_fail_with_one_line() -> None:
     join = make(Bounds(-10, 10), window_bytes=4 * 32 * 4)
     batch = stream(list(range(1000)), [0] * 1000, None)
-    with pytest.raises(RunFailed, match=r"raise module\.window"):
+    with pytest.raises(RunFailed, match=r"raise --memory"):
         drive(join, delivery(0, batch, TupleBatch.empty(), (0, 0), 1, (Route.BOTH, Route.BOTH)))
 
 

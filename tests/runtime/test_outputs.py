@@ -245,7 +245,7 @@ def test_make_room_is_said_of_a_full_disk(swjoin: Any, tmp_path: Path, monkeypat
         def failing(self: Any, number: int = number) -> None:
             raise not_written(self.target, OSError(number, "-"))
 
-        monkeypatch.setattr("swjoin.connectors.files.sink._OpenFile.show", failing)
+        monkeypatch.setattr("swjoin.connectors.files.sink._OpenFile.publish", failing)
         done = swjoin(*argv)
         assert done.code == 1
         assert done.err[-1].endswith(f"({os.strerror(number)}); {words}, then start it again")

@@ -134,7 +134,7 @@ def test_payload_pages_are_used_again(layout: RowLayout) -> None:
 
 def test_full_payload_is_one_line() -> None:
     store = PayloadStore(RowLayout(8), 1)
-    with pytest.raises(RunFailed, match=r"raise module\.window"):
+    with pytest.raises(RunFailed, match=r"raise --memory"):
         store.append(PayloadRows(np.zeros((4 * PAGE_ROWS, 8), np.uint8)), 0)
 
 
@@ -162,7 +162,7 @@ def test_no_thread_outlives_a_failed_run(tmp_path: Path) -> None:
         "sink": {"kind": "parquet"},
     }
     job = Job(config_from_plain(plain), tmp_path / "results", True, tmp_path, None, "")
-    with pytest.raises(RunFailed, match=r"module\.window"):
+    with pytest.raises(RunFailed, match=r"exceed --memory"):
         run_local(job, False, 3)
     assert not [t.name for t in threading.enumerate() if t.name.startswith(("slave", "collector"))]
     assert list((tmp_path / "results").glob("*.incomplete"))
