@@ -25,7 +25,7 @@ from swjoin.core.storage import write_json
 from swjoin.forecast.costs import CostModel
 from swjoin.forecast.model.discrete_event import Usage
 from swjoin.forecast.model.run import SimulatedRun, plan
-from swjoin.runtime.run_report import build_report, check_ledger
+from swjoin.runtime.run_report import RunOutcome, build_report, check_ledger
 
 SIMULATION_FILES = ("simulation.json", *RUN_FILES)  # written by `store`
 
@@ -71,12 +71,14 @@ def forecast(run: SimulatedRun, command: str) -> dict[str, Any]:
     roles = ["master", "collector", *(f"slave {i}" for i in range(run.slave_count))]
     report = build_report(
         job,
-        master=run.master.summary(),
-        slaves=[s.summary() for s in run.slaves],
-        collector=run.collector.summary(),
-        ranks=[{"rank": i, "host": "simulated", "role": role, "peak_rss_bytes": 0} for i, role in enumerate(roles)],
-        wall_s=elapsed_s,
-        join_s=elapsed_s,
+        RunOutcome(
+            master=run.master.summary(),
+            slaves=[s.summary() for s in run.slaves],
+            collector=run.collector.summary(),
+            ranks=[{"rank": i, "host": "simulated", "role": role, "peak_rss_bytes": 0} for i, role in enumerate(roles)],
+            wall_s=elapsed_s,
+            join_s=elapsed_s,
+        ),
     )
     if run.complete:
         check_ledger(report)

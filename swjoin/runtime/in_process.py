@@ -35,7 +35,7 @@ from swjoin.runtime.host import WorkMeter
 from swjoin.runtime.hosts import CollectorHost, MasterHost
 from swjoin.runtime.kernel_preload import load_master_kernels, load_slave_kernels
 from swjoin.runtime.plausibility import add_warnings
-from swjoin.runtime.run_report import CompleteReport, build_report, check_ledger, proof_of, publish
+from swjoin.runtime.run_report import CompleteReport, RunOutcome, build_report, check_ledger, proof_of, publish
 from swjoin.runtime.signals import stop_signals
 from swjoin.runtime.slave_host import SlaveHost
 
@@ -91,17 +91,18 @@ def _run_local(job: Job, progress: bool, slave_count: int | None, complete_repor
             join_s = ended_s - started if first_s is None else time.monotonic() - first_s
             report = build_report(
                 job,
-                master=role_host.role.summary(),
-                slaves=[host.role.summary() for host in loop.slaves],
-                collector=collector.summary(),
-                ranks=[{**process, "peak_rss_bytes": peak_rss_bytes()}],
-                wall_s=0.0,
-                join_s=join_s,
-                restored=loop.restored,
-                stopped=collector.role.stopped,
-                prefill_s=None if measured_s is None else measured_s - (first_s or measured_s),
-                machine=machine,
-                columns=role_host.output_columns,
+                RunOutcome(
+                    master=role_host.role.summary(),
+                    slaves=[host.role.summary() for host in loop.slaves],
+                    collector=collector.summary(),
+                    ranks=[{**process, "peak_rss_bytes": peak_rss_bytes()}],
+                    join_s=join_s,
+                    restored=loop.restored,
+                    stopped=collector.role.stopped,
+                    prefill_s=None if measured_s is None else measured_s - (first_s or measured_s),
+                    machine=machine,
+                    columns=role_host.output_columns,
+                ),
             )
             if not collector.role.stopped:
                 check_ledger(report)

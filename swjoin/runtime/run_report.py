@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any, TypeAlias
 
@@ -40,36 +40,96 @@ def versions() -> dict[str, str]:
     return found
 
 
-def build_report(
-    job: Job,
-    *,
-    master: dict[str, Any],
-    slaves: list[dict[str, Any]],
-    collector: dict[str, Any],
-    ranks: list[dict[str, Any]],
-    wall_s: float,
-    join_s: float,
-    prefill_s: float | None = None,
-    machine: dict[str, Any] | None = None,
-    restored: Manifest | None = None,
-    recoveries: Sequence[dict[str, Any]] = (),
-    stopped: bool = False,
-    columns: list[str] | None = None,
-) -> dict[str, Any]:
-    """The content of run.json, `warnings` left empty (`runtime.plausibility` adds them).
+@dataclass(frozen=True, kw_only=True)
+class RunOutcome:
+    """Summaries of a run, from its roles and ranks.
 
-    ranks: one {rank, host, role, start_rss_bytes, peak_rss_bytes} each; `slaves` in SlaveId order.
-
-    prefill_s: how long history took, if there was any. machine: see `monitor.host_load`. restored: the checkpoint from which
-    these slaves went on. recoveries: from the deaths of slaves. stopped: with a checkpoint, before the end. columns: of the
-    result rows, if any are kept.
+    master, slaves, collector: summaries of the roles, slaves in SlaveId order. ranks: one {rank, host, role, start_rss_bytes,
+    peak_rss_bytes} each. prefill_s: duration of the prefill, if there was one. machine: see `monitor.host_load`. restored: the
+    checkpoint from which these slaves continued. recoveries: from the deaths of slaves. stopped: with a checkpoint, before the
+    end. columns: of the result rows, if any are kept.
     """
+
+    master: dict[str, Any]
+    slaves: list[dict[str, Any]]
+    collector: dict[str, Any]
+    ranks: list[dict[str, Any]]
+    wall_s: float = 0.0
+    join_s: float = 0.0
+    prefill_s: float | None = None
+    machine: dict[str, Any] | None = None
+    restored: Manifest | None = None
+    recoveries: Sequence[dict[str, Any]] = ()
+    stopped: bool = False
+    columns: list[str] | None = None
+
+    def sum(self, field: str) -> int:
+        """Of all slaves."""
+        return sum(int(slave[field]) for slave in self.slaves)
+
+
+def build_report(job: Job, outcome: RunOutcome) -> dict[str, Any]:
+    """The content of run.json, `warnings` left empty (`runtime.plausibility` adds them)."""
+    master, collector, ranks, measure = outcome.master, outcome.collector, outcome.ranks, job.config.measure
+    ledger, ended_us = _ledger(outcome), master["streams_ended_us"]
+    streams, prefill = {"left": ledger.left, "right": ledger.right}, collector["history"]
+    return {
+        "format": FORMAT,
+        "command": job.command,
+        "run_id": job.run_id,
+        "complete": not outcome.stopped,
+        "resumable": outcome.stopped,
+        "config": to_plain(job.config),
+        "config_digest": digest(job.config),
+        "seed": job.config.seed,
+        "versions": versions(),
+        "ranks": {str(r["rank"]): {"host": r["host"], "role": r["role"]} for r in ranks},
+        "input": {name: _input(counts) for name, counts in streams.items()},
+        "joined": {name: counts.joined for name, counts in streams.items()},
+        "null_key": {name: counts.null_key for name, counts in streams.items()},
+        "late": {name: counts.late for name, counts in streams.items()},
+        "shed": {name: counts.shed for name, counts in streams.items()},
+        "results": _results(job, outcome, ledger),
+        "warnings": [],
+        "prefill": {"pairs": prefill["count"], "digest": prefill["digest"], "s": outcome.prefill_s}
+        if measure.prefill_us
+        else None,
+        "measured": {
+            "from_s": (measure.prefill_us + measure.warm_up_us) / 1e6,
+            "to_s": None if ended_us is None else ended_us / 1e6,
+        },
+        "machine": outcome.machine,
+        "checkpoints": _checkpoints(job, outcome),
+        "ledger": {"balanced": False, "complaints": ["the run was stopped before its end"]}
+        if outcome.stopped
+        else {"balanced": ledger.balanced, "complaints": ledger.complaints()},
+        "epochs": master["epochs"],
+        "wall_s": outcome.wall_s,
+        "join_s": outcome.join_s,
+        "input_tuples_per_s": (ledger.left.tuples + ledger.right.tuples) / outcome.join_s if outcome.join_s > 0 else 0.0,
+        "delay_s": collector["delay_s"],
+        "overload": _overload(master["overload"], collector["count"]),
+        "moves": master["moves"],
+        "movement": master["movement"],
+        "declustering": master["declustering"],
+        "memory": memory_report(job.config, master, outcome.slaves, ranks),
+        "peak_rss_bytes": {str(r["rank"]): r["peak_rss_bytes"] for r in ranks},
+        "peak_pending_tuples": master["peak_pending_tuples"],
+        "peak_buffer_bytes": {
+            "master": master["peak_buffer_bytes"],
+            "slaves": [s["peak_buffer_bytes"] for s in outcome.slaves],
+        },
+    }
+
+
+def _ledger(outcome: RunOutcome) -> Ledger:
+    """Of both streams and all pairs, those before the restored checkpoint included."""
+    restored, counts = outcome.restored, outcome.master["counts"]
     before = [0, 0] if restored is None else restored.joined
-    counts = master["counts"]
-    streams = {
-        name: StreamCounts(
+    left, right = (
+        StreamCounts(
             tuples=counts["tuples"][name],
-            joined=before[i] + sum(s["joined"][name] for s in slaves),
+            joined=before[i] + sum(s["joined"][name] for s in outcome.slaves),
             null_key=counts["null_key"][name],
             late=counts["late"][name],
             shed=counts["shed"][name],
@@ -77,72 +137,29 @@ def build_report(
             latest_us=counts["latest_us"][name],
         )
         for i, name in enumerate(STREAM_NAMES)
+    )
+    produced = outcome.sum("produced") + (0 if restored is None else restored.produced)
+    return Ledger(left, right, produced, outcome.collector["count"] + outcome.collector["history"]["count"])
+
+
+def _results(job: Job, outcome: RunOutcome, ledger: Ledger) -> dict[str, Any]:
+    matches: int | None = ledger.collected  # of an outer or anti join only slaves know, since the checkpoint
+    if any(job.config.query.kind.unmatched):
+        matches = outcome.sum("matches") if outcome.restored is None else None
+    return {
+        "count": outcome.collector["count"],
+        "digest": outcome.collector["digest"],
+        "produced": ledger.produced - outcome.sum("history_produced"),
+        "matches": matches,
+        "columns": outcome.columns,
     }
-    history, history_produced = collector["history"], sum(s["history_produced"] for s in slaves)
-    produced = sum(s["produced"] for s in slaves) + (0 if restored is None else restored.produced)
-    collected = collector["count"] + history["count"]
-    ledger = Ledger(streams["left"], streams["right"], produced, collected)
-    kind = job.config.query.kind
-    matches: int | None = collected  # of an outer or anti join only slaves know, since the checkpoint
-    if any(kind.unmatched):
-        matches = sum(s["matches"] for s in slaves) if restored is None else None
-    measure, ended_us = job.config.measure, master["streams_ended_us"]
-    total = ledger.left.tuples + ledger.right.tuples
-    report: dict[str, Any] = {
-        "format": FORMAT,
-        "command": job.command,
-        "run_id": job.run_id,
-        "complete": not stopped,
-        "resumable": stopped,
-        "config": to_plain(job.config),
-        "config_digest": digest(job.config),
-        "seed": job.config.seed,
-        "versions": versions(),
-        "ranks": {str(r["rank"]): {"host": r["host"], "role": r["role"]} for r in ranks},
-        "input": {name: _input(streams[name]) for name in STREAM_NAMES},
-        "joined": {name: streams[name].joined for name in STREAM_NAMES},
-        "null_key": {name: streams[name].null_key for name in STREAM_NAMES},
-        "late": {name: streams[name].late for name in STREAM_NAMES},
-        "shed": {name: streams[name].shed for name in STREAM_NAMES},
-        "results": {
-            "count": collector["count"],
-            "digest": collector["digest"],
-            "produced": produced - history_produced,
-            "matches": matches,
-            "columns": columns,
-        },
-        "warnings": [],
-        "prefill": {"pairs": history["count"], "digest": history["digest"], "s": prefill_s} if measure.prefill_us else None,
-        "measured": {
-            "from_s": (measure.prefill_us + measure.warm_up_us) / 1e6,
-            "to_s": None if ended_us is None else ended_us / 1e6,
-        },
-        "machine": machine,
-        "checkpoints": {
-            **master["checkpoints"],
-            "resumed_from": restored.generation if restored is not None and job.resumes else None,
-            "recoveries": list(recoveries),
-        }
-        if job.checkpoints is not None
-        else None,
-        "ledger": {"balanced": False, "complaints": ["the run was stopped before its end"]}
-        if stopped
-        else {"balanced": ledger.balanced, "complaints": ledger.complaints()},
-        "epochs": master["epochs"],
-        "wall_s": wall_s,
-        "join_s": join_s,
-        "input_tuples_per_s": total / join_s if join_s > 0 else 0.0,
-        "delay_s": collector["delay_s"],
-        "overload": _overload(master["overload"], collector["count"]),
-        "moves": master["moves"],
-        "movement": master["movement"],
-        "declustering": master["declustering"],
-        "memory": memory_report(job.config, master, slaves, ranks),
-        "peak_rss_bytes": {str(r["rank"]): r["peak_rss_bytes"] for r in ranks},
-        "peak_pending_tuples": master["peak_pending_tuples"],
-        "peak_buffer_bytes": {"master": master["peak_buffer_bytes"], "slaves": [s["peak_buffer_bytes"] for s in slaves]},
-    }
-    return report
+
+
+def _checkpoints(job: Job, outcome: RunOutcome) -> dict[str, Any] | None:
+    if job.checkpoints is None:
+        return None
+    resumed_from = outcome.restored.generation if outcome.restored is not None and job.resumes else None
+    return {**outcome.master["checkpoints"], "resumed_from": resumed_from, "recoveries": list(outcome.recoveries)}
 
 
 def _input(counts: StreamCounts) -> dict[str, Any]:

@@ -6,8 +6,5 @@ TOLERATED: dict[str, int] = {
     "config/run.py:RunConfig fields": 17,
     "core/data_messages.py:Delivery fields": 21,
     "runtime/hosts.py:MasterHost fields": 19,
-    "runtime/mpi/main.py:run_rank lines": 73,
-    "runtime/run_report.py:build_report lines": 103,
-    "runtime/run_report.py:build_report parameters": 13,
     "runtime/simulator/simulator.py:Simulation fields": 30,
 }

@@ -71,15 +71,12 @@ def run_rank(
     if comm.size < 3:
         raise UserError(f"{comm.size} MPI ranks given; a cluster needs at least 3: master, collector and one slave (-n 3)")
     name = _ROLES[rank] if rank < FIRST_SLAVE else f"slave {rank - FIRST_SLAVE}"
-    place = [f"rank {rank} ({name}) on {platform.node()}"]
+    label = [f"rank {rank} ({name}) on {platform.node()}"]
     role: MasterRank | CollectorRank | SlaveRank
-    role = (
-        MasterRank(job, place, progress, complete_report)
-        if rank == MASTER
-        else CollectorRank(job, place)
-        if rank == COLLECTOR
-        else SlaveRank(job, place)
-    )
+    if rank == MASTER:
+        role = MasterRank(job, label, progress, complete_report)
+    else:
+        role = CollectorRank(job, label) if rank == COLLECTOR else SlaveRank(job, label)
     survives = job.checkpoints is not None and job.config.checkpoint.recover and library_survives()
     mend = f"go on from the last checkpoint with: {job.resume_command} -n {comm.size}"
     channel = ResilientChannel(comm, mend) if survives else Channel(comm)
@@ -101,7 +98,7 @@ def run_rank(
             role.close(failure)  # before the end of all: what was collected is kept, and marked
         if isinstance(failure, NotWritten):
             failure = failure.mended_by(job.next_step(comm.size))
-        _end_job(channel, failure, ", ".join(place), debug)
+        _end_job(channel, failure, ", ".join(label), debug)
         raise
     finally:
         role.close(error)
@@ -113,7 +110,7 @@ def run_rank(
     except BaseException as failure:
         if not isinstance(channel, ResilientChannel):
             raise
-        print(f"swjoin: {place[0]}: {' '.join(str(failure).split()) or type(failure).__name__}", file=sys.stderr)
+        print(f"swjoin: {label[0]}: {' '.join(str(failure).split()) or type(failure).__name__}", file=sys.stderr)
         leave(1)
     if isinstance(channel, ResilientChannel):
         leave(0)

@@ -27,7 +27,7 @@ from swjoin.runtime.mpi.channel import Channel
 from swjoin.runtime.mpi.rank import BYE, STATUS, SUMMARY, VERDICT, Rank, agree, identity, parse
 from swjoin.runtime.mpi.transport import MpiTransport
 from swjoin.runtime.plausibility import add_warnings
-from swjoin.runtime.run_report import CompleteReport, build_report, check_ledger, proof_of, publish
+from swjoin.runtime.run_report import CompleteReport, RunOutcome, build_report, check_ledger, proof_of, publish
 
 if TYPE_CHECKING:
     from swjoin.checkpoint.store import Manifest
@@ -133,23 +133,23 @@ class MasterRank(Rank):
         first_s, measured_s = role_host.first_read_s, role_host.measured_s
         report = build_report(
             self.job,
-            master=role_host.role.summary(),
-            slaves=[parts[r]["summary"] for r in range(FIRST_SLAVE, channel.size)],
-            collector=parts[COLLECTOR]["summary"],
-            ranks=[me, *(p["rank"] for p in parts.values())],
-            wall_s=0.0,
-            join_s=0.0,
-            prefill_s=None if measured_s is None or first_s is None else measured_s - first_s,
-            machine=machine_report(
-                me["machine"],
-                [p["rank"]["machine"] for p in parts.values()],
-                slot_us=role_host.role.slot_us,
-                imitates=self.job.config.nodes.imitates,
+            RunOutcome(
+                master=role_host.role.summary(),
+                slaves=[parts[r]["summary"] for r in range(FIRST_SLAVE, channel.size)],
+                collector=parts[COLLECTOR]["summary"],
+                ranks=[me, *(p["rank"] for p in parts.values())],
+                prefill_s=None if measured_s is None or first_s is None else measured_s - first_s,
+                machine=machine_report(
+                    me["machine"],
+                    [p["rank"]["machine"] for p in parts.values()],
+                    slot_us=role_host.role.slot_us,
+                    imitates=self.job.config.nodes.imitates,
+                ),
+                restored=manifest,
+                recoveries=self.recoveries,
+                stopped=stopped,
+                columns=role_host.output_columns,
             ),
-            restored=manifest,
-            recoveries=self.recoveries,
-            stopped=stopped,
-            columns=role_host.output_columns,
         )
         if not stopped:
             check_ledger(report)
