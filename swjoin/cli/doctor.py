@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from swjoin.core.errors import UserError
-from swjoin.diagnostics.doctor import Check, judge_ranks, launched_checks, machine_checks
+from swjoin.diagnostics.doctor import Check, check_ranks, launched_checks, machine_checks
 from swjoin.runtime.preflight import launcher_size
 
 
@@ -58,4 +58,4 @@ def _as_a_rank(args: argparse.Namespace, launched: int, directory: Path | None) 
     figures = examine(directory, args.limit)
     if not figures or launcher_index() > 0:
         return 0
-    return _print(itertools.chain(machine_checks(launched), judge_ranks(figures, launched, directory)), args.json)
+    return _print(itertools.chain(machine_checks(launched), check_ranks(figures, launched, directory)), args.json)

@@ -53,7 +53,7 @@ def _profile(args: argparse.Namespace, config: RunConfig) -> InputProfile:
     if args.row is not None:
         width = parse_size_bytes(args.row)
         profile = dataclasses.replace(
-            profile, fixed_bytes=(width, width), tail_bytes=(0.0, 0.0), told=f"payload as given; {profile.told}"
+            profile, fixed_bytes=(width, width), tail_bytes=(0.0, 0.0), origin=f"payload as given; {profile.origin}"
         )
     return profile
 
@@ -117,7 +117,7 @@ def plan_lines(plan: MemoryEstimate, roles: list[str], starts: list[int | None])
         names = {shown[0].slave: " (heaviest)", shown[-1].slave: " (lightest)"} if many else {}
         table += [_columns(starts[2], of(s), f"{s.slave + 2} slave {s.slave}{names.get(s.slave, '')}") for s in shown]
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-    lines = [f"{'known from':<17} {plan.told}"]
+    lines = [f"{'known from':<17} {plan.origin}"]
     lines += [
         f"{row[0]:<{widths[0]}}  " + "  ".join(f"{c:>{w}}" for c, w in zip(row[1:], widths[1:], strict=True)) for row in table
     ]
@@ -157,12 +157,12 @@ def run_plan(args: argparse.Namespace) -> int:
     starts = _start_bytes(roles)
     if not args.json:
         print("\n".join(plan_lines(plan, roles, starts)), flush=True)
-    told = estimate_memory(config, slaves, profile)
+    estimate = estimate_memory(config, slaves, profile)
     if args.json:
         plain = plan_json(plan, roles, starts)
-        print(json.dumps({**plain, **told.plain, "notes": [*plain["notes"], *told.notes]}, indent=2))
+        print(json.dumps({**plain, **estimate.plain, "notes": [*plain["notes"], *estimate.notes]}, indent=2))
     else:
-        print("\n".join(told.lines()))
+        print("\n".join(estimate.lines()))
     sys.stdout.flush()
     if not plan.fits:
         raise RunFailed(excess(plan))

@@ -49,9 +49,9 @@ def start_job(job: Job, ranks: int | None, debug: bool, threads: int | None, hos
 def _run_rank(job: Job, debug: bool) -> int:
     from swjoin.cli.summary import print_summary
     from swjoin.forecast.memory_report import add_plan
-    from swjoin.runtime.mpi.main import run_rank as play
+    from swjoin.runtime.mpi.main import run_rank
 
-    play(job, progress=True, debug=debug, tell=lambda report: print_summary(report, job), complete_report=add_plan)
+    run_rank(job, progress=True, debug=debug, tell=lambda report: print_summary(report, job), complete_report=add_plan)
     return 0
 
 

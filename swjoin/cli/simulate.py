@@ -104,7 +104,7 @@ def run_simulate(args: argparse.Namespace) -> int:
     if config.measure.prefill_us:
         raise UserError("simulate plays no history; leave out measure.prefill (--set measure.prefill=0)")
     if config.query.how != "inner" or config.query.where is not None:
-        raise UserError(f"{args.config}: inner joins by keys and times are foretold; leave join.how, join.where out")
+        raise UserError(f"{args.config}: inner joins by keys and times are modelled; leave join.how, join.where out")
     if args.search:
         reports = []
         print(
@@ -126,11 +126,11 @@ def run_simulate(args: argparse.Namespace) -> int:
         print(fed(reports))
         return 0
     limit_us = _limit_us(config) if limit_us is None else limit_us
-    foretold = plan(config, args.slaves, costs, host_cores=args.host_cores, limit_us=limit_us)
-    report = forecast(foretold, " ".join(["swjoin", *sys.argv[1:]]))
+    run = plan(config, args.slaves, costs, host_cores=args.host_cores, limit_us=limit_us)
+    report = forecast(run, " ".join(["swjoin", *sys.argv[1:]]))
     _print_rows(forecast_rows(report))
     if args.out is not None:
-        store(report, foretold, Path(args.out))
+        store(report, run, Path(args.out))
         print(f"{'simulation':<17} {args.out}")
     return 0
 

@@ -76,7 +76,7 @@ class QueryConfig:
         return Bounds.of(self.lower_us, self.upper_us, self.exclusive)
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """The join as one line of text."""
         kind = "" if self.how == "inner" else f"{self.how} join, "
         where = "" if self.where is None else f", where {self.where}"

@@ -1,6 +1,6 @@
 """The checks of `swjoin doctor`: can this machine, or these hosts, run swjoin?
 
-What: `machine_checks` of one process, `launched_checks` that start ranks, `judge_ranks` of the ranks' measurements.
+What: `machine_checks` of one process, `launched_checks` that start ranks, `check_ranks` of the ranks' measurements.
 Why: most first runs on a cluster fail for one of a dozen reasons; each has a check that names the remedy.
 Stays out: the ranks' measurements (`diagnostics.doctor_ranks`), printing (`cli.doctor`).
 
@@ -355,7 +355,7 @@ def _check_shared(shared: list[dict[str, Any]], directory: Path) -> Check:
     )
 
 
-def judge_ranks(figures: dict[str, Any], expected: int, directory: Path | None) -> Iterator[Check]:
+def check_ranks(figures: dict[str, Any], expected: int, directory: Path | None) -> Iterator[Check]:
     """Checks of the ranks' measurements (`doctor_ranks.examine`). expected: number of started ranks."""
     size, ranks = figures["size"], figures["ranks"]
     if size != expected:
@@ -404,7 +404,7 @@ def launched_checks(ranks: int, hostfile: Path | None, directory: Path | None, l
         return
     if len(figures) > 1:  # every process is rank 0 of an MPI world of its own
         figures[0]["size"] = 1
-    yield from judge_ranks(figures[0], ranks, directory)
+    yield from check_ranks(figures[0], ranks, directory)
     yield check_death(run_limited([*_rank_line(max(3, ranks), hostfile, "--with-ft", "ulfm"), "--die"], _DEATH_S))
 
 

@@ -67,7 +67,7 @@ class InputProfile:
     times_us: float64 (k,), from the start of the streams, ascending.
     arrived: per stream, float64 (k,), tuples that have arrived by then; linear in between.
     fixed_bytes, tail_bytes: per stream, delivered payload of a row.
-    told: source of the figures. drifts: hot keys change. coded: keys are codes of a dictionary.
+    origin: source of the figures. drifts: hot keys change. coded: keys are codes of a dictionary.
     """
 
     times_us: F64
@@ -75,7 +75,7 @@ class InputProfile:
     fixed_bytes: tuple[int, int]
     tail_bytes: tuple[float, float]
     keys: Keys
-    told: str
+    origin: str
     drifts: bool = False
     coded: bool = False
 
@@ -88,7 +88,7 @@ class InputProfile:
         """The same keys and widths at constant rates, long enough to fill windows of this length."""
         times = np.array([0.0, 10.0 * retention_us + 3.6e9])
         left, right = (rate * times / 1e6 for rate in rates_per_s)
-        return replace(self, times_us=times, arrived=(left, right), told=f"rates as given; {self.told}")
+        return replace(self, times_us=times, arrived=(left, right), origin=f"rates as given; {self.origin}")
 
 
 def carries_payload(config: RunConfig) -> bool:

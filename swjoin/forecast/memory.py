@@ -84,7 +84,7 @@ class MemoryEstimate:
 
     slaves: active ones. needed: the least number of slaves whose windows fit; None: no number does.
     at_s: time at which the heaviest slave's windows are largest, on the streams' time axis.
-    told: source of the figures.
+    origin: source of the figures.
     """
 
     limit_bytes: int
@@ -93,7 +93,7 @@ class MemoryEstimate:
     collector_bytes: float
     needed: int | None
     at_s: float
-    told: str
+    origin: str
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -371,7 +371,7 @@ def plan_memory(config: RunConfig, slave_count: int, profile: InputProfile, *, i
         _collector(config, profile),
         _needed(config, profile, windows),
         at_us / 1e6,
-        profile.told,
+        profile.origin,
         _notes(config, profile, slave_count),
     )
 
@@ -400,7 +400,7 @@ def to_plain(plan: MemoryEstimate) -> dict[str, Any]:
         "fits": plan.fits,
         "slaves_needed": plan.needed,
         "at_s": plan.at_s,
-        "told": plan.told,
+        "told": plan.origin,
         "notes": list(plan.notes),
         "slaves": [
             {

@@ -37,12 +37,12 @@ class _Compiled(Listener):  # type: ignore[misc]
     def __init__(self) -> None:
         self.count = 0
         self.start = time.monotonic()
-        self._told = False
+        self._reported = False
 
     def on_start(self, event: Event) -> None:
         self.count += 1
-        if not self._told and time.monotonic() - self.start > _PATIENCE_S:
-            self._told = True
+        if not self._reported and time.monotonic() - self.start > _PATIENCE_S:
+            self._reported = True
             print("swjoin: compiling kernels for this machine, once after an installation", file=sys.stderr, flush=True)
 
     def on_end(self, event: Event) -> None:

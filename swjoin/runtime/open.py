@@ -99,7 +99,7 @@ def open_job_watcher(job: Job) -> MasterWatcher | None:
             "version": __version__,
             "pace": config.pace,
             "runtime": "mpi" if launcher_size() > 1 else "in-process",
-            "join": config.query.told,
+            "join": config.query.description,
             "host": platform.node(),
             "distribution_epoch_s": config.cluster.distribution_epoch_us / 1e6,
             "policy": config.reorganization.policy,

@@ -90,8 +90,8 @@ class SpillFolder:
             while view:
                 view = view[os.pwrite(self._file.fileno(), view, offset + frame.nbytes - len(view)) :]
         except OSError as error:
-            told = f"{self._folder}: tuples cannot be spilled ({error.strerror or error})"
-            raise (StoreFullError(told) if error.errno in _FULL else RunFailed(told)) from None
+            text = f"{self._folder}: tuples cannot be spilled ({error.strerror or error})"
+            raise (StoreFullError(text) if error.errno in _FULL else RunFailed(text)) from None
         self._end = offset + frame.nbytes
         return SpilledBatch(
             self._file,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from swjoin.diagnostics import doctor
-from swjoin.diagnostics.doctor import Ended, check_death, check_files, check_kernels, check_packages, judge_ranks, run_limited
+from swjoin.diagnostics.doctor import Ended, check_death, check_files, check_kernels, check_packages, check_ranks, run_limited
 from swjoin.diagnostics.doctor_ranks import MARK, clock_offset
 from swjoin.runtime import preflight
 from swjoin.runtime.launch import mpirun_options
@@ -43,7 +43,7 @@ def figures(size: int = 3, **changes: Any) -> dict[str, Any]:
 
 
 def verdicts(plain: dict[str, Any], expected: int = 3) -> dict[str, doctor.Check]:
-    return {check.name: check for check in judge_ranks(plain, expected, Path("shared"))}
+    return {check.name: check for check in check_ranks(plain, expected, Path("shared"))}
 
 
 def test_healthy_ranks() -> None:
