@@ -86,11 +86,11 @@ class ForecastOptions:
             self._network(out, config, slaves, profile, rates)
         except SwjoinError as error:
             out.plain["network"] = None
-            out.notes.append(f"the network is not foretold: {error}")
+            out.notes.append(f"the network is not estimated: {error}")
         try:
             self._model(out, Model.of(config, self.costs, self.host_cores, profile), slaves)
         except (NotModelledError, SwjoinError) as error:
-            out.notes.append(f"delay and saturation are not foretold: {error}")
+            out.notes.append(f"delay and saturation are not estimated: {error}")
         return out
 
     def _network(

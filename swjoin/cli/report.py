@@ -242,7 +242,7 @@ def _memory(page: Page, report: dict[str, Any]) -> None:
         ]
         for rank, r in ranks.items()
     ]
-    parts = [table(["rank", "at start", "foretold", "taken", "taken, and a mark where it was foretold"], rows)]
+    parts = [table(["rank", "at start", "estimated", "used", "used, and a mark at the estimate"], rows)]
     windows = [
         [
             f"slave {s['slave']}",
@@ -252,11 +252,11 @@ def _memory(page: Page, report: dict[str, Any]) -> None:
         ]
         for s in memory["slaves"]
     ]
-    heads = ["windows", "foretold", "taken", "limit", "stream buffer, foretold", "taken", "tuples left at the end"]
+    heads = ["windows", "estimated", "used", "limit", "stream buffer, estimated", "used", "tuples left at the end"]
     parts.append(table(heads, windows))
     if memory.get("unforeseen"):
-        parts.append(paragraph(f"Nothing was foretold: {memory['unforeseen']}", soft=True))
-    page.section("Memory, foretold and taken", *parts)
+        parts.append(paragraph(f"No estimate: {memory['unforeseen']}", soft=True))
+    page.section("Memory, estimated and used", *parts)
 
 
 def _slaves(run_dir: Path) -> dict[str, list[str]]:

@@ -52,7 +52,7 @@ def test_a_complete_run(run_dir: Path, swjoin: Any, tmp_path: Path) -> None:
     assert page.verdict == "verdict good"
     assert f"{report['results']['count']:,} pairs, digest {report['results']['digest']}" in page.text
     assert "Not verified" in page.text
-    for heading in ("Ledger", "Over time", "Timeline", "Memory, foretold and taken", "Ranks", "What was run", "Versions"):
+    for heading in ("Ledger", "Over time", "Timeline", "Memory, estimated and used", "Ranks", "What was run", "Versions"):
         assert heading in page.headings
     assert len(page.images) == 2, "the overview, and how it adapted"
     for source in page.images:
@@ -127,7 +127,7 @@ def test_a_failed_run_says_why(swjoin: Any, tmp_path: Path) -> None:
     assert "The run failed" in page.text
     assert "rank 2: no room <on> the disk & so on" in page.text
     assert "swjoin run <config>" in page.text
-    assert "Memory, foretold and taken" not in page.headings
+    assert "Memory, estimated and used" not in page.headings
 
 
 def test_text_is_never_markup(run_dir: Path, swjoin: Any, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ it. A slave that imitates a slower node (`runtime.slow_node`) sleeps after each 
 Stays out: the other costs (`forecast.calibrate.roles`), where they are applied (`forecast.model.ranks`).
 
 Short real runs on imitated nodes of half a core and of a twentieth: they are held to their share of CPU time, so that the time
-they are charged is CPU time and no waiting for a core. The same runs are foretold with neither ratio. On two shared cores with
+they are charged is CPU time and no waiting for a core. The same runs are modelled with neither ratio. On two shared cores with
 busy neighbours the work took 1.8 times as long at half a core, 2.2 at a fifth, 3.1 at a tenth and 5.4 at a twentieth; an hour
 later, without them, 1.1 to 1.3, and 1.7 to 1.9 at a twentieth. So it is to be measured when the forecast is wanted.
 """
