@@ -87,7 +87,7 @@ class GroupedTuples:
 
 
 class MiniBuffers:
-    """Pending tuples of both streams. A shelf is the pair of queues of a sub-group, a parked slave or a moving partition-group."""
+    """Pending tuples of both streams. Each sub-group, parked slave and moving partition-group has a pair of queues."""
 
     def __init__(
         self,
