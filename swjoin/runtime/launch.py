@@ -34,9 +34,7 @@ from swjoin.runtime.signals import handling
 _GRACE_S = 10.0
 _LEFT_BEHIND_S = 15.0  # for mpirun to end after the run, on several hosts
 _LAST_WORDS_S = 2.0
-FAILED_TO_START = (
-    "listener thread failed to start"  # in mpirun's own server, before any rank starts: once in thousands of starts
-)
+FAILED_TO_START = "listener thread failed to start"  # in mpirun's own server, before any rank; once in thousands of starts
 _AGAIN = -1
 _TERMINATED = "stopped by SIGTERM\n"  # a rank that the launcher stopped because another one died
 

@@ -103,7 +103,7 @@ class Controller:
         self.movement.finished.append((held_us, move.state_bytes))
         self._log_move(now_us, "released", move, tuples=tuples, state_bytes=move.state_bytes, duration_us=held_us)
 
-    # ------------------------------------------------------------ a distribution epoch begins
+    # ------------------------------------------------------------ a distribution epoch starts
 
     def begin_measuring(self, epoch: int, clock_us: int) -> None:
         """Start measuring after the prefill: `epoch` is the first measured one, and the clock shows `clock_us`."""
@@ -223,7 +223,7 @@ class Controller:
         self._random.bit_generator.state = plain["random"]
         self._schedule.first_epoch, self.loads.since_us = plain["first_epoch"], now_us
         self.movement.next_number = plain["next_number"]
-        self.movement.finished = [(held, size) for held, size in plain["finished_moves"]]
+        self.movement.finished = [(held_us, size) for held_us, size in plain["finished_moves"]]
         self.history = plain["history"]
         if plain["slaves"] == self.slave_count:
             self.active = [SlaveId(s) for s in plain["active"]]

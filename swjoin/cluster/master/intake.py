@@ -252,7 +252,7 @@ class StreamIntake:
                 self._arriving[0] = head.slice(n, len(head))
                 break
             self._arriving.popleft()
-        # The clock advances the time of a silent stream, but not past rows that are due and not read yet.
+        # The clock advances the time of a stream without rows, but not past rows that are due and not read yet.
         behind = not self.ended and not self.idle and self.high_us < time_us
         by_clock = self.time.model == "arrival" if self.live else not behind
         self._arrived_high_us = max(self._arrived_high_us, time_us if by_clock else self.high_us)

@@ -183,7 +183,7 @@ class Master:
         commands: list[Effect] = []
         commands += self._serve()
         if self.phases.in_prefill and self._prefill_joined():
-            return [*commands, *self._begin_measuring()]
+            return [*commands, *self._start_measuring()]
         while not self._serving and self.phases.closes_slots and self._close_slot(now_us):
             commands += [*self._saves, *self._serve()]
             self._saves.clear()
@@ -242,7 +242,7 @@ class Master:
         waiting = self._serving or self.buffers.tuples or self._mid_epoch or not self._prefill.is_read(self.reading.origin_us)
         return not waiting and all(s in self._reported for s in self.controller.active)
 
-    def _begin_measuring(self) -> list[Effect]:
+    def _start_measuring(self) -> list[Effect]:
         """Start measuring: active slaves report again, in their slots; the report of an inactive slave stays valid."""
         self.phases.enter(Phase.RUNNING)
         clock_us = self._prefill.length_us
@@ -342,7 +342,7 @@ class Master:
             self.peak_pending_tuples = max(self.peak_pending_tuples, self.buffers.tuples + self.buffers.held_tuples)
         if self._sub_group == 0:
             self.controller.loads.parked_bytes = self.buffers.parked_bytes()
-            self._plan = self._begin_epoch(below_us, now_us)
+            self._plan = self._start_epoch(below_us, now_us)
         if self._plan.everything:
             below_us = END_OF_TIME_US
         if self.order is not None:
@@ -401,7 +401,7 @@ class Master:
             self.phases.enter(Phase.HALTED if self.checkpoints.is_last else Phase.RUNNING)
             self._saves.append(SavePart(generation, self.snapshot()))
 
-    def _begin_epoch(self, below_us: int, now_us: int) -> EpochPlan:
+    def _start_epoch(self, below_us: int, now_us: int) -> EpochPlan:
         """The next distribution epoch, its phase and its plan."""
         self.epoch = EpochIndex(self.epoch + 1)
         prefill = self.phases.in_prefill

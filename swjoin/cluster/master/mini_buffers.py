@@ -214,7 +214,7 @@ class MiniBuffers:
         return held[LEFT].tuples + held[RIGHT].tuples
 
     def reroute(self, router: HashPartition) -> None:
-        """Use new owners of partition-groups. A group that changes its owner must have no tuples outside the held-back ones."""
+        """Use new owners of partition-groups. All tuples of a partition-group with a new owner must be held back."""
         self.router = router
         self._assign()
 

@@ -137,21 +137,21 @@ class Moves:
 
     def limit_times(self, slave: SlaveId, times_us: tuple[int, int]) -> tuple[int, int]:
         """The watermarks for a slave, limited by incoming moves: held-back tuples start at the watermarks of the hold-back."""
-        held = [m.times_us for m in self.to(slave) if m.times_us is not None]
-        left, right = (min([t, *(h[i] for h in held)]) for i, t in enumerate(times_us))
+        limits = [m.times_us for m in self.to(slave) if m.times_us is not None]
+        left, right = (min([t, *(limit[i] for limit in limits)]) for i, t in enumerate(times_us))
         return left, right
 
     # ------------------------------------------------------------ after the run
 
     def summary(self) -> dict[str, Any]:
         """For run.json: count of moves, their bytes, and quantiles of the hold-back."""
-        held = np.array([h for h, _ in self.finished], np.float64) / 1e6
-        quantiles = {f"p{q}": float(np.quantile(held, q / 100)) if len(held) else None for q in (50, 99)}
+        hold_backs_s = np.array([h for h, _ in self.finished], np.float64) / 1e6
+        quantiles = {f"p{q}": float(np.quantile(hold_backs_s, q / 100)) if len(hold_backs_s) else None for q in (50, 99)}
         return {
             "moves": len(self.finished),
             "movement": {
                 "state_bytes": sum(b for _, b in self.finished),
-                "hold_back_s": {**quantiles, "max": float(held.max()) if len(held) else None},
+                "hold_back_s": {**quantiles, "max": float(hold_backs_s.max()) if len(hold_backs_s) else None},
             },
         }
 

@@ -98,7 +98,7 @@ class Slave:
         self.history_produced = 0
         slowest = min([config.nodes.speed_of(slave, 0), *(config.nodes.speed_of(slave, c.at_us) for c in config.nodes.changes)])
         self.step_tuples = max(LEAST_STEP_TUPLES, int(STEP_TUPLES * slowest))
-        self._awaiting = True  # a report is on its way, or its delivery is
+        self._awaiting = True  # a report or its delivery is in flight
         self._capacity_bytes = config.module.stream_buffer_bytes
         self._buffer: deque[Delivery] = deque()
         self._buffered_bytes = 0.0

@@ -1,6 +1,6 @@
 """A channel that survives the death of ranks.
 
-What: `ResilientChannel`, whose calls raise `PeerLostError` when a slave has died; its `next_attempt`, which starts a new attempt
+What: `ResilientChannel`, whose calls raise `PeerLostError` after the death of a slave; `next_attempt` starts a new attempt
 with the surviving ranks; `library_survives`.
 Why: with User Level Failure Mitigation, surviving ranks can still exchange messages, so no process has to restart. Rank 0
 detects a death, informs the survivors, and continues when all have answered.
