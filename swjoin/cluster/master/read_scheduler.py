@@ -87,8 +87,8 @@ class ReadScheduler:
         return None if enough else behind.stream
 
     def instead_of(self, stream: int) -> int | None:
-        """The stream that a live source without rows lets be read instead, or None. That stream may be ahead by the window
-        length, or an idle stream would fill the buffers; with arrival times, the clock advances the idle stream."""
+        """Live streams: the stream to read when `stream` has no rows, or None. It may be ahead by the window length at most,
+        which bounds the windows while the other has no rows; with arrival times, the clock advances both."""
         mine, other = self._streams[stream], self._streams[1 - stream]
         if not self._live or other.ended or other.idle:
             return None
