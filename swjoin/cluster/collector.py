@@ -1,9 +1,9 @@
 """The collector: merges the slaves' results, commits them by distribution epoch, measures production delay. No I/O, no clock.
 
-What: `Collector.handle(event, now_us) -> [effect]`. Pairs go to the sink as they come; an epoch is committed when every slave
-has completed it. Pairs of history (`config.sections.MeasureConfig`) are counted apart and go nowhere.
+What: `Collector.handle(event, now_us) -> [effect]`. Pairs go to the sink as they arrive; an epoch is committed when every
+slave has completed it. Pairs of the prefill (`config.sections.MeasureConfig`) are counted separately and discarded.
 Why: recovery and exactly-once output need the labels (query, partition-group, distribution epoch) and the commits. The
-collector counts and digests what it really receives, so that the ledger compares two independent counts.
+collector counts and digests the received pairs, so that the ledger compares two independent counts.
 Stays out: files (`connectors`), messages on the wire.
 """
 
@@ -43,7 +43,7 @@ from swjoin.state.delay_histogram import HISTOGRAM_SIZE, histogram_quantile
 
 @dataclass
 class Tally:
-    """What has been collected of one generation (the time between two checkpoints). Delays in microseconds."""
+    """Results of one generation (the time between two checkpoints). Delays in microseconds."""
 
     count: int = 0
     digest: int = 0
@@ -54,7 +54,7 @@ class Tally:
     histogram: I64 = field(default_factory=lambda: np.zeros(HISTOGRAM_SIZE, np.int64))
 
     def add(self, other: Tally) -> None:
-        """This and another one together."""
+        """Add another tally to this one."""
         self.count += other.count
         self.digest = (self.digest + other.digest) % 2**64
         self.history_count += other.history_count
@@ -72,15 +72,15 @@ class Tally:
     @staticmethod
     def from_plain(plain: dict[str, Any]) -> Tally:
         tally = Tally(plain["count"], plain["digest"], 0, 0, plain["delay_sum_us"], plain["delay_max_us"])
-        places, counts = plain["histogram"]
-        tally.histogram[places] = counts
+        buckets, counts = plain["histogram"]
+        tally.histogram[buckets] = counts
         return tally
 
 
 class Collector:
     """One collector for one run; `finished` once every slave has sent its last chunk.
 
-    materialised: slaves send the pairs themselves, which are counted and digested here; otherwise counts and digests only.
+    materialised: slaves send pairs, which are counted and digested here; otherwise counts and digests only.
     """
 
     def __init__(self, slave_count: int, *, materialised: bool) -> None:
@@ -89,18 +89,18 @@ class Collector:
         self.finished = self.stopped = False  # stopped: the run is to be resumed from a checkpoint
         self.committed = EpochIndex(-1)
         self._past = Tally()  # up to the last checkpoint
-        self._open: dict[int, Tally] = {}  # of the generations since, where a slave ahead of the others may be
+        self._open: dict[int, Tally] = {}  # of later generations, by number; a slave may be ahead of the others
         self._cuts: dict[int, int] = {}  # distribution epoch that ends with a checkpoint: generation
         self._completed = [-1] * slave_count
         self._missing: dict[int, int] = {}  # distribution epoch not yet committed: slaves that have not completed it
         self._ended = [False] * slave_count
         self._epoch_pairs = [0] * slave_count  # received in the slave's open epoch, and their digest
         self._epoch_digest = [0] * slave_count
-        self._epoch_history = [False] * slave_count
+        self._epoch_in_prefill = [False] * slave_count
         self._metrics: list[tuple[int, NDArray[np.float64]]] = []
 
     def start(self, now_us: int = 0) -> list[Effect]:
-        """Nothing is to be done before the first results."""
+        """No effects before the first results."""
         return []
 
     def handle(self, event: Event, now_us: int) -> list[Effect]:
@@ -123,7 +123,7 @@ class Collector:
         slave = int(chunk.slave)
         if not 0 <= slave < self.slave_count or self._ended[slave]:
             raise RunFailed(f"collector: epoch {chunk.epoch}: results from slave {slave}, which is unknown or has finished")
-        self._epoch_history[slave] = chunk.history
+        self._epoch_in_prefill[slave] = chunk.history
         if chunk.pairs is not None and len(chunk.pairs):
             self._count(chunk, len(chunk.pairs))
             self._epoch_pairs[slave] += len(chunk.pairs)
@@ -142,7 +142,7 @@ class Collector:
         return effects
 
     def _commit(self) -> list[Effect]:
-        """The next distribution epoch is complete; with it, perhaps, a generation."""
+        """Commit the next distribution epoch, and the generation that ends with it, if any."""
         self.committed = EpochIndex(self.committed + 1)
         del self._missing[self.committed]
         generation = self._cuts.pop(self.committed, None)
@@ -153,13 +153,13 @@ class Collector:
         return [CommitEpoch(self.committed), SavePart(generation, Snapshot(state))]
 
     def restore(self, plain: dict[str, Any]) -> None:
-        """Go on where another collector made its part of a checkpoint."""
+        """Take over the state that another collector saved in a checkpoint."""
         self._past, self.committed = Tally.from_plain(plain["tally"]), EpochIndex(plain["epoch"])
         self._completed = [self.committed] * self.slave_count
 
     @property
     def tally(self) -> Tally:
-        """All that has been collected."""
+        """The tally of all generations."""
         total = Tally()
         for part in (self._past, *self._open.values()):
             total.add(part)
@@ -173,7 +173,7 @@ class Collector:
             tally.count += pairs
 
     def _complete(self, chunk: ResultChunk, slave: int) -> None:
-        """A slave has completed an epoch: its counts must be those of the pairs that arrived."""
+        """Take a slave's completed epoch. RunFailed when its counts differ from the received pairs."""
         if chunk.results is None or chunk.metrics is None or chunk.delay_histogram is None:
             raise RunFailed(f"collector: slave {slave}, epoch {chunk.epoch}: final chunk without counts")
         if len(chunk.metrics) != len(COLUMNS) or len(chunk.delay_histogram) != HISTOGRAM_SIZE:
@@ -214,15 +214,15 @@ class Collector:
         return float(chunk.metrics[COLUMNS.index(name)])
 
     def take_metrics(self) -> list[tuple[int, NDArray[np.float64]]]:
-        """Hand over the metric rows received since the last call, with their generations."""
+        """Remove and return the metric rows received since the last call, with their generations."""
         rows, self._metrics = self._metrics, []
         return rows
 
     def summary(self) -> dict[str, Any]:
-        """The collector's share of run.json: count, digest, production delay in seconds (null without results)."""
+        """The collector's part of run.json: count, digest, production delay in seconds (null without results)."""
         tally = self.tally
         delay: dict[str, float | None] = dict.fromkeys(("mean", "p50", "p99", "max"))
-        timed = int(tally.histogram.sum())  # rows of one stream alone have no delay
+        timed = int(tally.histogram.sum())  # unmatched rows have no delay
         if timed:
             delay = {
                 "mean": tally.delay_sum_us / timed / 1e6,
@@ -239,7 +239,7 @@ class Collector:
         }
 
     def validate(self) -> None:
-        waiting = sum(p for p, history in zip(self._epoch_pairs, self._epoch_history, strict=True) if not history)
+        waiting = sum(p for p, prefill in zip(self._epoch_pairs, self._epoch_in_prefill, strict=True) if not prefill)
         tally = self.tally
         assert int(tally.histogram.sum()) + waiting <= tally.count, "collector: more delays than rows"
         assert all(epoch > self.committed for epoch in self._missing), "committed too early"

@@ -1,4 +1,4 @@
 """Pure decisions: distribution epochs, reorganization, declustering, placement.
 
-A policy suggests; the role that owns the state enacts. Stays out: state, clocks, randomness of its own.
+A policy suggests; the role that owns the state enacts. Stays out: state, clocks, generators of random numbers.
 """

@@ -1,9 +1,9 @@
-"""How many slaves should be active (paper section V-A): the degree of declustering, as a pure rule.
+"""The degree of declustering (paper section V-A): pure rules for the number of active slaves.
 
 What: `wanted_change` (one slave more, one fewer, or none), `wanted_by_work` (the same by measured work), `Confirmation` (the
-same wish several times in a row), and `next_to_rest`.
+same change several times in a row), and `next_to_rest`.
 Why: idle nodes cost communication, overloaded ones delay; the system is kept minimally overloaded on purpose.
-Stays out: emptying a slave (`policy.reorganization`), waking and resting it (`cluster.master.controller`).
+Stays out: emptying a slave (`policy.reorganization`), activating and deactivating it (`cluster.master.controller`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from swjoin.policy.reorganization import Kind, SlaveLoad
 def wanted_change(kinds: Sequence[Kind], beta: float, resting: int) -> int:
     """+1, -1 or 0 active slaves.
 
-    No supplier at all: one fewer, never below one. N_sup > beta * N_con: one more, if one rests.
+    No supplier: one fewer, never below one. N_sup > beta * N_con: one more, if one is inactive. resting: inactive slaves.
     """
     suppliers, consumers = kinds.count(Kind.SUPPLIER), kinds.count(Kind.CONSUMER)
     if suppliers == 0:
@@ -24,23 +24,23 @@ def wanted_change(kinds: Sequence[Kind], beta: float, resting: int) -> int:
     return 1 if suppliers > beta * consumers and resting > 0 else 0
 
 
-_BUSIEST, _LAZIEST = 0.7, 0.5  # busy share of the active slaves above which one is added; below it, with one fewer, one rests
+_MOST_BUSY, _LEAST_BUSY = 0.7, 0.5  # busy ratio above which a slave is added; below which, with one fewer, one is removed
 
 
 def wanted_by_work(loads: Sequence[SlaveLoad], resting: int) -> int:
-    """+1, -1 or 0 active slaves, by how busy they are: what the paper's rule learns from buffers that have filled already.
+    """+1, -1 or 0 active slaves, by their busy ratios, which rise before the occupancies of the paper's rule.
 
-    Above 0.7 on average one more, if one rests; one fewer when the others would stay below 0.5, and none has a backlog. Never
-    below one. A slave's backlog counts as work.
+    Above 0.7 on average: one more, if one is inactive. One fewer when the others would stay below 0.5; never below one. A
+    slave's backlog counts as work.
     """
     busy = sum(x.busy_ratio * (1 + x.backlog_ratio) for x in loads)
-    if busy > _BUSIEST * len(loads):
+    if busy > _MOST_BUSY * len(loads):
         return 1 if resting > 0 else 0
-    return -1 if len(loads) > 1 and busy < _LAZIEST * (len(loads) - 1) else 0
+    return -1 if len(loads) > 1 and busy < _LEAST_BUSY * (len(loads) - 1) else 0
 
 
 class Confirmation:
-    """Lets a change through when it was wanted in `needed` reorganization epochs in a row (1 is the paper)."""
+    """Confirms a change that was wanted in `needed` reorganization epochs in a row (1: as in the paper)."""
 
     def __init__(self, needed: int) -> None:
         self._needed = needed
@@ -58,5 +58,5 @@ class Confirmation:
 
 
 def next_to_rest(loads: Sequence[SlaveLoad]) -> SlaveLoad:
-    """The slave to be emptied: the least occupied, of these the one with least state to move, of these the last."""
+    """The slave to be emptied: by least occupancy, then least state to move, then highest id."""
     return min(loads, key=lambda x: (x.occupancy_ratio, int(x.state_bytes.sum()), len(x.groups), -x.slave))

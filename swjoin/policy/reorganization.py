@@ -1,9 +1,9 @@
-"""Which partition-groups should move at the end of a reorganization epoch (paper section IV-C): pure functions of loads.
+"""The choice of moves at the end of a reorganization epoch (paper section IV-C): pure functions of loads.
 
 What: `classify` (supplier, consumer, neutral), `empty_slaves`, and the policies `paper`, `balanced`, `random`, by name in
 `POLICIES`.
 Why: a policy suggests, the master enacts; so policies can be compared, tested on a table of numbers, and replaced.
-Stays out: how many slaves should be active (`policy.declustering`), enacting (`cluster.master.controller`).
+Stays out: the number of active slaves (`policy.declustering`), enacting (`cluster.master.controller`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from swjoin.core.ids import GroupId, SlaveId
 
 
 class Kind(StrEnum):
-    """What a slave is in this reorganization epoch."""
+    """The role of a slave in this reorganization epoch."""
 
     SUPPLIER = "supplier"
     CONSUMER = "consumer"
@@ -31,11 +31,11 @@ class Kind(StrEnum):
 class SlaveLoad:
     """An active slave at the end of a reorganization epoch.
 
-    occupancy_ratio: average over its distribution epochs. groups: int64 (g,), ascending, those that may move now. busy_us: time
-    in the join module. cost_ns, state_bytes: int64 (g,), nominal work and window bytes of each partition-group; zeros when they
-    were not reported. speed: nominal work per time, 1 on an idle node of full speed. emptying: it is about to rest.
-    coming_cost_ns: work of the partition-groups on their way to it. moving: a move from or to it is in flight. backlog_ratio:
-    bytes that it has not joined yet over bytes delivered to it since the last reorganization epoch.
+    occupancy_ratio: average over its distribution epochs. groups: movable partition-groups, int64 (g,), ascending. busy_ratio:
+    share of time in the join module. cost_ns, state_bytes: nominal work and window bytes of each partition-group, int64 (g,);
+    zeros when not reported. speed: nominal work per time, 1 on an idle node of full speed. emptying: about to become inactive.
+    coming_cost_ns: work of incoming partition-groups. moving: a move from or to it is in flight. backlog_ratio: unjoined bytes
+    over bytes delivered since the last reorganization epoch.
     """
 
     slave: SlaveId
@@ -53,7 +53,7 @@ class SlaveLoad:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """Move a partition-group, and why."""
+    """A suggested move of a partition-group, with its reason."""
 
     group: GroupId
     supplier: SlaveId
@@ -62,7 +62,7 @@ class Suggestion:
 
 
 def classify(load: SlaveLoad, config: ReorganizationConfig) -> Kind:
-    """Supplier above Th_sup, consumer below Th_con, neutral between; a slave about to rest is neutral."""
+    """Supplier above Th_sup, consumer below Th_con, neutral between; a slave that is being emptied is neutral."""
     if load.emptying:
         return Kind.NEUTRAL
     if load.occupancy_ratio > config.supplier_threshold:
@@ -71,7 +71,7 @@ def classify(load: SlaveLoad, config: ReorganizationConfig) -> Kind:
 
 
 def empty_slaves(loads: Sequence[SlaveLoad], config: ReorganizationConfig) -> list[Suggestion]:
-    """Partition-groups of slaves about to rest go to the others in turn, the least occupied first."""
+    """Move partition-groups of slaves that are being emptied to the others in turn, the least occupied first."""
     others = sorted((x for x in loads if not x.emptying), key=lambda x: (x.occupancy_ratio, x.slave))
     out: list[Suggestion] = []
     for load in (x for x in loads if x.emptying and others):
@@ -95,24 +95,24 @@ def paper(loads: Sequence[SlaveLoad], config: ReorganizationConfig, random: np.r
     return out
 
 
-_BUSY = 0.75  # where no slave works more than this share of the time, nothing needs to move
-_TOLERANCE = 0.2  # slaves within this of the mean are left alone: a move costs more than it would gain
+_BUSY = 0.75  # busy ratio up to which no slave needs relief
+_TOLERANCE = 0.2  # slaves within this of the mean are left alone: a move would cost more than it gains
 
 
 def balanced(loads: Sequence[SlaveLoad], config: ReorganizationConfig, random: np.random.Generator) -> list[Suggestion]:
-    """As many and such partition-groups as bring every slave's time near the mean, the cheapest to move per work first.
+    """Move partition-groups until every slave's time is near the mean.
 
-    A slave's time is the nominal work of its partition-groups, its backlog included, over its speed: a slow node is given less.
-    From the slave with most time to the one with least goes the partition-group that lowers the larger of both times most;
-    among those nearly as good, the one with least state. It ends when no move gains a hundredth of the mean. Slaves whose moves
-    are still in flight are left alone: what they will measure afterwards is not known yet.
+    A slave's time is the nominal work of its partition-groups, backlog included, over its speed: a slow node receives less.
+    Each move goes from the slave with the most time to the one with the least: the partition-group that lowers the larger of
+    both times most, or one within 10 % of that gain and with less state. The policy ends when no move gains 1 % of the mean.
+    Slaves with moves in flight are left alone, as their loads after the move are not known yet.
     """
     slaves = [x for x in loads if not x.emptying]
     if len(slaves) < 2 or max(x.busy_ratio for x in slaves) < _BUSY:
         return []
     settled = np.array([not x.moving for x in slaves])
     free = {i: dict(zip(x.groups.tolist(), range(len(x.groups)), strict=True)) for i, x in enumerate(slaves)}
-    costs = [x.cost_ns * (1 + x.backlog_ratio) for x in slaves]  # what it did, and what it should have done
+    costs = [x.cost_ns * (1 + x.backlog_ratio) for x in slaves]  # work done, and work due
     work = np.array([c.sum() + x.coming_cost_ns for c, x in zip(costs, slaves, strict=True)])
     speed = np.array([x.speed for x in slaves])
     time, mean = work / speed, float(work.sum() / speed.sum())
@@ -143,7 +143,7 @@ def balanced(loads: Sequence[SlaveLoad], config: ReorganizationConfig, random: n
 
 
 def at_random(loads: Sequence[SlaveLoad], config: ReorganizationConfig, random: np.random.Generator) -> list[Suggestion]:
-    """`random_moves` partition-groups go from anywhere to anywhere, whatever the loads."""
+    """Move `random_moves` random partition-groups to random slaves, whatever the loads."""
     owners = [(int(group), x.slave) for x in loads if not x.emptying for group in x.groups]
     slaves = [x.slave for x in loads if not x.emptying]
     out = []

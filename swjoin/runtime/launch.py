@@ -1,8 +1,8 @@
 """Starting MPI ranks from one command: `-n RANKS`.
 
-What: `launch(job, ranks)`, `launch_with_reason` (for Python, which wants to be told), `mpirun_command`.
-Why: nobody should need to know the launcher's flags to use four ranks; its noise must not bury our one line.
-Stays out: what a rank does (`runtime.mpi.main`).
+What: `launch(job, ranks)`, `launch_with_reason` (which returns the error, for the Python API), `mpirun_command`.
+Why: users need not know the launcher's flags, and its output must not bury the run's one-line error.
+Stays out: the work of a rank (`runtime.mpi.main`).
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from swjoin.runtime.run_report import WARNING, partial_report, rank_roles
 from swjoin.runtime.signals import handling
 
 _GRACE_S = 10.0
-_LEFT_BEHIND_S = 15.0  # how long mpirun may take to end when the run is over, on several hosts
+_LEFT_BEHIND_S = 15.0  # for mpirun to end after the run, on several hosts
 _LAST_WORDS_S = 2.0
-FAILED_TO_START = "listener thread failed to start"  # of mpirun's own server, before any rank: once in thousands of starts
+FAILED_TO_START = "listener thread failed to start"  # in mpirun's own server, before any rank; once in thousands of starts
 _AGAIN = -1
 _TERMINATED = "stopped by SIGTERM\n"  # a rank that the launcher stopped because another one died
 
 
 def several_hosts(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether mpirun would by itself use more than this host: it runs inside an allocation of several."""
+    """Whether mpirun uses several hosts by default: it runs inside an allocation of several."""
     return environment.get("SLURM_JOB_NUM_NODES", "1") != "1"
 
 
@@ -68,7 +68,7 @@ def mpirun_command(
 ) -> list[str]:
     """The command line that starts `ranks` ranks of a job.
 
-    survives: a rank that dies does not end the others (User Level Failure Mitigation, which Open MPI 5 has).
+    survives: the others survive the death of a rank (User Level Failure Mitigation of Open MPI 5).
     """
     options = mpirun_options(mpirun, ranks, hostfile)
     if survives:
@@ -79,7 +79,7 @@ def mpirun_command(
 
 @contextlib.contextmanager
 def _job_file(job: Job, hostfile: Path | None) -> Iterator[Path]:
-    """Where ranks find the job: in a temporary folder, or, when other hosts must read it, in the run's own directory."""
+    """The job's file: in a temporary folder, or, when other hosts must read it, in the run's own directory."""
     if job.run_dir is None or not (hostfile is not None or several_hosts()):
         with tempfile.TemporaryDirectory(prefix="swjoin-") as folder:
             path = Path(folder) / "job.json"
@@ -103,14 +103,14 @@ def _job_file(job: Job, hostfile: Path | None) -> Iterator[Path]:
 
 
 def launch(job: Job, ranks: int, debug: bool, hostfile: Path | None = None) -> int:
-    """Start the ranks, pass their output on, return their exit code. SIGINT, SIGTERM, SIGHUP and SIGUSR1 end them all."""
+    """Start the ranks, relay their output, return their exit code. SIGINT, SIGTERM, SIGHUP and SIGUSR1 end them all."""
     return launch_with_reason(job, ranks, debug, hostfile=hostfile)[0]
 
 
 def launch_with_reason(
     job: Job, ranks: int, debug: bool = False, *, quiet: bool = False, hostfile: Path | None = None
 ) -> tuple[int, str]:
-    """The same; returns the exit code, and what went wrong. quiet: nothing is printed."""
+    """As `launch`; returns the exit code and the error, empty without one. quiet: print nothing."""
     check_outputs(job)
     report = None if job.run_dir is None else job.run_dir / "run.json"
     before = None if report is None else _stamp(report)
@@ -122,9 +122,9 @@ def launch_with_reason(
         if report is not None and (hostfile is not None or several_hosts()):
             finished = functools.partial(_ended_well, report, before)
         environment = dict(os.environ)
-        if not sys.stdout.isatty():  # mpirun gives rank 0 a pseudo-terminal all the same
+        if not sys.stdout.isatty():  # mpirun gives rank 0 a pseudo-terminal in any case
             environment["SWJOIN_PLAIN"] = "1"
-        with open(os.devnull, "w") if quiet else contextlib.nullcontext(sys.stderr) as told:
+        with open(os.devnull, "w") if quiet else contextlib.nullcontext(sys.stderr) as messages:
             for again in (True, False):
                 process = subprocess.Popen(
                     command,
@@ -135,17 +135,17 @@ def launch_with_reason(
                     start_new_session=True,
                 )
                 first_signal = signal.SIGUSR1 if checkpointed else signal.SIGTERM
-                code, failure = _watch(process, first_signal, told, again=again, finished=finished)
+                code, failure = _watch(process, first_signal, messages, again=again, finished=finished)
                 if code != _AGAIN:
                     break
-            if code == 0 and finished is not None and not finished():  # seen when all processes of a host had died
+            if code == 0 and finished is not None and not finished():  # observed after all processes of a host had died
                 code, failure = 1, f"mpirun ended before the run did: a host was lost; {job.next_step(ranks)}"
-                print(f"swjoin: {failure}", file=told)
-    # A refused run (code 2) leaves everything as it was; so does a resumed one that could not begin, and one that was stopped
-    # before it began.
+                print(f"swjoin: {failure}", file=messages)
+    # A refused run (code 2) leaves the report unchanged; so does a resumed run that could not start, and one that was stopped
+    # before it started.
     replaceable = (None,) if job.resumes else (None, before)
-    begun = code < 128 or (job.run_dir is not None and (job.run_dir / "metrics").exists())
-    if begun and code not in (0, 2) and report is not None and _stamp(report) in replaceable:
+    started = code < 128 or (job.run_dir is not None and (job.run_dir / "metrics").exists())
+    if started and code not in (0, 2) and report is not None and _stamp(report) in replaceable:
         ranks_known = rank_roles(ranks, "" if hostfile is not None or several_hosts() else platform.node())
         with contextlib.suppress(NotWritten):  # the full disk has been reported
             write_json(report, partial_report(job, {"count": None, "digest": None}, failure, ranks_known))
@@ -153,7 +153,7 @@ def launch_with_reason(
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """What changes when the file is written anew; None when there is none. Clocks of file servers need not fit ours."""
+    """A value that changes when the file is rewritten; None without the file. Independent of a file server's clock."""
     try:
         found = path.stat()
     except OSError:
@@ -162,18 +162,18 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def _ended_well(report: Path, before: tuple[int, int, int] | None) -> bool:
-    """Whether this run has come to its end, or was stopped with a checkpoint. before: the report's stamp when it started."""
+    """Whether this run is complete or was stopped with a checkpoint. before: the report's stamp when the run started."""
     if _stamp(report) in (None, before):
         return False
     try:
         plain = json.loads(report.read_text())
-    except (OSError, ValueError):  # it is just being written
+    except (OSError, ValueError):  # the file is being written
         return False
     return bool(plain.get("complete") or plain.get("resumable"))
 
 
 def _wait(process: subprocess.Popen[str], finished: Callable[[], bool] | None) -> int:
-    """The launcher's exit code. finished: whether the run is over; a launcher that has lost a host may wait for it for ever."""
+    """The launcher's exit code. finished: whether the run is over, as a launcher that has lost a host may never end."""
     since: float | None = None
     while True:
         try:
@@ -189,40 +189,39 @@ def _wait(process: subprocess.Popen[str], finished: Callable[[], bool] | None) -
 def _watch(
     process: subprocess.Popen[str],
     first_signal: signal.Signals,
-    told: TextIO,
+    messages: TextIO,
     *,
     again: bool,
     finished: Callable[[], bool] | None = None,
 ) -> tuple[int, str]:
-    """Pass the ranks' lines on to `told` until the launcher ends; its exit code as ours, and what went wrong.
+    """Relay the ranks' lines to `messages` until the launcher ends; returns the exit code and the error.
 
-    again: _AGAIN, and nothing is told, if mpirun itself has failed to start, of a cause that passes.
-
-    first_signal: what to send when we are to stop; SIGUSR1 is passed on to ranks, which with checkpoints end by themselves. The
-    second time it is SIGTERM, but for a second SIGUSR1.
+    again: return _AGAIN, and print nothing, when mpirun itself failed to start of a transient cause. first_signal: sent to the
+    launcher on the first stop signal; mpirun relays SIGUSR1 to the ranks, which then stop with a checkpoint. A second stop
+    signal other than SIGUSR1 sends SIGTERM.
     """
     stopping: list[int] = []
 
     def stop(number: int) -> None:
         stopping.append(number)
-        impatient = len(stopping) > 1 and number != signal.SIGUSR1  # batch systems may say it twice
-        process.send_signal(signal.SIGTERM if impatient else first_signal)
+        terminate = len(stopping) > 1 and number != signal.SIGUSR1  # batch systems may send it twice
+        process.send_signal(signal.SIGTERM if terminate else first_signal)
 
-    heard: list[str] = []  # the first complaint of a rank
-    unsaid: list[str] = []
+    errors: list[str] = []  # the first error of a rank
+    other_lines: list[str] = []
 
     def read(lines: TextIO) -> None:
         for line in lines:
             if line.startswith(WARNING):
-                told.write(line)
-                told.flush()
+                messages.write(line)
+                messages.flush()
             elif line.startswith("swjoin: ") and not line.endswith(_TERMINATED):
-                if not heard:  # ranks that fail of the same cause, or because another failed, need not all say so
-                    heard.append(line.removeprefix("swjoin: ").strip())
-                    told.write(line)
-                    told.flush()
+                if not errors:  # further ranks fail of the same cause, or because of the first failure
+                    errors.append(line.removeprefix("swjoin: ").strip())
+                    messages.write(line)
+                    messages.flush()
             else:
-                unsaid.append(line)
+                other_lines.append(line)
 
     reader = None
     if process.stderr is not None:
@@ -234,31 +233,31 @@ def _watch(
     finally:
         _end(process)
         if reader is not None and process.stderr is not None:
-            reader.join(_LAST_WORDS_S)  # what the launcher left on other hosts may hold the pipe open
+            reader.join(_LAST_WORDS_S)  # processes left on other hosts may keep the pipe open
             if not reader.is_alive():
                 process.stderr.close()
-    said = heard[0] if heard else ""
+    error = errors[0] if errors else ""
     if stopping and code == 0 and first_signal == signal.SIGUSR1:
-        return 0, ""  # stopped with a checkpoint, or had come to its end
+        return 0, ""  # stopped with a checkpoint, or complete
     if stopping:
-        said = f"stopped by {signal.Signals(stopping[0]).name}"
-        print(f"swjoin: {said}", file=told)
-        return 128 + stopping[0], said
-    if code and not said:
-        text = " ".join(" ".join(unsaid).split())
+        error = f"stopped by {signal.Signals(stopping[0]).name}"
+        print(f"swjoin: {error}", file=messages)
+        return 128 + stopping[0], error
+    if code and not error:
+        text = " ".join(" ".join(other_lines).split())
         if again and FAILED_TO_START in text:
             return _AGAIN, ""
         killed = re.search(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)", text)
         if killed is not None:
-            said = f"rank {killed[1]} on {killed[2]} was killed by signal {killed[3]}"
+            error = f"rank {killed[1]} on {killed[2]} was killed by signal {killed[3]}"
         else:
-            said = f"mpirun ended with code {code}: {text[:400].strip(' -') or 'it said nothing'} (--debug shows all)"
-        print(f"swjoin: {said}", file=told)
-    return (code if code in (0, 2) else 1), said
+            error = f"mpirun ended with code {code}: {text[:400].strip(' -') or 'it said nothing'} (--debug shows all)"
+        print(f"swjoin: {error}", file=messages)
+    return (code if code in (0, 2) else 1), error
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Make sure that the launcher is gone, by pid."""
+    """End the launcher, by pid, if it is still running."""
     if process.poll() is None:
         process.terminate()
         deadline = time.monotonic() + _GRACE_S

@@ -760,7 +760,7 @@ def test_on_ranks_the_answer_is_the_same(capfd: pytest.CaptureFixture[str]) -> N
 
 def test_what_arrow_lends_compiles_no_kernel_anew() -> None:
     """Once for arrays that may be written to, once for those that may not, and for every mixture: ten seconds each."""
-    from swjoin.cluster.master.intake import judge
+    from swjoin.cluster.master.intake import classify
     from swjoin.core.arrow_views import borrowed
     from swjoin.routing import hash_partition
     from swjoin.state.join_kernel import join_groups
@@ -768,7 +768,7 @@ def test_what_arrow_lends_compiles_no_kernel_anew() -> None:
     left, right = random_table(1, 300, 20, 3000), random_table(2, 300, 20, 3000).slice(7)
     swjoin.count(left, right, **BASICS, within="300us")
     swjoin.join(left, right, **{**BASICS, "on": ["name", "key"]}, within="300us")
-    for kernel in (join_groups, judge, hash_partition._count_slots, hash_partition._scatter):
+    for kernel in (join_groups, classify, hash_partition._count_slots, hash_partition._scatter):
         assert kernel.signatures
         assert "readonly" not in str(kernel.signatures)
     buffer = pa.array([1, 2, 3], pa.int64()).buffers()[1]

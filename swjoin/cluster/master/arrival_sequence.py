@@ -1,13 +1,14 @@
-"""The common order of both streams, for count windows: every tuple gets its place before it is partitioned.
+"""The common order of both streams, for count windows: every tuple gets a sequence number before it is partitioned.
 
-What: `ArrivalSequence.place`, the tuples whose places are certain; `passed`, punctuations in places instead of times;
-`released`, what leaves the master's door, with or without places.
-Why: "the last N tuples" means nothing on a slave that sees a part of each stream. One order, given once at the door, makes the
+What: `ArrivalSequence.place` numbers the tuples whose order is final; `passed` gives punctuations as sequence numbers;
+`released` takes tuples from the intake, numbered or not.
+Why: "the last N tuples" means nothing on a slave that receives a part of each stream. One order, fixed at the intake, makes the
 answer a function of the input alone, whatever the number of slaves.
-Stays out: how places travel (`places`), time order within a stream (`cluster.master.intake`), matching (`state.join_kernel`).
+Stays out: numbered batches (`core.sequence_numbers`), sorting one stream (`cluster.master.intake`), matching
+(`state.join_kernel`).
 
-The order is that of time; of equal times left comes before right, then the order of rows. A left tuple is certain when no right
-tuple before its time can come, a right one when no left tuple up to its time can.
+Tuples are ordered by time; at equal times left before right, then by row. The order of a left tuple is final when no earlier
+right tuple can arrive, that of a right tuple when no left tuple up to its time can.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ _ENDS_KEPT = 1 << 9  # across a crash
 
 
 class ArrivalSequence:
-    """placed: tuples of each stream that have a place."""
+    """placed: count of numbered tuples, by stream."""
 
     def __init__(self, query: QueryConfig) -> None:
         self._query = query
         self.placed = [0, 0]
-        self._passed = [0, 0]  # of them, below the last slot's end
-        self._waiting: tuple[deque[tuple[I64, I64]], deque[tuple[I64, I64]]] = (deque(), deque())  # times, places; the others
+        self._passed = [0, 0]  # of these, below the end of the last slot
+        self._waiting: tuple[deque[tuple[I64, I64]], deque[tuple[I64, I64]]] = (deque(), deque())  # times, numbers
         self._last_us = BEGIN_OF_TIME_US
-        self._ends: tuple[list[int], list[int], list[int]] = ([], [], [])  # of slots: time, tuples of each stream below it
+        self._ends: tuple[list[int], list[int], list[int]] = ([], [], [])  # of slots: time, tuples of both streams below it
 
     @staticmethod
     def of(query: QueryConfig) -> ArrivalSequence | None:
@@ -48,27 +49,28 @@ class ArrivalSequence:
 
     @property
     def total(self) -> int:
-        """Tuples of both streams that have a place."""
+        """Count of numbered tuples of both streams."""
         return sum(self.placed)
 
     def place(self, streams: tuple[StreamIntake, StreamIntake]) -> Iterator[tuple[int, TupleBatch]]:
-        """(stream, tuples in time order), of both streams together; tuples whose place is not certain stay at the door."""
+        """(stream, numbered tuples in time order) of both streams; tuples whose order is not final stay in the intake."""
         left = streams[LEFT].take_certain(streams[RIGHT].watermark_us, equal=True)
         right = streams[RIGHT].take_certain(streams[LEFT].watermark_us, equal=False)
         before = self.placed[LEFT], self.placed[RIGHT]
         for stream, mine, other in ((LEFT, left, right), (RIGHT, right, left)):
             if len(mine) == 0:
                 continue
-            places = np.arange(before[stream] + 1, before[stream] + 1 + len(mine), dtype=np.int64)
+            numbers = np.arange(before[stream] + 1, before[stream] + 1 + len(mine), dtype=np.int64)
             earlier = np.searchsorted(other.ts, mine.ts, side="left" if stream == LEFT else "right")
             self.placed[stream] += len(mine)
-            self._waiting[stream].append((mine.ts, places))
+            self._waiting[stream].append((mine.ts, numbers))
             self._last_us = max(self._last_us, int(mine.ts[-1]))
-            yield stream, with_sequence(mine, places, before[1 - stream] + earlier.astype(np.int64))
+            yield stream, with_sequence(mine, numbers, before[1 - stream] + earlier.astype(np.int64))
 
     def passed(self, below_us: int) -> tuple[int, int]:
-        """A slot ends there. Punctuations, left and right: every later tuple comes after so many of the other stream."""
-        if self._ends[0] and below_us < self._ends[0][-1]:  # another sub-group's slot has ended later: everything went
+        """Close the slot at `below_us`. Returns the watermarks (left, right) as sequence numbers: any later tuple is preceded
+        by at least that many tuples of the other stream."""
+        if self._ends[0] and below_us < self._ends[0][-1]:  # another sub-group's slot ended later and delivered all
             return self.promised_below(below_us)
         if below_us >= END_OF_TIME_US:
             self._passed = list(self.placed)
@@ -77,12 +79,12 @@ class ArrivalSequence:
             below_us = max([self._last_us + 1, *self._ends[0][-1:]])
         for stream, queue in enumerate(self._waiting):
             while queue:
-                times, places = queue[0]
+                times, numbers = queue[0]
                 n = int(np.searchsorted(times, below_us, side="left"))
                 if n:
-                    self._passed[stream] = int(places[n - 1])
+                    self._passed[stream] = int(numbers[n - 1])
                 if n < len(times):
-                    queue[0] = times[n:], places[n:]
+                    queue[0] = times[n:], numbers[n:]
                     break
                 queue.popleft()
         self._note_end(below_us)
@@ -92,22 +94,22 @@ class ArrivalSequence:
         ends = self._ends
         for known, value in zip(ends, (below_us, *self._passed), strict=True):
             known.append(value)
-        if len(ends[0]) > _MOST_ENDS:  # any of them may be missing: then more is kept than must be
+        if len(ends[0]) > _MOST_ENDS:  # a missing end is safe: more tuples are kept than needed
             for known in ends:
                 del known[1:-1:2]
 
     def promised_below(self, time_us: int) -> tuple[int, int]:
-        """Punctuations, as of `passed`, where nothing below this time waits any more."""
+        """The watermarks of `passed`, once no tuple below this time waits."""
         at = bisect_right(self._ends[0], time_us) - 1
         return (self._ends[1 + RIGHT][at], self._ends[1 + LEFT][at]) if at >= 0 else (0, 0)
 
     def needed_below(self, promised: tuple[int, int]) -> tuple[int, int]:
-        """Left and right places below which nothing is needed any more after a crash, when so much has been promised."""
+        """Left and right sequence numbers below which a recovery needs no tuple, given the watermarks sent."""
         bounds = self._query.bounds
         alive = bounds.dead_below(promised)
         if not any(self._query.kind.marks):
             return alive
-        # Who of those alive has matched must be found again. Their partners come after the last slot before all of them.
+        # Recovery finds the matched live tuples again. Their partners follow the last slot before all of them.
         needed = list(alive)
         reach = bounds.upper_us, -bounds.lower_us
         for stream in (LEFT, RIGHT):
@@ -119,13 +121,13 @@ class ArrivalSequence:
     # ------------------------------------------------------------ across a crash
 
     def plain_state(self) -> dict[str, Any]:
-        """Ready for JSON; the rest follows from the tuples that wait."""
+        """Ready for JSON; the rest follows from the pending tuples."""
         step = max(1, len(self._ends[0]) // _ENDS_KEPT)
         ends = [known[:-1:step] + known[-1:] for known in self._ends]
         return {"placed": list(self.placed), "passed": list(self._passed), "last_us": self._last_us, "ends": ends}
 
     def restore(self, plain: dict[str, Any], buffers: MiniBuffers) -> None:
-        """buffers: with all that waited."""
+        """buffers: with all pending tuples."""
         self.placed, self._passed, self._last_us = list(plain["placed"]), list(plain["passed"]), plain["last_us"]
         below, lefts, rights = (list(known) for known in plain["ends"])
         self._ends = below, lefts, rights
@@ -134,17 +136,17 @@ class ArrivalSequence:
                 continue
             waiting = [in_memory(batch) for batch in buffers.pending(stream)]
             times = np.concatenate([np.empty(0, np.int64), *(batch.ts for batch in waiting)])
-            places = np.concatenate([np.empty(0, np.int64), *(places_of(batch) for batch in waiting)])
-            order = np.argsort(places)
-            order = order[places[order] > self._passed[stream]]
+            numbers = np.concatenate([np.empty(0, np.int64), *(places_of(batch) for batch in waiting)])
+            order = np.argsort(numbers)
+            order = order[numbers[order] > self._passed[stream]]
             if len(order):
-                self._waiting[stream].append((times[order], places[order]))
+                self._waiting[stream].append((times[order], numbers[order]))
 
 
 def released(
     wanted: Iterable[StreamIntake], order: ArrivalSequence | None, streams: tuple[StreamIntake, StreamIntake]
 ) -> Iterator[tuple[int, TupleBatch]]:
-    """(stream, tuples in time order) of the wanted streams that are ready to be partitioned; with an order, of both."""
+    """(stream, tuples in time order) of the wanted streams, ready to be partitioned; with an order, of both streams."""
     if order is not None:
         yield from order.place(streams)
         return

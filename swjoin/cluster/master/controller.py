@@ -1,17 +1,17 @@
-"""The master's controller: who owns which partition-group, who is active, and how that changes while running.
+"""The master's controller: ownership of partition-groups, the active slaves, and changes of both during the run.
 
 What: `Controller` collects the slaves' loads, asks the policies at the end of a reorganization epoch, turns their suggestions
 into orders that travel with deliveries, and follows every move to its end.
-Why: policies are pure and the master is about tuples; what is enacted, and only that, changes state here, and is logged.
+Why: policies are pure and the master handles tuples; only enacted decisions change state here, and each is logged.
 Stays out: choosing (`policy`), tuples and deliveries (`cluster.master.master`, `cluster.master.mini_buffers`), window state
 (`cluster.slave.state_mover`).
 
-Kinds of events, and what their fields mean: `occupancy` (amount: ratio; duration_us: time in the join module; text: what the
-slave is), `decided` (a move; text: why), `held` (the supplier has its order, tuples are held back from now on), `left`
-and `installed` (acknowledged by supplier and consumer: tuples, state_bytes, duration_us at that slave), `released` (tuples: how
-many had been held back; duration_us: since `held`), `activated`, `emptying`, `kept` (emptying revoked), `rested` (amount:
-active slaves from then on), `checkpoint` (duration_us: from the cut until it was durable; amount: which), `recovered` (amount:
-slaves from then on; tuples: read once more; text: what had happened).
+Kinds of log events and their fields: `occupancy` (amount: ratio; duration_us: time in the join module; text: kind of slave),
+`decided` (a move; text: reason), `held` (the order is delivered, tuples are held back from now on), `left` and `installed`
+(acknowledged by supplier and consumer; tuples, state_bytes, duration_us at that slave), `released` (tuples: count of held-back
+tuples; duration_us: since `held`), `activated`, `emptying`, `kept` (emptying revoked), `rested` (amount: active slaves from
+then on), `checkpoint` (duration_us: from its start until durable; amount: generation), `recovered` (amount: slaves from then
+on; tuples: read again; text: cause).
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from swjoin.routing.hash_partition import GroupMap, HashPartition
 
 
 class Schedule:
-    """When reorganization epochs end. first_epoch: the distribution epoch from which they are counted."""
+    """Ends of reorganization epochs. first_epoch: the distribution epoch from which they are counted."""
 
     def __init__(self, interval: int | None) -> None:
-        """interval: distribution epochs in a reorganization epoch; None: there are none."""
+        """interval: distribution epochs in a reorganization epoch; None: no reorganization."""
         self.first_epoch = 0
         self._interval = interval
         self._overdue = False
 
     def due(self, epoch: int, *, possible: bool) -> bool:
-        """Whether one ends before this distribution epoch; what is not possible now is due until it is."""
+        """Whether a reorganization is due before this distribution epoch; it stays due until it is possible."""
         age = epoch - self.first_epoch
         self._overdue |= self._interval is not None and age > 0 and age % self._interval == 0
         due = self._overdue and possible
@@ -75,11 +75,11 @@ class Controller:
 
     @property
     def moves(self) -> Mapping[int, Move]:
-        """In flight, by number."""
+        """Moves in flight, by number."""
         return self.movement.in_flight
 
     def acknowledge(self, end: MoveEnd, now_us: int) -> Move | None:
-        """One side of a move is done; returns the move when both are. RunFailed when it was not ordered."""
+        """Take one side's acknowledgement; returns the move once both have acknowledged. RunFailed on an unordered move."""
         move = self.movement.acknowledge(end)
         self._log(
             now_us,
@@ -98,23 +98,23 @@ class Controller:
         return move
 
     def released(self, move: Move, tuples: int, now_us: int) -> None:
-        """The tuples held back for a finished move go on."""
+        """Log that the held-back tuples of a finished move are delivered."""
         held_us = now_us - move.held_us
         self.movement.finished.append((held_us, move.state_bytes))
         self._log_move(now_us, "released", move, tuples=tuples, state_bytes=move.state_bytes, duration_us=held_us)
 
-    # ------------------------------------------------------------ a distribution epoch begins
+    # ------------------------------------------------------------ a distribution epoch starts
 
     def begin_measuring(self, epoch: int, clock_us: int) -> None:
-        """History is joined; `epoch` is the first that counts, and the clock shows `clock_us`. Nothing before matters."""
+        """Start measuring after the prefill: `epoch` is the first measured one, and the clock shows `clock_us`."""
         self._schedule.first_epoch, self.loads.since_us = epoch, clock_us
         self.history[0] |= {"epoch": epoch, "time_s": clock_us / 1e6}
 
     def begin_epoch(self, epoch: int, now_us: int, *, ending: bool, still: bool = False) -> list[SlaveId]:
-        """Before the first slot of a distribution epoch: rest emptied slaves, and reorganize when it is time.
+        """Before the first slot of a distribution epoch: deactivate emptied slaves, and reorganize when due.
 
-        ending: the input has ended; nothing new is begun. still: a checkpoint wants everything in its place; what is due now is
-        done as soon as it does not. Returns the slaves that rest from now on, each told by a delivery.
+        ending: the input has ended; no move is started. still: a checkpoint allows no moves; a due reorganization waits for it.
+        Returns the slaves that are inactive from now on; their next delivery says so.
         """
         self._epoch = epoch
         resting = [s for s in sorted(self._emptying) if self._is_empty(s)]
@@ -124,7 +124,7 @@ class Controller:
             self._note_activity("rested", slave, now_us)
         if self._schedule.due(epoch, possible=not ending and not still):
             self._reorganize(now_us)
-        return [s for s in resting if s not in self.active]  # it may have been woken at once
+        return [s for s in resting if s not in self.active]  # one may have been reactivated at once
 
     def _is_empty(self, slave: SlaveId) -> bool:
         return not (self.map.owner == slave).any() and slave not in self.movement.slaves
@@ -144,12 +144,12 @@ class Controller:
         self.loads.restart(now_us)
 
     def _loads(self, now_us: int) -> list[SlaveLoad]:
-        """Every active slave's load; partition-groups in flight are nobody's to move."""
+        """Every active slave's load, without partition-groups in flight."""
         owned, emptying = self.map.groups_of, self._emptying
         return [self.loads.load(s, owned(s), self.movement, now_us, emptying=s in emptying) for s in self.active]
 
     def _resize(self, loads: list[SlaveLoad], now_us: int) -> bool:
-        """Change the degree of declustering if the rule says so. True when it did."""
+        """Change the degree of declustering if the rule wants it. Returns whether it changed."""
         steady = [x for x in loads if not x.emptying]
         resting = self.slave_count - len(steady)
         if self.config.policy == "random":
@@ -177,7 +177,7 @@ class Controller:
         return True
 
     def _decide(self, suggestion: Suggestion, now_us: int) -> None:
-        """A policy's suggestion becomes a move, unless it contradicts what is."""
+        """Turn a policy's suggestion into a move. RunFailed when it contradicts the current state."""
         s = suggestion
         possible = self.map.owner[s.group] == s.supplier and s.consumer in self.active and s.supplier != s.consumer
         if not possible or self.movement.has(s.group):
@@ -188,18 +188,18 @@ class Controller:
         self._log_move(now_us, "decided", move, state_bytes=self.loads.state_bytes(s.group), text=s.reason)
 
     def hold(self, number: int, times_us: tuple[int, int], now_us: int) -> Move:
-        """The supplier's order is in its delivery, together with its last tuples, up to these watermarks."""
+        """Mark a move held: the supplier's delivery has the order and its last tuples, up to these watermarks."""
         move = self.movement.hold(number, times_us, now_us)
         self._log_move(now_us, "held", move)
         return move
 
     @property
     def emptying(self) -> frozenset[SlaveId]:
-        """Active slaves that yield everything and are to rest then."""
+        """Active slaves that yield all partition-groups and become inactive afterwards."""
         return frozenset(self._emptying)
 
     def owners(self) -> set[SlaveId]:
-        """Slaves that have partition-groups, or get some."""
+        """Slaves that own partition-groups or receive some."""
         return {SlaveId(s) for s in np.unique(self.map.owner).tolist()} | {m.consumer for m in self.moves.values()}
 
     # ------------------------------------------------------------ across a crash
@@ -214,31 +214,31 @@ class Controller:
             "random": self._random.bit_generator.state,
             "next_number": self.movement.next_number,
             "first_epoch": self._schedule.first_epoch,
-            "finished_moves": list(self.movement.finished),  # copies: this is written while the run goes on
+            "finished_moves": list(self.movement.finished),  # copies: the checkpoint is written while the run continues
             "history": [dict(entry) for entry in self.history],
         }
 
     def restore(self, plain: dict[str, Any], now_us: int) -> None:
-        """Go on where another controller was. With another number of slaves: as many active as before, or all if all were."""
+        """Take over another controller's state. With another number of slaves: as many active as before, or all if all were."""
         self._random.bit_generator.state = plain["random"]
         self._schedule.first_epoch, self.loads.since_us = plain["first_epoch"], now_us
         self.movement.next_number = plain["next_number"]
-        self.movement.finished = [(held, size) for held, size in plain["finished_moves"]]
+        self.movement.finished = [(held_us, size) for held_us, size in plain["finished_moves"]]
         self.history = plain["history"]
         if plain["slaves"] == self.slave_count:
             self.active = [SlaveId(s) for s in plain["active"]]
             self._emptying = {SlaveId(s) for s in plain["emptying"]}
             self._reroute(GroupMap(np.array(plain["owner"], np.int64)))
             return
-        everyone = len(plain["active"]) == plain["slaves"]
-        count = self.slave_count if everyone else min(len(plain["active"]), self.slave_count)
+        all_active = len(plain["active"]) == plain["slaves"]
+        count = self.slave_count if all_active else min(len(plain["active"]), self.slave_count)
         self.active = [SlaveId(s) for s in range(count)]
         self._reroute(GroupMap(round_robin(len(self.map.owner), count)))
 
     # ------------------------------------------------------------ the log
 
     def note(self, now_us: int, kind: str, **fields: Any) -> None:
-        """Log what happened to the run as a whole."""
+        """Log an event of the whole run."""
         self._log(now_us, kind, **fields)
 
     def _reroute(self, group_map: GroupMap) -> None:
@@ -258,12 +258,12 @@ class Controller:
         self._log(now_us, kind, slave=move.supplier, peer=move.consumer, group=move.group, amount=float(move.number), **fields)
 
     def take_events(self) -> list[RunEvent]:
-        """Hand over what has been logged since the last call."""
+        """Remove and return the events logged since the last call."""
         events, self._events = self._events, []
         return events
 
     def summary(self) -> dict[str, Any]:
-        """The controller's share of run.json: moves, their hold-back and bytes, the degree of declustering."""
+        """The controller's part of run.json: moves, their hold-back and bytes, the degree of declustering."""
         return {**self.movement.summary(), "declustering": self.history}
 
     def validate(self) -> None:

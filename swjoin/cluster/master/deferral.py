@@ -1,8 +1,8 @@
-"""Slaves without room: their tuples wait apart at the master, and they hold nobody up (realtime pace).
+"""Deferral: tuples for slaves with full stream buffers wait at the master in separate queues (realtime pace).
 
-What: `defer_full_slaves`, before the slot of some slaves is drained.
-Why: a full slave must neither stop the others nor be sent what it cannot keep; nobody gets more than a stream buffer at once.
-Stays out: the shelves themselves (`cluster.master.mini_buffers`), who is served when (`cluster.master.master`).
+What: `defer_full_slaves`, called before the slot of some slaves is drained.
+Why: back-pressure per slave: a full slave neither stops the others nor receives more than one stream buffer at once.
+Stays out: the queues (`cluster.master.mini_buffers`), the order of deliveries (`cluster.master.master`).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def defer_full_slaves(
     rebase_us: int,
     order: ArrivalSequence | None = None,
 ) -> dict[SlaveId, Times]:
-    """Park the tuples of full slaves, and let those of others go, about `limit_bytes` each.
+    """Park the tuples of full slaves, and release those of the other slaves, about `limit_bytes` each.
 
-    A partition-group that is ordered to leave gets all of its tuples along. Returns what may be promised to slaves for which
-    tuples stay here; `rebase_us` is subtracted from times of the streams' axis. order: promises are places, not times.
+    A partition-group that is ordered to leave takes all of its tuples along. Returns the watermarks for slaves whose tuples
+    partly stay here; `rebase_us` is subtracted from times of the streams' axis. order: watermarks are sequence numbers.
     """
     full = {s for s in slaves if occupancies.get(s, 0.0) >= 1}
-    for slave in full:  # first: what is let go below must not be put away again
+    for slave in full:  # first, or tuples released below would be parked again
         buffers.park(slave)
     behind: dict[SlaveId, Times] = {}
     for slave in slaves:

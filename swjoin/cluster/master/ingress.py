@@ -1,8 +1,8 @@
-"""What stands at the master's door: both streams' intake, and the mini-buffers behind it.
+"""The master's ingress: one intake per stream and the mini-buffers they feed.
 
 What: `Ingress`, `ingress_of`.
-Why: the master, the engine of the API and the planner begin with the same two things, and only the planner's are others.
-Stays out: what happens at the door (`cluster.master.intake`), who reads when (`cluster.master.read_scheduler`).
+Why: the ingress is injected into the master and the API's engine, so that the forecast can substitute its model.
+Stays out: admission of rows (`cluster.master.intake`), the order of reads (`cluster.master.read_scheduler`).
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from swjoin.routing.hash_partition import HashPartition
 
 @dataclass(frozen=True)
 class Ingress:
-    """buffers: makes the mini-buffers, for partition-groups that are owned so."""
+    """buffers: factory of the mini-buffers for a given ownership of partition-groups."""
 
     streams: tuple[StreamIntake, StreamIntake]
     buffers: Callable[[HashPartition], MiniBuffers]
 
 
 def ingress_of(config: RunConfig, layouts: tuple[RowLayout | None, RowLayout | None]) -> Ingress:
-    """For tuples with payload rows of these layouts."""
-    keeps, counted = config.query.kind.unmatched, config.query.bounds.count_windows
+    """layouts: payload rows of both streams, None without payload."""
+    keeps, count_windows = config.query.kind.unmatched, config.query.bounds.count_windows
     groups = config.cluster.sub_group_count
     return Ingress(
         (
             StreamIntake(LEFT, config.time, keeps[LEFT], live=config.live),
             StreamIntake(RIGHT, config.time, keeps[RIGHT], live=config.live),
         ),
-        lambda router: MiniBuffers(layouts, router, groups, count_windows=counted),
+        lambda router: MiniBuffers(layouts, router, groups, count_windows=count_windows),
     )

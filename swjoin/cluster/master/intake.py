@@ -1,8 +1,9 @@
-"""One stream at the master's door: judged, stamped, put in time order.
+"""The intake of one stream: rows are classified, stamped and sorted by time.
 
-What: `StreamIntake` turns `SourceBatch`es into time-ordered tuples. Null keys and late rows (null times, times below the
-highest time before them minus the declared bound) leave here, each counted; what is out of order within the bound is sorted.
-Why: behind this door every stream is in time order and every lost row has a reason, so windows and epochs can be simple.
+What: `StreamIntake` turns `SourceBatch`es into time-ordered tuples. It counts and removes rows with null keys and late rows
+(null times, times below the highest earlier time minus the declared bound), and sorts rows that are out of order within the
+bound.
+Why: after the intake every stream is in time order and every removed row has a reason, which keeps windows and epochs simple.
 Lateness is a function of the input rows alone, never of speed.
 Stays out: partitioning and epochs (`cluster.master.mini_buffers`, `cluster.master.master`), reading files (`sources`).
 """
@@ -35,20 +36,20 @@ class LateRowError(UserError):
         super().__init__(problem, subject=f"{STREAM_NAMES[stream]}, row id {row_id}", remedy=remedy)
         self.stream, self.row_id = stream, row_id
 
-    def at(self, place: str) -> LateRowError:
-        """The same error with the place spelled out."""
-        self.subject = place
+    def at(self, location: str) -> LateRowError:
+        """This error with the row's location (file and row) as its subject."""
+        self.subject = location
         return self
 
 
 @njit(cache=True, nogil=True)
-def judge(
+def classify(
     ts: I64, ts_valid: Bool, key_valid: Bool, high: int, allowed: int, verdict: U8, running: I64
 ) -> tuple[int, int, int, int, int]:
-    """Verdict of every row and the running maximum of times (both (n,), filled in).
+    """Fill in the verdict of every row and the running maximum of times, both (n,).
 
-    Empty masks mean all valid. Returns (new high, null keys, late rows, index of the first late row or -1, high before that
-    row).
+    Empty masks: all rows are valid. Returns (new high, null keys, late rows, index of the first late row or -1, high before
+    that row).
     """
     null_keys = 0
     late = 0
@@ -80,13 +81,13 @@ def judge(
 
 
 class StreamIntake:
-    """Judges and orders one stream.
+    """Classifies and sorts the rows of one stream.
 
-    asap pace: `arrive_all()` after every `read`. realtime pace: `arrive_until(t)` lets rows in whose running maximum of times
-    is below t (that is when they reach the master). Times are microseconds of the stream's own time axis.
-    keeps_null_keys: rows with a null key, though counted and joined with nothing, have to come out again. live: rows come when
-    they come, and arrive as they are read; `arrive_until` takes a time of the run's clock, and the stream's own time is carried
-    on by rows alone (with arrival times, by the clock).
+    asap pace: `arrive_all()` after every `read`. realtime pace: `arrive_until(t)` admits rows whose running maximum of times
+    is below t (when they reach the master). Times are microseconds of the stream's own time axis.
+    keeps_null_keys: whether rows with a null key, which match nothing, are kept for the output. live: rows arrive when they
+    are read; `arrive_until` takes a time of the run's clock, and only rows advance the stream's own time (with arrival times,
+    only the clock).
     """
 
     def __init__(self, stream: int, time: TimeConfig, keeps_null_keys: bool = False, *, live: bool = False) -> None:
@@ -108,21 +109,23 @@ class StreamIntake:
     # ------------------------------------------------------------ reading
 
     def check(self, batch: SourceBatch, high_us: int) -> int:
-        """LateRowError where `read` would raise it for these rows after others up to this time; returns the highest time with
-        them. Nothing is taken."""
+        """The highest time including these rows. Raises LateRowError where `read` would, after rows up to `high_us`; takes no
+        rows."""
         verdict, running = np.empty(len(batch), np.uint8), np.empty(len(batch), np.int64)
-        high, _, late, first_late, high_then = self._judge(batch, high_us, verdict, running)
+        high, _, late, first_late, high_then = self._classify(batch, high_us, verdict, running)
         if late and self.time.late == "error":
             self._refuse(batch, int(first_late), int(verdict[first_late]), int(high_then))
         return int(high)
 
-    def _judge(self, batch: SourceBatch, high_us: int, verdict: U8, running: I64) -> tuple[int, int, int, int, int]:
-        """See `judge`. By arrival nothing is late."""
+    def _classify(self, batch: SourceBatch, high_us: int, verdict: U8, running: I64) -> tuple[int, int, int, int, int]:
+        """See `classify`. No row is late with arrival times."""
         ts_valid = _EMPTY_MASK if batch.ts_valid is None else batch.ts_valid
         key_valid = _EMPTY_MASK if batch.key_valid is None else batch.key_valid
         by_arrival = self.time.model == "arrival"
         allowed = END_OF_TIME_US if by_arrival else self.time.max_out_of_order_us
-        high, null_keys, late, first_late, high_then = judge(batch.ts, ts_valid, key_valid, high_us, allowed, verdict, running)
+        high, null_keys, late, first_late, high_then = classify(
+            batch.ts, ts_valid, key_valid, high_us, allowed, verdict, running
+        )
         if by_arrival:
             late = 0
             np.copyto(verdict, GOOD, where=verdict != NULL_KEY)
@@ -131,8 +134,8 @@ class StreamIntake:
     def read(self, batch: SourceBatch, arrival_us: int | None) -> list[tuple[SourceBatch, str]]:
         """Take rows as read; returns the late rows with their reasons (late policy `side` writes them).
 
-        arrival_us: stamp for production delay; None: the row's own place on the time axis (realtime pace), kept in
-        `arrival_us` until the master rebases it. Raises LateRowError under late policy `error`.
+        arrival_us: stamp for production delay. None (realtime pace): the row's position on the time axis, kept in `arrival_us`
+        until the master rebases it. Raises LateRowError under late policy `error`.
         """
         n = len(batch)
         self.counts.tuples += n
@@ -141,17 +144,17 @@ class StreamIntake:
         verdict, running = np.empty(n, np.uint8), np.empty(n, np.int64)
         by_arrival, high_before = self.time.model == "arrival", self.high_us
         allowed = END_OF_TIME_US if by_arrival else self.time.max_out_of_order_us
-        self.high_us, null_keys, late, first_late, high_then = self._judge(batch, high_before, verdict, running)
+        self.high_us, null_keys, late, first_late, high_then = self._classify(batch, high_before, verdict, running)
         if late and self.time.late == "error":
             self._refuse(batch, int(first_late), int(verdict[first_late]), int(high_then))
         self.counts.null_key += int(null_keys)
         self.counts.late += int(late)
-        if not (by_arrival and self.live):  # these are joined by the run's clock, not by their own times
+        if not (by_arrival and self.live):  # the run's clock stamps those rows, not their own times
             self._extend_range(batch, high_before - allowed, rises=self.high_us > high_before, regular=not (null_keys or late))
         if self.first_us is None and self.high_us > BEGIN_OF_TIME_US:
             known = np.flatnonzero(running > BEGIN_OF_TIME_US)[0]
             self.first_us = int(running[known])
-        aside = self._late_rows(batch, verdict) if late and self.time.late == "side" else []
+        side_rows = self._late_rows(batch, verdict) if late and self.time.late == "side" else []
         stamps = running if arrival_us is None else np.full(n, arrival_us, np.int64)
         times = stamps if self.time.model == "arrival" else batch.ts
         if null_keys and self._keeps_null_keys:
@@ -164,11 +167,13 @@ class StreamIntake:
             rows = None if rows is None else rows.take(keep)
         if len(key):
             self._arriving.append(TupleBatch(key, ts, ids, stamps, rows))
-        return aside
+        return side_rows
 
     def _extend_range(self, batch: SourceBatch, least_us: int, *, rises: bool, regular: bool) -> None:
-        """Take the times into the time range. regular: no row has a null key or is late, so none is below least_us; rises: one
-        of them is the highest so far. Mostly no time has to be looked at."""
+        """Extend the time range by a batch, in most cases without reading its times.
+
+        regular: no row has a null key or is late, so none is below least_us. rises: the batch has a new highest time.
+        """
         counts = self.counts
         if regular and counts.earliest_us is not None and counts.latest_us is not None and counts.earliest_us <= least_us:
             if rises:
@@ -179,7 +184,7 @@ class StreamIntake:
         counts.extend_range(batch.ts if batch.ts_valid is None else batch.ts[batch.ts_valid])
 
     def _keep_null_keys(self, batch: SourceBatch, ts: I64, verdict: U8) -> None:
-        """Rows without a time, too, have no place on the axis and stay out."""
+        """Keep rows with a null key for the output, except those without a time."""
         wanted = verdict == NULL_KEY
         if batch.ts_valid is not None and self.time.model == "event":
             wanted &= batch.ts_valid
@@ -190,9 +195,9 @@ class StreamIntake:
             self._null_keys.append(TupleBatch(nothing, ts[index], batch.id[index], nothing, rows))
 
     def take_null_keys(self, rebase_us: int = 0) -> TupleBatch:
-        """Hand over the rows with a null key that have to come out again; they need not wait for anything.
+        """Remove and return the rows with a null key that were kept for the output; they need not wait.
 
-        rebase_us: where the time axis begins, with arrival times.
+        rebase_us: origin of the time axis, with arrival times.
         """
         out, self._null_keys = self._null_keys, []
         if not out:
@@ -202,7 +207,7 @@ class StreamIntake:
 
     @property
     def null_key_bytes(self) -> int:
-        """Bytes of rows with a null key that wait for the next delivery."""
+        """Bytes of kept rows with a null key, until the next delivery."""
         return sum(batch.nbytes for batch in self._null_keys)
 
     def _refuse(self, batch: SourceBatch, index: int, verdict: int, high_us: int) -> None:
@@ -237,7 +242,7 @@ class StreamIntake:
         self._release()
 
     def arrive_until(self, time_us: int) -> None:
-        """realtime pace: rows arrive whose place on the time axis is below `time_us`."""
+        """realtime pace: admit rows below `time_us` on the time axis."""
         while self._arriving:
             head = self._arriving[0]
             n = len(head) if self.live else int(np.searchsorted(head.arrival_us, time_us, side="left"))
@@ -247,23 +252,23 @@ class StreamIntake:
                 self._arriving[0] = head.slice(n, len(head))
                 break
             self._arriving.popleft()
-        # The clock carries a silent stream onwards, but not past rows that are due and not read yet.
+        # The clock advances the time of a stream without rows, but not past rows that are due and not read yet.
         behind = not self.ended and not self.idle and self.high_us < time_us
         by_clock = self.time.model == "arrival" if self.live else not behind
         self._arrived_high_us = max(self._arrived_high_us, time_us if by_clock else self.high_us)
         self._release()
 
     def become_idle(self) -> None:
-        """The source has nothing to read: time goes on without this stream."""
+        """Mark the stream idle: its source has nothing to read, and the time of the run advances without it."""
         self.idle = True
 
     def become_active(self) -> None:
-        """The source has something again. What is older than what has been promised meanwhile is late."""
+        """Mark the stream active again. Rows older than the watermark announced meanwhile are late."""
         self.idle = False
         self.high_us = max(self.high_us, self._arrived_high_us)
 
     def carry(self, time_us: int) -> None:
-        """asap pace, and live streams: the other one has come so far, and this one is idle."""
+        """Advance the time of an idle stream to that of the other stream (asap pace, and live streams)."""
         self._arrived_high_us = max(self._arrived_high_us, time_us)
         self._release()
 
@@ -272,11 +277,11 @@ class StreamIntake:
 
     @property
     def _in_order(self) -> bool:
-        """Rows pass straight through: the bound is zero (late rows are gone), or times are stamped in order."""
+        """Rows need no sorting: the bound is zero (late rows are removed), or times are stamped in order."""
         return self.time.model == "arrival" or self.time.max_out_of_order_us == 0
 
     def _release(self) -> None:
-        """Move held tuples that nothing can come before any more to the released ones, sorted by time (ties in row order)."""
+        """Release the tuples up to the watermark, sorted by time (ties in row order)."""
         if not self._held:
             return
         mark = self.watermark_us
@@ -290,12 +295,12 @@ class StreamIntake:
 
     @property
     def arriving_bytes(self) -> int:
-        """Bytes of rows read that have not arrived yet (realtime pace)."""
+        """Bytes of rows read but not yet arrived (realtime pace)."""
         return sum(batch.nbytes for batch in self._arriving)
 
     @property
     def arriving(self) -> bool:
-        """Some rows read have not arrived yet (realtime pace)."""
+        """Whether rows were read that have not arrived yet (realtime pace)."""
         return bool(self._arriving)
 
     @property
@@ -318,13 +323,13 @@ class StreamIntake:
         self.ended = True
 
     def take_released(self) -> list[TupleBatch]:
-        """Hand over the time-ordered tuples that are ready (they follow all handed over before)."""
+        """Remove and return the released tuples, in time order and after all returned before."""
         self._release()
         out, self._released = self._released, []
         return out
 
     def take_certain(self, time_us: int, *, equal: bool) -> TupleBatch:
-        """As `take_released`, but only what is before this time, or with `equal` not after it."""
+        """As `take_released`, but only tuples before this time, or with `equal` up to and including it."""
         self._release()
         taken: list[TupleBatch] = []
         while self._released:
@@ -340,29 +345,29 @@ class StreamIntake:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes read but not yet handed over."""
+        """Bytes of all tuples read but not yet taken."""
         queues = (self._arriving, self._held, self._released, self._null_keys)
         return sum(b.nbytes for queue in queues for b in queue)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that have arrived and wait for older rows."""
+        """Bytes of arrived tuples that wait for older rows."""
         return sum(b.nbytes for b in self._held)
 
     @property
     def arrived_bytes(self) -> int:
-        """Bytes that have arrived but are not yet handed over."""
+        """Bytes of arrived tuples that are not yet taken."""
         return sum(b.nbytes for queue in (self._held, self._released) for b in queue)
 
     @property
     def waiting_tuples(self) -> int:
-        """Tuples read and good but not yet handed over."""
+        """Good tuples read but not yet taken."""
         return sum(len(b) for queue in (self._arriving, self._held, self._released) for b in queue)
 
     # ------------------------------------------------------------ across a crash
 
     def plain_state(self) -> dict[str, Any]:
-        """All but tuples, ready for JSON."""
+        """State without tuples, ready for JSON."""
         return {
             "counts": dataclasses.asdict(self.counts),
             "high_us": self.high_us,
@@ -373,12 +378,12 @@ class StreamIntake:
         }
 
     def tuples_kept(self) -> dict[str, list[TupleBatch]]:
-        """Tuples read and not handed over, by where they wait."""
+        """Tuples read and not yet taken, by queue."""
         kept = {"arriving": list(self._arriving), "held": list(self._held), "released": list(self._released)}
         return {**kept, "null_keys": list(self._null_keys)} if self._keeps_null_keys else kept
 
     def restore(self, plain: dict[str, Any], tuples: dict[str, list[TupleBatch]]) -> None:
-        """Go on where another intake of this stream was."""
+        """Take over the state of another intake of this stream."""
         self.counts = StreamCounts(**plain["counts"])
         self.high_us, self.first_us, self.ended = plain["high_us"], plain["first_us"], plain["ended"]
         self._arrived_high_us = plain["arrived_high_us"]
@@ -397,6 +402,6 @@ class StreamIntake:
 def take_null_keys(
     streams: tuple[StreamIntake, StreamIntake], rebase_us: int = 0, *, count_windows: bool = False
 ) -> tuple[TupleBatch, TupleBatch]:
-    """Of both streams, see `StreamIntake.take_null_keys`. count_windows: in the layout of tuples with sequence numbers."""
+    """`StreamIntake.take_null_keys` of both streams. count_windows: in the layout of tuples with sequence numbers."""
     left, right = (stream.take_null_keys(rebase_us) for stream in streams)
     return (without_sequence(left), without_sequence(right)) if count_windows else (left, right)

@@ -1,9 +1,9 @@
-"""What the slaves report of their load, summed over a reorganization epoch.
+"""The slaves' reported loads, summed over a reorganization epoch.
 
-What: `LoadStatistics`: `sample` and `delivered` collect, `load` gives a slave's `SlaveLoad`, `restart` begins the next
+What: `LoadStatistics`: `sample` and `delivered` collect, `load` gives a slave's `SlaveLoad`, `restart` starts the next
 reorganization epoch.
 Why: the policies (SPEC section 3) decide by occupancy, work, speed and backlog of a whole reorganization epoch.
-Stays out: who owns which partition-group and who is active (`cluster.master.controller`), deciding (`policy`).
+Stays out: ownership and activity (`cluster.master.controller`), decisions (`policy`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class LoadStatistics:
         return int(self._state_bytes[group])
 
     def measure_speeds(self) -> None:
-        """Nominal work per time of every slave; half of it from before, as a single reorganization epoch is noisy."""
+        """Update every slave's nominal work per time; the mean with its last value, as one reorganization epoch is noisy."""
         for slave in np.flatnonzero((self._busy_us > 0) & (self._worked_ns > 0)).tolist():
             now = float(self._worked_ns[slave]) / (1000 * float(self._busy_us[slave]))
             self._speed[slave] = now if self._speed[slave] == 0 else (self._speed[slave] + now) / 2
@@ -81,7 +81,7 @@ class LoadStatistics:
         )
 
     def _backlog_bytes(self, slave: SlaveId) -> float:
-        """What a slave had not joined at its last report, and what waits for it at the master."""
+        """Bytes not joined at the slave's last report, and bytes parked for it at the master."""
         samples = self._occupancies[slave]
         return (samples[-1] if samples else 0.0) * self._capacity_bytes + self.parked_bytes.get(slave, 0)
 

@@ -1,14 +1,14 @@
 """The master: gateway and controller (SPEC sections 2 and 3), without I/O and without a clock.
 
-What: `Master.handle(event, now_us) -> [effect]`. It asks for rows, judges them (`intake`), buffers them (`buffers`), closes
-slots and distribution epochs (`policy.epochs`), serves the slaves of a sub-group in their fixed order, each when it has
-reported, and sends the controller's orders along.
+What: `Master.handle(event, now_us) -> [effect]`. It reads rows, classifies them (`intake`), buffers them (`mini_buffers`),
+closes slots and distribution epochs (`policy.epochs`), serves the slaves of a sub-group in their fixed order, each when it has
+reported, and adds the controller's orders to deliveries.
 Why: the same object runs under MPI, in one process and in the simulator.
-Stays out: files, messages on the wire, ranks, window state, who owns what (`controller`).
+Stays out: files, messages on the wire, ranks, window state, ownership of partition-groups (`controller`).
 
 Paces. asap: an epoch ends when both watermarks have passed its boundary in event time (or, with distribution_epoch_us = 0,
 when `epoch_tuples` are buffered, more for large windows); full mini-buffers end it early. realtime: an epoch ends on the
-run's clock; rows reach the master when the clock passes their place on the time axis, whether the other stream speaks or not.
+run's clock; rows reach the master when the clock passes their position on the time axis, also while the other stream is idle.
 Rows of live streams arrive as they are read. A distribution epoch has a slot for each sub-group; with one, slot and epoch are
 the same.
 The prefill (`measure.prefill`) precedes the first epoch of realtime pace, as fast as the slaves join it; then the clock starts.
@@ -70,9 +70,9 @@ SLOT = "slot"  # the timer of the end of a slot
 
 
 class Master:
-    """One master for one run. `start` first, then `handle` every event; `finished` once it wanted `Finish`.
+    """One master for one run. `start` first, then `handle` every event; `finished` once it has returned `Finish`.
 
-    Raises UserError when the configuration needs more slaves than there are.
+    Raises UserError when the configuration needs more slaves than the run has.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Master:
         ingress: Ingress | None = None,
         store: Store | None = None,
     ) -> None:
-        """door: another intake and other mini-buffers than those for tuples. store: where tuples can be spilled to."""
+        """ingress: intakes and mini-buffers to use instead of those for tuples. store: spills tuples to disk."""
         config.check_slaves(slave_count)
         self.config = config
         self.slave_count = slave_count
@@ -100,7 +100,7 @@ class Master:
         self._realtime = config.pace == "realtime"
         self._reported: dict[int, tuple[float, GroupLoads | None]] = {}
         self._serving: deque[Delivery] = deque()
-        self._released: list[tuple[Move, int]] = []  # arrived, and how many of their tuples wait for their consumer's slot
+        self._released: list[tuple[Move, int]] = []  # installed moves, and the count of their released tuples
         self._sub_group = self._sub_groups - 1  # of the slot closed last
         self._plan = EpochPlan()  # of the distribution epoch `epoch`
         self.checkpoints = Checkpoints(config.checkpoint, slave_count)
@@ -116,11 +116,11 @@ class Master:
 
     @property
     def finished(self) -> bool:
-        """The run has ended for the master."""
+        """Whether the run has ended for the master."""
         return self.phases.ended
 
     def start(self, now_us: int = 0) -> list[Effect]:
-        """Ask for the first rows; a restored master may have something to deliver at once."""
+        """Read the first rows; a restored master may have deliveries at once."""
         timers = [self._next_slot(now_us)] if self._realtime and not self.phases.in_prefill else []
         return [*timers, *self._advance(now_us)]
 
@@ -142,8 +142,8 @@ class Master:
         match event:
             case BatchRead(stream, batch):
                 self.reading.pending = None
-                aside = self.streams[stream].read(batch, None if self._realtime and not self.config.live else now_us)
-                commands += [SetAside(stream, rows, reason) for rows, reason in aside]
+                side_rows = self.streams[stream].read(batch, None if self._realtime and not self.config.live else now_us)
+                commands += [SetAside(stream, rows, reason) for rows, reason in side_rows]
                 self._collect(stream)
             case SourceEnded(stream):
                 self.reading.pending = None
@@ -166,8 +166,8 @@ class Master:
                 commands += self.checkpoints.saved(part)
             case CheckpointCompleted():
                 commands += self.checkpoints.complete(event, now_us)
-                took_us = self.checkpoints.durations_us[-1]
-                self.controller.note(now_us, "checkpoint", duration_us=took_us, amount=float(event.generation))
+                duration_us = self.checkpoints.durations_us[-1]
+                self.controller.note(now_us, "checkpoint", duration_us=duration_us, amount=float(event.generation))
             case StopRequested():
                 self.checkpoints.stopping = True
             case TimerFired():
@@ -183,7 +183,7 @@ class Master:
         commands: list[Effect] = []
         commands += self._serve()
         if self.phases.in_prefill and self._prefill_joined():
-            return [*commands, *self._begin_measuring()]
+            return [*commands, *self._start_measuring()]
         while not self._serving and self.phases.closes_slots and self._close_slot(now_us):
             commands += [*self._saves, *self._serve()]
             self._saves.clear()
@@ -193,13 +193,13 @@ class Master:
         return [*commands, *([] if self.phases.in_prefill else self.overload.relieve(now_us)), *self._read_on()]
 
     def _ended(self) -> Phase | None:
-        """The phase in which the run ends, once all deliveries are made."""
+        """The final phase, once all deliveries are made; None before."""
         if self.phases.phase is Phase.HALTED and self.checkpoints.stopped:
             return Phase.STOPPED
         return Phase.FINISHED if self.phases.phase is Phase.DRAINING else None
 
     def _read_on(self) -> list[Effect]:
-        unknown = self._realtime and self.reading.origin_us is None  # no slot can be closed before the axis has its start
+        unknown = self._realtime and self.reading.origin_us is None  # no slot can be closed before the origin is known
         wanted = None
         if unknown or not self.checkpoints.stopping:
             delivering = bool(self.buffers.tuples or self._serving)
@@ -221,7 +221,7 @@ class Master:
         return commands
 
     def _collect(self, stream: int) -> None:
-        """asap pace, and prefill: what was read has arrived; what is in order goes to the mini-buffers."""
+        """asap pace, and prefill: admit the rows read and append the released tuples to the mini-buffers."""
         origin = self.reading.origin_us
         if not self._realtime:
             self.streams[stream].arrive_all()
@@ -230,7 +230,7 @@ class Master:
             self._prefill.admit(origin)
         else:
             return
-        both = self._realtime or any(s.idle for s in self.streams)  # the other one's time may have come further, too
+        both = self._realtime or any(s.idle for s in self.streams)  # the other stream's time may have advanced, too
         for of, batch in released(self.streams if both else [self.streams[stream]], self.order, self.streams):
             self.buffers.append(of, batch)
         self.peak_buffer_bytes = max(self.peak_buffer_bytes, self.slots.waiting_bytes)
@@ -238,12 +238,12 @@ class Master:
     # ------------------------------------------------------------ prefill
 
     def _prefill_joined(self) -> bool:
-        """Delivered, and every slave has reported since: during the prefill a slave reports when it has joined all it has."""
+        """Whether every slave has joined the prefill: during it, a slave reports once it has joined all of its deliveries."""
         waiting = self._serving or self.buffers.tuples or self._mid_epoch or not self._prefill.is_read(self.reading.origin_us)
         return not waiting and all(s in self._reported for s in self.controller.active)
 
-    def _begin_measuring(self) -> list[Effect]:
-        """Slaves that are active report anew, in their slots; the report of an inactive slave stands."""
+    def _start_measuring(self) -> list[Effect]:
+        """Start measuring: active slaves report again, in their slots; the report of an inactive slave stays valid."""
         self.phases.enter(Phase.RUNNING)
         clock_us = self._prefill.length_us
         self.controller.begin_measuring(self.epoch + 1, clock_us)
@@ -289,8 +289,8 @@ class Master:
     def _close_realtime(self, now_us: int) -> bool:
         due = slots_ended(now_us, self._epoch_us, self._sub_groups)
         origin = self.reading.origin_us
-        silent = origin is None and self.checkpoints.stopping and self.reading.pending is None  # from the start
-        if self._slots_closed >= due or (origin is None and not silent) or not self._all_reported():
+        no_rows = origin is None and self.checkpoints.stopping and self.reading.pending is None  # idle from the start
+        if self._slots_closed >= due or (origin is None and not no_rows) or not self._all_reported():
             return False
         self._slots_closed += slots_to_skip(self._slots_closed, due, self._sub_groups) + 1
         if origin is None:
@@ -316,20 +316,20 @@ class Master:
         return True
 
     def _all_reported(self) -> bool:
-        """Whether all slaves of the slot have said how much room they have; they do so in every slot."""
+        """Whether all slaves of the slot have reported their occupancy, as they do in every slot."""
         sub_group = (self._sub_group + 1) % self._sub_groups
         slaves = self._plan.served if self._mid_epoch else self.controller.active
         return all(s in self._reported for s in slaves if sub_group_of(s, self._sub_groups) == sub_group)
 
     def _make_room(self, slaves: list[SlaveId], rebase_us: int) -> dict[SlaveId, tuple[int, int]]:
-        """realtime pace: see `cluster.master.deferral`; otherwise, and in the end, everything goes."""
+        """realtime pace: see `cluster.master.deferral`. Otherwise, and at the end, all parked tuples are released."""
         if not self._realtime or self.phases.in_prefill or self._plan.everything:
             for slave in slaves:
                 self.buffers.unpark(slave)
             return {}
         occupancies = {SlaveId(s): ratio for s, (ratio, _) in self._reported.items()}
         capacity = self.config.module.stream_buffer_bytes
-        if self.slots.exhausted and self.buffers.stored_bytes:  # nothing new comes: what lies on disk may come in larger pieces
+        if self.slots.exhausted and self.buffers.stored_bytes:  # no more input: stored tuples may be loaded in larger pieces
             capacity = max(capacity, self.config.cluster.mini_buffer_bytes // (4 * self.slave_count))
         return defer_full_slaves(
             self.buffers, self.controller, slaves, occupancies, self._promised, capacity, rebase_us, self.order
@@ -342,7 +342,7 @@ class Master:
             self.peak_pending_tuples = max(self.peak_pending_tuples, self.buffers.tuples + self.buffers.held_tuples)
         if self._sub_group == 0:
             self.controller.loads.parked_bytes = self.buffers.parked_bytes()
-            self._plan = self._begin_epoch(below_us, now_us)
+            self._plan = self._start_epoch(below_us, now_us)
         if self._plan.everything:
             below_us = END_OF_TIME_US
         if self.order is not None:
@@ -386,14 +386,14 @@ class Master:
 
     @property
     def _needed_us(self) -> tuple[int, int]:
-        """Tuples below these times are needed no more after a crash. Slaves that have no partition-groups need none."""
+        """Times below which a recovery needs no tuple. Slaves without partition-groups need none."""
         promises = [self._promised.get(s, (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)) for s in self.controller.owners()]
         left, right = (min(promise[stream] for promise in promises) for stream in (LEFT, RIGHT))
         return (self.order or self.config.query).needed_below((left, right))
 
     def _close_epoch(self) -> None:
-        """The last slot of the distribution epoch is closed. If it ends with a checkpoint, all deliveries before the cut have
-        been made, and the master's part of the checkpoint is what the master has kept."""
+        """After the last slot of the distribution epoch. If it ends with a checkpoint, all deliveries before the cut have been
+        made, and the master's part of the checkpoint is its remaining state."""
         if self.phases.phase is Phase.LAST_EPOCH:
             self.phases.enter(Phase.DRAINING)
         elif self.phases.phase is Phase.CHECKPOINTING:
@@ -401,7 +401,7 @@ class Master:
             self.phases.enter(Phase.HALTED if self.checkpoints.is_last else Phase.RUNNING)
             self._saves.append(SavePart(generation, self.snapshot()))
 
-    def _begin_epoch(self, below_us: int, now_us: int) -> EpochPlan:
+    def _start_epoch(self, below_us: int, now_us: int) -> EpochPlan:
         """The next distribution epoch, its phase and its plan."""
         self.epoch = EpochIndex(self.epoch + 1)
         prefill = self.phases.in_prefill
@@ -410,7 +410,7 @@ class Master:
             self.slots.size.closed(newest, self.buffers.tuples)
         exhausted = self.slots.exhausted
         everything = not prefill and exhausted and self.buffers.last_ts_us < below_us and not self.controller.moves
-        everything = everything and not self.buffers.stored_bytes  # one delivery, so it must fit into memory
+        everything = everything and not self.buffers.stored_bytes  # the last delivery must fit into memory
         last = everything and self.checkpoints.run_may_end
         due = not prefill and not last and self.checkpoints.due(self.epoch, now_us, everything=everything)
         checkpoint = due and not self.controller.moves
@@ -423,16 +423,16 @@ class Master:
             self.checkpoints.begin(self.epoch, now_us, everything=everything)
         else:
             return EpochPlan(sorted([*self.controller.active, *inactive]), inactive)
-        everybody = [SlaveId(s) for s in range(self.slave_count)]  # also inactive slaves, to end them or to have their part
-        return EpochPlan(everybody, [s for s in everybody if checkpoint and s not in self.controller.active], everything)
+        slaves = [SlaveId(s) for s in range(self.slave_count)]  # inactive ones too, to end them or to get their part
+        return EpochPlan(slaves, [s for s in slaves if checkpoint and s not in self.controller.active], everything)
 
     # ------------------------------------------------------------ across a crash
 
     def snapshot(self) -> Snapshot:
-        """Everything but what has been delivered; between two distribution epochs, with no partition-group on its way.
+        """The master's state between two distribution epochs, with no move in flight.
 
-        A master is then: what it has read and not delivered, where its streams stand, and a few counters. Everything else
-        follows from the configuration; window state is the log of what was delivered (`checkpoint.delivery_log`).
+        It consists of the tuples read and not delivered, the offsets of the streams, and a few counters. The rest follows from
+        the configuration; window state is restored from the log of deliveries (`checkpoint.delivery_log`).
         """
         assert not self.controller.moves, "a snapshot in the middle of a state movement"
         plain: dict[str, Any] = {
@@ -449,10 +449,10 @@ class Master:
         return Snapshot(plain, tuples)
 
     def restore(self, plain: dict[str, Any], tuples: Mapping[str, Sequence[TupleBatch | StoredBatch]], now_us: int) -> None:
-        """A new master goes on where the snapshot was taken. tuples: as in the snapshot.
+        """Continue a run from a snapshot, in a new master. tuples: as in the snapshot.
 
-        It may have another number of slaves: partition-groups are placed anew then; with as many slaves as before, every
-        partition-group goes to the slave of the same number.
+        With as many slaves as before, every partition-group goes to the slave of the same number; with another number of
+        slaves, partition-groups are placed again.
         """
         self.controller.restore(plain["controller"], now_us)
         self.buffers.reroute(self.controller.router)
@@ -469,7 +469,7 @@ class Master:
         self._restore_state(plain["master"], now_us)
 
     def _plain_state(self) -> dict[str, Any]:
-        """All but streams, buffers and controller, ready for JSON."""
+        """State without streams, buffers and controller, ready for JSON."""
         return {
             "epoch": int(self.epoch),
             "generation": self.checkpoints.generation,
@@ -492,7 +492,7 @@ class Master:
         self._slots_closed = plain["epochs_closed"] * self._sub_groups
         self._promised = {SlaveId(s): (plain["promised"][LEFT], plain["promised"][RIGHT]) for s in range(self.slave_count)}
         if self._realtime and self.buffers.nbytes + self.buffers.stored_bytes > self.config.module.stream_buffer_bytes:
-            for slave in range(self.slave_count):  # each gets as much at once as it has room for
+            for slave in range(self.slave_count):  # released to each slave as its stream buffer has room
                 self.buffers.park(SlaveId(slave))
         self.reading.restore(plain["origin_us"])
         self.slots.boundary_us = plain["boundary_us"]
@@ -505,12 +505,12 @@ class Master:
     # ------------------------------------------------------------ after the run
 
     def waiting_tuples(self, stream: int) -> int:
-        """Tuples of a stream that have been read and judged good but are in no delivery yet."""
+        """Good tuples of a stream that have been read but are in no delivery yet."""
         serving = sum(len(d.left if stream == LEFT else d.right) for d in self._serving)
         return self.streams[stream].waiting_tuples + self.buffers.stream_tuples(stream) + serving
 
     def summary(self) -> dict[str, Any]:
-        """The master's share of run.json."""
+        """The master's part of run.json."""
         counts = {
             field: {name: getattr(self.streams[i].counts, field) for i, name in enumerate(STREAM_NAMES)}
             for field in ("tuples", "null_key", "late", "shed", "earliest_us", "latest_us")

@@ -1,11 +1,11 @@
 """The master's mini-buffers: tuples that wait for the end of their slot.
 
-What: `MiniBuffers`, both streams' pending tuples in time order, drained once per slot into deliveries; partition-groups that
-move are held back apart.
+What: `MiniBuffers`, both streams' pending tuples in time order, drained once per slot into deliveries; tuples of moving
+partition-groups are held back in queues of their own.
 Why: the paper keeps one mini-buffer per partition and stream and merges a slave's at the end of the epoch (section IV-B). Here
 the pending tuples of a sub-group stay in arrival order and one counting sort at the drain lays out all mini-buffers of its
 slaves at once: the same content, one copy instead of two.
-Stays out: what an epoch is (`policy.epochs`), who is served when (`cluster.master.master`), who owns what
+Stays out: boundaries of epochs (`policy.epochs`), the order of deliveries (`cluster.master.master`), ownership
 (`cluster.master.controller`).
 """
 
@@ -30,7 +30,7 @@ _PUT_BACK_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Order:
-    """Which delivery it is, as in `core.data_messages.Delivery`."""
+    """The header of a delivery, as in `core.data_messages.Delivery`."""
 
     query: QueryId
     slave: SlaveId
@@ -62,7 +62,7 @@ class GroupedTuples:
         inactive: bool,
         null_keys: tuple[TupleBatch, TupleBatch],
     ) -> Delivery:
-        """The delivery itself. times_us: its punctuations. moves: out and in. null_keys: tuples of both streams."""
+        """The delivery of these tuples. times_us: its punctuations. moves: out and in. null_keys: tuples of both streams."""
         return Delivery(
             order.query,
             order.slave,
@@ -87,7 +87,7 @@ class GroupedTuples:
 
 
 class MiniBuffers:
-    """Pending tuples of both streams, by sub-group; and by partition-group, of those that are held back."""
+    """Pending tuples of both streams. Each sub-group, parked slave and moving partition-group has a pair of queues."""
 
     def __init__(
         self,
@@ -97,9 +97,9 @@ class MiniBuffers:
         *,
         count_windows: bool = False,
     ) -> None:
-        """count_windows: tuples have sequence numbers, and leave with these for times (`core.sequence_numbers`)."""
+        """count_windows: tuples carry sequence numbers, which replace their times in deliveries (`core.sequence_numbers`)."""
         self._count_windows = count_windows
-        self.store: Store | None = None  # where tuples can lie instead of here (`cluster.master.overload`)
+        self.store: Store | None = None  # spilled tuples (`cluster.master.overload`)
         self._layouts = wire_layouts(layouts, count_windows=count_windows)
         self._sub_group_count = sub_group_count
         self._shelves = [self._new_shelf() for _ in range(sub_group_count)]
@@ -113,46 +113,46 @@ class MiniBuffers:
         return Pending(self._layouts[LEFT]), Pending(self._layouts[RIGHT])
 
     def _assign(self) -> None:
-        """Which shelf a partition-group's tuples go to: its owner's sub-group's, or one apart while they have to wait."""
+        """Assign every partition-group to a shelf: its owner's sub-group, its parked owner, or its own while held back."""
         shelf_of_slave = np.array([sub_group_of(s, self._sub_group_count) for s in range(self.router.slave_count)], np.int64)
-        for place, slave in enumerate(self._parked, self._sub_group_count):
-            shelf_of_slave[slave] = place
+        for index, slave in enumerate(self._parked, self._sub_group_count):
+            shelf_of_slave[slave] = index
         self._shelf_of_group = shelf_of_slave[self.router.map.owner]
-        for place, group in enumerate(self._held, self._sub_group_count + len(self._parked)):
-            self._shelf_of_group[group] = place
+        for index, group in enumerate(self._held, self._sub_group_count + len(self._parked)):
+            self._shelf_of_group[group] = index
         self._open_shelves = [*self._shelves, *self._parked.values()]
         self._all_shelves = [*self._open_shelves, *self._held.values()]
 
     def append(self, stream: int, batch: TupleBatch, store: Store | None = None) -> None:
-        """Tuples of a stream, not older than those before. store: give them away at once."""
+        """Append tuples of a stream, not older than those before. store: where to spill them at once."""
         if len(self._all_shelves) == 1:
             self._shelves[0][stream].append(batch, store)
             return
         arranged = arrange(batch, self._shelf_of_group, len(self._all_shelves))
-        for place, shelf in enumerate(self._all_shelves):
-            part = arranged.batch.slice(int(arranged.starts[place]), int(arranged.starts[place + 1]))
-            apart = place >= self._sub_group_count and 0 < len(part) < len(batch)
-            if apart:  # it may wait for long, and must not keep the others in memory
+        for index, shelf in enumerate(self._all_shelves):
+            part = arranged.batch.slice(int(arranged.starts[index]), int(arranged.starts[index + 1]))
+            deferred = index >= self._sub_group_count and 0 < len(part) < len(batch)
+            if deferred:  # a long-lived view would keep the whole batch in memory
                 part = part.take(np.arange(len(part), dtype=np.int64))
             shelf[stream].append(part, store)
 
     # ------------------------------------------------------------ partition-groups that move
 
     def hold(self, group: GroupId) -> None:
-        """From now on this partition-group's tuples are held back, those that wait already included."""
+        """Hold back this partition-group's tuples from now on, pending ones included."""
         shelf = self._all_shelves[int(self._shelf_of_group[group])]
         self._held[group] = self._new_shelf()
         self._assign()
         self._shelve_again(shelf)
 
     def _shelve_again(self, shelf: tuple[Pending, Pending]) -> None:
-        """Its tuples may belong elsewhere now."""
+        """Distribute a shelf's tuples again after a new assignment."""
         for stream in (LEFT, RIGHT):
             for batch, stored in shelf[stream].take_all():
                 self.append(stream, batch, self.store if stored else None)
 
     def park(self, slave: SlaveId) -> None:
-        """A slave has no room: its tuples wait until it has, and are in nobody's way."""
+        """Keep the tuples of a full slave in a shelf of their own, until `unpark`."""
         if slave not in self._parked:
             shelf = self._shelves[sub_group_of(slave, self._sub_group_count)]
             self._parked[slave] = self._new_shelf()
@@ -160,16 +160,16 @@ class MiniBuffers:
             self._shelve_again(shelf)
 
     def unpark(self, slave: SlaveId) -> None:
-        """The slave has room again."""
+        """Return a parked slave's tuples to its sub-group's shelf."""
         parked = self._parked.pop(slave, None)
         if parked is not None:
             self._assign()
             self._merge_into_slot(slave, *([batch for batch, _ in pending.take_all()] for pending in parked))
 
     def unpark_some(self, slave: SlaveId, limit_bytes: int) -> int | None:
-        """Let about `limit_bytes` of a parked slave's tuples go, the oldest. Returns the time below which none waits any more.
+        """Release about `limit_bytes` of a parked slave's tuples, the oldest. Returns the time below which none is parked.
 
-        None when nothing waits any more at all: the slave is parked no longer.
+        None when no tuple is left: the slave is no longer parked.
         """
         parked = self._parked.get(slave)
         if parked is None or sum(pending.bytes + pending.stored_bytes for pending in parked) <= limit_bytes:
@@ -180,17 +180,17 @@ class MiniBuffers:
         return cut
 
     def unpark_group(self, slave: SlaveId, group: GroupId) -> None:
-        """Let all of one partition-group's tuples go: it leaves the slave, which may have no room for the others."""
+        """Release all parked tuples of one partition-group, which leaves the slave."""
         parked = self._parked.get(slave)
         if parked is None:
             return
-        place = np.zeros(self.router.map.partition_count, np.int64)
-        place[group] = 1
+        chosen = np.zeros(self.router.map.partition_count, np.int64)
+        chosen[group] = 1
         taken: list[list[TupleBatch]] = []
         for pending in parked:
             taken.append([])
             for batch, stored in pending.take_all():
-                arranged = arrange(batch, place, 2)
+                arranged = arrange(batch, chosen, 2)
                 pending.append(arranged.batch.slice(0, int(arranged.starts[1])), self.store if stored else None)
                 if arranged.counts[1]:
                     taken[-1].append(arranged.batch.slice(int(arranged.starts[1]), int(arranged.starts[2])))
@@ -202,9 +202,9 @@ class MiniBuffers:
         shelf[RIGHT].merge(right, self.store)
 
     def release(self, group: GroupId, router: HashPartition) -> int:
-        """A partition-group has arrived at its new owner, as `router` says; its tuples wait for that one's slot now.
+        """Move the held-back tuples of a partition-group to its new owner's shelf. Returns their count.
 
-        Returns how many had been held back.
+        router: the routing with the new owner.
         """
         held = self._held.pop(group)
         self.reroute(router)
@@ -214,18 +214,18 @@ class MiniBuffers:
         return held[LEFT].tuples + held[RIGHT].tuples
 
     def reroute(self, router: HashPartition) -> None:
-        """Partition-groups have new owners. None of them may have tuples on a shelf: they were held back."""
+        """Use new owners of partition-groups. All tuples of a partition-group with a new owner must be held back."""
         self.router = router
         self._assign()
 
     # ------------------------------------------------------------ across a crash
 
     def pending(self, stream: int) -> list[TupleBatch | StoredBatch]:
-        """All that waits of a stream, from every shelf."""
+        """All pending tuples of a stream, shelf by shelf."""
         return [part for shelf in self._all_shelves for part in shelf[stream].parts]
 
     def put_back(self, stream: int, batches: list[TupleBatch]) -> None:
-        """Into buffers that are empty: what `pending` gave, shelf by shelf. With a store, only a piece stays in memory."""
+        """Fill empty buffers with the batches of `pending`. With a store, most tuples are spilled at once."""
         queue = Pending(self._layouts[stream])
         for batch in batches:
             queue.merge([batch], self.store, behind=True)
@@ -238,17 +238,17 @@ class MiniBuffers:
     # ------------------------------------------------------------ measures
 
     def parked_bytes(self) -> dict[SlaveId, int]:
-        """Bytes that wait for slaves without room."""
+        """Bytes of parked tuples, by slave."""
         return {slave: sum(p.bytes + p.stored_bytes for p in shelf) for slave, shelf in self._parked.items()}
 
     def waiting(self, *, parked: bool) -> list[tuple[int, Pending]]:
-        """(stream, what waits of it) of every shelf: those of slaves without room, or the others."""
+        """(stream, queue) of every shelf: those of parked slaves, or the others."""
         shelves = list(self._parked.values()) if parked else [*self._shelves, *self._held.values()]
         return [(stream, shelf[stream]) for shelf in shelves for stream in (LEFT, RIGHT)]
 
     @property
     def tuples(self) -> int:
-        """Tuples that can be delivered, now or when their slave has room."""
+        """Tuples that are not held back: deliverable now, or once their slave has room."""
         return sum(p.tuples for shelf in self._open_shelves for p in shelf)
 
     @property
@@ -256,7 +256,7 @@ class MiniBuffers:
         return sum(p.tuples for shelf in self._held.values() for p in shelf)
 
     def stream_tuples(self, stream: int) -> int:
-        """Tuples of a stream, those held back included."""
+        """Tuples of a stream, held-back ones included."""
         return sum(shelf[stream].tuples for shelf in self._all_shelves)
 
     @property
@@ -266,18 +266,18 @@ class MiniBuffers:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes that lie on disk instead."""
+        """Bytes on disk."""
         return sum(p.stored_bytes for shelf in self._all_shelves for p in shelf)
 
     @property
     def first_ts_us(self) -> int | None:
-        """The lowest time that can be delivered, of both streams; None when nothing can."""
+        """The lowest time of both streams' deliverable tuples; None when there are none."""
         times = [p.first_ts_us for shelf in self._open_shelves for p in shelf if p.first_ts_us is not None]
         return min(times, default=None)
 
     @property
     def last_ts_us(self) -> int:
-        """The highest time that can be delivered, of both streams; BEGIN_OF_TIME_US when nothing can."""
+        """The highest time of both streams' deliverable tuples; BEGIN_OF_TIME_US when there are none."""
         return max(p.last_ts_us for shelf in self._open_shelves for p in shelf)
 
     # ------------------------------------------------------------ draining
@@ -285,11 +285,10 @@ class MiniBuffers:
     def drain(
         self, below_us: int, sub_group: int, slaves: Sequence[int], *, rebase_us: int | None = None, rebase_ts: bool = False
     ) -> list[GroupedTuples]:
-        """The sub-group's tuples of ts < below_us, for each of `slaves`: all of its slaves that own anything. A parked
-        one gets nothing.
+        """The sub-group's tuples with ts < below_us, grouped for each of `slaves`. Parked slaves receive none.
 
-        rebase_us: subtracted from arrival stamps that are on the stream's time axis (realtime pace), and from ts as well with
-        `rebase_ts` (time model arrival: ts is the arrival on the run's clock).
+        slaves: all slaves of the sub-group that own partition-groups. rebase_us: subtracted from arrival stamps on the stream's
+        time axis (realtime pace), and from ts with `rebase_ts` (time model arrival: ts is the arrival on the run's clock).
         """
         parts = []
         for stream in (LEFT, RIGHT):
@@ -301,15 +300,15 @@ class MiniBuffers:
         left, right = parts
         out = []
         for slave in slaves:
-            places = self.router.places_of(slave)
-            used = places.start + np.flatnonzero(left.counts[places] + right.counts[places])
+            span = self.router.places_of(slave)
+            used = span.start + np.flatnonzero(left.counts[span] + right.counts[span])
             out.append(
                 GroupedTuples(
                     self.router.groups_in_order[used],
                     left.counts[used],
                     right.counts[used],
-                    left.batch.slice(int(left.starts[places.start]), int(left.starts[places.stop])),
-                    right.batch.slice(int(right.starts[places.start]), int(right.starts[places.stop])),
+                    left.batch.slice(int(left.starts[span.start]), int(left.starts[span.stop])),
+                    right.batch.slice(int(right.starts[span.start]), int(right.starts[span.stop])),
                     self.router.route,
                 )
             )

@@ -2,8 +2,8 @@
 
 What: `Move`, whose `enter` takes the next step of `TRANSITIONS`; `Moves`: those in flight, the orders that travel with
 deliveries, and what the finished ones cost.
-Why: a partition-group on its way belongs to two slaves; which of the two has acknowledged decides what may happen next.
-Stays out: which partition-groups move (`policy`), who owns them (`cluster.master.controller`), window state
+Why: a moving partition-group belongs to two slaves; the next legal step depends on which of the two has acknowledged.
+Stays out: choice of partition-groups (`policy`), ownership (`cluster.master.controller`), window state
 (`cluster.slave.state_mover`).
 """
 
@@ -41,7 +41,7 @@ TRANSITIONS: dict[tuple[MoveState, MoveState], str] = {
 
 @dataclass
 class Move:
-    """One partition-group on its way. times_us: the supplier's watermarks with its last tuples, once these are delivered."""
+    """One moving partition-group. times_us: the supplier's watermarks with its last tuples, once these are delivered."""
 
     number: int
     group: GroupId
@@ -54,7 +54,7 @@ class Move:
     consumer_ordered: bool = False
 
     def enter(self, state: MoveState) -> None:
-        """RunFailed on a step that the protocol does not have; nothing has changed then."""
+        """Take the next step. On an illegal step raises RunFailed and changes nothing."""
         if (self.state, state) not in TRANSITIONS:
             raise RunFailed(f"move {self.number} of partition-group {self.group}: {state} after {self.state}")
         self.state = state
@@ -65,7 +65,7 @@ def _rows(moves: Sequence[tuple[int, int, int]]) -> I64:
 
 
 class Moves:
-    """in_flight: by number. finished: hold-back (us) and state (bytes) of each."""
+    """in_flight: moves by number. finished: hold-back (us) and state (bytes) of each finished move."""
 
     def __init__(self) -> None:
         self.in_flight: dict[int, Move] = {}
@@ -79,7 +79,7 @@ class Moves:
         return move
 
     def acknowledge(self, end: MoveEnd) -> Move:
-        """One side is done. RunFailed when this move was not ordered."""
+        """Take one side's acknowledgement. RunFailed when this move was not ordered."""
         move = self.in_flight.get(end.move)
         if move is None:
             raise RunFailed(f"master: slave {end.slave} acknowledged move {end.move}, which was not ordered")
@@ -93,7 +93,7 @@ class Moves:
         return move
 
     def has(self, group: int) -> bool:
-        """Whether this partition-group is on its way."""
+        """Whether this partition-group is moving."""
         return any(m.group == group for m in self.in_flight.values())
 
     @property
@@ -116,7 +116,7 @@ class Moves:
 
     @property
     def has_orders(self) -> bool:
-        """Some move waits for a delivery that carries its order."""
+        """Whether some move waits for the delivery of its orders."""
         return any(m.state == MoveState.DECIDED or not m.consumer_ordered for m in self.in_flight.values())
 
     def orders(self, slave: SlaveId) -> tuple[I64, I64]:
@@ -129,29 +129,29 @@ class Moves:
         return _rows(out), _rows([(m.number, m.group, m.supplier) for m in new])
 
     def hold(self, number: int, times_us: tuple[int, int], now_us: int) -> Move:
-        """The supplier's order is in its delivery, together with its last tuples, up to these watermarks."""
+        """Mark a move held: the supplier's delivery has the order and its last tuples, up to these watermarks."""
         move = self.in_flight[number]
         move.enter(MoveState.HELD)
         move.times_us, move.held_us = times_us, now_us
         return move
 
     def limit_times(self, slave: SlaveId, times_us: tuple[int, int]) -> tuple[int, int]:
-        """The watermarks for a slave: a partition-group on its way to it still has tuples of the time of its hold-back."""
-        held = [m.times_us for m in self.to(slave) if m.times_us is not None]
-        left, right = (min([t, *(h[i] for h in held)]) for i, t in enumerate(times_us))
+        """The watermarks for a slave, limited by incoming moves: held-back tuples start at the watermarks of the hold-back."""
+        limits = [m.times_us for m in self.to(slave) if m.times_us is not None]
+        left, right = (min([t, *(limit[i] for limit in limits)]) for i, t in enumerate(times_us))
         return left, right
 
     # ------------------------------------------------------------ after the run
 
     def summary(self) -> dict[str, Any]:
-        """For run.json: how many, their bytes, and how long tuples were held back."""
-        held = np.array([h for h, _ in self.finished], np.float64) / 1e6
-        quantiles = {f"p{q}": float(np.quantile(held, q / 100)) if len(held) else None for q in (50, 99)}
+        """For run.json: count of moves, their bytes, and quantiles of the hold-back."""
+        hold_backs_s = np.array([h for h, _ in self.finished], np.float64) / 1e6
+        quantiles = {f"p{q}": float(np.quantile(hold_backs_s, q / 100)) if len(hold_backs_s) else None for q in (50, 99)}
         return {
             "moves": len(self.finished),
             "movement": {
                 "state_bytes": sum(b for _, b in self.finished),
-                "hold_back_s": {**quantiles, "max": float(held.max()) if len(held) else None},
+                "hold_back_s": {**quantiles, "max": float(hold_backs_s.max()) if len(hold_backs_s) else None},
             },
         }
 

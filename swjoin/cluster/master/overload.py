@@ -1,14 +1,14 @@
-"""Mini-buffers that are full: what is done when more tuples arrive than the slaves can join (realtime pace).
+"""The overload policy: load shedding or spilling when more tuples arrive than the slaves can join (realtime pace).
 
 What: `Overload.relieve`, after every step of the master: sheds tuples, or spills them to disk, until the buffers have room.
-Why: a source that cannot wait must not make the master's memory grow; what that costs is counted, estimated and written down.
-Stays out: slaves without room (`cluster.master.deferral`), files (`runtime.spill`), when a source waits
-(`cluster.master.master`).
+Why: a source that cannot wait must not make the master's memory grow; shed tuples and lost pairs are counted, estimated and
+logged.
+Stays out: full slaves (`cluster.master.deferral`), files (`runtime.spill`), when a source waits (`cluster.master.master`).
 
-Tuples of slaves without room go first; only then those that wait for their slot. Random choice by a seed of its own, so that a
-run is repeatable as far as its timing is.
-Shedding what matches least is the heuristic PROB of Das, Gehrke and Riedewald (Approximate join processing over data streams,
-SIGMOD 2003).
+Tuples of full slaves are removed first, then those that wait for their slot. The random choice has its own seed, so that a run
+is as repeatable as its timing.
+Shedding the tuples with the fewest matches is the heuristic PROB of Das, Gehrke and Riedewald (Approximate join processing over
+data streams, SIGMOD 2003).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from swjoin.config.run import RunConfig
 from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, SourceBatch, StoredBatch, TupleBatch
 from swjoin.routing.hash_partition import arrange
 
-_ROOM = 8  # of full buffers, one part in so many is freed at once
+_FREED_SHARE = 8  # of full buffers, 1 / _FREED_SHARE is freed at once
 
 
 class Overload:
-    """The policy of one run. `relieve` after every step; `arrived` for all that comes into the mini-buffers."""
+    """The overload policy of one run. `relieve` after every step; `arrived` for all tuples that enter the mini-buffers."""
 
     def __init__(
         self,
@@ -43,49 +43,49 @@ class Overload:
         controller: Controller,
         store: Store | None,
     ) -> None:
-        """store: where tuples can be spilled to."""
+        """store: spills tuples to disk."""
         self.config = config.on_overload
         self._streams, self._buffers, self._slots = streams, buffers, slots
         self._controller, self._store = controller, store
         self._limit_bytes = config.cluster.mini_buffer_bytes
-        self._counted = config.query.bounds.count_windows
+        self._count_windows = config.query.bounds.count_windows
         self._random = np.random.default_rng([config.seed, 0x5ED])
         self.estimates = MatchEstimates(config.query.bounds) if self.config.policy == "shed" else None
         self.by_group: I64 = np.zeros((2, config.cluster.partition_count), np.int64)
         self._groups = np.arange(config.cluster.partition_count, dtype=np.int64)
         self.spilled_tuples = 0
         self.peak_stored_bytes = 0
-        self._most_stored_bytes = 1 << 62  # that the disk has had room for
+        self._most_stored_bytes = 1 << 62  # for which the disk had room
         if self.config.policy == "spill":
             buffers.store = store
 
     def arrived(self, stream: int, batch: TupleBatch) -> None:
-        """Tuples have come into the mini-buffers."""
+        """Count tuples that entered the mini-buffers."""
         if self.estimates is not None:
             self.estimates.arrived(stream, batch.key)
 
     def advance(self, time_us: int) -> None:
-        """The streams have come so far on their own time axis."""
+        """Advance the time of the estimates, on the streams' time axis."""
         if self.estimates is not None:
             self.estimates.advance(time_us)
 
     @property
     def full(self) -> bool:
-        """Nothing more should be read. What has been read ahead of its time counts only if the source is to wait."""
+        """Whether reading should stop. Rows read ahead of their time count only with policy `block`."""
         waiting_bytes = self._slots.waiting_bytes if self.config.policy == "block" else self._arrived_bytes
         return waiting_bytes >= self._limit_bytes
 
     @property
     def _arrived_bytes(self) -> int:
-        """With count windows not what waits for its place: that can be neither shed nor spilled."""
-        return self._buffers.nbytes + (0 if self._counted else sum(s.arrived_bytes for s in self._streams))
+        """With count windows without unnumbered tuples, which can be neither shed nor spilled."""
+        return self._buffers.nbytes + (0 if self._count_windows else sum(s.arrived_bytes for s in self._streams))
 
     def relieve(self, now_us: int) -> list[SetAside]:
-        """Make room in full buffers, if need be and as far as can be; returns what to write down."""
+        """Shed or spill tuples of full buffers, as far as possible; returns the shed rows."""
         if self.config.policy == "block" or not self.full or self._buffers.nbytes == 0:
             return []
         excess = self._arrived_bytes - self._limit_bytes
-        wanted = min(excess + self._limit_bytes // _ROOM, self._buffers.nbytes)
+        wanted = min(excess + self._limit_bytes // _FREED_SHARE, self._buffers.nbytes)
         if self.estimates is not None:
             return self._shed(wanted, now_us)
         self._spill(wanted, now_us)
@@ -102,16 +102,17 @@ class Overload:
                 for _, pending in self._buffers.waiting(parked=parked):
                     if freed < nbytes:
                         freed += pending.store(nbytes - freed, self._put)
-        except StoreFullError as error:  # until something has come back, as if that were the limit
+        except StoreFullError as error:  # the limit until tuples are loaded again
             self._most_stored_bytes = self._buffers.stored_bytes
             self._controller.note(now_us, "spilled", text=str(error), amount=float(self._most_stored_bytes))
-        tuples, there = self.spilled_tuples - before, self._buffers.stored_bytes
+        tuples, now_stored = self.spilled_tuples - before, self._buffers.stored_bytes
         if tuples:
-            self.peak_stored_bytes = max(self.peak_stored_bytes, there)
-            self._controller.note(now_us, "spilled", tuples=tuples, state_bytes=there - stored_bytes, amount=float(there))
+            self.peak_stored_bytes = max(self.peak_stored_bytes, now_stored)
+            spilled_bytes = now_stored - stored_bytes
+            self._controller.note(now_us, "spilled", tuples=tuples, state_bytes=spilled_bytes, amount=float(now_stored))
 
     def _put(self, batch: TupleBatch) -> StoredBatch:
-        assert self._store is not None, "policy spill without a place to spill to"
+        assert self._store is not None, "policy spill without a store"
         stored = self._store(batch)
         self.spilled_tuples += len(batch)
         return stored
@@ -122,18 +123,18 @@ class Overload:
         dropped: tuple[list[TupleBatch], list[TupleBatch]] = ([], [])
         for parked in (True, False):
             nbytes -= self._drop(self._buffers.waiting(parked=parked), nbytes, dropped)
-        aside, keys, freed = [], [], 0
+        shed, keys, freed = [], [], 0
         for stream in (LEFT, RIGHT):
             for batch in dropped[stream]:
                 self._streams[stream].counts.shed += len(batch)
                 freed += batch.nbytes
                 self.by_group[stream] += arrange(batch, self._groups, len(self._groups)).counts
-                aside.append(SetAside(stream, SourceBatch(batch.key, batch.ts, batch.id), "shed"))
+                shed.append(SetAside(stream, SourceBatch(batch.key, batch.ts, batch.id), "shed"))
             keys.append(np.concatenate([np.empty(0, np.int64), *(batch.key for batch in dropped[stream])]))
-        if aside and self.estimates is not None:
+        if shed and self.estimates is not None:
             self.estimates.dropped((keys[LEFT], keys[RIGHT]))
             self._controller.note(now_us, "shed", tuples=len(keys[LEFT]) + len(keys[RIGHT]), state_bytes=freed)
-        return aside
+        return shed
 
     def _drop(self, waiting: list[tuple[int, Pending]], nbytes: int, dropped: tuple[list[TupleBatch], list[TupleBatch]]) -> int:
         """Drop tuples of these queues worth about `nbytes`, the lowest scores first; returns how many bytes."""
@@ -141,23 +142,23 @@ class Overload:
         total, count = sum(batch.nbytes for _, batch in batches), sum(len(batch) for _, batch in batches)
         if nbytes <= 0 or count == 0:
             return 0
-        goes = np.ones(count, np.bool_)
+        chosen = np.ones(count, np.bool_)
         wanted = -(-nbytes * count // total)
         if wanted < count:
             scores = np.concatenate([self._scores(stream, batch) for stream, batch in batches])
-            goes[:] = False
-            goes[np.argpartition(scores, wanted - 1)[:wanted]] = True
+            chosen[:] = False
+            chosen[np.argpartition(scores, wanted - 1)[:wanted]] = True
         at = 0
         for stream, pending in waiting:
             masks = []
             for batch in pending.in_memory():
-                masks.append(goes[at : at + len(batch)])
+                masks.append(chosen[at : at + len(batch)])
                 at += len(batch)
             dropped[stream].extend(pending.drop(masks))
         return nbytes if wanted < count else total
 
     def _scores(self, stream: int, batch: TupleBatch) -> F64:
-        """What has the lowest goes first."""
+        """Scores of tuples; the lowest are dropped first."""
         if self.config.victims == "oldest":
             return batch.ts.astype(np.float64)
         chance: F64 = self._random.random(len(batch))

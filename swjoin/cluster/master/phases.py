@@ -1,9 +1,9 @@
 """The phases of a master's run, and the value that describes one distribution epoch.
 
 What: `Phases`: the phase, and `enter`, which takes the next step of `TRANSITIONS`; `EpochPlan`.
-Why: whether slots are closed and whether the run ends depends on the phase alone, and a step that the table does not have is a
-bug that must not pass unnoticed. docs/mechanisms/master-phases.md shows the table.
-Stays out: what happens in a phase (`cluster.master.master`), states of a move (`cluster.master.controller`).
+Why: the phase alone decides whether slots are closed and whether the run ends; a step outside the table is a bug and raises.
+docs/mechanisms/master-phases.md shows the table.
+Stays out: the work of a phase (`cluster.master.master`), states of a move (`cluster.master.moves`).
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Phases:
         self.past: list[Phase] = []
 
     def enter(self, phase: Phase) -> None:
-        """RunFailed on a step that the table does not have; nothing has changed then."""
+        """Take the next step. On a step outside the table raises RunFailed and changes nothing."""
         if (self.phase, phase) not in TRANSITIONS:
-            story = ", ".join([*self.past[-8:], self.phase])
-            raise RunFailed(f"master: phase {phase} cannot follow {self.phase} (phases so far: {story})")
+            past = ", ".join([*self.past[-8:], self.phase])
+            raise RunFailed(f"master: phase {phase} cannot follow {self.phase} (phases so far: {past})")
         self.past.append(self.phase)
         self.phase = phase
 
@@ -61,7 +61,7 @@ class Phases:
 
     @property
     def closes_slots(self) -> bool:
-        """Deliveries may still be made."""
+        """Whether slots may still be closed."""
         return self.phase in _OPEN
 
     @property
@@ -71,10 +71,10 @@ class Phases:
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """What one distribution epoch does.
+    """The plan of one distribution epoch.
 
-    served: slaves with a delivery, ascending. inactive: those of them that get none afterwards until they are activated.
-    everything: all tuples are delivered with it.
+    served: slaves with a delivery, ascending. inactive: those of them that are inactive afterwards. everything: whether it
+    delivers all tuples.
     """
 
     served: Sequence[SlaveId] = ()

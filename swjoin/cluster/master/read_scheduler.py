@@ -1,8 +1,8 @@
-"""Which stream is read next, where the time axis starts, and streams that have nothing to say.
+"""The read scheduler: chooses the next stream to read and fixes the origin of the time axis.
 
-What: `ReadScheduler`: `next_stream`, `origin_us`; what a stream that falls idle, or speaks again, means for the time of both.
-Why: both streams must advance together, no further than the buffers hold, and a silent one must not stop the other.
-Stays out: what becomes of rows (`cluster.master.intake`), sources, and when one counts as idle (the runtimes).
+What: `ReadScheduler`: `next_stream`, `origin_us`; idle and resumed streams, and their effect on the time of both.
+Why: both streams must advance together and within the buffers' limits, and an idle stream must not stop the other.
+Stays out: rows (`cluster.master.intake`), sources, the detection of idle sources (the runtimes).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from swjoin.cluster.master.slots import Slots
 from swjoin.config.run import RunConfig
 
 _LEAST_LEAD_US = 1_000_000
-_ARRIVING = 4  # times the mini-buffers that may arrive with one slot
+_ARRIVING = 4  # in mini-buffer sizes, the most that may arrive with one slot
 
 
 class ReadScheduler:
-    """Reads one batch at a time, of one stream. pending: the stream that is being read."""
+    """Schedules one read at a time. pending: the stream that is being read."""
 
     def __init__(
         self,
@@ -36,17 +36,17 @@ class ReadScheduler:
         self._prefill, self._phases = prefill, phases
         self._realtime = config.pace == "realtime"
         self._live = config.live
-        self._lead_us = max(_LEAST_LEAD_US, config.query.bounds.retention_us)  # with count windows the least
+        self._lead_us = max(_LEAST_LEAD_US, config.query.bounds.retention_us)  # with count windows the lower limit
         self._epoch_us = config.cluster.distribution_epoch_us
         self._limit_bytes = config.cluster.mini_buffer_bytes
-        self._counted = config.query.bounds.count_windows
+        self._count_windows = config.query.bounds.count_windows
         self._by_arrival = config.time.model == "arrival"
 
     @property
     def origin_us(self) -> int | None:
-        """Start of the time axis: the lowest first time of both streams; known once each has shown one, ended or is idle.
+        """Start of the time axis: the lowest first time of both streams; known once each stream has a time, ended or is idle.
 
-        Live streams in realtime pace: 0, for their tuples are stamped on the run's clock as they come.
+        Live streams in realtime pace: 0, as their tuples are stamped on the run's clock.
         """
         if self._live and self._realtime:
             return 0
@@ -61,9 +61,9 @@ class ReadScheduler:
         self._origin_us = origin_us
 
     def next_stream(self, next_end_us: int, *, mid_epoch: bool, delivering: bool) -> int | None:
-        """The stream that is behind, so that both advance together; None when one is being read, or the buffers suffice.
+        """The stream with the lower time, so that both advance together; None while one is read, or when enough is buffered.
 
-        next_end_us: of the open slot, on the run's clock (realtime pace). delivering: something can be delivered.
+        next_end_us: end of the open slot, on the run's clock (realtime pace). delivering: some tuples can be delivered.
         """
         if self.pending is not None:
             return None
@@ -73,12 +73,12 @@ class ReadScheduler:
             full = self._slots.waiting_bytes >= self._limit_bytes and delivering
             return None if full else self._prefill.stream_to_read(origin)
         open_streams = [s for s in self._streams if not s.ended and not s.idle]
-        # Until the axis has its start nothing can be delivered: then a stream without a time is read even past the limit. With
-        # count windows so is the stream behind, for which the other's tuples wait.
-        if not open_streams or (self._overload.full and origin is not None and (delivering or not self._counted)):
+        # Nothing can be delivered before the origin is known: then a stream without a time is read even past the limit. With
+        # count windows so is the stream with the lower time, for which the other's tuples wait.
+        if not open_streams or (self._overload.full and origin is not None and (delivering or not self._count_windows)):
             return None
         behind = min(open_streams, key=lambda s: s.high_us)
-        if self._realtime and self._live:  # what has not arrived cannot be shed nor spilled, and must not grow without end
+        if self._realtime and self._live:  # rows not yet arrived can be neither shed nor spilled
             enough = sum(s.arriving_bytes for s in self._streams) >= _ARRIVING * self._limit_bytes
         elif self._realtime:
             enough = origin is not None and behind.high_us - origin > next_end_us + self._epoch_us
@@ -87,8 +87,8 @@ class ReadScheduler:
         return None if enough else behind.stream
 
     def instead_of(self, stream: int) -> int | None:
-        """Live streams: what may be read when that one has nothing now. The other one may be ahead by what the windows reach;
-        without a limit a silent stream would fill them. With arrival times the clock carries the silent one."""
+        """Live streams: the stream to read when `stream` has no rows, or None. It may be ahead by the window length at most,
+        which bounds the windows while the other has no rows; with arrival times, the clock advances both."""
         mine, other = self._streams[stream], self._streams[1 - stream]
         if not self._live or other.ended or other.idle:
             return None
@@ -98,24 +98,24 @@ class ReadScheduler:
         ahead = other.first_us is not None and since_us is not None and other.high_us - since_us > self._lead_us
         return None if ahead else other.stream
 
-    # ------------------------------------------------------------ silence
+    # ------------------------------------------------------------ idle streams
 
     def become_idle(self, stream: int) -> None:
-        """Its source has nothing to read: time goes on without it. In realtime pace not before the slot ends: what has been
-        read of it arrives only then, and must not come after a time that has been promised."""
+        """Mark the stream idle; its watermark then follows the other stream. In realtime pace this takes effect at the end of
+        the slot: rows already read are admitted then and must not be older than a watermark already sent."""
         self.pending = None
         self._streams[stream].become_idle()
         if not self._realtime:
             self.carry()
 
     def stream_resumed(self, stream: int) -> None:
-        """Its source has something again. A live one may be read at once, whatever is waited for."""
+        """Mark the stream active again. A live stream may be read at once, even while another read is pending."""
         self._streams[stream].become_active()
         if self._live:
             self.pending = None
 
     def carry(self) -> None:
-        """asap pace, and live streams: the time of an idle one is the other's. In realtime pace the clock carries it."""
+        """Advance an idle stream to the other's time (asap pace, live streams). In realtime pace the clock advances it."""
         for mine, other in (self._streams, self._streams[::-1]):
             if mine.idle and (self._live or not self._realtime):
                 mine.carry(other.high_us)

@@ -1,13 +1,13 @@
-"""How many tuples of the other stream a tuple is expected to match, from counts of keys that fade away.
+"""Join selectivity: expected matches of a tuple in the other stream, from decaying key counts.
 
-What: `MatchEstimates`: told what arrives and what is dropped, it estimates matches and the pairs that are lost.
-Why: which tuples are missed least, and how much of the result is left, must be known without joining what was dropped.
-Stays out: choosing (`cluster.master.overload`).
+What: `MatchEstimates` counts arrived and dropped tuples; it estimates matches per tuple and the lost pairs.
+Why: load shedding needs the value of tuples, and the size of its loss, without joining the dropped tuples.
+Stays out: choosing tuples (`cluster.master.overload`).
 
-Each stream has a sketch: three rows of counters, in each of which every key has a counter that it shares with others. The
-counters fade by e in the time that the bounds span; so, at a steady rate, one holds about as many tuples as one window. The
-least of a key's three counters (Cormode and Muthukrishnan, count-min) ranks; their mean, less what other keys add on average,
-has no bias, so its sum over many dropped tuples is near the truth.
+Each stream has a sketch: three rows of counters, each key with one counter per row, shared with other keys. The counters decay
+by a factor of e per span of the bounds; at a steady rate they count about the tuples of one window. The minimum of a key's
+three counters (Cormode and Muthukrishnan, count-min) ranks tuples. Their mean, minus the average share of other keys, is
+unbiased, so its sum over many dropped tuples is accurate.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from swjoin.core.join_semantics import Bounds, mix64
 _BITS = 14
 _CELLS = 1 << _BITS
 _ROWS = 3
-_SHORTEST_US = 1_000_000  # counters that fade faster would hold nothing
+_SHORTEST_US = 1_000_000  # counters with a faster decay would be almost empty
 
 F64 = NDArray[np.float64]
 
@@ -58,28 +58,28 @@ class _Sketch:
         return found
 
     def mean(self, cells: I64) -> float:
-        """The sum over the keys of estimates without bias."""
+        """The sum of unbiased estimates over the keys."""
         seen = np.mean([float(self._counts[row][cells[row]].sum()) for row in range(_ROWS)])
         return float((seen * _CELLS - self._total * cells.shape[1]) / (_CELLS - 1))
 
 
 class MatchEstimates:
-    """Both streams. lost_pairs: the estimate so far."""
+    """Estimates for both streams. lost_pairs: estimated count so far."""
 
     def __init__(self, bounds: Bounds) -> None:
-        span_us = max(0, bounds.upper_us - bounds.lower_us + 1)  # with count windows tuples of both streams stand for time
-        self._fades_us = max(span_us, _SHORTEST_US)
-        self._share = span_us / self._fades_us
+        span_us = max(0, bounds.upper_us - bounds.lower_us + 1)  # with count windows, in tuples of both streams
+        self._decay_us = max(span_us, _SHORTEST_US)
+        self._share = span_us / self._decay_us
         self._arrived = (_Sketch(), _Sketch())
         self._dropped = (_Sketch(), _Sketch())
         self._time_us: int | None = None
-        self._missing = 1.0  # of what the counters hold after a long time, the share that they cannot hold yet
+        self._missing = 1.0  # share of the steady-state counts that the counters lack so far
         self.lost_pairs = 0.0
 
     def advance(self, time_us: int) -> None:
-        """The streams have come so far."""
+        """Decay the counters up to this time of the streams."""
         if self._time_us is not None and time_us > self._time_us:
-            factor = math.exp((self._time_us - time_us) / self._fades_us)
+            factor = math.exp((self._time_us - time_us) / self._decay_us)
             self._missing *= factor
             for sketch in (*self._arrived, *self._dropped):
                 sketch.fade(factor)
@@ -90,22 +90,22 @@ class MatchEstimates:
             self._arrived[stream].add(_cells(key))
 
     def matches(self, stream: int, key: I64) -> F64:
-        """For ranking: tuples of the other stream that each of these is expected to match at most; float64 (n,)."""
+        """For ranking: upper estimate of the matches of each tuple in the other stream; float64 (n,)."""
         return self._arrived[1 - stream].least(_cells(key)) * self._share
 
     def dropped(self, keys: tuple[I64, I64]) -> None:
-        """Tuples of both streams will not be joined."""
+        """Count dropped tuples of both streams and the pairs lost with them."""
         cells = [_cells(key) for key in keys]
         for stream in (LEFT, RIGHT):
             self._dropped[stream].add(cells[stream])
         lost = 0.0
-        for stream in (LEFT, RIGHT):  # a pair of which both tuples are dropped is seen from either side: half each
+        for stream in (LEFT, RIGHT):  # a pair of two dropped tuples is counted once from each side: half each
             other, mine = 1 - stream, cells[stream]
             lost += self._arrived[other].mean(mine) - self._dropped[other].mean(mine) / 2
         self.lost_pairs += lost * self._share / max(1 - self._missing, 0.01)
 
     def plain_state(self) -> dict[str, Any]:
-        """What is remembered across a crash; the counters begin anew."""
+        """The state that survives a crash; the counters start empty."""
         return {"lost_pairs": self.lost_pairs}
 
     def restore(self, plain: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""When a slot ends in asap pace, and whether the master's buffers are full.
+"""Ends of slots in asap pace, and the fill of the master's buffers.
 
 What: `Slots.end`, the event time below which tuples can be delivered now; `waiting_bytes`, `full`, `check_room`.
-Why: an epoch may be closed when nothing can come any more that belongs to it, and must be when the buffers are full.
+Why: an epoch may be closed once all of its tuples have arrived, and must be when the buffers are full.
 Stays out: realtime pace, where the clock decides (`policy.epochs`); delivering (`cluster.master.master`).
 """
 
@@ -19,7 +19,7 @@ from swjoin.policy.epochs import EpochSize, boundary_after_us
 
 
 class Slots:
-    """boundary_us: where the last slot ended, in event time; it has been promised that nothing older comes."""
+    """boundary_us: end of the last slot, in event time; the slaves have it as a watermark."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Slots:
         self.size = EpochSize(config.cluster.epoch_tuples, sum(last) if last else config.query.bounds.retention_us)
         self._streams, self._buffers, self._controller, self._checkpoints = streams, buffers, controller, checkpoints
         self._limit_bytes = config.cluster.mini_buffer_bytes
-        self._counted = config.query.bounds.count_windows
+        self._count_windows = config.query.bounds.count_windows
         self._out_of_order_us = config.time.max_out_of_order_us
         self._by_count = config.cluster.distribution_epoch_us == 0
         self._step_us = config.cluster.distribution_epoch_us // config.cluster.sub_group_count
@@ -42,21 +42,22 @@ class Slots:
     # ------------------------------------------------------------ asap pace
 
     def end(self, origin_us: int | None, *, mid_epoch: bool) -> int | None:
-        """END_OF_TIME_US: everything goes. None: the slot is still open, or something else has to end first.
+        """The end of the current slot. END_OF_TIME_US: deliver everything. None: the slot is open, or waits for a move or a
+        checkpoint.
 
-        origin_us: start of the time axis, or None while it is not known. mid_epoch: some sub-groups have not had their slot.
+        origin_us: start of the time axis, None while unknown. mid_epoch: some sub-groups have not had their slot.
         """
         moves = bool(self._controller.moves)
         waits = moves or self._checkpoints.under_way
-        if self._checkpoints.stopping:  # everything goes at once, unless moves or a checkpoint that has begun are waited for
+        if self._checkpoints.stopping:  # deliver everything, but after the moves or the checkpoint in flight
             return END_OF_TIME_US if mid_epoch or self._controller.movement.has_orders or not waits else None
         if self.exhausted and self._buffers.tuples == 0 and waits and not mid_epoch:
-            return None  # all that could be delivered is, but moves still hold tuples back, or the end needs a checkpoint first
+            return None  # held-back tuples remain, or the end needs a checkpoint first
         return self.ripe(origin_us, mid_epoch=mid_epoch)
 
     def ripe(self, origin_us: int | None, *, mid_epoch: bool) -> int | None:
-        """As `end`, by the tuples alone."""
-        if all(s.exhausted or s.idle for s in self._streams) and not self.exhausted:  # who knows when there is more
+        """As `end`, without regard to moves and checkpoints."""
+        if all(s.exhausted or s.idle for s in self._streams) and not self.exhausted:  # an idle stream may stay idle
             return END_OF_TIME_US if self._buffers.tuples or mid_epoch or self._null_keys_wait else None
         if self._by_count:
             enough = self._buffers.tuples >= self.size.tuples
@@ -65,7 +66,7 @@ class Slots:
         if origin_us is None or (first_us is None and not mid_epoch):
             null_keys_fill = not self.exhausted and self.full() and self._buffers.tuples == 0
             return END_OF_TIME_US if self.exhausted or null_keys_fill else None
-        boundary = self.boundary_us + self._step_us  # not before the last one, which was promised
+        boundary = self.boundary_us + self._step_us  # not before the last one, which is a watermark already
         if first_us is not None:
             boundary = max(boundary, boundary_after_us(first_us, origin_us, self._step_us))
         if boundary <= min(s.watermark_us for s in self._streams):
@@ -73,7 +74,7 @@ class Slots:
         return END_OF_TIME_US if self.full() else None
 
     def closed(self, end_us: int) -> tuple[int, int]:
-        """A slot ends there; returns what can be promised of both streams."""
+        """Close the slot at `end_us`; returns the watermarks of both streams."""
         if end_us < END_OF_TIME_US:
             self.boundary_us = end_us
         return min(end_us, self._streams[LEFT].watermark_us), min(end_us, self._streams[RIGHT].watermark_us)
@@ -82,17 +83,17 @@ class Slots:
     def exhausted(self) -> bool:
         return all(s.exhausted for s in self._streams)
 
-    # ------------------------------------------------------------ room
+    # ------------------------------------------------------------ fill of the buffers
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of tuples at the master: read, held for order, or in mini-buffers."""
+        """Bytes of tuples at the master: in the intakes and in the mini-buffers."""
         return self._buffers.nbytes + sum(s.waiting_bytes for s in self._streams)
 
     @property
     def _stuck_bytes(self) -> int:
-        """Of these, what only rows yet to come can set free; in count windows not what waits for the other stream."""
-        return sum(s.held_bytes for s in self._streams) if self._counted else self.waiting_bytes
+        """Of these, the bytes that wait for further rows; with count windows without those that wait for the other stream."""
+        return sum(s.held_bytes for s in self._streams) if self._count_windows else self.waiting_bytes
 
     def full(self) -> bool:
         self.check_room()
@@ -103,7 +104,7 @@ class Slots:
         return any(s.null_key_bytes for s in self._streams)
 
     def check_room(self) -> None:
-        """Full buffers that no delivery can empty would stop the run for ever: RunFailed."""
+        """RunFailed when full buffers cannot be emptied by any delivery."""
         if self._stuck_bytes < self._limit_bytes or self._buffers.tuples or self._controller.moves or self._null_keys_wait:
             return
         raise RunFailed(

@@ -1,8 +1,8 @@
-"""Tuples of one stream that wait at the master, in time order; some of them may lie on disk.
+"""The tuple queue: one stream's pending tuples at the master, in time order, partly on disk.
 
-What: `Pending`, a queue of batches: appended, merged, taken from the front, dropped one by one, stored and fetched again.
-Why: what waits is taken from the front only, so what came last can lie elsewhere without anybody noticing.
-Stays out: which tuples wait where (`cluster.master.mini_buffers`), what is dropped or stored, and when
+What: `Pending`, a queue of batches: append, merge, take from the front, drop single tuples, store and load again.
+Why: tuples are taken from the front only, so the last ones can be spilled without an effect on callers.
+Stays out: the set of queues (`cluster.master.mini_buffers`), the choice of dropped or stored tuples
 (`cluster.master.overload`), files.
 """
 
@@ -19,7 +19,7 @@ from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 
 
 class StoreFullError(RunFailed):
-    """There is no room for more tuples; those that were to be stored are still where they were."""
+    """The store is full; the tuples to be stored stay in memory."""
 
 
 Store = Callable[[TupleBatch], StoredBatch]
@@ -27,7 +27,7 @@ _STORED_AT_ONCE_BYTES = 4 << 20
 
 
 class Pending:
-    """One stream's tuples in time order. bytes: of those in memory; stored_bytes: of the others."""
+    """One stream's tuples in time order. bytes: size in memory. stored_bytes: size on disk."""
 
     def __init__(self, layout: RowLayout | None) -> None:
         self._empty = TupleBatch.empty(layout)
@@ -37,7 +37,7 @@ class Pending:
         self.stored_bytes = 0
 
     def append(self, batch: TupleBatch, store: Store | None = None) -> None:
-        """Tuples not older than those before. store: give them away at once, if there is room."""
+        """Append tuples not older than those before. store: where to store them at once, if it has room."""
         if len(batch):
             self._put(batch if store is None else _stored(batch, store) or batch)
 
@@ -50,10 +50,10 @@ class Pending:
             self.stored_bytes += part.nbytes
 
     def merge(self, batches: Sequence[TupleBatch], store: Store | None = None, *, behind: bool = False) -> None:
-        """Put tuples among those that wait already, by time. store: what lay elsewhere lies there again afterwards.
+        """Merge tuples into the queue by time. store: stored parts are stored again afterwards.
 
-        What was held back has waited longer, so it is first among equals; with `behind` it is last. One part after the other,
-        and only those among which tuples belong: the whole may be larger than the memory.
+        At equal times the new tuples come first, as held-back ones have waited longer; with `behind` they come last. Parts are
+        merged one at a time, and only where new tuples belong: the whole queue may be larger than the memory.
         """
         if not batches:
             return
@@ -73,20 +73,20 @@ class Pending:
         self.append(new)
 
     def _take_parts(self) -> Iterator[TupleBatch | StoredBatch]:
-        """Everything; the queue is empty at once, and may be appended to. What has been given is not held any longer."""
+        """Remove and yield all parts; the queue is empty at once and may be appended to. Yielded parts are not referenced."""
         parts, self.parts = deque(self.parts), []
         self.tuples = self.bytes = self.stored_bytes = 0
         return (parts.popleft() for _ in range(len(parts)))
 
     def take_all(self) -> Iterator[tuple[TupleBatch, bool]]:
-        """Everything, batch by batch, and whether it lay elsewhere; the queue is empty at once, and may be appended to."""
+        """Remove and yield all batches, each with whether it was stored; the queue is empty at once and may be appended to."""
         return ((in_memory(part), not isinstance(part, TupleBatch)) for part in self._take_parts())
 
     def time_after(self, nbytes: int) -> int:
-        """A time below which about so many bytes wait, of these the oldest; END_OF_TIME_US when fewer do."""
-        for place, part in enumerate(self.parts):
+        """A time below which about the oldest `nbytes` bytes wait; END_OF_TIME_US when fewer do."""
+        for index, part in enumerate(self.parts):
             if part.nbytes > nbytes:
-                return int(self._fetched(place).ts[nbytes * len(part) // part.nbytes]) + 1
+                return int(self._loaded(index).ts[nbytes * len(part) // part.nbytes]) + 1
             nbytes -= part.nbytes
         return END_OF_TIME_US
 
@@ -94,7 +94,7 @@ class Pending:
         """Remove and return the tuples with ts < time_us."""
         taken: list[TupleBatch] = []
         while self.parts and _first(self.parts[0]) < time_us:
-            head = self._fetched(0)
+            head = self._loaded(0)
             n = int(np.searchsorted(head.ts, time_us, side="left"))
             self.bytes -= head.nbytes
             if n < len(head):
@@ -120,20 +120,20 @@ class Pending:
 
     # ------------------------------------------------------------ on disk, and dropped
 
-    def _fetched(self, place: int) -> TupleBatch:
-        """The part at a place, in memory from now on."""
-        part = self.parts[place]
+    def _loaded(self, index: int) -> TupleBatch:
+        """The part at an index, loaded into memory."""
+        part = self.parts[index]
         if isinstance(part, TupleBatch):
             return part
-        self.parts[place] = batch = part.load()
+        self.parts[index] = batch = part.load()
         self.stored_bytes -= part.nbytes
         self.bytes += batch.nbytes
         return batch
 
     def store(self, nbytes: int, store: Store) -> int:
-        """Give about so many bytes away, those that are needed last first; returns how many. The first part stays.
+        """Store about `nbytes` bytes, the last tuples first; returns how many. The first part stays in memory.
 
-        StoreFullError when there is no room for more.
+        StoreFullError when the store is full.
         """
         self._divide_first()
         freed, stop = 0, len(self.parts)
@@ -156,7 +156,7 @@ class Pending:
         return freed
 
     def _divide_first(self) -> None:
-        """Cut a large first part into pieces, so that most of it can be given away."""
+        """Cut a large first part into pieces, so that most of it can be stored."""
         first = self.parts[0] if self.parts else None
         if isinstance(first, TupleBatch) and first.nbytes > 2 * _STORED_AT_ONCE_BYTES:
             rows = max(1, len(first) * _STORED_AT_ONCE_BYTES // first.nbytes)
@@ -165,11 +165,11 @@ class Pending:
             self.bytes += sum(piece.nbytes for piece in pieces) - first.nbytes
 
     def in_memory(self) -> list[TupleBatch]:
-        """What does not lie on disk, in order."""
+        """The batches in memory, in order."""
         return [part for part in self.parts if isinstance(part, TupleBatch)]
 
     def drop(self, masks: Sequence[Bool]) -> list[TupleBatch]:
-        """Remove tuples. masks: of each batch of `in_memory`, which. Returns what was removed."""
+        """Remove and return tuples. masks: one for each batch of `in_memory`, True for removed tuples."""
         dropped: list[TupleBatch] = []
         left: list[TupleBatch | StoredBatch] = []
         chosen = iter(masks)
@@ -203,12 +203,12 @@ def _in_order(batch: TupleBatch) -> TupleBatch:
 
 
 def _copied(batch: TupleBatch, start: int, stop: int) -> TupleBatch:
-    """A slice that does not keep the rest in memory."""
+    """A copy of a slice, which does not keep the rest in memory."""
     return batch.take(np.arange(start, stop, dtype=np.int64))
 
 
 def _stored(batch: TupleBatch, store: Store) -> StoredBatch | None:
-    """None when there is no room."""
+    """None when the store is full."""
     try:
         return store(batch)
     except StoreFullError:

@@ -1,7 +1,7 @@
 """A slave: receives deliveries into its stream buffer and joins them (SPEC sections 2 to 4), without I/O and without a clock.
 
 What: `Slave.handle(event, now_us) -> [effect]`. A `Delivery` fills the stream buffer; `WorkDue` does one bounded piece of join
-work and may send one result chunk; the timer `EXCHANGE` (realtime) reports although work is left.
+work and may send one result chunk; the timer `EXCHANGE` (realtime) sends a report even while work is left.
 Why: the same object runs under MPI, in one process and in the simulator; bounded pieces keep the exchange with the master on
 time.
 Stays out: window state and kernels (`operators`, `state`), sending, measuring CPU time (the runtime reports it by
@@ -64,13 +64,13 @@ from swjoin.state.delay_histogram import histogram_quantile
 
 EXCHANGE = "exchange"  # the timer of a slave's slot
 STEP_TUPLES = 16_384  # one WorkDue joins about this many tuples, some milliseconds of work
-LEAST_STEP_TUPLES = 256  # a slow node joins fewer, so that what it works on takes it no longer; but a step has its own cost
-MOST_DELIVERIES = 64  # in the stream buffer, most of them empty: with the next one everybody waits for this slave
+LEAST_STEP_TUPLES = 256  # a slow node joins fewer, so that a step takes as long; but a step has its own cost
+MOST_DELIVERIES = 64  # in the stream buffer, most of them empty; then the master waits for this slave
 _TUPLE_NS, _COMPARISON_NS, _PAIR_NS = 30.0, 0.007, 8.0  # nominal work: only ratios matter, to compare partition-groups
 
 
 class Slave:
-    """One slave for one run. `start` first, then `handle` every event; `finished` once it wanted `Finish`."""
+    """One slave for one run. `start` first, then `handle` every event; `finished` once it has returned `Finish`."""
 
     def __init__(
         self,
@@ -80,8 +80,7 @@ class Slave:
         join: JoinOperator | None = None,
         where: Program | None = None,
     ) -> None:
-        """join: another join module than the one that the configuration describes. where: its predicate, for rows of these
-        layouts."""
+        """join: a join module to use instead of the configured one. where: residual predicate, for rows of these layouts."""
         reorganization = config.reorganization
         layouts = wire_layouts(layouts, count_windows=config.query.bounds.count_windows)
         self.id = slave
@@ -92,14 +91,14 @@ class Slave:
         self.produced = self.matches = 0
         self._kind = config.query.kind
         self.epoch = EpochIndex(-1)
-        self._generation = 0  # what is joined next belongs to it
+        self._generation = 0  # of the next joined tuples
         self.peak_buffer_bytes = 0
         self.in_prefill = config.measure.prefill_us > 0
         self._realtime = config.pace == "realtime" and not self.in_prefill
         self.history_produced = 0
         slowest = min([config.nodes.speed_of(slave, 0), *(config.nodes.speed_of(slave, c.at_us) for c in config.nodes.changes)])
         self.step_tuples = max(LEAST_STEP_TUPLES, int(STEP_TUPLES * slowest))
-        self._awaiting = True  # a report is on its way, or its delivery is
+        self._awaiting = True  # a report or its delivery is in flight
         self._capacity_bytes = config.module.stream_buffer_bytes
         self._buffer: deque[Delivery] = deque()
         self._buffered_bytes = 0.0
@@ -108,7 +107,7 @@ class Slave:
         self._joined: Step | None = None  # the step that ended the work; the epoch is completed in a piece of work of its own
         self._occupancies: deque[float] = deque()
         self._exchanges_us: deque[int] = deque()
-        self._reported_us: int | None = None  # None: the wait for this delivery is not the exchange's
+        self._reported_us: int | None = None  # None: the wait for this delivery is not part of an exchange
         self._exchange_due = False
         self._last_delivered = False
         self._times = TimesMeasured()
@@ -117,35 +116,35 @@ class Slave:
         self._mover_turn = True
         self._promised_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
         self._moved_last = False  # the last piece of work was a state movement's, not the join's
-        self._settled: list[Work] = []  # joined for a partition-group that has just come; counted with the next epoch
-        self._resting = 0 < reorganization.active_slaves <= slave
-        self._tells_loads = reorganization.policy == "balanced"
+        self._settled: list[Work] = []  # pending tuples of imported partition-groups; counted with the next epoch
+        self._inactive = 0 < reorganization.active_slaves <= slave
+        self._reports_loads = reorganization.policy == "balanced"
         self._cost_ns = np.zeros(config.cluster.partition_count)
         self._busy_us = 0
         self._state_tuple_bytes = 24 + sum(layout.fixed_bytes for layout in layouts if layout is not None) // 2
 
     def restore(self, delivery: Delivery) -> None:
-        """Before `start`: take up tuples that had been joined before a crash, in the order of their delivery."""
+        """Before `start`: restore tuples that were joined before a crash, in the order of their delivery."""
         self._check_fits(delivery)
         self.join.restore(delivery)
 
     def restored_until(self, times_us: tuple[int, int]) -> None:
-        """Before `start`: all deliveries of a distribution epoch, which promised at least these times, have been restored."""
+        """Before `start`: end a restored distribution epoch, whose deliveries had at least these watermarks."""
         self.join.restored_until(times_us)
 
     def restored(self, times_us: I64) -> None:
-        """Before `start`: everything has been restored. times_us: see `WindowJoin.restored`."""
+        """Before `start`: end the restore. times_us: see `WindowJoin.restored`."""
         self.join.restored(times_us)
 
     def set_active(self, active: Sequence[int]) -> None:
-        """Before `start`, after a crash: whether it is active is not what the configuration says at the start of a run."""
-        self._resting = self.id not in active
+        """Before `start`, after a crash: set whether the slave is active, instead of the configuration."""
+        self._inactive = self.id not in active
 
     def start(self, now_us: int = 0) -> list[Effect]:
-        """Report for the first delivery; in realtime pace the first slot is time enough.
+        """Ask for the first delivery.
 
-        A report ahead of it would stand for that of the first slot, that one for the second's, and so on: deliveries would be
-        a slot early, for whoever's clock is a little late.
+        In realtime pace the slave sends no report before its first slot. An extra report would shift every later one by a slot,
+        and slaves with slow clocks would receive deliveries one slot early.
         """
         if self._realtime:
             self._awaiting = False
@@ -160,12 +159,12 @@ class Slave:
 
     @property
     def expects_delivery(self) -> bool:
-        """It has reported, and its delivery is about to come; a resting slave's may be far away."""
-        return self._awaiting and not self._resting
+        """Whether an active slave has reported and waits for its delivery."""
+        return self._awaiting and not self._inactive
 
     @property
     def last_delivered(self) -> bool:
-        """Nothing more will come."""
+        """Whether the last delivery has arrived."""
         return self._last_delivered
 
     @property
@@ -178,12 +177,12 @@ class Slave:
 
     @property
     def occupancy_ratio(self) -> float:
-        return max(0.0, self._buffered_bytes) / self._capacity_bytes  # pieces of a delivery are fractions, and round
+        return max(0.0, self._buffered_bytes) / self._capacity_bytes  # rounding of fractional pieces
 
     def handle(self, event: Event, now_us: int) -> list[Effect]:
         """Take one event at `now_us` on the run's clock; the effects are to be performed in order.
 
-        Raises RunFailed when the window state reaches its limit, or a delivery breaks an earlier one's promise.
+        Raises RunFailed when the window state reaches its limit, or a delivery has tuples below an earlier watermark.
         """
         match event:
             case Received(message=Delivery() as delivery):
@@ -192,7 +191,7 @@ class Slave:
                 return self._work_some(now_us)
             case Received(message=MeasuringStarted(clock_us)):
                 self.in_prefill, self._realtime = False, True
-                self._awaiting = self._resting  # the master has forgotten the reports of the others
+                self._awaiting = self._inactive  # the master has discarded the reports of active slaves
                 self.peak_buffer_bytes = self._busy_us = 0
                 self._reported_us = None
                 self._times = TimesMeasured()
@@ -235,20 +234,20 @@ class Slave:
         self._reported_us = None
         self._last_delivered = delivery.last
         self._awaiting = False
-        self._resting = delivery.inactive
+        self._inactive = delivery.inactive
         return self.mover.order(delivery, now_us)
 
     def _check_fits(self, delivery: Delivery) -> None:
-        """Whole as a message, and of this run: kernels index by partition-groups and take the width of rows for granted."""
-        where = f"slave {self.id}, epoch {delivery.epoch}"
+        """Check that a delivery is well-formed and of this run, as kernels trust partition-group ids and row widths."""
+        label = f"slave {self.id}, epoch {delivery.epoch}"
         groups, moves = delivery.groups, (delivery.moves_out, delivery.moves_in)
         largest = [int(groups[-1]) if len(groups) else 0, *(int(m[:, 1].max()) for m in moves if len(m))]
         if max(largest) >= len(self._cost_ns) or any((m < 0).any() for m in moves):
-            raise RunFailed(f"{where}: a delivery of partition-group {max(largest)}, the run has {len(self._cost_ns)}")
-        self.join.check_rows(delivery, where)
+            raise RunFailed(f"{label}: a delivery of partition-group {max(largest)}, the run has {len(self._cost_ns)}")
+        self.join.check_rows(delivery, label)
 
     def _check_promise(self, delivery: Delivery) -> None:
-        """Windows have expired by what the deliveries before promised: an older tuple now would lose pairs silently."""
+        """Check tuples against the earlier watermarks: windows have expired by them, so an older tuple would lose pairs."""
         for stream, batch in ((LEFT, delivery.left), (RIGHT, delivery.right)):
             times = preceding_counts(batch) if self._config.query.bounds.count_windows else batch.ts
             oldest_us = int(times.min()) if len(batch) else END_OF_TIME_US
@@ -260,14 +259,13 @@ class Slave:
     def _report_if_due(self, now_us: int) -> list[Effect]:
         """Ask for the next delivery.
 
-        asap: when no delivery waits (overlapped: one may be joined meanwhile; synchronous: nor is any being joined; the same
-        during history).
-        realtime: in every slot; a full stream buffer says so by its occupancy. But empty deliveries must not come faster than
-        they are dealt with for ever. A resting slave reports once and then waits.
+        asap: when no delivery waits in the stream buffer (overlapped), and none is being joined (synchronous, and prefill).
+        realtime: in every slot, with the occupancy of the stream buffer, unless it has `MOST_DELIVERIES`. An inactive slave
+        reports once and then waits.
         """
         if self._last_delivered:
             return []
-        if self._resting:
+        if self._inactive:
             ready = not self._awaiting and not self.has_work
         elif self._realtime:
             ready = self._exchange_due and len(self._buffer) < MOST_DELIVERIES
@@ -278,12 +276,12 @@ class Slave:
             return []
         self._exchange_due = False
         if not self._awaiting:
-            self._reported_us = None if self._resting else now_us
+            self._reported_us = None if self._inactive else now_us
         self._awaiting = True
-        return [Send(MASTER, Report(self.occupancy_ratio, self._loads() if self._tells_loads else None))]
+        return [Send(MASTER, Report(self.occupancy_ratio, self._loads() if self._reports_loads else None))]
 
     def _loads(self) -> GroupLoads:
-        """What every partition-group cost since the last report."""
+        """The cost of every partition-group since the last report."""
         groups = np.array(self.join.group_ids(), np.int64)
         tuples = self.join.tuples_by_group(len(self._cost_ns))
         cost_ns = self._cost_ns[groups].astype(np.int64)
@@ -292,7 +290,7 @@ class Slave:
         return GroupLoads(busy_us, groups, cost_ns, tuples[groups] * self._state_tuple_bytes)
 
     def _work_some(self, now_us: int) -> list[Effect]:
-        """A piece of joining or of moving; they take turns when both wait."""
+        """Do one piece of join work or of a state movement, in turns when both are due."""
         self._moved_last = False
         if self._work is None:
             if self.mover.wants_to_settle:
@@ -305,11 +303,11 @@ class Slave:
         self._mover_turn = not self._mover_turn
         if self.mover.ready and (self._mover_turn or not self._joins):
             self._moved_last = True
-            return self.mover.step(now_us) + (self._report_if_due(now_us) if self._resting else [])
+            return self.mover.step(now_us) + (self._report_if_due(now_us) if self._inactive else [])
         return self._join_some(now_us)
 
     def _settle(self) -> list[Effect]:
-        """A partition-group has come; what its supplier had not joined is joined now."""
+        """Join the pending tuples of an imported partition-group, which its supplier had not joined."""
         self._work = self.mover.settle(self.epoch)
         if self._work is not None:
             self._work_bytes = float(self._work.delivery.nbytes)
@@ -349,20 +347,20 @@ class Slave:
         return effects
 
     def _account(self, work: Work) -> None:
-        """A delivery has been joined."""
+        """Count a joined delivery."""
         delivery = work.delivery
         self.joined[LEFT] += len(delivery.left)
         self.joined[RIGHT] += len(delivery.right)
         self.produced += work.pair_count
         self.matches += work.match_count(self._kind)
         self.history_produced += work.pair_count if self.in_prefill else 0
-        if self._tells_loads:
+        if self._reports_loads:
             tuples = delivery.left_counts + delivery.right_counts
             cost = _TUPLE_NS * tuples + _COMPARISON_NS * work.comparisons_by_group + _PAIR_NS * work.results.counts
             self._cost_ns[delivery.groups] += cost
 
     def _finish_epoch(self, work: Work, step: Step, now_us: int) -> list[Effect]:
-        """Send the final chunk; a piece of work of its own, so that the times measured before belong to this epoch."""
+        """Send the final chunk. A separate piece of work, so that the times measured before belong to this epoch."""
         self._buffered_bytes = max(0.0, self._buffered_bytes - self._work_bytes)
         self._work = self._joined = None
         effects: list[Effect] = [Send(COLLECTOR, self._complete(work, step, now_us))]
@@ -386,7 +384,7 @@ class Slave:
         parts = [part for w in works for part in w.all_results]
         results = GroupResults(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(GroupResults)))
         histogram = np.add.reduce([w.delay_histogram for w in works], dtype=np.int64)
-        timed = int(histogram.sum())  # rows of one stream alone are late by nature
+        timed = int(histogram.sum())  # unmatched rows have no delay
         delay_max_us = max(w.delay_max_us for w in works)
         values = {
             "slave": self.id,
@@ -418,12 +416,12 @@ class Slave:
         return ResultChunk(*labels, step.pairs, *sums, self._generation, delivery.checkpoint)
 
     def buffered_tuples(self, stream: int) -> int:
-        """Tuples of a stream that were delivered and whose epoch is not completed."""
+        """Delivered tuples of a stream whose epoch is not completed."""
         deliveries = [*self._buffer, *([] if self._work is None else [self._work.delivery])]
         return sum(len(d.left if stream == LEFT else d.right) for d in deliveries) + self.mover.waiting_tuples(stream)
 
     def summary(self) -> dict[str, Any]:
-        """The slave's share of run.json."""
+        """The slave's part of run.json."""
         return {
             "slave": int(self.id),
             "joined": {"left": self.joined[0], "right": self.joined[1]},

@@ -1,10 +1,9 @@
-"""A slave's side of state movements: partition-groups that it yields and that it takes (paper section IV-C, "state-mover").
+"""A slave's side of state movements: export and import of partition-groups (paper section IV-C, "state-mover").
 
-What: `StateMover` keeps what the master ordered, and does it in bounded pieces, one chunk at a time, between pieces of join
-work.
-Why: a chunk is sent only when its consumer has asked for it, so memory is bounded on both sides, and no slave ever waits inside
-a send for a slave that waits for it.
-Stays out: what a chunk holds (`operators.state_movement`), who moves what (`policy`, the master).
+What: `StateMover` executes the master's orders in bounded pieces, one chunk at a time, between pieces of join work.
+Why: a chunk is sent only when its consumer has asked for it, so memory is bounded on both sides, and two slaves never block in
+sends to each other.
+Stays out: content of a chunk (`operators.state_movement`), choice of moves (`policy`, the master).
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from swjoin.operators.join_operator import IncomingGroup, JoinOperator, MoveId, 
 from swjoin.operators.join_step import Work
 from swjoin.operators.state_movement import take_group
 
-_CREDITS = 2  # chunks on their way or waiting at the consumer: one is rebuilt while the next one travels
+_CREDITS = 2  # chunks in flight or waiting at the consumer: one is installed while the next one travels
 
 
 @dataclass
 class _Leaving:
     move_id: MoveId
     started_us: int
-    departure: OutgoingGroup | None = None  # None: waits for the end of the delivery that is being joined
+    departure: OutgoingGroup | None = None  # None: waits for the end of the current delivery
 
 
 @dataclass
@@ -37,12 +36,12 @@ class _Coming:
     group: GroupId
     supplier: SlaveId
     started_us: int
-    arrival: IncomingGroup | None = None  # None: no chunk yet
+    arrival: IncomingGroup | None = None  # None: before the first chunk
     chunks: deque[StateChunk] = field(default_factory=deque)
 
 
 class StateMover:
-    """All state movements of one slave. chunk_bytes: about the largest chunk."""
+    """All state movements of one slave. chunk_bytes: approximate limit of a chunk's size."""
 
     def __init__(
         self,
@@ -57,12 +56,12 @@ class StateMover:
         self._leaving: dict[int, _Leaving] = {}  # by move
         self._coming: dict[int, _Coming] = {}
         self._credits: dict[int, int] = {}  # by move
-        self._newest_move = -1  # of those to yield, which come in the order of their numbers
+        self._newest_move = -1  # of the exports, whose orders arrive by number
 
     # ------------------------------------------------------------ orders and messages
 
     def order(self, delivery: Delivery, now_us: int) -> list[Effect]:
-        """Take the moves that came with a delivery."""
+        """Take the orders of a delivery."""
         effects: list[Effect] = []
         for move, group, consumer in delivery.moves_out.tolist():
             move_id = MoveId(self._query, move, GroupId(group), self._slave, SlaveId(consumer))
@@ -74,7 +73,7 @@ class StateMover:
         return effects
 
     def wanted(self, move: int) -> None:
-        """The consumer has room for one more chunk. It may know of the move before this slave does, or ask once too often."""
+        """Add a consumer's credit for one chunk. It may arrive before the order, or after the last chunk."""
         if move in self._leaving or move > self._newest_move:
             self._credits[move] = self._credits.get(move, 0) + 1
 
@@ -87,7 +86,7 @@ class StateMover:
     # ------------------------------------------------------------ between two deliveries
 
     def settle(self, epoch: EpochIndex) -> Work | None:
-        """Reveal partition-groups that are complete; the first one's pending tuples, to be joined before anything else."""
+        """Settle complete imports; returns the first pending tuples among them, which are joined next."""
         for move, coming in list(self._coming.items()):
             if coming.arrival is not None and coming.arrival.complete:
                 del self._coming[move]
@@ -97,7 +96,7 @@ class StateMover:
         return None
 
     def begin(self, stream_buffer: deque[Delivery]) -> None:
-        """Ordered departures begin: their delivered, unjoined tuples leave the stream buffer."""
+        """Start the ordered exports: their delivered, unjoined tuples leave the stream buffer."""
         for leaving in self._leaving.values():
             if leaving.departure is not None:
                 continue
@@ -174,7 +173,7 @@ class StateMover:
         return not self._leaving and not self._coming
 
     def waiting_tuples(self, stream: int) -> int:
-        """Unjoined tuples of a stream that are here and in no delivery."""
+        """Unjoined tuples of a stream in exports and imports."""
         leaving = sum(x.departure.waiting_tuples(stream) for x in self._leaving.values() if x.departure is not None)
         coming = sum(c.arrival.waiting_tuples(stream) for c in self._coming.values() if c.arrival is not None)
         chunks = sum(len(k.tuples) for c in self._coming.values() for k in c.chunks if k.pending and k.stream == stream)

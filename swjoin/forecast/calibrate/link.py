@@ -1,9 +1,9 @@
-"""What two MPI ranks of this machine reach together: latency, bandwidth, what a look for messages costs, and how two busy ranks
-share the machine.
+"""Link calibration with two MPI ranks of this machine: latency, bandwidth, the cost of a poll, and the slowdown of two busy
+ranks.
 
 What: the program of two ranks, `python -m swjoin.forecast.calibrate.link OUT.json [quick]`; figures in seconds and bytes/s.
 Why: links and cores can only be measured between real processes.
-Stays out: starting the ranks, and what one process can measure (`forecast.calibrate.roles`).
+Stays out: starting the ranks, and costs that one process can measure (`forecast.calibrate.roles`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from swjoin.monitor.process_memory import cpu_us
 
 _SMALL_BYTES, _LARGE_BYTES = 1024, 4 << 20
 _ROUNDS, _LARGE_ROUNDS = 2000, 60
-_COLD_BYTES = 128 << 20  # messages come from and go to memory, not the cache
-_FIRST_LOOKS = 15
+_COLD_BYTES = 128 << 20  # buffers larger than the caches
+_FIRST_POLLS = 15
 _TURNS, _BESIDE_S = 11, 2.5
 _QUICK_TURNS, _QUICK_BESIDE_S = 3, 0.6
 
 
 def _ping_pong(comm: Any, byte: Any, nbytes: int, rounds: int) -> float:
-    """Seconds of one way."""
+    """One-way seconds of a message."""
     count = max(1, min(rounds, _COLD_BYTES // nbytes)) if nbytes >= _LARGE_BYTES else 1
     sent, got = ([np.ones(nbytes, np.uint8) for _ in range(count)] for _ in range(2))
     comm.Barrier()
@@ -51,8 +51,8 @@ def _wait(channel: Any, rank: int) -> None:
     channel.receive()
 
 
-def play(out: Path, quick: bool) -> None:
-    """One of the two ranks."""
+def run(out: Path, quick: bool) -> None:
+    """The program of one of the two ranks."""
     import mpi4py
 
     mpi4py.rc.thread_level = "serialized"
@@ -70,7 +70,7 @@ def play(out: Path, quick: bool) -> None:
         _ping_pong(comm, MPI.BYTE, nbytes, 20)
         figures[f"{name}_s"] = min(_ping_pong(comm, MPI.BYTE, nbytes, rounds) for _ in range(3))
     if comm.rank == 0:
-        figures["look_s"], figures["sleep_extra_s"] = _look(channel)
+        figures["look_s"], figures["sleep_extra_s"] = _poll_costs(channel)
         join()
         alone = _quartile(join, turns)
         channel.send(note, 1, 77)
@@ -85,30 +85,30 @@ def play(out: Path, quick: bool) -> None:
     else:
         for work in (join, serve):
             _wait(channel, 0)
-            begun = time.perf_counter()
-            while time.perf_counter() - begun < beside_s:
+            start = time.perf_counter()
+            while time.perf_counter() - start < beside_s:
                 work()
             channel.send(note, 0, 77)
 
 
-def _look(channel: Any) -> tuple[float, float]:
-    """CPU seconds of a look for messages, and what a sleep takes longer than asked for, once the intervals are the longest."""
-    before, begun, looks = 0, time.perf_counter(), -_FIRST_LOOKS
-    while time.perf_counter() - begun < 0.5:
+def _poll_costs(channel: Any) -> tuple[float, float]:
+    """CPU seconds of a poll, and the excess of a sleep over its length, at the longest poll interval."""
+    before, start, polls = 0, time.perf_counter(), -_FIRST_POLLS
+    while time.perf_counter() - start < 0.5:
         for tag in (78, 79, 80):
             channel.probe(1, tag)
         channel.sleep()
-        looks += 1
-        if looks == 0:
-            before, begun = cpu_us(), time.perf_counter()
-    look_s = (cpu_us() - before) / 1e6 / looks
-    return look_s, max(0.0, (time.perf_counter() - begun) / looks - 1e-3 - look_s)
+        polls += 1
+        if polls == 0:
+            before, start = cpu_us(), time.perf_counter()
+    poll_s = (cpu_us() - before) / 1e6 / polls
+    return poll_s, max(0.0, (time.perf_counter() - start) / polls - 1e-3 - poll_s)
 
 
 def _quartile(work: Any, turns: int) -> float:
-    """Lower quartile of some turns: others may be using the machine."""
+    """Lower quartile over some turns, as other processes may use the machine."""
     return float(statistics.quantiles([work() for _ in range(turns)])[0])
 
 
 if __name__ == "__main__":
-    play(Path(sys.argv[1]), len(sys.argv) > 2)
+    run(Path(sys.argv[1]), len(sys.argv) > 2)

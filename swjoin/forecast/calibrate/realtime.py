@@ -1,15 +1,16 @@
-"""What a slave's work takes in realtime pace, over what it takes in one go: the last costs that `calibrate` measures.
+"""Calibration in realtime pace: the ratio of a slave's CPU time there to its CPU time in asap pace.
 
 What: `realtime_costs(costs) -> (slave_realtime_ratio, slave_sleep_ratio)`.
-Why: the other costs are of a slave that works without a break, with warm caches. In realtime pace it works in pieces, between
-sleeps and beside the other roles, and the same work takes more CPU time; how much depends on the machine, and on who else uses
-it. A slave that imitates a slower node (`runtime.slow_node`) sleeps after each piece, and the longer, the less it finds cached.
-Stays out: the other costs (`forecast.calibrate.roles`), where they are applied (`forecast.model.ranks`).
+Why: the other costs are measured on a slave that works without a break, with warm caches. In realtime pace a slave works in
+pieces, between sleeps and beside the other roles, and the same work takes more CPU time; the ratio depends on the machine and
+its other load. A slave that imitates a slower node (`runtime.slow_node`) sleeps after each piece; longer sleeps leave less of
+its data cached.
+Stays out: the other costs (`forecast.calibrate.roles`), their use (`forecast.model.ranks`).
 
-Short real runs on imitated nodes of half a core and of a twentieth: they are held to their share of CPU time, so that the time
-they are charged is CPU time and no waiting for a core. The same runs are modelled with neither ratio. On two shared cores with
-busy neighbours the work took 1.8 times as long at half a core, 2.2 at a fifth, 3.1 at a tenth and 5.4 at a twentieth; an hour
-later, without them, 1.1 to 1.3, and 1.7 to 1.9 at a twentieth. So it is to be measured when the forecast is wanted.
+Short real runs on imitated nodes of half a core and of a twentieth are limited to their share of CPU time, so that the measured
+time is CPU time without waits for a core. The forecast of these runs uses neither ratio. On two shared cores with busy
+neighbours the work took 1.8 times as long at half a core, 2.2 at a fifth, 3.1 at a tenth and 5.4 at a twentieth; an hour later,
+without them, 1.1 to 1.3, and 1.7 to 1.9 at a twentieth. So calibrate shortly before a forecast.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from swjoin.core.metric_columns import COLUMNS
 from swjoin.forecast.costs import CostModel
 from swjoin.forecast.model.run import plan
 
-LEAST, MOST = 0.5, 5.0  # of the ratio; beyond, something else was measured
+LEAST, MOST = 0.5, 5.0  # bounds of the ratio; values beyond are errors of measurement
 MOST_ASLEEP = 1.0
 FAST, SLOW = 0.5, 0.05  # of a core
-_RATES = {FAST: 600_000, SLOW: 60_000}  # tuples/s and stream: windows of 45 MB, which no cache holds; what it can join
+_RATES = {FAST: 600_000, SLOW: 60_000}  # tuples/s and stream: windows of 45 MB, larger than caches; a sustainable rate
 _EPOCH_US = 200_000
 
 
@@ -53,10 +54,10 @@ def _config(bias: float, speed: float) -> RunConfig:
 
 
 def _work_us(rows: dict[str, Any]) -> float:
-    """Time in the join module per tuple, of the middle of the measured epochs, microseconds."""
+    """Microseconds in the join module per tuple, over the middle of the measured epochs."""
     tuples = rows["left_tuples"] + rows["right_tuples"]
-    counted = (rows["epoch_end_us"] > 1e6 + 2 * _EPOCH_US) & (rows["epoch_end_us"] < 3e6 - _EPOCH_US) & (tuples > 0)
-    return float(rows["process_us"][counted].sum() / max(1.0, float(tuples[counted].sum())))
+    chosen = (rows["epoch_end_us"] > 1e6 + 2 * _EPOCH_US) & (rows["epoch_end_us"] < 3e6 - _EPOCH_US) & (tuples > 0)
+    return float(rows["process_us"][chosen].sum() / max(1.0, float(tuples[chosen].sum())))
 
 
 def _measured(config: RunConfig) -> float:
@@ -71,21 +72,21 @@ def _measured(config: RunConfig) -> float:
 
 
 def realtime_costs(costs: CostModel, repeats: int = 3) -> tuple[float, float]:
-    """(`slave_realtime_ratio`, `slave_sleep_ratio`): medians over two workloads, so many times each; within LEAST and MOST, 0
-    and MOST_ASLEEP. costs: their own two do not count."""
+    """(`slave_realtime_ratio`, `slave_sleep_ratio`): medians over two workloads with `repeats` runs each, limited to LEAST and
+    MOST, 0 and MOST_ASLEEP. costs: their own two ratios are ignored."""
     plain = dataclasses.replace(costs, slave_realtime_ratio=1.0, slave_sleep_ratio=0.0)
     ratios = []
     for speed in (FAST, SLOW):
-        taken = []
+        measured = []
         for bias in (0.7, 0.5):
             config = _config(bias, speed)
-            told = np.stack(plan(config, 1, plain, host_cores=os.cpu_count() or 1).metrics).T
-            expected = _work_us(dict(zip(COLUMNS, told, strict=True)))
+            forecast = np.stack(plan(config, 1, plain, host_cores=os.cpu_count() or 1).metrics).T
+            expected = _work_us(dict(zip(COLUMNS, forecast, strict=True)))
             if expected <= 0:
-                return 1.0, 0.0  # a machine too slow for these rates: nothing would be joined in time
-            taken += [_measured(config) / expected for _ in range(repeats)]
-        ratios.append(statistics.median(taken))
-    slept = [1 / speed - 1 for speed in (FAST, SLOW)]  # per time worked
+                return 1.0, 0.0  # a machine too slow for these rates
+            measured += [_measured(config) / expected for _ in range(repeats)]
+        ratios.append(statistics.median(measured))
+    sleep = [1 / speed - 1 for speed in (FAST, SLOW)]  # per working time
     more = max(1.0, ratios[1] / ratios[0])
-    asleep = min(MOST_ASLEEP, (more - 1) / (slept[1] - more * slept[0])) if more * slept[0] < slept[1] else MOST_ASLEEP
-    return min(MOST, max(LEAST, ratios[0] / (1 + asleep * slept[0]))), asleep
+    asleep = min(MOST_ASLEEP, (more - 1) / (sleep[1] - more * sleep[0])) if more * sleep[0] < sleep[1] else MOST_ASLEEP
+    return min(MOST, max(LEAST, ratios[0] / (1 + asleep * sleep[0]))), asleep

@@ -1,13 +1,13 @@
-"""What things cost on this machine: the real roles and kernels, timed.
+"""Calibration of the cost model on this machine, with the real roles and kernels.
 
 What: `calibrate(quick, tell) -> (CostModel, lines)`.
-Why: a forecast is worth as much as its costs; measuring them takes a minute.
+Why: a forecast is as accurate as its costs; measuring them takes a minute.
 Stays out: using them (`forecast.model.run`), two processes at once (`forecast.calibrate.link`).
 
-A slave is given workloads that differ in skew, theta, window and distribution epoch; its time per delivery is explained by
-deliveries, tuples, visits, comparisons and pairs, by least squares of relative errors, with no cost below zero. A master
-likewise, by tuples, bytes and messages. The rest is timed one by one. Every figure is CPU work of one process with the data in
-memory.
+A slave joins workloads that differ in skew, theta, window and distribution epoch; its time per delivery is fitted by
+deliveries, tuples, visits, comparisons and pairs: least squares of relative errors, with no cost below zero. The master's time
+is fitted by tuples, bytes and messages. Other costs are timed one by one. Every figure is CPU work of one process with the data
+in memory.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ def _config(rate: float, window_s: float, seconds: float, bias: float, theta: in
 
 
 def _batches(config: RunConfig) -> tuple[list[list[SourceBatch]], tuple[RowLayout | None, RowLayout | None]]:
-    """Everything both generators yield, and their layouts."""
-    carry = config.sink.kind != "count" or config.sink.carry_payload
-    sources = [GeneratorSource(config.workload, config.seed, s, carry_payload=carry) for s in (LEFT, RIGHT)]
+    """All batches of both generators, and their layouts."""
+    with_payload = config.sink.kind != "count" or config.sink.carry_payload
+    sources = [GeneratorSource(config.workload, config.seed, s, carry_payload=with_payload) for s in (LEFT, RIGHT)]
     out: list[list[SourceBatch]] = []
     for source in sources:
         out.append([])
@@ -115,13 +115,13 @@ def _batches(config: RunConfig) -> tuple[list[list[SourceBatch]], tuple[RowLayou
 
 
 def _run_master(config: RunConfig, slave_count: int) -> tuple[list[Any], float, tuple[int, int, int], Any]:
-    """All frames of a run, the master's seconds, what it did (tuples, bytes, messages), and the layouts."""
+    """All frames of a run, the master's seconds, its (tuples, bytes, messages), and the layouts."""
     batches, layouts = _batches(config)
     queues = [iter(b) for b in batches]
     master = Master(config, slave_count, layouts)
     frames: list[Any] = []
     clock = time.thread_time
-    did = [0, 0, 0]
+    counts = [0, 0, 0]
     wanted: list[Effect] = []
 
     def read(effect: Read) -> None:
@@ -132,9 +132,9 @@ def _run_master(config: RunConfig, slave_count: int) -> tuple[list[Any], float, 
         delivery = effect.message
         assert isinstance(delivery, Delivery)
         frames.append(pack_delivery(delivery))
-        did[0] += len(delivery.left) + len(delivery.right)
-        did[1] += delivery.nbytes
-        did[2] += 1
+        counts[0] += len(delivery.left) + len(delivery.right)
+        counts[1] += delivery.nbytes
+        counts[2] += 1
         wanted.extend(master.handle(Received(effect.to, Report(0.0)), 0))
 
     performers: Performers = {Read: read, Send: send, Log: nothing, Finish: nothing}
@@ -145,11 +145,11 @@ def _run_master(config: RunConfig, slave_count: int) -> tuple[list[Any], float, 
     while wanted:
         effects, wanted = wanted, []
         perform(effects, performers)
-    return frames, clock() - start, (did[0], did[1], did[2]), layouts
+    return frames, clock() - start, (counts[0], counts[1], counts[2]), layouts
 
 
 def _deliver(slave: Slave, frame: Any) -> list[ResultChunk]:
-    """Let a slave join a delivery; what it sends to the collector."""
+    """Let a slave join a delivery; returns its chunks for the collector."""
     chunks: list[ResultChunk] = []
 
     def send(effect: Send) -> None:
@@ -202,7 +202,7 @@ def _slave_costs(scale: float, tell: Callable[[str], None]) -> tuple[dict[str, f
         frames, _, _, layouts = _run_master(config, 1)
         turns = [_run_slave(config, frames, layouts) for _ in range(4)]
         rows, seconds = turns[0][0], np.median([t[1] for t in turns[1:]], axis=0)
-        if name == "reference":  # the first use of memory, which this process has not had before
+        if name == "reference":  # the first turn includes the growth of the process's memory
             growth_s = max(0.0, float((turns[0][1] - seconds).sum()) / (2 * rate * scale * window_s))
         bundled = _bundles(rows, seconds, 6)
         all_rows.append(bundled[0])
@@ -231,13 +231,13 @@ def _master_costs(scale: float) -> tuple[dict[str, float], list[str]]:
     rows, seconds, lines = [], [], []
     for _, slaves, epoch_s, sink in cases:
         config = _config(100_000 * scale, 5.0, 6.0, 0.7, 32 << 10, epoch_s, **sink)
-        took, did = min((r[1], r[2]) for r in (_run_master(config, slaves) for _ in range(3)))
-        rows.append((float(did[0]), float(did[1]), float(did[2])))
-        seconds.append(took)
+        master_s, counts = min((r[1], r[2]) for r in (_run_master(config, slaves) for _ in range(3)))
+        rows.append((float(counts[0]), float(counts[1]), float(counts[2])))
+        seconds.append(master_s)
     costs = least_squares(np.array(rows), np.array(seconds), names)
-    for (name, *_), row, took in zip(cases, rows, seconds, strict=True):
+    for (name, *_), row, used in zip(cases, rows, seconds, strict=True):
         fitted = sum(costs[n] * v for n, v in zip(names, row, strict=True))
-        lines.append(f"master, {name:<16} {1e9 * took / row[0]:>8,.0f} ns/tuple, fitted {100 * (fitted / took - 1):+.0f} %")
+        lines.append(f"master, {name:<16} {1e9 * used / row[0]:>8,.0f} ns/tuple, fitted {100 * (fitted / used - 1):+.0f} %")
     return costs, lines
 
 
@@ -245,8 +245,8 @@ def _best(measure: Callable[[], float], repeat: int = 3) -> float:
     return min(measure() for _ in range(repeat))
 
 
-def _source_seconds(workload: WorkloadConfig, carry: bool) -> float:
-    source = GeneratorSource(workload, 1, LEFT, carry_payload=carry)
+def _source_seconds(workload: WorkloadConfig, with_payload: bool) -> float:
+    source = GeneratorSource(workload, 1, LEFT, carry_payload=with_payload)
     start = time.thread_time()
     while source.read() is not None:
         pass
@@ -257,7 +257,7 @@ def _source_costs(scale: float) -> tuple[float, float]:
     """Nanoseconds per generated tuple, and per byte of payload."""
     workload = WorkloadConfig(200_000 * scale, 2_000_000)
     tuples = workload.rate_per_s * 2
-    bare, loaded = (_best(lambda carry=carry: _source_seconds(workload, carry)) for carry in (False, True))  # type: ignore[misc]
+    bare, loaded = (_best(lambda payload=payload: _source_seconds(workload, payload)) for payload in (False, True))  # type: ignore[misc]
     return bare / tuples * 1e9, max(0.01, (loaded - bare) / tuples / workload.payload_bytes * 1e9)
 
 
@@ -293,7 +293,7 @@ def _movement_costs(scale: float) -> tuple[float, float]:
 
 
 def _keeping_costs(scale: float) -> float:
-    """Nanoseconds per byte of payload that a slave keeps with its windows: one workload with and without, of few pairs."""
+    """Nanoseconds per byte of payload in a slave's windows: one workload of few pairs, with and without payload."""
     seconds = []
     for sink in ({"kind": "count"}, {"kind": "parquet", "payload": 200}):
         config = _config(50_000 * scale, 3.0, 9.0, 0.5, 32 << 10, 0.3, **sink)
@@ -312,11 +312,11 @@ def _chunk_seconds(frames: list[Any]) -> float:
 
 
 def _collector_costs(scale: float, kept_byte_ns: float) -> tuple[float, float, float]:
-    """Nanoseconds per chunk, per byte of pairs collected and written, and per byte of pairs at the slave. kept_byte_ns: what
-    the slave takes per byte of payload it keeps."""
-    counted = _config(50_000 * scale, 2.0, 6.0, 0.7, 32 << 10, 0.2)
-    frames, _, _, layouts = _run_master(counted, 1)
-    chunks = _final_chunks(counted, frames, layouts)
+    """Nanoseconds per chunk, per byte of pairs collected and written, and per byte of pairs at the slave. kept_byte_ns: the
+    slave's nanoseconds per byte of payload in its windows."""
+    count_only = _config(50_000 * scale, 2.0, 6.0, 0.7, 32 << 10, 0.2)
+    frames, _, _, layouts = _run_master(count_only, 1)
+    chunks = _final_chunks(count_only, frames, layouts)
     chunk_ns = _best(lambda: _chunk_seconds(chunks)) * 1e9
     rows = _config(100_000 * scale, 5.0, 8.0, 0.72, 32 << 10, 0.5, kind="parquet")
     frames, _, _, layouts = _run_master(rows, 1)
@@ -364,7 +364,7 @@ def _sink_seconds(config: RunConfig, pairs: list[Pairs]) -> float:
 
 
 def calibrate(quick: bool, tell: Callable[[str], None]) -> tuple[CostModel, list[str]]:
-    """Measure all costs. quick: a tenth of the tuples. Returns them, and lines that say how well they explain what was timed.
+    """Measure all costs. quick: a tenth of the tuples. Returns them, and lines with the errors of the fits.
 
     RunFailed when two MPI ranks cannot be started.
     """
@@ -416,9 +416,9 @@ def calibrate(quick: bool, tell: Callable[[str], None]) -> tuple[CostModel, list
 
 
 def measure_links(quick: bool) -> dict[str, float]:
-    """Seconds of a small and of a large message one way (small_s, large_s), bandwidth (bytes_per_s), CPU seconds of a look for
-    messages (look_s), what a sleep takes longer than asked for (sleep_extra_s), and a slave's speed beside another busy rank
-    over its speed alone (shared). RunFailed when MPI fails."""
+    """Seconds of a small and of a large message one way (small_s, large_s), bandwidth (bytes_per_s), CPU seconds of a poll
+    (look_s), the excess of a sleep over its length (sleep_extra_s), and a slave's speed beside another busy rank over its speed
+    alone (shared). RunFailed when MPI fails."""
     with tempfile.TemporaryDirectory(prefix="swjoin-links-") as folder:
         out = Path(folder) / "links.json"
         command = [
@@ -437,7 +437,7 @@ def measure_links(quick: bool) -> dict[str, float]:
 
 
 def master_work() -> Callable[[], float]:
-    """Some tens of milliseconds of a master's work, the generator's included; each call returns its seconds."""
+    """A master's work of some tens of milliseconds, with the generator's; each call returns its seconds."""
     config = _config(100_000, 5.0, 8.0, 0.7, 32 << 10, 0.5)
 
     def work() -> float:
@@ -449,7 +449,7 @@ def master_work() -> Callable[[], float]:
 
 
 def join_work() -> Callable[[], float]:
-    """Some tens of milliseconds of a slave's work on windows that are full; each call returns its seconds."""
+    """A slave's work of some tens of milliseconds on full windows; each call returns its seconds."""
     config = _config(100_000, 5.0, 8.0, 0.7, 32 << 10, 0.5)
     frames, _, _, layouts = _run_master(config, 1)
 

@@ -1,9 +1,10 @@
-"""Ranks in virtual time: what master, slaves and collector do with their roles, and how long it takes them.
+"""Ranks in virtual time: the loops of master, slaves and collector around their roles, and their durations.
 
-What: `ModelMaster`, `ModelSlave`, `ModelCollector`. Why: the loops are those of `runtime.mpi.main`: the master delivers, then
-hears reports, then reads; it is busy while it sends a large message, because that is sent blocking, to a slave that has asked
-for it; a slave polls for messages between two pieces of work; the collector takes one chunk after the other.
-Stays out: what costs what (`forecast.costs`), the run as a whole (`forecast.model.run`), what roles decide.
+What: `ModelMaster`, `ModelSlave`, `ModelCollector`.
+Why: the loops are those of `runtime.mpi.main`. The master delivers, then receives reports, then reads; sending a large message
+keeps it busy, because the send blocks. A slave polls for messages between two pieces of work. The collector takes one chunk
+at a time.
+Stays out: the costs (`forecast.costs`), the whole run (`forecast.model.run`), decisions of the roles.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class ModelMaster(Actor):
         self.collector: ModelCollector
         self.events: list[RunEvent] = []
         self.first_read_us: float | None = None
-        self.measured_from_us: float | None = None  # virtual time at which history had been joined
+        self.measured_from_us: float | None = None  # virtual time at the end of the prefill
         self._sources = sources
         self._outbox: deque[Delivery] = deque()
         self._inbox: deque[Event] = deque()
@@ -117,11 +118,11 @@ class ModelMaster(Actor):
         rows = 0 if batch is None else len(batch)
         source_ns = costs.source_tuple_ns + costs.source_byte_ns * self._payload_bytes
         event: Event = SourceEnded(stream) if batch is None else BatchRead(stream, batch)
-        judge_us = costs.master_tuple_ns / 2 * rows / 1000
-        self.work(source_ns * rows / 1000 + judge_us, partial(self._handle, event, 0.0))
+        intake_us = costs.master_tuple_ns / 2 * rows / 1000
+        self.work(source_ns * rows / 1000 + intake_us, partial(self._handle, event, 0.0))
 
     def _handle(self, event: Event, work_us: float) -> None:
-        """The role acts at once; what that cost follows."""
+        """Let the role handle the event at once, then spend the time that it costs."""
         buffers = self.master.buffers
         assert isinstance(buffers, ModelBuffers)
         before = buffers.drained_tuples
@@ -153,12 +154,12 @@ class ModelMaster(Actor):
         self.events.append(effect.event)
 
     def _set_timer(self, effect: SetTimer) -> None:
-        """Wake at that time, unless busy."""
+        """Run the loop at that time, unless busy."""
         self._timers.set(effect)
         self.world.at_clock(float(effect.at_us), lambda: None if self.busy else self.loop())
 
     def _restart_clock(self, effect: RestartClock) -> None:
-        """The warm-up has been joined: the run's clock shows stream time from now on."""
+        """Start measuring after the prefill: the run's clock shows stream time from now on."""
         world = self.world
         world.ahead_us = effect.clock_us - world.time.now_us
         self.measured_from_us = world.time.now_us
@@ -206,18 +207,18 @@ class ModelSlave(Actor):
         self.master: ModelMaster
         self.collector: ModelCollector
         self.peers: list[ModelSlave] = []
-        self._pair_bytes = pair_bytes  # 0: pairs are counted only
-        self._kept_bytes = payload_bytes if pair_bytes else 0  # of a tuple, with the windows
+        self._pair_bytes = pair_bytes  # 0: pairs are only counted
+        self._kept_bytes = payload_bytes if pair_bytes else 0  # payload of a tuple in the windows
         self._owed_us = 0.0  # CPU time of messages handled, charged with the next piece of work
         self._process_us = 0.0
         self._measured = Usage()
         self._measured_at_us = 0.0
         self._sent_until_us: dict[SlaveId, float] = {}
-        self._in_history = world.config.measure.prefill_us > 0
+        self._in_prefill = world.config.measure.prefill_us > 0
         self._performers: Performers = {
             Send: self._send,
             SetTimer: self._set_timer,
-            RestartClock: nothing,  # the master's effect restarts the clock of all
+            RestartClock: nothing,  # the master's effect restarts the common clock
             Finish: nothing,
         }
         join.span_us = self._span_us
@@ -226,7 +227,7 @@ class ModelSlave(Actor):
         self._perform(self.slave.start(), self.loop)
 
     def start_measuring(self, message: MeasuringStarted) -> None:
-        self._in_history = False
+        self._in_prefill = False
         self.usage.clear()
         self._measured = Usage()
         self._measured_at_us, self._process_us = self.world.time.now_us, 0.0
@@ -240,7 +241,7 @@ class ModelSlave(Actor):
         self.world.at_clock(float(effect.at_us), fire)
 
     def receive(self, event: Event) -> None:
-        """A message: handled between two pieces of work, at once for the role."""
+        """Take a message: the role handles it between two pieces of work, in no virtual time."""
         if self.blocked:
             self._callers.append(partial(self.receive, event))
             return
@@ -261,7 +262,7 @@ class ModelSlave(Actor):
         self._process_us += work_us
 
         def then() -> None:
-            idle_us = work_us * (1 / self._speed() - 1)  # a slower node, see runtime.throttle
+            idle_us = work_us * (1 / self._speed() - 1)  # a slower node, see runtime.slow_node
             self._process_us += idle_us
             self.usage.slowed_us += idle_us
             if idle_us:
@@ -297,23 +298,23 @@ class ModelSlave(Actor):
         ns += c.slave_visit_ns * did.visits + c.slave_delivery_ns * did.deliveries + c.slave_growth_ns * did.growth
         ns += c.slave_result_byte_ns * self._pair_bytes * did.pairs
         ns += c.extract_byte_ns * did.extracted_bytes + c.install_byte_ns * did.installed_bytes
-        if self.world.realtime and not self._in_history:
+        if self.world.realtime and not self._in_prefill:
             ns *= c.slave_realtime_ratio * (1 + c.slave_sleep_ratio * (1 / self._speed() - 1))
         return ns / 1000
 
     def _pieces(self, did: Meter) -> float:
-        """Steps of a real slave: whole partition-groups each, until so many tuples are done."""
+        """Steps of a real slave for this work: whole partition-groups, at least `STEP_TUPLES` tuples each."""
         if not did.tuples or not did.groups:
             return 1.0
-        at_least = STEP_TUPLES if self._in_history else self.slave.step_tuples
+        at_least = STEP_TUPLES if self._in_prefill else self.slave.step_tuples
         return max(1.0, did.groups / math.ceil(at_least * did.groups / did.tuples))
 
     def _speed(self) -> float:
-        """Slow nodes are not imitated during history."""
-        return 1.0 if self._in_history else self.world.config.nodes.speed_of(self.slave.id, self.world.now_us)
+        """The node's speed; slow nodes are not imitated during the prefill."""
+        return 1.0 if self._in_prefill else self.world.config.nodes.speed_of(self.slave.id, self.world.now_us)
 
     def _span_us(self, did: Meter) -> float:
-        """How long pairs of a step keep coming: to the start of its last real piece, whose clock they are stamped with."""
+        """Time from the first to the last stamp of a step's pairs: up to the start of its last real piece."""
         work_us = self._work_us(did)
         return work_us * (1 - 1 / self._pieces(did)) * self.world.cores.slowdown / self._speed()
 
@@ -327,24 +328,24 @@ class ModelSlave(Actor):
     # ------------------------------------------------------------ messages
 
     def _perform(self, effects: list[Effect], then: Action) -> None:
-        """Perform effects one after the other; results may wait for the collector."""
+        """Perform effects in order; results may wait for the collector."""
         left = deque(effects)
 
-        def go_on() -> None:
+        def perform_next() -> None:
             while left:
                 effect = left.popleft()
                 if isinstance(effect, Send) and isinstance(effect.message, ResultChunk):
                     chunk = effect.message
                     nbytes = _CHUNK_BYTES + 24 * (0 if chunk.results is None else len(chunk.results.groups))
-                    self.send(nbytes, self.collector, partial(self.collector.receive, chunk, nbytes), go_on)
+                    self.send(nbytes, self.collector, partial(self.collector.receive, chunk, nbytes), perform_next)
                     return
                 perform([effect], self._performers)
             then()
 
-        go_on()
+        perform_next()
 
     def _send(self, effect: Send) -> None:
-        """A message that this slave does not wait for."""
+        """Send a message without waiting."""
         message, time, transfer_us = effect.message, self.world.time, self.world.transfer_us
         event = Received(slave_role(self.slave.id), message)
         if effect.to == MASTER:
@@ -358,6 +359,6 @@ class ModelSlave(Actor):
             return
         self.usage.link_us += transfer_us(message.nbytes)
         at_us = time.now_us + transfer_us(_HEADER_BYTES + message.nbytes) + peer.attention_us()
-        at_us = max(at_us, self._sent_until_us.get(peer.slave.id, 0.0))  # none overtakes another
+        at_us = max(at_us, self._sent_until_us.get(peer.slave.id, 0.0))  # messages stay in order
         self._sent_until_us[peer.slave.id] = at_us
         time.at(at_us, partial(peer.receive, event))

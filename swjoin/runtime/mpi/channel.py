@@ -1,8 +1,8 @@
-"""One rank's messages: whole byte buffers to and from other ranks, and where the time for them went.
+"""The channel of one rank: whole byte messages to and from other ranks, with metered times.
 
-What: `Channel` sends, receives, probes and waits, meters both, and imitates slower links.
+What: `Channel` sends, receives, probes and waits, meters communication and idle time, and imitates slower links.
 Why: a waiting rank sleeps between probes instead of spinning in MPI, so that more ranks than cores do not starve each other.
-Stays out: what the bytes mean (`cluster.wire`), which rank plays which role (`runtime.mpi.main`).
+Stays out: encoding (`cluster.wire`), the assignment of roles to ranks (`runtime.mpi.main`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 20e-6, 1e-3
 
 
 class PeerLostError(RunFailed):
-    """A slave's rank has died, and the others have to go on without it."""
+    """A slave's rank has died; the others continue without it."""
 
 
 class PeerFailedError(RunFailed):
-    """Another rank failed and has sent the reason."""
+    """Another rank has failed and sent its error."""
 
     def __init__(self, text: str, exit_code: int) -> None:
         super().__init__(text)
@@ -39,7 +39,7 @@ class PeerFailedError(RunFailed):
 class Channel:
     """Sends and receives whole byte messages, and waits without spinning.
 
-    rank, size: of those who take part. source: of the message found last.
+    rank, size: among the participating ranks. source: sender of the message found last.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
@@ -68,7 +68,7 @@ class Channel:
         self.comm.Send([data, self.mpi.BYTE], dest=rank, tag=tag)
 
     def send_later(self, data: NDArray[np.uint8], rank: int, tag: int) -> None:
-        """Start to send, without waiting: the receiver may be waiting for the sender. `data` is kept until it has left."""
+        """Start a send without waiting, as the receiver may be waiting for the sender. `data` is kept until it has left."""
         start = time.monotonic_ns()
         self._send_later(data, rank, tag)
         self.meter.communication_us += (time.monotonic_ns() - start) // 1000
@@ -99,7 +99,7 @@ class Channel:
         self.comm.Recv([data, self.mpi.BYTE], source=self._status.Get_source(), tag=self._status.Get_tag())
 
     def imitate_transfer(self, nbytes: int, bytes_per_s: float) -> None:
-        """Take as long as a slower link would have: both sides do, from the moment in which the message has passed."""
+        """Sleep for the transfer time of a slower link; both sides do so once the message has been transferred."""
         if bytes_per_s <= 0:
             return
         start = time.monotonic_ns()
@@ -107,7 +107,7 @@ class Channel:
         self.meter.communication_us += (time.monotonic_ns() - start) // 1000
 
     def sleep(self, at_most_us: int = 1_000_000) -> None:
-        """Give the core away for a moment; longer each time until a probe succeeds."""
+        """Yield the core for a moment; longer each time until a probe succeeds."""
         start = time.monotonic_ns()
         self._freed.trim_if_due()
         time.sleep(max(0.0, min(self._sleep_s, at_most_us / 1e6)))
@@ -121,13 +121,13 @@ class Channel:
         return self.receive()
 
     def check(self) -> None:
-        """Once in every round of a loop: PeerLostError: the run continues without a rank; PeerFailedError: it ends."""
+        """To be called in every round of a loop. PeerLostError: the run continues without a rank. PeerFailedError: it ends."""
 
     def slaves_are_done(self) -> None:
-        """Rank 0 needs nothing of the slaves any more; should one die now, it is no loss."""
+        """Rank 0 needs no further message of the slaves: a slave's death is ignored from now on."""
 
     def farewell(self, tag: int) -> None:
-        """Rank 0 lets all others leave; they wait for its message."""
+        """End the run: the other ranks wait for rank 0's message before they leave."""
         nothing = np.empty(0, np.uint8)
         if self.rank != 0:
             self.wait(0, tag)

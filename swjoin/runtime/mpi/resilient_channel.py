@@ -1,15 +1,15 @@
-"""A channel that outlives the death of ranks.
+"""A channel that survives the death of ranks.
 
-What: `ResilientChannel`, whose calls raise `PeerLostError` when a slave has died, and `next_attempt`, which leads all that are
-left to a new attempt; `library_survives`.
-Why: with User Level Failure Mitigation messages between living ranks keep passing when another one dies, so nobody has to start
-anew. Rank 0 notices, tells everybody who is left, and goes on when all have answered.
-Stays out: what is done anew (`runtime.mpi.rank`), the library's own way of shrinking a communicator.
+What: `ResilientChannel`, whose calls raise `PeerLostError` after the death of a slave; `next_attempt` starts a new attempt
+with the surviving ranks; `library_survives`.
+Why: with User Level Failure Mitigation, surviving ranks can still exchange messages, so no process has to restart. Rank 0
+detects a death, informs the survivors, and continues when all have answered.
+Stays out: the work of an attempt (`runtime.mpi.rank`), the library's own way of shrinking a communicator.
 
-Messages carry the number of their attempt in their tags, so nothing that was on its way can be taken for something new; it is
-received and dropped. `MPI_Comm_shrink` would do without that, but its agreement hangs in Open MPI 5.0 when two ranks die within
-a few hundred milliseconds (2 of 12 trials); collective operations are therefore sums of single messages here. Nobody calls
-MPI_Finalize or MPI_Abort, which may wait for the dead (both were seen to).
+A message carries the number of its attempt in its tag, so stale messages are recognised; they are received and dropped.
+`MPI_Comm_shrink` would make that unnecessary, but its agreement hangs in Open MPI 5.0 when two ranks die within a few hundred
+milliseconds (2 of 12 trials); collective operations therefore consist of single messages here. No rank calls MPI_Finalize or
+MPI_Abort, which may wait for dead ranks (observed for both).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 ROOT = 0
 _COLLECTOR = 1
 _TAGS = 32  # tags of one attempt
-_RECOVER, _END, _READY, _ARRIVED, _GO, _TEXT = 0, 1, 28, 29, 30, 31  # the first two belong to no attempt
-_SPIN_NS = 50_000  # how long an unfinished send is polled without a pause
+_RECOVER, _END, _READY, _ARRIVED, _GO, _TEXT = 0, 1, 28, 29, 30, 31  # the first two are independent of attempts
+_SPIN_NS = 50_000  # time for which an unfinished send is polled without a pause
 _PAUSE_S = 50e-6
 _FAREWELL_S = 5.0
 _NOTHING = np.empty(0, np.uint8)
@@ -45,22 +45,22 @@ def library_survives() -> bool:
 
 
 class ResilientChannel(Channel):
-    """Ranks are renumbered in every attempt: 0 and 1 stay, slaves keep their order.
+    """A channel whose ranks are renumbered in every attempt: 0 and 1 stay, slaves keep their order.
 
-    RunFailed, when rank 0 or rank 1 or the last slave has died: nobody can go on then.
+    Raises RunFailed when rank 0, rank 1 or the last slave has died: then the run cannot continue.
     """
 
     def __init__(self, comm: MPI.Comm, mend: str) -> None:
-        """mend: how to go on when nobody can."""
+        """mend: remedy for the error when the run cannot continue."""
         super().__init__(comm)
         self._mend = mend
         self.attempt = 0
-        self._world = list(range(comm.size))  # MPI ranks of those who take part
+        self._world = list(range(comm.size))  # MPI ranks of the participants
         self._me = comm.rank
-        self._noticed = False  # rank 0: somebody has died since this attempt began
+        self._death_detected = False  # rank 0: a rank has died since this attempt started
         self._closing = False
         self._order = self.mpi.Status()
-        self._stale: list[tuple[Any, NDArray[np.uint8]]] = []  # begun in earlier attempts; kept until they have gone
+        self._stale: list[tuple[Any, NDArray[np.uint8]]] = []  # sends of earlier attempts; kept until complete
 
     # ------------------------------------------------------------ messages
 
@@ -72,18 +72,18 @@ class ResilientChannel(Channel):
         return tag + _TAGS * (1 + self.attempt)
 
     def _send(self, data: NDArray[np.uint8], rank: int, tag: int) -> None:
-        """Waits until it has gone, or somebody has died."""
+        """Send, and wait until the message has left or a rank has died."""
         try:
             request = self.comm.Isend([data, self.mpi.BYTE], dest=self._world[rank], tag=self._tag(tag))
             start = time.monotonic_ns()
             while not request.Test():
                 if time.monotonic_ns() - start > _SPIN_NS:
-                    self._stale.append((request, data))  # in case that we leave it
+                    self._stale.append((request, data))  # in case `check` raises
                     self.check()
                     self._stale.pop()
                     time.sleep(_PAUSE_S)
         except self.mpi.Exception as error:
-            self._mind(error)
+            self._note_death(error)
             self._await_rescue()
 
     def _send_later(self, data: NDArray[np.uint8], rank: int, tag: int) -> None:
@@ -91,7 +91,7 @@ class ResilientChannel(Channel):
             self._outgoing.append((self.comm.Isend([data, self.mpi.BYTE], dest=self._world[rank], tag=self._tag(tag)), data))
             self._outgoing = [(request, kept) for request, kept in self._outgoing if not request.Test()]
         except self.mpi.Exception as error:
-            self._mind(error)
+            self._note_death(error)
             self._await_rescue()
 
     def _probe(self, rank: int, tag: int) -> bool:
@@ -99,14 +99,14 @@ class ResilientChannel(Channel):
         try:
             return bool(self.comm.Iprobe(source=world, tag=self._tag(tag), status=self._status))
         except self.mpi.Exception as error:
-            self._mind(error)
+            self._note_death(error)
             return False
 
     def _receive(self, data: NDArray[np.uint8]) -> None:
         try:
             super()._receive(data)
         except self.mpi.Exception as error:  # its sender died while sending it
-            self._mind(error)
+            self._note_death(error)
             self._await_rescue()
 
     def broadcast(self, text: str | None, root: int) -> str:
@@ -132,9 +132,9 @@ class ResilientChannel(Channel):
         self._closing = True
 
     def farewell(self, tag: int) -> None:
-        """Whoever leaves looks like one that has died, so nobody minds that any more; rank 0 leaves last."""
+        """End the run: ranks that leave look dead, so deaths are ignored from now on; rank 0 leaves last."""
         if self._me != ROOT:
-            while True:  # others may be joining for long yet, and may die meanwhile
+            while True:  # others may still be joining, and may die meanwhile
                 try:
                     if self.comm.Iprobe(source=ROOT, tag=self._tag(tag)):
                         return
@@ -157,17 +157,17 @@ class ResilientChannel(Channel):
 
     # ------------------------------------------------------------ deaths
 
-    def _mind(self, error: BaseException) -> None:
-        """Take note of a death; any other error of the library is raised as it is."""
+    def _note_death(self, error: BaseException) -> None:
+        """Note a death; re-raise any other error of the library."""
         kinds = (self.mpi.ERR_PROC_FAILED, self.mpi.ERR_PROC_FAILED_PENDING)
         if not isinstance(error, self.mpi.Exception) or error.Get_error_class() not in kinds:
             raise error
-        self.comm.Ack_failed(self.comm.size)  # or no message from anybody could be received any more
+        self.comm.Ack_failed(self.comm.size)  # otherwise no message from any rank could be received
         gone = self._failed()
         if ROOT in gone or _COLLECTOR in gone:
             names = [name for rank, name in ((ROOT, "master"), (_COLLECTOR, "collector")) if rank in gone]
             raise RunFailed(f"the {' and the '.join(names)} died; {self._mend}")
-        self._noticed |= bool(gone & set(self._world))
+        self._death_detected |= bool(gone & set(self._world))
 
     def _failed(self) -> set[int]:
         """MPI ranks that have died."""
@@ -175,14 +175,14 @@ class ResilientChannel(Channel):
         return {int(rank) for rank in group.Translate_ranks(None, everyone)}
 
     def check(self) -> None:
-        """PeerLostError: rank 0 has noticed a death, and everybody has to go to `next_attempt`."""
-        if self._me == ROOT and self._noticed and not self._closing:
+        """PeerLostError when rank 0 has detected a death: every rank then calls `next_attempt`."""
+        if self._me == ROOT and self._death_detected and not self._closing:
             raise PeerLostError("a slave has died")
         try:
             if self._me != ROOT and self.comm.Iprobe(source=ROOT, tag=_RECOVER):
                 raise PeerLostError("a slave has died")
         except self.mpi.Exception as error:
-            self._mind(error)
+            self._note_death(error)
         try:
             if self.comm.Iprobe(source=self.any, tag=_END, status=self._order):
                 data = np.empty(self._order.Get_count(self.mpi.BYTE), np.uint8)
@@ -190,12 +190,12 @@ class ResilientChannel(Channel):
                 plain = json.loads(bytes(data))
                 raise PeerFailedError(plain["text"], plain["exit_code"])
         except self.mpi.Exception as error:
-            self._mind(error)
+            self._note_death(error)
         if self.attempt:
             self._drop_stale()
 
     def end_all(self, text: str, exit_code: int) -> None:
-        """Tell every rank that is left to end, and why; does not wait for any."""
+        """Send every other surviving rank the order to end, and the reason; does not wait."""
         data = np.frombuffer(json.dumps({"text": text, "exit_code": exit_code}).encode(), np.uint8)
         gone = self._failed()
         for rank in self._world:
@@ -206,15 +206,15 @@ class ResilientChannel(Channel):
                     continue
 
     def _await_rescue(self) -> None:
-        """What was being sent or received is lost; the next attempt is about to come, or it was nobody of this one."""
+        """After a failed send or receive: wait until `check` reports the death. RunFailed after 30 s."""
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             self.check()
             time.sleep(_PAUSE_S)
-        raise RunFailed("a message failed, and no death was noticed within 30 s")
+        raise RunFailed("a message failed, and no death was detected within 30 s")
 
     def _drop_stale(self) -> None:
-        """Receive what was sent in earlier attempts: its sender may still keep it."""
+        """Receive and drop messages of earlier attempts, so that their senders can release them."""
         status = self.mpi.Status()
         try:
             while self.comm.Iprobe(source=self.any, tag=self.mpi.ANY_TAG, status=status):
@@ -223,10 +223,10 @@ class ResilientChannel(Channel):
                 data = np.empty(status.Get_count(self.mpi.BYTE), np.uint8)
                 self.comm.Recv([data, self.mpi.BYTE], source=status.Get_source(), tag=status.Get_tag())
         except self.mpi.Exception as error:
-            self._mind(error)
+            self._note_death(error)
 
     def next_attempt(self) -> None:
-        """Everybody that is left has left the attempt before, and has a new rank. RunFailed when nobody can go on."""
+        """Start the next attempt, with new ranks for all survivors. RunFailed when the run cannot continue."""
         self._stale += self._outgoing
         self._outgoing = []
         if self._me == ROOT:
@@ -237,7 +237,7 @@ class ResilientChannel(Channel):
 
     def _lead(self) -> None:
         while True:
-            self._noticed = False
+            self._death_detected = False
             gone = self._failed()
             self._world = [rank for rank in range(self.comm.size) if rank not in gone]
             if len(self._world) < 3:
@@ -248,9 +248,9 @@ class ResilientChannel(Channel):
                 try:
                     self._stale.append((self.comm.Isend([message, self.mpi.BYTE], dest=rank, tag=_RECOVER), message))
                 except self.mpi.Exception as error:
-                    self._mind(error)
+                    self._note_death(error)
             waiting = set(self._world[1:])
-            while waiting and not self._noticed:
+            while waiting and not self._death_detected:
                 for rank in list(waiting):
                     if self._probe(self._world.index(rank), _READY):
                         self.receive()
@@ -268,22 +268,22 @@ class ResilientChannel(Channel):
                 self._send(_NOTHING, ROOT, _READY)
                 return
             except PeerLostError:
-                continue  # somebody else has died meanwhile
+                continue  # another rank has died meanwhile
 
     def _take_orders(self) -> None:
-        """Wait for rank 0 to tell who is left; the newest message counts."""
+        """Wait for rank 0's list of survivors; the newest message counts."""
         status = self.mpi.Status()
-        told = False
+        received = False
         while True:
             try:
                 if self.comm.Iprobe(source=ROOT, tag=_RECOVER, status=status):
                     data = np.empty(status.Get_count(self.mpi.BYTE), np.uint8)
                     self.comm.Recv([data, self.mpi.BYTE], source=ROOT, tag=_RECOVER)
                     plain = json.loads(bytes(data))
-                    self.attempt, self._world, told = plain["attempt"], plain["ranks"], True
-                elif told:
+                    self.attempt, self._world, received = plain["attempt"], plain["ranks"], True
+                elif received:
                     return
                 else:
                     time.sleep(_PAUSE_S)
             except self.mpi.Exception as error:
-                self._mind(error)
+                self._note_death(error)
