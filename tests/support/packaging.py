@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import configparser
+from pathlib import Path
 
 SETUP = configparser.ConfigParser()
+SETUP.read(Path(__file__).resolve().parents[2] / "setup.cfg")
 
 
 def lines(section: str, key: str) -> list[str]:
