@@ -21,7 +21,7 @@ from benchmarks.workloads import EPOCH_TUPLES, GROUPS, WORKLOADS, deliveries, ex
 from swjoin.core.batch import LEFT, MISSING_ID, RIGHT, PayloadRows, RowLayout, TupleBatch
 from swjoin.core.data_messages import Delivery
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How, format_digest, pair_digest
-from swjoin.operators.window_join import WindowJoin
+from swjoin.operators.window_join import WindowJoinOperator
 from swjoin.operators.window_store import WindowSizes
 
 PAYLOAD = RowLayout(48)
@@ -71,7 +71,7 @@ def with_payload(work: list[Delivery]) -> list[Delivery]:
 def run(work: list[Delivery], window_us: int, how: How, pairs: bool) -> tuple[float, int, str]:
     """Seconds, count, digest."""
     layout = PAYLOAD if pairs else None
-    join = WindowJoin(
+    join = WindowJoinOperator(
         Bounds(-window_us, window_us),
         WindowSizes(BLOCK_TUPLES, THETA_BYTES // TUPLE_BYTES, 6 << 30),
         (layout, layout),

@@ -18,7 +18,7 @@ from benchmarks.workloads import EPOCH_TUPLES, GROUPS, WORKLOADS, deliveries, ex
 from swjoin.core.data_messages import Delivery
 from swjoin.core.join_semantics import Bounds, format_digest
 from swjoin.core.record_layout import ROW
-from swjoin.operators.window_join import WindowJoin
+from swjoin.operators.window_join import WindowJoinOperator
 from swjoin.operators.window_store import WindowSizes
 from swjoin.state.arrays import HEADER
 
@@ -39,9 +39,9 @@ class Measured:
     state_bytes: int
 
 
-def new_join(window_us: int, theta_bytes: int = THETA_BYTES) -> WindowJoin:
+def new_join(window_us: int, theta_bytes: int = THETA_BYTES) -> WindowJoinOperator:
     """The module as a slave makes it for a count."""
-    return WindowJoin(
+    return WindowJoinOperator(
         Bounds(-window_us, window_us),
         WindowSizes(BLOCK_TUPLES, theta_bytes // TUPLE_BYTES, 12 << 30),
         result_tuples=0,
@@ -71,7 +71,7 @@ def run(work: list[Delivery], window_us: int, theta_bytes: int = THETA_BYTES, se
     return out
 
 
-def touch(join: WindowJoin, tuples: int = 3_500_000) -> None:
+def touch(join: WindowJoinOperator, tuples: int = 3_500_000) -> None:
     """Allocate the memory of `tuples` tuples before the clock starts, as the C++ program does."""
     pool = join.state.pool
     pool.rows[: tuples * ROW] = 0

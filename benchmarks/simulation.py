@@ -35,7 +35,7 @@ from swjoin.config.run import RunConfig
 from swjoin.core.metric_columns import COLUMNS
 from swjoin.forecast.calibrate.roles import calibrate
 from swjoin.forecast.costs import CostModel, load_costs
-from swjoin.forecast.model.run import plan
+from swjoin.forecast.model.run import simulate
 from swjoin.forecast.summary import forecast
 
 
@@ -125,7 +125,7 @@ def fitted(costs: CostModel, name: str, rate: float, cores: int) -> CostModel:
     low, high = 0.1, 1.0
     for _ in range(12):
         middle = dataclasses.replace(costs, shared_capacity=(low + high) / 2)
-        planned = plan(config_from_plain(plain), slaves, middle, host_cores=cores)
+        planned = simulate(config_from_plain(plain), slaves, middle, host_cores=cores)
         faster = steady(dict(zip(COLUMNS, np.stack(planned.metrics).T, strict=True)))[0] > rate
         low, high = (low, middle.shared_capacity) if faster else (middle.shared_capacity, high)
     return dataclasses.replace(costs, shared_capacity=(low + high) / 2)
@@ -158,7 +158,7 @@ def main() -> None:
         runs = [measure(slaves, plain) for _ in range(args.repeat)]
         if name == args.fit:
             costs = fitted(costs, name, statistics.median(r["steady"][0] for r in runs), cores)
-        planned = plan(config_from_plain(plain), slaves, costs, host_cores=cores)
+        planned = simulate(config_from_plain(plain), slaves, costs, host_cores=cores)
         report = forecast(planned, "benchmarks.simulation")
         predicted = steady(dict(zip(COLUMNS, np.stack(planned.metrics).T, strict=True)))
         rate, delay, work = (statistics.median(r["steady"][i] for r in runs) for i in (0, 1, 2))

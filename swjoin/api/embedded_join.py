@@ -28,7 +28,7 @@ from swjoin.core.ledger import Ledger, StreamCounts
 from swjoin.core.sequence_numbers import wire_layouts
 from swjoin.expressions.vm import Program
 from swjoin.operators.join_step import Work
-from swjoin.operators.window_join import WindowJoin
+from swjoin.operators.window_join import WindowJoinOperator
 from swjoin.policy.placement import round_robin
 from swjoin.routing.hash_partition import GroupMap, HashPartition
 
@@ -40,7 +40,7 @@ LateRows = list[tuple[SourceBatch, str]]
 class Joiner:
     """One join module, what it has joined, and what of that has been handed over. One thread at a time."""
 
-    module: WindowJoin
+    module: WindowJoinOperator
     joined: I64 = dataclasses.field(default_factory=lambda: np.zeros(2, np.int64))
     produced: int = 0
     collected: int = 0
@@ -106,7 +106,7 @@ class Engine:
         self.streams = ingress.streams
         self.joiners = [
             Joiner(
-                WindowJoin.for_run(
+                WindowJoinOperator.for_run(
                     config,
                     wire,
                     name="join" if slaves == 1 else f"slave {slave}",

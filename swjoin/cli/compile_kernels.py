@@ -19,7 +19,7 @@ from swjoin.config.run import QueryConfig, RunConfig, WorkloadConfig
 from swjoin.forecast.costs import PRESETS
 from swjoin.forecast.input_profile import workload_profile
 from swjoin.forecast.memory import plan_memory
-from swjoin.forecast.model.run import plan
+from swjoin.forecast.model.run import simulate
 
 MOVING = {
     "join": {"within": "300ms"},
@@ -66,7 +66,7 @@ def _plan() -> None:
     for domain in (1000, 1 << 40):
         config = RunConfig((QueryConfig(-1_000_000, 1_000_000),), workload=WorkloadConfig(domain=domain))
         plan_memory(config, 1, workload_profile(config))
-        plan(config.fitted_to(1), 1, PRESETS["modern"], limit_us=1e6)
+        simulate(config.fitted_to(1), 1, PRESETS["modern"], limit_us=1e6)
 
 
 if __name__ == "__main__":

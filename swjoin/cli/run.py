@@ -51,7 +51,7 @@ def _run_rank(job: Job, debug: bool) -> int:
     from swjoin.forecast.memory_report import add_plan
     from swjoin.runtime.mpi.main import run_rank
 
-    run_rank(job, progress=True, debug=debug, tell=lambda report: print_summary(report, job), complete_report=add_plan)
+    run_rank(job, progress=True, debug=debug, on_report=lambda report: print_summary(report, job), complete_report=add_plan)
     return 0
 
 

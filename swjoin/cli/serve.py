@@ -280,7 +280,7 @@ class _Generations:
             raise UserError(f"{self._offset_file}: cannot be read ({error.strerror or error}); name an empty folder") from None
         except (ValueError, RecursionError, UserError):
             raise UserError(f"{self._offset_file}: damaged; no tail can resume there; name an empty folder") from None
-        if place.begun and not place.run:
+        if place.started and not place.run:
             raise UserError(
                 f"{self._offset_file}: does not say of which run (an older version of swjoin wrote it); name an empty folder"
             )

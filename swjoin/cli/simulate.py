@@ -86,12 +86,12 @@ def _limit_us(config: RunConfig) -> float:
 def run_simulate(args: argparse.Namespace) -> int:
     from swjoin.connectors.output_paths import refuse_files, refuse_run
     from swjoin.forecast.costs import load_costs, with_changes
-    from swjoin.forecast.model.run import plan
+    from swjoin.forecast.model.run import simulate
     from swjoin.forecast.summary import SIMULATION_FILES, fed, feed, forecast, store
 
     if args.out is not None:
-        begun = refuse_run(Path(args.out), "--out", simulated=True)
-        if not begun:
+        started = refuse_run(Path(args.out), "--out", simulated=True)
+        if not started:
             refuse_files(Path(args.out), SIMULATION_FILES)
     check_slave_count(f"--slaves {args.slaves}", args.slaves)
     if args.host_cores < 0:
@@ -126,7 +126,7 @@ def run_simulate(args: argparse.Namespace) -> int:
         print(fed(reports))
         return 0
     limit_us = _limit_us(config) if limit_us is None else limit_us
-    run = plan(config, args.slaves, costs, host_cores=args.host_cores, limit_us=limit_us)
+    run = simulate(config, args.slaves, costs, host_cores=args.host_cores, limit_us=limit_us)
     report = forecast(run, " ".join(["swjoin", *sys.argv[1:]]))
     _print_rows(forecast_rows(report))
     if args.out is not None:
@@ -142,7 +142,7 @@ def run_calibrate(args: argparse.Namespace) -> int:
 
     if args.out is not None:
         refuse_foreign(Path(args.out), "-o", "file of costs", is_costs)
-    costs, fits = calibrate(quick=args.quick, tell=lambda line: print(line, file=sys.stderr, flush=True))
+    costs, fits = calibrate(quick=args.quick, progress=lambda line: print(line, file=sys.stderr, flush=True))
     for name, value in dataclasses.asdict(costs).items():
         print(f"{name:<22} {value if isinstance(value, str) else f'{value:,.4g}'}")
     for line in fits:

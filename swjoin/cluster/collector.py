@@ -47,8 +47,8 @@ class Tally:
 
     count: int = 0
     digest: int = 0
-    history_count: int = 0
-    history_digest: int = 0
+    prefill_count: int = 0
+    prefill_digest: int = 0
     delay_sum_us: float = 0.0
     delay_max_us: float = 0.0
     histogram: I64 = field(default_factory=lambda: np.zeros(HISTOGRAM_SIZE, np.int64))
@@ -57,8 +57,8 @@ class Tally:
         """Add another tally to this one."""
         self.count += other.count
         self.digest = (self.digest + other.digest) % 2**64
-        self.history_count += other.history_count
-        self.history_digest = (self.history_digest + other.history_digest) % 2**64
+        self.prefill_count += other.prefill_count
+        self.prefill_digest = (self.prefill_digest + other.prefill_digest) % 2**64
         self.delay_sum_us += other.delay_sum_us
         self.delay_max_us = max(self.delay_max_us, other.delay_max_us)
         self.histogram = self.histogram + other.histogram
@@ -123,12 +123,12 @@ class Collector:
         slave = int(chunk.slave)
         if not 0 <= slave < self.slave_count or self._ended[slave]:
             raise RunFailed(f"collector: epoch {chunk.epoch}: results from slave {slave}, which is unknown or has finished")
-        self._epoch_in_prefill[slave] = chunk.history
+        self._epoch_in_prefill[slave] = chunk.prefill
         if chunk.pairs is not None and len(chunk.pairs):
             self._count(chunk, len(chunk.pairs))
             self._epoch_pairs[slave] += len(chunk.pairs)
             self._epoch_digest[slave] += digest_pairs(chunk.pairs.left_id, chunk.pairs.right_id)
-            if not chunk.history:
+            if not chunk.prefill:
                 effects.append(Write(chunk.pairs, chunk.generation))
         if chunk.final:
             self._complete(chunk, slave)
@@ -167,8 +167,8 @@ class Collector:
 
     def _count(self, chunk: ResultChunk, pairs: int) -> None:
         tally = self._open.setdefault(chunk.generation, Tally())
-        if chunk.history:
-            tally.history_count += pairs
+        if chunk.prefill:
+            tally.prefill_count += pairs
         else:
             tally.count += pairs
 
@@ -199,8 +199,8 @@ class Collector:
         if chunk.checkpoint:
             self._cuts[chunk.epoch] = chunk.generation
         tally = self._open.setdefault(chunk.generation, Tally())
-        if chunk.history:
-            tally.history_digest += digest
+        if chunk.prefill:
+            tally.prefill_digest += digest
             return
         tally.digest += digest
         tally.histogram += chunk.delay_histogram
@@ -235,7 +235,7 @@ class Collector:
             "digest": format_digest(tally.digest),
             "delay_s": delay,
             "committed_epoch": int(self.committed),
-            "history": {"count": tally.history_count, "digest": format_digest(tally.history_digest)},
+            "history": {"count": tally.prefill_count, "digest": format_digest(tally.prefill_digest)},
         }
 
     def validate(self) -> None:

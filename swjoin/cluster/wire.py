@@ -399,7 +399,7 @@ def unpack_move_end(buffer: U8) -> MoveEnd:
 
 
 def pack_results(chunk: ResultChunk) -> U8:
-    integers = [chunk.query, chunk.slave, chunk.epoch, int(chunk.final), int(chunk.last), chunk.served, int(chunk.history)]
+    integers = [chunk.query, chunk.slave, chunk.epoch, int(chunk.final), int(chunk.last), chunk.served, int(chunk.prefill)]
     p, r = chunk.pairs, chunk.results
     integers += [chunk.generation, int(chunk.checkpoint), BOTH if p is None else p.side, int(p is not None and p.null_keys)]
     pairs: list[Array | None] = [None] * 11

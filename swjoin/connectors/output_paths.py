@@ -139,9 +139,9 @@ def check_outputs(job: Job) -> None:
     """UserError when the job would overwrite an input, a finished run, another of its outputs or a user's files, or cannot
     write one of them. Called before a file is opened for writing."""
     words = "-o" if job.run_dir is None else "--out"
-    begun = job.resumes
+    started = job.resumes
     if job.run_dir is not None and not job.resumes:
-        begun = refuse_run(job.run_dir, words)
+        started = refuse_run(job.run_dir, words)
     outputs: list[tuple[str, Path, str]] = []
     if job.target is not None:
         outputs.append((words, job.target, "the file of the results (-o)"))
@@ -165,7 +165,7 @@ def check_outputs(job: Job) -> None:
     refuse_inputs([output[:2] for output in outputs], [Path(p) for s in streams if (p := s.path or s.watch) is not None])
     if late is not None and job.run_dir is None:
         refuse_other_file(late)
-    if job.run_dir is not None and not begun:
+    if job.run_dir is not None and not started:
         refuse_files(job.run_dir, run_files)
     if job.target is not None and job.directory and job.config.sink.in_files:
         refuse_results(job.target, staged=job.checkpoints is not None, resumes=job.resumes)

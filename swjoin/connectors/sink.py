@@ -52,7 +52,7 @@ class Sink(Protocol):
         """whole: count, digest and ledger of the result, for the proofs in files."""
         ...
 
-    def abort(self, *, begun: bool = True) -> None:
+    def abort(self, *, started: bool = True) -> None:
         """begun: whether the run had started; if not, nothing is left behind."""
         ...
 
@@ -81,7 +81,7 @@ class CountSink:
     def close(self, whole: dict[str, Any] | None = None) -> None:
         """Nothing to close."""
 
-    def abort(self, *, begun: bool = True) -> None:
+    def abort(self, *, started: bool = True) -> None:
         """Nothing to remove."""
 
 

@@ -173,7 +173,7 @@ class ResultChunk:
     pairs: materialised pairs; None with a count sink. final: the epoch is complete at this slave; only final chunks have
     `results`, `metrics` (float64, see `core.metric_columns.COLUMNS`) and `delay_histogram` (int64, see
     `state.delay_histogram`). last: the slave's last chunk of the run.
-    served: number of slaves with this distribution epoch. history: joined in the prefill, before measuring starts
+    served: number of slaves with this distribution epoch. prefill: joined in the prefill, before measuring starts
     (`config.sections.MeasureConfig`); counted apart and not written. generation, checkpoint: as in the delivery.
     """
 
@@ -187,7 +187,7 @@ class ResultChunk:
     metrics: NDArray[np.float64] | None = None
     delay_histogram: I64 | None = None
     served: int = 1
-    history: bool = False
+    prefill: bool = False
     generation: int = 0
     checkpoint: bool = False
 

@@ -60,7 +60,7 @@ def without_sequence(batch: TupleBatch) -> TupleBatch:
     return with_sequence(batch, batch.ts, np.zeros(len(batch), np.int64))
 
 
-def places_of(batch: TupleBatch) -> I64:
+def sequence_numbers_of(batch: TupleBatch) -> I64:
     """Sequence numbers of tuples in time order: int64 (n,)."""
     assert batch.rows is not None, "tuples without sequence numbers"
     return _words(batch.rows)[:, 1]

@@ -34,7 +34,7 @@ from swjoin.forecast.costs import CostModel
 from swjoin.forecast.input_profile import InputProfile
 from swjoin.forecast.key_distribution import key_distribution
 from swjoin.forecast.model.batch import TUPLE_BYTES
-from swjoin.forecast.model.run import ModelStreams, generated_payload_bytes, plan
+from swjoin.forecast.model.run import ModelStreams, generated_payload_bytes, simulate
 from swjoin.forecast.summary import forecast
 from swjoin.monitor.sustainability import sustained
 from swjoin.operators.join_step import PAIR_BYTES
@@ -239,7 +239,9 @@ class Model:
         config = dataclasses.replace(self.config, workload=workload).fitted_to(slaves)
         limit_us = 1.5 * (workload.duration_us - config.measure.prefill_us) + 2 * config.cluster.distribution_epoch_us
         try:
-            run = plan(config, slaves, self.costs, host_cores=self.host_cores, limit_us=limit_us, streams=self._streams(config))
+            run = simulate(
+                config, slaves, self.costs, host_cores=self.host_cores, limit_us=limit_us, streams=self._streams(config)
+            )
             report = forecast(run, "swjoin plan")
         except RunFailed as error:
             return Outcome(rate_per_s, False, str(error), None, "module.window", 1.0, 0.0, 0.0)

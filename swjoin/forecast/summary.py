@@ -24,7 +24,7 @@ from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.storage import write_json
 from swjoin.forecast.costs import CostModel
 from swjoin.forecast.model.discrete_event import Usage
-from swjoin.forecast.model.run import SimulatedRun, plan
+from swjoin.forecast.model.run import SimulatedRun, simulate
 from swjoin.runtime.run_report import RunOutcome, build_report, check_ledger
 
 SIMULATION_FILES = ("simulation.json", *RUN_FILES)  # written by `store`
@@ -138,7 +138,7 @@ def feed(
     count = 1
     while True:
         try:
-            yield count, forecast(plan(config, count, costs, host_cores=host_cores), "swjoin simulate --search")
+            yield count, forecast(simulate(config, count, costs, host_cores=host_cores), "swjoin simulate --search")
         except RunFailed as error:  # the windows of few slaves may be too small
             yield count, error
         if count == most_slaves:

@@ -365,7 +365,7 @@ class CollectorWatcher:
             "at_s": now_s,
             "pairs": tally.count,
             "digest": format_digest(tally.digest),
-            "history_pairs": tally.history_count,
+            "history_pairs": tally.prefill_count,
             "committed_epoch": int(collector.committed),
             "delay_s": delays,
             "slaves": {

@@ -1,7 +1,7 @@
 """The interface between a slave and its join.
 
 What: `JoinOperator`, and `OutgoingGroup` and `IncomingGroup`, the two ends of a state movement, as protocols.
-Why: a slave runs any join behind it: `WindowJoin` over tuples, `ModelJoin` over counts for forecasts, another operator.
+Why: a slave runs any join behind it: `WindowJoinOperator` over tuples, `ModelJoin` over counts for forecasts, another operator.
 Stays out: any implementation.
 """
 
@@ -55,7 +55,7 @@ class IncomingGroup(Protocol):
 
 
 class JoinOperator(Protocol):
-    """All that a slave needs of a join; `WindowJoin` documents each method."""
+    """All that a slave needs of a join; `WindowJoinOperator` documents each method."""
 
     def check_rows(self, delivery: Delivery, where: str) -> None: ...
     def open(self, delivery: Delivery) -> Work: ...

@@ -112,7 +112,7 @@ def pieces(batch: TupleBatch, chunk_bytes: int) -> list[TupleBatch]:
 class GroupImport:
     """Rebuilds a partition-group from its chunks, in order. RunFailed when they do not fit.
 
-    open_delivery: `WindowJoin.open` of the join that owns the windows.
+    open_delivery: `WindowJoinOperator.open` of the join that owns the windows.
     """
 
     def __init__(self, windows: JoinWindows, first: StateChunk, open_delivery: Callable[..., Work]) -> None:
@@ -130,7 +130,7 @@ class GroupImport:
         self._pending: tuple[list[TupleBatch], list[TupleBatch]] = ([], [])
 
     def add(self, chunk: StateChunk) -> None:
-        """Install the next chunk. Not while a partition-group is being joined (`WindowJoin.may_append`)."""
+        """Install the next chunk. Not while a partition-group is being joined (`WindowJoinOperator.may_append`)."""
         if chunk.index != self._next or self.complete:
             raise RunFailed(f"partition-group {chunk.group}: chunk {chunk.index} came where {self._next} was expected")
         if len(chunk.minis) and chunk.minis[-1] >= len(self._hidden.minis):

@@ -1,6 +1,6 @@
 """The windowed equi-join of one query on one slave: the driver that joins fresh tuples with stored ones (SPEC section 4).
 
-What: `WindowJoin.open(delivery) -> Work`, then `step(work, now_us, budget) -> Step` until done.
+What: `WindowJoinOperator.open(delivery) -> Work`, then `step(work, now_us, budget) -> Step` until done.
 Why: bounded steps keep the slave on time and results bounded, even when one tuple has a million matches.
 Stays out: kernels and tuning (`state`), memory and expiry (`operators.join_windows`), result pieces
 (`operators.result_buffer`), state movement (`operators.state_movement`), messages (`cluster.slave.slave`).
@@ -65,7 +65,7 @@ def _mode(bounds: Bounds, kind: JoinKind, *, ids_alone: bool) -> int:
     return marks | (PAIRS if kind.pairs else 0) | (FIRST_MATCHES if kind.first else 0)
 
 
-class WindowJoin:
+class WindowJoinOperator:
     """Joins the deliveries of one query; owns the windows of one slave's partition-groups.
 
     bounds: of times, or of sequence numbers for count windows; then layouts include sequence numbers, and watermarks are
@@ -110,7 +110,7 @@ class WindowJoin:
         where: Program | None = None,
         ids_alone: bool = False,
         result_bytes: int = 0,
-    ) -> WindowJoin:
+    ) -> WindowJoinOperator:
         """The join that a run's configuration describes. layouts: as they travel (`wire_layouts`). result_bytes: most bytes of
         fixed size per step; 0: `module.result_buffer`."""
         module = config.module

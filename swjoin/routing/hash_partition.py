@@ -107,7 +107,7 @@ class HashPartition:
         self._slot_of_group = np.empty(group_map.partition_count, np.int64)
         self._slot_of_group[self.groups_in_order] = np.arange(group_map.partition_count)
 
-    def places_of(self, slave: int) -> slice:
+    def slots_of(self, slave: int) -> slice:
         """The slots of a slave, which are also the indexes of its groups in `groups_in_order`."""
         return slice(int(self.first_slot[slave]), int(self.first_slot[slave + 1]))
 

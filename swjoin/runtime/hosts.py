@@ -323,7 +323,7 @@ class MasterHost(Host):
         if self._late is not None:
             self._late.write(effect.stream, effect.batch, effect.reason)
         if self.ingest is not None:
-            self.ingest.aside(effect.stream, effect.batch, effect.reason)
+            self.ingest.set_aside(effect.stream, effect.batch, effect.reason)
 
     def _send(self, effect: Send) -> None:
         super()._send(effect)
@@ -353,7 +353,7 @@ class CollectorHost(Host):
         super().__init__()
         self.clock = clock
         self.job = job
-        self._begun = False
+        self._started = False
         self.ranks: dict[str, dict[str, str]] = {"0": {"host": platform.node(), "role": "in-process"}}
         self.proof: dict[str, Any] | None = None  # of the whole result, once the ledger balances
         self.role = Collector(0, materialised=False)  # until `make`
@@ -409,9 +409,9 @@ class CollectorHost(Host):
 
     def _give_up(self, error: BaseException | None) -> None:
         """What goes wrong besides, on a full disk, does not hide the error itself."""
-        self._sink.abort(begun=self._begun)
+        self._sink.abort(started=self._started)
         with contextlib.suppress(*() if error is None else (SwjoinError,)):
-            if error is not None and self._begun:
+            if error is not None and self._started:
                 publish(self.job, partial_report(self.job, self.summary(), _reason(error, self.job.spelling), self.ranks))
         with contextlib.suppress(*() if error is None else (SwjoinError,)):
             if self._metrics is not None:
@@ -428,7 +428,7 @@ class CollectorHost(Host):
             self._metrics = self.checkpointer.begin(self.role, manifest_name, on_saved)
         elif self.job.run_dir is not None and self._metrics is None:
             self._metrics = MetricsFile(self.job.run_dir)
-        self._begun = True
+        self._started = True
 
     def run(self) -> None:
         """Run the collector until it has finished, or the run is stopped."""

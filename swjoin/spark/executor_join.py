@@ -25,7 +25,7 @@ from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, QueryI
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How
 from swjoin.core.key_encoder import KeyEncoder
 from swjoin.core.row_sizes import BLOCK_BYTES, pieces_of, row_bytes
-from swjoin.operators.window_join import WindowJoin
+from swjoin.operators.window_join import WindowJoinOperator
 from swjoin.operators.window_store import WindowSizes
 from swjoin.spark.shuffle_batches import StreamSpec, ascending, stream_times_us, unpack
 
@@ -150,7 +150,7 @@ class Joiner:
         self.streams = (_Stream(kept[LEFT]), _Stream(kept[RIGHT]))
         self.window_rows = 0
         self._encoder: KeyEncoder | None = None
-        self._join = WindowJoin(
+        self._join = WindowJoinOperator(
             plan.bounds,
             WindowSizes(BLOCK_TUPLES, THETA_TUPLES, plan.window_bytes),
             result_tuples=RESULT_TUPLES,

@@ -13,7 +13,7 @@ from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import to_plain
 from swjoin.forecast.costs import PRESETS
-from swjoin.forecast.model.run import plan
+from swjoin.forecast.model.run import simulate
 from swjoin.forecast.summary import forecast, store
 from swjoin.runtime.run_report import partial_report, rank_roles
 from tests.support.checked_html import Checked
@@ -147,7 +147,7 @@ def test_a_forecast_is_not_taken_for_a_run(swjoin: Any, tmp_path: Path) -> None:
     config = config_from_plain(
         {"join": {"within": "1s"}, "workload": {"rate": 500, "duration": "3s"}, "sink": {"kind": "count"}}
     )
-    told = plan(config, 2, PRESETS["modern"])
+    told = simulate(config, 2, PRESETS["modern"])
     store(forecast(told, "swjoin simulate"), told, tmp_path / "run")
     page = reported(swjoin, tmp_path / "run", tmp_path / "out.html")
     assert page.verdict == "verdict warn"

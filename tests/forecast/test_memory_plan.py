@@ -29,7 +29,7 @@ from swjoin.forecast.key_distribution import shares
 from swjoin.forecast.memory import plan_memory, to_plain
 from swjoin.forecast.memory_report import add_plan, estimate_memory
 from swjoin.operators.join_operator import MoveId
-from swjoin.operators.window_join import WindowJoin
+from swjoin.operators.window_join import WindowJoinOperator
 from swjoin.operators.window_store import WindowSizes
 from swjoin.runtime.in_process import run_local
 from swjoin.state.arrays import MINI_BYTES, SLOT_BYTES, block_bytes
@@ -219,11 +219,13 @@ def batch(keys: Any, ts: Any, layout: RowLayout | None = LAYOUT) -> TupleBatch:
     return TupleBatch(keys, ts, ids, np.zeros(len(keys), np.int64), rows)
 
 
-def make(bounds: Bounds, window_bytes: int = 1 << 22, layout: RowLayout | None = LAYOUT, theta_tuples: int = 256) -> WindowJoin:
-    return WindowJoin(bounds, WindowSizes(64, theta_tuples, window_bytes), (layout, layout), result_tuples=10_000)
+def make(
+    bounds: Bounds, window_bytes: int = 1 << 22, layout: RowLayout | None = LAYOUT, theta_tuples: int = 256
+) -> WindowJoinOperator:
+    return WindowJoinOperator(bounds, WindowSizes(64, theta_tuples, window_bytes), (layout, layout), result_tuples=10_000)
 
 
-def drive(join: WindowJoin, work_on: Delivery) -> list[Any]:
+def drive(join: WindowJoinOperator, work_on: Delivery) -> list[Any]:
     work, pairs = join.open(work_on), []
     while True:
         step = join.step(work, 0, 10**6)
@@ -254,7 +256,7 @@ def test_payload_is_kept_while_it_is_joined_even_when_it_is_dead_already() -> No
 # ---------------------------------------------------------------- state returns to zero
 
 
-def least_bytes(join: WindowJoin) -> int:
+def least_bytes(join: WindowJoinOperator) -> int:
     """One mini-partition-group and one directory entry for each partition-group: what is left of empty windows."""
     return len(join.group_ids()) * (MINI_BYTES + SLOT_BYTES)
 
@@ -330,7 +332,7 @@ def test_a_partition_group_that_arrives_near_the_limit_loses_no_pairs(spare: int
     bounds, none = Bounds(-window_us, window_us), TupleBatch.empty(LAYOUT)
     keys = np.arange(n)
 
-    def consumer(limit: int) -> WindowJoin:
+    def consumer(limit: int) -> WindowJoinOperator:
         join = make(bounds, limit, theta_tuples=0)
         times = (100_000_000, 100_000_000)
         drive(join, delivery(0, batch(keys, np.linspace(95e6, 100e6, n).astype(np.int64)), none, times))

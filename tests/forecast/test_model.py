@@ -27,7 +27,7 @@ from swjoin.forecast.key_distribution import draw, key_distribution, shares
 from swjoin.forecast.model.batch import ModelBatch, overlap
 from swjoin.forecast.model.discrete_event import Cores, Timeline
 from swjoin.forecast.model.master_input import ModelBuffers
-from swjoin.forecast.model.run import SimulatedRun, plan
+from swjoin.forecast.model.run import SimulatedRun, simulate
 from swjoin.forecast.model.windows import mini_shares
 from swjoin.forecast.summary import fed, feed, forecast
 from swjoin.routing.hash_partition import GroupMap, HashPartition
@@ -138,7 +138,7 @@ def test_mini_partition_groups_stay_within_theta(theta: int) -> None:
 def test_counts_are_those_of_a_real_run(sections: dict[str, Any], tmp_path: Path) -> None:
     wanted = config(**{"join": {"within": "2s"}, **sections}) if "join" not in sections else _asymmetric()
     real = run_local(Job(wanted, None, False, tmp_path, None, ""), progress=False, slave_count=2)
-    told = plan(wanted, 2, MODERN)
+    told = simulate(wanted, 2, MODERN)
     report = forecast(told, "")
     assert report["ledger"]["balanced"]
     assert abs(report["epochs"] - real["epochs"]) <= 1
@@ -183,12 +183,12 @@ def test_partition_groups_move_and_nothing_is_lost(pace: str, sub_groups: int) -
             "active_slaves": 3,
         },
     )
-    told = plan(wanted, 5, MODERN, check=_check)
+    told = simulate(wanted, 5, MODERN, check=_check)
     report = forecast(told, "")
     assert report["ledger"]["balanced"]
     assert report["moves"] > (8 if pace == "asap" else 40)
     assert len(report["declustering"]) > 1
-    still = forecast(plan(dataclasses.replace(wanted, reorganization=config().reorganization), 5, MODERN), "")
+    still = forecast(simulate(dataclasses.replace(wanted, reorganization=config().reorganization), 5, MODERN), "")
     assert report["results"]["count"] == pytest.approx(still["results"]["count"], abs=60)  # whole pairs, carried along
     controller = told.master.controller
     assert not controller.moves
@@ -204,11 +204,11 @@ def test_moves_are_those_of_a_real_run(tmp_path: Path) -> None:
         reorganization={"policy": "random", "epoch": "500ms", "random_moves": 3},
     )
     real = run_local(Job(wanted, None, False, tmp_path, None, ""), progress=False, slave_count=3)
-    assert abs(forecast(plan(wanted, 3, MODERN), "")["moves"] - real["moves"]) <= 3  # the last one may come too late
+    assert abs(forecast(simulate(wanted, 3, MODERN), "")["moves"] - real["moves"]) <= 3  # the last one may come too late
 
 
 def test_real_time_delay_is_waiting_for_the_slot_and_work() -> None:
-    delay = forecast(plan(config(pace="realtime", workload={"rate": 2000}), 3, MODERN), "")["delay_s"]
+    delay = forecast(simulate(config(pace="realtime", workload={"rate": 2000}), 3, MODERN), "")["delay_s"]
     assert 0.12 < delay["mean"] < 0.135  # 125 ms for a tuple, less for the later one of two of the same slot
     assert delay["p99"] < 0.28
 
@@ -221,8 +221,8 @@ def test_a_slow_node_takes_longer_and_the_balanced_policy_relieves_it() -> None:
         "module": {"stream_buffer": "64KB", "theta": 0},
     }
     costs = with_changes(MODERN, ["slave_tuple_ns=20000"])
-    left_alone = plan(config(**sections), 3, costs)
-    relieved = plan(config(**sections, reorganization={"policy": "balanced", "epoch": "1s"}), 3, costs)
+    left_alone = simulate(config(**sections), 3, costs)
+    relieved = simulate(config(**sections, reorganization={"policy": "balanced", "epoch": "1s"}), 3, costs)
     assert relieved.master.controller.summary()["moves"] > 0
     last = [plan_delay(p) for p in (left_alone, relieved)]
     assert last[1] < last[0]
@@ -249,7 +249,7 @@ def plan_delay(told: SimulatedRun) -> float:
     ],
 )
 def test_the_bottleneck_follows_the_costs(change: str, first: str) -> None:
-    report = forecast(plan(config(), 4, with_changes(MODERN, [change])), "")
+    report = forecast(simulate(config(), 4, with_changes(MODERN, [change])), "")
     assert report["saturates_first"]["resource"] == first
     assert report["saturates_first"]["utilisation"] > 0.7
 
@@ -289,7 +289,7 @@ def test_the_papers_nodes_saturate_where_the_paper_says(theta: Any, below: int, 
             module={"theta": theta, "stream_buffer": "1MB", "window": "4GB"},
             sink={"carry_payload": True},
         )
-        delay_s.append(plan_delay(plan(wanted, 4, PRESETS["paper"])))
+        delay_s.append(plan_delay(simulate(wanted, 4, PRESETS["paper"])))
     assert delay_s[0] < 2.5
     assert delay_s[1] > 20
 
@@ -299,7 +299,7 @@ def test_64_slaves_take_seconds_and_10_to_the_8_tuples() -> None:
         workload={"rate": 5_000_000, "domain": 10**12},
         cluster={"partition_count": 960, "distribution_epoch": "1s", "mini_buffer": "4GB"},
     )
-    report = forecast(plan(wanted, 64, MODERN), "")
+    report = forecast(simulate(wanted, 64, MODERN), "")
     assert sum(report["joined"].values()) == pytest.approx(1e8, rel=0.01)
 
 
@@ -312,8 +312,8 @@ def test_ranks_on_one_host_share_its_cores() -> None:
     while time.step():
         pass
     assert ends == pytest.approx([200.0] * 3)  # 1.5 cores' worth for 300 us of work
-    alone = plan(config(), 4, MODERN)
-    shared = plan(config(), 4, MODERN, host_cores=1)
+    alone = simulate(config(), 4, MODERN)
+    shared = simulate(config(), 4, MODERN, host_cores=1)
     assert shared.end_us > 1.3 * alone.end_us
     assert "host" in forecast(shared, "")["utilisation"]
 

@@ -1,4 +1,4 @@
-"""What `plan` foretells besides memory: it follows the model, finds what brute force finds, and says what it does not know."""
+"""What `swjoin plan` estimates besides memory: it follows the model, finds what brute force finds, says what it ignores."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from swjoin.forecast.capacity import (
 )
 from swjoin.forecast.costs import PRESETS, CostModel, with_changes
 from swjoin.forecast.input_profile import file_profile, workload_profile
-from swjoin.forecast.model.run import plan
+from swjoin.forecast.model.run import simulate
 from swjoin.forecast.network import plan_network
 from swjoin.forecast.summary import forecast
 from swjoin.runtime.in_process import run_local
@@ -66,7 +66,7 @@ def test_history_gives_the_same_steady_state_as_waiting_for_it() -> None:
     found = []
     for prefill in ("0s", "1s"):
         wanted = config(pace="realtime", workload={"duration": "4s"}, measure={"prefill": prefill})
-        told = plan(wanted, 2, SLOW)
+        told = simulate(wanted, 2, SLOW)
         report = forecast(told, "")
         rows = dict(zip(COLUMNS, np.stack(told.metrics).T, strict=True))
         late = (rows["epoch_end_us"] > 2e6) & (rows["epoch_end_us"] < 3.9e6)
@@ -79,7 +79,7 @@ def test_history_gives_the_same_steady_state_as_waiting_for_it() -> None:
 def test_history_of_a_forecast_is_that_of_a_run(tmp_path: Path) -> None:
     wanted = config(pace="realtime", workload={"rate": 20_000, "duration": "3s"}, measure={"prefill": "2s"})
     real = run_local(Job(wanted, None, False, tmp_path, None, ""), progress=False, slave_count=2)
-    told = forecast(plan(wanted, 2, PRESETS["modern"]), "")
+    told = forecast(simulate(wanted, 2, PRESETS["modern"]), "")
     assert told["prefill"]["pairs"] == pytest.approx(real["prefill"]["pairs"], rel=0.05)
     assert told["results"]["count"] == pytest.approx(real["results"]["count"], rel=0.05)
 
@@ -368,5 +368,5 @@ def test_work_in_realtime_pace_costs_what_was_measured(monkeypatch: pytest.Monke
     sleepy = with_changes(SLOW, ["slave_sleep_ratio=0.1"])
     busy = [model(costs, nodes={"node_speed": 0.1}).run_at(1, 500).slaves_busy for costs in (SLOW, sleepy)]
     assert busy[1] == pytest.approx(1.9 * busy[0], rel=0.1)
-    ends = [plan(config(), 2, costs).end_us for costs in (SLOW, slower)]
+    ends = [simulate(config(), 2, costs).end_us for costs in (SLOW, slower)]
     assert ends[0] == ends[1], "asap pace is not concerned"

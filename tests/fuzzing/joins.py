@@ -32,7 +32,7 @@ from swjoin.core.data_messages import Delivery
 from swjoin.core.errors import RunFailed
 from swjoin.core.ids import END_OF_TIME_US, EpochIndex, QueryId, SlaveId
 from swjoin.core.join_semantics import format_digest, pair_digest
-from swjoin.operators.window_join import WindowJoin
+from swjoin.operators.window_join import WindowJoinOperator
 from swjoin.operators.window_store import WindowSizes
 from swjoin.runtime.in_process import run_local
 from swjoin.runtime.open import row_place
@@ -101,7 +101,7 @@ def answer_of(inputs: Inputs) -> Answer:
         left.close()
         right.close()
     config = inputs.config
-    join = WindowJoin(
+    join = WindowJoinOperator(
         config.query.bounds,
         WindowSizes(config.module.block_tuples, config.module.theta_tuples, config.module.window_bytes),
         (left.layout, right.layout),

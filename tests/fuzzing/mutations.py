@@ -76,12 +76,12 @@ _ODD: tuple[Any, ...] = (
 )
 
 
-def places_of(plain: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def paths_of(plain: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Paths of all values within nested lists and mappings."""
     out = [path] if path else []
     items = plain.items() if isinstance(plain, dict) else enumerate(plain) if isinstance(plain, list) else ()
     for key, value in items:
-        out += places_of(value, (*path, key))
+        out += paths_of(value, (*path, key))
     return out
 
 
@@ -115,7 +115,7 @@ def spoil_plain(random: Random, plain: Any, *, keep: tuple[str, ...] = ()) -> An
     """
     out = copy.deepcopy(plain)
     for _ in range(random.choice((1, 1, 2))):
-        places = [p for p in places_of(out) if p[0] not in keep]
+        places = [p for p in paths_of(out) if p[0] not in keep]
         if not places:
             return out
         path = random.choice(places)

@@ -19,7 +19,7 @@ from swjoin.core.batch import TupleBatch
 from swjoin.core.data_messages import StateChunk
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How
 from swjoin.operators.unmatched_rows import Unmatched
-from swjoin.operators.window_join import WindowJoin
+from swjoin.operators.window_join import WindowJoinOperator
 from tests.support.cases import CASES, Case, moving
 from tests.support.in_process import answer as found
 from tests.support.in_process import run
@@ -219,7 +219,7 @@ def test_tables_joined_from_python(block: int) -> None:
         again = swjoin.join(left.take(order), right, **arguments)
         assert again.num_rows == table.num_rows
         rows = []
-        with swjoin.WindowJoin(**arguments, left_schema=left.schema, right_schema=right.schema) as pushed:
+        with swjoin.WindowJoinOperator(**arguments, left_schema=left.schema, right_schema=right.schema) as pushed:
             parts = [
                 (float(batch["ts"][0].as_py()), side, batch)
                 for side, whole in (("left", left), ("right", right))
@@ -253,7 +253,7 @@ def test_a_row_is_certain_when_time_has_passed_its_window() -> None:
     def batch(*times: int) -> pa.RecordBatch:
         return pa.record_batch({"k": pa.array([1] * len(times), pa.int64()), "t": pa.array(times, pa.int64())})
 
-    with swjoin.WindowJoin(
+    with swjoin.WindowJoinOperator(
         on="k", left_time="t", right_time="t", time_unit="us", within="10us", how="anti", right_schema=batch().schema
     ) as join:
         assert [out.num_rows for out in join.push(left=batch(0, 5))] == []
@@ -279,21 +279,21 @@ def _flags_stay_behind(patch: pytest.MonkeyPatch) -> None:
 
 def _not_joined_again(patch: pytest.MonkeyPatch) -> None:
     """After a crash windows are stored, and nobody has matched."""
-    original = WindowJoin.restore
+    original = WindowJoinOperator.restore
 
-    def forgetful(self: WindowJoin, delivery: Any) -> None:
+    def forgetful(self: WindowJoinOperator, delivery: Any) -> None:
         mode, self._mode = self._mode, 0
         original(self, delivery)
         self._mode = mode
         self._candidates.mode[0] = mode
 
-    patch.setattr(WindowJoin, "restore", forgetful)
+    patch.setattr(WindowJoinOperator, "restore", forgetful)
 
 
 def _come_out_again(patch: pytest.MonkeyPatch) -> None:
     """After a crash nobody knows until when rows had come out."""
-    patch.setattr(WindowJoin, "restored", lambda self, times_us: None)
-    patch.setattr(WindowJoin, "restored_until", lambda self, times_us: None)
+    patch.setattr(WindowJoinOperator, "restored", lambda self, times_us: None)
+    patch.setattr(WindowJoinOperator, "restored_until", lambda self, times_us: None)
 
 
 def _partners_are_dropped(patch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from swjoin.core.hashing import digest_pairs
 from swjoin.core.ids import END_OF_TIME_US, EpochIndex, GroupId, QueryId, SlaveId
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, pair_digest
 from swjoin.operators.join_operator import MoveId
-from swjoin.operators.window_join import WindowJoin
+from swjoin.operators.window_join import WindowJoinOperator
 from swjoin.state.delay_histogram import HISTOGRAM_SIZE, histogram_index, histogram_quantile
 from tests.support.join_module import delivery, drive, make, payload, stream
 from tests.tools.oracle import answer
@@ -31,7 +31,7 @@ def move_id(group: int, number: int = 0) -> MoveId:
     return MoveId(QueryId(0), number, GroupId(group), SlaveId(0), SlaveId(1))
 
 
-def move(source: WindowJoin, target: WindowJoin, group: int, chunk_bytes: int = 10**6) -> int:
+def move(source: WindowJoinOperator, target: WindowJoinOperator, group: int, chunk_bytes: int = 10**6) -> int:
     """A partition-group goes from one to the other at once, as frames; returns the number of chunks."""
     empty = tuple(TupleBatch.empty(None if store is None else store.layout) for store in source.payload)
     departure = source.export_group(move_id(group), empty, chunk_bytes)

@@ -69,11 +69,11 @@ def test_the_four_kinds() -> None:
     [
         ("performance.md", "../benchmarks/RESULTS.md", "repository/benchmarks/RESULTS.md"),
         ("reliability.md", "../mpi_configs/slurm.sh", "repository/mpi_configs/slurm.sh"),
-        ("decisions/014-one-wheel.md", "../../setup.cfg", "../repository/setup.cfg"),
+        ("decisions/014-single-wheel.md", "../../setup.cfg", "../repository/setup.cfg"),
         ("repository/benchmarks/RESULTS.md", "../docs/performance.md#x", "../../performance.md#x"),
         ("repository/benchmarks/RESULTS.md", "throughput.png", "throughput.png"),
         ("memory.md", "overload.md", "overload.md"),
-        ("memory.md", "../docs/decisions/", "decisions/001-mini-buffers-at-the-drain.md"),
+        ("memory.md", "../docs/decisions/", "decisions/001-partition-at-drain-time.md"),
         ("memory.md", "../mpi_configs/", "repository/mpi_configs/README.md"),
         ("memory.md", "../nothing.md", "../nothing.md"),
         ("memory.md", "../../elsewhere.md", "../../elsewhere.md"),

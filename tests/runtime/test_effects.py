@@ -19,7 +19,7 @@ from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain
 from swjoin.forecast.calibrate.roles import _run_master
 from swjoin.forecast.costs import PRESETS
-from swjoin.forecast.model.run import plan
+from swjoin.forecast.model.run import simulate
 from swjoin.runtime.in_process import run_local
 from swjoin.runtime.launch import mpirun_options
 from swjoin.runtime.preflight import find_mpirun
@@ -58,7 +58,7 @@ def simulator() -> None:
 
 
 def forecast() -> None:
-    plan(CONFIG, 2, PRESETS["modern"])
+    simulate(CONFIG, 2, PRESETS["modern"])
 
 
 def whistle(*_args: Any) -> list[Whistle]:

@@ -25,7 +25,7 @@ from swjoin.operators.join_step import Work
 from swjoin.operators.join_windows import JoinWindows
 from swjoin.operators.state_movement import GroupExport, GroupImport
 from swjoin.operators.unmatched_rows import Unmatched
-from swjoin.operators.window_join import WindowJoin
+from swjoin.operators.window_join import WindowJoinOperator
 from swjoin.operators.window_store import WindowSizes
 from swjoin.runtime.simulator.result import SimulationError
 from swjoin.runtime.simulator.simulator import FIRST_SLAVE, Simulation
@@ -170,10 +170,10 @@ def test_payload_waits_for_a_group_on_its_way() -> None:
     batch = TupleBatch(ts % 1000, ts, ids, ts, rows)
     layout = RowLayout(8)
     sizes = WindowSizes(64, 256, 8 << 20)
-    joins = [WindowJoin(Bounds(-n, n), sizes, (layout, layout), result_tuples=10_000) for _ in range(2)]
+    joins = [WindowJoinOperator(Bounds(-n, n), sizes, (layout, layout), result_tuples=10_000) for _ in range(2)]
     empty = TupleBatch.empty(layout)
 
-    def deliver(join: WindowJoin, group: int, left: TupleBatch, time_us: int) -> None:
+    def deliver(join: WindowJoinOperator, group: int, left: TupleBatch, time_us: int) -> None:
         counts = np.array([len(left)])
         times = (EpochIndex(0), time_us, time_us)
         work = join.open(Delivery(QueryId(0), SlaveId(0), *times, np.array([group]), counts, counts * 0, left, empty))

@@ -34,7 +34,7 @@ from swjoin.config.run import to_plain
 from swjoin.core.errors import RunFailed, SwjoinError
 from swjoin.runtime.in_process import run_local
 from swjoin.runtime.run_report import partial_report, rank_roles
-from tests.fuzzing.mutations import places_of, spoil_bytes, spoil_plain
+from tests.fuzzing.mutations import paths_of, spoil_bytes, spoil_plain
 from tests.support.checked_html import Checked
 
 pytest.importorskip("matplotlib")
@@ -141,7 +141,7 @@ def _values(random: Random, path: Path) -> None:
         if kind == 0:
             plain = spoil_plain(random, plain)
             continue
-        spots = [p for p in places_of(plain) if p]
+        spots = [p for p in paths_of(plain) if p]
         if not spots:
             break
         *above, last = random.choice(spots)
@@ -253,7 +253,7 @@ def test_many_spoilt_folders(finished: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["results", "ledger", "input", "memory", "ranks", "config", "delay_s", "complete", "versions"])
 def test_every_part_of_the_report_may_be_missing_or_null(key: str, finished: Path, tmp_path: Path) -> None:
     report = json.loads((finished / "run.json").read_text())
-    for path in [*[p for p in places_of(report[key]) if len(p) <= 2][:32:8], ()]:
+    for path in [*[p for p in paths_of(report[key]) if len(p) <= 2][:32:8], ()]:
         for removed in (True, False):
             plain = copy.deepcopy(report)
             *above, last = (key, *path)

@@ -10,7 +10,7 @@ from swjoin.core.batch import PayloadRows, RowLayout, TupleBatch
 from swjoin.core.data_messages import Delivery, Route
 from swjoin.core.ids import END_OF_TIME_US, EpochIndex, QueryId, SlaveId
 from swjoin.core.join_semantics import Bounds
-from swjoin.operators.window_join import WindowJoin
+from swjoin.operators.window_join import WindowJoinOperator
 from swjoin.operators.window_store import WindowSizes
 from swjoin.policy.placement import round_robin
 from swjoin.routing.hash_partition import GroupMap, HashPartition
@@ -56,17 +56,19 @@ def delivery(
     )
 
 
-def make(bounds: Bounds, **options: Any) -> WindowJoin:
-    """A join of small sizes. options: of `WindowSizes` and `WindowJoin`; left_layout, right_layout, materialise."""
+def make(bounds: Bounds, **options: Any) -> WindowJoinOperator:
+    """A join of small sizes. options: of `WindowSizes` and `WindowJoinOperator`; left_layout, right_layout, materialise."""
     sizes = {"block_tuples": 4, "theta_tuples": 8, "window_bytes": 1 << 20}
     sizes = {name: options.pop(name, default) for name, default in sizes.items()}
     layouts = options.pop("left_layout", None), options.pop("right_layout", None)
     most = options.pop("result_tuples", 16)
     result_tuples = most if options.pop("materialise", True) else 0
-    return WindowJoin(bounds, WindowSizes(**sizes), layouts, result_tuples=result_tuples, **options)
+    return WindowJoinOperator(bounds, WindowSizes(**sizes), layouts, result_tuples=result_tuples, **options)
 
 
-def drive(join: WindowJoin, work_on: Delivery, budget: int = 10**9, limit: int | None = None) -> tuple[list[Any], int, int]:
+def drive(
+    join: WindowJoinOperator, work_on: Delivery, budget: int = 10**9, limit: int | None = None
+) -> tuple[list[Any], int, int]:
     """Join one delivery; returns (pairs, count, digest), checking the bound on every step."""
     work = join.open(work_on)
     pairs = []

@@ -333,7 +333,7 @@ def _pieces(random: np.random.Generator, rows: SourceBatch, stream: int, layout:
 def ids_shed(result: SimulationResult) -> tuple[set[int], set[int]]:
     """Ids of the left and right tuples that a run has shed."""
     left, right = (
-        {int(i) for side, rows, reason in result.aside if side == stream and reason == "shed" for i in rows.id}
+        {int(i) for side, rows, reason in result.set_aside if side == stream and reason == "shed" for i in rows.id}
         for stream in range(2)
     )
     return left, right
@@ -343,7 +343,7 @@ def ids_aside(result: SimulationResult) -> tuple[set[int], set[int]]:
     """Ids of the left and right rows that a run has set aside. SimulationError when its counts differ."""
     found: list[set[int]] = []
     for stream, name in enumerate(STREAM_NAMES):
-        mine = [(int(i), reason == "shed") for side, rows, reason in result.aside if side == stream for i in rows.id]
+        mine = [(int(i), reason == "shed") for side, rows, reason in result.set_aside if side == stream for i in rows.id]
         found.append({i for i, _ in mine})
         shed = sum(was_shed for _, was_shed in mine)
         if shed != result.counts["shed"][name]:
@@ -379,8 +379,8 @@ def run_scenario(scenario: Scenario, kind: type[Simulation] = Simulation) -> Sim
     before, before_digest = scenario.expected(aside, history=True)
     if scenario.config.measure.prefill_us == 0:
         before, before_digest = Counter(), format_digest(0)
-    if (result.history["count"], result.history["digest"]) != (before.total(), before_digest):
-        raise SimulationError(f"history: {result.history}, the oracle has {before.total()} pairs with {before_digest}")
+    if (result.prefill["count"], result.prefill["digest"]) != (before.total(), before_digest):
+        raise SimulationError(f"history: {result.prefill}, the oracle has {before.total()} pairs with {before_digest}")
     if payload:
         found: Counter[tuple[int, int]] = Counter()
         for pairs in result.pairs:
@@ -399,7 +399,7 @@ def run_scenario(scenario: Scenario, kind: type[Simulation] = Simulation) -> Sim
         if result.joined[name] != good:
             raise SimulationError(f"{name}: {result.joined[name]} tuples joined, {good} are good")
         late += result.counts["late"][name]
-    late_aside = sum(len(rows) for _, rows, reason in result.aside if reason != "shed")
+    late_aside = sum(len(rows) for _, rows, reason in result.set_aside if reason != "shed")
     if scenario.config.time.late == "side" and late_aside != late:
         raise SimulationError(f"{late} late rows counted, {late_aside} set aside")
     return result

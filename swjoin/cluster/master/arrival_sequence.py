@@ -25,7 +25,7 @@ from swjoin.cluster.master.mini_buffers import MiniBuffers
 from swjoin.config.run import QueryConfig
 from swjoin.core.batch import I64, LEFT, RIGHT, TupleBatch, in_memory
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
-from swjoin.core.sequence_numbers import places_of, with_sequence
+from swjoin.core.sequence_numbers import sequence_numbers_of, with_sequence
 
 _MOST_ENDS = 1 << 14
 _ENDS_KEPT = 1 << 9  # across a crash
@@ -136,7 +136,7 @@ class ArrivalSequence:
                 continue
             waiting = [in_memory(batch) for batch in buffers.pending(stream)]
             times = np.concatenate([np.empty(0, np.int64), *(batch.ts for batch in waiting)])
-            numbers = np.concatenate([np.empty(0, np.int64), *(places_of(batch) for batch in waiting)])
+            numbers = np.concatenate([np.empty(0, np.int64), *(sequence_numbers_of(batch) for batch in waiting)])
             order = np.argsort(numbers)
             order = order[numbers[order] > self._passed[stream]]
             if len(order):

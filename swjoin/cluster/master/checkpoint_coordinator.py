@@ -30,7 +30,7 @@ class Checkpoints:
         self.stopping = False  # the run shall stop with a checkpoint
         self.is_last = False  # the one under way started after that request
         self.stopped = False  # that one is durable
-        self.all_held = not config.enabled  # the last one started covers the whole run, or none is needed
+        self.covers_run = not config.enabled  # the last one started covers the whole run, or none is needed
         self.durations_us: list[int] = []
         self.nbytes = 0
         self._config = config
@@ -58,7 +58,7 @@ class Checkpoints:
     @property
     def run_may_end(self) -> bool:
         """Whether a complete checkpoint covers all deliveries, so that no result can be revoked after the end."""
-        return self.all_held and not self.under_way
+        return self.covers_run and not self.under_way
 
     def due(self, epoch: int, now_us: int, *, everything: bool = False) -> bool:
         """Whether the distribution epoch `epoch`, which starts now, should end with a checkpoint.
@@ -71,13 +71,13 @@ class Checkpoints:
         config = self._config
         by_time = config.interval_us > 0 and now_us - self._started_us >= config.interval_us
         by_epochs = config.epochs > 0 and epoch - self._start_epoch >= config.epochs
-        return by_time or by_epochs or self.stopping or (everything and not self.all_held)
+        return by_time or by_epochs or self.stopping or (everything and not self.covers_run)
 
     def begin(self, epoch: EpochIndex, now_us: int, *, everything: bool = False) -> None:
         """Start the distribution epoch that ends with a checkpoint. Slaves served early may save their part first."""
         assert self._parts is None, "a checkpoint is under way already"
         self._parts, self._ending = {}, self.generation
-        self.all_held = everything
+        self.covers_run = everything
         self.is_last = self.stopping  # one started before the request would lack later deliveries
         self._started_us, self._start_epoch = now_us, int(epoch)
 

@@ -61,7 +61,7 @@ class Controller:
         self.map = GroupMap(round_robin(config.cluster.partition_count, len(self.active)))
         self.router = HashPartition(self.map, slave_count)
         self.movement = Moves()
-        self.history: list[dict[str, Any]] = [{"epoch": 0, "time_s": 0.0, "active_slaves": len(self.active)}]
+        self.resize_log: list[dict[str, Any]] = [{"epoch": 0, "time_s": 0.0, "active_slaves": len(self.active)}]
         self.loads = LoadStatistics(slave_count, config.cluster.partition_count, config.module.stream_buffer_bytes)
         self._random = np.random.default_rng([config.seed & (2**64 - 1), 0x6D6F7665])
         self._policy = POLICIES.get(self.config.policy)
@@ -108,7 +108,7 @@ class Controller:
     def begin_measuring(self, epoch: int, clock_us: int) -> None:
         """Start measuring after the prefill: `epoch` is the first measured one, and the clock shows `clock_us`."""
         self._schedule.first_epoch, self.loads.since_us = epoch, clock_us
-        self.history[0] |= {"epoch": epoch, "time_s": clock_us / 1e6}
+        self.resize_log[0] |= {"epoch": epoch, "time_s": clock_us / 1e6}
 
     def begin_epoch(self, epoch: int, now_us: int, *, ending: bool, still: bool = False) -> list[SlaveId]:
         """Before the first slot of a distribution epoch: deactivate emptied slaves, and reorganize when due.
@@ -215,7 +215,7 @@ class Controller:
             "next_number": self.movement.next_number,
             "first_epoch": self._schedule.first_epoch,
             "finished_moves": list(self.movement.finished),  # copies: the checkpoint is written while the run continues
-            "history": [dict(entry) for entry in self.history],
+            "history": [dict(entry) for entry in self.resize_log],
         }
 
     def restore(self, plain: dict[str, Any], now_us: int) -> None:
@@ -224,7 +224,7 @@ class Controller:
         self._schedule.first_epoch, self.loads.since_us = plain["first_epoch"], now_us
         self.movement.next_number = plain["next_number"]
         self.movement.finished = [(held_us, size) for held_us, size in plain["finished_moves"]]
-        self.history = plain["history"]
+        self.resize_log = plain["history"]
         if plain["slaves"] == self.slave_count:
             self.active = [SlaveId(s) for s in plain["active"]]
             self._emptying = {SlaveId(s) for s in plain["emptying"]}
@@ -248,8 +248,8 @@ class Controller:
     def _note_activity(self, kind: str, slave: SlaveId, now_us: int) -> None:
         count = len(self.active)
         self._log(now_us, kind, slave=slave, amount=float(count))
-        if count != self.history[-1]["active_slaves"]:
-            self.history.append({"epoch": self._epoch, "time_s": now_us / 1e6, "active_slaves": count})
+        if count != self.resize_log[-1]["active_slaves"]:
+            self.resize_log.append({"epoch": self._epoch, "time_s": now_us / 1e6, "active_slaves": count})
 
     def _log(self, now_us: int, kind: str, **fields: Any) -> None:
         self._events.append(RunEvent(now_us, self._epoch, kind, **fields))
@@ -264,7 +264,7 @@ class Controller:
 
     def summary(self) -> dict[str, Any]:
         """The controller's part of run.json: moves, their hold-back and bytes, the degree of declustering."""
-        return {**self.movement.summary(), "declustering": self.history}
+        return {**self.movement.summary(), "declustering": self.resize_log}
 
     def validate(self) -> None:
         self.map.validate(self.slave_count)

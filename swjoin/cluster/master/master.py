@@ -474,7 +474,7 @@ class Master:
             "epoch": int(self.epoch),
             "generation": self.checkpoints.generation,
             "completed": self.checkpoints.completed,
-            "all_held": self.checkpoints.all_held,
+            "all_held": self.checkpoints.covers_run,
             "promised": self._least_promised(),
             "epochs_closed": self._slots_closed // self._sub_groups,
             "origin_us": self.reading.origin_us,
@@ -488,7 +488,7 @@ class Master:
     def _restore_state(self, plain: dict[str, Any], now_us: int) -> None:
         self.epoch = EpochIndex(plain["epoch"])
         self.checkpoints.restore(plain["generation"], plain["epoch"], now_us, plain["completed"] + 1)
-        self.checkpoints.all_held = plain["all_held"]
+        self.checkpoints.covers_run = plain["all_held"]
         self._slots_closed = plain["epochs_closed"] * self._sub_groups
         self._promised = {SlaveId(s): (plain["promised"][LEFT], plain["promised"][RIGHT]) for s in range(self.slave_count)}
         if self._realtime and self.buffers.nbytes + self.buffers.stored_bytes > self.config.module.stream_buffer_bytes:

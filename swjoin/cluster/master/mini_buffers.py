@@ -300,7 +300,7 @@ class MiniBuffers:
         left, right = parts
         out = []
         for slave in slaves:
-            span = self.router.places_of(slave)
+            span = self.router.slots_of(slave)
             used = span.start + np.flatnonzero(left.counts[span] + right.counts[span])
             out.append(
                 GroupedTuples(

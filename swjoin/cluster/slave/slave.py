@@ -58,7 +58,7 @@ from swjoin.core.sequence_numbers import preceding_counts, wire_layouts
 from swjoin.expressions.vm import Program
 from swjoin.operators.join_operator import JoinOperator
 from swjoin.operators.join_step import Step, Work
-from swjoin.operators.window_join import WindowJoin
+from swjoin.operators.window_join import WindowJoinOperator
 from swjoin.policy.epochs import next_exchange_us, slot_offset_us
 from swjoin.state.delay_histogram import histogram_quantile
 
@@ -86,7 +86,7 @@ class Slave:
         self.id = slave
         self.finished = self.stopped = False  # stopped: the run is to be resumed from a checkpoint
         self._config = config
-        self.join: JoinOperator = join or WindowJoin.for_run(config, layouts, name=f"slave {slave}", where=where)
+        self.join: JoinOperator = join or WindowJoinOperator.for_run(config, layouts, name=f"slave {slave}", where=where)
         self.joined = [0, 0]
         self.produced = self.matches = 0
         self._kind = config.query.kind
@@ -95,7 +95,7 @@ class Slave:
         self.peak_buffer_bytes = 0
         self.in_prefill = config.measure.prefill_us > 0
         self._realtime = config.pace == "realtime" and not self.in_prefill
-        self.history_produced = 0
+        self.prefill_produced = 0
         slowest = min([config.nodes.speed_of(slave, 0), *(config.nodes.speed_of(slave, c.at_us) for c in config.nodes.changes)])
         self.step_tuples = max(LEAST_STEP_TUPLES, int(STEP_TUPLES * slowest))
         self._awaiting = True  # a report or its delivery is in flight
@@ -133,7 +133,7 @@ class Slave:
         self.join.restored_until(times_us)
 
     def restored(self, times_us: I64) -> None:
-        """Before `start`: end the restore. times_us: see `WindowJoin.restored`."""
+        """Before `start`: end the restore. times_us: see `WindowJoinOperator.restored`."""
         self.join.restored(times_us)
 
     def set_active(self, active: Sequence[int]) -> None:
@@ -337,7 +337,7 @@ class Slave:
         effects: list[Effect] = []
         if step.pairs is not None and len(step.pairs):
             labels = (self._query, self.id, self.epoch, False, False)
-            chunk = ResultChunk(*labels, step.pairs, history=self.in_prefill, generation=self._generation)
+            chunk = ResultChunk(*labels, step.pairs, prefill=self.in_prefill, generation=self._generation)
             effects.append(Send(COLLECTOR, chunk))
         if step.done:
             self._buffered_bytes = max(0.0, self._buffered_bytes - self._work_bytes)
@@ -353,7 +353,7 @@ class Slave:
         self.joined[RIGHT] += len(delivery.right)
         self.produced += work.pair_count
         self.matches += work.match_count(self._kind)
-        self.history_produced += work.pair_count if self.in_prefill else 0
+        self.prefill_produced += work.pair_count if self.in_prefill else 0
         if self._reports_loads:
             tuples = delivery.left_counts + delivery.right_counts
             cost = _TUPLE_NS * tuples + _COMPARISON_NS * work.comparisons_by_group + _PAIR_NS * work.results.counts
@@ -427,7 +427,7 @@ class Slave:
             "joined": {"left": self.joined[0], "right": self.joined[1]},
             "produced": self.produced,
             "matches": self.matches,
-            "history_produced": self.history_produced,
+            "history_produced": self.prefill_produced,
             "peak_buffer_bytes": self.peak_buffer_bytes,
             "windows": asdict(self.join.window_memory()),
         }

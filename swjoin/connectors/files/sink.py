@@ -282,7 +282,7 @@ class FileSink:
                 with writing(file.target):
                     file.publish()
 
-    def abort(self, *, begun: bool = True) -> None:
+    def abort(self, *, started: bool = True) -> None:
         """Keep the rows under `.incomplete` names; with checkpoints, keep the files of the last one."""
         for generation, part in self._parts.items():
             if self._staged:
@@ -292,11 +292,11 @@ class FileSink:
             except RunFailed:
                 part.batches = []
             for file in part.files:
-                if begun:
+                if started:
                     file.abort()
                 else:
                     file.drop()
-        if not begun:
+        if not started:
             with contextlib.suppress(OSError):  # not empty
                 for folder in self._created:
                     folder.rmdir()

@@ -89,7 +89,7 @@ class FlightIngest:
 
     # ------------------------------------------------------------ rows to consumers
 
-    def aside(self, stream: int, batch: SourceBatch, reason: str) -> None:
+    def set_aside(self, stream: int, batch: SourceBatch, reason: str) -> None:
         """Offer rows that are not joined."""
         known = None if batch.ts_valid is None else ~batch.ts_valid
         n = len(batch)

@@ -64,7 +64,7 @@ class ConsumerOffset:
         return offset
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """Whether a consumer has read anything of a run."""
         return bool(self.era or self.below or self.rows)
 
@@ -332,7 +332,7 @@ class ResultLog:
 
     def _unknown(self, offset: ConsumerOffset) -> bool:
         """Whether the offset is beyond this log. Offsets of earlier eras pass: the reader applies the voids since."""
-        if offset.begun and offset.run != self.run:
+        if offset.started and offset.run != self.run:
             return True
         if offset.era != self.era:
             return offset.era > self.era

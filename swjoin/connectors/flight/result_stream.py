@@ -89,8 +89,8 @@ class TeeSink:
         self._inner.close(whole)
         self._end(None)
 
-    def abort(self, *, begun: bool = True) -> None:
-        self._inner.abort(begun=begun)
+    def abort(self, *, started: bool = True) -> None:
+        self._inner.abort(started=started)
         self._end(UserError("the run ended before the streams did; what is final has been given"))
 
     def _end(self, error: BaseException | None) -> None:

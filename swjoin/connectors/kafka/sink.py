@@ -295,7 +295,7 @@ class KafkaSink:
             self.publish(names, generation)
         self._flush()
 
-    def abort(self, *, begun: bool = True) -> None:
+    def abort(self, *, started: bool = True) -> None:
         """Rows that have been sent stay; with checkpoints a resumed run produces the others again."""
         for kept in self._kept.values():
             kept.drop()

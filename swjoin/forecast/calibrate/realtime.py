@@ -29,7 +29,7 @@ from swjoin.config.loader import config_from_plain
 from swjoin.config.run import RunConfig
 from swjoin.core.metric_columns import COLUMNS
 from swjoin.forecast.costs import CostModel
-from swjoin.forecast.model.run import plan
+from swjoin.forecast.model.run import simulate
 
 LEAST, MOST = 0.5, 5.0  # bounds of the ratio; values beyond are errors of measurement
 MOST_ASLEEP = 1.0
@@ -80,7 +80,7 @@ def realtime_costs(costs: CostModel, repeats: int = 3) -> tuple[float, float]:
         measured = []
         for bias in (0.7, 0.5):
             config = _config(bias, speed)
-            forecast = np.stack(plan(config, 1, plain, host_cores=os.cpu_count() or 1).metrics).T
+            forecast = np.stack(simulate(config, 1, plain, host_cores=os.cpu_count() or 1).metrics).T
             expected = _work_us(dict(zip(COLUMNS, forecast, strict=True)))
             if expected <= 0:
                 return 1.0, 0.0  # a machine too slow for these rates

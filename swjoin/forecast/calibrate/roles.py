@@ -192,12 +192,12 @@ def _bundles(rows: F64, seconds: F64, count: int) -> tuple[F64, F64]:
     return np.add.reduceat(rows, cuts, axis=0), np.add.reduceat(seconds, cuts)
 
 
-def _slave_costs(scale: float, tell: Callable[[str], None]) -> tuple[dict[str, float], list[str]]:
+def _slave_costs(scale: float, progress: Callable[[str], None]) -> tuple[dict[str, float], list[str]]:
     names = ("delivery", "tuple", "visit", "comparison", "pair")
     all_rows, all_seconds, whole = [], [], []
     growth_s = 0.0
     for name, rate, window_s, seconds_s, bias, theta, epoch_s in _WORKLOADS:
-        tell(f"slave: {name}")
+        progress(f"slave: {name}")
         config = _config(rate * scale, window_s, seconds_s, bias, theta, epoch_s)
         frames, _, _, layouts = _run_master(config, 1)
         turns = [_run_slave(config, frames, layouts) for _ in range(4)]
@@ -363,7 +363,7 @@ def _sink_seconds(config: RunConfig, pairs: list[Pairs]) -> float:
         return time.perf_counter() - start
 
 
-def calibrate(quick: bool, tell: Callable[[str], None]) -> tuple[CostModel, list[str]]:
+def calibrate(quick: bool, progress: Callable[[str], None]) -> tuple[CostModel, list[str]]:
     """Measure all costs. quick: a tenth of the tuples. Returns them, and lines with the errors of the fits.
 
     RunFailed when two MPI ranks cannot be started.
@@ -371,15 +371,15 @@ def calibrate(quick: bool, tell: Callable[[str], None]) -> tuple[CostModel, list
     keep_freed_memory()
     scale = 0.1 if quick else 1.0
     _slave_warm_up()
-    slave, lines = _slave_costs(scale, tell)
-    tell("master")
+    slave, lines = _slave_costs(scale, progress)
+    progress("master")
     master, master_lines = _master_costs(scale)
     source_tuple_ns, source_byte_ns = _source_costs(scale)
-    tell("state movement, results")
+    progress("state movement, results")
     extract_ns, install_ns = _movement_costs(scale)
     kept_ns = _keeping_costs(scale)
     chunk_ns, byte_ns, result_ns = _collector_costs(scale, kept_ns)
-    tell("two MPI ranks")
+    progress("two MPI ranks")
     links = measure_links(quick)
     default = PRESETS["modern"]
     costs = CostModel(
@@ -409,7 +409,7 @@ def calibrate(quick: bool, tell: Callable[[str], None]) -> tuple[CostModel, list
         look_ns=links["look_s"] * 1e9,
         shared_capacity=min(1.0, links["shared"]),
     )
-    tell("realtime pace")
+    progress("realtime pace")
     awake, asleep = realtime_costs(costs, 1 if quick else 3)
     costs = dataclasses.replace(costs, slave_realtime_ratio=awake, slave_sleep_ratio=asleep)
     return costs, [*lines, *master_lines]

@@ -63,7 +63,7 @@ class ModelWork(Work):
 
 
 class ModelJoin:
-    """See `WindowJoin`; no result buffer bounds its steps. distribution: of the keys of both streams.
+    """See `WindowJoinOperator`; no result buffer bounds its steps. distribution: of the keys of both streams.
 
     span_us: duration of a step that does the metered work, set by the runtime.
     """

@@ -220,7 +220,7 @@ class ModelBuffers(MiniBuffers):
         taken = [self._take(stream, below_us, wanted) for stream in (LEFT, RIGHT)]
         out = []
         for slave in slaves:
-            owned = router.groups_in_order[router.places_of(slave)]
+            owned = router.groups_in_order[router.slots_of(slave)]
             counts = [c[:, owned] for _, c in taken]
             used = np.flatnonzero(sum(c.sum(0) for c in counts))
             batches = [self._runs(taken[s][0], counts[s][:, used], owned[used], rebase_us or 0) for s in (LEFT, RIGHT)]

@@ -83,7 +83,7 @@ class ModelMaster(Actor):
         perform(self.master.start(), self._performers)
         self.loop()
 
-    def hear(self, event: Event) -> None:
+    def receive(self, event: Event) -> None:
         self._inbox.append(event)
         self.wake()
 
@@ -351,7 +351,7 @@ class ModelSlave(Actor):
         if effect.to == MASTER:
             loads = message.loads if isinstance(message, Report) else None
             nbytes = _HEADER_BYTES if loads is None else _HEADER_BYTES + 24 * len(loads.groups)
-            time.after(transfer_us(nbytes), partial(self.master.hear, event))
+            time.after(transfer_us(nbytes), partial(self.master.receive, event))
             return
         peer = self.peers[slave_of(effect.to)]
         if not isinstance(message, StateChunk):

@@ -1,6 +1,6 @@
 """Runs the model: the production roles in virtual time, over tuple counts, with a cost model.
 
-What: `plan(config, slaves, costs) -> SimulatedRun`.
+What: `simulate(config, slaves, costs) -> SimulatedRun`.
 Why: predicts a cluster of 1,024 slaves before there is one; roles and policies are those of a real run.
 Stays out: the ranks' loops (`forecast.model.ranks`), costs (`forecast.costs`), conclusions (`forecast.summary`), counts
 (`forecast.model.join`).
@@ -165,7 +165,7 @@ class _ModelCluster:
         )
 
 
-def plan(
+def simulate(
     config: RunConfig,
     slave_count: int,
     costs: CostModel,

@@ -48,7 +48,7 @@ def run_rank(
     job: Job,
     progress: bool,
     debug: bool = False,
-    tell: Callable[[dict[str, Any]], None] | None = None,
+    on_report: Callable[[dict[str, Any]], None] | None = None,
     complete_report: CompleteReport | None = None,
 ) -> None:
     """Run the role of this rank to its end. Does not return where ranks may die.
@@ -105,8 +105,8 @@ def run_rank(
     try:
         if isinstance(role, MasterRank) and report is not None:
             role.finish(report)
-            if tell is not None:
-                tell(report)
+            if on_report is not None:
+                on_report(report)
     except BaseException as failure:
         if not isinstance(channel, ResilientChannel):
             raise

@@ -1,6 +1,6 @@
 """What must hold over all roles at once, after every step of a simulated run and at its end.
 
-What: `check_places`, `check_owners`, `check_results`; AssertionError says what is broken.
+What: `check_ledger`, `check_owners`, `check_results`; AssertionError says what is broken.
 Why: each role validates itself; that nothing is lost between them can only be seen from outside.
 Stays out: stepping (`runtime.simulator.simulator`), the oracle (`tests.tools.random_runs`).
 """
@@ -18,7 +18,7 @@ from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.ids import GroupId, SlaveId
 
 
-def check_places(master: Master, slaves: Sequence[Slave], in_flight: Sequence[int], joined_before: Sequence[int]) -> None:
+def check_ledger(master: Master, slaves: Sequence[Slave], in_flight: Sequence[int], joined_before: Sequence[int]) -> None:
     """The ledger while it is in motion: every row read is in exactly one place. joined_before: the restored checkpoint."""
     for stream, name in enumerate(STREAM_NAMES):
         counts = master.streams[stream].counts

@@ -29,12 +29,12 @@ class SimulationResult:
     digest: str
     joined: dict[str, int]
     counts: dict[str, dict[str, int]]
-    aside: list[tuple[int, SourceBatch, str]]  # stream, rows, reason
+    set_aside: list[tuple[int, SourceBatch, str]]  # stream, rows, reason
     steps: int
     commits: list[int] = field(default_factory=list)
     events: list[RunEvent] = field(default_factory=list)
     declustering: list[dict[str, Any]] = field(default_factory=list)
-    history: dict[str, Any] = field(default_factory=dict)
+    prefill: dict[str, Any] = field(default_factory=dict)
     recoveries: int = 0
     checkpoints: int = 0
 

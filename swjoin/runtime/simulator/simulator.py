@@ -62,7 +62,7 @@ from swjoin.core.ids import SlaveId
 from swjoin.core.storage import Executors
 from swjoin.runtime.host import Host, Performers, nothing
 from swjoin.runtime.open import open_spill
-from swjoin.runtime.simulator.checkers import check_owners, check_places, check_results, check_shown
+from swjoin.runtime.simulator.checkers import check_ledger, check_owners, check_results, check_shown
 from swjoin.runtime.simulator.result import Delays, SimulationError, SimulationResult
 from swjoin.runtime.simulator.storage import BatchSource, MemorySink, VirtualDisk
 
@@ -418,7 +418,7 @@ class Simulation:
         for slave in self._changed:
             self.slaves[slave].validate()
         self._changed.clear()
-        check_places(self.master, self.slaves, self._in_flight, self._before[0])
+        check_ledger(self.master, self.slaves, self._in_flight, self._before[0])
         if self.master.controller.moves or self._moved:
             check_owners(self.master.controller, self.slaves)
         self._moved = bool(self.master.controller.moves)
@@ -439,7 +439,7 @@ class Simulation:
             steps,
             self._commits,
             self._events,
-            self.master.controller.history,
+            self.master.controller.resize_log,
             summary["history"],
             self.recoveries,
             self.master.checkpoints.completed,

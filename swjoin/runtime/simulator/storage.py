@@ -99,7 +99,7 @@ class MemorySink:
     def close(self, whole: dict[str, Any] | None = None) -> None:
         """Nothing is open."""
 
-    def abort(self, *, begun: bool = True) -> None:
+    def abort(self, *, started: bool = True) -> None:
         """Nothing to mark."""
 
 
