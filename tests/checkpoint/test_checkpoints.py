@@ -215,7 +215,7 @@ def test_a_checkpoint_is_completed_with_its_last_part() -> None:
     assert checkpoints.saved(PartSaved(0, "slave 0", {"s": 0})) == []
     assert not checkpoints.being_joined
     assert checkpoints.saved(PartSaved(0, "master", {})) == []
-    with pytest.raises(AssertionError, match="nobody wanted"):
+    with pytest.raises(AssertionError, match="saved its part of generation 1, which is not expected"):
         checkpoints.saved(PartSaved(1, "collector", {}))
     (command,) = checkpoints.saved(PartSaved(0, "collector", {}))
     assert isinstance(command, CompleteCheckpoint)

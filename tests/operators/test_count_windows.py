@@ -363,7 +363,7 @@ def test_streams_in_any_pieces(left: Rows, right: Rows, sizes: list[int], seed: 
     rows = [sorted(side, key=lambda row: row[1]) for side in (left, right)]
     tables = [_table(side) for side in rows]
     random = np.random.default_rng(seed)
-    join = swjoin.WindowJoinOperator(last=3, left_schema=tables[0].schema, right_schema=tables[1].schema, **COMMON)
+    join = swjoin.WindowJoin(last=3, left_schema=tables[0].schema, right_schema=tables[1].schema, **COMMON)
     at, out = [0, 0], []
     while any(at[s] < len(rows[s]) for s in (0, 1)):
         side = int(random.choice([s for s in (0, 1) if at[s] < len(rows[s])]))
@@ -380,7 +380,7 @@ def test_streams_in_any_pieces(left: Rows, right: Rows, sizes: list[int], seed: 
 def test_pairs_come_as_soon_as_they_are_certain_and_windows_stay_as_long_as_they_are() -> None:
     """A right tuple's place is certain when no left tuple up to its time can come."""
     schema = _table([]).schema
-    join = swjoin.WindowJoinOperator(last=2, left_schema=schema, right_schema=schema, how="left", **COMMON)
+    join = swjoin.WindowJoin(last=2, left_schema=schema, right_schema=schema, how="left", **COMMON)
 
     def rows(out: Any) -> list[tuple[Any, Any]]:
         return [pair for b in out for pair in zip(b["left_row"].to_pylist(), b["right_row"].to_pylist(), strict=True)]
@@ -395,18 +395,18 @@ def test_pairs_come_as_soon_as_they_are_certain_and_windows_stay_as_long_as_they
     assert rows(join.close()) == [(1, None), (0, None)]
 
 
-def _push_thousands(join: swjoin.WindowJoinOperator) -> None:
+def _push_thousands(join: swjoin.WindowJoin) -> None:
     for i in range(100):
         list(join.push(left=_table([(k, 1000 * i + k) for k in range(1000)])))
 
 
 def test_a_side_that_never_speaks_is_told_before_memory_is_full() -> None:
     schema = _table([]).schema
-    join = swjoin.WindowJoinOperator(last=2, left_schema=schema, right_schema=schema, memory="1MB", **COMMON)
+    join = swjoin.WindowJoin(last=2, left_schema=schema, right_schema=schema, memory="1MB", **COMMON)
     with pytest.raises(swjoin.RunFailed, match=r"wait at one side for the other.*promise with advance\(\)"):
         _push_thousands(join)
     assert repr(join).startswith("<swjoin.WindowJoin last 2, 2,")
-    other = swjoin.WindowJoinOperator(last=2, left_schema=schema, right_schema=schema, memory="1MB", **COMMON)
+    other = swjoin.WindowJoin(last=2, left_schema=schema, right_schema=schema, memory="1MB", **COMMON)
     for i in range(100):
         list(other.push(left=_table([(k, 1000 * i + k) for k in range(1000)])))
         list(other.advance(to=1000 * i + 1000, side="right"))

@@ -219,7 +219,7 @@ def test_tables_joined_from_python(block: int) -> None:
         again = swjoin.join(left.take(order), right, **arguments)
         assert again.num_rows == table.num_rows
         rows = []
-        with swjoin.WindowJoinOperator(**arguments, left_schema=left.schema, right_schema=right.schema) as pushed:
+        with swjoin.WindowJoin(**arguments, left_schema=left.schema, right_schema=right.schema) as pushed:
             parts = [
                 (float(batch["ts"][0].as_py()), side, batch)
                 for side, whole in (("left", left), ("right", right))
@@ -253,7 +253,7 @@ def test_a_row_is_certain_when_time_has_passed_its_window() -> None:
     def batch(*times: int) -> pa.RecordBatch:
         return pa.record_batch({"k": pa.array([1] * len(times), pa.int64()), "t": pa.array(times, pa.int64())})
 
-    with swjoin.WindowJoinOperator(
+    with swjoin.WindowJoin(
         on="k", left_time="t", right_time="t", time_unit="us", within="10us", how="anti", right_schema=batch().schema
     ) as join:
         assert [out.num_rows for out in join.push(left=batch(0, 5))] == []
