@@ -103,7 +103,8 @@ def test_a_directory_that_is_not_sent_is_caught(monkeypatch: pytest.MonkeyPatch)
         return dataclasses.replace(out, minis=out.minis * 0, directory=directory)
 
     monkeypatch.setattr(GroupExport, "_chunk", undirected)
-    assert _caught(5) == 5
+    late = [seed for seed in _moving_seeds(60) if 85 < seed < 140]  # few scenarios have split mini-partition-groups that move
+    assert complaints(late, 3) == 3
 
 
 def _outer_seeds(count: int) -> Iterator[int]:
@@ -251,13 +252,18 @@ def _crowded(seed: int) -> tuple[bool, int]:
     return (result.count, result.digest) == (pairs.total(), digest), parts
 
 
-CROWDED = range(12)
+CROWDED = (0, 1, 4, 5, 6, 8, 9)  # with most deliveries in parts
 
 
 def test_runs_whose_slaves_have_no_room_are_right() -> None:
     outcomes = [_crowded(seed) for seed in CROWDED]
     assert all(right for right, _ in outcomes)
     assert sum(parts for _, parts in outcomes) > 200
+
+
+@pytest.mark.long
+def test_more_runs_whose_slaves_have_no_room_are_right() -> None:
+    assert all(_crowded(seed)[0] for seed in range(40) if seed not in CROWDED)
 
 
 def test_promising_what_is_parked_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
