@@ -32,7 +32,7 @@ from swjoin.connectors.generator.bmodel import payload_bytes
 from swjoin.core.batch import TupleBatch
 from swjoin.core.data_messages import Delivery
 from swjoin.core.join_semantics import format_digest
-from swjoin.monitor.process_memory import keep_freed_memory
+from swjoin.monitor.process_settings import keep_freed_memory
 
 Answer = tuple[int, str]
 _clock: Callable[[], float] = time.perf_counter

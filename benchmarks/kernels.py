@@ -182,7 +182,7 @@ def breakdown(turns: int = 5, *, tiny: bool = False) -> dict[str, float]:
 
 
 def main() -> None:
-    from swjoin.monitor.process_memory import keep_freed_memory
+    from swjoin.monitor.process_settings import keep_freed_memory
 
     args = parse(argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]))
     keep_freed_memory()

@@ -36,7 +36,7 @@ def _channel() -> Any:
     mpi4py.rc.thread_level = "serialized"
     from mpi4py import MPI
 
-    from swjoin.monitor.process_memory import keep_freed_memory
+    from swjoin.monitor.process_settings import keep_freed_memory
     from swjoin.runtime.mpi.channel import Channel
 
     keep_freed_memory()

@@ -194,7 +194,7 @@ def bench_start(folder: Path, repeat: int) -> None:
 
 
 def bench_kernels(repeat: int, tiny: bool) -> None:
-    from swjoin.monitor.process_memory import keep_freed_memory
+    from swjoin.monitor.process_settings import keep_freed_memory
 
     keep_freed_memory()
     best_of = 1 if tiny else kernels.REPEATS

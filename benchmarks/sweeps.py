@@ -76,12 +76,10 @@ LABELS = {
 
 def draw(points: dict[str, list[Point]], folder: Path) -> Path:
     """All four curves in one picture, PNG."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
+    figure = Figure(figsize=(10, 7), layout="constrained")
+    axes = figure.subplots(2, 2)
     for axis, (name, curve) in zip(axes.flat, points.items(), strict=True):
         x = [p["x"] for p in curve]
         axis.fill_between(x, [p["low"] / 1e6 for p in curve], [p["high"] / 1e6 for p in curve], alpha=0.25)
@@ -96,7 +94,6 @@ def draw(points: dict[str, list[Point]], folder: Path) -> Path:
     figure.suptitle("Join module, one core, 100,000 tuples/s and stream, median and range")
     path = folder / "throughput.png"
     figure.savefig(path, dpi=110)
-    plt.close(figure)
     return path
 
 

@@ -15,12 +15,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
-from matplotlib import pyplot as plt
 
 from swjoin.connectors.files.run_folder import read_events, read_metrics, read_report
 from swjoin.core.data_messages import RunEvent
 from swjoin.core.errors import UserError
+
+from .style import SAVING
 
 Columns = dict[str, np.ndarray]
 
@@ -56,14 +58,11 @@ def events(run_dir: Path) -> Columns:
 @contextmanager
 def drawing(run_dir: Path) -> Iterator[None]:
     """UserError when the values of a run cannot be drawn."""
-    before = plt.get_fignums()
     try:
-        with np.errstate(all="ignore"), warnings.catch_warnings():
+        with np.errstate(all="ignore"), warnings.catch_warnings(), mpl.rc_context(SAVING):
             warnings.simplefilter("ignore")
             yield
     except (ValueError, ArithmeticError, LookupError, TypeError) as error:
-        for number in set(plt.get_fignums()) - set(before):
-            plt.close(number)
         text = " ".join(str(error).split())[:300]
         raise UserError(f"{run_dir}: what the run has left cannot be drawn ({type(error).__name__}: {text})") from error
 

@@ -1,35 +1,49 @@
 """Style of all figures: sizes, colours that colour-blind readers can distinguish, saving as PNG and SVG.
 
 What: `figure`, `COLOURS`, `MARKERS`, `series_style`, `bar_style`, `points`, `legend`, `caption`, `star`, `hollow`, `save`.
-Why: the figures of one project should look alike.
+Why: the figures of one project should look alike. Figures are made without `pyplot`, whose backend and list of open figures
+belong to the notebook or program that calls.
 Stays out: data.
 """
 
 from __future__ import annotations
 
+import io
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-
-mpl.use("Agg")
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from swjoin.core.errors import UserError
 
-mpl.rcParams["svg.hashsalt"] = "swjoin"  # the same figure is the same file
+SAVING: Any = {"svg.hashsalt": "swjoin"}  # rcParams; the same figure is the same file
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")  # Okabe and Ito
 
 MARKERS = "osD^vP<>"
 CAPTION_COLUMNS = 128  # characters in a line below a figure 8 inches wide
 
 
+class RunFigure(Figure):
+    """A figure that notebooks show as a picture whether or not they have loaded `pyplot`."""
+
+    def __init__(self, width: float, height: float) -> None:
+        super().__init__(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(self)
+
+    def _repr_png_(self) -> bytes:
+        out = io.BytesIO()
+        self.savefig(out, format="png")
+        return out.getvalue()
+
+
 def figure(rows: int, height: float = 2.4) -> tuple[Figure, list[Axes]]:
     """A figure of `rows` panels, one below the other, with a common x axis."""
-    fig, axes = plt.subplots(rows, 1, figsize=(8, height * rows), sharex=True, squeeze=False, layout="constrained")
+    fig = RunFigure(8, height * rows)
+    axes = fig.subplots(rows, 1, sharex=True, squeeze=False)
     panels = [row[0] for row in axes]
     for axis in panels:
         axis.grid(True, color="#dddddd", linewidth=0.6)
@@ -87,12 +101,11 @@ def save(fig: Figure, folder: Path, name: str, dpi: int = 150, kinds: tuple[str,
     paths = [folder / f"{name}.{kind}" for kind in kinds]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path in paths:
-            fig.savefig(path, dpi=dpi, metadata={"Date": None} if path.suffix == ".svg" else None)
+        with mpl.rc_context(SAVING):
+            for path in paths:
+                fig.savefig(path, dpi=dpi, metadata={"Date": None} if path.suffix == ".svg" else None)
     except OSError as error:
         raise UserError(f"{folder}: figures cannot be written ({error.strerror or error})") from None
-    finally:
-        plt.close(fig)
     return paths
 
 

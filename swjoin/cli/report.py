@@ -141,17 +141,12 @@ def _figure(module: str, run_dir: Path, alt: str) -> Html | None:
         if module == "adaptation" and not figures.has_adapted(run_dir):
             return None
         figure = figures.plot(run_dir)
-        from matplotlib import pyplot as plt
-
         out, kind = io.BytesIO(), "svg+xml"
         with stored.drawing(run_dir):
-            try:
-                figure.savefig(out, format="svg", metadata={"Date": None})
-                if out.tell() > _MOST_SVG_BYTES:
-                    out, kind = io.BytesIO(), "png"
-                    figure.savefig(out, format="png", dpi=110)
-            finally:
-                plt.close(figure)
+            figure.savefig(out, format="svg", metadata={"Date": None})
+            if out.tell() > _MOST_SVG_BYTES:
+                out, kind = io.BytesIO(), "png"
+                figure.savefig(out, format="png", dpi=110)
     except UserError as error:
         return paragraph(f"No figure: {error}", soft=True)
     return picture(out.getvalue(), kind, alt)

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from swjoin.monitor.process_memory import keep_freed_memory, rss_bytes
+from swjoin.monitor.process_memory import rss_bytes
+from swjoin.monitor.process_settings import keep_freed_memory
 
 ROLES = ("in-process", "master", "collector", "slave")
 _TIMEOUT_S = 240  # kernels may have to be compiled first

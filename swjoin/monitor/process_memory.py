@@ -1,10 +1,8 @@
 """Memory and CPU time of this process, and the release of freed memory.
 
-What: `keep_freed_memory`, called once by a process that runs roles; `FreedMemory`, which trims the heap from time to time;
-`rss_bytes`, `peak_rss_bytes`, `cpu_us`.
-Why: every delivery allocates and frees the same few megabytes. By default the C library returns such blocks to the system at
-once, and the next ones cost a page fault per 4 KB: partitioning took 20 ns a tuple with that, 4 ns without. But memory that a
-backlog took (after a recovery, say) is not needed again and has to be returned in the end.
+What: `FreedMemory`, which trims the heap from time to time; `rss_bytes`, `peak_rss_bytes`, `cpu_us`.
+Why: a process that runs roles reuses freed memory (`monitor.process_settings`). But memory that a backlog took (after a
+recovery, say) is not needed again and has to be returned in the end.
 Stays out: the windows, which are one reserved pool (`state.arrays`).
 """
 
@@ -17,20 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
-_KEPT_BYTES = 256 << 20
-_LARGEST_BYTES = 32 << 20  # larger blocks come from the system and go back to it
 _LEFT_BYTES = 16 << 20  # of freed memory after a trim
 _TRIM_S = 10.0  # between two trims: pages that are needed again cost faults
-
-
-def keep_freed_memory() -> bool:
-    """Ask the C library to reuse freed blocks. False where the library has no such setting (musl, macOS)."""
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):
-        return False
-    return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_BYTES)) and bool(mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES))
 
 
 class FreedMemory:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import platform
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -29,7 +28,8 @@ from swjoin.core.data_messages import ResultChunk
 from swjoin.core.errors import NotWritten
 from swjoin.core.ids import SlaveId
 from swjoin.monitor.host_load import RankMeter, machine_report
-from swjoin.monitor.process_memory import FreedMemory, keep_freed_memory, peak_rss_bytes, rss_bytes
+from swjoin.monitor.process_memory import FreedMemory, peak_rss_bytes, rss_bytes
+from swjoin.monitor.process_settings import join_settings
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.host import WorkMeter
 from swjoin.runtime.hosts import CollectorHost, MasterHost
@@ -42,7 +42,6 @@ from swjoin.runtime.slave_host import SlaveHost
 _RESULT_CHUNKS = 4  # result chunks that may wait for the collector; then the slaves wait
 _MOST_SLAVES = 4
 _WAKE_S = 0.1  # how soon a waiting thread sees that the run has failed
-SWITCH_S = 0.0005  # the interpreter's default of 5 ms would keep a finished kernel waiting for the GIL
 
 
 def default_slave_count() -> int:
@@ -59,14 +58,14 @@ def run_local(
     Raises UserError for bad input, RunFailed when the run or its ledger fails; results then stay marked incomplete.
     """
     try:
-        return _run_local(job, progress, slave_count, complete_report)
+        with join_settings():
+            return _run_local(job, progress, slave_count, complete_report)
     except NotWritten as error:
         raise error.mended_by(job.next_step()) from None
 
 
 def _run_local(job: Job, progress: bool, slave_count: int | None, complete_report: CompleteReport | None) -> dict[str, Any]:
     started = time.monotonic()
-    keep_freed_memory()
     slave_count = default_slave_count() if slave_count is None else slave_count
     if not job.resumes:
         job.config.check_slaves(slave_count)
@@ -273,8 +272,6 @@ class _LocalLoop:
         threads = [_RoleThread("collector", self.collector.run, to_master)]
         threads += [_RoleThread(f"slave {host.role.id}", partial(_run_slave, host), to_master) for host in self.slaves]
         self._transport.running = len(threads)
-        interval = sys.getswitchinterval()
-        sys.setswitchinterval(SWITCH_S)
         try:
             for thread in threads:
                 thread.start()
@@ -284,7 +281,6 @@ class _LocalLoop:
             for thread in threads:
                 if thread.ident is not None:
                     thread.join()
-            sys.setswitchinterval(interval)
 
 
 def _run_slave(host: SlaveHost) -> None:

@@ -7,14 +7,15 @@ import sys
 
 import pytest
 
-from swjoin.monitor import process_memory
+from swjoin.monitor import process_settings
 from tests.support.limits import PROCESS_S
 
 _PROGRAM = """
 import numpy as np
 from swjoin.monitor import process_memory as memory
+from swjoin.monitor.process_settings import keep_freed_memory
 
-memory.keep_freed_memory()
+keep_freed_memory()
 backlog = [np.ones(1 << 18, np.uint8) for _ in range(400)]  # 100 MiB in blocks that the C library keeps
 pinned = backlog[::50]
 full = memory.rss_bytes()
@@ -29,7 +30,7 @@ print(*(x >> 20 for x in (full, kept, early, memory.rss_bytes())), sum(int(block
 """
 
 
-@pytest.mark.skipif(not process_memory.keep_freed_memory(), reason="the C library has no mallopt")
+@pytest.mark.skipif(not process_settings.keep_freed_memory(), reason="the C library has no mallopt")
 def test_what_a_backlog_took_is_given_back_after_a_while() -> None:
     run = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=PROCESS_S, check=True)
     full, kept, early, late, pinned = map(int, run.stdout.split())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import pytest
 from plots import claims, experiments, reproduction, sweep_figures, sweep_tables
 from plots.findings import findings
 from plots.knee import Knee, falls, grows, stays
-from plots.style import plt
 from plots.sweep_tables import Table
 from swjoin.core.errors import UserError
 from swjoin.sweeps.experiment import Design, Experiment
@@ -27,12 +26,6 @@ from tests.conftest import ROOT
 
 RATES = [1000, 2000, 3000, 4000, 5000, 6000]
 EPOCHS = ["500ms", "1s", "2s", "4s"]
-
-
-@pytest.fixture(autouse=True)
-def _close_figures() -> Iterator[None]:
-    yield
-    plt.close("all")
 
 
 Point = dict[str, Any]

@@ -124,9 +124,6 @@ def check(folder: Path, out: Path) -> dict[str, int]:
             use()
     repr(run)
     Checked(run._repr_html_())
-    from matplotlib import pyplot as plt
-
-    plt.close("all")
     return codes
 
 

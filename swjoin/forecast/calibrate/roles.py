@@ -54,7 +54,7 @@ from swjoin.core.ids import EpochIndex, GroupId, QueryId, SlaveId
 from swjoin.core.metric_columns import COLUMNS
 from swjoin.forecast.calibrate.realtime import realtime_costs
 from swjoin.forecast.costs import PRESETS, CostModel
-from swjoin.monitor.process_memory import keep_freed_memory
+from swjoin.monitor.process_settings import keep_freed_memory
 from swjoin.operators.join_operator import MoveId
 from swjoin.runtime.host import Performers, nothing, perform
 from swjoin.runtime.launch import mpirun_options

@@ -29,7 +29,7 @@ import numpy as np
 from swjoin.cluster.role import COLLECTOR, FIRST_SLAVE, MASTER
 from swjoin.config.job import Job
 from swjoin.core.errors import NotWritten, SwjoinError, UserError, spelled
-from swjoin.monitor.process_memory import keep_freed_memory
+from swjoin.monitor.process_settings import keep_freed_memory
 from swjoin.runtime.mpi.channel import Channel, PeerFailedError, PeerLostError
 from swjoin.runtime.mpi.collector_rank import CollectorRank
 from swjoin.runtime.mpi.master_rank import MasterRank
