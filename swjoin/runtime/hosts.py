@@ -221,9 +221,11 @@ class MasterHost(Host):
                     self.deliver(event)
 
     def _patience_us(self) -> int:
-        """How long the master may wait: to its next timer, poll of idle sources, or status update."""
+        """How long the master may wait: to its next timer, poll of idle sources, or status update. It resumes streams."""
         if self.resume_sources():
             return int(PATIENCE_S * 1e6)
+        if self.wanted is not None:  # a stream that has resumed is to be read now
+            return 0
         until_us = self.until_timer_us()
         if until_us is not None:
             return min(until_us, _LONGEST_SLOT_WAIT_US)

@@ -37,6 +37,8 @@ from swjoin.connectors.flight.client import connect
 from swjoin.core.batch import SourceBatch
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.join_semantics import format_digest, pair_digest
+from swjoin.runtime.hosts import MasterHost
+from swjoin.runtime.idle_sources import PATIENCE_S
 from tests.conftest import ROOT
 from tests.support.limits import LONG_S, PROCESS_S
 from tests.support.live_runs import config, digest_of, digest_of_folder, expected, in_thread, live, rows, tuples
@@ -279,6 +281,34 @@ def test_an_idle_producer_and_an_idle_stream_hold_nobody_up(tmp_path: Path) -> N
     late = pq.read_table(tmp_path / "run" / "late.parquet")["row_id"].to_pylist()
     assert set(late) <= {5000}
     assert run.report["late"]["left"] == len(late)
+
+
+def test_a_stream_that_resumes_alone_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other stream has ended and nothing else wakes the master: it waits no longer than between two polls."""
+    waits_us: list[int] = []
+    patience = MasterHost._patience_us
+
+    def watched(host: MasterHost) -> int:
+        patience_us = patience(host)
+        if host.wanted is not None:
+            waits_us.append(patience_us)
+        return patience_us
+
+    monkeypatch.setattr(MasterHost, "_patience_us", watched)
+    plain = config(pace="asap", time={"idle_timeout": "50ms"})
+    with live(plain, tmp_path / "run") as (run, client):
+        client.push("left", rows(1, 50))
+        client.end("left")
+        for first in range(0, 60, 20):
+            time.sleep(0.3)
+            client.push("right", rows(2, 20, first_id=first, begin_us=900_000 + 1000 * first, span_us=10_000))
+        client.end("right")
+        found = run.result()
+    assert run.report["late"] == {"left": 0, "right": 0}
+    right = [rows(2, 20, first_id=first, begin_us=900_000 + 1000 * first, span_us=10_000) for first in range(0, 60, 20)]
+    assert found == expected(tuples(rows(1, 50)), tuples(*right))
+    assert waits_us, "no idle stream has resumed while the master waited"
+    assert max(waits_us) <= PATIENCE_S * 1e6
 
 
 def test_arrival_times(tmp_path: Path) -> None:
