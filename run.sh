@@ -143,7 +143,7 @@ main_job() {
   say "2/5 run: W = 5 s on MPI with master, collector and 3 slaves, in real time ($seconds s)"
   "$swjoin" run mpi_configs/main.yaml --set "left.path=$out/streams/left" --set "right.path=$out/streams/right" -n 5 --out "$out/run"
   say "3/5 verify: the same join by Spark"
-  "$swjoin" verify "$out/run"
+  "$swjoin" verify "$out/run" --engine spark
   say "4/5 aggregate: per-epoch tables (Spark)"
   "$swjoin" aggregate "$out/run"
   say "5/5 plot"

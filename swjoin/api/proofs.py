@@ -3,7 +3,7 @@
 What: `proof`; `remember(table, proof)`, for joins.
 Why: a proof is of one result. What is derived from a table is another one, so tables are known by identity, not by what they
 carry; files and runs are checked against their own account first.
-Stays out: proofs in files (`connectors.files.proofs`), digests (`core.hashing`), recomputing (`spark.verify`).
+Stays out: proofs in files (`connectors.files.proofs`), digests (`core.hashing`), recomputing (`duckdb.verify`, `spark.verify`).
 """
 
 from __future__ import annotations

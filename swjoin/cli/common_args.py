@@ -1,6 +1,6 @@
 """Arguments shared by several commands: ranks or threads, and values given once or per stream.
 
-What: `given_ranks`, `check_slave_count`, `in_process_or_ranks`, `one_or_two`, `separate`.
+What: `given_ranks`, `check_slave_count`, `in_process_or_ranks`, `one_or_two`, `separate`, `chosen_engine`.
 Why: `-n 6` and `--threads 2` mean the same to every command, and are refused with the same words.
 Stays out: the parser (`cli.main`), the commands.
 """
@@ -8,6 +8,7 @@ Stays out: the parser (`cli.main`), the commands.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -81,3 +82,14 @@ def hostfile(args: argparse.Namespace) -> Path | None:
     if not any(line.split("#")[0].strip() for line in lines):
         raise UserError(f"--hostfile {path}: names no host; write lines such as: node01 slots=4")
     return path.absolute()
+
+
+def chosen_engine(args: argparse.Namespace) -> str:
+    """`duckdb` or `spark`: what was asked for, else DuckDB, unless Spark alone is installed. UserError for a Spark master of
+    DuckDB."""
+    if args.engine == "duckdb" and args.spark_master is not None:
+        raise UserError("--spark-master is for --engine spark; leave one of them out")
+    if args.engine is not None:
+        return str(args.engine)
+    alone = importlib.util.find_spec("duckdb") is None and importlib.util.find_spec("pyspark") is not None
+    return "spark" if args.spark_master is not None or alone else "duckdb"

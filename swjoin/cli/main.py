@@ -41,8 +41,11 @@ def build_parser() -> argparse.ArgumentParser:
     _add_push(commands.add_parser("push", help="push a file's rows into a live run"))
     _add_tail(commands.add_parser("tail", help="follow the results of a live run"))
     _add_generate(commands.add_parser("generate", help="write two b-model streams as Parquet, by Spark"))
-    verify = commands.add_parser("verify", help="recompute the result of a run with Spark and compare")
+    verify = commands.add_parser("verify", help="recompute the result of a run with DuckDB or Spark and compare")
     verify.add_argument("dir", metavar="DIR", help="directory of a run")
+    verify.add_argument(
+        "--engine", choices=["duckdb", "spark"], help="duckdb: on this machine, without Java (default, where it is installed)"
+    )
     aggregate = commands.add_parser("aggregate", help="turn the metrics of runs and sweeps into tables, by Spark")
     aggregate.add_argument("dirs", metavar="DIR", nargs="+", help="directory of a run or of a sweep")
     _add_events(commands.add_parser("events", help="tell what a run decided: moves, occupancies, active slaves"))

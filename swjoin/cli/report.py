@@ -47,13 +47,14 @@ def verified(run_dir: Path, report: dict[str, Any]) -> tuple[bool | None, str]:
     except UserError as error:
         return None, f"Not verified: {error}."
     if found is None:
-        return None, f"Not verified: {why or f'swjoin verify {run_dir} recomputes the result with Spark'}."
+        return None, f"Not verified: {why or f'swjoin verify {run_dir} recomputes the result'}."
     results = report["results"]
     if (found["claimed_count"], found["claimed_digest"]) != (results.get("count"), results.get("digest")):
         return None, "Not verified: DIR/verified.json is of another run in this directory."
+    engine = str(found.get("engine", "Spark"))
     if not found["equal"]:
-        return False, f"Verification failed: Spark finds {found['count']:,} pairs, digest {found['digest']}."
-    return True, f"Verified: Spark finds the same {found['count']:,} pairs, digest {found['digest']}."
+        return False, f"Verification failed: {engine} finds {found['count']:,} pairs, digest {found['digest']}."
+    return True, f"Verified: {engine} finds the same {found['count']:,} pairs, digest {found['digest']}."
 
 
 def _count(value: int | None) -> str:

@@ -2,7 +2,7 @@
 
 What: `run_verify`; it leaves DIR/verified.json.
 Why: an answer that was checked says so in its directory.
-Stays out: computing it (`spark.verify`).
+Stays out: computing it (`duckdb.verify`, `spark.verify`).
 """
 
 from __future__ import annotations
@@ -11,13 +11,22 @@ import argparse
 import dataclasses
 from pathlib import Path
 
+from swjoin.cli.common_args import chosen_engine
+
 
 def run_verify(args: argparse.Namespace) -> int:
     from swjoin.core.storage import write_json
-    from swjoin.spark.verify import verify
 
-    result = verify(Path(args.dir), args.spark_master)
-    write_json(Path(args.dir) / "verified.json", {"equal": result.equal, **dataclasses.asdict(result)})
+    folder = Path(args.dir)
+    if chosen_engine(args) == "spark":
+        from swjoin.spark.verify import verify as verify_by_spark
+
+        result = verify_by_spark(folder, args.spark_master)
+    else:
+        from swjoin.duckdb.verify import verify
+
+        result = verify(folder)
+    write_json(folder / "verified.json", {"equal": result.equal, **dataclasses.asdict(result)})
     for line in result.lines():
         print(line)
     return 0 if result.equal else 1

@@ -2,7 +2,7 @@
 
 What: `Bounds`, `JoinKind`, `JOIN_KINDS`, `mix64`, `pair_digest`, `format_digest` (SPEC section 1).
 Why: the reference for engines, runtimes and tests; written for readers, not for speed.
-Stays out: finding pairs (tests/tools/oracle.py compares all pairs; `spark.verify` works at scale).
+Stays out: finding pairs (tests/tools/oracle.py compares all pairs; `duckdb.verify` and `spark.verify` work at scale).
 """
 
 from __future__ import annotations

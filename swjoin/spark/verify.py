@@ -11,22 +11,23 @@ comparing all pairs of a hot key; the exact bounds are checked on every pair.
 
 from __future__ import annotations
 
-import contextlib
-from dataclasses import dataclass, field
 from functools import reduce
 from operator import and_, or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swjoin.config.loader import config_from_plain
 from swjoin.config.run import RunConfig, StreamConfig
-from swjoin.connectors.files.formats import common_schema, file_format, list_files, row_count
-from swjoin.connectors.files.run_folder import FORMAT, not_verifiable, read_report
+from swjoin.connectors.files.verification import (
+    SHOWN,
+    VerifyResult,
+    claimed,
+    condition,
+    input_files,
+    left_out_file,
+    result_files,
+)
 from swjoin.core.batch import STREAM_NAMES
-from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.join_semantics import JOIN_KINDS, format_digest
-from swjoin.expressions.compiler import resolve, type_of
-from swjoin.expressions.parser import Kind, parse_where, to_sql
 from swjoin.spark.generate import stream_frame
 from swjoin.spark.row_digest import count_and_digest
 from swjoin.spark.session import open_session
@@ -34,55 +35,10 @@ from swjoin.spark.session import open_session
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
-SHOWN = 20
 _UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
-_COMPARED: dict[str, Kind] = {"int": "int", "float": "float", "bool": "bool", "text": "text"}
-
-
-@dataclass
-class VerifyResult:
-    """Both counts and digests, and up to 20 missing and surplus (left id, right id) pairs."""
-
-    count: int
-    digest: str
-    claimed_count: int
-    claimed_digest: str
-    compared_pairs: bool
-    missing: list[tuple[int, int]] = field(default_factory=list)
-    surplus: list[tuple[int, int]] = field(default_factory=list)
-    file_count: int | None = None
-
-    @property
-    def equal(self) -> bool:
-        same = (self.count, self.digest) == (self.claimed_count, self.claimed_digest)
-        return same and self.file_count in (None, self.count) and not self.missing and not self.surplus
-
-    def lines(self) -> list[str]:
-        """What `verify` prints."""
-        out = [
-            f"Spark: {self.count:,} pairs, digest {self.digest}",
-            f"run:   {self.claimed_count:,} pairs, digest {self.claimed_digest}",
-        ]
-        if self.file_count is not None:
-            out.append(f"files: {self.file_count:,} pairs")
-        if self.equal:
-            return [*out, "equal" + ("" if self.compared_pairs else " (count and digest; the run kept no pairs)")]
-        for name, pairs in (("missing", self.missing), ("surplus", self.surplus)):
-            out += [f"{name}: left {_shown(left)}, right {_shown(right)}" for left, right in pairs]
-        return [*out, "DIFFERENT"]
-
-
-def _shown(number: int) -> str:
-    return "none" if number == -1 else str(number)
 
 
 # ---------------------------------------------------------------- reading, independently
-
-
-def _list(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    return sorted(p for p in path.iterdir() if p.is_file() and p.name[0] not in "._" and file_format(p) is not None)
 
 
 def _csv(spark: SparkSession) -> DataFrameReader:
@@ -96,7 +52,7 @@ def _read(spark: SparkSession, path: Path) -> DataFrame:
 
     parts: list[Any] = []
     first = 0
-    for file in _list(path):
+    for file in input_files(path):
         name = file.name.lower()
         location = str(file.resolve())
         if name.endswith((".parquet", ".pq")):
@@ -278,34 +234,6 @@ def _numbered(left: DataFrame, right: DataFrame) -> list[DataFrame]:
     return out
 
 
-def _kinds(config: RunConfig) -> list[dict[str, Kind]]:
-    """How the columns of both sides are compared, by the types with which the run read them: Spark infers other types of CSV
-    columns that hold `nan`. Generated streams have integers."""
-    kinds: list[dict[str, Kind]] = []
-    for stream in (config.left, config.right):
-        found: dict[str, Kind] = {"key": "int", "ts": "int"}
-        if stream.path is not None:
-            found = {}
-            for column in common_schema(list_files(Path(stream.path))).schema:
-                with contextlib.suppress(UserError):  # of a type that no condition can use
-                    found[column.name] = _COMPARED.get(type_of(column.name, column.type), "other")
-        kinds.append(found)
-    return kinds
-
-
-def _condition(config: RunConfig, names: list[list[str]]) -> str | None:
-    """The predicate in Spark's SQL."""
-    if config.query.where is None:
-        return None
-    kinds = _kinds(config)
-
-    def column(name: str) -> tuple[str, Kind]:
-        side, found = resolve(name, (names[0], names[1]), (config.left.key, config.right.key))
-        return f"`c{side}_{found}`", kinds[side].get(found, "other")
-
-    return to_sql(parse_where(config.query.where), column, "spark")
-
-
 def _rows(
     config: RunConfig, left: DataFrame, right: DataFrame, measured_from_us: int | None, condition: str | None
 ) -> DataFrame:
@@ -325,54 +253,23 @@ def _rows(
     return reduce(lambda one, two: one.unionByName(two), parts)
 
 
-def _result_files(results: Path, kind: str) -> list[Path]:
-    files = sorted(results.glob("*.parquet" if kind == "parquet" else "*.csv"))
-    if not files:
-        raise RunFailed(f"{results}: holds no result files")
-    return files
+def _results(spark: SparkSession, run_dir: Path, config: RunConfig) -> DataFrame:
+    files = [str(p.resolve()) for p in result_files(run_dir, config)]
+    return spark.read.parquet(*files) if config.sink.kind == "parquet" else _csv(spark).csv(files)
 
 
-def _result_pairs(spark: SparkSession, results: Path, kind: str) -> DataFrame:
+def _ids(frame: DataFrame) -> DataFrame:
+    """Of result rows: l, r (ids; -1 where a side is missing)."""
     from pyspark.sql import functions as f
 
-    files = [str(p.resolve()) for p in _result_files(results, kind)]
-    frame = spark.read.parquet(*files) if kind == "parquet" else _csv(spark).csv(files)
     ids = [f.col(name) if name in frame.columns else f.lit(None) for name in ("left_id", "right_id")]
     left, right = (f.coalesce(column.cast("long"), f.lit(-1).cast("long")) for column in ids)
     return frame.select(left.alias("l"), right.alias("r"))
 
 
-def _checked(run_dir: Path) -> tuple[dict[str, Any], RunConfig]:
-    """run.json and its configuration, before Spark is started. UserError when the run or its input cannot be read, RunFailed
-    when the run did not finish."""
-    report = read_report(run_dir)
-    if report.get("simulated"):
-        raise UserError(f"{run_dir}: was simulated, not run; there is no result to verify")
-    if not report.get("complete"):
-        raise RunFailed(f"{run_dir}: the run did not finish ({report.get('failure') or 'no reason given'})")
-    if report.get("format") != FORMAT:
-        raise UserError(
-            f"{run_dir / 'run.json'}: format {report.get('format', 1)}, whose digest is computed in another way than in this "
-            f"version's format {FORMAT}: run it again, or verify it with the version of swjoin that wrote it"
-        )
-    if report["results"].get("count") is None or report["results"].get("digest") is None:
-        raise UserError(f"{run_dir / 'run.json'}: holds no count and digest to verify; the file is damaged")
-    config = config_from_plain(report["config"])
-    why = not_verifiable(config)
-    if why is not None:
-        raise UserError(f"{run_dir}: {why}")
-    for stream in (config.left, config.right):
-        if stream.path is not None and not Path(stream.path).exists():
-            raise UserError(f"{stream.path}: no such file or directory; verify reads the run's input again")
-    if config.sink.kind == "parquet" and config.sink.ids:
-        for path in _result_files(run_dir / "results", "parquet"):
-            row_count(path)
-    return report, config
-
-
 def verify(run_dir: Path, master: str | None) -> VerifyResult:
     """Recompute and compare. UserError when the run or its input cannot be read; RunFailed when the run did not finish."""
-    report, config = _checked(run_dir)
+    report, config = claimed(run_dir)
     with open_session(master, "swjoin verify") as spark:
         (left, left_names), (right, right_names) = _streams(spark, config)
         origin = _origin(left, right) if config.time.model == "arrival" or config.measure.prefill_us else 0
@@ -389,16 +286,17 @@ def verify(run_dir: Path, master: str | None) -> VerifyResult:
             left, right = (
                 _without_left_out(spark, frame, run_dir, name) for frame, name in zip((left, right), STREAM_NAMES, strict=True)
             )
+        where = condition(config, [left_names, right_names], "spark", lambda side, name: f"`c{side}_{name}`")
         measured_from = origin + config.measure.prefill_us if config.measure.prefill_us else None
-        pairs = _rows(config, left, right, measured_from, _condition(config, [left_names, right_names]))
+        pairs = _rows(config, left, right, measured_from, where)
         count, digest = count_and_digest(pairs)
-        claimed = report["results"]
-        result = VerifyResult(count, format_digest(digest), claimed["count"], claimed["digest"], config.sink.kind != "count")
-        if result.compared_pairs and config.sink.ids:
-            found = _result_pairs(spark, run_dir / "results", config.sink.kind)
-            file_count, file_digest = count_and_digest(found)
-            result.file_count = file_count
-            if (file_count, file_digest) != (count, digest):
+        said = report["results"]
+        compared = config.sink.in_files and config.sink.ids
+        result = VerifyResult(count, format_digest(digest), said["count"], said["digest"], compared)
+        if config.sink.in_files:
+            files = _results(spark, run_dir, config)
+            result.file_count = files.count()
+            if compared and count_and_digest(found := _ids(files)) != (count, digest):
                 order = ["l", "r"]
                 result.missing = [(r["l"], r["r"]) for r in pairs.exceptAll(found).orderBy(order).limit(SHOWN).collect()]
                 result.surplus = [(r["l"], r["r"]) for r in found.exceptAll(pairs).orderBy(order).limit(SHOWN).collect()]
@@ -409,10 +307,7 @@ def _without_left_out(spark: SparkSession, rows: DataFrame, run_dir: Path, name:
     """The rows of a stream but those that the run says it has left out (late: for being late). UserError without its list."""
     from pyspark.sql import functions as f
 
-    path = run_dir / "late.parquet"
-    if not path.is_file():
-        raise UserError(f"{path}: is missing; it lists the tuples that the run has left out")
-    listed = spark.read.parquet(str(path.resolve())).where(f.col("stream") == name)
+    listed = spark.read.parquet(str(left_out_file(run_dir).resolve())).where(f.col("stream") == name)
     if late:
         listed = listed.where(f.col("reason") != "shed")
     return rows.join(listed.select(f.col("row_id").cast("long").alias("id")), "id", "left_anti").select(*rows.columns)

@@ -26,7 +26,7 @@ FLOORS: list[tuple[str, ...]] = [
     ("expressions", "routing"),
     ("config", "state"),
     ("connectors", "operators", "policy"),
-    ("cluster", "spark"),
+    ("cluster", "duckdb", "spark"),
     ("checkpoint", "monitor"),
     ("runtime",),
     ("diagnostics", "forecast", "sweeps"),

@@ -31,7 +31,7 @@ def test_every_package_is_listed() -> None:
 
 
 def test_extras_have_names_to_rely_on() -> None:
-    assert {"spark", "plots", "flights", "kafka", "dashboard", "docs", "dev"} == set(extras())
+    assert {"verify", "spark", "plots", "flights", "kafka", "dashboard", "docs", "dev"} == set(extras())
 
 
 def test_what_is_locked_fits_what_is_asked_for() -> None:
@@ -43,7 +43,7 @@ def test_what_is_locked_fits_what_is_asked_for() -> None:
     locked = {canonicalize_name(name): version for name, version in pinned}
     wanted = [
         *lines("options", "install_requires"),
-        *(r for e in ("spark", "plots", "flights", "dashboard", "dev") for r in extras()[e]),
+        *(r for e in ("verify", "spark", "plots", "flights", "dashboard", "dev") for r in extras()[e]),
     ]
     for text in wanted:
         requirement = Requirement(text)

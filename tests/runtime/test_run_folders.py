@@ -73,7 +73,7 @@ def asked(folder: Path, out: Path) -> list[list[str]]:
         ["plot", str(folder)],
         ["events", str(folder)],
         ["events", str(folder), "--kind", "decided", "--slave", "1"],
-        ["verify", str(folder)],
+        ["verify", str(folder), "--engine", "spark"],
         ["aggregate", str(folder)],
         ["top", str(folder), "--once"],
         ["explain", str(folder)],

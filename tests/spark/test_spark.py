@@ -24,14 +24,16 @@ from swjoin.config.job import Job
 from swjoin.config.loader import load_config
 from swjoin.config.run import WorkloadConfig
 from swjoin.connectors.files.run_files import EventsFile
+from swjoin.connectors.files.verification import VerifyResult
 from swjoin.core.data_messages import RunEvent
 from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import How
+from swjoin.duckdb.verify import verify as verify_by_duckdb
 from swjoin.expressions.parser import Kind, parse_where, to_sql
 from swjoin.runtime.in_process import run_local
 from swjoin.spark.generate import generate
 from swjoin.spark.session import open_session
-from swjoin.spark.verify import verify
+from swjoin.spark.verify import verify as verify_by_spark
 from tests.conftest import SharedSpark
 from tests.support.cases import CASES, Case, by_name
 from tests.support.float_predicates import IEEE, answers, float_predicates, ieee_tables, sql_name
@@ -49,6 +51,13 @@ def rows(folder: Path) -> list[pa.Table]:
 
 def run(config: Path, folder: Path, slaves: int = 2) -> dict[str, Any]:
     return run_local(Job(load_config(config), folder / "results", True, folder, None, "test"), False, slaves)
+
+
+def verify(folder: Path) -> VerifyResult:
+    """Spark's answer, which is DuckDB's."""
+    result, other = verify_by_spark(folder, None), verify_by_duckdb(folder)
+    assert dataclasses.replace(other, engine=result.engine) == result
+    return result
 
 
 @pytest.mark.parametrize(
@@ -98,7 +107,7 @@ def a_run(finished: Path, tmp_path: Path) -> Path:
 
 def test_verify_agrees_and_notices_every_kind_of_damage(a_run: Path, swjoin: Any) -> None:
     claimed = json.loads((a_run / "run.json").read_text())["results"]
-    done = swjoin("verify", a_run)
+    done = swjoin("verify", a_run, "--engine", "spark")
     assert done.code == 0
     told = f"{claimed['count']:,} pairs, digest {claimed['digest']}"
     assert done.out.splitlines()[-4:] == [f"Spark: {told}", f"run:   {told}", f"files: {claimed['count']:,} pairs", "equal"]
@@ -108,7 +117,7 @@ def test_verify_agrees_and_notices_every_kind_of_damage(a_run: Path, swjoin: Any
     damaged = pa.concat_tables([table.slice(0, 3), table.slice(4), table.slice(0, 1)])
     pq.write_table(damaged, file)
     twice = (table["left_id"][0].as_py(), table["right_id"][0].as_py())
-    done = swjoin("verify", a_run)
+    done = swjoin("verify", a_run, "--engine", "spark")
     assert done.code == 1
     shown = [line for line in done.out.splitlines() if line.startswith(("missing", "surplus"))]
     assert shown == [f"{what}: left {left}, right {right}" for what, (left, right) in (("missing", lost), ("surplus", twice))]
@@ -122,7 +131,7 @@ def test_verify_agrees_with_a_run_that_moved_on_real_ranks(finished: Path, tmp_p
     line = [sys.executable, "-m", "swjoin", "run", str(tmp_path / "moving.yaml"), "-n", "6", "--out", str(tmp_path / "moved")]
     subprocess.run(line, check=True, capture_output=True, timeout=PROCESS_S)
     assert json.loads((tmp_path / "moved" / "run.json").read_text())["moves"] > 10
-    assert verify(tmp_path / "moved", None).equal
+    assert verify(tmp_path / "moved").equal
 
 
 def test_verify_leaves_out_what_was_shed(swjoin: Any, tmp_path: Path) -> None:
@@ -133,9 +142,9 @@ def test_verify_leaves_out_what_was_shed(swjoin: Any, tmp_path: Path) -> None:
         swjoin("run", config(tmp_path, policy="shed"), "--threads", 1, "--set", "workload.duration=1s", "--out", out).code == 0
     )
     assert json.loads((out / "run.json").read_text())["shed"]["left"] > 0
-    assert verify(out, None).equal
+    assert verify(out).equal
     (out / "late.parquet").unlink()
-    done = swjoin("verify", out)
+    done = swjoin("verify", out, "--engine", "spark")
     assert done.code == 2
     assert "lists the tuples that the run has left out" in done.err[-1]
 
@@ -144,7 +153,7 @@ def test_verify_notices_a_false_claim(a_run: Path) -> None:
     report = json.loads((a_run / "run.json").read_text())
     report["results"]["digest"] = "0" * 16
     (a_run / "run.json").write_text(json.dumps(report))
-    assert not verify(a_run, None).equal
+    assert not verify(a_run).equal
 
 
 def test_verify_refuses_the_digest_of_an_older_version(a_run: Path) -> None:
@@ -152,7 +161,7 @@ def test_verify_refuses_the_digest_of_an_older_version(a_run: Path) -> None:
     del report["format"]
     (a_run / "run.json").write_text(json.dumps(report))
     with pytest.raises(UserError, match=r"run\.json: format 1, whose digest is computed in another way .* format 2"):
-        verify(a_run, None)
+        verify(a_run)
 
 
 CHOSEN = [
@@ -165,7 +174,7 @@ CHOSEN = [
 @pytest.mark.parametrize("case", [CHOSEN[0], *(pytest.param(case, marks=pytest.mark.long) for case in CHOSEN[1:])], ids=by_name)
 def test_verify_reads_the_input_its_own_way(case: Case, spark: Any, tmp_path: Path) -> None:
     run(case.write(tmp_path), tmp_path / "run")
-    result = verify(tmp_path / "run", None)
+    result = verify(tmp_path / "run")
     assert result.equal, result.lines()
     assert (result.count, result.digest) == case.answer()
 
@@ -177,7 +186,7 @@ def test_verify_knows_all_kinds(how: How, spark: Any, tmp_path: Path) -> None:
     """With null keys and late rows: those leave out what matches nothing only if it is late and has a key."""
     case = CHOSEN[["full", "semi", "anti", "left", "right"].index(how) % len(CHOSEN)]
     run(case.write(tmp_path, join={"how": how}), tmp_path / "run")
-    result = verify(tmp_path / "run", None)
+    result = verify(tmp_path / "run")
     assert result.equal, result.lines()
     assert (result.count, result.digest) == case.answer(how)
     (file,) = (tmp_path / "run" / "results").glob("*.parquet")
@@ -185,7 +194,7 @@ def test_verify_knows_all_kinds(how: How, spark: Any, tmp_path: Path) -> None:
     alone = pc.is_null(table["right_id"]) if "right_id" in table.column_names else pa.array([True] * len(table))
     at = pc.indices_nonzero(alone if how != "right" else pc.is_null(table["left_id"]))[0].as_py()
     pq.write_table(pa.concat_tables([table.slice(0, at), table.slice(at + 1)]), file)
-    result = verify(tmp_path / "run", None)
+    result = verify(tmp_path / "run")
     assert not result.equal
     assert "none" in "\n".join(result.lines())
     assert (len(result.missing), len(result.surplus)) == (1, 0)
@@ -203,7 +212,7 @@ def test_verify_knows_count_windows(how: How, last: list[int], spark: Any, tmp_p
     """With null keys, late rows and equal times, which take no place or are in an order of their own."""
     case = CHOSEN[last[1] % 2]
     run(case.write(tmp_path, join={"how": how, "last": last, "lower_us": 0, "upper_us": 0, "exclusive": []}), tmp_path / "run")
-    result = verify(tmp_path / "run", None)
+    result = verify(tmp_path / "run")
     assert result.equal, result.lines()
     assert result.count > 10
 
@@ -217,7 +226,7 @@ def test_verify_of_count_windows_leaves_places_to_what_was_shed(swjoin: Any, tmp
     path.write_text(json.dumps({**plain, "join": {"last": [5000, 700]}}))
     assert swjoin("run", path, "--threads", 1, "--out", tmp_path / "run").code == 0
     assert json.loads((tmp_path / "run" / "run.json").read_text())["shed"]["left"] > 100
-    result = verify(tmp_path / "run", None)
+    result = verify(tmp_path / "run")
     assert result.equal, result.lines()
     assert result.count > 100
 
@@ -232,7 +241,7 @@ def test_verify_of_generator_runs_and_count_sinks(drift: str, spark: Any, tmp_pa
     }
     (tmp_path / "config.yaml").write_text(json.dumps(config))
     report = run(tmp_path / "config.yaml", tmp_path / "run")
-    result = verify(tmp_path / "run", None)
+    result = verify(tmp_path / "run")
     assert result.equal
     assert result.count == report["results"]["count"] > 500
     assert "the run kept no pairs" in result.lines()[-1]
@@ -251,7 +260,7 @@ def test_verify_of_strings_in_csv(spark: Any, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(json.dumps(config))
     report = run(tmp_path / "config.yaml", tmp_path / "run")
     assert report["null_key"]["left"] == 67
-    result = verify(tmp_path / "run", None)
+    result = verify(tmp_path / "run")
     assert result.equal, result.lines()
     assert result.count > 100
 
@@ -272,7 +281,7 @@ def test_verify_of_line_breaks_and_quotes_in_csv(spark: Any, tmp_path: Path) -> 
     }
     (tmp_path / "config.yaml").write_text(json.dumps(config))
     assert run(tmp_path / "config.yaml", tmp_path / "run")["input"]["left"]["tuples"] == 200
-    result = verify(tmp_path / "run", None)
+    result = verify(tmp_path / "run")
     assert result.equal, result.lines()
     assert result.count > 100
 
@@ -288,7 +297,7 @@ def test_verify_of_conditions_over_nan(kind: pa.DataType, suffix: str, spark: An
         plain["join"]["where"] = where
         (tmp_path / "config.yaml").write_text(json.dumps(plain))
         report = run(tmp_path / "config.yaml", tmp_path / str(number))
-        result = verify(tmp_path / str(number), None)
+        result = verify(tmp_path / str(number))
         assert result.equal, (where, result.lines())
         assert report["results"]["count"] == IEEE[where]
 
@@ -345,7 +354,7 @@ def test_verify_of_local_times(suffix: str, spark: Any, tmp_path: Path) -> None:
             plain[side] = {"path": str(path), "time": "ts", **({} if own is None else {"assume_timezone": own})}
         (tmp_path / "config.yaml").write_text(json.dumps(plain))
         run(tmp_path / "config.yaml", tmp_path / form)
-        result = verify(tmp_path / form, None)
+        result = verify(tmp_path / form)
         assert result.equal, result.lines()
         assert (result.count, result.digest) == expected()
 
@@ -408,7 +417,7 @@ def test_damaged_results_and_metrics_are_one_line(a_run: Path, swjoin: Any) -> N
         (b"", 2),
     ):
         file.write_bytes(data)
-        done = swjoin("verify", a_run)
+        done = swjoin("verify", a_run, "--engine", "spark")
         assert done.code == code, done.err
         (line,) = [line for line in done.err if line.startswith("swjoin: ")]
         assert "internal error" not in line
@@ -419,7 +428,7 @@ def test_damaged_results_and_metrics_are_one_line(a_run: Path, swjoin: Any) -> N
         assert "slaves.parquet: cannot be read" in done.err[-1]
     assert not (a_run / "tables").exists()
     file.unlink()
-    done = swjoin("verify", a_run)
+    done = swjoin("verify", a_run, "--engine", "spark")
     assert done.code == 1
     assert "holds no result files" in done.err[-1]
 
@@ -437,7 +446,7 @@ def test_verify_reads_hours_without_rows(spark: Any, tmp_path: Path) -> None:
         (tmp_path / "config.yaml").write_text(json.dumps(plain))
         report = run(tmp_path / "config.yaml", tmp_path / name)
         assert report["results"]["count"] == 2
-        assert verify(tmp_path / name, None).equal
+        assert verify(tmp_path / name).equal
 
 
 # ---------------------------------------------------------------- interruptions

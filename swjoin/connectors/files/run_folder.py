@@ -70,7 +70,7 @@ _REPORT: Shape = {
 _VERIFIED: Shape = {
     "equal": bool,
     **dict.fromkeys(("count", "claimed_count"), is_count),
-    **dict.fromkeys(("digest", "claimed_digest"), str),
+    **dict.fromkeys(("digest", "claimed_digest", "engine?"), str),
 }
 _INTEGERS = ("slave", "epoch", "epoch_end_us", "left_tuples", "right_tuples", "pairs", "process_us")
 METRICS = (*_INTEGERS, "delay_mean_us", "occupancy_ratio")

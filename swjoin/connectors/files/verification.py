@@ -1,0 +1,162 @@
+"""Verification of a run, as far as no engine is needed: what is claimed, what is read, what was found.
+
+What: `claimed`, the checks before an engine starts; `VerifyResult`; `input_files`, `result_files`, `left_out_file`,
+`condition`.
+Why: DuckDB and Spark recompute a result, each in its own way, and answer in the same way.
+Stays out: recomputing (`duckdb.verify`, `spark.verify`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from swjoin.config.loader import config_from_plain
+from swjoin.config.run import RunConfig
+from swjoin.connectors.files.formats import common_schema, file_format, list_files, row_count
+from swjoin.connectors.files.run_folder import FORMAT, not_verifiable, read_report
+from swjoin.core.errors import RunFailed, UserError
+from swjoin.expressions.compiler import resolve, type_of
+from swjoin.expressions.parser import Dialect, Kind, columns_of, parse_where, to_sql
+
+SHOWN = 20
+_COMPARED: dict[str, Kind] = {"int": "int", "float": "float", "bool": "bool", "text": "text"}
+
+
+@dataclass
+class VerifyResult:
+    """Both counts and digests, and up to 20 missing and surplus (left id, right id) pairs; -1: the side is missing.
+
+    compared_pairs: whether the rows of result files were compared, too. file_count: rows of the result files; None: there are
+    none. engine: what recomputed the result.
+    """
+
+    count: int
+    digest: str
+    claimed_count: int
+    claimed_digest: str
+    compared_pairs: bool
+    missing: list[tuple[int, int]] = field(default_factory=list)
+    surplus: list[tuple[int, int]] = field(default_factory=list)
+    file_count: int | None = None
+    engine: str = "Spark"
+
+    @property
+    def equal(self) -> bool:
+        same = (self.count, self.digest) == (self.claimed_count, self.claimed_digest)
+        return same and self.file_count in (None, self.count) and not self.missing and not self.surplus
+
+    def lines(self) -> list[str]:
+        """What `verify` prints."""
+        found = {self.engine: f"{self.count:,} pairs, digest {self.digest}"}
+        found["run"] = f"{self.claimed_count:,} pairs, digest {self.claimed_digest}"
+        if self.file_count is not None:
+            found["files"] = f"{self.file_count:,} pairs"
+        out = [f"{f'{name}:':<{len(self.engine) + 2}}{text}" for name, text in found.items()]
+        if self.equal:
+            kept = "pairs" if self.file_count is None else "ids of pairs"
+            return [*out, "equal" + ("" if self.compared_pairs else f" (count and digest; the run kept no {kept})")]
+        for name, pairs in (("missing", self.missing), ("surplus", self.surplus)):
+            out += [f"{name}: left {_shown(left)}, right {_shown(right)}" for left, right in pairs]
+        return [*out, "DIFFERENT"]
+
+
+def _shown(number: int) -> str:
+    return "none" if number == -1 else str(number)
+
+
+def claimed(run_dir: Path) -> tuple[dict[str, Any], RunConfig]:
+    """run.json and its configuration, before an engine is started. UserError when the run or its input cannot be read,
+    RunFailed when the run did not finish."""
+    report = read_report(run_dir)
+    if report.get("simulated"):
+        raise UserError(f"{run_dir}: was simulated, not run; there is no result to verify")
+    if not report.get("complete"):
+        raise RunFailed(f"{run_dir}: the run did not finish ({report.get('failure') or 'no reason given'})")
+    if report.get("format") != FORMAT:
+        raise UserError(
+            f"{run_dir / 'run.json'}: format {report.get('format', 1)}, whose digest is computed in another way than in this "
+            f"version's format {FORMAT}: run it again, or verify it with the version of swjoin that wrote it"
+        )
+    if report["results"].get("count") is None or report["results"].get("digest") is None:
+        raise UserError(f"{run_dir / 'run.json'}: holds no count and digest to verify; the file is damaged")
+    config = config_from_plain(report["config"])
+    why = not_verifiable(config)
+    if why is not None:
+        raise UserError(f"{run_dir}: {why}")
+    for stream in (config.left, config.right):
+        if stream.path is not None and not Path(stream.path).exists():
+            raise UserError(f"{stream.path}: no such file or directory; verify reads the run's input again")
+    if config.sink.kind == "parquet":
+        for path in result_files(run_dir, config):
+            row_count(path)
+    return report, config
+
+
+def input_files(path: Path) -> list[Path]:
+    """The data files of a stream, in name order."""
+    if path.is_file():
+        return [path]
+    return sorted(p for p in path.iterdir() if p.is_file() and p.name[0] not in "._" and file_format(p) is not None)
+
+
+def result_files(run_dir: Path, config: RunConfig) -> list[Path]:
+    """The result files of a run whose sink is files. RunFailed when there are none."""
+    files = sorted((run_dir / "results").glob(f"*.{config.sink.kind}"))
+    if not files:
+        raise RunFailed(f"{run_dir / 'results'}: holds no result files")
+    return files
+
+
+def left_out_file(run_dir: Path) -> Path:
+    """The list of the tuples that the run has not joined. UserError without it."""
+    path = run_dir / "late.parquet"
+    if not path.is_file():
+        raise UserError(f"{path}: is missing; it lists the tuples that the run has left out")
+    return path
+
+
+# ---------------------------------------------------------------- the condition
+
+
+def _kinds(config: RunConfig) -> list[dict[str, Kind]]:
+    """How the columns of both sides are compared, by the types with which the run read them: an engine infers other types of
+    CSV columns that hold `nan`. Generated streams have integers."""
+    kinds: list[dict[str, Kind]] = []
+    for stream in (config.left, config.right):
+        found: dict[str, Kind] = {"key": "int", "ts": "int"}
+        if stream.path is not None:
+            found = {}
+            for column in common_schema(list_files(Path(stream.path))).schema:
+                with contextlib.suppress(UserError):  # of a type that no condition can use
+                    found[column.name] = _COMPARED.get(type_of(column.name, column.type), "other")
+        kinds.append(found)
+    return kinds
+
+
+def condition_columns(config: RunConfig, names: Sequence[list[str]]) -> tuple[list[str], list[str]]:
+    """The left and the right columns that the condition uses. names: of all columns, per side."""
+    used: tuple[list[str], list[str]] = ([], [])
+    if config.query.where is not None:
+        for name in columns_of(parse_where(config.query.where)):
+            side, column = resolve(name, (names[0], names[1]), (config.left.key, config.right.key))
+            if column not in used[side]:
+                used[side].append(column)
+    return used
+
+
+def condition(config: RunConfig, names: Sequence[list[str]], dialect: Dialect, quoted: Callable[[int, str], str]) -> str | None:
+    """The residual predicate in an engine's SQL; None without one. names: of all columns, per side. quoted: side and column ->
+    identifier."""
+    if config.query.where is None:
+        return None
+    kinds = _kinds(config)
+
+    def column(name: str) -> tuple[str, Kind]:
+        side, found = resolve(name, (names[0], names[1]), (config.left.key, config.right.key))
+        return quoted(side, found), kinds[side].get(found, "other")
+
+    return to_sql(parse_where(config.query.where), column, dialect)

@@ -1,0 +1,1 @@
+"""DuckDB: results verified and metrics aggregated on one machine, without Java."""
