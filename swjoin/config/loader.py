@@ -229,11 +229,16 @@ def bare(key: str) -> str:
 
 @functools.cache
 def _reader() -> Any:
-    """PyYAML's safe loader, but as in YAML 1.2 `on`, `off`, `yes` and `no` are text; all keys are text, as typed; and a mapping
-    that has a key twice is refused."""
+    """PyYAML's safe loader, but as in YAML 1.2 `on`, `off`, `yes`, `no` and `1:30` are text; all keys are text, as typed; and a
+    mapping that has a key twice is refused."""
     import yaml
 
     class Reader(yaml.SafeLoader):  # type: ignore[misc, unused-ignore]
+        def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+            tag = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call, unused-ignore]
+            sexagesimal = tag in (f"{tags}int", f"{tags}float") and ":" in value
+            return f"{tags}str" if sexagesimal else tag
+
         def compose_mapping_node(self, anchor: Any) -> Any:
             node = super().compose_mapping_node(anchor)
             lines: dict[str, int] = {}
