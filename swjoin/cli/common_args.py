@@ -1,6 +1,7 @@
 """Arguments shared by several commands: ranks or threads, and values given once or per stream.
 
-What: `given_ranks`, `check_slave_count`, `in_process_or_ranks`, `one_or_two`, `separate`, `chosen_engine`.
+What: `given_ranks`, `check_slave_count`, `in_process_or_ranks`, `duration_of`, `size_of`, `one_or_two`, `separate`,
+`chosen_engine`.
 Why: `-n 6` and `--threads 2` mean the same to every command, and are refused with the same words.
 Stays out: the parser (`cli.main`), the commands.
 """
@@ -15,6 +16,7 @@ from typing import TypeVar
 
 from swjoin.config.sections import MOST_PARTITION_GROUPS
 from swjoin.core.errors import UserError
+from swjoin.core.units import parse_duration_us, parse_size_bytes
 from swjoin.runtime.preflight import launcher_size
 
 Number = TypeVar("Number", int, float)
@@ -50,6 +52,22 @@ def in_process_or_ranks(args: argparse.Namespace) -> tuple[int | None, int]:
 
     ranks = given_ranks(args)
     return ranks, ranks - 2 if ranks is not None else args.threads or default_slave_count()
+
+
+def duration_of(text: str, option: str) -> int:
+    """The microseconds of an option's value. UserError, which names the option."""
+    try:
+        return parse_duration_us(text)
+    except UserError as error:
+        raise error.prefixed(option) from None
+
+
+def size_of(text: str, option: str) -> int:
+    """The bytes of an option's value. UserError, which names the option."""
+    try:
+        return parse_size_bytes(text)
+    except UserError as error:
+        raise error.prefixed(option) from None
 
 
 def separate(words: Iterable[str] | None) -> tuple[str, ...]:

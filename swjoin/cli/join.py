@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 from typing import Any, cast
 
-from swjoin.cli.common_args import given_ranks, one_or_two, separate
+from swjoin.cli.common_args import duration_of, given_ranks, one_or_two, separate, size_of
 from swjoin.cli.run import start_job, typed_command
 from swjoin.config.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS, JOIN_THETA_BYTES, side_units
 from swjoin.config.job import Job, late_target
@@ -19,7 +19,6 @@ from swjoin.config.run import ClusterConfig, ModuleConfig, QueryConfig, RunConfi
 from swjoin.config.window_bounds import Bound, parse_window
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import UserError
-from swjoin.core.units import parse_duration_us, parse_size_bytes
 from swjoin.runtime.preflight import launcher_size
 
 
@@ -33,7 +32,7 @@ def _query(args: argparse.Namespace) -> QueryConfig:
     window = parse_window(
         given,
         cast("tuple[Bound, ...]", exclusive),
-        lambda text, name: parse_duration_us(text),
+        lambda text, name: duration_of(text, f"--{name}"),
         lambda text: one_or_two(text, int, refusal),
     )
     return QueryConfig(**window._asdict(), how=args.how, where=args.where)
@@ -70,16 +69,16 @@ def join_config(args: argparse.Namespace) -> RunConfig:
     if args.pace == "realtime" and args.epoch is None:
         raise UserError("--pace realtime needs a distribution epoch: give --epoch, such as --epoch 250ms")
     if args.epoch is not None:
-        cluster["distribution_epoch_us"] = parse_duration_us(args.epoch)
-    module: dict[str, Any] = {"theta_bytes": JOIN_THETA_BYTES if args.theta is None else parse_size_bytes(args.theta)}
+        cluster["distribution_epoch_us"] = duration_of(args.epoch, "--epoch")
+    module: dict[str, Any] = {"theta_bytes": JOIN_THETA_BYTES if args.theta is None else size_of(args.theta, "--theta")}
     if args.memory is not None:
-        module["window_bytes"] = parse_size_bytes(args.memory)
+        module["window_bytes"] = size_of(args.memory, "--memory")
     return RunConfig(
         queries=(_query(args),),
         left=StreamConfig(args.left, left_on, args.left_time, units[LEFT], args.left_id, columns, assume_timezone=zone),
         right=StreamConfig(args.right, right_on, args.right_time, units[RIGHT], args.right_id, columns, assume_timezone=zone),
         pace=args.pace,
-        time=TimeConfig("event", parse_duration_us(args.max_out_of_order), args.late),
+        time=TimeConfig("event", duration_of(args.max_out_of_order, "--max-out-of-order"), args.late),
         cluster=ClusterConfig(**cluster),
         module=ModuleConfig(**module),
         sink=SinkConfig(sink_kind(args.out), ids=False),  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ import argparse
 import difflib
 import math
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -158,8 +159,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def _is_option(word: str) -> bool:
-    """Whether a word is an option, and no value such as `-`, `-1h` or a condition with spaces."""
-    return word[:1] == "-" and len(word) > 1 and not word[1].isdigit() and word[1] != "." and " " not in word
+    """Whether a word is an option, and no value such as `-`, `-1h`, `-PT5M` or a condition with spaces."""
+    return word[:1] == "-" and not re.match(r"-($|\d|\.|PT?\d)", word) and " " not in word
 
 
 def _fits(values: _Values) -> bool:

@@ -15,7 +15,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from swjoin.cli.common_args import in_process_or_ranks, one_or_two
+from swjoin.cli.common_args import in_process_or_ranks, one_or_two, size_of
 from swjoin.cli.parser import positive
 from swjoin.cli.plan_forecast import ForecastOptions
 from swjoin.cli.summary import size_text
@@ -24,7 +24,6 @@ from swjoin.config.loader import load_config
 from swjoin.config.run import RunConfig
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.resources import find_resource
-from swjoin.core.units import parse_size_bytes
 from swjoin.forecast.input_profile import InputProfile, NotEstimableError
 from swjoin.forecast.memory import MemoryEstimate, SlaveEstimate, plan_memory, to_plain
 from swjoin.forecast.memory_report import job_profile, rank_bytes
@@ -51,7 +50,7 @@ def _profile(args: argparse.Namespace, config: RunConfig) -> InputProfile:
     if rates is not None:
         profile = profile.at_rates(rates, config.query.bounds.retention_us)
     if args.row is not None:
-        width = parse_size_bytes(args.row)
+        width = size_of(args.row, "--row")
         profile = dataclasses.replace(
             profile, fixed_bytes=(width, width), tail_bytes=(0.0, 0.0), origin=f"payload as given; {profile.origin}"
         )

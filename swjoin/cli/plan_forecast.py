@@ -13,11 +13,11 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+from swjoin.cli.common_args import duration_of
 from swjoin.cli.summary import duration_text, size_text
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import SwjoinError, UserError
-from swjoin.core.units import parse_duration_us
 from swjoin.forecast.capacity import (
     MOST_SLAVES,
     Model,
@@ -68,7 +68,7 @@ class ForecastOptions:
             raise UserError(f"--host-cores {cores}: must not be negative (0: a core for every rank)")
         if not 1 <= args.most_slaves <= MOST_SLAVES:
             raise UserError(f"--most-slaves {args.most_slaves}: must be 1 to {MOST_SLAVES}")
-        delay = None if args.target_delay is None else parse_duration_us(args.target_delay) / 1e6
+        delay = None if args.target_delay is None else duration_of(args.target_delay, "--target-delay") / 1e6
         if delay is not None and args.target_rate is None:
             raise UserError("--target-delay: of which rate? give --target-rate as well")
         if delay is not None and delay <= 0:

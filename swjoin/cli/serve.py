@@ -16,11 +16,12 @@ from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from swjoin.cli.common_args import duration_of
 from swjoin.config.loader import load_config
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.resources import find_resource
 from swjoin.core.storage import locked, sync_file, write_whole, writing
-from swjoin.core.units import check_time_zone, parse_duration_us
+from swjoin.core.units import check_time_zone
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,7 +56,9 @@ def _patiently(args: argparse.Namespace, attempt: Callable[[], int]) -> int:
     """Try again while the run does not answer, until this long after its last answer."""
     from swjoin.connectors.flight.client import ServerGoneError
 
-    patience_s = parse_duration_us(args.retry) / 1e6
+    patience_s = duration_of(args.retry, "--retry") / 1e6
+    if patience_s < 0:
+        raise UserError(f"--retry {args.retry}: must not be negative (0s: not at all)")
     gone_s: float | None = None
     while True:
         began_s = time.monotonic()

@@ -13,12 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from swjoin.cli.common_args import check_slave_count
+from swjoin.cli.common_args import check_slave_count, duration_of
 from swjoin.config.loader import load_config
 from swjoin.config.run import RunConfig
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.resources import find_resource
-from swjoin.core.units import parse_duration_us
 
 
 def _percent(value: float) -> str:
@@ -96,7 +95,7 @@ def run_simulate(args: argparse.Namespace) -> int:
     check_slave_count(f"--slaves {args.slaves}", args.slaves)
     if args.host_cores < 0:
         raise UserError(f"--host-cores {args.host_cores}: must not be negative (0: a core for every rank)")
-    limit_us = None if args.limit is None else float(parse_duration_us(args.limit))
+    limit_us = None if args.limit is None else float(duration_of(args.limit, "--limit"))
     if limit_us is not None and limit_us <= 0:
         raise UserError(f"--limit {args.limit}: must be above 0")
     costs = with_changes(load_costs(args.costs), args.changes)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, cast, get_args
 
 from swjoin.config.options import Late, TimeUnit
@@ -27,18 +26,13 @@ JOIN_PARTITIONS, CLUSTER_PARTITIONS = 16, 60  # in-process; on MPI there must be
 
 
 def duration_us(value: object, name: str) -> int:
-    """A duration as whole microseconds. UserError for numbers without a unit, 0 excepted, and for finer durations."""
-    if isinstance(value, timedelta):
-        if getattr(value, "nanoseconds", 0):  # of pandas' kind, which the fields of a timedelta leave out
-            raise UserError(f"{name}: {value!r} is finer than one microsecond; round it")
-        return (value.days * 86_400 + value.seconds) * 1_000_000 + value.microseconds
-    if value == 0 and isinstance(value, int) and not isinstance(value, bool):
-        return 0
-    if not isinstance(value, str):
-        raise UserError(f"{name}: {value!r} has no unit; write a string such as '250ms', '6h' or '-10us', or a timedelta")
+    """A duration (`parse_duration_us`) as whole microseconds. UserError, which names the argument."""
     try:
         return parse_duration_us(value)
     except UserError as error:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            text = f"{value!r} has no unit; write a string such as '250ms', '6h' or '-10us', or a timedelta"
+            raise UserError(f"{name}: {text}") from None
         raise UserError(f"{name}: {error}") from None
 
 

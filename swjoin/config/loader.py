@@ -3,7 +3,7 @@
 What: `load_config`, `config_from_plain`, `apply_overrides` (--set), `workload_from_plain`.
 Why: dataclasses define a run; how a file spells it, and every error about the spelling, is here. Files are untrusted: anything
 but plain values of bounded size is refused (objects, aliases that unfold without end, numbers beyond 64 bits).
-Stays out: what the values mean and which are allowed (`config.run`, `config.sections`).
+Stays out: what values mean and which are allowed (`config.run`, `config.sections`), names of options (`config.option_keys`).
 
 In YAML a key with a unit (`distribution_epoch_us`, `theta_bytes`) may also be written without it and with the unit in the
 value: `distribution_epoch: 2s`, `theta: 1.5MB`. Whole numbers stand for microseconds and bytes only where the key says so, as
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from swjoin.config.connectors import LIVE_SOURCES
+from swjoin.config.option_keys import JOIN_KEYS, OPTION_KEYS, bare, in_sections, targets
 from swjoin.config.run import QueryConfig, RunConfig, StreamConfig, WorkloadConfig
 from swjoin.config.window_bounds import Bound, parse_window
 from swjoin.core.errors import UserError, spelled
@@ -41,7 +42,8 @@ _ALIASES: dict[type, dict[str, str]] = {RunConfig: {"join": "queries"}, StreamCo
 _PATHS = {"path", "watch", "directory", "certificate", "private_key", "root_certificate", "token_file"}  # keys of any section
 _MEANT: dict[type, dict[str, str]] = {  # what people write first, and nothing like the key
     StreamConfig: {**dict.fromkeys(("file", "files", "folder", "directory"), "path"), "by": "key", "timestamp": "time"},
-    QueryConfig: {"window": "within", "type": "how"},
+    QueryConfig: {"window": "within", "type": "how", "by": "on"},
+    RunConfig: {"window": "within", "by": "on", **dict.fromkeys(("out", "output"), "sink"), "query": "join"},
 }
 _WINDOW_KEYS = {"lower_us": "lower", "upper_us": "upper"} | {name: name for name in ("within", "lower", "upper", "last")}
 _SHORT = reprlib.Repr()
@@ -75,7 +77,8 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
             raise UserError(f"{where}: {shown(value)} is not known{hint}")
         return value
     if origin is tuple:
-        items = [value] if isinstance(value, str) else value
+        named = typing.get_origin(typing.get_args(kind)[0]) is Literal  # no such name has a comma
+        items = re.split(r"\s*,\s*" if named else r"$^", value) if isinstance(value, str) else value
         if not isinstance(items, (list, tuple)):
             raise UserError(f"{where}: expected a list, got {shown(value)}")
         return tuple(_convert(typing.get_args(kind)[0], v, where) for v in items)
@@ -158,6 +161,8 @@ def _window(data: dict[str, Any], exclusive: tuple[Bound, ...], where: str) -> d
 
     def counts(value: Any) -> tuple[int, int]:
         both = [value, value] if isinstance(value, int) and not isinstance(value, bool) else value
+        if isinstance(value, str) and re.fullmatch(r"\d+\s*,\s*\d+", value, re.ASCII):  # as on the command line
+            both = [int(size) for size in value.split(",")]
         found: tuple[int, int] = _convert(tuple[int, int], both, f"{where}.last")
         return found
 
@@ -174,7 +179,8 @@ def _aliases(kind: type) -> dict[str, str]:
 
 def _meant(kind: type, key: str, aliases: dict[str, str]) -> str:
     """The hint of an error: the nearest key, or all keys."""
-    known = sorted({*aliases, "within"} if kind is QueryConfig else set(aliases))
+    options = {QueryConfig: {"within", *OPTION_KEYS}, RunConfig: {*JOIN_KEYS, *OPTION_KEYS}}
+    known = sorted(set(aliases) | options.get(kind, set()))
     near = [_MEANT[kind][key]] if key in _MEANT.get(kind, {}) else difflib.get_close_matches(key, known, 1, 0.5)
     return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
 
@@ -191,49 +197,55 @@ def _quantity(name: str, key: str, value: Any, here: str) -> int:
 
 def config_from_plain(data: Any) -> RunConfig:
     """Build a RunConfig from parsed YAML or JSON. UserError names the offending key."""
-    config = _build(RunConfig, data, "")
+    data, moved = in_sections(data) if isinstance(data, dict) else (data, {})
+    try:
+        config = _build(RunConfig, data, "")
+    except UserError as error:
+        key = str(error).partition(":")[0]
+        raise UserError(f"{moved[key]}{str(error)[len(key) :]}") if key in moved else error from None
     assert isinstance(config, RunConfig)
     return config
 
 
 def apply_overrides(data: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
     """`path.to.key=value` settings (values are YAML) laid over a parsed configuration; returns a new mapping."""
-    merged: dict[str, Any] = json.loads(json.dumps(data))
+    merged: dict[str, Any] = json.loads(json.dumps(in_sections(data)[0] if overrides else data))
     for item in overrides:
         path, separator, text = item.partition("=")
         if not separator or not path:
             raise UserError(f"--set {item!r}: write path.to.key=value")
-        node = merged
-        *parents, leaf = path.split(".")
-        for parent in parents:
-            child = node.get(parent)
-            if child is None:
-                child = node[parent] = {}
-            if not isinstance(child, dict):
-                raise UserError(f"--set {item!r}: {parent} is not a section")
-            node = child
-        for twin in set(node) - {leaf}:
-            if bare(twin) == bare(leaf):
-                del node[twin]
         if not text.strip():
             raise UserError(f"--set {item!r}: the value is missing; write {path}=null for what is so without a setting")
-        node[leaf] = _parse(text, f"--set {shown(item)}: the value is")
+        value = _parse(text, f"--set {shown(item)}: the value is")
+        for target in targets(path):
+            node = merged
+            *parents, leaf = target.split(".")
+            for parent in parents:
+                child = node.get(parent)
+                if child is None:
+                    child = node[parent] = {}
+                if not isinstance(child, dict):
+                    raise UserError(f"--set {item!r}: {parent} is not a section")
+                node = child
+            for twin in set(node) - {leaf}:
+                if bare(twin) == bare(leaf):
+                    del node[twin]
+            node[leaf] = value
     return merged
-
-
-def bare(key: str) -> str:
-    """A key, or a dotted path to one, without its unit and as one of its spellings, to compare two."""
-    path, dot, leaf = re.sub("(_us|_bytes|_per_s)+$", "", key).rpartition(".")
-    return f"{path}{dot}{'key' if leaf == 'on' else leaf}"
 
 
 @functools.cache
 def _reader() -> Any:
-    """PyYAML's safe loader, but as in YAML 1.2 `on`, `off`, `yes` and `no` are text; all keys are text, as typed; and a mapping
-    that has a key twice is refused."""
+    """PyYAML's safe loader, but as in YAML 1.2 `on`, `off`, `yes`, `no` and `1:30` are text; all keys are text, as typed; and a
+    mapping that has a key twice is refused."""
     import yaml
 
     class Reader(yaml.SafeLoader):  # type: ignore[misc, unused-ignore]
+        def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+            tag = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call, unused-ignore]
+            sexagesimal = tag in (f"{tags}int", f"{tags}float") and ":" in value
+            return f"{tags}str" if sexagesimal else tag
+
         def compose_mapping_node(self, anchor: Any) -> Any:
             node = super().compose_mapping_node(anchor)
             lines: dict[str, int] = {}
@@ -332,6 +344,7 @@ def load_plain(path: Path) -> dict[str, Any]:
 def _with_live_defaults(data: dict[str, Any], served: bool) -> dict[str, Any]:
     """Defaults of live streams: an endpoint on the loopback where producers push (or `served`);
     real time; and late rows set aside instead of ending the run."""
+    sections, _ = in_sections(data)
     sides = [side for side in (data.get("left"), data.get("right")) if isinstance(side, dict)]
     live = any(side.get(source) is not None for side in sides for source in LIVE_SOURCES)
     pushed = any(side.get("flight") is not None for side in sides)
@@ -340,9 +353,9 @@ def _with_live_defaults(data: dict[str, Any], served: bool) -> dict[str, Any]:
         data = {"pace": "realtime", **data}
         wanted.append(("time", "late", "side"))
     for section, key, value in wanted:
-        given = {} if data.get(section) is None else data[section]
-        if isinstance(given, dict) and not (section == "time" and given.get("model") == "arrival"):
-            data = {**data, section: {key: value, **given}}
+        given = {} if sections.get(section) is None else sections[section]
+        if isinstance(given, dict) and key not in given and not (section == "time" and given.get("model") == "arrival"):
+            data = {**data, section: {key: value, **(data.get(section) or {})}}
     return data
 
 
@@ -351,9 +364,9 @@ def load_config(path: Path, overrides: list[str] | None = None, *, served: bool 
     plain = load_plain(path)
     if "question" in plain and not {"join", "queries"} & plain.keys():
         raise UserError(f"{path}: is an experiment, not the configuration of a run; run it with: swjoin sweep {path}")
-    data = _with_live_defaults(apply_overrides(plain, overrides or []), served)
+    data = apply_overrides(plain, overrides or [])
     try:
-        config = config_from_plain(data)
+        config = config_from_plain(_with_live_defaults(data, served))
         _check_beside(config, path.parent)
     except UserError as error:
         raise error.prefixed(str(path)) from None

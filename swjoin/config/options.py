@@ -12,12 +12,15 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Literal, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
 
 from swjoin.config.window_bounds import Bound
 from swjoin.core.join_semantics import How
 
-Duration: TypeAlias = str | timedelta
+if TYPE_CHECKING:
+    import numpy
+
+Duration: TypeAlias = "str | timedelta | numpy.timedelta64"
 Columns: TypeAlias = str | Sequence[str]
 Last: TypeAlias = int | tuple[int, int]
 Late: TypeAlias = Literal["error", "drop", "side"]

@@ -30,6 +30,7 @@ from swjoin.config.sections import (
     WorkloadConfig,
     check,
 )
+from swjoin.core.units import format_duration
 
 __all__ = [
     "CheckpointConfig",
@@ -97,7 +98,8 @@ class RunConfig:
             check(t_d > 0, "reorganization: needs a cluster.distribution_epoch above 0")
             check(
                 t_d == 0 or t_r % t_d == 0,
-                f"reorganization: epoch ({t_r} us) must be a whole multiple of cluster.distribution_epoch ({t_d} us)",
+                f"reorganization: epoch ({format_duration(t_r)}) must be a whole multiple of cluster.distribution_epoch "
+                f"({format_duration(t_d)})",
             )
         adaptive = self.reorganization.declustering != "fixed"
         check(
@@ -139,8 +141,8 @@ class RunConfig:
         check(self.pace == "realtime", "measure: prefill needs pace realtime (asap has no phase that is measured)")
         check(
             self.measure.prefill_us % t_d == 0,
-            f"measure: prefill ({self.measure.prefill_us} us) must be a whole multiple of cluster.distribution_epoch "
-            f"({t_d} us)",
+            f"measure: prefill ({format_duration(self.measure.prefill_us)}) must be a whole multiple of "
+            f"cluster.distribution_epoch ({format_duration(t_d)})",
         )
         check(self.time.max_out_of_order_us == 0, "measure: prefill needs streams in time order (time.max_out_of_order 0)")
         check(self.query.last is None, "measure: count windows cannot be measured after a prefill; leave it out")

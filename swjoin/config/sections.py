@@ -13,7 +13,7 @@ from typing import Literal
 
 from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How, JoinKind
-from swjoin.core.units import MAX_SPAN_US
+from swjoin.core.units import MAX_SPAN_US, format_duration
 from swjoin.expressions.parser import parse_where
 
 MOST_PARTITION_GROUPS = 65_536
@@ -57,7 +57,7 @@ class QueryConfig:
     def __post_init__(self) -> None:
         check(
             self.lower_us <= self.upper_us,
-            f"join: lower ({self.lower_us} us) is above upper ({self.upper_us} us); swap them",
+            f"join: lower ({format_duration(self.lower_us)}) is above upper ({format_duration(self.upper_us)}); swap them",
         )
         check(max(abs(self.lower_us), abs(self.upper_us)) < MAX_SPAN_US, "join: a bound is too large")
         if self.where is not None:

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from swjoin.config.loader import apply_overrides, as_bool, bare, load_plain
+from swjoin.config.loader import apply_overrides, as_bool, load_plain
+from swjoin.config.option_keys import bare
 from swjoin.config.run import QueryConfig, RunConfig, StreamConfig
 from swjoin.core.errors import UserError
 from swjoin.core.resources import find_resource

@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from swjoin.config.loader import apply_overrides, bare, config_from_plain
+from swjoin.config.loader import apply_overrides, config_from_plain
+from swjoin.config.option_keys import bare
 from swjoin.config.run import RunConfig, digest
 from swjoin.core.errors import UserError
 from swjoin.sweeps.experiment import KEYS, Design, Experiment, Settings, load_experiment

@@ -78,10 +78,6 @@ def test_sizes() -> None:
         with pytest.raises(UserError, match="size 4096 has no unit; write 4096B, 4096KB, 4096MB or 4096GB"):
             parse_size_bytes(value)
     assert [parse_size_bytes(t) for t in ("4KiB", "4kib", "1.5MiB", "2 GiB")] == [4096, 4096, 1572864, 2 << 30]
-    with pytest.raises(UserError, match=r"size '4G': write a number and a unit .* powers of 1024"):
-        parse_size_bytes("4G")
-    with pytest.raises(UserError, match="size '-1': write a number and a unit"):
-        parse_size_bytes("-1")
 
 
 @pytest.mark.parametrize(
