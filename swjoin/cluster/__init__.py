@@ -1,4 +1,4 @@
-"""The roles of the first paper's machine, without I/O and without a clock, their messages and the wire format.
+"""The roles (master, slave, collector) without I/O and without a clock, their messages and the wire format.
 
-Stays out: performing what the roles ask for (`runtime`).
+Stays out: performing effects (`runtime`).
 """

@@ -1,7 +1,7 @@
-"""What roles send to each other, besides the data messages of `core.data_messages`.
+"""Messages between roles, besides the data messages of `core.data_messages`.
 
 What: small frozen dataclasses, and `Message`, the union of all.
-Why: a message is a value; `Send` and `Received` of `cluster.role` carry it, whoever transports it.
+Why: a message is a value; `Send` and `Received` of `cluster.role` contain it under every transport.
 Stays out: the data messages themselves, bytes on the wire (`cluster.wire`), effects and events (`cluster.role`).
 """
 
@@ -30,7 +30,7 @@ class StateRequest:
 
 @dataclass(frozen=True)
 class MeasuringStarted:
-    """From the master to all others: the warm-up is joined, and the run's clock starts at `clock_us`."""
+    """From the master to all others: the prefill is joined, and the run's clock starts at `clock_us`."""
 
     clock_us: int
 
@@ -49,7 +49,7 @@ class PartSaved:
 
 @dataclass(frozen=True)
 class PublishResults:
-    """From the master to the collector: results up to this generation's end may be seen. stop: the run stops here.
+    """From the master to the collector: publish the results up to the end of this generation. stop: the run stops here.
 
     A slave receives it with `stop` alone.
     """

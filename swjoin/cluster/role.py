@@ -1,8 +1,8 @@
-"""What a role is: it handles events and answers with effects, without I/O and without a clock.
+"""The interface of a role: it handles events and returns effects, without I/O and without a clock.
 
-What: the `Role` protocol, `RoleId`, the events that a role hears and the effects that it wants performed.
-Why: no runtime has to know a role to run it: `runtime.host` performs these effects and delivers these events for all of them.
-An effect that a runtime does not know is an error in every runtime: a dropped effect is a wrong answer.
+What: the `Role` protocol, `RoleId`, the events that roles handle and the effects that they return.
+Why: a runtime does not depend on single roles: `runtime.host` performs these effects and delivers these events for all roles.
+An effect without a performer is an error in every runtime, because a dropped effect leads to a wrong result.
 Stays out: messages between roles (`cluster.messages`), performing (`runtime`), decisions (`cluster.master`, `cluster.slave`).
 """
 
@@ -36,7 +36,7 @@ def slave_of(role: RoleId) -> SlaveId:
 
 @dataclass(frozen=True)
 class Received:
-    """A message arrived. frame: its bytes, if it came over a wire."""
+    """A message arrived. frame: its bytes, if it was sent as bytes."""
 
     sender: RoleId
     message: Message
@@ -81,7 +81,7 @@ class TimerFired:
 
 @dataclass(frozen=True)
 class WorkDue:
-    """Do one bounded piece of work; a slave with work hears this whenever it hears nothing else."""
+    """Do one bounded piece of work; a slave with work receives this when no other event is due."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class SetTimer:
 class RestartClock:
     """The run's clock shows `clock_us` now; the next event comes with a time of the new clock.
 
-    The master's effect precedes its messages that say so; where roles have clocks of their own, each restarts its own.
+    The master's effect precedes the messages that announce it; where roles have clocks of their own, each restarts its own.
     """
 
     clock_us: int
@@ -240,7 +240,7 @@ class Log:
 
 @dataclass(frozen=True)
 class Finish:
-    """The role has nothing more to do; it is `finished`."""
+    """The role has ended; it is `finished`."""
 
 
 Effect = (
@@ -261,7 +261,7 @@ Effect = (
 
 
 class Role(Protocol):
-    """Master, slave or collector. `start` first, then `handle` every event; `finished` once it wanted `Finish`."""
+    """Master, slave or collector. `start` first, then `handle` every event; `finished` once it has returned `Finish`."""
 
     @property
     def finished(self) -> bool: ...
@@ -284,7 +284,7 @@ class Role(Protocol):
 
 
 class UnknownEffectError(TypeError):
-    """A role wants something done that its runtime cannot do."""
+    """A role returned an effect that has no performer in its runtime."""
 
     def __init__(self, effect: object) -> None:
         super().__init__(f"no performer for the effect {type(effect).__name__}")

@@ -2,8 +2,8 @@
 
 What: `FORMATS`, from the type of a message to its tag, `pack_...` and `unpack_...`, over a small frame format.
 Why: a message is machine-independent, is sent with one buffer call, and is read as views without a copy. Sizes, types and
-whatever kernels index by are checked before anything is believed: kernels check nothing.
-Stays out: sending (`runtime.mpi.main`).
+all indexes that kernels use are checked first, because kernels check nothing.
+Stays out: sending (`runtime.mpi.transport`).
 
 Frame: int64 header [magic, version, kind, integers, arrays, total bytes], the integers, one int64 quadruple per array
 [dtype code, dimensions or -1 for an absent array, rows, columns], then each array's bytes, aligned to 64.
@@ -80,7 +80,7 @@ def pack(kind: int, integers: Sequence[int], arrays: Sequence[Array | None]) -> 
     return buffer
 
 
-# ---------------------------------------------------------------- what each kind consists of
+# ---------------------------------------------------------------- the layout of each kind
 
 _I, _U, _F, _B = range(4)  # codes of _DTYPES
 
@@ -116,7 +116,7 @@ def _optional(code: int, *names: str) -> tuple[_Column, ...]:
 
 @dataclass(frozen=True)
 class _Layout:
-    """What a kind of message holds. flags: indexes of integers that are 0 or 1."""
+    """The content of a kind of message. flags: indexes of integers that are 0 or 1."""
 
     kind: int
     name: str
@@ -170,7 +170,7 @@ _PUBLISH = _Layout(PUBLISH, "a request to publish", 2, (1,), ())
 
 
 class _Frame:
-    """A frame taken apart: `integers`, and `arrays` as views into the buffer. RunFailed when it is not what `layout` says."""
+    """A decoded frame: `integers`, and `arrays` as views into the buffer. RunFailed when it contradicts `layout`."""
 
     def __init__(self, buffer: U8, layout: _Layout) -> None:
         self._nbytes = buffer.nbytes
@@ -216,7 +216,7 @@ class _Frame:
         return (view.reshape(rows, columns) if dimensions == 2 else view), offset + _aligned(size)
 
     def same_length(self, first: int, *others: int) -> int:
-        """Length of these columns; RunFailed if they differ, or only some are there."""
+        """Length of these columns; RunFailed if they differ, or only some are present."""
         wanted = None if self.arrays[first] is None else len(self.arrays[first])
         for i in others:
             found = None if self.arrays[i] is None else len(self.arrays[i])
@@ -256,13 +256,13 @@ class _Frame:
         return TupleBatch.empty()
 
     def ascending(self, column: int) -> None:
-        """Indexes that no entry of comes twice."""
+        """RunFailed unless the indexes of this column are ascending and not negative."""
         found = self.arrays[column]
         if len(found) and (found[0] < 0 or (found[1:] <= found[:-1]).any()):
             raise self.refuse(f"{self._layout.columns[column].name} are not ascending")
 
     def sums_up(self, column: int, total: int) -> None:
-        """Counts of tuples."""
+        """RunFailed unless the counts of this column add up to `total`."""
         counts = self.arrays[column]
         if counts.min(initial=0) < 0 or counts.max(initial=0) > total or int(counts.sum()) != total:
             raise self.refuse(f"{self._layout.columns[column].name} do not add up to {total} tuples")
@@ -306,7 +306,7 @@ def unpack_delivery(buffer: U8) -> Delivery:
 def pack_state(c: StateChunk) -> U8:
     integers = [c.query, c.move, c.group, c.supplier, c.consumer, c.index, int(c.last), *c.times_us, c.stream, int(c.pending)]
     t, d = c.tuples, c.directory
-    arrival = t.arrival_us if c.pending else None  # a window tuple's arrival means nothing any more
+    arrival = t.arrival_us if c.pending else None  # the arrival of a window tuple is not needed
     directory: list[Array | None] = [None, None] if d is None else [d.patterns, d.depths]
     columns = [c.minis, c.counts, t.key, t.ts, t.id, arrival, *_rows_out(t.rows), *directory, c.flags]
     return pack(STATE, [*integers, -1 if d is None else d.depth], columns)

@@ -1,7 +1,7 @@
 """The interface between a slave and its join.
 
 What: `JoinOperator`, and `OutgoingGroup` and `IncomingGroup`, the two ends of a state movement, as protocols.
-Why: a slave runs any join behind it: `WindowJoinOperator` over tuples, `ModelJoin` over counts for forecasts, another operator.
+Why: a slave runs any join that implements it: `WindowJoinOperator` over tuples, `ModelJoin` over counts for forecasts.
 Stays out: any implementation.
 """
 

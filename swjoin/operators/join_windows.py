@@ -1,8 +1,8 @@
 """The windows of one join over time: which stored tuples can still match or be emitted, and which may be dropped.
 
 What: `JoinWindows`: watermarks, expiry, admission with expiry, payload pinned by state movements, restoring after a crash.
-Why: tuples are dropped by watermarks alone, and every exception (a partition-group on its way, pending tuples of a supplier,
-unmatched rows) is a lower limit in one place.
+Why: tuples are dropped by watermarks alone, and every exception (a partition-group in a move, pending tuples of a supplier,
+unmatched rows) is a lower limit in this module.
 Stays out: joining (`operators.window_join`), bytes (`operators.window_store`).
 """
 
@@ -41,7 +41,7 @@ class JoinWindows:
         self._delivery: Delivery | None = None  # being joined
         self._first_refs: tuple[int, int] | None = None  # of its payload, once it is stored
         self._settles = False
-        self._pins: dict[GroupId, tuple[int, int]] = {}  # payload of groups on their way, needed from these times on
+        self._pins: dict[GroupId, tuple[int, int]] = {}  # payload of groups in a move, needed from these times on
 
     @property
     def state(self) -> WindowState:
@@ -137,7 +137,7 @@ class JoinWindows:
         return self._first_refs[stream] if len(batch) else None
 
     def dead_below(self) -> tuple[int, int]:
-        """Tuples of either stream below these times match nothing that is being joined or is yet to come."""
+        """Tuples of either stream below these times match no tuple of the open delivery or of later ones."""
         left_time, right_time = self.times_us
         if self._settles and self._delivery is not None:
             left_time = min(left_time, self._delivery.left_time_us)
@@ -175,7 +175,7 @@ class JoinWindows:
     # ------------------------------------------------------------ state movement
 
     def pin_payload(self, group: GroupId, times_us: tuple[int, int]) -> None:
-        """Keep the payload that a partition-group on its way needs by its own times, until `unpin_payload`."""
+        """Keep the payload that a partition-group in a move needs by its own times, until `unpin_payload`."""
         self._pins[group] = _NO_TIMES if self.unmatched.wanted else self.bounds.dead_below(times_us)
 
     def unpin_payload(self, group: GroupId) -> None:

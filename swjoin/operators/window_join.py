@@ -1,4 +1,4 @@
-"""The windowed equi-join of one query on one slave: the driver that joins fresh tuples with stored ones (SPEC section 4).
+"""The windowed equi-join of one query on one slave: the driver that joins fresh tuples with stored ones.
 
 What: `WindowJoinOperator.open(delivery) -> Work`, then `step(work, now_us, budget) -> Step` until done.
 Why: bounded steps keep the slave on time and results bounded, even when one tuple has a million matches.

@@ -1,4 +1,4 @@
-"""Ends of distribution epochs: pure functions of times, no clock (SPEC section 3).
+"""Ends of distribution epochs: pure functions of times, no clock.
 
 What: boundaries of distribution epochs, in event time (asap pace) or on the run's clock (realtime pace); the size of epochs
 that end by tuple count, and the slots of sub-groups (paper section V-B).

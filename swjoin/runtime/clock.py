@@ -1,7 +1,7 @@
 """The run's clock, and progress on a terminal.
 
 What: `RunClock`, microseconds since the start of the run; `ReadingProgress`, a bar over the rows read.
-Why: roles take time as an argument; here is where it comes from.
+Why: roles take time as an argument; a runtime reads it here.
 Stays out: decisions about time (`policy.epochs`).
 """
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class RunClock:
-    """Monotonic microseconds since it was made: steps of the system clock do not reach it."""
+    """Monotonic microseconds since its creation; steps of the system clock have no effect."""
 
     def __init__(self) -> None:
         self._start_ns = time.monotonic_ns()
 
     def restart(self, at_us: int) -> None:
-        """It is `at_us` now."""
+        """Set the clock to `at_us`."""
         self._start_ns = time.monotonic_ns() - at_us * 1000
 
     def now_us(self) -> int:
@@ -60,7 +60,7 @@ class ReadingProgress:
             self._progress.advance(self._task, rows)
 
     def restart(self, rows: int) -> None:
-        """So many rows have been read, and count."""
+        """Set the count of rows read."""
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=rows)
 

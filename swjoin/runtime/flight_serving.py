@@ -1,8 +1,8 @@
-"""What a run offers over Arrow Flight, in whichever process.
+"""The Arrow Flight endpoints of a run, in one process or on ranks.
 
 What: `open_flight`, the master's endpoint; `ServedResults`, the collector's side: its sink and metrics, and its own endpoint
-if it is a process of its own.
-Why: a run that serves nobody must not even load Flight.
+if it has a process of its own.
+Why: a run without an endpoint must not load Flight.
 Stays out: the endpoint and its handlers (`connectors.flight`).
 """
 
@@ -30,7 +30,7 @@ def open_flight(job: Job, sources: tuple[Any, Any]) -> FlightIngest | None:
 
 
 class ServedResults:
-    """sink: around the run's own, or None when results are only counted. endpoint: of the master, in one process."""
+    """sink: wraps the sink of the run; None when results are only counted. endpoint: of the master, in one process."""
 
     def __init__(self, job: Job, plan: OutputColumns, inner: Sink, endpoint: Endpoint | None) -> None:
         from swjoin.connectors.flight.result_stream import MetricsLog, TeeSink, serve_log

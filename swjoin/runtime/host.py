@@ -1,9 +1,8 @@
 """The host of a role: performs the effects of any role and delivers its events.
 
-What: `Host` (a role, its clock, its timers and the performers of its effects), `Transport` (what a runtime brings), `Timers`,
-`WorkMeter`, `perform`.
-Why: runtimes differ in how messages travel, how a role waits and where the time comes from, in nothing else. An effect without
-a performer is an error.
+What: `Host` (a role, its clock, its timers and the performers of its effects), `Transport` (which a runtime provides),
+`Timers`, `WorkMeter`, `perform`.
+Why: runtimes differ only in the transport of messages, in waiting and in the clock. An effect without a performer is an error.
 Stays out: sources, sinks and checkpoints (`runtime.hosts`), the loop of a slave (`runtime.slave_host`), transports themselves.
 """
 
@@ -72,7 +71,7 @@ class Clock(Protocol):
 
 
 class Transport(Protocol):
-    """What a runtime brings for one role."""
+    """The transport of one role, which a runtime provides."""
 
     meter: WorkMeter
 
@@ -83,7 +82,7 @@ class Transport(Protocol):
 
     @property
     def eager_us(self) -> int | None:
-        """How often a role that expects a message polls; None: the message ends its wait."""
+        """Interval at which a role that expects a message polls; None: the message ends its wait."""
         ...
 
     def send(self, to: RoleId, message: Message) -> None:
@@ -91,19 +90,19 @@ class Transport(Protocol):
         ...
 
     def poll(self) -> Event | None:
-        """The next event that has come: a message, or what a background thread has done. Raises what another role raised."""
+        """The next event: a message, or the report of a background thread. Raises an exception that another role raised."""
         ...
 
     def wait(self, at_most_us: int) -> Event | None:
-        """As `poll`, after a wait for an event; may return None earlier."""
+        """As `poll`, but waits for an event, at most this long; may return None earlier."""
         ...
 
     def check(self) -> None:
-        """In every round of a loop; raises when the run has failed elsewhere."""
+        """Called in every round of a loop; raises when the run has failed elsewhere."""
         ...
 
     def restart_clock(self, clock_us: int) -> None:
-        """The run's clock shows `clock_us`, for this role at the latest before its next event."""
+        """Set the run's clock to `clock_us`; for this role at the latest before its next event."""
         ...
 
 
@@ -121,7 +120,7 @@ class Timers:
 
     @property
     def next_us(self) -> int | None:
-        """When the next one is due."""
+        """The time at which the next timer is due."""
         return min(self._at_us.values()) if self._at_us else None
 
     def remove(self, effect: SetTimer) -> bool:
@@ -132,7 +131,7 @@ class Timers:
         return True
 
     def take(self, now_us: int) -> tuple[str, int] | None:
-        """Remove the first one that is due; its name and when it was due."""
+        """Remove the first timer that is due; returns its name and the time at which it was due."""
         if not self._at_us:
             return None
         timer = min(self._at_us, key=self._at_us.__getitem__)
@@ -150,7 +149,7 @@ class Host:
     transport: Transport
 
     def __init__(self, performers: Performers | None = None) -> None:
-        """performers: of effects that a transport does not perform, or instead of its own."""
+        """performers: for further effects, or instead of those of this class."""
         self.timers = Timers()
         self.meter: RankMeter | None = None
         self.performers: Performers = {
@@ -173,7 +172,7 @@ class Host:
         perform(effects, self.performers)
 
     def fire(self) -> bool:
-        """Deliver a timer that is due. False when there is none."""
+        """Deliver a timer that is due. False when no timer is due."""
         if self.timers.next_us is None:
             return False
         now_us = self.clock.now_us()
@@ -186,7 +185,7 @@ class Host:
         return True
 
     def until_timer_us(self) -> int | None:
-        """How long the next timer is away; None without a timer."""
+        """Time until the next timer; None without a timer."""
         next_us = self.timers.next_us
         return None if next_us is None else next_us - self.clock.now_us()
 

@@ -2,7 +2,7 @@
 
 What: `MasterHost` owns the sources, the side file of late rows and the event log; `CollectorHost` owns the sink and the metrics
 file. Each has the loop of its role, `run`.
-Why: in-process and MPI differ in how messages travel, in nothing else.
+Why: the in-process and the MPI runtime differ only in the transport of messages.
 Stays out: transports, processes, the slave (`runtime.slave_host`).
 """
 
@@ -88,7 +88,7 @@ class MasterHost(Host):
     """The master with its sources. Use as a context manager: sources are closed on the way out.
 
     stop_wanted: whether the run is to stop with a checkpoint. on_observed: called after each update of the status board.
-    first_read_s, measured_s: when the first batch was read and the warm-up had been joined, on the monotonic clock.
+    first_read_s, measured_s: when the first batch was read and the prefill had been joined, on the monotonic clock.
     """
 
     role: Master
@@ -158,25 +158,25 @@ class MasterHost(Host):
         return role_host
 
     def open_flight(self) -> None:
-        """Let producers and readers connect; sources and results are ready for them."""
+        """Let producers and consumers connect; called when sources and results are ready."""
         if self.ingest is not None:
             self.ingest.open()
 
     def output_plan(self) -> OutputColumns:
-        """What result rows look like; made from both sources' schemas."""
+        """The columns of result rows, from the schemas of both sources."""
         from swjoin.connectors.output_columns import OutputColumns
 
         return OutputColumns.build(self.sources[LEFT], self.sources[RIGHT], self.job.config)
 
     @property
     def output_columns(self) -> list[str] | None:
-        """Names of the columns of result rows; None when none are kept."""
+        """Names of the columns of result rows; None when results are only counted."""
         return None if self.job.config.sink.kind == "count" else list(self.output_plan().schema.names)
 
     def make(self, clock: RunClock, slave_count: int, on_saved: Callable[[Any], None] | None = None) -> None:
         """Make the master, from the newest checkpoint if there is one; `run` starts it.
 
-        on_saved: takes what has become durable, to be delivered in the master's own thread.
+        on_saved: receives the events of background threads, which the master's own thread delivers.
         """
         self.clock = clock
         self.wanted = None
@@ -269,13 +269,13 @@ class MasterHost(Host):
             self.deliver(BatchRead(stream, batch))
 
     def observe(self) -> None:
-        """In every round of the master's loop: update the status board when that is due."""
+        """Update the status board when that is due. Called in every round of the master's loop."""
         if self.watcher is not None and self.watcher.due():
             self.watcher.sample(self.clock.now_us(), self.sources)
             self.on_observed()
 
     def resume_sources(self) -> bool:
-        """Deliver which idle streams have rows again. False when no stream is idle."""
+        """Deliver `SourceResumed` for idle streams that have rows again. False when no stream is idle."""
         for stream in self._idle_detector.ended(self.sources):
             self.deliver(SourceResumed(stream))
         return self._idle_detector.any_idle
@@ -287,7 +287,7 @@ class MasterHost(Host):
             raise RunFailed(f"{STREAM_NAMES[stream]}: {rows} rows were read of {expected}; the input changed while it was read")
 
     def remove_checkpoints(self) -> None:
-        """The run is complete and its report is written: end monitoring, remove its checkpoints."""
+        """End monitoring and remove the checkpoints; called when the run is complete and its report is written."""
         if self.watcher is not None:
             self.watcher.close()
         if self.checkpointer is not None and not self.role.checkpoints.stopped:
@@ -297,7 +297,7 @@ class MasterHost(Host):
             self.checkpointer.folder.remove()
 
     def log_recovery(self, text: str, tuples: int, duration_us: int) -> None:
-        """A recovery is complete. duration_us: since the death was noticed."""
+        """Log a complete recovery. duration_us: since the death was detected."""
         now_us = self.clock.now_us()
         event = RunEvent(
             now_us,
@@ -344,14 +344,14 @@ class MasterHost(Host):
 class CollectorHost(Host):
     """The collector with its sink and metrics.
 
-    Use as a context manager: an error leaves `.incomplete` files, never whole-looking ones; with checkpoints, whole ones of a
-    prefix.
+    Use as a context manager: after an error the result files are `.incomplete`; with checkpoints, the files of complete
+    checkpoints remain.
     """
 
     role: Collector
 
     def __init__(self, job: Job, plan: OutputColumns, clock: RunClock, endpoint: Endpoint | None = None) -> None:
-        """endpoint: of a run in one process, where results are offered; otherwise the collector opens its own."""
+        """endpoint: of the master, in one process; without it the collector opens its own if the run serves results."""
         super().__init__()
         self.clock = clock
         self.job = job
@@ -368,7 +368,7 @@ class CollectorHost(Host):
             digest_pairs(np.empty(0, np.uint64), np.empty(0, np.uint64))
         self.checkpointer = None if job.checkpoints is None else CollectorCheckpointer(job, self._sink)
         self._watcher = CollectorWatcher(job.config) if job.config.observed else None
-        self.send_view: Callable[[dict[str, Any]], None] = lambda view: None  # the runtime's
+        self.send_view: Callable[[dict[str, Any]], None] = lambda view: None  # set by the runtime
         self._metrics: MetricsFile | None = None
         checkpointer = self.checkpointer
         self.performers |= {Write: lambda effect: self._sink.write(effect.pairs, effect.generation), CommitEpoch: nothing}
@@ -410,7 +410,7 @@ class CollectorHost(Host):
             raise
 
     def _give_up(self, error: BaseException | None) -> None:
-        """What goes wrong besides, on a full disk, does not hide the error itself."""
+        """Abort the outputs and write a partial report. Further errors, such as a full disk, do not replace `error`."""
         self._sink.abort(started=self._started)
         with contextlib.suppress(*() if error is None else (SwjoinError,)):
             if error is not None and self._started:
@@ -420,8 +420,8 @@ class CollectorHost(Host):
                 self._metrics.abort()
 
     def make(self, slave_count: int, manifest_name: str | None = None, on_saved: Callable[[Any], None] | None = None) -> None:
-        """Make the collector, from this checkpoint if one is given; `run` starts it. on_saved: takes PartSaved, to be delivered
-        in the collector's own thread."""
+        """Make the collector, from this checkpoint if one is given; `run` starts it. on_saved: receives `PartSaved`, which
+        the collector's own thread delivers."""
         self.role = Collector(slave_count, materialised=self.job.config.sink.kind != "count")
         if self._watcher is not None:
             self._watcher.begin()
@@ -447,7 +447,7 @@ class CollectorHost(Host):
     def deliver(self, event: Event) -> None:
         effects = self.role.handle(event, self.clock.now_us())
         if isinstance(event, Received) and isinstance(event.message, ResultChunk):
-            rows = self.role.take_metrics()  # before effects: a part of a checkpoint holds them
+            rows = self.role.take_metrics()  # before effects: a part of a checkpoint contains them
             if self._watcher is not None:
                 self._watcher.on_results(rows)
             if self._metrics is not None:
@@ -457,7 +457,7 @@ class CollectorHost(Host):
         self.perform(effects)
 
     def observe(self, *, last: bool = False) -> None:
-        """In every round of the collector's loop: `send_view` to the status board when that is due."""
+        """Send a view to the status board when that is due. Called in every round of the collector's loop."""
         if self._watcher is not None and (last or self._watcher.due()):
             self.send_view(self._watcher.view(self.role))
 

@@ -1,8 +1,8 @@
-"""Sources that have nothing to read: for how long, and which have been given up for now.
+"""Detection of idle sources: a source without rows for the idle timeout is idle until it has rows again.
 
-What: `IdleDetector`, asked before each read and, while a stream is idle, again and again.
+What: `IdleDetector`, called before each read and, while a stream is idle, in every poll.
 Why: a source without rows must not stop the other stream (`time.idle_timeout`).
-Stays out: what an idle stream means for time (`cluster.master.read_scheduler`).
+Stays out: the effect of an idle stream on time (`cluster.master.read_scheduler`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from swjoin.connectors.source import is_live
 if TYPE_CHECKING:
     from swjoin.connectors.source import Source
 
-PATIENCE_S = 0.002  # between two polls; the master does everything else meanwhile
+PATIENCE_S = 0.002  # of a poll, and between two polls of idle sources
 
 
 class IdleDetector:
-    """Of both streams. timeout_us: 0 waits for ever."""
+    """The idle streams of a run. timeout_us: 0: no stream becomes idle."""
 
     def __init__(self, timeout_us: int) -> None:
         self._timeout_us = timeout_us
@@ -28,9 +28,9 @@ class IdleDetector:
         self._idle: set[int] = set()
 
     def of(self, stream: int, source: Source) -> bool | None:
-        """None: read. False: not yet. True: it has had no rows for the timeout, and is idle from now on.
+        """None: read the source. False: it has no rows yet. True: it has had no rows for the timeout, and is idle from now on.
 
-        A live source is never read before it has something: the master has more to do than to wait for it.
+        A live source is read only when it has rows, so that the master never waits inside a read.
         """
         if (self._timeout_us == 0 and not is_live(source)) or source.ready(PATIENCE_S):
             self._since_s.pop(stream, None)
@@ -47,7 +47,7 @@ class IdleDetector:
         return bool(self._idle)
 
     def ended(self, sources: Sequence[Source]) -> list[int]:
-        """Streams that are idle no longer."""
+        """Remove and return the streams that have rows again."""
         spoke = [stream for stream in sorted(self._idle) if sources[stream].ready(0.0)]
         self._idle.difference_update(spoke)
         return spoke

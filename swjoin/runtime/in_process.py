@@ -1,10 +1,10 @@
 """The in-process runtime: master, slaves and collector in one Python process, the embedded default.
 
 What: `run_local(job, progress) -> report`.
-Why: a join of two files needs no cluster; the same roles run here, a message is an object in a queue. The master has the main
-thread, every slave and the collector one of their own: kernels, decoding and writing release the GIL, so the master reads and
-partitions an epoch while the slaves join the one before.
-Stays out: what the roles decide; MPI.
+Why: a join of two files needs no cluster; the same roles run here, and a message is an object in a queue. The master runs in
+the main thread, every slave and the collector in a thread of its own: kernels, decoding and writing release the GIL, so the
+master reads and partitions an epoch while the slaves join the one before.
+Stays out: decisions of the roles; MPI.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from swjoin.runtime.slave_host import SlaveHost
 
 _RESULT_CHUNKS = 4  # result chunks that may wait for the collector; then the slaves wait
 _MOST_SLAVES = 4
-_WAKE_S = 0.1  # how soon a waiting thread sees that the run has failed
+_WAKE_S = 0.1  # interval at which a waiting thread checks whether the run has failed
 
 
 def default_slave_count() -> int:
@@ -53,7 +53,7 @@ def default_slave_count() -> int:
 def run_local(
     job: Job, progress: bool, slave_count: int | None = None, complete_report: CompleteReport | None = None
 ) -> dict[str, Any]:
-    """Run a job in this process and return the content of run.json (also written where the job says).
+    """Run a job in this process and return the content of run.json (also written to the files that the job names).
 
     Raises UserError for bad input, RunFailed when the run or its ledger fails; results then stay marked incomplete.
     """
@@ -105,7 +105,7 @@ def _run_local(job: Job, progress: bool, slave_count: int | None, complete_repor
             )
             if not collector.role.stopped:
                 check_ledger(report)
-                add_warnings(report, job, role_host.sources)  # before the result files are closed, which carry them
+                add_warnings(report, job, role_host.sources)  # before the result files are closed, which contain them
                 collector.proof = proof_of(report)
     report["wall_s"] = time.monotonic() - started
     if report["join_s"] > 0:
@@ -119,7 +119,7 @@ def _run_local(job: Job, progress: bool, slave_count: int | None, complete_repor
 
 
 class _StoppedError(Exception):
-    """Another thread has failed; this one has nothing more to do."""
+    """Another thread has failed; this one ends."""
 
 
 class _Inbox(queue.SimpleQueue[Any]):
@@ -190,13 +190,13 @@ class LocalTransport:
             raise _StoppedError
 
     def restart_clock(self, clock_us: int) -> None:
-        """One clock for all roles, which is restarted before the others hear of it."""
+        """Restart the one clock of all roles, before the message of the restart is sent."""
         if self._role == MASTER:
             self._clock.restart(clock_us)
 
 
 class _RoleThread(threading.Thread):
-    """A role in a thread of its own. What it raises, and its end (None), reach the master's queue."""
+    """A role in a thread of its own. Its exception, or its end (None), is put into the master's queue."""
 
     def __init__(self, name: str, run_role: Callable[[], None], to_master: _Inbox) -> None:
         super().__init__(name=name, daemon=True)
@@ -236,7 +236,7 @@ class _LocalLoop:
         self.restored = self._restore(clock)
 
     def _restore(self, clock: RunClock) -> Manifest | None:
-        """Make the roles, from the newest checkpoint if there is one; returns that."""
+        """Make the roles, from the newest checkpoint if there is one; returns its manifest."""
         role_host, count = self.role_host, len(self.slaves)
         if role_host.checkpointer is None:
             role_host.make(clock, count)
@@ -267,7 +267,7 @@ class _LocalLoop:
                 host.checkpointer.close()
 
     def run(self) -> None:
-        """Run the master until every role has ended. Raises what any role raised."""
+        """Run the master until every role has ended. Raises the exception of any role."""
         to_master = self._inboxes[MASTER]
         threads = [_RoleThread("collector", self.collector.run, to_master)]
         threads += [_RoleThread(f"slave {host.role.id}", partial(_run_slave, host), to_master) for host in self.slaves]

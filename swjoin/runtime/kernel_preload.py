@@ -1,6 +1,6 @@
 """A rank calls its own kernels once before the run's clock starts.
 
-What: `load_master_kernels`, `load_slave_kernels`; both say so when a kernel had to be compiled first (`report_compilations`).
+What: `load_master_kernels`, `load_slave_kernels`; both print a line when a kernel has to be compiled (`report_compilations`).
 Why: loading compiled kernels from the cache takes most of a second, which must not become production delay of the first
 distribution epochs.
 Stays out: compiling them in the first place (`cli.compile_kernels`), measuring.
@@ -32,7 +32,7 @@ _PATIENCE_S = 1.0
 
 
 class _Compiled(Listener):  # type: ignore[misc]
-    """Counts compilations; loading from the cache is none. Whoever waits longer than a second is told what for."""
+    """Counts compilations, not loads from the cache; after a second of compiling it prints a line."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -51,7 +51,7 @@ class _Compiled(Listener):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def report_compilations() -> Iterator[None]:
-    """One line on standard error when kernels are compiled inside: it happens once after an installation or a change."""
+    """Print one line on standard error if kernels were compiled inside, as happens once after an installation or a change."""
     compiled = _Compiled()
     with install_listener("numba:compile", compiled):
         yield
@@ -70,7 +70,7 @@ def _two_rows(layout: RowLayout | None) -> PayloadRows | None:
 
 
 def _alone(config: RunConfig) -> RunConfig:
-    """The same run with one slave, which nothing leaves."""
+    """The same run with one slave, without moves, prefill, slow nodes and overload policy."""
     cluster = dataclasses.replace(config.cluster, sub_group_count=1)
     return dataclasses.replace(
         config,
@@ -84,7 +84,7 @@ def _alone(config: RunConfig) -> RunConfig:
 
 @report_compilations()
 def load_master_kernels(config: RunConfig, layouts: tuple[RowLayout | None, RowLayout | None]) -> None:
-    """Judge, order and partition two tuples."""
+    """Classify, sort and partition two tuples per stream."""
     relaxed = dataclasses.replace(_alone(config), time=TimeConfig("event", 1_000_000, "drop"), pace="asap")
     master = Master(relaxed, 1, layouts)
     master.start()
@@ -96,7 +96,7 @@ def load_master_kernels(config: RunConfig, layouts: tuple[RowLayout | None, RowL
 
 @report_compilations()
 def load_slave_kernels(config: RunConfig, layouts: tuple[RowLayout | None, RowLayout | None]) -> None:
-    """Join two pairs of tuples, with the payload layouts of the run."""
+    """Join two tuples of each stream, with the payload layouts of the run."""
     pages = 2 * PAGE_ROWS * sum(layout.fixed_bytes for layout in layouts if layout is not None)
     module = dataclasses.replace(config.module, window_bytes=(1 << 20) + pages)
     slave = Slave(SlaveId(0), dataclasses.replace(_alone(config), module=module), layouts)

@@ -1,10 +1,10 @@
 """The folder of a run: a new one in `runs` for a run that names none, and `runs/latest`, a link to the newest.
 
 What: `in_new_folder(start)`; `in_folder(folder, start)`; `forget_worthless`, for processes that end at once; `named(folder)`,
-what a link stands for.
-Why: `swjoin run` without `--out` works every time, and overwrites nothing; a run that is refused, or stopped before it has
-written anything, leaves everything as it was.
-Stays out: what goes into the folder (`runtime.run_report`, `connectors`).
+the target of a link.
+Why: `swjoin run` without `--out` overwrites nothing; a run that is refused, or stopped before its first output, changes
+nothing.
+Stays out: the content of the folder (`runtime.run_report`, `connectors`).
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ LATEST = RUNS / "latest"
 
 
 class _Before:
-    """A folder as it was before a run. new: it was made for the run."""
+    """The content of a folder before a run. new: the folder was made for the run."""
 
     def __init__(self, folder: Path, *, new: bool = False) -> None:
         self._folder = folder
         self._there = set() if new else set(folder.rglob("*"))
         self._made = [folder] if new else [above for above in (folder, *folder.parents) if not above.exists()]
-        self.link: str | None = None  # where `runs/latest` led
+        self.link: str | None = None  # the earlier target of `runs/latest`
         _unsettled.append(self)
 
     def settle(self, *, well: bool) -> None:
-        """The run has ended. Unless it has ended well, remove what it has left if that is nothing but empty files and
-        folders."""
+        """Called at the end of the run. Unless the run has ended well, remove its files and folders if all of these are
+        empty."""
         _unsettled.remove(self)
         if well:
             return
-        left = sorted(set(self._folder.rglob("*")) - self._there, reverse=True)  # what lies in a folder comes before it
+        left = sorted(set(self._folder.rglob("*")) - self._there, reverse=True)  # the content of a folder precedes the folder
         try:
             if any(path.is_symlink() or (not path.is_dir() and path.stat().st_size) for path in left):
                 return
@@ -62,9 +62,9 @@ _unsettled: list[_Before] = []
 
 
 def in_new_folder(start: Callable[[Path], int], *, as_ranks: bool) -> int:
-    """Start a run in a new folder; its exit code. A folder in which a run has left nothing is removed.
+    """Start a run in a new folder; returns its exit code. A folder in which a failed run has left nothing is removed.
 
-    as_ranks: this process is one of the ranks that somebody launched, and all of them call this; the first makes the folder.
+    as_ranks: this process is a rank of a launcher, and all of its ranks call this function; the first makes the folder.
     """
     if as_ranks:
         preflight.check_world()
@@ -79,7 +79,8 @@ def in_new_folder(start: Callable[[Path], int], *, as_ranks: bool) -> int:
 
 
 def in_folder(folder: Path, start: Callable[[Path], int]) -> int:
-    """Start a run in this folder; its exit code. What a run that was refused or stopped has left is removed if it is empty."""
+    """Start a run in this folder; returns its exit code. If a run that was refused or stopped left only empty files, they
+    are removed."""
     if preflight.launcher_index() != 0:
         return start(folder)
     return _settled(_Before(folder), start, folder)
@@ -95,13 +96,13 @@ def _settled(before: _Before, start: Callable[[Path], int], folder: Path) -> int
 
 
 def forget_worthless() -> None:
-    """Before this process ends at once, not well: as at the end of `in_folder` and `in_new_folder`."""
+    """Settle all folders; called before this process ends at once after a failure."""
     for before in list(_unsettled):
         before.settle(well=False)
 
 
 def named(folder: Path) -> Path:
-    """The folder itself, where `folder` is a link, which may soon lead to another one."""
+    """The target of `folder` if it is a link, which a later run may change; otherwise `folder`."""
     return folder.parent / os.readlink(folder) if os.path.islink(folder) else folder
 
 
@@ -137,7 +138,7 @@ def _agreed() -> Path:
 
 
 def _link_to(folder: Path) -> str | None:
-    """Make `runs/latest` lead there; where it led before. What is no link is the user's and stays."""
+    """Point `runs/latest` to this folder; returns its earlier target. A `runs/latest` that is no link is left unchanged."""
     before = os.readlink(LATEST) if LATEST.is_symlink() else None
     if before is None and os.path.lexists(LATEST):
         print(f"swjoin: {LATEST} is no link and stays as it is; this run is in {folder}", file=sys.stderr)

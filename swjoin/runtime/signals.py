@@ -1,8 +1,7 @@
 """Signals that ask a run to stop with a checkpoint.
 
-What: `stop_signals`, a flag that SIGTERM, SIGHUP, SIGINT and SIGUSR1 set while a run with checkpoints goes on; `handling`.
-Why: batch schedulers announce the end of an allocation with a signal, a terminal its own; what has been joined by then must not
-be lost.
+What: `stop_signals`, a flag that SIGTERM, SIGHUP, SIGINT and SIGUSR1 set during a run with checkpoints; `handling`.
+Why: batch schedulers and terminals announce their end with a signal; a checkpoint then saves the work that has been done.
 Stays out: the checkpoint itself (`cluster.master.checkpoint_coordinator`).
 """
 
@@ -22,8 +21,8 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1)
 
 @contextmanager
 def handling(stop: Callable[[int], object]) -> Iterator[None]:
-    """Meanwhile `stop` takes the numbers of signals that ask for a stop; not of SIGHUP where it is ignored (nohup). In another
-    thread than the main one signals do what they always do."""
+    """Call `stop` with the number of each signal that requests a stop; not of SIGHUP where it is ignored (nohup). Outside the
+    main thread signals keep their usual effect."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -44,7 +43,7 @@ def handling(stop: Callable[[int], object]) -> Iterator[None]:
 
 @contextmanager
 def stop_signals(job: Job) -> Iterator[threading.Event]:
-    """The flag. The second SIGINT interrupts at once. Without checkpoints signals do what they always do."""
+    """The flag. The second SIGINT interrupts at once. Without checkpoints signals keep their usual effect."""
     wanted = threading.Event()
     if job.checkpoints is None:
         yield wanted

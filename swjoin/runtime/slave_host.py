@@ -1,8 +1,8 @@
 """The host of a slave, in every runtime in real time.
 
-What: `SlaveHost.run`: timers, then events, then join work, then waiting; where its time goes, and how slow its node is.
+What: `SlaveHost.run`: timers, then events, then join work, then waiting; it measures their times and emulates a slow node.
 Why: the loop is the same in a thread and in an MPI rank.
-Stays out: what the slave decides (`cluster.slave.slave`), its log (`checkpoint.checkpointers`), transports.
+Stays out: decisions of the slave (`cluster.slave.slave`), its log (`checkpoint.checkpointers`), transports.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class SlaveHost(Host):
             if self.checkpointer is not None:
                 self.checkpointer.received(event.message, event.frame)
             if self._rush and event.message.last:
-                self._throttle.pause()  # a slow node is imitated while the run is measured
+                self._throttle.pause()  # a slow node is emulated only while the run is measured
         super().deliver(event)
 
     def _patience_us(self) -> int:
-        """How long the slave may wait or sleep: to its next timer, less while a delivery is expected."""
+        """Longest time to wait or sleep: until the next timer, and less while a delivery is expected."""
         until_us = self.until_timer_us()
         if until_us is None:
             return LONGEST_WAIT_US
@@ -88,7 +88,7 @@ class SlaveHost(Host):
 
     def _restart_clock(self, effect: RestartClock) -> None:
         super()._restart_clock(effect)
-        self.transport.meter.take()  # the warm-up's times, and those of a clock that has been restarted
+        self.transport.meter.take()  # drop the times of the prefill, and those by the clock before its restart
         self._throttle.paused = False
 
     def _save(self, effect: SavePart) -> None:

@@ -1,9 +1,9 @@
-"""A slower node, imitated: a slave sleeps for the time that its node would have worked longer.
+"""Emulation of a slower node: a slave sleeps for the time that the slower node would have needed beyond its CPU time.
 
-What: `Throttle`, which a slave's loop tells the CPU time it has used.
-Why: how a cluster of unequal and shared nodes behaves must be measurable on equal ones, by configuration alone (`NodesConfig`).
-Stays out: measuring CPU time (the loops of the runtimes), what the speeds are (`config`); the simulator has speeds of its own
-and no need to sleep.
+What: `Throttle`, which receives the CPU time of a slave's work.
+Why: a configuration (`NodesConfig`) alone makes equal nodes behave as unequal or shared ones in experiments.
+Stays out: measuring CPU time (`runtime.slave_host`), the speeds (`config`); the simulator has speeds of its own and does not
+sleep.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Callable
 
 from swjoin.config.run import NodesConfig
 
-SLEEP_US = 20_000  # most per call: messages that arrive meanwhile wait no longer than that
+SLEEP_US = 20_000  # longest sleep per call, so that arriving messages wait no longer
 
 
 class Throttle:
-    """The debt of one slave: time it must still sleep to have been as slow as its node is said to be.
+    """The debt of one slave: the time that it still has to sleep to be as slow as its configured node.
 
-    debt_us: may fall below zero, by one longest sleep at most: what a sleep took longer than asked for counts for later ones.
-    Without that, many short sleeps, each a little late, would make a node much slower than wanted; without the limit, one long
-    stall of the machine would let it run unthrottled for as long.
-    paused: the node is as fast as it is (history is being joined, or nobody measures any more).
+    debt_us: may fall below zero, by one longest sleep at most: the excess of a sleep counts for later ones. Otherwise many
+    short sleeps, each a little too long, would make a node much slower than configured; without the limit, a long stall of the
+    machine would be followed by as much time without sleeps.
+    paused: no slower node is emulated (during the prefill, and after the measured phase).
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class Throttle:
         self.paused, self.debt_us = True, 0.0
 
     def after(self, cpu_us: int, now_us: int, at_most_us: int = SLEEP_US) -> None:
-        """Owe for `cpu_us` of work at the speed of `now_us` on the run's clock, and sleep off some of the debt.
+        """Add the debt of `cpu_us` of work at the speed of `now_us` on the run's clock, and sleep for a part of the debt.
 
-        at_most_us: less than the usual 20 ms when something is expected sooner.
+        at_most_us: longest sleep, less than the usual 20 ms when an event is expected earlier.
         """
         if not self._ever_slow or self.paused:
             return

@@ -1,11 +1,11 @@
 """Tuples of full mini-buffers on disk, until their slave has room for them.
 
 What: `SpillFolder`: called with a batch, it returns a `StoredBatch`.
-Why: disk is large, and what waits longest is read once, in order.
+Why: disks are larger than memory, and tuples that wait long are read once, in order.
 Stays out: which tuples are spilled, and how many (`cluster.master.overload`).
 
-Files have no names: whatever ends the process, the system takes their space back. A file is gone with the last of its batches.
-What must survive a crash is in the checkpoint, not here.
+Files have no names: the system frees their space at any end of the process, and the space of a file with the last of its
+batches. Tuples that must survive a crash are in the checkpoint.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from swjoin.cluster.wire import pack_tuples, unpack_tuples
 from swjoin.core.batch import TupleBatch
 from swjoin.core.errors import RunFailed, UserError
 
-_FILE_BYTES = 64 << 20  # then the next file begins
-_MOST_FILES = 256  # each has a descriptor
+_FILE_BYTES = 64 << 20  # least size at which the next file begins
+_MOST_FILES = 256  # each uses a descriptor
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 
 
@@ -48,7 +48,7 @@ class SpilledBatch:
         return self.tuples
 
     def load(self) -> TupleBatch:
-        """Read it back; any thread may. RunFailed when it is not what was written."""
+        """Read the batch, from any thread. RunFailed when its bytes differ from the written ones."""
         frame = np.empty(self.length, np.uint8)
         try:
             got = os.preadv(self.file.fileno(), [frame.data], self.offset)
@@ -60,10 +60,10 @@ class SpilledBatch:
 
 
 class SpillFolder:
-    """Stores batches in files of a folder. UserError when it cannot be written."""
+    """Stores batches in files of a folder. UserError when the folder cannot be written."""
 
     def __init__(self, folder: Path, disk_bytes: int = 0) -> None:
-        """disk_bytes: about so much will lie there at most."""
+        """disk_bytes: approximate limit of all stored batches."""
         self._folder = folder
         self._file_bytes = max(_FILE_BYTES, disk_bytes // _MOST_FILES)
         self._file: IO[bytes] | None = None
@@ -79,7 +79,7 @@ class SpillFolder:
         self._end = 0
 
     def __call__(self, batch: TupleBatch) -> SpilledBatch:
-        """Write a batch. StoreFullError when the disk is full, RunFailed when it fails."""
+        """Write a batch. StoreFullError when the disk is full, RunFailed on another error of the disk."""
         frame = pack_tuples(batch)
         view, offset = memoryview(frame.data).cast("B"), self._end
         try:

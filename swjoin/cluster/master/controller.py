@@ -11,7 +11,8 @@ Kinds of log events and their fields: `occupancy` (amount: ratio; duration_us: t
 (acknowledged by supplier and consumer; tuples, state_bytes, duration_us at that slave), `released` (tuples: count of held-back
 tuples; duration_us: since `held`), `activated`, `emptying`, `kept` (emptying revoked), `rested` (amount: active slaves from
 then on), `checkpoint` (duration_us: from its start until durable; amount: generation), `recovered` (amount: slaves from then
-on; tuples: read again; text: cause).
+on; tuples: read again; text: cause), `idle` and `speaks` (a stream without rows, and with rows again; text: stream), `shed` and
+`spilled` (see `cluster.master.overload`).
 """
 
 from __future__ import annotations

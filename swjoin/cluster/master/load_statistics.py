@@ -2,7 +2,7 @@
 
 What: `LoadStatistics`: `sample` and `delivered` collect, `load` gives a slave's `SlaveLoad`, `restart` starts the next
 reorganization epoch.
-Why: the policies (SPEC section 3) decide by occupancy, work, speed and backlog of a whole reorganization epoch.
+Why: the policies decide by occupancy, work, speed and backlog of a whole reorganization epoch.
 Stays out: ownership and activity (`cluster.master.controller`), decisions (`policy`).
 """
 

@@ -1,4 +1,4 @@
-"""The master: gateway and controller (SPEC sections 2 and 3), without I/O and without a clock.
+"""The master: gateway and controller, without I/O and without a clock.
 
 What: `Master.handle(event, now_us) -> [effect]`. It reads rows, classifies them (`intake`), buffers them (`mini_buffers`),
 closes slots and distribution epochs (`policy.epochs`), serves the slaves of a sub-group in their fixed order, each when it has

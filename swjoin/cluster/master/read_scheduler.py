@@ -87,8 +87,8 @@ class ReadScheduler:
         return None if enough else behind.stream
 
     def instead_of(self, stream: int) -> int | None:
-        """Live streams: the stream to read when `stream` has no rows, or None. It may be ahead by the window length at most,
-        which bounds the windows while the other has no rows; with arrival times, the clock advances both."""
+        """Live streams: the stream to read when `stream` has no rows, or None. It may be ahead by the window length or
+        one second, which bounds the windows while the other has no rows; with arrival times, the clock advances both."""
         mine, other = self._streams[stream], self._streams[1 - stream]
         if not self._live or other.ended or other.idle:
             return None

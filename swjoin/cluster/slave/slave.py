@@ -1,4 +1,4 @@
-"""A slave: receives deliveries into its stream buffer and joins them (SPEC sections 2 to 4), without I/O and without a clock.
+"""A slave: receives deliveries into its stream buffer and joins them, without I/O and without a clock.
 
 What: `Slave.handle(event, now_us) -> [effect]`. A `Delivery` fills the stream buffer; `WorkDue` does one bounded piece of join
 work and may send one result chunk; the timer `EXCHANGE` (realtime) sends a report even while work is left.

@@ -1,6 +1,6 @@
 """The channel of one rank: whole byte messages to and from other ranks, with metered times.
 
-What: `Channel` sends, receives, probes and waits, meters communication and idle time, and imitates slower links.
+What: `Channel` sends, receives, probes and waits, meters communication and idle time, and emulates slower links.
 Why: a waiting rank sleeps between probes instead of spinning in MPI, so that more ranks than cores do not starve each other.
 Stays out: encoding (`cluster.wire`), the assignment of roles to ranks (`runtime.mpi.main`).
 """
@@ -121,7 +121,7 @@ class Channel:
         return self.receive()
 
     def check(self) -> None:
-        """To be called in every round of a loop. PeerLostError: the run continues without a rank. PeerFailedError: it ends."""
+        """Called in every round of a loop. PeerLostError: the run continues without a rank. PeerFailedError: the run ends."""
 
     def slaves_are_done(self) -> None:
         """Rank 0 needs no further message of the slaves: a slave's death is ignored from now on."""

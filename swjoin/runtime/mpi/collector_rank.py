@@ -1,8 +1,8 @@
 """The collector as an MPI rank.
 
-What: `CollectorRank`, with `set_up`, `run`, which may be tried again after a death, and `close`.
+What: `CollectorRank`, with `set_up`, `run`, which may be called again after a death, and `close`.
 Why: the collector's set-up under MPI; failing ranks send it their reason, so that results are marked incomplete.
-Stays out: what the collector decides (`cluster.collector`), its files (`runtime.hosts`).
+Stays out: decisions of the collector (`cluster.collector`), its files (`runtime.hosts`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class CollectorRank(Rank):
                     f"serve.listen {serve.listen}: the collector is on {host}, the master on {setup['host']}; listen where "
                     f"they reach each other, with certificate, private_key and token_file, or give both the same host"
                 )
-            self.job = dataclasses.replace(self.job, run_id=setup["run_id"])  # ranks of another launcher have their own
+            self.job = dataclasses.replace(self.job, run_id=setup["run_id"])  # under other launchers each rank has its own
             role_host = self._role_host = CollectorHost(self.job, plan, RunClock())
             role_host.ranks = rank_roles(channel.size, host if host == setup["host"] else "")
             return {"results": None if role_host.offered is None else role_host.offered.location}
@@ -71,7 +71,7 @@ class CollectorRank(Rank):
         agree(channel, COLLECTOR, open_sink)
 
     def lost(self, text: str) -> None:
-        """Nothing to do."""
+        """No action after a death of another rank; `run` follows, on a new channel."""
 
     def run(self, channel: Channel) -> None:
         role_host = self._role_host

@@ -4,10 +4,10 @@ What: `run_rank(job, progress)`, called on every rank of an mpirun.
 Why: a real cluster. The master serves the slaves in a fixed order, each after it has reported, so that both sides of every
 large message are present when it is sent (paper section IV: no any-time, any-to-any messages). When a slave dies and the MPI
 library reports it, the others continue from the newest checkpoint without it.
-Stays out: what a rank does while the run goes on (`runtime.mpi.master_rank`, `collector_rank`, `slave_rank`).
+Stays out: the work of each rank (`runtime.mpi.master_rank`, `collector_rank`, `slave_rank`).
 
 A waiting rank sleeps between probes instead of spinning in MPI, so that more ranks than cores do not starve each other, and so
-that a signal or another rank's failure is seen within milliseconds.
+that it detects a signal or the failure of another rank within milliseconds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from swjoin.runtime.new_folder import forget_worthless
 from swjoin.runtime.run_report import CompleteReport
 from swjoin.runtime.signals import stop_signals
 
-_FLUSH_S = 3.0  # how long a failing rank leaves the collector to mark its results incomplete
+_FLUSH_S = 3.0  # time for the collector to mark its results incomplete after the failure of a rank
 _ROLES = ("master", "collector")
 
 
@@ -51,7 +51,7 @@ def run_rank(
     on_report: Callable[[dict[str, Any]], None] | None = None,
     complete_report: CompleteReport | None = None,
 ) -> None:
-    """Run the role of this rank to its end. Does not return where ranks may die.
+    """Run the role of this rank to its end. With fault tolerance it ends the process instead of returning.
 
     tell: takes the content of run.json, on rank 0. complete_report: may add to it before.
 
@@ -62,7 +62,7 @@ def run_rank(
 
     keep_freed_memory()
     if debug:
-        faulthandler.register(signal.SIGUSR2)  # prints where a rank hangs
+        faulthandler.register(signal.SIGUSR2)  # prints the stack of a rank that hangs
     mpi4py.rc.thread_level = "serialized"
     from mpi4py import MPI
 
@@ -95,7 +95,7 @@ def run_rank(
     except BaseException as failure:
         error = failure
         if rank == COLLECTOR:
-            role.close(failure)  # before the end of all: what was collected is kept, and marked
+            role.close(failure)  # before all ranks end: the collected results are kept, and marked
         if isinstance(failure, NotWritten):
             failure = failure.mended_by(job.next_step(comm.size))
         _end_job(channel, failure, ", ".join(label), debug)
@@ -126,7 +126,7 @@ def leave(code: int) -> None:
 
 
 def _run_role(role: MasterRank | CollectorRank | SlaveRank, channel: Channel) -> dict[str, Any] | None:
-    """Run the role, and after a death once more, with the ranks that are left."""
+    """Run the role; after a death again, with the remaining ranks."""
     while True:
         try:
             return role.run(channel)
@@ -142,11 +142,11 @@ def _start_next_attempt(channel: ResilientChannel) -> None:
             channel.next_attempt()
             return
         except PeerLostError:
-            continue  # another one has died meanwhile
+            continue  # another rank has died meanwhile
 
 
 def _end_job(channel: Channel, error: BaseException, place: str, debug: bool) -> None:
-    """Say why, let the collector mark its results incomplete, and end every rank. Does not return."""
+    """Print the reason, let the collector mark its results incomplete, and end every rank. Does not return."""
     code = error.exit_code if isinstance(error, SwjoinError) else 130 if isinstance(error, KeyboardInterrupt) else 1
     if debug:
         traceback.print_exc()
@@ -159,7 +159,7 @@ def _end_job(channel: Channel, error: BaseException, place: str, debug: bool) ->
         if not isinstance(error, PeerFailedError):
             channel.end_all(text, code)
             deadline = time.monotonic() + _FLUSH_S / 3
-            while time.monotonic() < deadline:  # so that the messages leave
+            while time.monotonic() < deadline:  # until the messages have left
                 with contextlib.suppress(SwjoinError):
                     channel.probe(channel.any, FAILURE)
                 time.sleep(0.01)

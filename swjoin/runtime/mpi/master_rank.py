@@ -1,8 +1,8 @@
 """The master as an MPI rank.
 
-What: `MasterRank`, with `set_up`, `run`, which may be tried again after a death, `finish` and `close`.
+What: `MasterRank`, with `set_up`, `run`, which may be called again after a death, `finish` and `close`.
 Why: the master's set-up under MPI, the start of a run and of its recoveries, and its report.
-Stays out: what the master decides (`cluster.master.master`), its loop, sources and files (`runtime.hosts`).
+Stays out: decisions of the master (`cluster.master.master`), its loop, sources and files (`runtime.hosts`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _delivered(master: Master) -> int:
 
 
 class _Transport(MpiTransport):
-    """Links are imitated while the run is measured; the rank's label names the epoch."""
+    """Emulates slow links while the run is measured, and keeps the epoch in the label of the rank."""
 
     def __init__(self, rank: MasterRank, channel: Channel, host: MasterHost) -> None:
         config = rank.job.config
@@ -49,7 +49,7 @@ class _Transport(MpiTransport):
         receives += [(channel.any, PartSaved)] if host.checkpointer is not None else []
         super().__init__(channel, receives, rank.saved, partial(rank.start_measuring, channel))
         self._rank, self._host, self._nodes, self._rush = rank, host, config.nodes, config.measure.rush
-        self._clock_us: int | None = None  # at which all clocks restart, once the messages that say so have left
+        self._clock_us: int | None = None  # at which all clocks restart, once the messages that announce it have left
         if not config.measure.prefill_us:
             self.link_bytes_per_s = config.nodes.link_bytes_per_s
 
@@ -81,10 +81,10 @@ class MasterRank(Rank):
         self.recoveries: list[dict[str, Any]] = []
         self._progress = progress
         self._role_host: MasterHost | None = None
-        self._failed_s: float | None = None  # when a death was noticed, until the run goes on
-        self._warnings_s = 0.0  # that looking for warnings took
+        self._failed_s: float | None = None  # time of the detection of a death, until the run continues
+        self._warnings_s = 0.0  # time spent on warnings
         self._resumed_tuples = 0  # read before this process
-        self._delivered_then = 0  # tuples, when it was
+        self._delivered_then = 0  # tuples delivered at the detection of a death
 
     def set_up(self, channel: Channel) -> None:
         from swjoin.expressions.vm import program_out
@@ -121,7 +121,7 @@ class MasterRank(Rank):
         role_host = self._role_host
         assert role_host is not None
         manifest = self._start(channel, role_host)
-        role_host.open_flight()  # not before: producers learn the restored positions
+        role_host.open_flight()  # not earlier: producers receive the restored positions
         role_host.transport, role_host.meter = _Transport(self, channel, role_host), self.meter
         role_host.stop_wanted = self.stop_wanted
         role_host.on_observed = partial(self._take_status, channel, role_host)
@@ -154,7 +154,7 @@ class MasterRank(Rank):
         if not stopped:
             check_ledger(report)
             added_s = time.monotonic()
-            add_warnings(report, self.job, role_host.sources)  # before the collector closes the result files, which carry them
+            add_warnings(report, self.job, role_host.sources)  # before the collector closes the result files with them
             self._warnings_s = time.monotonic() - added_s
         channel.send_json({"proof": None if stopped else proof_of(report)}, COLLECTOR, VERDICT)
         channel.wait(COLLECTOR, VERDICT)
@@ -163,8 +163,8 @@ class MasterRank(Rank):
 
     @staticmethod
     def _gather(channel: Channel, role_host: MasterHost) -> dict[int, dict[str, Any]]:
-        """Every other rank's summary. What of a checkpoint becomes durable now matters no more, but its sender must get rid of
-        it."""
+        """The summaries of all other ranks. Late messages, such as `PartSaved`, are received and dropped, so that their senders
+        can end."""
         parts: dict[int, dict[str, Any]] = {}
         while len(parts) < channel.size - 1:
             channel.check()
@@ -181,7 +181,7 @@ class MasterRank(Rank):
 
     @staticmethod
     def _drop(channel: Channel) -> bool:
-        """Receive one message that came too late to matter. False when there is none."""
+        """Receive and drop one late message. False when there is none."""
         for kind in (PartSaved, Report, MoveEnd):
             if channel.probe(channel.any, FORMATS[kind].tag):
                 channel.receive()
@@ -194,7 +194,7 @@ class MasterRank(Rank):
             role_host.watcher.board.set_collector(parse(channel.receive()))
 
     def finish(self, report: dict[str, Any]) -> None:
-        """Everything is written and closed."""
+        """Complete and publish the report; called when all outputs are written and closed."""
         now = time.monotonic()
         report["wall_s"] = now - self.started_s
         first_s = None if self._role_host is None else self._role_host.first_read_s
@@ -214,7 +214,7 @@ class MasterRank(Rank):
     # ------------------------------------------------------------ starting
 
     def _start(self, channel: Channel, role_host: MasterHost) -> Manifest | None:
-        """Begin, or go on from the newest checkpoint, together with all others; returns that checkpoint."""
+        """Start together with all other ranks, from the newest checkpoint if there is one; returns its manifest."""
         slave_count = channel.size - FIRST_SLAVE
         self.saved = deque()
 

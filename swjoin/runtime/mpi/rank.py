@@ -1,9 +1,9 @@
-"""What all MPI ranks share: tags, set-up that all agree upon, the clock, and what has become durable.
+"""The common part of all MPI ranks: tags, agreement on the set-up, the clock, events of background threads.
 
 What: `Rank`, `agree`, `identity`, the tags of messages.
-Why: `run` of a role can be tried again: when another rank has died, the ranks that are left meet on a new channel, and every
-role begins anew from the newest checkpoint, with everything outside it (sources, files, the clock) still open.
-Stays out: what a role's rank does (`runtime.mpi.master_rank`, `collector_rank`, `slave_rank`).
+Why: `run` can be called again: after the death of a rank the remaining ranks meet on a new channel, and every role is made anew
+from the newest checkpoint, while sources, files and the clock stay open.
+Stays out: the rank of each role (`runtime.mpi.master_rank`, `collector_rank`, `slave_rank`).
 
 Data travels as frames in upper-case buffer calls; set-up and summaries are JSON bytes. Nothing is unpickled.
 """
@@ -31,7 +31,7 @@ SUMMARY, VERDICT, FAILURE, BYE, STATUS = 4, 5, 6, 13, 14  # tags beside those of
 
 
 class EndedEarlyError(SwjoinError):
-    """Set-up failed on some rank; every rank leaves with its exit code, one of them prints the reason."""
+    """Set-up failed on some rank; every rank ends with its exit code, and one of them prints the reason."""
 
     def __init__(self, text: str, exit_code: int) -> None:
         super().__init__(text)
@@ -44,7 +44,7 @@ def parse(data: NDArray[np.uint8]) -> dict[str, Any]:
 
 
 def agree(channel: Channel, root: int, attempt: Callable[[], dict[str, Any]] | None) -> dict[str, Any]:
-    """`root` tries something the user may have got wrong; every rank learns the outcome and goes on, or leaves, together."""
+    """`root` makes an attempt that may fail with an error of the user; all ranks receive the outcome and continue or end."""
     answer: dict[str, Any] | None = None
     if attempt is not None:
         try:
@@ -58,15 +58,15 @@ def agree(channel: Channel, root: int, attempt: Callable[[], dict[str, Any]] | N
 
 
 def identity(rank: int, role: str, meter: RankMeter, start_rss_bytes: int) -> dict[str, Any]:
-    """start_rss_bytes: before the first tuple."""
+    """The rank in run.json. start_rss_bytes: memory before the first tuple."""
     memory = {"start_rss_bytes": start_rss_bytes, "peak_rss_bytes": peak_rss_bytes()}
     return {"rank": rank, "host": platform.node(), "role": role, **memory, "machine": meter.summary()}
 
 
 class Rank:
-    """What all three share: the clock, and how it starts.
+    """The common part of the three kinds of ranks: the clock, and its start.
 
-    saved: what this rank's background threads have made durable, or an exception of theirs.
+    saved: events of this rank's background threads, such as `PartSaved`, or their exceptions.
     """
 
     def __init__(self, job: Job, place: list[str]) -> None:
@@ -77,10 +77,10 @@ class Rank:
         self.meter = RankMeter()
         self.start_rss_bytes = 0
         self.saved: deque[Any] = deque()
-        self.stop_wanted: Callable[[], bool] = lambda: False  # the master's to heed
+        self.stop_wanted: Callable[[], bool] = lambda: False  # read by the master alone
 
     def start_clock(self, channel: Channel, resumed_us: int | None) -> RunClock:
-        """All ranks at once; a recovery leaves the clock running."""
+        """Start the clock on all ranks at once; a recovery leaves it running."""
         channel.barrier()
         if self.clock is None:
             self.clock = RunClock()
@@ -91,7 +91,7 @@ class Rank:
         return self.clock
 
     def start_measuring(self, channel: Channel, clock_us: int) -> None:
-        """The measured phase begins, on all ranks at once."""
+        """Start the measured phase on all ranks at once."""
         assert self.clock is not None
         channel.barrier()
         self.clock.restart(clock_us)
@@ -100,7 +100,7 @@ class Rank:
 
 
 def check_peers(channel: Channel) -> None:
-    """Raise PeerFailed when another rank has said that it failed."""
+    """Raise PeerFailedError when another rank has reported its failure."""
     if channel.probe(channel.any, FAILURE):
         failure = parse(channel.receive())
         raise PeerFailedError(failure["text"], failure["exit_code"])

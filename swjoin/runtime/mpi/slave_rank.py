@@ -1,7 +1,7 @@
 """A slave as an MPI rank.
 
-What: `SlaveRank`, with `set_up`, `run`, which may be tried again after a death, and `close`.
-Why: a slave's set-up under MPI, and the link that a run imitates.
+What: `SlaveRank`, with `set_up`, `run`, which may be called again after a death, and `close`.
+Why: a slave's set-up under MPI, and the emulation of its link.
 Stays out: the slave's loop (`runtime.slave_host`), its log (`checkpoint.checkpointers`).
 """
 
@@ -34,7 +34,7 @@ def _layouts(setup: dict[str, Any]) -> tuple[RowLayout | None, RowLayout | None]
 
 
 class _Transport(MpiTransport):
-    """Links are imitated while the run is measured; the rank's label names the epoch."""
+    """Emulates a slow link while the run is measured, and keeps the epoch in the label of the rank."""
 
     def __init__(self, rank: SlaveRank, channel: Channel) -> None:
         config = rank.job.config

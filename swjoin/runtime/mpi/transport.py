@@ -1,8 +1,8 @@
 """Messages of a role between MPI ranks: frames of `cluster.wire` over a channel.
 
 What: `MpiTransport`.
-Why: a role's id is the number of its rank; what a role may hear is polled in a fixed order, and no rank waits inside a send for
-a rank that waits for it.
+Why: the id of a role is the number of its rank; message types are polled in a fixed order, and no rank waits inside a send for
+a rank that waits for the first one.
 Stays out: the channel (`runtime.mpi.channel`), set-up and recovery (`runtime.mpi.rank`).
 """
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class MpiTransport:
-    """One role's. receives: types of the messages for it, in the order of polling, each with its sender or `channel.any`.
+    """The transport of one role. receives: (sender or `channel.any`, type) of its messages, in the order of polling.
 
-    saved: what background threads have made durable, or an exception of theirs. link_bytes_per_s: of an imitated link; 0: none.
+    saved: events of background threads, or their exceptions. link_bytes_per_s: speed of an emulated link; 0: none.
     restart: restarts the clocks of all ranks at once.
     """
 
     closed = True
-    eager_us: int | None = 100  # a slave that has reported in its slot polls for its delivery so often
+    eager_us: int | None = 100  # interval at which a slave that has reported polls for its delivery
 
     def __init__(
         self, channel: Channel, receives: Sequence[tuple[int, type]], saved: deque[Any], restart: Callable[[int], None]
@@ -72,7 +72,7 @@ class MpiTransport:
         return None
 
     def wait(self, at_most_us: int) -> Event | None:
-        """Sleeps between two polls."""
+        """Sleep between two polls; returns None."""
         self.channel.sleep(at_most_us)
         return None
 
@@ -80,6 +80,6 @@ class MpiTransport:
         self._restart(clock_us)
 
     def _passed(self, message: Message) -> None:
-        """A delivery has been sent, or a message received: data takes both sides as long as on the imitated link."""
+        """Sleep for the transfer time of the emulated link, after a delivery was sent or a message received."""
         if isinstance(message, Delivery | StateChunk):
             self.channel.imitate_transfer(message.nbytes, self.link_bytes_per_s)

@@ -1,7 +1,7 @@
-"""What must hold over all roles at once, after every step of a simulated run and at its end.
+"""Invariants over all roles, checked after every step of a simulated run and at its end.
 
-What: `check_ledger`, `check_owners`, `check_results`; AssertionError says what is broken.
-Why: each role validates itself; that nothing is lost between them can only be seen from outside.
+What: `check_ledger`, `check_owners`, `check_results`, `check_shown`; AssertionError names the broken invariant.
+Why: each role validates itself; only a check over all roles detects losses between them.
 Stays out: stepping (`runtime.simulator.simulator`), the oracle (`tests.tools.random_runs`).
 """
 
@@ -19,7 +19,7 @@ from swjoin.core.ids import GroupId, SlaveId
 
 
 def check_ledger(master: Master, slaves: Sequence[Slave], in_flight: Sequence[int], joined_before: Sequence[int]) -> None:
-    """The ledger while it is in motion: every row read is in exactly one place. joined_before: the restored checkpoint."""
+    """The ledger during the run: every row read is counted exactly once. joined_before: tuples of the restored checkpoint."""
     for stream, name in enumerate(STREAM_NAMES):
         counts = master.streams[stream].counts
         somewhere = master.waiting_tuples(stream) + in_flight[stream] + joined_before[stream]
@@ -29,7 +29,7 @@ def check_ledger(master: Master, slaves: Sequence[Slave], in_flight: Sequence[in
 
 
 def check_owners(controller: Controller, slaves: Sequence[Slave]) -> None:
-    """Every partition-group has one place: its owner's directories, or on its way hidden at supplier and consumer."""
+    """Every partition-group is open at one slave at most: its owner, or during a move its supplier or its consumer."""
     moves = {m.group: m for m in controller.moves.values()}
     owner = controller.map.owner
     places: dict[int, list[SlaveId]] = {}
@@ -44,7 +44,7 @@ def check_owners(controller: Controller, slaves: Sequence[Slave]) -> None:
 
 
 def check_results(summary: dict[str, Any], produced: int, commits: list[int], last_epoch: int) -> None:
-    """What the slaves produced is what the collector has, and every epoch has been committed once, in order."""
+    """The collector has all pairs that the slaves produced, and every epoch has been committed once, in order."""
     collected = summary["count"] + summary["history"]["count"]
     assert produced == collected, f"slaves produced {produced} pairs, the collector has {collected}"
     in_order = not commits or commits == sorted(set(commits))
@@ -53,7 +53,8 @@ def check_results(summary: dict[str, Any], produced: int, commits: list[int], la
 
 
 def check_shown(shown: int, before: int, generation: int, manifest: Manifest | None, *, counted: bool) -> None:
-    """Readers see what a checkpoint holds, no more and, once seen, no less. shown, before: pairs; counted: there are none."""
+    """Visible pairs are those of a checkpoint, and never fewer than before. shown, before: counts of visible pairs, now and
+    earlier. counted: results are only counted."""
     assert manifest is not None, "results without a checkpoint can be seen"
     assert manifest.generation >= generation, "results of a checkpoint that is not there can be seen"
     held = manifest.plain["collector"]["state"]["tally"]["count"]

@@ -1,7 +1,7 @@
-"""What a simulated run is made of and comes to: random delays, what came out, what was broken.
+"""Random delays of a simulated run, its result, and its error.
 
 What: `Delays`, `SimulationResult`, `SimulationError`.
-Why: those who choose scenarios and those who check them need these without the simulator's mechanics.
+Why: modules that choose or check scenarios use them without the simulator.
 Stays out: virtual time, messages and crashes (`runtime.simulator.simulator`).
 """
 
@@ -17,12 +17,12 @@ from swjoin.core.data_messages import RunEvent
 
 
 class SimulationError(AssertionError):
-    """A checker found a broken invariant; the text holds the virtual time and the last steps."""
+    """A checker found a broken invariant; the text contains the virtual time and the last steps."""
 
 
 @dataclass
 class SimulationResult:
-    """What came out: pairs in arrival order at the sink, the roles' summaries, rows set aside, steps taken."""
+    """The result of a run: pairs in arrival order at the sink, the roles' summaries, rows set aside, steps taken."""
 
     pairs: list[Pairs]
     count: int
@@ -58,7 +58,7 @@ class Delays:
         return 1 + int(self._channel[sender, receiver] * self._random.exponential())
 
     def stall_us(self, patience_us: int) -> int:
-        """How long a source has nothing to read: mostly not at all, now and then far longer than anybody is patient."""
+        """Time for which a source has no rows: mostly 0, sometimes much longer than the idle timeout."""
         return int(patience_us * self._random.exponential(4)) if self._random.random() < 0.2 else 0
 
     def work_us(self, actor: int) -> int:

@@ -1,11 +1,11 @@
-"""The seeded simulator: the production roles in virtual time, under delays that reorder everything that may be reordered.
+"""The seeded simulator: the production roles in virtual time, under random delays that change the order of events.
 
 What: `Simulation(...).run() -> SimulationResult`, a discrete-event run of master, slaves, collector; checkers after every step.
-Why: a protocol bug that loses a few tuples once a week on a cluster shows here within seconds, with a seed that replays it.
+Why: a protocol bug that loses a few tuples once a week on a cluster appears here within seconds, with a seed that repeats it.
 Stays out: real time, real files, choosing scenarios (`tests.tools.random_runs`).
 
-Order kept: messages of one sender to one receiver (as MPI keeps it). Everything else may overtake: each channel has its own
-delays, each actor its own speed. Messages travel as packed frames, so the wire format is exercised too.
+Only messages from one sender to one receiver keep their order, as in MPI: each channel has delays of its own, each actor a
+speed of its own. Messages travel as packed frames, so the wire format is tested, too.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _VirtualClock:
 
 
 class _SimulatedHost(Host):
-    """working: a piece of the slave's work is in the queue."""
+    """A host in the simulator. working: a piece of the slave's work is in the queue."""
 
     def __init__(self, role: Role, clock: _VirtualClock, performers: Performers) -> None:
         super().__init__(performers)
@@ -89,7 +89,7 @@ class _SimulatedHost(Host):
 
 
 def _describe(message: Message) -> str:
-    """A message in the list of the last steps."""
+    """The text of a message in the list of the last steps."""
     about = [f"{name} {getattr(message, name)}" for name in ("epoch", "move", "index", "generation") if hasattr(message, name)]
     return " ".join([type(message).__name__, *about])
 
@@ -97,9 +97,9 @@ def _describe(message: Message) -> str:
 class Simulation:
     """One run in virtual time. `sources`: the batches that each stream's source yields, in order.
 
-    With checkpoints in its configuration it needs a `folder` for them, and can be given `crashes`: (step, slaves from then
-    on). Every process dies at that step, whatever had been sent is lost, and new ones go on from the newest checkpoint. A crash
-    with 0 slaves is a request to stop, followed by a resumption with as many as before.
+    With checkpoints in its configuration it needs a `folder` for them, and may have `crashes`: (step, slaves from then
+    on). Every process dies at that step, messages in flight are lost, and new processes continue from the newest checkpoint. A
+    crash with 0 slaves is a request to stop, followed by a resumption with as many as before.
     """
 
     MAX_STEPS = 200_000
@@ -117,7 +117,7 @@ class Simulation:
     ) -> None:
         self.config = config
         self.now_us = self._clock_ahead_us = (
-            0  # ahead: the run's clock against virtual time: it starts anew when history is joined
+            0  # ahead: the run's clock minus virtual time, as the clock restarts after the prefill
         )
         self._layouts = layouts
         self._crashes = deque(sorted(crashes))
@@ -127,15 +127,15 @@ class Simulation:
         self._queue: list[tuple[int, int, str, Callable[[], None]]] = []
         self._sequence = 0
         self._channel_free_us: dict[tuple[int, int], int] = {}
-        self._in_flight = [0, 0]  # tuples in deliveries on their way
+        self._in_flight = [0, 0]  # tuples in messages in flight
         self._steps: deque[str] = deque(maxlen=12)
         self._sink = MemorySink()
         self._commits: list[int] = []
         self._side_rows: list[tuple[int, SourceBatch, str]] = []
-        self._side_counts: dict[int, int] = {}  # by generation: at the checkpoint that ends it
+        self._side_counts: dict[int, int] = {}  # by generation: count at the checkpoint that ends it
         self._events: list[RunEvent] = []
-        self._moved = False  # moves were in flight after the step before
-        self._changed: set[SlaveId] = set()  # slaves that took an event in this step
+        self._moved = False  # moves were in flight after the previous step
+        self._changed: set[SlaveId] = set()  # slaves that handled an event in this step
         self._job = Job(config, None, True, folder, None, "simulation")
         self._checkpointers: tuple[MasterCheckpointer, CollectorCheckpointer] | None = None
         if folder is not None:
@@ -147,7 +147,7 @@ class Simulation:
         self._hosts: dict[RoleId, _SimulatedHost] = {}
         self._make_roles(slave_count)
 
-    # ------------------------------------------------------------ roles, and what survives them
+    # ------------------------------------------------------------ roles, hosts and disks
 
     def _disk(self, actor: int) -> Executors:
         """Disks of one actor."""
@@ -158,7 +158,7 @@ class Simulation:
         return lambda name, done: VirtualDisk(name, done, schedule)
 
     def _make_roles(self, slave_count: int) -> None:
-        """New roles, from the newest checkpoint if there is one."""
+        """Make new roles, from the newest checkpoint if there is one."""
         config = self.config.fitted_to(slave_count)
         self.master = Master(config, slave_count, self._layouts, store=open_spill(self._job))
         self.slaves = [Slave(SlaveId(i), config, self._layouts) for i in range(slave_count)]
@@ -185,7 +185,7 @@ class Simulation:
             self._slave_checkpointers.append(checkpointer)
 
     def _make_hosts(self) -> None:
-        """Every role with what performs its effects."""
+        """Make a host for every role, with the performers of its effects."""
         self._hosts.clear()
         master: Performers = {
             Read: self._read_wanted,
@@ -219,7 +219,7 @@ class Simulation:
         self._hosts[name] = _SimulatedHost(role, _VirtualClock(self), {**shared, **performers})
 
     def _crash(self, slave_count: int) -> None:
-        """Everybody dies; new processes go on from the newest checkpoint."""
+        """All processes die; new ones continue from the newest checkpoint."""
         self._queue.clear()
         self._channel_free_us.clear()
         self._in_flight, self._moved = [0, 0], False
@@ -235,7 +235,7 @@ class Simulation:
 
     @property
     def clock_us(self) -> int:
-        """What the run's clock shows."""
+        """Time on the run's clock."""
         return self.now_us + self._clock_ahead_us
 
     # ------------------------------------------------------------ the event queue
@@ -245,14 +245,14 @@ class Simulation:
         heapq.heappush(self._queue, (time_us, self._sequence, name, action))
 
     def _send(self, sender: int, receiver: int, name: str, action: Callable[[], None]) -> None:
-        """A message: random delay, but never before an earlier one of the same channel."""
+        """Send a message: it arrives after a random delay, and after all earlier ones of the same channel."""
         channel = (sender, receiver)
         arrival = max(self.now_us + self._delays.message_us(sender, receiver), self._channel_free_us.get(channel, 0) + 1)
         self._channel_free_us[channel] = arrival
         self._at(arrival, name, action)
 
     def run(self) -> SimulationResult:
-        """Run to the end. SimulationError when a checker complains or the roles wait for each other for ever."""
+        """Run to the end. SimulationError when an invariant is broken or all roles wait for each other."""
         self._start()
         steps = 0
         while self._queue:
@@ -266,7 +266,7 @@ class Simulation:
                     slave_count = self._crashes.popleft()[1]
                     self._interrupt(slave_count)
                     if slave_count:
-                        continue  # what was about to happen has died as well
+                        continue  # the action of this step is lost in the crash
                 action()
                 self._check()
                 if self._over and not self._crash_at_the_end():
@@ -290,7 +290,7 @@ class Simulation:
             self._deliver(MASTER, StopRequested())
 
     def _crash_at_the_end(self) -> bool:
-        """A crash that was to come later comes when all results can be seen, and the checkpoints are still there."""
+        """Perform a remaining crash, when all results are visible and the checkpoints still exist; False when none remains."""
         if self._checkpointers is None or not self._crashes:
             return False
         self._checkpointers[1].publish_all()
@@ -317,7 +317,7 @@ class Simulation:
             self._crash(len(self.slaves))
 
     def _dispatch(self, sender: RoleId, effect: Send) -> None:
-        """A message leaves, as a frame."""
+        """Send a message as a frame."""
         message, to = effect.message, effect.to
         self._count(message, 1)
         frame = wire.FORMATS[type(message)].pack(message)
@@ -332,7 +332,7 @@ class Simulation:
         self._deliver(to, Received(sender, message, frame))
 
     def _count(self, message: Message, sign: int) -> None:
-        """Tuples of messages on their way."""
+        """Count the tuples of messages in flight."""
         if isinstance(message, Delivery):
             self._in_flight[LEFT] += sign * len(message.left)
             self._in_flight[RIGHT] += sign * len(message.right)
@@ -366,7 +366,7 @@ class Simulation:
         self._ask(effect.stream, effect.instead)
 
     def _ask(self, stream: int, instead: int | None) -> None:
-        """A source reads, or is idle for a while."""
+        """Let a source read, or be idle for some time."""
         patience_us, at = self.config.time.idle_timeout_us, self.now_us + self._delays.work_us(MASTER)
         stall_us = self._delays.stall_us(patience_us) if patience_us else 0
         if stall_us <= patience_us:
@@ -412,7 +412,7 @@ class Simulation:
     # ------------------------------------------------------------ checkers
 
     def _check(self) -> None:
-        """Every role's own invariants, and the ledger while it is in motion: every row read is in exactly one place."""
+        """Every role's own invariants, and those over all roles (`runtime.simulator.checkers`)."""
         self.master.validate()
         self.collector.validate()
         for slave in self._changed:

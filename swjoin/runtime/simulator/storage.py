@@ -1,8 +1,8 @@
-"""What stands in for disks, sinks and sources in the simulator.
+"""Disks, sinks and sources of the simulator.
 
 What: `VirtualDisk`, an executor whose operations take virtual time and are lost in a crash; `MemorySink`, results that are
-published by generation; `BatchSource`, batches that can be sought.
-Why: the same keepers make checkpoints in the simulator as in real runs, and a crash may fall between any two of their steps.
+published by generation; `BatchSource`, batches with `seek`.
+Why: the checkpointers of real runs make checkpoints in the simulator, too, and a crash may fall between any two of their steps.
 Stays out: virtual time itself (`runtime.simulator.simulator`).
 """
 
@@ -19,11 +19,11 @@ from swjoin.core.errors import RunFailed
 from swjoin.core.key_encoder import Dictionary
 from swjoin.core.row_codec import StreamCodec
 
-Schedule = Callable[[str, Callable[[], None]], None]  # after some work's time: name, action
+Schedule = Callable[[str, Callable[[], None]], None]  # performs an action after a random time: name, action
 
 
 class VirtualDisk:
-    """Operations in order, each after a random time. schedule: does something at a later moment."""
+    """Operations in order, each after a random time. schedule: performs an action later."""
 
     def __init__(self, name: str, done: Callable[[Any], None], schedule: Schedule) -> None:
         self._name, self._done, self._schedule = name, done, schedule
@@ -45,12 +45,12 @@ class VirtualDisk:
             self._done(result)
 
     def end(self) -> None:
-        """What has not been done is lost: it ends in a crash, or nobody waits for it any more."""
+        """Drop the waiting operations, after a crash or when their results are not needed."""
         self._waiting.clear()
 
 
 class MemorySink:
-    """Pairs by generation. pairs: those that have been published, and in the end all."""
+    """Pairs by generation. pairs: of all generations, published or not."""
 
     def __init__(self) -> None:
         self._open: dict[int, list[Pairs]] = {}
@@ -64,7 +64,7 @@ class MemorySink:
 
     @property
     def shown_count(self) -> int:
-        """Pairs that a reader can see."""
+        """Count of published pairs."""
         return sum(len(pairs) for group in self._shown.values() for pairs in group)
 
     def write(self, pairs: Pairs, generation: int = 0) -> None:
@@ -125,7 +125,7 @@ class BatchSource:
         return True
 
     def seek(self, row: int) -> None:
-        """Empty batches at that place are read once more."""
+        """Empty batches at that row are read again."""
         ends = np.cumsum([0, *(len(batch) for batch in self._batches)])
         self._next = int(np.searchsorted(ends, row, side="left"))
         assert row in ends, f"row {row} is in the middle of a batch"
