@@ -145,7 +145,7 @@ main_job() {
   say "3/5 verify: the same join by Spark"
   "$swjoin" verify "$out/run" --engine spark
   say "4/5 aggregate: per-epoch tables (Spark)"
-  "$swjoin" aggregate "$out/run"
+  "$swjoin" aggregate "$out/run" --engine spark
   say "5/5 plot"
   "$python" -m swjoin plot "$out/run"
   say "done"
@@ -204,7 +204,6 @@ figures() {
   local swjoin=$venv/bin/swjoin sweeps=runs/sweeps names=() tiny=() name failed=0
   if [ "${1:-}" = --measure ]; then
     shift
-    need_java
     if [ "${1:-}" = --tiny ]; then
       shift
       tiny=(--only 2 --repeat 1 --set measured=4s --set measure.warm_up=1s --set join.within=2s --set workload.domain=1000
@@ -216,7 +215,7 @@ figures() {
       say "sweep $name"
       "$swjoin" sweep "experiments/$name.yaml" "${tiny[@]}" || failed=1
     done
-    say "aggregate (Spark)"
+    say "aggregate"
     mapfile -t names < <(find "$sweeps" -mindepth 2 -maxdepth 2 -name experiment.json -printf '%h\n' | sort)
     "$swjoin" aggregate "${names[@]}"
     say "figures"

@@ -2,7 +2,7 @@
 
 What: `report`, `setting`, `metrics`, `events`, `drawing`, `mean_delay`, `active_steps`.
 Why: weighted means and steps between changes must be the same in all figures.
-Stays out: drawing, measuring (`swjoin.core.metric_columns`), tables (`swjoin.spark.aggregate_run`).
+Stays out: drawing, measuring (`swjoin.core.metric_columns`), tables (`swjoin.sweeps.run_tables`).
 """
 
 from __future__ import annotations

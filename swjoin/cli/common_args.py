@@ -12,7 +12,7 @@ import argparse
 import importlib.util
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from swjoin.config.sections import MOST_PARTITION_GROUPS
 from swjoin.core.errors import UserError
@@ -102,12 +102,11 @@ def hostfile(args: argparse.Namespace) -> Path | None:
     return path.absolute()
 
 
-def chosen_engine(args: argparse.Namespace) -> str:
+def chosen_engine(args: argparse.Namespace) -> Literal["duckdb", "spark"]:
     """`duckdb` or `spark`: what was asked for, else DuckDB, unless Spark alone is installed. UserError for a Spark master of
     DuckDB."""
     if args.engine == "duckdb" and args.spark_master is not None:
         raise UserError("--spark-master is for --engine spark; leave one of them out")
-    if args.engine is not None:
-        return str(args.engine)
     alone = importlib.util.find_spec("duckdb") is None and importlib.util.find_spec("pyspark") is not None
-    return "spark" if args.spark_master is not None or alone else "duckdb"
+    by_spark = args.spark_master is not None or alone if args.engine is None else args.engine == "spark"
+    return "spark" if by_spark else "duckdb"

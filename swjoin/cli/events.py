@@ -3,7 +3,7 @@
 What: `read_events(run_dir)`, `timeline(events)` (one `Line` per event), `closing(events)` (moves, hold-back, active slaves),
 and `print_timeline(run_dir, ...)`.
 Why: which slave gave what to whom, when and why, should not need a notebook.
-Stays out: what the kinds of events mean (`cluster.master.controller`), tables of moves (`spark.aggregate_run`), pictures
+Stays out: what the kinds of events mean (`cluster.master.controller`), tables of moves (`sweeps.run_tables`), pictures
 (`plots`).
 """
 

@@ -43,16 +43,18 @@ def build_parser() -> argparse.ArgumentParser:
     _add_generate(commands.add_parser("generate", help="write two b-model streams as Parquet, by Spark"))
     verify = commands.add_parser("verify", help="recompute the result of a run with DuckDB or Spark and compare")
     verify.add_argument("dir", metavar="DIR", help="directory of a run")
-    verify.add_argument(
-        "--engine", choices=["duckdb", "spark"], help="duckdb: on this machine, without Java (default, where it is installed)"
-    )
-    aggregate = commands.add_parser("aggregate", help="turn the metrics of runs and sweeps into tables, by Spark")
+    aggregate = commands.add_parser("aggregate", help="turn the metrics of runs and sweeps into tables")
     aggregate.add_argument("dirs", metavar="DIR", nargs="+", help="directory of a run or of a sweep")
     _add_events(commands.add_parser("events", help="tell what a run decided: moves, occupancies, active slaves"))
     _add_top(commands.add_parser("top", help="look at a running join in the terminal"))
     _add_plot(commands.add_parser("plot", help="draw the figures of a run, or the figure of an experiment"))
-    for spark in (verify, aggregate):
-        spark.add_argument("--spark-master", metavar="URL", help="Spark master (default: local[*])")
+    for command in (verify, aggregate):
+        command.add_argument(
+            "--engine",
+            choices=["duckdb", "spark"],
+            help="duckdb: on this machine, without Java (default, where it is installed)",
+        )
+        command.add_argument("--spark-master", metavar="URL", help="Spark master (default: local[*])")
     _add_sweep(commands.add_parser("sweep", help="run an experiment: all points of its axes, or a search at each"))
     _add_simulate(commands.add_parser("simulate", help="foretell a run of many slaves in virtual time, by a cost model"))
     _add_plan(

@@ -3,7 +3,7 @@
 What: `COLUMNS`, their order in the float64 vector of a final `ResultChunk`; `INTEGER_COLUMNS`, those stored as int64;
 `metrics_schema`, `metrics_batch`.
 Why: slaves, the collector, tables and plots share one definition.
-Stays out: aggregation (`spark.aggregate_run`), plotting.
+Stays out: aggregation (`sweeps.run_tables`), plotting.
 """
 
 from __future__ import annotations

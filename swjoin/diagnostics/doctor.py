@@ -190,7 +190,7 @@ def _java() -> Check:
 def _spark() -> Check:
     done = run_limited([sys.executable, "-c", "import pyspark; print(pyspark.__version__)"], _PROBE_S)
     if done.code != 0:
-        mend = f"only for generate, aggregate, verify --engine spark and swjoin.spark; {how_to_install('spark')}"
+        mend = f"only for generate, --engine spark and swjoin.spark; {how_to_install('spark')}"
         return Check("Spark", "WARN", "pyspark cannot be imported", mend)
     return Check("Spark", "OK", f"pyspark {done.out.strip()}")
 

@@ -1,4 +1,4 @@
-"""Spark around the engine (generate, verify, aggregate) and the engine inside Spark: `window_join`, `parquet`, `digest`."""
+"""Spark around the engine (generate, verify, tables) and the engine inside Spark: `window_join`, `parquet`, `digest`."""
 
 from typing import Any
 

@@ -1,9 +1,9 @@
-"""Aggregates a sweep by Spark: all of its runs in one tidy table.
+"""Aggregates sweeps: all of a sweep's runs in one tidy table.
 
-What: `aggregate_sweep(sweep_dir, spark_master) -> paths`, and `write_sweep` within an open session: DIR/table, one row per
-point of the axes, metric and `over`; DIR/runs, one row per run; both as Parquet and CSV.
+What: `aggregate(directories, engine, spark_master) -> paths`, of runs, too, and `write_sweep` with an open engine: DIR/table,
+one row per point of the axes, metric and `over`; DIR/runs, one row per run; both as Parquet and CSV.
 Why: figures and verdicts need means over repeats with confidence intervals, not hundreds of files.
-Stays out: definitions of metrics (`sweeps.metrics`), one run over its epochs (`spark.aggregate_run`), drawing (`plots/`).
+Stays out: metrics (`sweeps.metrics`, `sweeps.run_metrics`), one run over its epochs (`sweeps.run_tables`), drawing (`plots/`).
 
 Failed and invalid runs (the machine was overloaded) are left out of the means; the table has their numbers. Probes of a search
 are in DIR/runs only; in the table a search is one value, `sustainable_<axis key>`, per point and repeat. Column `censored` is
@@ -13,32 +13,26 @@ deviation and the confidence interval of the mean are unknown.
 
 from __future__ import annotations
 
-import csv
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from swjoin.core.errors import UserError
-from swjoin.spark.aggregate_run import check_run, write_run
-from swjoin.spark.session import open_session
+from swjoin.sweeps.engines import Engine, Tables, open_tables
 from swjoin.sweeps.experiment import KEYS
-from swjoin.sweeps.metrics import AT_LEAST, BELOW, METRICS, RUN, SPREAD, SUSTAINABLE, t_quantile
+from swjoin.sweeps.metrics import AT_LEAST, BELOW, METRICS, SPREAD, SUSTAINABLE
 from swjoin.sweeps.results import Axes, Run, Sweep, is_sweep, read_sweep
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+from swjoin.sweeps.run_metrics import column_name, measured, statistics
+from swjoin.sweeps.run_tables import check_run, write_run
+from swjoin.sweeps.table_files import write_table
 
 _STATISTICS = ("mean", "sd", "ci_low", "ci_high", "min", "max")
 _UNKNOWN_OF_BOUNDS = ("sd", "ci_low", "ci_high")
 _SIMULATED = "utilisation_"
-_INPUT = (
-    *("slave", "epoch", "epoch_end_us", "left_tuples", "right_tuples", "delivered_bytes", "pairs", "comparisons", "process_us"),
-    *("cpu_us", "communication_us", "exchange_us", "idle_us", "occupancy_ratio", "delay_mean_us", "delay_p99_us"),
-    *("delay_max_us", "window_tuples", "window_bytes", "mini_group_count", "block_count"),
-)
 
 
 @dataclass
@@ -48,18 +42,7 @@ class _Group:
     invalid: int = 0
     failed: int = 0
     censored: str = ""
-    statistics: dict[str, Any] = field(default_factory=dict)  # column -> row of Spark
-
-
-def aggregate_sweep(sweep_dir: Path, spark_master: str | None) -> list[Path]:
-    """Write a sweep's tables; returns their paths. UserError without finished runs, or with runs of different commits.
-
-    The directory must have the same path for this process and for all of the Spark cluster (a shared file system): small
-    files are read here, metrics by Spark. URLs such as hdfs:// and s3a:// are not understood.
-    """
-    sweep = read_sweep(sweep_dir)
-    with open_session(spark_master, "swjoin aggregate") as spark:
-        return write_sweep(spark, sweep)
+    statistics: dict[str, Any] = field(default_factory=dict)  # by column
 
 
 # ---------------------------------------------------------------- metrics of run.json
@@ -105,189 +88,34 @@ def _reported(run: Run) -> dict[str, float | None]:
     return {name: float(value) if run.ended_well and value is not None else None for name, value in values.items()}
 
 
-def column_name(metric: str, over: str) -> str:
-    """Column in DIR/runs: the metric, and its aggregate over slaves, if any."""
-    return metric if over == "run" else f"{metric}_{over}"
-
-
 COLUMNS = {column_name(name, over): (name, over) for name, metric in METRICS.items() for over in metric.over}
-
-# ---------------------------------------------------------------- Spark
-
-
-def _rows(spark: SparkSession, runs: Sequence[Run], phases: DataFrame) -> DataFrame:
-    """The rows of the measured phases of all runs, with `point`, `from_us`, `to_us` and `measured_s`."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as f
-
-    files = [re.sub(r"([\\\[\]{}*?])", r"\\\1", str(run.metrics.resolve())) for run in runs if run.metrics is not None]
-    frame = spark.read.option("mergeSchema", "true").parquet(*files)
-    point = f.regexp_extract(f.col("_metadata.file_path"), r"([^/]+)/metrics/slaves\.parquet$", 1)
-    columns = [(f.col(c) if c in frame.columns else f.lit(None)).cast("double").alias(c) for c in _INPUT]
-    end = f.col("epoch_end_us")
-    return (
-        frame.select(point.alias("point"), *columns)
-        .join(f.broadcast(phases), "point")
-        .withColumn("to_us", f.coalesce("to_us", f.max(end).over(Window.partitionBy("point"))))
-        .where((end > f.col("from_us")) & (end <= f.col("to_us")))
-        .withColumn("measured_s", (f.col("to_us") - f.col("from_us")) / 1e6)
-    )
-
-
-def _by_slave(rows: DataFrame) -> DataFrame:
-    """One row per run and slave: the slave's metrics, and its terms of the run's."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as f
-
-    run = Window.partitionBy("point")
-    pairs, mean_s = f.col("pairs"), f.col("delay_mean_us") / 1e6
-    x_s = (f.col("epoch_end_us") - f.col("from_us")) / 1e6
-    rows = rows.select(
-        "*",
-        x_s.alias("x_s"),
-        (x_s - f.sum(x_s * pairs).over(run) / f.sum("pairs").over(run)).alias("off_s"),
-        f.sum("pairs").over(run).alias("all_pairs"),
-        *(f.sum("pairs").over(run.orderBy(c)).alias(f"up_to_{c}") for c in ("delay_mean_us", "delay_p99_us")),
-    )
-    measured_s = f.max("measured_s")
-
-    def share(column: str) -> Column:
-        return f.sum(column) / 1e6 / measured_s
-
-    def percentile(column: str, q: int) -> Column:
-        reached = (f.col(f"up_to_{column}") * 100 >= f.col("all_pairs") * q) & (pairs > 0)
-        return f.min(f.when(reached, f.col(column))) / 1e6
-
-    last_pairs = f.when(f.col("x_s") > f.col("measured_s") * 2 / 3, pairs)
-    own = {
-        "busy_ratio": share("process_us"),
-        "cpu_s": share("process_us") * 60,
-        "work_s": share("cpu_us") * 60,
-        "idle_ratio": share("idle_us"),
-        "communication_s": share("exchange_us") * 60,
-        "transfer_s": share("communication_us") * 60,
-        "occupancy_mean": f.mean("occupancy_ratio"),
-        "occupancy_max": f.max("occupancy_ratio"),
-        "window_bytes": f.max("window_bytes"),
-        "window_tuples": f.max("window_tuples"),
-        "delivered_bytes_per_s": f.sum("delivered_bytes") / measured_s,
-        "comparisons_per_s": f.sum("comparisons") / measured_s,
-        "delay_p50_s": percentile("delay_mean_us", 50),
-        "delay_p95_s": percentile("delay_mean_us", 95),
-        "delay_p99_s": percentile("delay_p99_us", 99),
-        "delay_max_s": f.max(f.when(pairs > 0, f.col("delay_max_us") / 1e6)),
-        "measured_s": measured_s,
-        "epochs": f.collect_set("epoch"),
-        "first_s": f.min(f.when(pairs > 0, x_s)),
-        "last_s": f.max(f.when(pairs > 0, x_s)),
-        "pairs": f.sum("pairs"),
-        "delays_s": f.sum(mean_s * pairs),
-        "last_pairs": f.sum(last_pairs),
-        "last_delays_s": f.sum(mean_s * last_pairs),
-        "off_delay": f.sum(f.col("off_s") * mean_s * pairs),
-        "off_off": f.sum(f.col("off_s") ** 2 * pairs),
-        "tuples": f.sum(f.col("left_tuples") + f.col("right_tuples")),
-        "mini_groups": f.sum("mini_group_count"),
-        "blocks": f.sum("block_count"),
-    }
-    return rows.groupBy("point", "slave").agg(*(column.alias(name) for name, column in own.items()))
-
-
-def _by_run(slaves: DataFrame) -> DataFrame:
-    """One row per run: aggregates over its slaves, and over all its rows."""
-    from pyspark.sql import functions as f
-
-    how = {"min": f.min, "mean": f.mean, "max": f.max, "sum": f.sum}
-    spread = [name for name, metric in METRICS.items() if metric.over != RUN and name in slaves.columns]
-    measured_s = f.max("measured_s")
-    epochs = f.size(f.array_distinct(f.flatten(f.collect_list("epochs"))))
-
-    def mean(total: str, weight: str) -> Column:
-        return f.sum(total) / f.when(f.sum(weight) > 0, f.sum(weight))
-
-    return slaves.groupBy("point").agg(
-        *(how[over](name).alias(column_name(name, over)) for name in spread for over in METRICS[name].over),
-        mean("delays_s", "pairs").alias("delay_mean_s"),
-        *(f.min(name).alias(name) for name in ("delay_p50_s", "delay_p95_s", "delay_p99_s")),
-        f.max("delay_max_s").alias("delay_max_s"),
-        f.when(f.max("last_s") > f.min("first_s"), f.sum("off_delay") / f.sum("off_off")).alias("delay_growth"),
-        mean("last_delays_s", "last_pairs").alias("delay_last_third_s"),
-        (f.sum("pairs") / measured_s).alias("pairs_per_s"),
-        (f.sum("tuples") / measured_s).alias("joined_tuples_per_s"),
-        (f.sum("mini_groups") / epochs).alias("mini_group_count_sum"),
-        (f.sum("blocks") / epochs).alias("block_count_sum"),
-    )
-
-
-def _numbers(spark: SparkSession, sweep: Sweep, order: Sequence[Axes]) -> DataFrame:
-    """One row per run: `point`, `group` (null: not in the table), `counts`, and all of COLUMNS."""
-    import pyarrow as pa
-    from pyspark.sql import functions as f
-
-    index = {axes: i for i, axes in enumerate(order)}
-    reported = [_reported(run) for run in sweep.runs]
-    to_us = [None if run.phase_s[1] is None else run.phase_s[1] * 1e6 for run in sweep.runs]
-    frame = spark.createDataFrame(
-        pa.table(
-            {
-                "point": pa.array([run.name for run in sweep.runs], pa.string()),
-                "group": pa.array([None if run.is_probe else index.get(run.axes) for run in sweep.runs], pa.int64()),
-                "counts": pa.array([run.counts for run in sweep.runs], pa.bool_()),
-                "from_us": pa.array([run.phase_s[0] * 1e6 for run in sweep.runs], pa.float64()),
-                "to_us": pa.array(to_us, pa.float64()),
-                **{name: pa.array([one[name] for one in reported], pa.float64()) for name in reported[0]},
-            }
-        )
-    )
-    facts = frame.drop("from_us", "to_us")
-    if any(run.metrics is not None for run in sweep.runs):
-        rows = _rows(spark, sweep.runs, frame.select("point", "from_us", "to_us"))
-        facts = facts.join(_by_run(_by_slave(rows)), "point", "left")
-    missing = {name: f.lit(None).cast("double") for name in COLUMNS if name not in facts.columns}
-    return facts.withColumns(missing).select("point", "group", "counts", *COLUMNS)
-
-
-def _statistics(values: DataFrame) -> DataFrame:
-    """(group, column, value) -> over the repeats: how many, mean, standard deviation, 95 % confidence interval, extremes."""
-    from pyspark.sql import functions as f
-
-    student = f.array(*(f.lit(t_quantile(freedom)) for freedom in range(1, 31)))
-    quantile = f.when(f.col("runs") > 31, f.lit(t_quantile(31))).otherwise(f.get(student, (f.col("runs") - 2).cast("int")))
-    half = quantile * f.col("sd") / f.sqrt("runs")
-    return (
-        values.groupBy("group", "column")
-        .agg(
-            f.count("value").alias("runs"),
-            f.mean("value").alias("mean"),
-            f.stddev_samp("value").alias("sd"),
-            f.min("value").alias("min"),
-            f.max("value").alias("max"),
-        )
-        .select("*", (f.col("mean") - half).alias("ci_low"), (f.col("mean") + half).alias("ci_high"))
-    )
-
+_SCHEMA = pa.schema(
+    [
+        *((name, pa.string()) for name in ("metric", "unit", "over", "point", "status", "reasons", "failure", "censored")),
+        *((name, pa.int64()) for name in ("runs", "invalid", "failed", "repeat")),
+        *((name, pa.float64()) for name in (*_STATISTICS, "searched", "wall_s", *COLUMNS)),
+    ]
+)
 
 # ---------------------------------------------------------------- writing
 
 
-def write_sweep(spark: SparkSession, sweep: Sweep) -> list[Path]:
+def write_sweep(tables: Tables, sweep: Sweep) -> list[Path]:
     """Compute and write all tables of a sweep."""
     order = sweep.order()
-    numbers = _numbers(spark, sweep, order).cache()
-    try:
-        by_run = {row["point"]: row for row in numbers.collect()}
-        if sweep.searched is None:
-            values = numbers.where("counts and group is not null").unpivot("group", list(COLUMNS), "column", "value")
-        else:
-            name, index = SUSTAINABLE + sweep.searched, {axes: i for i, axes in enumerate(order)}
-            data = [(index[one.axes], name, one.value) for one in sweep.found]
-            values = spark.createDataFrame(data, "group long, column string, value double")
-        statistics = _statistics(values).collect()
-    finally:
-        numbers.unpersist()
+    index = {axes: i for i, axes in enumerate(order)}
+    measurements = measured(tables, sweep.runs)
+    by_run = {run.name: {**dict.fromkeys(COLUMNS), **_reported(run), **measurements.get(run.name, {})} for run in sweep.runs}
+    if sweep.searched is None:
+        counted = [run for run in sweep.runs if run.counts and not run.is_probe and run.axes in index]
+        values = [(index[run.axes], column, by_run[run.name][column]) for run in counted for column in COLUMNS]
+    else:
+        name = SUSTAINABLE + sweep.searched
+        values = [(index[one.axes], name, one.value) for one in sweep.found]
+    found = statistics(tables, values)
     groups = [_Group() for _ in order]
-    for row in statistics:
-        groups[row["group"]].statistics[row["column"]] = row
+    for (group_index, column), row in found.items():
+        groups[group_index].statistics[column] = row
     for axes, group in zip(order, groups, strict=True):
         if sweep.searched is None:
             own = [run for run in sweep.runs if not run.is_probe and run.axes == axes]
@@ -300,8 +128,8 @@ def write_sweep(spark: SparkSession, sweep: Sweep) -> list[Path]:
             marks = {one.censored for one in searches}
             group.censored = next((mark for mark in (BELOW, AT_LEAST) if mark in marks), "")
     return [
-        *_write(sweep.directory / "table", _table(sweep, order, groups)),
-        *_write(sweep.directory / "runs", _run_table(sweep, by_run)),
+        *write_table(sweep.directory / "table", _table(sweep, order, groups), _SCHEMA),
+        *write_table(sweep.directory / "runs", _run_table(sweep, by_run), _SCHEMA),
     ]
 
 
@@ -354,36 +182,11 @@ def _run_table(sweep: Sweep, by_run: Mapping[str, Any]) -> dict[str, list[Any]]:
     return out | {name: values for name, values in about.items() if name not in out}
 
 
-def _write(path: Path, table: dict[str, list[Any]]) -> list[Path]:
-    """Write PATH.parquet and PATH.csv, each under a temporary name first."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    kinds = {
-        **dict.fromkeys(("metric", "unit", "over", "point", "status", "reasons", "failure", "censored"), pa.string()),
-        **dict.fromkeys(("runs", "invalid", "failed", "repeat"), pa.int64()),
-        **dict.fromkeys((*_STATISTICS, "searched", "wall_s", *COLUMNS), pa.float64()),
-    }
-    columns = {name: pa.array(values, kinds.get(name)) for name, values in table.items()}
-
-    def write_csv(to: Path) -> None:
-        with to.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(table)
-            writer.writerows(zip(*table.values(), strict=True))
-
-    written = []
-    for suffix, write in (("parquet", lambda to: pq.write_table(pa.table(columns), to)), ("csv", write_csv)):
-        final = path.with_name(f"{path.name}.{suffix}")
-        temporary = final.with_name(f".{final.name}.tmp")
-        write(temporary)
-        temporary.replace(final)
-        written.append(final)
-    return written
-
-
-def aggregate(directories: Sequence[Path], master: str | None) -> list[Path]:
+def aggregate(directories: Sequence[Path], engine: Engine = "duckdb", spark_master: str | None = None) -> list[Path]:
     """Write the tables of all these runs and sweeps as Parquet and CSV; returns their paths.
+
+    The directories must have the same paths for this process and for all of a Spark cluster (a shared file system): small
+    files are read here, metrics by the engine. URLs such as hdfs:// and s3a:// are not understood.
 
     UserError, before anything is written, when one of the directories is neither, or has nothing to aggregate.
     """
@@ -396,7 +199,7 @@ def aggregate(directories: Sequence[Path], master: str | None) -> list[Path]:
         if directory not in sweeps:
             check_run(directory)
     written = []
-    with open_session(master, "swjoin aggregate") as spark:
+    with open_tables(engine, spark_master) as tables:
         for directory in directories:
-            written += write_sweep(spark, sweeps[directory]) if directory in sweeps else write_run(spark, directory)
+            written += write_sweep(tables, sweeps[directory]) if directory in sweeps else write_run(tables, directory)
     return written

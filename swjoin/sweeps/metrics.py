@@ -2,8 +2,8 @@
 
 What: `METRICS`, name -> `Metric(unit, over, meaning)`; `is_metric(name)`, which also accepts `sustainable_<axis key>`;
 BELOW and AT_LEAST, marks of the latter; `t_quantile`, for confidence intervals.
-Why: an experiment names metrics, Spark computes them and plots draw them; one table defines them.
-Stays out: computing them (`sweeps.aggregate`), drawing.
+Why: an experiment names metrics, queries compute them and plots draw them; one table defines them.
+Stays out: computing them (`sweeps.run_metrics`), drawing.
 
 Terms. A *row* is one slave's line in metrics/slaves.parquet for one distribution epoch. Rows of the measured phase count:
 from_s < epoch_end <= to_s of run.json's "measured" (to_s null: to the last row; no "measured": all rows, from 0 to the last).

@@ -1,7 +1,7 @@
 """Results of a sweep, read from its directory: finished runs and searches.
 
 What: `read_sweep(directory) -> Sweep` of `Run` and `Found`; `is_sweep`.
-Why: names, axes and small files are read and checked before Spark starts; an error is one line.
+Why: names, axes and small files are read and checked before an engine starts; an error is one line.
 Stays out: metrics and tables (`sweeps.aggregate`), writing (`sweeps.store`).
 """
 

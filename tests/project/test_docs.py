@@ -95,6 +95,39 @@ def test_the_examples_of_the_api_print_what_they_say(
     assert capsys.readouterr().out.splitlines() == said
 
 
+def test_the_examples_of_the_questions_print_what_they_say(capsys: pytest.CaptureFixture[str]) -> None:
+    """In order, in one namespace."""
+    text = (ROOT / "docs" / "faq.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) >= 6
+    assert len(blocks) == text.count("```") / 2
+    namespace: dict[str, Any] = {}
+    for block in blocks:
+        exec(block, namespace)
+    assert capsys.readouterr().out.splitlines() == re.findall(r"(?m)^ *print\(.*\)  # (.*)$", "".join(blocks))
+
+
+MIGRATIONS = re.findall(
+    r"(?ms)^## ([\w -]+)$(?:(?!^## ).)*?^```python\n(.*?)^```$", (ROOT / "docs" / "migration.md").read_text()
+)
+
+
+@pytest.mark.parametrize(("tool", "code"), MIGRATIONS, ids=[tool for tool, _ in MIGRATIONS])
+def test_examples_of_other_tools_have_the_same_answer(tool: str, code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each compares both answers itself; without the other tool it is skipped."""
+    for other in re.findall(r"(?m)^import (\w+)", code):
+        pytest.importorskip(other)
+    assert "assert" in code
+    exec(code, {})
+    assert capsys.readouterr().out.splitlines() == re.findall(r"(?m)^print\(.*\)  # (.*)$", code)
+
+
+def test_every_example_of_other_tools_is_run() -> None:
+    text = (ROOT / "docs" / "migration.md").read_text()
+    assert [tool for tool, _ in MIGRATIONS] == ["pandas", "polars", "DuckDB", "As-of joins"]
+    assert text.count("```python") == len(MIGRATIONS)
+
+
 @pytest.fixture
 def trips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The files of the first examples, in the working directory: one pair matches."""
@@ -112,7 +145,7 @@ def test_the_lines_of_python_in_the_readme(trips: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == "1 True\n"
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/joining-files.md", "docs/index.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/joining-files.md", "docs/index.md", "docs/migration.md"])
 def test_the_first_join_on_the_command_line(name: str, trips: Path, swjoin: Any) -> None:
     text = (ROOT / name).read_text().replace("\\\n", "")
     commands = re.findall(r"(?m)^    swjoin (join .*)$", text)

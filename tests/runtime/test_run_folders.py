@@ -74,7 +74,7 @@ def asked(folder: Path, out: Path) -> list[list[str]]:
         ["events", str(folder)],
         ["events", str(folder), "--kind", "decided", "--slave", "1"],
         ["verify", str(folder), "--engine", "spark"],
-        ["aggregate", str(folder)],
+        ["aggregate", str(folder), "--engine", "spark"],
         ["top", str(folder), "--once"],
         ["explain", str(folder)],
         ["run", "--resume", str(folder), "--threads", "1"],
@@ -88,7 +88,7 @@ def _no_spark(*_: object) -> Any:
 def perform(argv: list[str]) -> tuple[int, list[str]]:
     """Exit code and lines on standard error; Spark is not started."""
     out, err = StringIO(), StringIO()
-    homes = ("swjoin.spark.verify", "swjoin.sweeps.aggregate")
+    homes = ("swjoin.spark.verify", "swjoin.spark.tables")
     modules = [mock.patch(f"{home}.open_session", _no_spark) for home in homes]
     with redirect_stdout(out), redirect_stderr(err), modules[0], modules[1]:
         try:

@@ -34,12 +34,14 @@ from swjoin.runtime.in_process import run_local
 from swjoin.spark.generate import generate
 from swjoin.spark.session import open_session
 from swjoin.spark.verify import verify as verify_by_spark
+from swjoin.sweeps.aggregate import aggregate
 from tests.conftest import SharedSpark
 from tests.support.cases import CASES, Case, by_name
 from tests.support.float_predicates import IEEE, answers, float_predicates, ieee_tables, sql_name
 from tests.support.limits import LONG_S, PROCESS_S
 from tests.support.time_matrix import WRITERS, expected
 from tests.support.time_matrix import table as times_table
+from tests.sweeps.test_sweep_tables import check, synthetic_sweep
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(LONG_S)]
 WORKLOAD = WorkloadConfig(3_000, 2_000_000, 0.7, 5_000, 12)
@@ -359,8 +361,34 @@ def test_verify_of_local_times(suffix: str, spark: Any, tmp_path: Path) -> None:
         assert (result.count, result.digest) == expected()
 
 
+def aggregated(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The tables of a run or a sweep, by name: those of Spark, which are DuckDB's but for the last digits of floats."""
+    found: list[dict[str, pa.Table]] = []
+    for engine in ("duckdb", "spark"):
+        paths = [path for path in aggregate([folder], engine) if path.suffix == ".parquet"]
+        found.append({path.stem: pq.read_table(path) for path in paths})
+        assert all(
+            path.with_suffix(".csv").read_text().startswith(",".join(found[-1][path.stem].column_names)) for path in paths
+        )
+    assert found[0].keys() == found[1].keys()
+    for mine, theirs in zip(found[0].values(), found[1].values(), strict=True):
+        assert mine.schema.equals(theirs.schema)
+        for one, two in zip(mine.to_pylist(), theirs.to_pylist(), strict=True):
+            assert one == {name: pytest.approx(v, 1e-9, 1e-9) if isinstance(v, float) else v for name, v in two.items()}
+    return {name: table.to_pylist() for name, table in found[1].items()}
+
+
+def test_the_tables_of_a_sweep_are_those_of_duckdb(spark: Any, tmp_path: Path) -> None:
+    made = synthetic_sweep(tmp_path)
+    tables = aggregated(made.directory)
+    check(made)
+    assert set(tables) == {"table", "runs"}
+    assert len(tables["runs"]) == 12
+
+
 def test_aggregate_adds_up(a_run: Path, swjoin: Any) -> None:
-    done = swjoin("aggregate", a_run)
+    aggregated(a_run)
+    done = swjoin("aggregate", a_run, "--engine", "spark")
     assert done.code == 0, done.err
     report = json.loads((a_run / "run.json").read_text())
     epochs = pq.read_table(a_run / "tables" / "epochs.parquet")
@@ -377,7 +405,7 @@ def test_aggregate_adds_up(a_run: Path, swjoin: Any) -> None:
     assert not (a_run / "tables" / "moves.csv").exists()
 
 
-def test_aggregate_has_a_row_per_move(a_run: Path, swjoin: Any) -> None:
+def test_aggregate_has_a_row_per_move(a_run: Path) -> None:
     """One move from beginning to end, and one that the run's failure interrupted; without moves there is no table."""
     events = EventsFile(a_run)
     for number, group in ((0, 5), (1, 2)):
@@ -388,9 +416,7 @@ def test_aggregate_has_a_row_per_move(a_run: Path, swjoin: Any) -> None:
     events.add(RunEvent(1_500_000, 6, "released", 0, 1, 5, 67, 90_000, 250_000, 0.0))
     events.add(RunEvent(1_500_000, 6, "occupancy", 0, amount=1.0, text="neutral"))
     events.close()
-    done = swjoin("aggregate", a_run)
-    assert done.code == 0, done.err
-    rows = pq.read_table(a_run / "tables" / "moves.parquet").to_pylist()
+    rows = aggregated(a_run)["moves"]
     whole = {"number": 0, "group": 5, "supplier": 0, "consumer": 1, "decided_s": 1.0, "held_s": 1.25, "released_s": 1.5}
     assert rows[0] == {**whole, "tuples": 3000, "state_bytes": 90_000, "MB_per_s": 3.0, "hold_back_s": 0.25}
     began = {"number": 1, "group": 2, "supplier": 0, "consumer": 1, "decided_s": 1.0, "held_s": 1.25}
@@ -423,7 +449,7 @@ def test_damaged_results_and_metrics_are_one_line(a_run: Path, swjoin: Any) -> N
         assert "internal error" not in line
     for data in (metrics[:-100], b"", b"PAR1"):
         (a_run / "metrics" / "slaves.parquet").write_bytes(data)
-        done = swjoin("aggregate", a_run)
+        done = swjoin("aggregate", a_run, "--engine", "spark")
         assert done.code == 2
         assert "slaves.parquet: cannot be read" in done.err[-1]
     assert not (a_run / "tables").exists()

@@ -1,4 +1,4 @@
-"""Every experiment in experiments/, run at tiny scale: two points swept, all aggregated by Spark, each plotted; calibration.
+"""Every experiment in experiments/, run at tiny scale: two points swept, all aggregated, each plotted; calibration.
 
 What rots first in a repository like this one is its harness, so the suite runs all of it.
 """
@@ -18,7 +18,7 @@ from swjoin.core.errors import RunFailed
 from swjoin.sweeps import node_speed
 from swjoin.sweeps.node_speed import calibrated_speed, calibration_config
 from swjoin.sweeps.points import load_experiment
-from tests.conftest import ROOT, SharedSpark
+from tests.conftest import ROOT
 from tests.support.limits import LONG_S
 
 pytestmark = pytest.mark.quiet
@@ -77,11 +77,8 @@ def settings(name: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def swept(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, shared_spark: SharedSpark
-) -> dict[str, Path]:
+def swept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A sweep of two points for every experiment asked for that has runs of its own, all aggregated in one call."""
-    shared_spark.session()
     folder = tmp_path_factory.mktemp("sweeps")
     asked = {item.callspec.params["name"] for item in request.session.items if "swept" in getattr(item, "fixturenames", ())}
     sources = {load_experiment(EXPERIMENTS[name]).source.name for name in asked}
@@ -99,7 +96,6 @@ def swept(
     return found
 
 
-@pytest.mark.spark
 @pytest.mark.mpi
 @pytest.mark.timeout(LONG_S)
 @pytest.mark.parametrize(

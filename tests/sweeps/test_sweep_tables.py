@@ -16,12 +16,10 @@ import pytest
 
 from swjoin.core.errors import UserError
 from swjoin.core.metric_columns import COLUMNS, INTEGER_COLUMNS
-from swjoin.sweeps.aggregate import aggregate, aggregate_sweep
+from swjoin.sweeps.aggregate import aggregate
 from swjoin.sweeps.metrics import METRICS, is_metric, t_quantile
 from swjoin.sweeps.results import read_sweep
-from tests.support.limits import LONG_S
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(LONG_S)]
 COMMIT = "0123456789ab"
 FROM_S, TO_S = 10.0, 34.0
 EPOCHS = 20  # of 2 s: some before the measured interval, one that ends with it, some after
@@ -220,6 +218,10 @@ def check(sweep: SyntheticSweep, absent: tuple[str, ...] = ()) -> None:
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> SyntheticSweep:
+    return synthetic_sweep(tmp_path)
+
+
+def synthetic_sweep(tmp_path: Path) -> SyntheticSweep:
     """3 repeats of two points, one repeat of a third, nothing but failures at a fourth."""
     made = SyntheticSweep(tmp_path / "some [odd] {name}", ["workload.rate", "slaves", "tuning"])
     for i, (slaves, label) in enumerate(((2, "on"), (3, "off"))):
@@ -237,7 +239,7 @@ def sweep(tmp_path: Path) -> SyntheticSweep:
     return made
 
 
-def test_every_number_of_a_sweep(sweep: SyntheticSweep, spark: Any, swjoin: Any, tmp_path: Path) -> None:
+def test_every_number_of_a_sweep(sweep: SyntheticSweep, swjoin: Any, tmp_path: Path) -> None:
     """A sweep and a run that knows neither its measured phase nor exchanges, by one command."""
     write_run(tmp_path / "run", draw(5, 2), {"complete": True}, ("exchange_us",))
     done = swjoin("aggregate", tmp_path / "run", sweep.directory)
@@ -279,7 +281,7 @@ def check_runs(runs: list[dict[str, Any]]) -> None:
     assert bad["cpu_s_sum"] > 0
 
 
-def test_runs_of_before_and_simulated_ones(spark: Any, tmp_path: Path) -> None:
+def test_runs_of_before_and_simulated_ones(tmp_path: Path) -> None:
     """No `measured`, or one without an end; no exchange_us; utilisation."""
     plain = SyntheticSweep(tmp_path / "plain", ["kind"])
     utilisation = {"slaves": {"min": 0.1, "mean": 0.2, "max": 0.4}, "master": 0.5, "collector": 0.3}
@@ -291,11 +293,11 @@ def test_runs_of_before_and_simulated_ones(spark: Any, tmp_path: Path) -> None:
             shutil.rmtree(folder)
             write_run(folder, draw(seed, 2), report_of(seed, **alone), ("exchange_us",))
             (folder / "done.json").write_text(json.dumps(done_of({"kind": f"k{i}"}, repeat)))
-    aggregate_sweep(plain.directory, None)
+    aggregate([plain.directory])
     check(plain, absent=("communication_s",))
 
 
-def test_a_run_without_pairs_or_without_rows(spark: Any, tmp_path: Path) -> None:
+def test_a_run_without_pairs_or_without_rows(tmp_path: Path) -> None:
     """Delays are null, the rest is there; a measured phase in which nothing was completed leaves all of it null."""
     still = SyntheticSweep(tmp_path / "still", ["x"])
     folder = still.add({"x": 1}, 1, 1, slaves=2)
@@ -307,7 +309,7 @@ def test_a_run_without_pairs_or_without_rows(spark: Any, tmp_path: Path) -> None
     write_run(folder, rows, report_of(1))
     (folder / "done.json").write_text(json.dumps(done_of({"x": 1}, 1)))
     still.add({"x": True}, 1, 2, report_of(2, measured={"from_s": 90.0, "to_s": 99.0}), slaves=2)
-    aggregate_sweep(still.directory, None)
+    aggregate([still.directory])
     table = {(row["x"], row["metric"], row["over"]): row for row in still.table()}
     assert {key[0] for key in table} == {"1", "true"}  # one of them is a label, so both are text
     assert ("1", "delay_mean_s", "run") not in table
@@ -316,7 +318,7 @@ def test_a_run_without_pairs_or_without_rows(spark: Any, tmp_path: Path) -> None
     assert table["true", "moves", "run"]["mean"] == 2
 
 
-def test_searches(spark: Any, tmp_path: Path) -> None:
+def test_searches(tmp_path: Path) -> None:
     """One number per search; its probes are runs, but no rows of the table."""
     axis = "workload.rate"
     made = SyntheticSweep(tmp_path / "search", ["slaves"], search={"axis": axis, "low": 10, "high": 99, "precision": 0.05})
@@ -353,7 +355,7 @@ def test_searches(spark: Any, tmp_path: Path) -> None:
             "status": status,
         }
         (made.directory / "searches" / f"k{i}.json").write_text(json.dumps(search))
-    aggregate_sweep(made.directory, None)
+    aggregate([made.directory])
     rows = made.table()
     assert {(row["metric"], row["unit"], row["over"]) for row in rows} == {(f"sustainable_{axis}", "1/s", "run")}
     assert is_metric(rows[0]["metric"])
@@ -376,7 +378,7 @@ def test_searches(spark: Any, tmp_path: Path) -> None:
     assert [row["searched"] for row in made.runs()] == [20.0, 40.0]
 
 
-def test_what_is_refused(spark: Any, swjoin: Any, tmp_path: Path) -> None:
+def test_what_is_refused(swjoin: Any, tmp_path: Path) -> None:
     """One line, exit code 2, and nothing written, not even of the directories that are fine."""
     write_run(tmp_path / "run", draw(5, 2), {"complete": True})
     mixed = SyntheticSweep(tmp_path / "mixed", ["x"])
@@ -407,10 +409,10 @@ def test_what_is_refused(spark: Any, swjoin: Any, tmp_path: Path) -> None:
     assert swjoin("aggregate").code == 2
 
 
-def test_all_runs_invalid_still_say_so(spark: Any, tmp_path: Path) -> None:
+def test_all_runs_invalid_still_say_so(tmp_path: Path) -> None:
     made = SyntheticSweep(tmp_path / "invalid", ["x"])
     made.add({"x": 1}, 1, 1, slaves=2, valid=False, reasons=["the machine was overloaded"])
-    aggregate([made.directory, made.directory], None)
+    aggregate([made.directory, made.directory])
     rows = made.table()
     assert {(row["runs"], row["invalid"], row["failed"], row["mean"]) for row in rows} == {(0, 1, 0, None)}
     assert "delay_mean_s" in {row["metric"] for row in rows}

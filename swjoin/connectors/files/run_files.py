@@ -2,7 +2,7 @@
 
 What: `MetricsFile`, `EventsFile`.
 Why: their rows survive a recovery exactly once: rows after a checkpoint are truncated.
-Stays out: reading them (`connectors.files.run_folder`), tables made of them (`spark.aggregate_run`).
+Stays out: reading them (`connectors.files.run_folder`), tables made of them (`sweeps.run_tables`).
 """
 
 from __future__ import annotations
