@@ -16,6 +16,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from swjoin.cli.help_pages import HelpFormatter
 from swjoin.cli.main import build_parser
 from swjoin.config.run import RunConfig
 
@@ -30,7 +31,7 @@ def commands() -> str:
     text.append("Exit code 0: done and balanced; 1: the run failed; 2: the input was wrong.")
     for name, parser in found.choices.items():
         if not name.startswith("_"):
-            parser.formatter_class = functools.partial(argparse.HelpFormatter, width=110)
+            parser.formatter_class = functools.partial(HelpFormatter, width=110)
             text += [f"## swjoin {name}", "```text\n" + parser.format_help().strip() + "\n```"]
     return "\n\n".join(text) + "\n"
 
