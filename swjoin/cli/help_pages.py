@@ -103,6 +103,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "explain": ("swjoin explain mpi_configs/local.yaml -n 6", "swjoin explain live.yaml --set time.late=drop --json"),
     "report": ("swjoin report runs/latest", "swjoin report runs/latest -o report.html"),
     "calibrate": ("swjoin calibrate --quick -o costs.yaml",),
+    "schema": ("swjoin schema > swjoin.schema.json",),
     "doctor": ("swjoin doctor", "swjoin doctor -n 4 --dir runs --json"),
 }
 

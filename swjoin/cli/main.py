@@ -61,6 +61,9 @@ def build_parser() -> argparse.ArgumentParser:
     _add_report(commands.add_parser("report", help="one HTML file about a run: verdict, figures, tables"))
     _add_calibrate(commands.add_parser("calibrate", help="measure this machine's costs for simulate"))
     _add_doctor(commands.add_parser("doctor", help="check this machine or these hosts, and say how to mend what is wrong"))
+    commands.add_parser(
+        "schema", help="print the JSON Schema of configurations, for editors"
+    ).description = "Print the JSON Schema of the YAML file of run, serve, plan, simulate and explain (mpi_configs/README.md)."
     rank = commands.add_parser("_rank")
     rank.add_argument("job", metavar="JOB.json")
     for name, command in commands.choices.items():
