@@ -16,11 +16,10 @@ import typing
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from swjoin.cli.help_pages import HelpFormatter
 from swjoin.cli.main import build_parser
 from swjoin.config.run import RunConfig
-
-DURATIONS = ((60_000_000, "min"), (1_000_000, "s"), (1000, "ms"), (1, "us"))
-SIZES = ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "KB"), (1, "B"))
+from swjoin.core.units import format_duration, format_size
 
 
 def commands() -> str:
@@ -30,7 +29,7 @@ def commands() -> str:
     text.append("Exit code 0: done and balanced; 1: the run failed; 2: the input was wrong.")
     for name, parser in found.choices.items():
         if not name.startswith("_"):
-            parser.formatter_class = functools.partial(argparse.HelpFormatter, width=110)
+            parser.formatter_class = functools.partial(HelpFormatter, width=110)
             text += [f"## swjoin {name}", "```text\n" + parser.format_help().strip() + "\n```"]
     return "\n\n".join(text) + "\n"
 
@@ -43,10 +42,9 @@ def spelled(name: str) -> str:
 
 def shown(name: str, value: Any) -> str:
     """A default as a file would spell it."""
-    for suffix, units in (("_us", DURATIONS), ("_bytes", SIZES)):
+    for suffix, text in (("_us", format_duration), ("_bytes", format_size)):
         if name.endswith(suffix) and isinstance(value, int):
-            size, unit = next((u for u in units if value and value % u[0] == 0), (1, units[-1][1]))
-            return f"{value // size}{unit}"
+            return text(value)
     if isinstance(value, tuple):
         return f"[{', '.join(map(str, value))}]"
     if value is None or isinstance(value, bool):

@@ -20,11 +20,13 @@ from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import NoReturn
 
+from swjoin.cli.help_pages import arrange
 from swjoin.cli.parser import Parser, positive
 from swjoin.core import stdio
 from swjoin.core.errors import NotWritten, SwjoinError
 
 _MODULES = {"calibrate": "simulate", "push": "serve", "rank": "run", "tail": "serve"}  # commands without a module of their own
+CONFIG = "the configuration, a file or one that comes with swjoin, such as mpi_configs/local.yaml"
 TIME_UNITS = ["s", "ms", "us", "ns"]
 HOWS = ["inner", "left", "right", "full", "semi", "anti"]  # as in `core.join_semantics`, which takes too long to import here
 
@@ -64,22 +66,26 @@ def build_parser() -> argparse.ArgumentParser:
     _add_report(commands.add_parser("report", help="one HTML file about a run: verdict, figures, tables"))
     _add_calibrate(commands.add_parser("calibrate", help="measure this machine's costs for simulate"))
     _add_doctor(commands.add_parser("doctor", help="check this machine or these hosts, and say how to mend what is wrong"))
+    commands.add_parser(
+        "schema", help="print the JSON Schema of configurations, for editors"
+    ).description = "Print the JSON Schema of the YAML file of run, serve, plan, simulate and explain (mpi_configs/README.md)."
     rank = commands.add_parser("_rank")
     rank.add_argument("job", metavar="JOB.json")
-    for command in commands.choices.values():
+    for name, command in commands.choices.items():
         command.add_argument("--debug", action="store_true", help="print tracebacks and the launcher's own messages")
+        arrange(name, command)
     return parser
 
 
 def _add_join(p: argparse.ArgumentParser) -> None:
     p.description = "Join LEFT and RIGHT: equal keys and lower <= right time - left time <= upper, each pair exactly once."
-    p.add_argument("left", metavar="LEFT")
-    p.add_argument("right", metavar="RIGHT")
+    p.add_argument("left", metavar="LEFT", help="file or directory of the left stream: Parquet, CSV, Arrow IPC")
+    p.add_argument("right", metavar="RIGHT", help="of the right stream")
     p.add_argument("--on", metavar="KEY", nargs="+", action="extend", help="join columns of both sides")
     p.add_argument("--left-on", metavar="KEY", nargs="+", action="extend", help="join columns on the left, if they differ")
     p.add_argument("--right-on", metavar="KEY", nargs="+", action="extend", help="join columns on the right")
-    p.add_argument("--left-time", metavar="COL", required=True)
-    p.add_argument("--right-time", metavar="COL", required=True)
+    p.add_argument("--left-time", metavar="COL", required=True, help="time column on the left")
+    p.add_argument("--right-time", metavar="COL", required=True, help="time column on the right")
     p.add_argument("--time-unit", choices=TIME_UNITS, help="unit of integer time columns")
     p.add_argument("--left-time-unit", choices=TIME_UNITS, help="unit of the left time column, if they differ")
     p.add_argument("--right-time-unit", choices=TIME_UNITS, help="unit of the right time column")
@@ -132,12 +138,14 @@ def _add_ranks(p: argparse.ArgumentParser) -> None:
 
 
 def _add_overrides(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--set", dest="overrides", metavar="path.to.key=value", action="append", default=[])
+    p.add_argument(
+        "--set", dest="overrides", metavar="path.to.key=value", action="append", default=[], help="override a key of the file"
+    )
 
 
 def _add_run(p: argparse.ArgumentParser) -> None:
     p.description = "Run a cluster as configured; also: mpirun -n RANKS python -m swjoin run CONFIG.yaml"
-    p.add_argument("config", metavar="CONFIG.yaml", nargs="?")
+    p.add_argument("config", metavar="CONFIG.yaml", nargs="?", help=CONFIG)
     p.add_argument("--resume", metavar="DIR", help="go on from the last checkpoint of a run, on as many ranks as you like")
     _add_overrides(p)
     _add_ranks(p)
@@ -191,7 +199,7 @@ def _add_client(p: argparse.ArgumentParser) -> None:
 def _add_push(p: argparse.ArgumentParser) -> None:
     p.description = "Push rows into a live run, in their order; after a loss of the connection go on where they were accepted."
     _add_client(p)
-    p.add_argument("stream", choices=["left", "right"])
+    p.add_argument("stream", choices=["left", "right"], help="which stream")
     p.add_argument("file", metavar="FILE", help="Parquet, CSV, Arrow IPC, a directory of them, or - (Arrow IPC stream)")
     p.add_argument("--producer", metavar="NAME", help="under which to go on later (default: the file's name)")
     p.add_argument("--rate", metavar="R", type=positive, help="rows per second (default: as fast as they are taken)")
@@ -205,7 +213,9 @@ def _add_tail(p: argparse.ArgumentParser) -> None:
         "Print results as they come, or keep final ones in files; a tail that is started again goes on in its folder."
     )
     _add_client(p)
-    p.add_argument("what", choices=["results", "late", "metrics"], nargs="?", default="results")
+    p.add_argument(
+        "what", choices=["results", "late", "metrics"], nargs="?", default="results", help="what to follow (default results)"
+    )
     p.add_argument("--from", dest="start", choices=["start", "now"], help="where to begin (default now)")
     p.add_argument("--final", action="store_true", help="only what no crash can take back: after each checkpoint")
     p.add_argument("--format", choices=["json", "csv"], help="of lines (default json)")
@@ -215,19 +225,19 @@ def _add_tail(p: argparse.ArgumentParser) -> None:
 
 def _add_generate(p: argparse.ArgumentParser) -> None:
     p.add_argument("--rate", metavar="R", type=positive, required=True, help="mean tuples per second and stream")
-    p.add_argument("--duration", metavar="60s", required=True)
+    p.add_argument("--duration", metavar="60s", required=True, help="length of the streams")
     p.add_argument("--bias", type=positive, default=0.7, help="b of the b-model, 0.5 to 1")
     p.add_argument("--domain", type=int, default=10_000_000, help="keys are integers in [0, domain)")
     p.add_argument("--payload", metavar="48B", default="48B", help="payload of a tuple")
     p.add_argument("--drift", metavar="10s", default="0s", help="after every such time other keys are hot (default: never)")
-    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--seed", type=int, default=1, help="of the random numbers (default 1)")
     p.add_argument(
         "--schedule",
         metavar="KIND[,key=value...]",
         default="constant",
         help="constant | step,factor=2,at=30s | sine,amplitude=0.5,period=60s | burst,factor=4,period=10s,length=1s",
     )
-    p.add_argument("-o", dest="out", metavar="DIR", required=True)
+    p.add_argument("-o", dest="out", metavar="DIR", required=True, help="directory of both streams")
     p.add_argument("--spark-master", metavar="URL", help="Spark master (default: local[*])")
 
 
@@ -240,7 +250,7 @@ def _add_plot(p: argparse.ArgumentParser) -> None:
 
 def _add_sweep(p: argparse.ArgumentParser) -> None:
     p.description = "Run what an experiment asks, one run after the other; the same command goes on where it was interrupted."
-    p.add_argument("experiment", metavar="EXPERIMENT.yaml")
+    p.add_argument("experiment", metavar="EXPERIMENT.yaml", help="a file, or one that comes with swjoin")
     p.add_argument("--preset", choices=["paper", "quick", "none"], help="instead of the experiment's own")
     p.add_argument("--repeat", metavar="K", type=int, help="how often every point is run, with other seeds")
     p.add_argument("--out", metavar="DIR", help="directory of the sweep (default: runs/sweeps/NAME-PRESET)")
@@ -259,8 +269,8 @@ def _add_sweep(p: argparse.ArgumentParser) -> None:
 
 def _add_simulate(p: argparse.ArgumentParser) -> None:
     p.description = "Foretell a run: the real roles and policies in virtual time, over counts of tuples (docs/simulation.md)."
-    p.add_argument("config", metavar="CONFIG.yaml")
-    p.add_argument("--slaves", metavar="N", type=int, required=True)
+    p.add_argument("config", metavar="CONFIG.yaml", help=CONFIG)
+    p.add_argument("--slaves", metavar="N", type=int, required=True, help="how many slaves the simulated run has")
     _add_overrides(p)
     p.add_argument("--costs", metavar="NAME|FILE", default="modern", help="modern, modern-10g, paper, or a file of calibrate")
     p.add_argument(
@@ -281,7 +291,7 @@ def _add_plan(p: argparse.ArgumentParser) -> None:
         "Foretell the bytes that each rank of a run will take, what goes over the network, the production delay and the "
         "highest rate that is sustained (docs/planning.md). Exit code 1: the windows do not fit."
     )
-    p.add_argument("config", metavar="CONFIG.yaml")
+    p.add_argument("config", metavar="CONFIG.yaml", help=CONFIG)
     _add_ranks(p)
     _add_threads(p)
     _add_overrides(p)
@@ -301,7 +311,7 @@ def _add_plan(p: argparse.ArgumentParser) -> None:
 
 def _add_explain(p: argparse.ArgumentParser) -> None:
     p.description = "What goes where: sources, time, keys, epochs, memory, overload, crashes, results. Reads no data."
-    p.add_argument("config", metavar="CONFIG.yaml")
+    p.add_argument("config", metavar="CONFIG.yaml", help=CONFIG)
     _add_ranks(p)
     _add_threads(p)
     _add_overrides(p)

@@ -33,7 +33,8 @@ class FlightConfig:
 
 @dataclass(frozen=True)
 class KafkaConfig:
-    """A Kafka topic. servers: bootstrap servers, host:port,... format: `json`, an object per message with a field per column;
+    """A Kafka topic. servers: bootstrap servers, host:port,... topic: its name. format: `json`, an object per message with a
+    field per column;
     `arrow`, an Arrow IPC stream per message. start: where a stream begins without a checkpoint. until_end: it ends at the
     offsets that were the topic's last when the run began. properties: of librdkafka, name=value; a value @FILE stands for the
     content of that file.
@@ -56,9 +57,10 @@ class KafkaConfig:
 
 @dataclass(frozen=True)
 class StreamConfig:
-    """Where one stream comes from: `path` (a file or a directory: Parquet, CSV, Arrow IPC), or the in-master generator.
+    """Where one stream comes from: a file, a directory, a live source, or the in-master generator.
 
-    Or, live: `flight`, producers push it; `kafka`, a topic; `watch`, a directory in which Parquet files appear.
+    path: a file or a directory: Parquet, CSV, Arrow IPC. flight: live, producers push it. kafka: live, a topic. watch: live, a
+    directory in which Parquet files appear.
     key: the join columns. time: the time column. time_unit: unit of an integer time column (s, ms, us, ns). assume_timezone:
     the zone in which times without a zone are local times.
     id: column of row ids; None: the 0-based position. columns: which other columns to carry; None: all.
@@ -95,7 +97,7 @@ class StreamConfig:
 
 @dataclass(frozen=True)
 class KafkaSinkConfig:
-    """A topic that results go to. servers, format, properties: as of a stream (`KafkaConfig`)."""
+    """A topic that results go to. servers, topic, format, properties: as of a stream (`KafkaConfig`)."""
 
     servers: str
     topic: str
@@ -108,9 +110,10 @@ class KafkaSinkConfig:
 
 @dataclass(frozen=True)
 class SinkConfig:
-    """What becomes of the results: `parquet` or `csv` files, or `count`: count and digest only.
+    """What becomes of the results.
 
-    Or `kafka`, a topic (section `kafka`); or `flight`, nothing but what consumers take over Arrow Flight (`ServeConfig`).
+    kind: `parquet` or `csv` files; `count`, count and digest only; `kafka`, a topic; `flight`, nothing but what consumers take
+    over Arrow Flight (`ServeConfig`). kafka: the topic.
     ids: files also hold left_id, right_id, left_ts, right_ts. carry_payload: a count sink wants no payload, so it is not even
     read; true ships it all the same (to measure communication with whole tuples).
     """
@@ -133,10 +136,10 @@ class ServeConfig:
     """The Arrow Flight endpoint of a run (docs/live.md). Off unless `listen` is given.
 
     listen: HOST:PORT, or a PORT of the loopback; port 0: a free one. Elsewhere than on the loopback it needs a certificate with
-    its private key (PEM files) and a token_file (clients must present what is in it). root_certificate: what signed the
-    certificate, unless the system trusts it. result_buffer_bytes: results kept in memory for consumers. patience_us: how
-    long a slow consumer may hold up the join before it is cut. producer_buffer_bytes: what one producer may have waiting.
-    message_bytes: the largest batch that is taken. clients: calls that push or take at a time.
+    its private key and a token_file. certificate, private_key: PEM files. token_file: clients must present what is in it.
+    root_certificate: what signed the certificate, unless the system trusts it. result_buffer_bytes: results kept in memory for
+    consumers. patience_us: how long a slow consumer may hold up the join before it is cut. producer_buffer_bytes: what one
+    producer may have waiting. message_bytes: the largest batch that is taken. clients: calls that push or take at a time.
     """
 
     listen: str | None = None

@@ -103,7 +103,7 @@ def _build(kind: type, data: Any, where: str) -> Any:
     if not isinstance(data, dict):
         raise UserError(f"{where or 'configuration'}: expected a mapping, got {shown(data)}")
     hints = typing.get_type_hints(kind)
-    aliases = _aliases(kind)
+    aliases = aliases_of(kind)
     values: dict[str, Any] = {}
     window = {key: value for key, value in data.items() if kind is QueryConfig and key in _WINDOW_KEYS}
     if kind is RunConfig and isinstance(data.get("on_overload"), str):
@@ -170,7 +170,7 @@ def _window(data: dict[str, Any], exclusive: tuple[Bound, ...], where: str) -> d
         return parse_window({name: data[key] for name, key in keys.items()}, exclusive, duration_us, counts, where)._asdict()
 
 
-def _aliases(kind: type) -> dict[str, str]:
+def aliases_of(kind: type) -> dict[str, str]:
     """Every way to write a key, and the field that it is."""
     names = [f.name for f in dataclasses.fields(kind)]
     aliases = {name.removesuffix(suffix): name for name in names for suffix in ("_us", "_bytes", "_per_s")}

@@ -60,7 +60,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A complete run. `queries` has length one for now; results, state and ledger are keyed by its name."""
+    """A complete run.
+
+    queries: the joins; one for now, by whose name results, state and ledger are keyed. seed: of generated streams and of random
+    choices. pace: `asap`, as fast as it goes; `realtime`, at the rows' times.
+    """
 
     queries: tuple[QueryConfig, ...]
     left: StreamConfig = field(default_factory=StreamConfig)

@@ -39,11 +39,11 @@ def check_key(columns: Sequence[str]) -> None:
 class QueryConfig:
     """One join: equal keys and lower_us <= right.ts - left.ts <= upper_us (SPEC section 1). `within: W` sets both.
 
-    how: `inner`; `left`, `right`, `full`: also the tuples of that side, or of both, that match nothing; `semi`, `anti`: the
-    left tuples alone that match something, that match nothing. Tuples with a null key match nothing.
-    where: residual predicate (syntax: `expressions.parser`); None: none.
-    last: count windows instead of those bounds: each tuple meets that many of the latest earlier tuples of the other stream;
-    sizes for the left and the right stream.
+    lower_us, upper_us: lowest and highest right time - left time. exclusive: the bounds that do not count themselves. name: of
+    the join in reports. how: `inner`; `left`, `right`, `full`: also the tuples of that side, or of both, that match nothing;
+    `semi`, `anti`: the left tuples alone that match something, that match nothing. Tuples with a null key match nothing. where:
+    residual predicate (syntax: `expressions.parser`); None: none. last: count windows instead of those bounds: each tuple meets
+    that many of the latest earlier tuples of the other stream; sizes for the left and the right stream.
     """
 
     lower_us: int
@@ -102,8 +102,9 @@ class QueryConfig:
 class ScheduleConfig:
     """How the rate changes over time: rate(t) = rate * factor(t), t from the start of the stream.
 
-    step: factor `factor` from `at_us` on. sine: 1 + amplitude * sin(2 pi t / period_us). burst: `factor` during the first
-    `length_us` of every `period_us`. constant: 1.
+    kind: `step`, factor `factor` from `at_us` on; `sine`, 1 + amplitude * sin(2 pi t / period_us); `burst`, `factor` during the
+    first `length_us` of every `period_us`; `constant`, 1. factor: of steps and bursts. at_us: of the step. amplitude: of the
+    sine, 0 to 1. period_us: of sine and bursts. length_us: of a burst.
     """
 
     kind: Literal["constant", "step", "sine", "burst"] = "constant"
@@ -124,6 +125,8 @@ class ScheduleConfig:
 class WorkloadConfig:
     """The paper's synthetic streams (SPEC section 5): Poisson arrivals, b-model keys in [0, domain), a fixed payload.
 
+    rate_per_s: mean tuples per second of each stream. duration_us: length of the streams. bias: b of the b-model, 0.5 up to 1.
+    domain: number of different keys. payload_bytes: of a tuple.
     drift_us: after every such time the hot keys are other ones (all keys are rotated within the domain); 0: never.
     """
 
@@ -146,11 +149,13 @@ class WorkloadConfig:
 
 @dataclass(frozen=True)
 class TimeConfig:
-    """event: the time column; arrival: the master stamps tuples as it reads them (realtime pace only).
+    """What a tuple's time is, and which tuples are late.
 
-    A tuple is late when its time is below the highest time seen before it in its stream minus max_out_of_order_us.
-    idle_timeout_us: a stream whose source has had nothing to read for this long is idle and no longer holds the watermark back;
-    its later rows may be late. 0: never.
+    model: `event`, the time column; `arrival`, the master stamps tuples as it reads them (realtime pace only).
+    max_out_of_order_us: a tuple is late when its time is more than this below the highest time seen before it in its stream.
+    late: of late tuples and those without a time: `error`, the run ends; `drop`, they are counted; `side`, they are also
+    written. idle_timeout_us: a stream whose source has had nothing to read for this long is idle and no longer holds the
+    watermark back; its later rows may be late. 0: never.
     """
 
     model: Literal["event", "arrival"] = "event"
@@ -175,13 +180,13 @@ class TimeConfig:
 class ClusterConfig:
     """The master's side: partition-groups, distribution epochs, buffers.
 
-    distribution_epoch_us: t_d; 0 lets the master close an epoch at `epoch_tuples` buffered tuples, or 1/16 of the
-    tuples in the windows if that is more (asap pace only).
-    sub_group_count: n_g; the slaves are divided into sub-groups and the distribution epoch into as many slots; each sub-group
-    is served in its slot (paper section V-B).
-    mini_buffer_bytes: limit of the master's buffers; when they are full, the epoch ends early (asap) or the source waits.
-    communication: `overlapped`, a slave receives a delivery while it joins the one before; `synchronous`, it asks for the next
-    when it has joined all it has (the paper's mode). Realtime pace exchanges in its slots either way.
+    partition_count: number of partition-groups. epoch_tuples: buffered tuples that end an epoch when distribution_epoch_us is
+    0. distribution_epoch_us: t_d; 0 lets the master close an epoch at `epoch_tuples` buffered tuples, or 1/16 of the tuples in
+    the windows if that is more (asap pace only). sub_group_count: n_g; the slaves are divided into sub-groups and the
+    distribution epoch into as many slots; each sub-group is served in its slot (paper section V-B). mini_buffer_bytes: limit of
+    the master's buffers; when they are full, the epoch ends early (asap) or the source waits. communication: `overlapped`, a
+    slave receives a delivery while it joins the one before; `synchronous`, it asks for the next when it has joined all it has
+    (the paper's mode). Realtime pace exchanges in its slots either way.
     """
 
     partition_count: int = 60
@@ -253,7 +258,7 @@ class ReorganizationConfig:
     partition-groups as even out the measured work; `random`, moves (and, with adaptive declustering, resizes) at random, to
     test with. epoch_us: t_r, a whole multiple of the distribution epoch. supplier_threshold, consumer_threshold: Th_sup,
     Th_con of the average occupancy. declustering: `fixed`; `adaptive`, the paper's rule with granularity beta;
-    or `measured`, by how busy the slaves are (policy balanced).
+    or `measured`, by how busy the slaves are (policy balanced). beta: granularity of declustering, between 0 and 1.
     active_slaves: how many start active; 0: all. confirmations: reorganization epochs in a row that must want the same change
     of the degree of declustering. random_moves: moves per reorganization epoch of policy `random`. emptied_groups: most
     partition-groups that a slave which is about to rest yields in one reorganization epoch. chunk_bytes: largest message of a

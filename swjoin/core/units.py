@@ -1,6 +1,7 @@
 """Parsing of durations, sizes, time zones and paths.
 
-What: `parse_duration_us`, `format_duration`, `parse_size_bytes`; `check_time_zone`, `is_utf8`, `named_path`.
+What: `parse_duration_us`, `parse_size_bytes`, the way back (`format_duration`, `format_size`), patterns of both for other
+programs; `check_time_zone`, `is_utf8`, `named_path`.
 Why: `250ms`, `1h30m` or `1.5MB` mean the same in a file, on a command line and in a call. What is ambiguous or can only
 be a mistake (`5`, `5M`, `1m30`) is refused, with the spelling to use.
 Stays out: limits of single options (`config`).
@@ -184,6 +185,30 @@ def format_duration(us: int) -> str:
         count, left_ns = divmod(left_ns, _UNIT_NS[unit])
         text += f"{count}{unit}" if count else ""
     return text if us else "0s"
+
+
+def format_size(nbytes: int) -> str:
+    """Whole bytes as `parse_size_bytes` reads them, without loss: `32KB`, `1536KB`, `100B`."""
+    prefix = next((p for p in "TGMK" if nbytes and nbytes % _SIZE_BYTES[p] == 0), "")
+    return f"{nbytes // _SIZE_BYTES[prefix]}{prefix}B"
+
+
+def duration_pattern() -> str:
+    """A regular expression, in ECMAScript's syntax, for the texts that `parse_duration_us` may accept."""
+    number = r"[0-9]+(\.[0-9]+)?"
+    spelled: dict[str, list[str]] = {unit: [] for unit in _UNITS}
+    for word, unit in _SPELLINGS.items():
+        either = len(word) > 2 or word in ("d", "h", "s", "w")
+        spelled[unit].append("".join(f"[{c}{c.upper()}]" for c in word) if either else word)
+    parts = "".join(rf"({number}\s*({'|'.join(words)})\s*)?" for words in spelled.values())
+    date, time = ("".join(f"({number}[{c}{c.lower()}])?" for c in letters) for letters in ("WD", "HMS"))
+    iso = rf"[pP](?=.){date}([tT](?=.){time})?"
+    return rf"^\s*([+-]?(?=[0-9]){parts}|[+-]?{iso}|[+-]?0+(\.0+)?)\s*$"
+
+
+def size_pattern() -> str:
+    """A regular expression, in ECMAScript's syntax, for the texts that `parse_size_bytes` may accept."""
+    return r"^\s*([0-9]+(\.[0-9]+)?\s*([KMGTkmgt][iI]?[bB]?|[bB]([yY][tT][eE][sS]?)?)|[+]?0+(\.0+)?)\s*$"
 
 
 def parse_size_bytes(text: object, *, in_bytes: bool = False) -> int:

@@ -1,0 +1,132 @@
+"""What `swjoin COMMAND --help` shows besides each option: groups of options with their names, and examples.
+
+What: `GROUPS`, `EXAMPLES`, `arrange`.
+Why: thirty options in one list are not read; an example is copied. tests/cli/test_help.py runs every example.
+Stays out: the options themselves (`cli.main`).
+"""
+
+from __future__ import annotations
+
+import argparse
+
+_RANKS = "-n --hostfile --threads"
+_CONNECTION = "--token-file --root-certificate"
+_GRPC = "grpc://127.0.0.1:8815"
+_TRIPS = "trips.csv payments.csv --on user --left-time started --right-time paid"
+
+# Title -> options; what is in no group stays under `other options`.
+GROUPS: dict[str, dict[str, str]] = {
+    "join": {
+        "keys and times": "--on --left-on --right-on --left-time --right-time --time-unit --left-time-unit --right-time-unit "
+        "--assume-timezone",
+        "matching": "--within --lower --upper --exclusive --last --how --where",
+        "rows": "--max-out-of-order --late --left-id --right-id",
+        "output": "-o --columns --report",
+        "execution": "-n --threads --memory --epoch --pace --partitions --theta --communication",
+    },
+    "run": {"configuration": "--set --resume", "execution": _RANKS, "output and monitoring": "--out --dashboard"},
+    "serve": {
+        "configuration": "--set --resume --listen",
+        "execution": _RANKS,
+        "output and monitoring": "--out --dashboard",
+    },
+    "push": {
+        "connection": f"{_CONNECTION} --retry",
+        "rows": "--producer --rate --batch --keep-open --assume-timezone",
+    },
+    "tail": {"connection": f"{_CONNECTION} --retry", "results": "--from --final --format --count -o"},
+    "top": {"connection": _CONNECTION, "output": "--once"},
+    "generate": {
+        "streams": "--rate --duration --bias --domain --payload --drift --schedule --seed",
+        "output": "-o",
+        "execution": "--spark-master",
+    },
+    "events": {"filters": "--kind --slave --group"},
+    "sweep": {"points": "--preset --repeat --only --set", "output": "--out --fresh --dry-run"},
+    "simulate": {
+        "run": "--slaves --set --search --limit",
+        "cost model": "--costs --cost --host-cores",
+        "output": "--out",
+    },
+    "plan": {
+        "run": "-n --threads --set",
+        "inputs of files": "--rate --row",
+        "cost model": "--costs --host-cores",
+        "number of slaves for a rate": "--target-rate --target-delay --most-slaves",
+        "output": "--json",
+    },
+    "explain": {"run": "-n --threads --set", "output": "--json"},
+    "doctor": {"checks": "-n --hostfile --dir --limit", "output": "--json"},
+}
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "join": (
+        f"swjoin join {_TRIPS} \\\n      --lower -10min --upper 1h30m -o pairs.parquet",
+        f"swjoin join {_TRIPS} \\\n      --within 1h --how left --where 'left_km < right_eur' -o trips_with_payments.csv",
+        f"swjoin join {_TRIPS} \\\n      --last 100 -n 4 -o count --report report.json",
+    ),
+    "run": (
+        "swjoin run mpi_configs/local.yaml",
+        "swjoin run mpi_configs/local.yaml -n 4 --set workload.duration=5s --out runs/first",
+        "swjoin run mpi_configs/local.yaml --threads 2 --dashboard",
+    ),
+    "serve": (
+        "swjoin serve live.yaml --out runs/live --dashboard",
+        "swjoin serve live.yaml --listen 127.0.0.1:8815 --threads 2",
+    ),
+    "push": (f"swjoin push {_GRPC} left trips.csv", f"swjoin push {_GRPC} right payments.csv --rate 1000 --retry 30s"),
+    "tail": (
+        f"swjoin tail {_GRPC} --from start --count 2 --format csv",
+        f"swjoin tail {_GRPC} metrics --count 1",
+        f"swjoin tail {_GRPC} -o results",
+    ),
+    "generate": (
+        "swjoin generate --rate 1000 --duration 10s -o streams",
+        "swjoin generate --rate 1000 --duration 1min --schedule burst,factor=4,period=10s,length=1s -o bursts",
+    ),
+    "verify": ("swjoin verify runs/first",),
+    "aggregate": ("swjoin aggregate runs/first",),
+    "events": ("swjoin events runs/latest", "swjoin events runs/latest --kind activated rested --slave 0"),
+    "top": (f"swjoin top {_GRPC} --once", "swjoin top runs/live --once"),
+    "plot": ("swjoin plot runs/latest",),
+    "sweep": (
+        "swjoin sweep experiments/fig07.yaml --preset quick --dry-run",
+        "swjoin sweep experiments/main.yaml --only 1 --set workload.duration=5s --out runs/sweep",
+    ),
+    "simulate": (
+        "swjoin simulate mpi_configs/local.yaml --slaves 8",
+        "swjoin simulate mpi_configs/thousand.yaml --slaves 16 --costs modern-10g --search --set workload.duration=1s",
+    ),
+    "plan": (
+        "swjoin plan mpi_configs/local.yaml -n 6",
+        "swjoin plan mpi_configs/local.yaml --target-rate 100000 --target-delay 1s",
+    ),
+    "explain": ("swjoin explain mpi_configs/local.yaml -n 6", "swjoin explain live.yaml --set time.late=drop --json"),
+    "report": ("swjoin report runs/latest", "swjoin report runs/latest -o report.html"),
+    "calibrate": ("swjoin calibrate --quick -o costs.yaml",),
+    "schema": ("swjoin schema > swjoin.schema.json",),
+    "doctor": ("swjoin doctor", "swjoin doctor -n 4 --dir runs --json"),
+}
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """argparse's formatter, which leaves the lines of examples as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith("examples:\n") else super()._fill_text(text, width, indent)
+
+
+def arrange(command: str, parser: argparse.ArgumentParser) -> None:
+    """Put the command's options into their groups, the rest last, and its examples below."""
+    others = parser._optionals
+    parser._action_groups.remove(others)
+    for title, options in GROUPS.get(command, {}).items():
+        group = parser.add_argument_group(title)
+        for option in options.split():
+            action = parser._option_string_actions[option]
+            others._group_actions.remove(action)
+            group._group_actions.append(action)
+    others.title = "other options" if command in GROUPS else others.title
+    parser._action_groups.append(others)
+    parser.formatter_class = HelpFormatter
+    if command in EXAMPLES:
+        parser.epilog = "examples:\n" + "\n".join(f"  {example}" for example in EXAMPLES[command])
