@@ -10,11 +10,10 @@ Stays out: what the arguments mean (`config.arguments`), tuples and output colum
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Unpack
 
 from swjoin.api.embedded_join import Engine, Joiner
@@ -32,7 +31,7 @@ from swjoin.core.join_semantics import format_digest
 from swjoin.core.ledger import Proof
 from swjoin.expressions.compiler import compile_text
 from swjoin.monitor.process_memory import keep_freed_memory
-from swjoin.runtime.in_process import SWITCH_S, default_slave_count
+from swjoin.runtime.in_process import default_slave_count, switching_quickly
 from swjoin.runtime.kernel_preload import report_compilations
 from swjoin.runtime.plausibility import Answer, warn, warnings_of
 
@@ -163,7 +162,7 @@ def _join_here(
 
     works = [work(s) for s in range(threads)]
     waiting: deque[list[Future[None]]] = deque()
-    with report_compilations(), _switching_quickly(), ExitStack() as stack:
+    with report_compilations(), switching_quickly(), ExitStack() as stack:
         pools = [stack.enter_context(ThreadPoolExecutor(1, f"swjoin-{s}")) for s in range(threads)]
         try:
             for deliveries in _epochs(engine, config, [iter(side.rows(sort=sort)) for side in sides]):
@@ -207,14 +206,3 @@ def _epochs(engine: Engine, config: RunConfig, sources: list[Iterator[SourceBatc
         if engine.waiting_tuples >= enough:
             yield engine.deliver(min(engine.times_us))
     yield engine.deliver()
-
-
-@contextmanager
-def _switching_quickly() -> Iterator[None]:
-    """The interpreter's default would keep a finished kernel waiting for the GIL."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_S)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(interval)

@@ -8,6 +8,7 @@ Stays out: starting the job (`cli.run`).
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,8 +24,16 @@ from swjoin.core.units import parse_duration_us, parse_size_bytes
 from swjoin.runtime.preflight import launcher_size
 
 
+def _parsed(parse: Callable[[str], int], text: str, name: str) -> int:
+    """The value of an option. UserError with the option."""
+    try:
+        return parse(text)
+    except UserError as error:
+        raise error.prefixed(f"--{name}") from None
+
+
 def _query(args: argparse.Namespace) -> QueryConfig:
-    exclusive = tuple(e for e in args.exclusive.split(",") if e)
+    exclusive = tuple(args.exclusive.split(",")) if args.exclusive else ()
     for name in exclusive:
         if name not in ("lower", "upper"):
             raise UserError(f"--exclusive {args.exclusive}: write lower, upper, or lower,upper")
@@ -33,13 +42,15 @@ def _query(args: argparse.Namespace) -> QueryConfig:
     window = parse_window(
         given,
         cast("tuple[Bound, ...]", exclusive),
-        lambda text, name: parse_duration_us(text),
+        lambda text, name: _parsed(parse_duration_us, text, name),
         lambda text: one_or_two(text, int, refusal),
     )
     return QueryConfig(**window._asdict(), how=args.how, where=args.where)
 
 
 def _keys(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if args.on and args.left_on and args.right_on:
+        raise UserError("give --on, or --left-on and --right-on: not all three")
     left, right = separate(args.left_on or args.on), separate(args.right_on or args.on)
     if not left or not right:
         raise UserError("the join columns are missing: give --on KEY, or --left-on and --right-on")
@@ -70,16 +81,18 @@ def join_config(args: argparse.Namespace) -> RunConfig:
     if args.pace == "realtime" and args.epoch is None:
         raise UserError("--pace realtime needs a distribution epoch: give --epoch, such as --epoch 250ms")
     if args.epoch is not None:
-        cluster["distribution_epoch_us"] = parse_duration_us(args.epoch)
-    module: dict[str, Any] = {"theta_bytes": JOIN_THETA_BYTES if args.theta is None else parse_size_bytes(args.theta)}
+        cluster["distribution_epoch_us"] = _parsed(parse_duration_us, args.epoch, "epoch")
+    theta = JOIN_THETA_BYTES if args.theta is None else _parsed(parse_size_bytes, args.theta, "theta")
+    behind_us = _parsed(parse_duration_us, args.max_out_of_order, "max-out-of-order")
+    module: dict[str, Any] = {"theta_bytes": theta}
     if args.memory is not None:
-        module["window_bytes"] = parse_size_bytes(args.memory)
+        module["window_bytes"] = _parsed(parse_size_bytes, args.memory, "memory")
     return RunConfig(
         queries=(_query(args),),
         left=StreamConfig(args.left, left_on, args.left_time, units[LEFT], args.left_id, columns, assume_timezone=zone),
         right=StreamConfig(args.right, right_on, args.right_time, units[RIGHT], args.right_id, columns, assume_timezone=zone),
         pace=args.pace,
-        time=TimeConfig("event", parse_duration_us(args.max_out_of_order), args.late),
+        time=TimeConfig("event", behind_us, args.late),
         cluster=ClusterConfig(**cluster),
         module=ModuleConfig(**module),
         sink=SinkConfig(sink_kind(args.out), ids=False),  # type: ignore[arg-type]

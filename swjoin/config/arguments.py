@@ -32,7 +32,7 @@ def duration_us(value: object, name: str) -> int:
         if getattr(value, "nanoseconds", 0):  # of pandas' kind, which the fields of a timedelta leave out
             raise UserError(f"{name}: {value!r} is finer than one microsecond; round it")
         return (value.days * 86_400 + value.seconds) * 1_000_000 + value.microseconds
-    if value == 0 and isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, int) and not isinstance(value, bool) and value == 0:
         return 0
     if not isinstance(value, str):
         raise UserError(f"{name}: {value!r} has no unit; write a string such as '250ms', '6h' or '-10us', or a timedelta")
@@ -52,7 +52,7 @@ def size_bytes(value: str, name: str) -> int:
 
 def one_of(value: object, options: tuple[str, ...], name: str) -> None:
     """UserError, with the nearest option, unless it is one of them."""
-    if value not in options:
+    if not isinstance(value, str) or value not in options:
         near = difflib.get_close_matches(str(value), options, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise UserError(f"{name}: {value!r} is not one of {', '.join(map(repr, options))}{hint}")
@@ -97,7 +97,10 @@ def window_fields(options: Mapping[str, Any], *, count_windows: bool = True) -> 
     one_of(options["how"], get_args(How), "how")
     if options["where"] is not None and not isinstance(options["where"], str):
         raise UserError(f"where: {options['where']!r} is no condition; write text such as 'left_price < right_price'")
-    exclusive = names(options["exclusive"], "exclusive")
+    exclusive = (options["exclusive"],) if isinstance(options["exclusive"], str) else options["exclusive"]
+    if not isinstance(exclusive, Sequence) or isinstance(exclusive, bytes):
+        raise UserError(f"exclusive: {exclusive!r} is neither 'lower' nor 'upper' nor a list of them")
+    exclusive = tuple(exclusive)
     for name in exclusive:
         one_of(name, get_args(Bound), "exclusive")
     given = {name: options[name] for name in ("within", "lower", "upper", "last") if options.get(name) is not None}

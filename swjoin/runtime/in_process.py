@@ -15,7 +15,8 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -42,7 +43,30 @@ from swjoin.runtime.slave_host import SlaveHost
 _RESULT_CHUNKS = 4  # result chunks that may wait for the collector; then the slaves wait
 _MOST_SLAVES = 4
 _WAKE_S = 0.1  # how soon a waiting thread sees that the run has failed
-SWITCH_S = 0.0005  # the interpreter's default of 5 ms would keep a finished kernel waiting for the GIL
+_SWITCH_S = 0.0005
+_switching: set[object] = set()  # those that are inside `switching_quickly`
+_switching_lock = threading.Lock()
+_usual_switch_s = 0.0  # the interpreter's interval before the first of them
+
+
+@contextmanager
+def switching_quickly() -> Iterator[None]:
+    """The interpreter's default of 5 ms would keep a finished kernel waiting for the GIL. It is restored when the last of
+    those that run at a time, in any threads, has ended."""
+    global _usual_switch_s
+    own = object()
+    try:
+        with _switching_lock:
+            if not _switching:
+                _usual_switch_s = sys.getswitchinterval()
+            _switching.add(own)
+            sys.setswitchinterval(_SWITCH_S)
+        yield
+    finally:
+        with _switching_lock:
+            _switching.discard(own)
+            if not _switching and _usual_switch_s:
+                sys.setswitchinterval(_usual_switch_s)
 
 
 def default_slave_count() -> int:
@@ -273,18 +297,16 @@ class _LocalLoop:
         threads = [_RoleThread("collector", self.collector.run, to_master)]
         threads += [_RoleThread(f"slave {host.role.id}", partial(_run_slave, host), to_master) for host in self.slaves]
         self._transport.running = len(threads)
-        interval = sys.getswitchinterval()
-        sys.setswitchinterval(SWITCH_S)
-        try:
-            for thread in threads:
-                thread.start()
-            self.role_host.run()
-        finally:
-            self._stop.set()
-            for thread in threads:
-                if thread.ident is not None:
-                    thread.join()
-            sys.setswitchinterval(interval)
+        with switching_quickly():
+            try:
+                for thread in threads:
+                    thread.start()
+                self.role_host.run()
+            finally:
+                self._stop.set()
+                for thread in threads:
+                    if thread.ident is not None:
+                        thread.join()
 
 
 def _run_slave(host: SlaveHost) -> None:

@@ -29,6 +29,7 @@ from swjoin.api.inputs import to_table
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import TupleBatch
 from swjoin.core.join_semantics import Bounds, format_digest, pair_digest
+from swjoin.runtime.in_process import switching_quickly
 from swjoin.spark import window_join
 from tests.conftest import ROOT
 from tests.support.cases import CASES, Case, by_name
@@ -539,6 +540,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"max_out_of_order": pd.Timedelta("1ns")},
         "max_out_of_order: .* is finer than one microsecond",
     ),
+    "durations": ({"within": np.array([1, 2])}, "within: .* has no unit"),
+    "kinds": ({"how": np.array(["inner", "left"])}, "how: .* is not one of 'inner'"),
+    "no bound": ({"exclusive": None}, "exclusive: None is neither 'lower' nor 'upper' nor a list of them"),
     "numpy's duration": ({"within": np.timedelta64(1500, "ns")}, "within: .* has no unit"),
     "key is no name": ({"on": 7}, "on: 7 is not a column name or a list of column names"),
     "time is no name": ({"left_time": 7}, "left_time: 7 is not a column name"),
@@ -756,6 +760,26 @@ def test_on_ranks_the_answer_is_the_same(capfd: pytest.CaptureFixture[str]) -> N
     assert run.digest == swjoin.run(SMALL).digest
     assert len(run.report["ranks"]) == 3
     assert capfd.readouterr() == ("", "")
+
+
+def test_joins_at_a_time_restore_the_interpreters_switch_interval() -> None:
+    usual = sys.getswitchinterval()
+    first, second = switching_quickly(), switching_quickly()
+    with first:
+        second.__enter__()
+        assert sys.getswitchinterval() < usual
+    assert sys.getswitchinterval() < usual
+    second.__exit__(None, None, None)
+    assert sys.getswitchinterval() == usual
+
+
+def test_empty_paths_are_not_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(LEFT, tmp_path / "a.parquet")
+    with pytest.raises(swjoin.UserError, match=r"left: the path is empty; write \. for the working directory"):
+        swjoin.join("", LEFT, **BASICS, within="1us")
+    with pytest.raises(swjoin.UserError, match="proof: the path is empty"):
+        swjoin.proof("")
 
 
 def test_what_arrow_lends_compiles_no_kernel_anew() -> None:
