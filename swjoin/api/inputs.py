@@ -28,6 +28,7 @@ from swjoin.connectors.files.formats import (
 )
 from swjoin.core.batch import LEFT, STREAM_NAMES
 from swjoin.core.errors import UserError
+from swjoin.core.units import named_path
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,7 +70,7 @@ class WholeInput:
         self.unread: str | None = None
         self._table: pa.Table | None = None
         if isinstance(value, (str, os.PathLike)):
-            self._describe(Path(value), time, wanted)
+            self._describe(named_path(value, side), time, wanted)
         else:
             refuse_mixed_objects(value, side, wanted)
             table = value if isinstance(value, pa.Table) else pa.Table.from_batches(*_opened(value, side))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from swjoin.config.loader import config_from_plain
 from swjoin.core.errors import UserError
 from swjoin.core.ledger import Ledger, Proof, StreamCounts
+from swjoin.core.units import named_path
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,7 +44,7 @@ def proof(of: pa.Table | str | os.PathLike[str]) -> Proof:
     UserError for anything else, or what has been changed.
     """
     if isinstance(of, str | os.PathLike):
-        path = Path(of)
+        path = named_path(of, "proof")
         return _of_directory(path) if path.is_dir() else _of_file(path)
     known = _OF_TABLES.get(id(of))
     if known is None or known[0]() is not of:

@@ -23,7 +23,7 @@ from swjoin.runtime.preflight import launcher_size
 
 
 def _query(args: argparse.Namespace) -> QueryConfig:
-    exclusive = tuple(e for e in args.exclusive.split(",") if e)
+    exclusive = tuple(args.exclusive.split(",")) if args.exclusive else ()
     for name in exclusive:
         if name not in ("lower", "upper"):
             raise UserError(f"--exclusive {args.exclusive}: write lower, upper, or lower,upper")
@@ -39,6 +39,8 @@ def _query(args: argparse.Namespace) -> QueryConfig:
 
 
 def _keys(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if args.on and args.left_on and args.right_on:
+        raise UserError("give --on, or --left-on and --right-on: not all three")
     left, right = separate(args.left_on or args.on), separate(args.right_on or args.on)
     if not left or not right:
         raise UserError("the join columns are missing: give --on KEY, or --left-on and --right-on")

@@ -471,7 +471,7 @@ def _run_command(args: argparse.Namespace, debug: bool) -> int:
     except SwjoinError as error:
         if debug:
             traceback.print_exc()
-        text = error.text("options" if args.command == "join" else "keys")
+        text = error.text("options" if args.command in ("join", "push") else "keys")
         if text:
             print(f"swjoin: {' '.join(text.split())}", file=sys.stderr)
         return error.exit_code

@@ -46,7 +46,7 @@ def size_bytes(value: str, name: str) -> int:
 
 def one_of(value: object, options: tuple[str, ...], name: str) -> None:
     """UserError, with the nearest option, unless it is one of them."""
-    if value not in options:
+    if not isinstance(value, str) or value not in options:
         near = difflib.get_close_matches(str(value), options, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise UserError(f"{name}: {value!r} is not one of {', '.join(map(repr, options))}{hint}")
@@ -91,7 +91,10 @@ def window_fields(options: Mapping[str, Any], *, count_windows: bool = True) -> 
     one_of(options["how"], get_args(How), "how")
     if options["where"] is not None and not isinstance(options["where"], str):
         raise UserError(f"where: {options['where']!r} is no condition; write text such as 'left_price < right_price'")
-    exclusive = names(options["exclusive"], "exclusive")
+    exclusive = (options["exclusive"],) if isinstance(options["exclusive"], str) else options["exclusive"]
+    if not isinstance(exclusive, Sequence) or isinstance(exclusive, bytes):
+        raise UserError(f"exclusive: {exclusive!r} is neither 'lower' nor 'upper' nor a list of them")
+    exclusive = tuple(exclusive)
     for name in exclusive:
         one_of(name, get_args(Bound), "exclusive")
     given = {name: options[name] for name in ("within", "lower", "upper", "last") if options.get(name) is not None}

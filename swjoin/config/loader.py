@@ -52,7 +52,7 @@ _SHORT.maxstring = _SHORT.maxother = 60
 
 def shown(value: Any) -> str:
     """A value in an error message, shortened."""
-    return _SHORT.repr(value)
+    return " ".join(_SHORT.repr(value).split())
 
 
 def word(key: Any) -> str:
@@ -128,8 +128,7 @@ def _build(kind: type, data: Any, where: str) -> Any:
             try:
                 values[name] = _convert(hints[name], value, here)
             except UserError as error:
-                text = str(error)
-                raise UserError(text if text.startswith(here) else f"{here}: {text}") from None
+                raise (error if error.text("keys").startswith(here) else error.prefixed(here)) from None
     if kind is QueryConfig:
         values |= _window(window, values.get("exclusive", ()), where)
     required = [

@@ -30,6 +30,7 @@ from swjoin.config.sections import (
     WorkloadConfig,
     check,
 )
+from swjoin.core.errors import Spelled
 from swjoin.core.units import format_duration
 
 __all__ = [
@@ -90,7 +91,8 @@ class RunConfig:
         check((self.left.path is None) == (self.right.path is None), "left and right: give both paths, or neither (generator)")
         self._check_live()
         if self.pace == "realtime":
-            check(self.cluster.distribution_epoch_us > 0, "cluster: realtime pace needs a distribution_epoch above 0")
+            epoch = Spelled("--epoch: realtime pace needs one", "", "cluster: realtime pace needs a distribution_epoch")
+            check(self.cluster.distribution_epoch_us > 0, (epoch, " above 0"))
         else:
             check(self.time.model == "event", "time: model arrival needs pace realtime")
             policy = self.on_overload.policy

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from swjoin.core.errors import UserError
+from swjoin.core.errors import Text, UserError, setting
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How, JoinKind
 from swjoin.core.units import MAX_SPAN_US, format_duration
 from swjoin.expressions.parser import parse_where
@@ -19,10 +19,12 @@ from swjoin.expressions.parser import parse_where
 MOST_PARTITION_GROUPS = 65_536
 
 
-def check(ok: bool, message: str) -> None:
-    """UserError unless ok."""
+def check(ok: bool, message: Text) -> None:
+    """UserError unless ok; a section made by hand is spelled as in a configuration."""
     if not ok:
-        raise UserError(message)
+        error = UserError(message)
+        error.spelling = "keys"
+        raise error
 
 
 def check_key(columns: Sequence[str]) -> None:
@@ -164,7 +166,8 @@ class TimeConfig:
     idle_timeout_us: int = 0
 
     def __post_init__(self) -> None:
-        check(0 <= self.max_out_of_order_us < MAX_SPAN_US, "time: max_out_of_order must not be negative")
+        behind = setting("max_out_of_order", "time: max_out_of_order")
+        check(0 <= self.max_out_of_order_us < MAX_SPAN_US, (behind, " must not be negative"))
         check(self.idle_timeout_us >= 0, "time: idle_timeout must not be negative (0: never)")
         check(
             self.idle_timeout_us == 0 or self.model == "event",
@@ -199,9 +202,10 @@ class ClusterConfig:
     def __post_init__(self) -> None:
         check(
             1 <= self.partition_count <= MOST_PARTITION_GROUPS,
-            f"cluster: partition_count must be 1 to {MOST_PARTITION_GROUPS}",
+            (setting("partitions", "cluster: partition_count"), f" must be 1 to {MOST_PARTITION_GROUPS}"),
         )
-        check(self.distribution_epoch_us >= 0, "cluster: distribution_epoch must not be negative")
+        epoch = setting("epoch", "cluster: distribution_epoch")
+        check(self.distribution_epoch_us >= 0, (epoch, " must not be negative"))
         check(self.sub_group_count >= 1, "cluster: sub_group_count must be at least 1")
         check(
             self.sub_group_count == 1 or self.distribution_epoch_us >= self.sub_group_count,
@@ -238,7 +242,7 @@ class ModuleConfig:
         )
         check(self.stream_buffer_bytes >= self.tuple_bytes, "module: stream_buffer must hold at least one tuple")
         check(self.result_buffer_bytes >= 1 << 12, "module: result_buffer must be at least 4KB")
-        check(self.window_bytes >= 1 << 20, "module: window must be at least 1MB")
+        check(self.window_bytes >= 1 << 20, (setting("memory", "module: window"), " must be at least 1MB"))
 
     @property
     def block_tuples(self) -> int:

@@ -78,6 +78,8 @@ def refuse_run(run_dir: Path, words: str, *, simulated: bool = False) -> bool:
         found = json.loads(path.read_text())
     except FileNotFoundError:
         return events_lines(run_dir).exists()  # the run was killed
+    except NotADirectoryError:
+        raise UserError(f"{words} {run_dir}: lies in a file; name a directory") from None
     except (OSError, ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or (found.get("complete") is not False and not (simulated and found.get("simulated"))):

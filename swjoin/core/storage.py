@@ -65,7 +65,7 @@ def writing(path: Path) -> Iterator[None]:
 
 def resolved(path: Path) -> Path:
     """`path`, or the target of a symbolic link, which may not exist."""
-    return Path(os.path.realpath(path)) if path.is_symlink() else path
+    return Path(os.path.realpath(path)) if os.path.islink(path) else path  # no error where a name is too long
 
 
 def special(path: Path) -> str | None:

@@ -19,7 +19,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from swjoin.core.errors import UserError
+from swjoin.core.errors import UserError, setting
 
 _UNIT_NS = {  # the longest first, as the parts of a duration are written
     "w": 604_800_000_000_000,
@@ -253,7 +253,9 @@ def check_time_zone(name: object) -> None:
     near = difflib.get_close_matches(text.casefold(), [*known, *(zone.rpartition("/")[2] for zone in known)], 1)
     full = [zone for folded, zone in known.items() if near and folded.rpartition("/")[2] == near[0]]
     hint = f"did you mean {known.get(near[0]) or full[0]}?" if near else "write one such as Europe/Berlin or UTC"
-    raise UserError(f"assume_timezone: {text!r} is no time zone; {hint}")
+    error = UserError(f"{text!r} is no time zone", subject=(setting("assume_timezone"),), remedy=hint)
+    error.spelling = "keys"
+    raise error
 
 
 def is_utf8(text: str) -> bool:

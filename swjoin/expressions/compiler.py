@@ -134,8 +134,8 @@ class _Compiler:
 
     def _number(self, text: str) -> str:
         if text.isdigit():
-            if int(text) >= 1 << 63:
-                raise UserError(f"where: {text} is beyond 64 bits")
+            if len(text.lstrip("0")) > 19 or int(text) >= 1 << 63:  # Python refuses to convert very many digits
+                raise UserError(f"where: {text[:60]} is beyond 64 bits")
             self._emit(p.INT_LITERAL, 0, int(text), grows=1)
             return "int"
         self._emit(p.FLOAT_LITERAL, 0, len(self.floats), grows=1)

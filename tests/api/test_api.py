@@ -543,6 +543,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "numpy's months": ({"within": np.timedelta64(1, "M")}, "within: duration .*: write one of a fixed length"),
     "numpy's number": ({"within": np.timedelta64(5)}, r"within: .* such as numpy.timedelta64\(5, 's'\)"),
     "a column": ({"within": ["5s"]}, r"within: duration .*: write a number and a unit"),
+    "durations": ({"within": np.array([1, 2])}, "within: duration .*: write a number and a unit"),
+    "kinds": ({"how": np.array(["inner", "left"])}, "how: .* is not one of 'inner'"),
+    "no bound": ({"exclusive": None}, "exclusive: None is neither 'lower' nor 'upper' nor a list of them"),
     "key is no name": ({"on": 7}, "on: 7 is not a column name or a list of column names"),
     "time is no name": ({"left_time": 7}, "left_time: 7 is not a column name"),
     "no time unit": (
@@ -759,6 +762,15 @@ def test_on_ranks_the_answer_is_the_same(capfd: pytest.CaptureFixture[str]) -> N
     assert run.digest == swjoin.run(SMALL).digest
     assert len(run.report["ranks"]) == 3
     assert capfd.readouterr() == ("", "")
+
+
+def test_empty_paths_are_not_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(LEFT, tmp_path / "a.parquet")
+    with pytest.raises(swjoin.UserError, match=r"left: the path is empty; write \. for the working directory"):
+        swjoin.join("", LEFT, **BASICS, within="1us")
+    with pytest.raises(swjoin.UserError, match="proof: the path is empty"):
+        swjoin.proof("")
 
 
 def test_what_arrow_lends_compiles_no_kernel_anew() -> None:

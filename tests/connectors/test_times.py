@@ -260,7 +260,7 @@ def test_rows_that_the_command_pushes(tmp_path: Path, capfd: pytest.CaptureFixtu
                 "left.csv: column ts is timestamp[ns], the stream wants timestamp[us, tz=UTC]: one has a time zone",
             ),
             ([], "numbers.csv", "a number has no unit; cast it first"),
-            (["--assume-timezone", "Mars"], "left.csv", "assume_timezone: 'Mars' is no time zone"),
+            (["--assume-timezone", "Mars"], "left.csv", "swjoin: --assume-timezone: 'Mars' is no time zone"),
             (["--assume-timezone", "UTC"], "numbers.csv", "numbers.csv: --assume-timezone has no effect"),
             (
                 ["--assume-timezone", "Europe/Berlin"],

@@ -61,6 +61,12 @@ def test_a_finished_run_is_left_as_it_is(
     assert state(run) == before
 
 
+def test_a_folder_within_a_file_is_no_finished_run(swjoin: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    done = swjoin("run", config(tmp_path), "--out", tmp_path / "file" / "run")
+    assert (done.code, done.err) == (2, [f"swjoin: --out {tmp_path}/file/run: lies in a file; name a directory"])
+
+
 @pytest.mark.mpi
 def test_ranks_that_a_user_launched_refuse_a_finished_run(finished: dict[str, Path], tmp_path: Path) -> None:
     run = shutil.copytree(finished["count"], tmp_path / "run")
