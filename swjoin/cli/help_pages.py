@@ -56,6 +56,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "output": "--json",
     },
     "explain": {"run": "-n --threads --set", "output": "--json"},
+    "init": {"columns of the inputs": "--on --left-time --right-time --time-unit --assume-timezone", "matching": "--within"},
     "doctor": {"checks": "-n --hostfile --dir --limit", "output": "--json"},
 }
 EXAMPLES: dict[str, tuple[str, ...]] = {
@@ -103,7 +104,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "explain": ("swjoin explain mpi_configs/local.yaml -n 6", "swjoin explain live.yaml --set time.late=drop --json"),
     "report": ("swjoin report runs/latest", "swjoin report runs/latest -o report.html"),
     "calibrate": ("swjoin calibrate --quick -o costs.yaml",),
+    "init": ("swjoin init", "swjoin init rides.yaml trips.csv payments.csv --within 1h30m"),
     "schema": ("swjoin schema > swjoin.schema.json",),
+    "completion": (
+        "swjoin completion bash > ~/.local/share/bash-completion/completions/swjoin",
+        "swjoin completion zsh > ~/.zfunc/_swjoin",
+    ),
     "doctor": ("swjoin doctor", "swjoin doctor -n 4 --dir runs --json"),
 }
 

@@ -66,9 +66,12 @@ def build_parser() -> argparse.ArgumentParser:
     _add_report(commands.add_parser("report", help="one HTML file about a run: verdict, figures, tables"))
     _add_calibrate(commands.add_parser("calibrate", help="measure this machine's costs for simulate"))
     _add_doctor(commands.add_parser("doctor", help="check this machine or these hosts, and say how to mend what is wrong"))
+    _add_init(commands.add_parser("init", help="write a first configuration"))
     commands.add_parser(
         "schema", help="print the JSON Schema of configurations, for editors"
     ).description = "Print the JSON Schema of the YAML file of run, serve, plan, simulate and explain (mpi_configs/README.md)."
+    completion = commands.add_parser("completion", help="print a script that completes commands and options in a shell")
+    completion.add_argument("dialect", choices=["bash", "zsh", "tcsh"], help="of the shell that reads the script")
     rank = commands.add_parser("_rank")
     rank.add_argument("job", metavar="JOB.json")
     for name, command in commands.choices.items():
@@ -318,6 +321,19 @@ def _add_explain(p: argparse.ArgumentParser) -> None:
     p.add_argument("--json", action="store_true", help="print JSON instead of words")
 
 
+def _add_init(p: argparse.ArgumentParser) -> None:
+    p.description = "Write a first configuration with comments: of generated streams, or of two inputs, by their columns."
+    p.add_argument("file", metavar="FILE", nargs="?", default="swjoin.yaml", help="where it goes (default: swjoin.yaml)")
+    p.add_argument("left", metavar="LEFT", nargs="?", help="file or directory of the left stream")
+    p.add_argument("right", metavar="RIGHT", nargs="?", help="of the right stream")
+    p.add_argument("--on", metavar="KEY", nargs="+", action="extend", help="join columns (default: the first that both have)")
+    p.add_argument("--left-time", metavar="COL", help="time column on the left (default: the first of timestamps)")
+    p.add_argument("--right-time", metavar="COL", help="time column on the right")
+    p.add_argument("--time-unit", choices=TIME_UNITS, help="unit of integer time columns")
+    p.add_argument("--assume-timezone", metavar="ZONE", help="times without a zone are local times of it: Europe/Berlin")
+    p.add_argument("--within", metavar="6h", help="window on both sides (default 5s)")
+
+
 def _add_report(p: argparse.ArgumentParser) -> None:
     p.description = "Verdict, rates, delays, timeline, memory, ranks and configuration of a run as one file for a browser."
     p.add_argument("dir", metavar="DIR", help="directory of a run: complete, stopped or failed")
@@ -471,7 +487,7 @@ def _run_command(args: argparse.Namespace, debug: bool) -> int:
     except SwjoinError as error:
         if debug:
             traceback.print_exc()
-        text = error.text("options" if args.command in ("join", "push") else "keys")
+        text = error.text("options" if args.command in ("join", "push", "init") else "keys")
         if text:
             print(f"swjoin: {' '.join(text.split())}", file=sys.stderr)
         return error.exit_code

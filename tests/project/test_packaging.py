@@ -31,7 +31,7 @@ def test_every_package_is_listed() -> None:
 
 
 def test_extras_have_names_to_rely_on() -> None:
-    assert {"verify", "spark", "plots", "flights", "kafka", "dashboard", "docs", "dev"} == set(extras())
+    assert {"verify", "spark", "plots", "flights", "kafka", "dashboard", "completion", "docs", "dev"} == set(extras())
 
 
 def test_what_is_locked_fits_what_is_asked_for() -> None:
