@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 _UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 _NONE = "18446744073709551615::UBIGINT"  # the id of a missing side
+_ROW = "__row"  # the position of a row in what is read, beside columns of any name
 _LONGEST_ROW = 4 << 20  # of a CSV file, as in `connectors.files.formats`
 _SLOTS = 32  # of the generator, per batch
 # mix64 and the digest of a pair, in integers of 128 bits: no product of two with 64 bits overflows
@@ -102,7 +103,7 @@ def _refuse_unreadable(stream: StreamConfig, schema: pa.Schema, compared: Sequen
 
 
 def _read_csv(path: Path, columns: Sequence[str], folder: Path) -> str:
-    """A query of the rows of a CSV file, as text: rid, and these columns."""
+    """A query of the rows of a CSV file, as text: its position, and these columns."""
     if path.suffix.lower() == ".bz2":
         plain = folder / path.stem
         with bz2.open(path) as packed, plain.open("wb") as unpacked:
@@ -113,21 +114,21 @@ def _read_csv(path: Path, columns: Sequence[str], folder: Path) -> str:
     kinds = ", ".join(f"'c{i}': 'VARCHAR'" for i in range(len(names)))
     wanted = ", ".join(f"c{names.index(column)} AS {name(column)}" for column in columns)
     return (
-        f"SELECT row_number() OVER () - 1 AS rid, {wanted} FROM read_csv({path_list([plain])}, auto_detect = false, "
+        f"SELECT row_number() OVER () - 1 AS {_ROW}, {wanted} FROM read_csv({path_list([plain])}, auto_detect = false, "
         f"header = true, columns = {{{kinds}}}, delim = ',', quote = '\"', escape = '\"', nullstr = '', "
         f"allow_quoted_nulls = false, max_line_size = {_LONGEST_ROW}, parallel = false)"
     )
 
 
 def _arrow_batches(path: Path, columns: Sequence[str]) -> pa.RecordBatchReader:
-    """The rows of an Arrow file: rid, and these columns."""
+    """The rows of an Arrow file: their positions, and these columns."""
     import pyarrow as pa
 
     with path.open("rb") as stream:
         magic = stream.read(6)
     reader = pa.ipc.open_file(path) if magic == b"ARROW1" else pa.ipc.open_stream(path)
     found = reader.schema
-    schema = pa.schema([("rid", pa.int64()), *(found.field(column) for column in columns)])
+    schema = pa.schema([(_ROW, pa.int64()), *(found.field(column) for column in columns)])
 
     def batches() -> Iterator[pa.RecordBatch]:
         rows = 0
@@ -141,11 +142,11 @@ def _arrow_batches(path: Path, columns: Sequence[str]) -> pa.RecordBatchReader:
 
 
 def _rows_of(db: Any, path: Path, columns: Sequence[str], folder: Path) -> str:
-    """A query of the rows of a file: rid, the position in the file, and these columns. folder: for what is unpacked."""
+    """A query of the rows of a file: their positions, and these columns. folder: for what is unpacked."""
     kind = file_format(path)
     if kind == "Parquet":
         wanted = ", ".join(name(column) for column in columns)
-        return f"SELECT file_row_number AS rid, {wanted} FROM read_parquet({path_list([path])}, hive_partitioning = false)"
+        return f"SELECT file_row_number AS {_ROW}, {wanted} FROM read_parquet({path_list([path])}, hive_partitioning = false)"
     if kind == "CSV":
         return _read_csv(path, columns, folder)
     if kind == "Arrow IPC":
@@ -175,16 +176,16 @@ def _load_files(db: Any, stream: StreamConfig, schema: pa.Schema, compared: list
     columns = list(dict.fromkeys((*stream.key, stream.time, *([stream.id] if stream.id else []), *compared)))
     typed = {column: _typed(column, schema.field(column).type) for column in columns}
     wanted = [
-        f"{'rid' if stream.id is None else typed[stream.id]}::UBIGINT AS id",
+        f"{_ROW if stream.id is None else typed[stream.id]}::UBIGINT AS id",
         f"{_time_us(stream, schema.field(stream.time).type)} AS ts",
         *(f"{typed[column]} AS k{i}" for i, column in enumerate(stream.key)),
         *(f"{typed[column]} AS c{i}" for i, column in enumerate(compared)),
     ]
     for number, path in enumerate(input_files(Path(stream.path or ""))):
         first = db.execute(f"SELECT count(*) FROM {target}").fetchone()[0] if number else 0
-        rows = f"SELECT rid + {first} AS rid, * EXCLUDE (rid) FROM ({_rows_of(db, path, columns, folder)})"
+        rows = f"SELECT * REPLACE ({_ROW} + {first} AS {_ROW}) FROM ({_rows_of(db, path, columns, folder)})"
         into = f"INSERT INTO {target}" if number else f"CREATE TABLE {target} AS"
-        db.execute(f"{into} SELECT rid, {', '.join(wanted)} FROM ({rows})")
+        db.execute(f"{into} SELECT {_ROW} AS rid, {', '.join(wanted)} FROM ({rows})")
 
 
 def _load_generated(db: Any, config: RunConfig, side: int, compared: list[str], target: str) -> None:

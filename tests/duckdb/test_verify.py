@@ -193,12 +193,12 @@ def test_ids_of_a_column_and_folders_of_files(tmp_path: Path) -> None:
         for part in range(3):
             at = np.arange(part * 50, part * 50 + (0 if part == 1 else 50))
             ids = np.uint64(2**64 - 2) - at.astype(np.uint64)
-            columns = {"n": ids, "k": at % 3, "t": at, "Other Name": at}
+            columns = {"n": ids, "rid": at % 3, "ts": at, "Other Name": at}
             table = pa.table(columns).select(list(columns)[:: 1 - 2 * (part % 2)])
             pq.write_table(table, tmp_path / f"{side}[1]*" / f"date=2024-01-01 {part}?.parquet")
     plain: dict[str, Any] = {"join": {"within": "20us", "how": "full", "where": 'left."Other Name" <> right."Other Name"'}}
     for side in ("left", "right"):
-        plain[side] = {"path": str(tmp_path / f"{side}[1]*"), "key": "k", "time": "t", "time_unit": "us", "id": "n"}
+        plain[side] = {"path": str(tmp_path / f"{side}[1]*"), "key": "rid", "time": "ts", "time_unit": "us", "id": "n"}
     (tmp_path / "config.yaml").write_text(json.dumps(plain))
     run(tmp_path / "config.yaml", tmp_path)
     assert right(tmp_path) > 100
