@@ -443,19 +443,23 @@ class CsvTarget(_FilesTarget):
         return sink.getvalue()
 
     def read(self, config: StreamConfig, files: list[Path]) -> list[pa.Table]:
-        """Types are those of the first file with rows; a header needs no line break."""
-        options, out = {"strings_can_be_null": True, "quoted_strings_can_be_null": False, "null_values": [""]}, []
-        types: dict[str, Any] | None = None
-        for path in files:
-            with pa.input_stream(str(path)) as file:
-                data = file.read()
+        """A column has the type of the first file with a value in it; a header needs no line break."""
+        types: dict[str, pa.DataType] = {}
+
+        def table_of(path: Path) -> pa.Table:
+            data = path.read_bytes()
+            data = gzip.decompress(data) if path.suffix == ".gz" else data
             source = pa.BufferReader(data if b"\n" in data or b"\r" in data or not data.strip() else data + b"\n")
+            options = {"strings_can_be_null": True, "quoted_strings_can_be_null": False, "null_values": [""]}
             convert = arrow_csv.ConvertOptions(column_types=types, **options)
-            out.append(arrow_csv.read_csv(source, arrow_csv.ReadOptions(use_threads=False), convert_options=convert))
-            if types is None and out[-1].num_rows:
-                types = {f.name: pa.string() if pa.types.is_null(f.type) else f.type for f in out[-1].schema}
-        known = types or {}
-        return [t.cast(pa.schema([(n, known.get(n, pa.string())) for n in t.column_names])) for t in out]
+            return arrow_csv.read_csv(source, arrow_csv.ReadOptions(use_threads=False), convert_options=convert)
+
+        for path in files:
+            for field, column in zip((table := table_of(path)).schema, table.columns, strict=True):
+                if column.null_count < len(column):
+                    types.setdefault(field.name, field.type)
+        tables = [table_of(path) for path in files]
+        return [t.cast(pa.schema([(n, types.get(n, pa.string())) for n in t.column_names])) for t in tables]
 
     def spoil(self, random: Random, data: bytes) -> bytes:
         choice = random.randrange(8)
