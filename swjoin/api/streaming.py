@@ -14,18 +14,21 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, Unp
 import numpy as np
 
 from swjoin.api.embedded_join import Engine, Joiner, check_rows
-from swjoin.api.inputs import Streamable, both_inputs, check_names, to_batches
 from swjoin.cluster.master.intake import StreamIntake
 from swjoin.config.arguments import Request
 from swjoin.config.options import Columns, EngineOptions, complete, takes_options
 from swjoin.config.run import RunConfig, StreamConfig
+from swjoin.connectors.fitting import fitted
+from swjoin.connectors.frames import ArrowSchema, Streamable, both_inputs, to_batches, to_schema
 from swjoin.connectors.output_columns import OutputColumns
 from swjoin.connectors.row_encoder import TupleEncoder, describe_streams
+from swjoin.connectors.schema import described
 from swjoin.connectors.times import microseconds, zoned
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, Bool, SourceBatch
 from swjoin.core.errors import RunFailed, SwjoinError, Text, UserError, spelled
 from swjoin.core.ids import BEGIN_OF_TIME_US
 from swjoin.core.ledger import Ledger
+from swjoin.core.row_codec import returned, storage
 from swjoin.expressions.compiler import compile_text
 from swjoin.runtime.plausibility import Answer, warn, warnings_of
 
@@ -52,8 +55,8 @@ class StreamOptions(EngineOptions, total=False):
 
     columns: Columns | None
     ids: bool
-    left_schema: pa.Schema | None
-    right_schema: pa.Schema | None
+    left_schema: ArrowSchema | Streamable | None
+    right_schema: ArrowSchema | Streamable | None
 
 
 class WindowJoin:
@@ -61,8 +64,10 @@ class WindowJoin:
 
     The arguments are those of `swjoin.join`, but: rows must come in time order, up to max_out_of_order; later rows follow late:
     "error" (the batch is refused as a whole, and the join goes on without it), "drop", or "side" (see `late_rows`).
-    left_schema, right_schema: Arrow schemas, if they are to be known before each side's first batch; until both are known, rows
-    wait. memory: limit of the window state, such as "1GB"; RunFailed when the windows need more.
+    left_schema, right_schema: the columns and types of a side, if they are to be known before its first batch: a schema of
+    Arrow or polars, or a frame, whose rows are not read; until both sides' are known, rows wait. Later batches may have their
+    columns in another order, and other types of the same values. memory: limit of the window state, such as "1GB"; RunFailed
+    when the windows need more.
 
     `push`, `advance` and `close` return iterators of record batches. What is not taken from one comes with the next; joining is
     done while pairs are taken. A pair is certain when both of its rows have been joined: at once, or with max_out_of_order when
@@ -84,7 +89,8 @@ class WindowJoin:
             schema = options[f"{STREAM_NAMES[stream]}_schema"]
             if schema is not None:
                 with spelled("arguments"):
-                    self._take([], self._with_schema(self._schemas, stream, schema))
+                    declared = to_schema(schema, f"{STREAM_NAMES[stream]}_schema")
+                    self._take([], self._with_schema(self._schemas, stream, declared))
 
     # ------------------------------------------------------------ in
 
@@ -103,8 +109,7 @@ class WindowJoin:
             for stream, value in enumerate(both_inputs(left, right)):
                 if value is not None:
                     schema, batches = to_batches(value, STREAM_NAMES[stream], self._used(stream))
-                    schemas = self._with_schema(schemas, stream, schema)
-                    rows += [(stream, batch) for batch in batches]
+                    rows, schemas = self._with_rows(rows, schemas, stream, schema, list(batches))
         return self._changed(lambda: self._take(rows, schemas))
 
     def _used(self, stream: int) -> set[str] | None:
@@ -316,29 +321,43 @@ class WindowJoin:
         if self._closed:
             raise UserError("the join is closed; make a new WindowJoin")
 
+    def _with_rows(
+        self, rows: list[Item], schemas: Schemas, stream: int, schema: pa.Schema, batches: list[pa.RecordBatch]
+    ) -> tuple[list[Item], Schemas]:
+        """Rows and schemas with a side's batches, in types of its schema. UserError when they do not fit."""
+        import pyarrow as pa
+        import pyarrow.types as t
+
+        side, known = STREAM_NAMES[stream], schemas[stream]
+        if known is None:
+            own = self._request.streams[stream]
+            needed = [field for field in schema if field.name in (*own.key, own.time)]
+            if any(t.is_null(f.type) or t.is_floating(f.type) for f in needed) and not any(b.num_rows for b in batches):
+                return rows, schemas  # an empty frame, whose columns libraries call floating-point numbers
+            for field in needed:
+                if t.is_null(field.type):
+                    what = f"column {field.name} has no values in the first batch"
+                    raise UserError(f"{side}: {what}, so its type is not known; give {side}_schema")
+            schemas = self._with_schema(schemas, stream, schema)
+        elif not schema.equals(known):
+            extra = [name for name in schema.names if name not in known.names]
+            if extra:
+                raise UserError(
+                    f"{side}: column {extra[0]} is new in this batch; the side's schema is {described(known)[:1000]}"
+                )
+            kinds = {field.name: field.type for field in schema}
+            alike = {f.name for f in known if f.name in kinds and storage(kinds[f.name]) == storage(f.type)}
+            wanted = pa.schema([f.with_type(kinds[f.name]) if f.name in alike else f for f in known])  # packed alike
+            batches = [fitted(batch, wanted, lambda _: side) for batch in batches]
+        return [*rows, *((stream, batch) for batch in batches)], schemas
+
     @staticmethod
-    def _with_schema(schemas: Schemas, stream: int, schema: object) -> Schemas:
-        """With a side's schema, for the first time or again. UserError when it is another one."""
+    def _with_schema(schemas: Schemas, stream: int, schema: pa.Schema) -> Schemas:
+        """With a side's schema, in which dictionaries have room for the values of later batches."""
         import pyarrow as pa
 
-        side = STREAM_NAMES[stream]
-        if not isinstance(schema, pa.Schema):
-            raise UserError(f"{side}_schema: a {type(schema).__name__} is no pyarrow.Schema")
-        check_names(schema, side)
-        known = schemas[stream]
-        if known is None:
-            return (schema, schemas[RIGHT]) if stream == LEFT else (schemas[LEFT], schema)
-        if schema is known or schema.equals(known):
-            return schemas
-        for field in known:
-            if schema.names.count(field.name) != 1:
-                raise UserError(f"{side}: column {field.name} is missing in this batch; its first batch had it")
-            if schema.field(field.name).type != field.type:
-                raise UserError(f"{side}: column {field.name} is {schema.field(field.name).type}, before it was {field.type}")
-        extra = [name for name in schema.names if name not in known.names]
-        if extra:
-            raise UserError(f"{side}: column {extra[0]} is new in this batch; the first batch says which columns there are")
-        return schemas
+        schema = pa.schema([field.with_type(returned(field.type)) for field in schema], schema.metadata)
+        return (schema, schemas[RIGHT]) if stream == LEFT else (schemas[LEFT], schema)
 
     def _assumed(self, schemas: Schemas) -> tuple[pa.Schema, pa.Schema]:
         """Both schemas; a side of which nothing is known has the other's keys and times, and nothing else."""

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swjoin.api.inputs import WholeInput, both_inputs
+from swjoin.api.inputs import WholeInput
 from swjoin.config.arguments import Request
+from swjoin.connectors.frames import both_inputs
 from swjoin.connectors.output_columns import OutputColumns, as_type
 from swjoin.connectors.row_encoder import StreamColumns, TupleEncoder, describe_streams, settle_types
 from swjoin.core.arrow_views import decoded

@@ -119,8 +119,8 @@ def _batches(args: argparse.Namespace, wanted: pa.Schema, skip: int) -> Iterator
 def _read(name: str, wanted: pa.Schema, zone: str | None) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
-    from swjoin.connectors.files.formats import list_files, read_batches, read_schema, refusing
-    from swjoin.connectors.flight.client import fitted
+    from swjoin.connectors.files.formats import file_format, list_files, read_batches, read_schema, refusing
+    from swjoin.connectors.fitting import fitted
 
     if name == "-":
         try:
@@ -140,11 +140,29 @@ def _read(name: str, wanted: pa.Schema, zone: str | None) -> Iterator[pa.RecordB
             if schema.names.count(column) != 1:
                 raise UserError(f"{path}: column {column} is missing; the stream wants {', '.join(wanted.names)}")
         _check_zone(zone, schema, wanted, str(path))
+        if file_format(path) == "CSV":
+            schema = _as_wanted(schema, wanted)
         with refusing(path):
             first = 0
             for batch in read_batches(path, schema, wanted.names, 65_536, 0):
                 yield fitted(batch, wanted, _row_names(path, first), zone)
                 first += batch.num_rows
+
+
+def _as_wanted(schema: pa.Schema, wanted: pa.Schema) -> pa.Schema:
+    """The types to read a CSV file's columns with: the stream's where the file's text may mean several, as 007 and 0.1 do.
+    Times and whole numbers are recognized first, so that errors say what they are."""
+    import pyarrow as pa
+    import pyarrow.types as t
+
+    for field in wanted:
+        index = schema.names.index(field.name)
+        own, kind = schema.field(index).type, field.type
+        if t.is_string(kind) or t.is_large_string(kind):
+            schema = schema.set(index, field.with_type(pa.string()))
+        elif t.is_string(own) or t.is_boolean(kind) or t.is_floating(kind) or t.is_decimal(kind):
+            schema = schema.set(index, field)
+    return schema
 
 
 def _row_names(path: Path | None, first: int) -> Callable[[int], str]:

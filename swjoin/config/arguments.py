@@ -3,7 +3,7 @@
 What: `Request`, made of the options that all joins share, and its `config`; parsers of single arguments.
 Why: `how`, bounds, keys and lateness become a `QueryConfig` and a `RunConfig` here alone, so that a join means the same from
 Python as from the command line.
-Stays out: which options there are (`config.options`), data (`api.inputs`), joining (`api.embedded_join`).
+Stays out: which options there are (`config.options`), data (`connectors.frames`), joining (`api.embedded_join`).
 """
 
 from __future__ import annotations

@@ -98,19 +98,6 @@ def check_times(left: TimeColumn, right: TimeColumn, remedy: str | None = None) 
         )
 
 
-def cast_error(kind: pa.DataType, wanted: pa.DataType) -> str | None:
-    """Why a cast that Arrow would allow is refused; None when it is not."""
-    import pyarrow.types as t
-
-    pair = zoned(kind), zoned(wanted)
-    if pair in ((True, False), (False, True)):
-        return "one has a time zone, the other has none; push times with the stream's kind, or declare the stream so"
-    timed, number = (kind, wanted) if pair[0] is not None else (wanted, kind)
-    if zoned(timed) is not None and (t.is_integer(number) or t.is_floating(number)):
-        return "a number has no unit; cast it first"
-    return None
-
-
 class Refuse(Protocol):
     """Raises UserError for the first row of a mask, if there is one."""
 

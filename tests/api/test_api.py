@@ -628,9 +628,9 @@ def test_misused_streams_are_one_clear_exception() -> None:
         join.push(left="a.parquet")  # type: ignore[arg-type]
     list(join.push(left=LEFT, right=RIGHT))
     for other, text in (
-        (LEFT.drop_columns(["key"]), "left: column key is missing in this batch"),
+        (LEFT.drop_columns(["key"]), "left: column key is missing; the stream wants key, ts"),
         (LEFT.append_column("new", pa.array([1])), "left: column new is new in this batch"),
-        (LEFT.set_column(0, "key", pa.array(["a"])), "left: column key is string, before it was int64"),
+        (LEFT.set_column(0, "key", pa.array(["a"])), "left: column key is string, the stream wants int64: cast it first"),
     ):
         with pytest.raises(swjoin.UserError, match=text):
             join.push(left=other)
@@ -639,7 +639,7 @@ def test_misused_streams_are_one_clear_exception() -> None:
     for call in (lambda: join.push(left=LEFT), lambda: join.advance(5), join.close):
         with pytest.raises(swjoin.UserError, match="the join is closed; make a new WindowJoin"):
             call()
-    with pytest.raises(swjoin.UserError, match="left_schema: a list is no pyarrow"):
+    with pytest.raises(swjoin.UserError, match="left_schema: a list is no schema; give one of Arrow or polars"):
         swjoin.WindowJoin(**BASICS, within="1s", left_schema=[])  # type: ignore[arg-type]
     nested = pa.schema([("key", pa.int64()), ("ts", pa.int64()), ("v", pa.list_(pa.int64()))])
     with pytest.raises(swjoin.UserError, match=r"column v: type list<.*cannot be carried; leave it out with columns"):

@@ -14,10 +14,9 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -26,10 +25,10 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from swjoin.connectors.fitting import fitted
 from swjoin.connectors.flight.ingest import plain_text
 from swjoin.connectors.flight.result_log import ConsumerOffset
-from swjoin.connectors.times import cast_error, instants, zoned
-from swjoin.core.batch import Bool
+from swjoin.connectors.frames import Streamable, to_batches
 from swjoin.core.errors import RunFailed, SwjoinError, UserError
 
 BATCH_ROWS = 16_384
@@ -190,12 +189,15 @@ class Producer:
         self.accepted = row
         self._numbered = numbered
 
-    def push(self, rows: pa.RecordBatch | pa.Table) -> None:
-        """Send rows, with the stream's columns at least. Waits while the run cannot take them. UserError if they do not fit."""
-        batches = rows.to_batches(BATCH_ROWS) if isinstance(rows, pa.Table) else [rows]
-        for batch in batches:
-            self._write(fitted(batch, self._schema, _in_push), {"row": self.row} if self._numbered else {})
-            self.row += batch.num_rows
+    def push(self, rows: Streamable) -> None:
+        """Send the rows of a table, record batch, reader, data frame or anything else with `__arrow_c_stream__`, which has the
+        stream's columns at least. Waits while the run cannot take them. UserError if they do not fit."""
+        for whole in to_batches(rows, "push", self._schema.names)[1]:
+            batch = fitted(whole, self._schema, _in_push)
+            for at in range(0, max(1, batch.num_rows), BATCH_ROWS):
+                piece = batch.slice(at, BATCH_ROWS)
+                self._write(piece, {"row": self.row} if self._numbered else {})
+                self.row += piece.num_rows
 
     def advance(self, to_us: int) -> None:
         """A promise: later rows are not before this time, in microseconds."""
@@ -325,18 +327,21 @@ class Client:
     def push(
         self,
         stream: Literal["left", "right"],
-        rows: pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch],
+        rows: Streamable | Iterable[Streamable],
         *,
         producer: str | None = None,
         end: bool = False,
         on_wait: Callable[[str], object] | None = None,
     ) -> int:
         """Push these rows and wait until they are accepted; returns the number of accepted rows: with a name, of all that were
-        pushed under it. end: the producer has no more rows. on_wait: see `producer`."""
-        batches = [rows] if isinstance(rows, pa.Table | pa.RecordBatch) else rows
+        pushed under it. rows: what `Producer.push` takes, or several of these. end: the producer has no more rows. on_wait: see
+        `producer`."""
+        frames: Iterable[Any] = [rows]
+        if isinstance(rows, Iterable) and not isinstance(rows, (Streamable, str, Mapping)):
+            frames = rows
         with self.producer(stream, producer, on_wait=on_wait) as connection:
-            for batch in batches:
-                connection.push(batch)
+            for frame in frames:
+                connection.push(frame)
             if end:
                 connection.end()
         return connection.accepted
@@ -418,40 +423,8 @@ class Client:
         self.close()
 
 
-def fitted(
-    batch: pa.RecordBatch, wanted: pa.Schema, describe_row: Callable[[int], str], zone: str | None = None
-) -> pa.RecordBatch:
-    """The columns of a stream's schema, in its order and types. UserError when one is missing or of another type.
-
-    describe_row: row of the batch, or -1 for the batch -> its description in error messages. zone: times without a zone are
-    local times of it, where the schema has a zone.
-    """
-    if batch.schema.equals(wanted):
-        return batch
-    where, arrays = describe_row(-1), []
-    for field in wanted:
-        if field.name not in batch.schema.names:
-            raise UserError(f"{where}: column {field.name} is missing; the stream wants {', '.join(wanted.names)}")
-        array = batch.column(field.name)
-        if zone is not None and zoned(array.type) is False and zoned(field.type):
-            array = instants(array, zone, partial(_refuse_first, describe_row, field.name))
-        reason = cast_error(array.type, field.type)
-        if reason is not None:
-            raise UserError(f"{where}: column {field.name} is {array.type}, the stream wants {field.type}: {reason}")
-        try:
-            arrays.append(array if array.type == field.type else array.cast(field.type))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise UserError(f"{where}: column {field.name}: {array.type} does not become {field.type} ({error})") from None
-    return pa.record_batch(arrays, schema=wanted)
-
-
 def _in_push(row: int) -> str:
     return "push" if row < 0 else f"push, row {row} of the batch (counting from 0)"
-
-
-def _refuse_first(describe_row: Callable[[int], str], name: str, wrong: Bool, what: str) -> None:
-    if wrong.any():
-        raise UserError(f"{describe_row(int(wrong.argmax()))}: column {name} {what}")
 
 
 def connect(
