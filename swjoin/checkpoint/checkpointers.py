@@ -135,6 +135,7 @@ class MasterCheckpointer:
         groups = master.config.cluster.partition_count
         check_master_state(manifest.path, snapshot.plain, manifest.generation, manifest.plain["epoch"], groups)
         with restoring(manifest.path):
+            manifest.joined_until_us(groups)  # the next checkpoint takes it over
             for stream, name in ((LEFT, "left"), (RIGHT, "right")):
                 for what, batches in snapshot.tuples.items():
                     if what.startswith(name):

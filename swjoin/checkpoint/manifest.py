@@ -137,6 +137,7 @@ _MANIFEST = {
     "alive_us": (_time, _time),
     "joined": (is_count, is_count),
     "joined_until_us": [(_time, _time)],
+    "joined_before_us?": [(_time, _time)],
     "segments": [_SEGMENT],
     "master": {
         "state": dict,

@@ -58,13 +58,19 @@ class Manifest:
         left, right = self.plain["alive_us"]
         return left, right
 
-    def joined_until_us(self, group_count: int) -> I64:
-        """Watermarks up to which each partition-group had been joined: int64 (groups, 2)."""
+    def joined_until_us(self, group_count: int | None = None) -> I64:
+        """Watermarks up to which each partition-group had been joined: int64 (groups, 2).
+
+        At least those of the checkpoint before: after a resumption a slave's watermarks may begin below the ones that its
+        partition-groups had at their earlier slaves, and their unmatched rows must not be emitted once more.
+        """
         owner = np.array(self.plain["master"]["state"]["controller"]["owner"], np.int64)
         times = np.array(self.plain["joined_until_us"], np.int64).reshape(-1, 2)[owner]
-        if len(times) != group_count:
+        earlier = np.array(self.plain.get("joined_before_us", times), np.int64).reshape(-1, 2)
+        if not len(times) == len(earlier) == (group_count or len(times)):
             raise RunFailed(f"{self.path}: corrupt checkpoint ({len(times)} partition-groups of {group_count})")
-        return times
+        joined: I64 = np.maximum(times, earlier)
+        return joined
 
     @property
     def joined(self) -> list[int]:
@@ -265,6 +271,8 @@ class CheckpointStore:
             "master": command.parts["master"],
             "collector": command.parts["collector"],
         }
+        if last is not None:
+            plain["joined_before_us"] = last.joined_until_us().tolist()
         plain["checksum"] = _checksum(plain)
         path = self.path / f"checkpoint-{command.generation:06d}.json"
         write_whole(path, json.dumps(plain).encode())
