@@ -46,7 +46,6 @@ class _Settings:
         self._lock = threading.Lock()
         self._joins: set[object] = set()
         self._interval_s = 0.0
-        self._set_s = 0.0
 
     def make(self, join: object) -> None:
         with self._lock:
@@ -56,17 +55,14 @@ class _Settings:
                 self._interval_s = sys.getswitchinterval()
                 if self._interval_s > _SWITCH_S:
                     sys.setswitchinterval(_SWITCH_S)
-                self._set_s = sys.getswitchinterval()  # as the interpreter rounds it
                 keep_freed_memory()
 
     def undo(self, join: object) -> None:
-        """An interval that other code has set meanwhile stays."""
+        """An interval that other code has set meanwhile stays. May be repeated."""
         with self._lock:
-            if join not in self._joins:  # an interrupt came before the settings were made
-                return
             self._joins.discard(join)
             if not self._joins:
-                if sys.getswitchinterval() == self._set_s != self._interval_s:
+                if self._interval_s > _SWITCH_S and round(sys.getswitchinterval(), 5) == _SWITCH_S:
                     sys.setswitchinterval(self._interval_s + 5e-7)  # the interpreter rounds down to microseconds
                 # What glibc's own rule sets once a block of 32 MiB has been freed; the rule itself cannot be switched on again.
                 _set_malloc(_LARGEST_BYTES, 2 * _LARGEST_BYTES)
@@ -83,4 +79,7 @@ def join_settings() -> Iterator[None]:
         _SETTINGS.make(join)
         yield
     finally:
-        _SETTINGS.undo(join)
+        try:
+            _SETTINGS.undo(join)
+        finally:  # an interrupt may end the first call anywhere
+            _SETTINGS.undo(join)
