@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import sys
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -21,6 +22,7 @@ import swjoin
 from swjoin.cli.serve import _read
 from swjoin.connectors.fitting import fitted
 from swjoin.connectors.flight.client import connect
+from swjoin.connectors.frames import to_table
 from swjoin.core.join_semantics import format_digest, pair_digest
 from tests.support.live_runs import config as live_config
 from tests.support.live_runs import in_thread, live
@@ -345,3 +347,30 @@ def test_columns_of_csv_files_are_read_as_the_stream_wants_them(tmp_path: Path) 
     (tmp_path / "b.csv").write_text("user,at,page,n\na,2026-01-01 00:00:00,x,many\n")
     with pytest.raises(swjoin.UserError, match=r"b.csv: .*conversion error to int64: invalid value 'many'"):
         list(_read(str(tmp_path / "b.csv"), SCHEMA, None))
+
+
+# ---------------------------------------------------------------- frames out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("returns", ["same", "pandas", "polars", "arrow"])
+def test_frames_of_the_kind_that_is_asked_for(kind: str, returns: Any) -> None:
+    left = KINDS[kind](plain(LEFT))
+    found = swjoin.join(left, plain(RIGHT), **OPTIONS, returns=returns)
+    library = kind.partition(",")[0] if returns == "same" else returns
+    wanted = {"pandas": pd.DataFrame, "polars": pl.DataFrame}.get(library, pa.Table)
+    assert type(found) is (pl.LazyFrame if (kind, returns) == ("polars, lazy", "same") else wanted)
+    assert values_of(to_table(found, "left")) == VALUES
+    if wanted is pa.Table:
+        assert swjoin.proof(found).digest == EXPECTED[1]
+    else:
+        with pytest.raises(swjoin.UserError, match=r"proof: this is not a table .*: join with returns='arrow' and convert"):
+            swjoin.proof(found)
+
+
+def test_frames_that_do_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(swjoin.UserError, match=r"returns: 'panda' is not one of .*; did you mean 'pandas'?"):
+        swjoin.join(plain(LEFT), plain(RIGHT), **OPTIONS, returns="panda")  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(swjoin.UserError, match=r"returns: polars cannot be imported .*; install it, or take an Arrow table"):
+        swjoin.join(plain(LEFT), plain(RIGHT), **OPTIONS, returns="polars")
