@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import gc
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -374,3 +376,79 @@ def test_frames_that_do_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "polars", None)
     with pytest.raises(swjoin.UserError, match=r"returns: polars cannot be imported .*; install it, or take an Arrow table"):
         swjoin.join(plain(LEFT), plain(RIGHT), **OPTIONS, returns="polars")
+
+
+# ---------------------------------------------------------------- results as a reader
+
+
+def long_stream(seed: int, batches: int, read: list[int]) -> pa.RecordBatchReader:
+    """Batches of 1,000 rows and a second each. read: the number of each batch is appended when it is read."""
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for i in range(batches):
+            read.append(i)
+            random = np.random.default_rng([seed, i])
+            times = np.sort(random.integers(i * 10**6, (i + 1) * 10**6, 1_000))
+            yield pa.record_batch([random.integers(0, 50, 1_000), times.astype("M8[us]")], schema=schema)
+
+    schema = pa.schema([("k", pa.int64()), ("at", pa.timestamp("us"))])
+    return pa.RecordBatchReader.from_batches(schema, rows())
+
+
+LONG: dict[str, Any] = {"on": "k", "left_time": "at", "right_time": "at", "within": "20ms"}
+
+
+@pytest.mark.parametrize("lengths", [(40, 40), (5, 40), (40, 0)])
+def test_a_reader_of_results_is_lazy_and_bounded(lengths: tuple[int, int]) -> None:
+    read: tuple[list[int], list[int]] = ([], [])
+    join = swjoin.WindowJoin(**LONG)
+    results = join.read(long_stream(1, lengths[0], read[0]), long_stream(2, lengths[1], read[1]))
+    assert read == ([], [])
+    count = most = 0
+    for batch in results:
+        count += batch.num_rows
+        most = max(most, join.window_bytes)
+        if 0 < lengths[0] == lengths[1]:
+            assert abs(len(read[0]) - len(read[1])) <= 1
+    assert most < 1 << 20
+    whole = swjoin.count(long_stream(1, lengths[0], []).read_all(), long_stream(2, lengths[1], []).read_all(), **LONG)
+    assert (join.count, join.digest, count) == (whole.count, whole.digest, whole.count)
+    assert join.closed
+    assert join.ledger == whole.ledger
+
+
+def test_duckdb_and_polars_read_results() -> None:
+    def results() -> pa.RecordBatchReader:
+        return swjoin.WindowJoin(**OPTIONS).read(duckdb_of(plain(LEFT)).to_arrow_reader(), polars_of(plain(RIGHT)))
+
+    assert values_of(to_table(pl.DataFrame(results()), "left")) == VALUES
+    connection = duckdb.connect()
+    connection.register("reader", results())
+    assert values_of(connection.sql("select * from reader").to_arrow_table()) == VALUES
+
+
+def test_wrong_data_end_a_reader() -> None:
+    join = swjoin.WindowJoin(**OPTIONS)
+    results = join.read(plain([("a", 5, "x", 1), ("a", 1, "x", 1)]), plain(RIGHT))
+    with pytest.raises(swjoin.UserError, match=r"left, row id 1: its time is 4000000 us behind an earlier row"):
+        results.read_all()
+    with pytest.raises(swjoin.RunFailed, match=r"the join has failed before \(left, row id 1"):
+        join.close()
+    with pytest.raises(swjoin.UserError, match="left and right: the same RecordBatchReader is given for both sides"):
+        swjoin.WindowJoin(**OPTIONS).read(reader := cut(plain(LEFT)), reader)
+    with pytest.raises(swjoin.UserError, match="left: a NoneType is no table"):
+        swjoin.WindowJoin(**OPTIONS).read(None, plain(RIGHT))  # type: ignore[arg-type]
+
+
+def test_pairs_that_are_never_taken() -> None:
+    join = swjoin.WindowJoin(**OPTIONS)
+    join.push(left=plain(LEFT), right=plain(RIGHT))
+    with pytest.warns(ResourceWarning, match=r"pairs of a swjoin.WindowJoin were never taken"):
+        join.__del__()
+    join.cancel()
+    join = swjoin.WindowJoin(**OPTIONS)
+    list(join.push(left=plain(LEFT), right=plain(RIGHT)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del join
+        gc.collect()
