@@ -50,7 +50,8 @@ def proof(of: pa.Table | str | os.PathLike[str]) -> Proof:
     if known is None or known[0]() is not of:
         raise UserError(
             "proof: this is not a table that swjoin.join returned in this process, though it may have been made from one; ask "
-            "for the proof of the very table that was returned, or of a file that swjoin wrote"
+            "for the proof of the very table that was returned (a data frame has none: join with returns='arrow' and convert), "
+            "or of a file that swjoin wrote"
         )
     return known[1]
 

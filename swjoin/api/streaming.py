@@ -7,7 +7,9 @@ Stays out: classifying, joining and counting (`api.embedded_join`), whole tables
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, Unpack
 
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 Item: TypeAlias = tuple[int, Any]  # of a stream: a record batch or a promise
 _INTERRUPTED = "it was interrupted"
+_READ_ROWS = 16_384  # of a side at once
 
 
 def _line(error: BaseException) -> str:
@@ -153,6 +156,12 @@ class WindowJoin:
         """Give up: what has not been taken is lost, and nothing more can be pushed."""
         self._closed, self._opened, self._early, self._failure = True, None, _Early(), None
 
+    def __del__(self) -> None:
+        opened = getattr(self, "_opened", None)
+        if opened is not None and self._failure is None and opened.engine.due:
+            text = "pairs of a swjoin.WindowJoin were never taken: iterate over push() and close(), or call cancel()"
+            warnings.warn(text, ResourceWarning, 2, source=self)
+
     def __enter__(self) -> Self:
         return self
 
@@ -167,6 +176,48 @@ class WindowJoin:
             self._opened = None  # its memory
 
     # ------------------------------------------------------------ out
+
+    def read(self, left: Streamable, right: Streamable) -> pa.RecordBatchReader:
+        """All pairs of two whole streams, as a reader that joins while it is read, in the memory of the windows.
+
+        left, right: readers or frames, in time order as for `push`; the side that is behind is read next, and the join is
+        closed at the end of both. What `push` would refuse is raised when it is read; the join has failed then.
+        """
+        import pyarrow as pa
+
+        self._check_open()
+        schemas, sides = self._schemas, []
+        with spelled("arguments"):
+            for stream, value in enumerate(both_inputs(left, right)):
+                schema, batches = to_batches(value, STREAM_NAMES[stream], self._used(stream))
+                schemas = self._with_first(schemas, stream, schema) if schemas[stream] is None else schemas
+                sides.append(piece for batch in batches for piece in _pieces(batch))
+            self._take([], schemas)
+        return pa.RecordBatchReader.from_batches(self.schema, self._read_whole(sides))
+
+    def _read_whole(self, sides: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from self._read(sides)
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # what has been read of a side cannot be read again
+            self._failure = self._failure or _line(error)
+            raise
+
+    def _read(self, sides: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+        ended = [False, False]
+        while not all(ended):
+            self._check_open()
+            assert self._opened is not None
+            opened, (left_us, right_us) = self._opened, self._opened.engine.times_us
+            stream = LEFT if not ended[LEFT] and (ended[RIGHT] or left_us <= right_us) else RIGHT
+            batch = next(sides[stream], None)
+            if batch is None:
+                ended[stream] = True
+                yield from self._changed(partial(opened.engine.end, stream))
+            else:
+                yield from self.push(**{STREAM_NAMES[stream]: batch})
+        yield from self.close()
 
     def _results(self) -> Iterator[pa.RecordBatch]:
         """Pairs of which the last one yielded has been handed over, also when no more are asked for."""
@@ -334,11 +385,7 @@ class WindowJoin:
             needed = [field for field in schema if field.name in (*own.key, own.time)]
             if any(t.is_null(f.type) or t.is_floating(f.type) for f in needed) and not any(b.num_rows for b in batches):
                 return rows, schemas  # an empty frame, whose columns libraries call floating-point numbers
-            for field in needed:
-                if t.is_null(field.type):
-                    what = f"column {field.name} has no values in the first batch"
-                    raise UserError(f"{side}: {what}, so its type is not known; give {side}_schema")
-            schemas = self._with_schema(schemas, stream, schema)
+            schemas = self._with_first(schemas, stream, schema)
         elif not schema.equals(known):
             extra = [name for name in schema.names if name not in known.names]
             if extra:
@@ -358,6 +405,17 @@ class WindowJoin:
 
         schema = pa.schema([field.with_type(returned(field.type)) for field in schema], schema.metadata)
         return (schema, schemas[RIGHT]) if stream == LEFT else (schemas[LEFT], schema)
+
+    def _with_first(self, schemas: Schemas, stream: int, schema: pa.Schema) -> Schemas:
+        """With the schema of a side's first batch. UserError when a key or the time has no type."""
+        import pyarrow as pa
+
+        own = self._request.streams[stream]
+        for field in schema:
+            if field.name in (*own.key, own.time) and pa.types.is_null(field.type):
+                side, what = STREAM_NAMES[stream], f"column {field.name} has no values in the first batch"
+                raise UserError(f"{side}: {what}, so its type is not known; give {side}_schema")
+        return self._with_schema(schemas, stream, schema)
 
     def _assumed(self, schemas: Schemas) -> tuple[pa.Schema, pa.Schema]:
         """Both schemas; a side of which nothing is known has the other's keys and times, and nothing else."""
@@ -386,6 +444,11 @@ def _assumed_time(own: StreamConfig, other: StreamConfig, kind: pa.DataType, *, 
     local = zoned(kind) and own.assume_timezone is not None
     unitless = pa.types.is_integer(kind) and own.time_unit is None and other.time_unit is not None
     return pa.timestamp("us") if local or not known or unitless else kind
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Slices so small that windows hold little of a side that is ahead."""
+    return (batch.slice(at, _READ_ROWS) for at in range(0, batch.num_rows, _READ_ROWS))
 
 
 class _Promise(NamedTuple):

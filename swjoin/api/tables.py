@@ -20,6 +20,7 @@ from swjoin.api.embedded_join import Engine, Joiner
 from swjoin.api.inputs import Input
 from swjoin.api.materialize import OutputGatherer
 from swjoin.api.proofs import remember
+from swjoin.api.result_frames import converter
 from swjoin.api.table_input import JoinInput, ReopenedInputs, open_sides
 from swjoin.config.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS, Request, check_workers
 from swjoin.config.options import CountOptions, JoinOptions, complete, takes_options
@@ -60,15 +61,19 @@ def join(left: Input, right: Input, **options: Unpack[JoinOptions]) -> pa.Table:
     max_out_of_order: rows that lie further behind an earlier one are late (default: no row is, whatever the order); late:
     "error" or "drop", also for rows without a time. memory: limit of the window state of a thread or rank, such as "4GB".
     threads: join modules in this process (default: one per core but one, at most four). ranks: start so many MPI ranks on this
-    machine instead, at least 3.
+    machine instead, at least 3. returns: "arrow"; "pandas" or "polars", a data frame; "same", what the left input is: a data
+    frame or LazyFrame of these, else an Arrow table.
 
     Output columns: the key once, named as on the left, then every other column of both sides, prefixed left_ or right_ where
-    names clash. The order of the rows is not specified. `swjoin.proof(table)` has count, digest and ledger.
+    names clash. The order of the rows is not specified. `swjoin.proof(table)` has count, digest and ledger of an Arrow table;
+    data frames, which can be changed, have no proof.
 
     Raises UserError for input or arguments that are wrong, RunFailed when the join fails.
     """
-    table: pa.Table = _join(complete(join, options), left, right, materialise=True)
-    return table
+    given = complete(join, options)
+    with spelled("arguments"):
+        convert = converter(given.pop("returns"), left)
+    return convert(_join(given, left, right, materialise=True))
 
 
 @takes_options(CountOptions)

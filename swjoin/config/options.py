@@ -25,10 +25,11 @@ Columns: TypeAlias = str | Sequence[str]
 Last: TypeAlias = int | tuple[int, int]
 Late: TypeAlias = Literal["error", "drop", "side"]
 TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
+Returns: TypeAlias = Literal["arrow", "same", "pandas", "polars"]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # Of options that may be left out and are not None then.
-_DEFAULTS = {"exclusive": (), "how": "inner", "late": "error", "ids": False, "window_memory": "4GB"}
+_DEFAULTS = {"exclusive": (), "how": "inner", "late": "error", "ids": False, "returns": "arrow", "window_memory": "4GB"}
 
 
 class TimeColumns(TypedDict):
@@ -79,6 +80,7 @@ class JoinOptions(CountOptions, total=False):
 
     columns: Columns | None
     ids: bool
+    returns: Returns
 
 
 def takes_options(options: type) -> Callable[[_Function], _Function]:

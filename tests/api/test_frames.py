@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable
+import gc
+import sys
+import warnings
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ import swjoin
 from swjoin.cli.serve import _read
 from swjoin.connectors.fitting import fitted
 from swjoin.connectors.flight.client import connect
+from swjoin.connectors.frames import to_table
 from swjoin.core.join_semantics import format_digest, pair_digest
 from tests.support.live_runs import config as live_config
 from tests.support.live_runs import in_thread, live
@@ -345,3 +349,106 @@ def test_columns_of_csv_files_are_read_as_the_stream_wants_them(tmp_path: Path) 
     (tmp_path / "b.csv").write_text("user,at,page,n\na,2026-01-01 00:00:00,x,many\n")
     with pytest.raises(swjoin.UserError, match=r"b.csv: .*conversion error to int64: invalid value 'many'"):
         list(_read(str(tmp_path / "b.csv"), SCHEMA, None))
+
+
+# ---------------------------------------------------------------- frames out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("returns", ["same", "pandas", "polars", "arrow"])
+def test_frames_of_the_kind_that_is_asked_for(kind: str, returns: Any) -> None:
+    left = KINDS[kind](plain(LEFT))
+    found = swjoin.join(left, plain(RIGHT), **OPTIONS, returns=returns)
+    library = kind.partition(",")[0] if returns == "same" else returns
+    wanted = {"pandas": pd.DataFrame, "polars": pl.DataFrame}.get(library, pa.Table)
+    assert type(found) is (pl.LazyFrame if (kind, returns) == ("polars, lazy", "same") else wanted)
+    assert values_of(to_table(found, "left")) == VALUES
+    if wanted is pa.Table:
+        assert swjoin.proof(found).digest == EXPECTED[1]
+    else:
+        with pytest.raises(swjoin.UserError, match=r"proof: this is not a table .*: join with returns='arrow' and convert"):
+            swjoin.proof(found)
+
+
+def test_frames_that_do_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(swjoin.UserError, match=r"returns: 'panda' is not one of .*; did you mean 'pandas'?"):
+        swjoin.join(plain(LEFT), plain(RIGHT), **OPTIONS, returns="panda")  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(swjoin.UserError, match=r"returns: polars cannot be imported .*; install it, or take an Arrow table"):
+        swjoin.join(plain(LEFT), plain(RIGHT), **OPTIONS, returns="polars")
+
+
+# ---------------------------------------------------------------- results as a reader
+
+
+def long_stream(seed: int, batches: int, read: list[int]) -> pa.RecordBatchReader:
+    """Batches of 1,000 rows and a second each. read: the number of each batch is appended when it is read."""
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for i in range(batches):
+            read.append(i)
+            random = np.random.default_rng([seed, i])
+            times = np.sort(random.integers(i * 10**6, (i + 1) * 10**6, 1_000))
+            yield pa.record_batch([random.integers(0, 50, 1_000), times.astype("M8[us]")], schema=schema)
+
+    schema = pa.schema([("k", pa.int64()), ("at", pa.timestamp("us"))])
+    return pa.RecordBatchReader.from_batches(schema, rows())
+
+
+LONG: dict[str, Any] = {"on": "k", "left_time": "at", "right_time": "at", "within": "20ms"}
+
+
+@pytest.mark.parametrize("lengths", [(40, 40), (5, 40), (40, 0)])
+def test_a_reader_of_results_is_lazy_and_bounded(lengths: tuple[int, int]) -> None:
+    read: tuple[list[int], list[int]] = ([], [])
+    join = swjoin.WindowJoin(**LONG)
+    results = join.read(long_stream(1, lengths[0], read[0]), long_stream(2, lengths[1], read[1]))
+    assert read == ([], [])
+    count = most = 0
+    for batch in results:
+        count += batch.num_rows
+        most = max(most, join.window_bytes)
+        if 0 < lengths[0] == lengths[1]:
+            assert abs(len(read[0]) - len(read[1])) <= 1
+    assert most < 1 << 20
+    whole = swjoin.count(long_stream(1, lengths[0], []).read_all(), long_stream(2, lengths[1], []).read_all(), **LONG)
+    assert (join.count, join.digest, count) == (whole.count, whole.digest, whole.count)
+    assert join.closed
+    assert join.ledger == whole.ledger
+
+
+def test_duckdb_and_polars_read_results() -> None:
+    def results() -> pa.RecordBatchReader:
+        return swjoin.WindowJoin(**OPTIONS).read(duckdb_of(plain(LEFT)).to_arrow_reader(), polars_of(plain(RIGHT)))
+
+    assert values_of(to_table(pl.DataFrame(results()), "left")) == VALUES
+    connection = duckdb.connect()
+    connection.register("reader", results())
+    assert values_of(connection.sql("select * from reader").to_arrow_table()) == VALUES
+
+
+def test_wrong_data_end_a_reader() -> None:
+    join = swjoin.WindowJoin(**OPTIONS)
+    results = join.read(plain([("a", 5, "x", 1), ("a", 1, "x", 1)]), plain(RIGHT))
+    with pytest.raises(swjoin.UserError, match=r"left, row id 1: its time is 4000000 us behind an earlier row"):
+        results.read_all()
+    with pytest.raises(swjoin.RunFailed, match=r"the join has failed before \(left, row id 1"):
+        join.close()
+    with pytest.raises(swjoin.UserError, match="left and right: the same RecordBatchReader is given for both sides"):
+        swjoin.WindowJoin(**OPTIONS).read(reader := cut(plain(LEFT)), reader)
+    with pytest.raises(swjoin.UserError, match="left: a NoneType is no table"):
+        swjoin.WindowJoin(**OPTIONS).read(None, plain(RIGHT))  # type: ignore[arg-type]
+
+
+def test_pairs_that_are_never_taken() -> None:
+    join = swjoin.WindowJoin(**OPTIONS)
+    join.push(left=plain(LEFT), right=plain(RIGHT))
+    with pytest.warns(ResourceWarning, match=r"pairs of a swjoin.WindowJoin were never taken"):
+        join.__del__()
+    join.cancel()
+    join = swjoin.WindowJoin(**OPTIONS)
+    list(join.push(left=plain(LEFT), right=plain(RIGHT)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del join
+        gc.collect()
