@@ -19,6 +19,7 @@ from typing import Any, Literal
 from swjoin.cli.help_pages import HelpFormatter
 from swjoin.cli.main import build_parser
 from swjoin.config.run import RunConfig
+from swjoin.config.sections import EPOCH_LEFT_OUT
 from swjoin.core.units import format_duration, format_size
 
 
@@ -84,6 +85,8 @@ def table(kind: type, keys: list[Any]) -> Iterator[str]:
         said = "required" if value is dataclasses.MISSING else f"`{shown(field.name, value)}`"
         if dataclasses.is_dataclass(value):
             said = "see below"
+        elif value == EPOCH_LEFT_OUT:
+            said = "by the pace"
         yield f"| `{spelled(field.name)}` | {said} | {unit or kinds(hints[field.name])} |"
 
 

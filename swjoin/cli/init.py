@@ -49,10 +49,8 @@ workload:
 """
 _TAIL = """\
 # time: {max_out_of_order: 10s, late: drop}  # rows may lie so far behind earlier ones; later rows are dropped and counted
-cluster:
-  distribution_epoch: 500ms
+# cluster: {distribution_epoch: 50ms}  # in realtime pace a pair waits half of it in the mean; 200ms by default
 module:
-  theta: 32KB
   window: 2GB        # limit of the windows of one slave; a run that needs more ends with an error
 # checkpoint: {interval: 30s}  # the run survives the death of any process
 sink:

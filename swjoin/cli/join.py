@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from swjoin.cli.common_args import duration_of, given_ranks, one_or_two, separate, size_of
 from swjoin.cli.run import start_job, typed_command
-from swjoin.config.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS, JOIN_THETA_BYTES, side_units
+from swjoin.config.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS, side_units
 from swjoin.config.job import Job, late_target
 from swjoin.config.run import ClusterConfig, ModuleConfig, QueryConfig, RunConfig, SinkConfig, StreamConfig, TimeConfig
 from swjoin.config.window_bounds import Bound, parse_window
@@ -60,19 +60,17 @@ def sink_kind(out: str) -> str:
 
 
 def join_config(args: argparse.Namespace) -> RunConfig:
-    """The configuration of a `join`, with settings for speed rather than the paper's."""
+    """The configuration of a `join`."""
     left_on, right_on = _keys(args)
     columns = None if args.columns is None else separate(args.columns)
     units, zone = side_units(args.time_unit, args.left_time_unit, args.right_time_unit), args.assume_timezone
     on_mpi = args.ranks is not None or launcher_size() > 1
     partitions = (CLUSTER_PARTITIONS if on_mpi else JOIN_PARTITIONS) if args.partitions is None else args.partitions
-    cluster: dict[str, Any] = {"partition_count": partitions, "distribution_epoch_us": 0}
+    cluster: dict[str, Any] = {"partition_count": partitions}
     cluster["communication"] = args.communication
-    if args.pace == "realtime" and args.epoch is None:
-        raise UserError("--pace realtime needs a distribution epoch: give --epoch, such as --epoch 250ms")
     if args.epoch is not None:
         cluster["distribution_epoch_us"] = duration_of(args.epoch, "--epoch")
-    module: dict[str, Any] = {"theta_bytes": JOIN_THETA_BYTES if args.theta is None else size_of(args.theta, "--theta")}
+    module: dict[str, Any] = {} if args.theta is None else {"theta_bytes": size_of(args.theta, "--theta")}
     if args.memory is not None:
         module["window_bytes"] = size_of(args.memory, "--memory")
     return RunConfig(

@@ -112,11 +112,9 @@ def _add_join(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--late", choices=["error", "drop", "side"], default="error", help="rows later than that, or without a time")
     p.add_argument("--partitions", metavar="N", type=int, help="partition-groups")
-    p.add_argument("--epoch", metavar="1s", help="distribution epoch in event time (default: by buffered tuples)")
-    p.add_argument(
-        "--pace", choices=["asap", "realtime"], default="asap", help="as fast as it goes, or at the rows' times (with --epoch)"
-    )
-    p.add_argument("--theta", metavar="32KB", help="partition tuning parameter")
+    p.add_argument("--epoch", metavar="1s", help="distribution epoch (default: by buffered tuples; 200ms in realtime pace)")
+    p.add_argument("--pace", choices=["asap", "realtime"], default="asap", help="as fast as it goes, or at the rows' times")
+    p.add_argument("--theta", metavar="32KB", help="partition tuning parameter (default: 32KB)")
     p.add_argument(
         "--communication",
         choices=["overlapped", "synchronous"],

@@ -21,7 +21,6 @@ from swjoin.core.errors import UserError, setting
 from swjoin.core.join_semantics import How
 from swjoin.core.units import parse_duration_us, parse_size_bytes
 
-JOIN_THETA_BYTES = 32 << 10  # 512 tuples of both streams, near the optimum of benchmarks/join_module.py
 JOIN_PARTITIONS, CLUSTER_PARTITIONS = 16, 60  # in-process; on MPI there must be many more than slaves
 
 
@@ -167,14 +166,14 @@ class Request:
         return Request(query, streams, options["late"], bound_us, window_bytes, options["ids"])
 
     def config(self, *, materialise: bool = True, partitions: int = JOIN_PARTITIONS) -> RunConfig:
-        """The whole configuration, with settings for speed rather than the paper's, as `swjoin join` has them."""
+        """The whole configuration, as `swjoin join` has it."""
         module: dict[str, Any] = {} if self.window_bytes is None else {"window_bytes": self.window_bytes}
         return RunConfig(
             queries=(self.query,),
             left=self.streams[LEFT],
             right=self.streams[RIGHT],
             time=TimeConfig("event", self.max_out_of_order_us or 0, self.late),
-            cluster=ClusterConfig(partition_count=partitions, distribution_epoch_us=0),
-            module=ModuleConfig(theta_bytes=JOIN_THETA_BYTES, **module),
+            cluster=ClusterConfig(partition_count=partitions),
+            module=ModuleConfig(**module),
             sink=SinkConfig("parquet" if materialise else "count", ids=self.ids),
         )

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from swjoin.config.loader import aliases_of
 from swjoin.config.option_keys import JOIN_KEYS, OPTION_KEYS
 from swjoin.config.run import OverloadConfig, QueryConfig, RunConfig, to_plain
+from swjoin.config.sections import EPOCH_LEFT_OUT
 from swjoin.core.units import duration_pattern, format_duration, format_size, size_pattern
 
 Schema = dict[str, Any]
@@ -88,7 +89,7 @@ def _key(field: dataclasses.Field[Any], alias: str, hint: Any) -> Schema:
     suffix, name = next((s for s in (("_us", "duration"), ("_bytes", "size")) if field.name.endswith(s[0])), ("", ""))
     if name:
         schema: Schema = {"allOf": [{"$ref": f"#/definitions/{name}{suffix if alias.endswith(suffix) else ''}"}]}
-        if value is not dataclasses.MISSING:
+        if value not in (dataclasses.MISSING, EPOCH_LEFT_OUT):
             schema["default"] = format_duration(value) if name == "duration" else format_size(value)
         return schema
     if alias == "join":

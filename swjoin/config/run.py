@@ -15,6 +15,8 @@ from typing import Any, Literal
 
 from swjoin.config.connectors import FlightConfig, KafkaConfig, KafkaSinkConfig, ServeConfig, SinkConfig, StreamConfig
 from swjoin.config.sections import (
+    EPOCH_LEFT_OUT,
+    SHORT_EPOCH_US,
     CheckpointConfig,
     ClusterConfig,
     MeasureConfig,
@@ -90,6 +92,7 @@ class RunConfig:
         check(self.seed >= 0, "seed: must not be negative")
         check((self.left.path is None) == (self.right.path is None), "left and right: give both paths, or neither (generator)")
         self._check_live()
+        self._choose_epoch()
         if self.pace == "realtime":
             epoch = Spelled("--epoch: realtime pace needs one", "", "cluster: realtime pace needs a distribution_epoch")
             check(self.cluster.distribution_epoch_us > 0, (epoch, " above 0"))
@@ -116,6 +119,15 @@ class RunConfig:
             self.reorganization.declustering != "measured" or self.reorganization.policy == "balanced",
             "reorganization: measured declustering needs policy balanced, which measures",
         )
+
+    def _choose_epoch(self) -> None:
+        """A distribution epoch that was left out: by the number of tuples where nothing needs an interval of time, because
+        intervals that are short beside the gaps between tuples deliver a few tuples at a time."""
+        if self.cluster.distribution_epoch_us != EPOCH_LEFT_OUT:
+            return
+        timed = self.pace == "realtime" or self.live or self.reorganization.policy != "none" or self.cluster.sub_group_count > 1
+        cluster = dataclasses.replace(self.cluster, distribution_epoch_us=SHORT_EPOCH_US if timed else 0)
+        object.__setattr__(self, "cluster", cluster)
 
     @property
     def live(self) -> bool:

@@ -27,9 +27,11 @@ from swjoin.config.run import (
     TimeConfig,
     WorkloadConfig,
 )
+from swjoin.config.sections import SHORT_EPOCH_US
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import RunFailed
 from swjoin.core.metric_columns import COLUMNS
+from swjoin.core.units import format_duration
 from swjoin.forecast.costs import CostModel
 from swjoin.forecast.input_profile import InputProfile
 from swjoin.forecast.key_distribution import key_distribution
@@ -157,12 +159,7 @@ class Model:
         """NotModelledError when the model does not cover such runs."""
         if config.query.last is not None:
             raise NotModelledError("count windows are not in the cost model")
-        t_d = config.cluster.distribution_epoch_us
-        if t_d == 0:
-            raise NotModelledError(
-                "delay and saturation need distribution epochs by the clock; "
-                "give one, such as --set cluster.distribution_epoch=250ms"
-            )
+        t_d = config.cluster.distribution_epoch_us or SHORT_EPOCH_US
         left, right = rates_of(config, profile)
         mean = (left + right) / 2
         if mean <= 0:
@@ -174,6 +171,7 @@ class Model:
             config,
             queries=(dataclasses.replace(config.query, how="inner", where=None),),
             pace="realtime",
+            cluster=dataclasses.replace(config.cluster, distribution_epoch_us=t_d),
             workload=workload,
             time=model,
             measure=MeasureConfig(prefill_us=prefill, warm_up_us=2 * t_d),
@@ -265,6 +263,11 @@ class Model:
 
 def _differences(config: RunConfig, left: float, right: float) -> tuple[str, ...]:
     notes = []
+    if config.cluster.distribution_epoch_us == 0:
+        notes.append(
+            f"delay and saturation are those of realtime pace with distribution epochs of {format_duration(SHORT_EPOCH_US)} "
+            "(--set cluster.distribution_epoch=...)"
+        )
     if config.query.how != "inner" or config.query.where is not None:
         what = " and ".join(
             n for n, on in (("join.how", config.query.how != "inner"), ("join.where", config.query.where)) if on

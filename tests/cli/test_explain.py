@@ -69,7 +69,7 @@ def test_the_command_on_every_shipped_configuration(path: Path, swjoin: Any) -> 
         ),
         ({"time": {"max_out_of_order": "10s", "late": "side"}}, "time", "late.parquet"),
         ({"time": {"late": "drop", "idle_timeout": "5s"}}, "time", "silent for 5 s"),
-        ({"cluster": {"sub_group_count": 2}}, "where keys go", "2 sub-groups, each served in a slot of its own, 1 s long"),
+        ({"cluster": {"sub_group_count": 2}}, "where keys go", "2 sub-groups, each served in a slot of its own, 100 ms long"),
         ({"reorganization": {"active_slaves": 2}}, "where keys go", "1 more stand by"),
         ({"module": {"theta": 0}}, "where keys go", "not fine-tuned"),
         ({"cluster": {"distribution_epoch": 0}}, "epochs", "Every 131,072 tuples"),

@@ -233,7 +233,7 @@ def _bad(files: tuple[Path, Path], tmp: Path) -> dict[str, tuple[list[object], s
         "no slave": ([left, right, *JOIN, *base, "--threads", "0"], "at least one slave"),
         "threads on MPI": ([left, right, *JOIN, *base, "--threads", "2", "-n", "3"], "--threads: on MPI"),
         "no partition-groups": ([left, right, *JOIN, *base, "--partitions", "0"], "--partitions must be 1 to"),
-        "realtime without an epoch": ([left, right, *JOIN, *base, "--pace", "realtime"], "give --epoch"),
+        "realtime without an epoch": ([left, right, *JOIN, *base, "--pace", "realtime", "--epoch", "0"], "--epoch: realtime"),
         "negative epoch": ([left, right, *JOIN, *base, "--epoch", "-1s"], "--epoch must not be negative"),
         "a name that is too long": ([left, right, *JOIN, *base[:-1], tmp / f"{'x' * 300}.csv"], "File name too long"),
         "a number of many digits": ([left, right, *JOIN, *base, "--where", f"0 < {'1' * 5000}"], "1 is beyond 64 bits"),

@@ -224,11 +224,41 @@ def test_a_path_says_where_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyP
         list_files(Path("/none.csv"))
 
 
-def test_defaults_are_the_papers() -> None:
+def test_defaults_are_fast_and_the_papers_configuration_is_the_papers() -> None:
     config = config_from_plain(MINIMAL)
-    assert (config.cluster.partition_count, config.cluster.distribution_epoch_us) == (60, 2_000_000)
-    assert (config.module.theta_bytes, config.module.block_tuples) == (1_572_864, 64)
-    assert config.module.stream_buffer_bytes == 1 << 20
+    assert (config.cluster.partition_count, config.module.theta_bytes, config.module.block_tuples) == (60, 32_768, 64)
+    for name in ("paper", "paper_scaled"):
+        paper = load_config(ROOT / "mpi_configs" / f"{name}.yaml")
+        assert (paper.module.theta_bytes, paper.module.block_tuples) == (1_572_864, 64)
+        assert paper.module.stream_buffer_bytes == 1 << 20
+        assert paper.cluster.distribution_epoch_us == {"paper": 2_000_000, "paper_scaled": 200_000}[name]
+
+
+@pytest.mark.parametrize(
+    ("sections", "epoch_us"),
+    [
+        ({}, 0),
+        ({"pace": "realtime"}, 200_000),
+        ({"reorganization": {"policy": "balanced"}}, 200_000),
+        ({"cluster": {"sub_group_count": 2}}, 200_000),
+        (
+            {
+                **{
+                    side: {"flight": {}, "schema": "k: int64, t: timestamp[us]", "key": "k", "time": "t"}
+                    for side in ("left", "right")
+                },
+                "serve": {"listen": "127.0.0.1:0"},
+                "time": {"late": "drop"},
+            },
+            200_000,
+        ),
+        ({"pace": "realtime", "cluster": {"distribution_epoch": "3s"}}, 3_000_000),
+    ],
+)
+def test_an_epoch_that_is_left_out_is_short_or_by_the_number_of_tuples(sections: dict[str, Any], epoch_us: int) -> None:
+    config = config_from_plain({**MINIMAL, **sections})
+    assert config.cluster.distribution_epoch_us == epoch_us
+    assert config_from_plain(to_plain(config)) == config
 
 
 def test_overrides() -> None:

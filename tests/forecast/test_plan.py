@@ -231,15 +231,18 @@ def test_files_are_planned_by_their_first_rows(files: dict[str, Any], tmp_path: 
     assert sustainable_rate(asked, 1, outcome).rate_per_s == pytest.approx(25_000 / 2, rel=0.2)
 
 
-@pytest.mark.parametrize(
-    ("sections", "text"),
-    [({"join": {"last": 10}}, "count windows"), ({"cluster": {"distribution_epoch": 0}}, "distribution_epoch=250ms")],
-)
-def test_what_the_model_does_not_cover(sections: dict[str, Any], text: str) -> None:
-    if "join" in sections:
-        wanted = dataclasses.replace(config(), queries=config_from_plain({**sections, "sink": {"kind": "count"}}).queries)
-    else:
-        wanted = config(**sections)
+def test_epochs_by_count_are_forecast_as_short_ones() -> None:
+    wanted = config(cluster={"distribution_epoch": 0})
+    profile = workload_profile(wanted)
+    asked = Model.of(wanted, SLOW, 0, profile)
+    same = Model.of(config(cluster={"distribution_epoch": "200ms"}), SLOW, 0, profile)
+    assert asked.run_at(1, 3_000) == same.run_at(1, 3_000)
+    assert any("distribution epochs of 200ms" in note for note in asked.notes)
+
+
+def test_what_the_model_does_not_cover() -> None:
+    text = "count windows"
+    wanted = dataclasses.replace(config(), queries=config_from_plain({"join": {"last": 10}, "sink": {"kind": "count"}}).queries)
     with pytest.raises(NotModelledError, match=text):
         Model.of(wanted, SLOW, 0, workload_profile(wanted))
     told = ForecastOptions(SLOW, 0, None, None, 4)(wanted, 2, workload_profile(wanted))
