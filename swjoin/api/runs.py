@@ -77,7 +77,7 @@ def _config(config: object) -> RunConfig:
         return config_from_plain(dict(config))
     if isinstance(config, (str, os.PathLike)):
         return load_config(find_resource(named_path(config, "config")))
-    raise UserError(f"config: a {type(config).__name__} is no configuration; give a YAML file, a mapping or a RunConfig")
+    raise UserError(f"config: {config!r:.60} is no configuration; give a YAML file, a mapping or a RunConfig")
 
 
 class Run:

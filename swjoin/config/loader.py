@@ -105,11 +105,11 @@ def _build(kind: type, data: Any, where: str) -> Any:
     hints = typing.get_type_hints(kind)
     aliases = aliases_of(kind)
     values: dict[str, Any] = {}
-    window = {key: value for key, value in data.items() if kind is QueryConfig and key in _WINDOW_KEYS}
+    window = {key: value for key, value in data.items() if kind is QueryConfig and key in _WINDOW_KEYS and value is not None}
     if kind is RunConfig and isinstance(data.get("on_overload"), str):
         data = {**data, "on_overload": {"policy": data["on_overload"]}}
     for key, value in data.items():
-        if key in window:
+        if kind is QueryConfig and key in _WINDOW_KEYS:
             continue
         here = f"{where}.{word(key)}" if where else word(key)
         name = aliases.get(key) if isinstance(key, str) else None
@@ -211,7 +211,7 @@ def apply_overrides(data: dict[str, Any], overrides: list[str]) -> dict[str, Any
     merged: dict[str, Any] = json.loads(json.dumps(in_sections(data)[0] if overrides else data))
     for item in overrides:
         path, separator, text = item.partition("=")
-        if not separator or not path:
+        if not separator or not all(path.split(".")):
             raise UserError(f"--set {item!r}: write path.to.key=value")
         if not text.strip():
             raise UserError(f"--set {item!r}: the value is missing; write {path}=null for what is so without a setting")

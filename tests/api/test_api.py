@@ -723,8 +723,12 @@ def test_runs_of_files_objects_and_counts(tmp_path: Path) -> None:
 
 
 def test_wrong_runs_are_one_clear_exception(tmp_path: Path) -> None:
-    with pytest.raises(swjoin.UserError, match="config: a int is no configuration"):
+    with pytest.raises(swjoin.UserError, match="config: 5 is no configuration"):
         swjoin.run(5)  # type: ignore[arg-type]
+    with pytest.raises(swjoin.UserError, match="out: 5 is no path"):
+        swjoin.run({"join": {"within": "1s"}}, out=5)  # type: ignore[arg-type]
+    with pytest.raises(swjoin.UserError, match="the window is missing"):
+        swjoin.run({"join": {"within": None}})
     with pytest.raises(swjoin.UserError, match="joim: unknown configuration key"):
         swjoin.run({"joim": {}})
     with pytest.raises(swjoin.UserError, match="cannot be read"):

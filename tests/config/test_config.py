@@ -268,7 +268,7 @@ def test_overrides() -> None:
     assert (config.cluster.distribution_epoch_us, config.left.key, config.seed) == (10_000, ("a", "b"), 7)
     assert data["cluster"] == {"distribution_epoch": "2s"}
     assert config_from_plain(apply_overrides(data, ["cluster.distribution_epoch_us=5"])).cluster.distribution_epoch_us == 5
-    for bad in ("seed", "=3", "seed.x=1", "seed=["):
+    for bad in ("seed", "=3", ".=5", "seed.=5", "seed.x=1", "seed=["):
         with pytest.raises(UserError, match="--set"):
             apply_overrides({"seed": 1}, [bad])
 
