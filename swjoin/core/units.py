@@ -62,7 +62,7 @@ _ZERO = re.compile(r"[+-]?0+(?:\.0+)?", re.ASCII)
 
 
 def named_path(value: str | os.PathLike[str], words: str) -> Path:
-    """The path. UserError when it is no path, or empty, which would mean the working directory. words: the option in messages."""
+    """The path. UserError when it is none or empty, which would mean the working directory. words: the option in messages."""
     if not isinstance(value, (str, os.PathLike)):
         raise UserError(f"{words}: {value!r} is no path")
     if not os.fspath(value):
