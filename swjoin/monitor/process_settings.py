@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -40,32 +39,36 @@ def _set_malloc(largest_bytes: int, kept_bytes: int) -> bool:
 
 
 class _Settings:
-    """Counts the joins that run in this process, in any of its threads."""
+    """Counts the joins that run in this process, in any of its threads.
+
+    Without a lock, which an interrupt could leave locked. A join that begins while another thread ends the last one may run
+    with the slow interval; the first interval comes back whatever happens.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._joins: set[object] = set()
         self._interval_s = 0.0
 
     def make(self, join: object) -> None:
-        with self._lock:
-            first = not self._joins
-            self._joins.add(join)
-            if first:
-                self._interval_s = sys.getswitchinterval()
-                if self._interval_s > _SWITCH_S:
-                    sys.setswitchinterval(_SWITCH_S)
-                keep_freed_memory()
+        first = not self._joins
+        self._joins.add(join)
+        if not first:
+            return
+        interval_s = sys.getswitchinterval()
+        if round(interval_s, 5) > _SWITCH_S:
+            self._interval_s = interval_s
+            sys.setswitchinterval(_SWITCH_S)
+        keep_freed_memory()
 
     def undo(self, join: object) -> None:
         """An interval that other code has set meanwhile stays. May be repeated."""
-        with self._lock:
-            self._joins.discard(join)
-            if not self._joins:
-                if self._interval_s > _SWITCH_S and round(sys.getswitchinterval(), 5) == _SWITCH_S:
-                    sys.setswitchinterval(self._interval_s + 5e-7)  # the interpreter rounds down to microseconds
-                # What glibc's own rule sets once a block of 32 MiB has been freed; the rule itself cannot be switched on again.
-                _set_malloc(_LARGEST_BYTES, 2 * _LARGEST_BYTES)
+        self._joins.discard(join)
+        if self._joins:
+            return
+        if self._interval_s > _SWITCH_S and round(sys.getswitchinterval(), 5) == _SWITCH_S:
+            sys.setswitchinterval(self._interval_s + 5e-7)  # the interpreter rounds down to microseconds
+        # What glibc's own rule sets once a block of 32 MiB has been freed; the rule itself cannot be switched on again.
+        _set_malloc(_LARGEST_BYTES, 2 * _LARGEST_BYTES)
 
 
 _SETTINGS = _Settings()
@@ -76,10 +79,10 @@ def join_settings() -> Iterator[None]:
     """The settings hold inside; joins in several threads may overlap."""
     join = object()
     try:
-        _SETTINGS.make(join)
-        yield
-    finally:
         try:
+            _SETTINGS.make(join)
+            yield
+        finally:
             _SETTINGS.undo(join)
-        finally:  # an interrupt may end the first call anywhere
-            _SETTINGS.undo(join)
+    finally:  # an interrupt may end the first call anywhere
+        _SETTINGS.undo(join)

@@ -21,6 +21,7 @@ import pytest
 
 import swjoin
 from swjoin.connectors.output_columns import OutputColumns
+from swjoin.monitor.process_settings import join_settings
 
 PACKAGE = str(Path(swjoin.__file__).parent)
 BASICS: dict[str, Any] = {"on": "key", "left_time": "ts", "right_time": "ts", "time_unit": "us", "within": "30us"}
@@ -330,6 +331,23 @@ class Timed(Interrupter):
 
 
 # ---------------------------------------------------------------- joins of whole tables
+
+
+def _settings_twice() -> None:
+    with join_settings(), join_settings():
+        pass
+
+
+@pytest.mark.parametrize("opcodes", [False, True])
+def test_an_interrupt_anywhere_in_the_settings_leaves_none_of_them(opcodes: bool) -> None:
+    before = sys.getswitchinterval()
+    calm = Interrupter(0, opcodes=opcodes)
+    calm.call(_settings_twice)
+    for at in range(1, calm.steps + 1):
+        with contextlib.suppress(KeyboardInterrupt):  # the second call of undo may be the one that is interrupted
+            Interrupter(at, opcodes=opcodes).call(_settings_twice)
+        _settings_twice()  # does not wait
+        assert sys.getswitchinterval() == before
 
 
 @pytest.mark.parametrize("function", [swjoin.join, swjoin.count])
