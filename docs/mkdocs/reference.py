@@ -1,7 +1,8 @@
-"""Pages of the site that are written from the code: the commands' own help, and the sections of a configuration.
+"""Pages of the site that are written from the code: the commands' own help, the sections of a configuration, the Python names.
 
-What: `commands()`, `configuration()`: Markdown.
-Why: the help and the dataclasses are kept anyway, and are right; a copy by hand would not be.
+What: `commands()`, `configuration()`, `python_names()`: Markdown; the last for mkdocstrings, which takes signatures and
+docstrings from the sources.
+Why: help, dataclasses and docstrings are kept anyway, and are right; a copy by hand would not be.
 Stays out: links (`outside`).
 """
 
@@ -16,6 +17,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any, Literal
 
+import swjoin
 from swjoin.cli.help_pages import HelpFormatter
 from swjoin.cli.main import build_parser
 from swjoin.config.run import RunConfig
@@ -117,9 +119,23 @@ def configuration() -> str:
     return "\n\n".join(text) + "\n"
 
 
+def python_names() -> str:
+    """A section per public name: signature, types, docstring; of classes also their public methods."""
+    names = {name: f"{getattr(swjoin, name).__module__}.{name}" for name in swjoin.__all__ if name != "__version__"}
+    methods = {
+        "Client": "swjoin.connectors.flight.client.Client",
+        "spark.window_join": "swjoin.spark.dataframe_join.window_join",
+    }
+    text = ["# Python reference", "Every public name, from the code. The [Python API](api.md) is the guide with examples."]
+    for name, path in {**names, **methods}.items():
+        text.append(f"::: {path}\n    options:\n      heading: swjoin.{name}\n      toc_label: {name}")
+    return "\n\n".join(text) + "\n"
+
+
 def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File
 
-    for name, text in (("commands.md", commands()), ("configuration.md", configuration())):
+    pages = {"commands.md": commands(), "configuration.md": configuration(), "python.md": python_names()}
+    for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
     return files

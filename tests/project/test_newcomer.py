@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import email
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import tarfile
 import textwrap
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +26,7 @@ import pytest
 import swjoin
 from tests.conftest import ROOT
 from tests.support.limits import LONG_S
+from tests.support.packaging import lines
 
 pytestmark = [pytest.mark.newcomer, pytest.mark.timeout(LONG_S)]
 HAS_API = hasattr(swjoin, "join")
@@ -78,16 +81,41 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return Built(folder / "direct" / wheel.name, wheel, sdist)
 
 
-@pytest.fixture(scope="module")
-def environment(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A fresh environment's folder of programs; the wheel is installed with its dependencies, and pandas if there is an API."""
+def lowest() -> list[str]:
+    """The lowest version of every requirement, exactly; of pandas the oldest of the second line that has wheels for numpy 2."""
+    return [text.replace(">=", "==") for text in lines("options", "install_requires")] + ["pandas==2.2.*", "polars", "duckdb"]
+
+
+# What is installed beside the wheel, and the wheel's extra
+BESIDE: dict[str, tuple[str, list[str]]] = {
+    "newest": ("", ["pandas>=3", "polars", "duckdb"]),
+    "lowest": ("", lowest()),
+    "ranks": ("[mpi]", []),
+}
+
+
+@contextmanager
+def installed(built: Built, tmp_path_factory: pytest.TempPathFactory, beside: str) -> Iterator[Path]:
+    """A fresh environment's folder of programs; the wheel is installed with its dependencies."""
     folder = tmp_path_factory.mktemp("fresh")
     succeed([sys.executable, "-m", "venv", folder / "env"], folder)
-    more = ["pandas>=2.3,<3"] if HAS_API else []
+    extra, more = BESIDE[beside]
     pip = [folder / "env" / "bin" / "python", "-m", "pip", "install", "-q", "--no-compile", "--disable-pip-version-check"]
-    succeed([*pip, built.from_sdist, *more], folder)
+    succeed([*pip, f"{built.from_sdist}{extra}", *more], folder)
     yield folder / "env" / "bin"
     shutil.rmtree(folder, ignore_errors=True)  # hundreds of MB, which pytest would keep
+
+
+@pytest.fixture(scope="module", params=["newest", "lowest"])
+def environment(built: Built, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Path]:
+    with installed(built, tmp_path_factory, request.param) as programs:
+        yield programs
+
+
+@pytest.fixture(scope="module")
+def with_mpi(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with installed(built, tmp_path_factory, "ranks") as programs:
+        yield programs
 
 
 def contents(wheel: Path) -> dict[str, bytes]:
@@ -128,7 +156,7 @@ def test_the_sdist_holds_what_it_must_and_nothing_else(built: Built) -> None:
     assert not [name for name in names for part in FOREIGN if part in name]
     top = {name.split("/")[0] for name in names}
     metadata = {"PKG-INFO", "MANIFEST.in", "setup.cfg", "pyproject.toml", "swjoin.egg-info"}
-    documents = {"README.md", "CHANGELOG.md", "LICENSE", "NOTICE", "CITATION.cff"}
+    documents = {"README.md", "DESCRIPTION.md", "CHANGELOG.md", "LICENSE", "NOTICE", "CITATION.cff"}
     assert top == metadata | documents | {"swjoin", "plots", "mpi_configs", "experiments"}
 
 
@@ -150,6 +178,15 @@ def pairs(table: pa.Table) -> list[tuple[int, str, float]]:
     return sorted(zip(*(table.column(name).to_pylist() for name in ("user", "page", "paid")), strict=True))
 
 
+def test_the_metadata_are_fit_for_an_index(built: Built, tmp_path: Path) -> None:
+    succeed([sys.executable, "-m", "venv", tmp_path / "env"], tmp_path)
+    succeed([tmp_path / "env" / "bin" / "python", "-m", "pip", "install", "-q", "twine"], tmp_path)
+    said = succeed(
+        [tmp_path / "env" / "bin" / "python", "-m", "twine", "check", "--strict", built.from_sdist, built.sdist], tmp_path
+    )
+    assert said.count("PASSED") == 2
+
+
 def test_help_and_version(environment: Path, tmp_path: Path) -> None:
     assert "join two files" in succeed([environment / "swjoin", "--help"], tmp_path)
     assert succeed([environment / "swjoin", "--version"], tmp_path) == f"swjoin {swjoin.__version__}\n"
@@ -161,9 +198,16 @@ def test_two_parquet_files_are_joined(environment: Path, streams: Path) -> None:
     assert pairs(pq.read_table(streams / "pairs.parquet")) == PAIRS
 
 
+def test_ranks_need_an_extra(environment: Path, streams: Path) -> None:
+    done = perform([environment / "swjoin", *JOIN, "-n", 3, "-o", "pairs.parquet"], streams)
+    assert done.returncode == 2
+    assert done.stderr.startswith("swjoin: MPI ranks need mpi4py, which is missing; install swjoin with its mpi extra")
+    assert "mpi4py is not installed: joins run in one process" in succeed([environment / "swjoin", "doctor"], streams)
+
+
 @pytest.mark.mpi
-def test_the_same_on_ranks(environment: Path, streams: Path) -> None:
-    succeed([environment / "swjoin", *JOIN, "-n", 3, "-o", "pairs.parquet"], streams)
+def test_the_same_on_ranks(with_mpi: Path, streams: Path) -> None:
+    succeed([with_mpi / "swjoin", *JOIN, "-n", 3, "-o", "pairs.parquet"], streams)
     assert pairs(pq.read_table(streams / "pairs.parquet")) == PAIRS
 
 
@@ -188,6 +232,8 @@ def test_what_comes_with_swjoin_is_found_and_what_is_missing_is_named(environmen
 API: dict[str, Callable[[str], str]] = {
     "arrow": lambda name: f'pq.read_table("{name}.parquet")',
     "pandas": lambda name: f'pq.read_table("{name}.parquet").to_pandas()',
+    "polars": lambda name: f'__import__("polars").read_parquet("{name}.parquet")',
+    "duckdb": lambda name: f'__import__("duckdb").read_parquet("{name}.parquet")',
 }
 
 
@@ -203,3 +249,24 @@ def test_five_lines_of_python(kind: str, environment: Path, streams: Path) -> No
     """
     succeed([environment / "python", "-c", textwrap.dedent(program)], streams)
     assert pairs(pq.read_table(streams / "pairs.parquet")) == PAIRS
+
+
+def test_the_examples_of_the_documents_work(environment: Path, tmp_path: Path) -> None:
+    """With the versions of pandas, polars and DuckDB that are installed here: every Python block of a page that needs no ranks,
+    in one program."""
+    for page in ("tutorial.md", "api.md", "faq.md", "migration.md"):
+        blocks = re.findall(r"(?ms)^```python\n(.*?)^```", (ROOT / "docs" / page).read_text())
+        program = "\n".join(block for block in blocks if "ranks=" not in block)
+        folder = tmp_path / page
+        folder.mkdir()
+        succeed([environment / "python", "-W", "error::ResourceWarning", "-c", program], folder)
+
+
+def test_nothing_is_left_in_the_environment(built: Built, tmp_path_factory: pytest.TempPathFactory, streams: Path) -> None:
+    with installed(built, tmp_path_factory, "newest") as programs:
+        packages = Path(
+            succeed([programs / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], streams).strip()
+        )
+        succeed([programs / "swjoin", *JOIN, "-o", "pairs.parquet"], streams)
+        succeed([programs / "python", "-m", "pip", "uninstall", "-q", "-y", "swjoin"], streams)
+        assert not list(packages.glob("swjoin*"))

