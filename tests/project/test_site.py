@@ -100,7 +100,7 @@ def test_every_command_and_every_key_is_on_a_page() -> None:
         assert f"## {heading}\n" in text
     for row in (
         "| `seed` | `1` | whole number |",
-        "| `distribution_epoch` | `2s` | duration |",
+        "| `distribution_epoch` | by the pace | duration |",
         "| `theta` | `32KB` | size |",
         "| `lower` | required | duration |",
         "| `recover` | `true` | `true`, `false` |",
