@@ -68,7 +68,6 @@ install_environment() {
   python3 -m venv "$venv" || fail "python3 cannot create environments; on Debian: apt-get install python3-venv" 1
   "$python" -m pip install --quiet --disable-pip-version-check -r "$root/requirements.lock" || fail "installing the dependencies failed" 1
   register
-  compile_kernels
   cp "$root/requirements.lock" "$venv/.installed"
 }
 
@@ -78,15 +77,14 @@ register() {
   cp "$root/setup.cfg" "$venv/.registered"
 }
 
-kernel_sum() { grep -rlE --include='*.py' 'njit|intrinsic|NamedTuple' "$root/swjoin" | sort | xargs cat | cksum; }
+kernel_sum() { grep -rlE --include='*.py' '@kernel|intrinsic|NamedTuple' "$root/swjoin" | sort | xargs cat | cksum; }
 
-# Numba looks at a kernel's own file only; a change in a kernel that it calls from another file would go unnoticed.
+# Stale kernels are never loaded; here they are compiled in advance, once, and not by every rank of the first run.
 kernels_current() { [ ! -w "$venv" ] || [ "$(kernel_sum)" = "$(cat "$venv/.kernels" 2>/dev/null)" ]; }
 
 compile_kernels() {
   echo "run.sh: compiling the kernels" >&2
-  find "$root/swjoin" \( -name '*.nbi' -o -name '*.nbc' \) -delete
-  "$python" -m swjoin.cli.compile_kernels
+  "$python" -m swjoin kernels --compile
   kernel_sum >"$venv/.kernels"
 }
 
