@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +47,7 @@ class OutputColumns:
 
     # ------------------------------------------------------------ columns
 
+    @cached_property
     def _columns(self) -> list[tuple[str, Any, int, str, str]]:
         """(output name, type, side, origin, input name) of every column from the streams."""
         right_columns = [] if JOIN_KINDS[self.how].one_sided else self.right.shown
@@ -67,10 +69,10 @@ class OutputColumns:
             out.append((label, self._key_type(name, kind) if is_key else kind, side, origin, name))
         return out
 
-    @property
+    @cached_property
     def inputs(self) -> list[tuple[int, str]]:
         """(side, input name) of every column from the streams, in output order."""
-        return [(side, name) for _, _, side, _, name in self._columns()]
+        return [(side, name) for _, _, side, _, name in self._columns]
 
     @property
     def id_columns(self) -> list[tuple[str, str, int]]:
@@ -101,12 +103,12 @@ class OutputColumns:
         strings = pa.types.is_string(plain[0]) or pa.types.is_large_string(plain[0]) or pa.types.is_string_view(plain[0])
         return pa.large_string() if strings else pa.large_binary()
 
-    @property
+    @cached_property
     def schema(self) -> pa.Schema:
         import pyarrow as pa
 
         ids = [(name, pa.int64() if name.endswith("ts") else pa.uint64()) for name, _, _ in self.id_columns]
-        return pa.schema([*ids, *((label, kind) for label, kind, _, _, _ in self._columns())])
+        return pa.schema([*ids, *((label, kind) for label, kind, _, _, _ in self._columns)])
 
     def check_text(self) -> None:
         """UserError when a column cannot be written as text."""
@@ -127,7 +129,7 @@ class OutputColumns:
         arrays: list[pa.Array] = []
         for name, field, side in self.id_columns:
             arrays.append(pa.nulls(n, schema.field(name).type) if pairs.side == 1 - side else pa.array(getattr(pairs, field)))
-        for _, kind, side, origin, name in self._columns():
+        for _, kind, side, origin, name in self._columns:
             is_key = side == LEFT and name in self.left.key
             if is_key and pairs.side == RIGHT:
                 side, name = RIGHT, self.right.key[self.left.key.index(name)]
