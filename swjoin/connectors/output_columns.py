@@ -47,7 +47,6 @@ class OutputColumns:
 
     # ------------------------------------------------------------ columns
 
-    @cached_property
     def _columns(self) -> list[tuple[str, Any, int, str, str]]:
         """(output name, type, side, origin, input name) of every column from the streams."""
         right_columns = [] if JOIN_KINDS[self.how].one_sided else self.right.shown
@@ -72,7 +71,7 @@ class OutputColumns:
     @cached_property
     def inputs(self) -> list[tuple[int, str]]:
         """(side, input name) of every column from the streams, in output order."""
-        return [(side, name) for _, _, side, _, name in self._columns]
+        return [(side, name) for _, _, side, _, name in self._columns()]
 
     @property
     def id_columns(self) -> list[tuple[str, str, int]]:
@@ -108,7 +107,7 @@ class OutputColumns:
         import pyarrow as pa
 
         ids = [(name, pa.int64() if name.endswith("ts") else pa.uint64()) for name, _, _ in self.id_columns]
-        return pa.schema([*ids, *((label, kind) for label, kind, _, _, _ in self._columns)])
+        return pa.schema([*ids, *((label, kind) for label, kind, _, _, _ in self._columns())])
 
     def check_text(self) -> None:
         """UserError when a column cannot be written as text."""
@@ -129,7 +128,7 @@ class OutputColumns:
         arrays: list[pa.Array] = []
         for name, field, side in self.id_columns:
             arrays.append(pa.nulls(n, schema.field(name).type) if pairs.side == 1 - side else pa.array(getattr(pairs, field)))
-        for _, kind, side, origin, name in self._columns:
+        for _, kind, side, origin, name in self._columns():
             is_key = side == LEFT and name in self.left.key
             if is_key and pairs.side == RIGHT:
                 side, name = RIGHT, self.right.key[self.left.key.index(name)]
