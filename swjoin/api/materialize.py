@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from swjoin.api.table_input import JoinInput
 
-BLOCK_PAIRS = 1 << 18
+BLOCK_PAIRS = 1 << 16  # pieces of fewer are taken together
 
 
 class OutputGatherer:
@@ -52,18 +52,22 @@ class OutputGatherer:
     def add(self, pairs: Pairs) -> None:
         """Remember pairs; their columns are taken a block at a time."""
         times = (pairs.left_ts, pairs.right_ts) if self._ids else (pairs.left_ts[:0], pairs.right_ts[:0])
+        if len(pairs) >= BLOCK_PAIRS:
+            self._take(pairs.left_id, pairs.right_id, *times)
+            return
         self._waiting.append((pairs.left_id, pairs.right_id, *times))
         self._rows += len(pairs)
         if self._rows >= BLOCK_PAIRS:
             self._flush()
 
     def _flush(self) -> None:
-        if not self._waiting:
-            return
-        left, right, left_ts, right_ts = (
-            parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in zip(*self._waiting, strict=True)
-        )
-        self._waiting, self._rows = [], 0
+        if self._waiting:
+            parts = (part[0] if len(part) == 1 else np.concatenate(part) for part in zip(*self._waiting, strict=True))
+            self._waiting, self._rows = [], 0
+            self._take(*parts)
+
+    def _take(self, left: U64, right: U64, left_ts: I64, right_ts: I64) -> None:
+        """Blocks of these pairs, one unless they are too large."""
         if len(left) * self._most_bytes(len(left)) <= row_sizes.BLOCK_BYTES:
             self._add_block(left, right, left_ts, right_ts)
             return
