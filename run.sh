@@ -39,6 +39,7 @@ usage() {
 ./run.sh bench kinds         what outer, semi and anti joins cost beside the inner one
 ./run.sh bench spark [WORKLOAD]  the join inside Spark against Spark's own
 ./run.sh bench api           what the Python API adds to the join module, and to taking the rows of the pairs
+./run.sh bench small         the first result of an installation, the import, joins of small frames beside polars
 ./run.sh bench adaptation    the pause of a move, a slowed slave, a changing rate, sub-groups, on real ranks
 ./run.sh bench live [session|sweep|delay]  a live session with deaths; the rate it sustains; delay over the distribution epoch
 ./run.sh bench safety        the cost of checkpoints and of fault tolerance, recovery over the size of the windows
@@ -52,6 +53,7 @@ usage() {
 ./run.sh soak [MINUTES]      one run of 30 minutes at 70 % of capacity, with moves, resizes and a kill every minute; a figure
 ./run.sh long                what `test` leaves out: the rest of large test matrices and of the experiments, a wheel in a fresh environment
 ./run.sh fuzz [N] [--target wire|checkpoint|yaml|parquet|csv|ipc] [--seed S]  N mutated inputs per target (default 1000)
+./run.sh wheel               dist/swjoin-*.whl with kernels compiled for the common levels of processor that this machine has
 ./run.sh docs                the documents as a site to browse: site/index.html (MkDocs; a dead link is an error)
 ./run.sh clean               remove the environment, runs, the site and caches
 ./run.sh help                this text
@@ -68,7 +70,6 @@ install_environment() {
   python3 -m venv "$venv" || fail "python3 cannot create environments; on Debian: apt-get install python3-venv" 1
   "$python" -m pip install --quiet --disable-pip-version-check -r "$root/requirements.lock" || fail "installing the dependencies failed" 1
   register
-  compile_kernels
   cp "$root/requirements.lock" "$venv/.installed"
 }
 
@@ -78,15 +79,14 @@ register() {
   cp "$root/setup.cfg" "$venv/.registered"
 }
 
-kernel_sum() { grep -rlE --include='*.py' 'njit|intrinsic|NamedTuple' "$root/swjoin" | sort | xargs cat | cksum; }
+kernel_sum() { grep -rlE --include='*.py' '@kernel|intrinsic|NamedTuple' "$root/swjoin" | sort | xargs cat | cksum; }
 
-# Numba looks at a kernel's own file only; a change in a kernel that it calls from another file would go unnoticed.
+# Stale kernels are never loaded; here they are compiled in advance, once, and not by every rank of the first run.
 kernels_current() { [ ! -w "$venv" ] || [ "$(kernel_sum)" = "$(cat "$venv/.kernels" 2>/dev/null)" ]; }
 
 compile_kernels() {
   echo "run.sh: compiling the kernels" >&2
-  find "$root/swjoin" \( -name '*.nbi' -o -name '*.nbc' \) -delete
-  "$python" -m swjoin.cli.compile_kernels
+  "$python" -m swjoin kernels --compile
   kernel_sum >"$venv/.kernels"
 }
 
@@ -238,6 +238,23 @@ build_docs() {
   echo "site/index.html; with search: python3 -m http.server --bind 127.0.0.1 --directory site"
 }
 
+# Kernels for a level of processor (x86-64-v3, x86-64-v4) work on every machine that has it, with the same Python and numba; other
+# machines compile their own. They are in the wheel alone, never in a checkout.
+build_wheel() {
+  local level folder
+  folder=$(mktemp -d)
+  trap 'rm -rf "$folder" "$root/swjoin/precompiled"' EXIT
+  for level in $("$python" -c 'from swjoin.core.kernel_cache import host_levels; print(*host_levels())'); do
+    echo "run.sh: compiling the kernels for $level" >&2
+    NUMBA_CPU_NAME=$level NUMBA_CPU_FEATURES='' NUMBA_CACHE_DIR=$folder/$level "$python" -m swjoin kernels --compile
+  done
+  for level in "$folder"/*; do
+    mkdir -p swjoin/precompiled
+    mv "$level/swjoin" "swjoin/precompiled/$(basename "$level")"
+  done
+  "$python" -m build --wheel
+}
+
 cd "$root"
 word=${1:-main}
 [ $# -gt 0 ] && shift
@@ -251,7 +268,7 @@ case $word in
     need_environment
     part=${1:-}
     case $part in
-      adaptation | api | kinds | live | observing | peers | plan | safety | simulation | spark) shift ;;
+      adaptation | api | kinds | live | observing | peers | plan | safety | simulation | small | spark) shift ;;
       -* | "") part=run ;;
       *) fail "unknown part $part of bench; ./run.sh help lists them" ;;
     esac
@@ -268,6 +285,7 @@ case $word in
   chaos) need_environment; exec "$python" -m tests.tools.random_runs "$@" ;;
   soak) need_environment; exec "$python" -m tests.tools.soak.run "$@" ;;
   fuzz) need_environment; exec "$python" -m tests.fuzzing "$@" ;;
+  wheel) only wheel 0 -- "$@"; need_environment; build_wheel ;;
   docs) only docs 0 -- "$@"; need_environment; build_docs ;;
   clean) only clean 0 -- "$@"
          rm -rf .venv runs build dist site ./*.egg-info .run.lock .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse

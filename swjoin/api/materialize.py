@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from swjoin.api.table_input import JoinInput
 
-BLOCK_PAIRS = 1 << 18
+BLOCK_PAIRS = 1 << 16  # pieces of fewer are taken together
 
 
 class OutputGatherer:
@@ -42,7 +42,7 @@ class OutputGatherer:
         self._own_keys = {left: _column_of(sides[RIGHT], name) for left, name in keys}
         taken = [*self._columns, *((RIGHT, column) for column in self._own_keys.values())]
         self._by_side = [[column for side, column in taken if side == stream] for stream in (LEFT, RIGHT)]
-        self._most_bytes = sum(column.most_bytes for _, column in taken)  # of an output row
+        self._taken = [column for _, column in taken]
         self._names = [name for _, name in plan.inputs]
         self._waiting: list[tuple[U64, U64, I64, I64]] = []
         self._rows = 0
@@ -52,19 +52,23 @@ class OutputGatherer:
     def add(self, pairs: Pairs) -> None:
         """Remember pairs; their columns are taken a block at a time."""
         times = (pairs.left_ts, pairs.right_ts) if self._ids else (pairs.left_ts[:0], pairs.right_ts[:0])
+        if len(pairs) >= BLOCK_PAIRS:
+            self._take(pairs.left_id, pairs.right_id, *times)
+            return
         self._waiting.append((pairs.left_id, pairs.right_id, *times))
         self._rows += len(pairs)
         if self._rows >= BLOCK_PAIRS:
             self._flush()
 
     def _flush(self) -> None:
-        if not self._waiting:
-            return
-        left, right, left_ts, right_ts = (
-            parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in zip(*self._waiting, strict=True)
-        )
-        self._waiting, self._rows = [], 0
-        if len(left) * self._most_bytes <= row_sizes.BLOCK_BYTES:
+        if self._waiting:
+            parts = (part[0] if len(part) == 1 else np.concatenate(part) for part in zip(*self._waiting, strict=True))
+            self._waiting, self._rows = [], 0
+            self._take(*parts)
+
+    def _take(self, left: U64, right: U64, left_ts: I64, right_ts: I64) -> None:
+        """Blocks of these pairs, one unless they are too large."""
+        if len(left) * self._most_bytes(len(left)) <= row_sizes.BLOCK_BYTES:
             self._add_block(left, right, left_ts, right_ts)
             return
         sizes = np.zeros(len(left), np.int64)
@@ -73,6 +77,11 @@ class OutputGatherer:
                 sizes += np.append(column.bytes_by_row, 0)[np.minimum(positions, np.uint64(len(column.bytes_by_row)))]
         for start, stop in row_sizes.pieces_of(sizes):
             self._add_block(left[start:stop], right[start:stop], left_ts[start:stop], right_ts[start:stop])
+
+    def _most_bytes(self, rows: int) -> int:
+        """Bytes that an output row has at most, or, where that is enough to know, more."""
+        whole = sum(column.nbytes if column.plain else column.most_bytes for column in self._taken)
+        return whole if rows * whole <= row_sizes.BLOCK_BYTES else sum(column.most_bytes for column in self._taken)
 
     def _add_block(self, left: U64, right: U64, left_ts: I64, right_ts: I64) -> None:
         import pyarrow as pa
@@ -128,6 +137,11 @@ class _Column:
             self._values = column.chunk(0)
         else:
             self._values = pa.array([], column.type) if not column.num_chunks else _combined(column, name)
+        kind = self._values.type
+        self.plain = pa.types.is_primitive(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        self.nbytes = self._values.nbytes
+        if self.plain:
+            return
         try:
             self.take(pa.array([], pa.uint64()))
         except pa.ArrowNotImplementedError:

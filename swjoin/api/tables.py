@@ -10,8 +10,9 @@ Stays out: what the arguments mean (`config.arguments`), tuples and output colum
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Unpack
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _AHEAD = 2  # distribution epochs that are prepared before the one that is joined is done
+_FEW_ROWS = 1 << 15  # so many are joined sooner than threads are started and partition-groups opened
 _RESULT_BYTES = 5 << 20
 
 
@@ -91,22 +93,25 @@ def _join(options: dict[str, Any], left: object, right: object, *, materialise: 
     threads, ranks = options["threads"], options["ranks"]
     with spelled("arguments"):
         request = Request.from_options(options)
-        partitions = JOIN_PARTITIONS if ranks is None else CLUSTER_PARTITIONS
-        config = request.config(materialise=materialise, partitions=partitions)
         if request.late == "side":
             raise UserError("late: 'side' needs a place for late rows, which a table does not have; use swjoin.WindowJoin")
         check_workers(threads, ranks)
         *sides, plan = open_sides(request, left, right, materialise=materialise)
         both = (sides[LEFT], sides[RIGHT])
+        partitions = JOIN_PARTITIONS if ranks is None else CLUSTER_PARTITIONS
+        if threads is None and ranks is None:
+            few = sum(side.table.num_rows for side in both) <= _FEW_ROWS
+            threads, partitions = (1, 1) if few else (default_slave_count(), partitions)
+        config = request.config(materialise=materialise, partitions=partitions)
         if any(side.untyped for side in both):  # no pairs, and no types for a predicate
             config = dataclasses.replace(config, queries=(dataclasses.replace(config.query, where=None),))
-        gathered = [OutputGatherer(plan, both) for _ in range(threads or default_slave_count())] if materialise else None
+        gathered = [OutputGatherer(plan, both) for _ in range(threads or 1)] if materialise else None
         if ranks is not None:
             from swjoin.api.mpi_join import join_on_ranks
 
             found, matches = join_on_ranks(config, both, ranks, gathered[0] if gathered else None, sort=_sorts(request))
         else:
-            found, matches = _join_here(config, both, threads or default_slave_count(), gathered, sort=_sorts(request))
+            found, matches = _join_here(config, both, threads or 1, gathered, sort=_sorts(request))
         found = dataclasses.replace(found, warnings=tuple(_warnings(config, found, both, matches, sort=_sorts(request))))
     warn(found.warnings, 3)
     if gathered is None:
@@ -165,11 +170,26 @@ def _join_here(
         return lambda delivery: _collect(joiner, delivery, gathered[slave])
 
     works = [work(s) for s in range(threads)]
+    epochs = _epochs(engine, config, [iter(side.rows(sort=sort)) for side in sides])
+    with report_compilations():
+        first = next(epochs)
+        if first[0].last and threads == 1:
+            works[0](first[0])
+        else:
+            _join_in_threads(works, itertools.chain([first], epochs))
+    if gathered is None:
+        for joiner in engine.joiners:
+            joiner.collected = joiner.produced
+    return Proof(engine.count, engine.digest, engine.check_ledger()), engine.matches
+
+
+def _join_in_threads(works: list[Callable[[Delivery], None]], epochs: Iterable[list[Delivery]]) -> None:
+    """Each join module in a thread of its own, while the calling thread prepares the next epochs."""
     waiting: deque[list[Future[None]]] = deque()
-    with report_compilations(), join_settings(), ExitStack() as stack:
-        pools = [stack.enter_context(ThreadPoolExecutor(1, f"swjoin-{s}")) for s in range(threads)]
+    with join_settings(), ExitStack() as stack:
+        pools = [stack.enter_context(ThreadPoolExecutor(1, f"swjoin-{s}")) for s in range(len(works))]
         try:
-            for deliveries in _epochs(engine, config, [iter(side.rows(sort=sort)) for side in sides]):
+            for deliveries in epochs:
                 waiting.append([p.submit(w, d) for p, w, d in zip(pools, works, deliveries, strict=True)])
                 if len(waiting) > _AHEAD:
                     _wait(waiting.popleft())
@@ -178,10 +198,6 @@ def _join_here(
         finally:
             for pool in pools:  # here, too: an interrupt inside the stack's own exit would leave a thread waiting
                 pool.shutdown(wait=False, cancel_futures=True)
-    if gathered is None:
-        for joiner in engine.joiners:
-            joiner.collected = joiner.produced
-    return Proof(engine.count, engine.digest, engine.check_ledger()), engine.matches
 
 
 def _wait(futures: list[Future[None]]) -> None:

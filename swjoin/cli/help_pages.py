@@ -111,6 +111,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "swjoin completion zsh > ~/.zfunc/_swjoin",
     ),
     "doctor": ("swjoin doctor", "swjoin doctor -n 4 --dir runs --json"),
+    "kernels": ("swjoin kernels",),
 }
 
 

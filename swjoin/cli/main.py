@@ -66,6 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_report(commands.add_parser("report", help="one HTML file about a run: verdict, figures, tables"))
     _add_calibrate(commands.add_parser("calibrate", help="measure this machine's costs for simulate"))
     _add_doctor(commands.add_parser("doctor", help="check this machine or these hosts, and say how to mend what is wrong"))
+    _add_kernels(commands.add_parser("kernels", help="tell where compiled kernels are kept; compile or delete them"))
     _add_init(commands.add_parser("init", help="write a first configuration"))
     commands.add_parser(
         "schema", help="print the JSON Schema of configurations, for editors"
@@ -354,6 +355,14 @@ def _add_doctor(p: argparse.ArgumentParser) -> None:
     p.add_argument("--dir", metavar="D", help="a directory that all ranks must share, such as that of the checkpoints")
     p.add_argument("--limit", metavar="S", type=positive, default=60.0, help="seconds that the ranks may take (default: 60)")
     p.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def _add_kernels(p: argparse.ArgumentParser) -> None:
+    p.description = (
+        "Say where compiled kernels are kept, in NUMBA_CACHE_DIR or the user's cache folder, and how large they are."
+    )
+    p.add_argument("--compile", action="store_true", help="compile all of them now, so that no join waits for the compiler")
+    p.add_argument("--clear", action="store_true", help="delete them (with --compile: first)")
 
 
 def _add_events(p: argparse.ArgumentParser) -> None:

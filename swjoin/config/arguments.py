@@ -9,6 +9,7 @@ Stays out: which options there are (`config.options`), data (`connectors.frames`
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, get_args
@@ -165,6 +166,7 @@ class Request:
         streams = _stream(options, LEFT), _stream(options, RIGHT)
         return Request(query, streams, options["late"], bound_us, window_bytes, options["ids"])
 
+    @functools.lru_cache(64)  # noqa: B019 - small values, of the joins that a program repeats
     def config(self, *, materialise: bool = True, partitions: int = JOIN_PARTITIONS) -> RunConfig:
         """The whole configuration, as `swjoin join` has it."""
         module: dict[str, Any] = {} if self.window_bytes is None else {"window_bytes": self.window_bytes}

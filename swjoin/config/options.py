@@ -9,6 +9,7 @@ Stays out: what the options mean (`config.arguments`).
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -100,10 +101,15 @@ def takes_options(options: type) -> Callable[[_Function], _Function]:
     return decorate
 
 
+@functools.cache
+def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    return {p.name: p.default for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
+
+
 def complete(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """All options of a function that `takes_options`, with their defaults. TypeError for an unknown option, which names the
     nearest one, and for one that is missing."""
-    known = {p.name: p.default for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    known = _defaults(function)
     called = f"{function.__qualname__}()"
     for name in given:
         if name not in known:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,7 +68,7 @@ class OutputColumns:
             out.append((label, self._key_type(name, kind) if is_key else kind, side, origin, name))
         return out
 
-    @property
+    @cached_property
     def inputs(self) -> list[tuple[int, str]]:
         """(side, input name) of every column from the streams, in output order."""
         return [(side, name) for _, _, side, _, name in self._columns()]
@@ -101,7 +102,7 @@ class OutputColumns:
         strings = pa.types.is_string(plain[0]) or pa.types.is_large_string(plain[0]) or pa.types.is_string_view(plain[0])
         return pa.large_string() if strings else pa.large_binary()
 
-    @property
+    @cached_property
     def schema(self) -> pa.Schema:
         import pyarrow as pa
 

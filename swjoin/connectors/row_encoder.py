@@ -110,6 +110,8 @@ def settle_types(
     import pyarrow as pa
     import pyarrow.types as t
 
+    if not any(t.is_null(kind) for schema in schemas for kind in schema.types):
+        return schemas[LEFT], schemas[RIGHT]
     settled = list(schemas)
     for side, (own, other) in enumerate((configs, configs[::-1])):
         theirs = {f.name: f.type for f in settled[1 - side] if not t.is_null(f.type)}

@@ -134,7 +134,7 @@ def microseconds(column: pa.Array, time: TimeColumn, refuse: Refuse) -> I64:
     else:
         unit = kind.unit if t.is_timestamp(kind) else "ms" if t.is_date64(kind) else time.unit or "us"
     if not t.is_integer(column.type):
-        column = column.cast(pa.int64())
+        column = column.view(pa.int64())
     if column.null_count:
         column = column.fill_null(0)
     values = integers_of(column)

@@ -10,17 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from swjoin.core.errors import RunFailed, SwjoinError
-from swjoin.core.kernel_cache import forget_stale_kernels
-
-forget_stale_kernels(Path(__file__).parents[1])  # here, because every file with kernels imports this module
+from swjoin.core.kernel_cache import kernel
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
@@ -56,7 +52,7 @@ def check_offsets(offsets: I64, size: int, what: str, error: type[SwjoinError] =
         raise error(f"{what}: offsets ({ends}) of {len(offsets) - 1} rows do not fit {size} bytes")
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _gather_bytes(var: U8, starts: I64, offsets: I64, out: U8) -> None:
     """Copy var[starts[i] : starts[i] + length] to out[offsets[i] : offsets[i + 1]] for every i."""
     for i in range(starts.shape[0]):

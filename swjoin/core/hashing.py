@@ -10,9 +10,10 @@ Stays out: the readable definition of the digest (`core.join_semantics`), which 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, uint64
+from numba import uint64
 
 from swjoin.core.batch import U64
+from swjoin.core.kernel_cache import kernel
 
 _C1 = np.uint64(0xFF51AFD7ED558CCD)
 _C2 = np.uint64(0xC4CEB9FE1A85EC53)
@@ -23,7 +24,7 @@ _S16 = np.uint64(16)
 _TAG_MASK = np.uint64(0xFFFF)
 
 
-@njit(cache=True, nogil=True, inline="always")
+@kernel(inline="always")
 def mix64_scalar(h):  # type: ignore[no-untyped-def]
     """The 64-bit finaliser of MurmurHash3 on one uint64."""
     h ^= h >> _S33
@@ -34,31 +35,31 @@ def mix64_scalar(h):  # type: ignore[no-untyped-def]
     return h
 
 
-@njit(cache=True, nogil=True, inline="always")
+@kernel(inline="always")
 def hash_key(key):  # type: ignore[no-untyped-def]
     """uint64 hash of an int64 key."""
     return mix64_scalar(uint64(key))
 
 
-@njit(cache=True, nogil=True, inline="always")
+@kernel(inline="always")
 def group_of(hashed, partition_count):  # type: ignore[no-untyped-def]
     """Partition-group of a hash: its high 32 bits scaled to 0..partition_count - 1."""
     return np.int64(((hashed >> _S32) * np.uint64(partition_count)) >> _S32)
 
 
-@njit(cache=True, nogil=True, inline="always")
+@kernel(inline="always")
 def tag_of(hashed):  # type: ignore[no-untyped-def]
     """uint16 tag of a hash: bits 16 to 31, independent of the partition-group (above) and of the directory slot (below)."""
     return np.uint16((hashed >> _S16) & _TAG_MASK)
 
 
-@njit(cache=True, nogil=True, inline="always")
+@kernel(inline="always")
 def pair_hash(left_id, right_id):  # type: ignore[no-untyped-def]
     """Contribution of a pair of uint64 ids to a digest; a missing side is MISSING_ID. All kernels with digests call this."""
     return mix64_scalar(left_id * GOLDEN + mix64_scalar(right_id * GOLDEN + GOLDEN))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _digest(left_id: U64, right_id: U64) -> np.uint64:
     total = np.uint64(0)
     for i in range(left_id.shape[0]):
@@ -71,7 +72,7 @@ def digest_pairs(left_id: U64, right_id: U64) -> int:
     return int(_digest(left_id, right_id))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _hash_words(words: U64, start: np.uint64) -> np.uint64:
     a = b = c = d = start
     whole = words.shape[0] // 4 * 4

@@ -1,43 +1,259 @@
-"""Invalidation of the kernel cache.
+"""Kernels: functions that numba compiles at their first call, and the cache of compiled kernels.
 
-What: `forget_stale_kernels(package)`: after an installation over an older version, deletes the kernels that one has compiled.
-Why: numba stores compiled kernels beside their sources, keyed by the kernel's own file. A kernel whose file is equal in both
-versions would call the older version's functions of other files; pip does not delete compiled kernels.
-Stays out: a checkout, where `run.sh` does the same (docs/architecture.md, Adding a kernel).
+What: `kernel`, the decorator of every kernel; `cache_folders()`, `stored_kernels()`, `clear_kernels()`; `CPU_LEVELS`, the
+processors for which a wheel may bring compiled kernels (`precompiled_folder`).
+Why: numba's own cache lies beside the sources: `pip uninstall` leaves it there, other users cannot write it, an edit of a
+function that a kernel of another file calls is not noticed, and processes that compile at once can exchange their entries. Here
+a file holds one compiled kernel, is named by everything that the machine code depends on, and appears as a whole.
+Stays out: functions of other packages, whose cache stays numba's; compiling in advance (`cli.kernels`).
+
+Folders, the first that can be written: NUMBA_CACHE_DIR, if the user has set it, else the user's cache folder
+(`platformdirs`), else one of this user alone below the temporary folder.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import os
-import zlib
+import pickle
+import platform
+import re
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any, Literal
 
-_MARK = "kernels.installation"  # in __pycache__, beside the compiled kernels
+import llvmlite
+import llvmlite.binding
+import numba
+from numba import njit
+from numba.core.caching import CompileResultCacheImpl, FunctionCache
+from numba.core.compiler import CompileResult
+from numba.core.serialize import dumps
+
+from swjoin.core.version import __version__
+
+SUFFIX = ".kernel"
+CPU_LEVELS = {
+    "x86-64-v4": "avx512f avx512bw avx512cd avx512dq avx512vl avx2 bmi bmi2 f16c fma lzcnt movbe popcnt xsave",
+    "x86-64-v3": "avx2 bmi bmi2 f16c fma lzcnt movbe popcnt xsave",
+}
+_KEPT_S = 30 * 86400.0  # a kernel that no process has loaded for so long is deleted
+_DAY_S = 86400.0
+_PACKAGE = Path(__file__).resolve().parents[1]
+_IMPORT = re.compile(r"^from (swjoin[\w.]*) import (\(?[\w, ]*)", re.MULTILINE)
 
 
-def forget_stale_kernels(package: Path) -> None:
-    """Does nothing in a checkout, or without permission to write."""
-    if not (package / "plots").is_dir():
-        return
-    installation = _installation(package)
-    mark = package / "__pycache__" / _MARK
-    with contextlib.suppress(OSError):
-        if mark.is_file() and mark.read_text() == installation:
+def kernel(function: Any = None, *, inline: Literal["never", "always"] = "never") -> Any:
+    """Compile the function for the types of each call, without the GIL; keep the machine code in the cache of kernels."""
+    if function is None:
+        return functools.partial(kernel, inline=inline)
+    compiled = njit(nogil=True, inline=inline, no_cfunc_wrapper=True)(function)
+    if compiled is not function:  # NUMBA_DISABLE_JIT=1
+        compiled._cache = _KernelCache(function)
+    return compiled
+
+
+class _KernelCache(FunctionCache):  # type: ignore[misc]
+    """The compiled versions of one kernel, in place of numba's index of a source file."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._name, self._py_func = repr(function), function
+        self.enable()
+
+    @property
+    def cache_path(self) -> str:
+        return str(cache_folders()[0])
+
+    def flush(self) -> None:
+        """Versions of other sources have other names; nothing is stale."""
+
+    def _load_overload(self, sig: Any, target_context: Any) -> Any:
+        if not self._enabled:
+            return None
+        key = self._index_key(sig, target_context.codegen())
+        found = _read(cache_folders(), self._file(key), key)
+        for level in () if found is not None else _own_levels():
+            key = (key[0], (key[1][0], level, ""), key[2])  # what numba writes under NUMBA_CPU_NAME=level
+            found = found or _read([precompiled_folder() / level], self._file(key), key)
+        return None if found is None else CompileResult._rebuild(target_context, *found)
+
+    def _save_overload(self, sig: Any, data: Any) -> None:
+        impl: Any = CompileResultCacheImpl
+        if self._enabled and impl.check_cachable(self, data):
+            key = self._index_key(sig, data.codegen)
+            _write(self._file(key), dumps((key, impl.reduce(self, data))))
+
+    def _file(self, key: tuple[Any, ...]) -> str:
+        module, name = self._py_func.__module__, self._py_func.__qualname__
+        code = hashlib.blake2b(f"{_source_digest(module)} {key}".encode(), digest_size=12).hexdigest()
+        return f"{module.removeprefix('swjoin.')}.{name}-{code}{SUFFIX}"
+
+
+# ---------------------------------------------------------------- folders
+
+
+def cache_folders() -> list[Path]:
+    """Where kernels are looked for and written, the first that can be written. They need not exist."""
+    chosen = numba.config.CACHE_DIR  # type: ignore[attr-defined]
+    if chosen:
+        return [Path(chosen) / "swjoin"]
+    return list(_own_folders())
+
+
+@functools.cache
+def _own_folders() -> tuple[Path, ...]:
+    import platformdirs
+
+    return platformdirs.user_cache_path("swjoin", appauthor=False) / "kernels", _temporary_folder()
+
+
+def _temporary_folder() -> Path:
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    return Path(tempfile.gettempdir()) / f"swjoin-kernels-{user}"
+
+
+def _trusted(folder: Path) -> bool:
+    """Whether nobody else can have put files there, which are run: everyone may create the folder in the temporary folder."""
+    if folder != _temporary_folder():
+        return True
+    state = folder.lstat()
+    return not hasattr(os, "getuid") or (state.st_uid == os.getuid() and state.st_mode & 0o170077 == 0o040000)
+
+
+def precompiled_folder() -> Path:
+    """Kernels that came with the package, a folder per level of processor; it need not exist."""
+    return _PACKAGE / "precompiled"
+
+
+@functools.cache
+def _own_levels() -> tuple[str, ...]:
+    """Levels of processor that came with the package and that this one has, best first. None if the user chose a processor."""
+    if numba.config.CPU_NAME or not precompiled_folder().is_dir():  # type: ignore[attr-defined]
+        return ()
+    return tuple(level for level in host_levels() if (precompiled_folder() / level).is_dir())
+
+
+def host_levels() -> list[str]:
+    """The levels of processor that this machine has, best first."""
+    if platform.machine() != "x86_64":
+        return []
+    features = llvmlite.binding.get_host_cpu_features()
+    return [level for level, wanted in CPU_LEVELS.items() if all(features.get(name) for name in wanted.split())]
+
+
+def stored_kernels() -> list[Path]:
+    """Files of compiled kernels in the cache."""
+    return [path for folder in cache_folders() for path in sorted(folder.glob(f"*{SUFFIX}"))]
+
+
+def clear_kernels() -> int:
+    """Delete the cache. Returns how many bytes it had."""
+    freed = 0
+    for folder in cache_folders():
+        freed += _delete(folder.glob(f"*{SUFFIX}*"))
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+    return freed
+
+
+def _delete(files: Iterable[Path]) -> int:
+    freed = 0
+    for path in files:
+        with contextlib.suppress(OSError):
+            size = path.stat().st_size
+            path.unlink()
+            freed += size
+    return freed
+
+
+# ---------------------------------------------------------------- files
+
+
+def _read(folders: list[Path], name: str, key: Any) -> Any:
+    """A compiled kernel as numba takes it back, or None. A damaged file is none."""
+    for folder in folders:
+        path = folder / name
+        try:
+            data = path.read_bytes() if _trusted(folder) else b""
+        except OSError:
+            continue
+        if len(data) < 16 or _checksum(data[16:]) != data[:16]:
+            continue
+        of, kernel_code = pickle.loads(data[16:])
+        if of != key:
+            continue
+        with contextlib.suppress(OSError):
+            if folder.parent != precompiled_folder() and path.stat().st_mtime < time.time() - _DAY_S:
+                os.utime(path)
+        return kernel_code
+    return None
+
+
+def _write(name: str, data: bytes) -> None:
+    """Into the first folder that can be written; into none, and every process compiles for itself."""
+    for folder in cache_folders():
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not _trusted(folder):
+                continue
+            _prune(folder)
+            own = folder / f"{name}.{uuid.uuid4().hex[:12]}"
+            try:
+                own.write_bytes(_checksum(data) + data)
+                own.replace(folder / name)  # whole or not at all: ranks compile at once
+            finally:
+                own.unlink(missing_ok=True)
             return
-        for index in package.rglob("__pycache__/*.nbi"):
-            index.unlink(missing_ok=True)  # a kernel without its index is not loaded
-        mark.parent.mkdir(exist_ok=True)
-        own = mark.with_suffix(f".{os.getpid()}")
-        own.write_text(installation)
-        own.replace(mark)  # atomic: ranks start at the same time
+        except OSError:
+            continue
 
 
-def _installation(package: Path) -> str:
-    """Checksum of the installer's record of our sources or, without a record, of their modification times."""
-    records = sorted(package.parent.glob("swjoin-*.dist-info/RECORD"))
-    if records:
-        lines = [line for line in records[-1].read_text().splitlines() if line.startswith("swjoin/") and ".py," in line]
-    else:
-        lines = [f"{path.stat().st_mtime_ns}" for path in sorted(package.rglob("*.py"))]
-    return f"{zlib.crc32(chr(10).join(lines).encode()):08x}"
+def _checksum(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+@functools.cache
+def _prune(folder: Path) -> None:
+    """Once per process: delete kernels that are out of use, of old versions and sources, and the files of killed writers."""
+    old = time.time() - _KEPT_S
+    _delete([path for path in folder.glob(f"*{SUFFIX}*") if path.stat().st_mtime < old])
+
+
+# ---------------------------------------------------------------- sources
+
+
+@functools.cache
+def _source_digest(module: str) -> str:
+    """Of the sources from which a module's kernels are compiled: its own, and of every module that it imports, theirs too; of
+    swjoin, numba, LLVM and Python the versions."""
+    digest = hashlib.blake2b(digest_size=16)
+    version = __version__, numba.__version__, llvmlite.__version__, sys.implementation.cache_tag, platform.machine()
+    digest.update(repr(version).encode())
+    found, wanted = {module}, [module]
+    while wanted:
+        imported = _source(wanted.pop())[1]
+        wanted += imported - found
+        found |= imported
+    for name in sorted(found):
+        digest.update(hashlib.blake2b(_source(name)[0]).digest())
+    return digest.hexdigest()
+
+
+@functools.cache
+def _source(module: str) -> tuple[bytes, frozenset[str]]:
+    """A module's source, and the modules of the package that its top level imports; nothing where there is no source."""
+    path = _PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py")
+    try:
+        text = path.read_bytes()
+    except OSError:
+        return b"", frozenset()
+    imported = set()
+    for origin, names in _IMPORT.findall(text.decode()):
+        imported |= {origin, *(f"{origin}.{name}" for name in re.findall(r"\w+", names))}
+    return text, frozenset(imported)

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numba import njit
 
 from swjoin.core.arrow_views import booleans_of, borrowed, decoded, integers_of
 from swjoin.core.batch import I64, U8, Bool, check_offsets
 from swjoin.core.errors import RunFailed, UserError
+from swjoin.core.kernel_cache import kernel
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 INTEGER, BYTES = "integer", "bytes"
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _hash_bytes(data: U8, start: int, stop: int) -> np.uint64:
     h = np.uint64(0xCBF29CE484222325)
     for i in range(start, stop):
@@ -36,7 +36,7 @@ def _hash_bytes(data: U8, start: int, stop: int) -> np.uint64:
     return h  # type: ignore[no-any-return]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _intern(
     data: U8, offsets: I64, valid: Bool, table: I64, arena: U8, arena_offsets: I64, counts: I64, first: int, codes: I64
 ) -> int:
@@ -79,7 +79,7 @@ def _intern(
     return int(offsets.shape[0] - 1)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _rehash(table: I64, arena: U8, arena_offsets: I64, count: int) -> None:
     mask = np.uint64(table.shape[0] - 1)
     for code in range(count):
@@ -271,7 +271,7 @@ def _byte_strings(column: pa.Array) -> tuple[U8, I64]:
     return (np.empty(0, np.uint8) if data is None else borrowed(data, np.uint8)), offsets
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _put_integer(cursors: I64, values: I64, out: U8) -> None:
     for i in range(values.shape[0]):
         v = values[i]
@@ -280,7 +280,7 @@ def _put_integer(cursors: I64, values: I64, out: U8) -> None:
         cursors[i] += 8
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _put_bytes(cursors: I64, data: U8, offsets: I64, out: U8) -> None:
     for i in range(offsets.shape[0] - 1):
         at = cursors[i]

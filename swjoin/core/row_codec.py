@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from swjoin.core.arrow_views import booleans_of, borrowed, decoded, integers_of
 from swjoin.core.batch import I64, U8, PayloadRows, RowLayout, check_offsets
 from swjoin.core.errors import RunFailed, UserError, setting
+from swjoin.core.kernel_cache import kernel
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _put_tail(offsets: I64, lengths: I64, data: U8, starts: I64, var: U8) -> None:
     """Copy each row's bytes of one column to its tail, at `offsets`, which advance."""
     for i in range(lengths.shape[0]):
@@ -34,7 +34,7 @@ def _put_tail(offsets: I64, lengths: I64, data: U8, starts: I64, var: U8) -> Non
         offsets[i] = o + lengths[i]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _pick_tail(cursors: I64, lengths: I64, var: U8, out: U8) -> None:
     """The inverse: gather one column's bytes from the tails, at `cursors`, which advance."""
     at = 0

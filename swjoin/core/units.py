@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import functools
 import itertools
 import os
 import re
@@ -102,7 +103,7 @@ def parse_duration_us(value: object, *, in_us: bool = False) -> int:
     elif _is_zero("duration", value, ("us", "ms", "s", "min", "h")):
         return 0
     else:
-        microseconds = _text_us(value)
+        microseconds = _text_us(value) if isinstance(value, str) else _text_us.__wrapped__(value)
     if abs(microseconds) >= MAX_SPAN_US:
         raise UserError(f"duration{f' {value!r}' if isinstance(value, str) else ''}: longer than {MAX_SPAN_US} us")
     return microseconds
@@ -121,6 +122,7 @@ def _numpy_us(value: Any) -> int:
     return microseconds
 
 
+@functools.lru_cache(256)
 def _text_us(value: object) -> int:
     """Microseconds of a duration that was written as text."""
     shown = str(value)[:_LONGEST]

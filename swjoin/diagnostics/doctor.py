@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from swjoin.core.errors import SwjoinError, UserError, how_to_install
+from swjoin.core.kernel_cache import cache_folders, host_levels, precompiled_folder, stored_kernels
 from swjoin.diagnostics.doctor_ranks import MARK, STUCK
 from swjoin.runtime.launch import mpirun_options
 from swjoin.runtime.preflight import find_mpirun, has_mpi4py
@@ -195,29 +196,32 @@ def _spark() -> Check:
     return Check("Spark", "OK", f"pyspark {done.out.strip()}")
 
 
-def check_kernels(package: Path) -> Check:
-    """Compiled kernels, in __pycache__ beside their sources or in NUMBA_CACHE_DIR."""
-    elsewhere = os.environ.get("NUMBA_CACHE_DIR")
-    root = Path(elsewhere) if elsewhere else package
-    indexes = list(root.rglob("*.nbi")) if root.is_dir() else []
-    sources = [path for path in package.rglob("*.py") if "njit" in path.read_text()]
-    folders = [root] if elsewhere else sorted({path.parent for path in sources})
-    closed = [str(f) for f in folders if not os.access(f / "__pycache__" if (f / "__pycache__").is_dir() else f, os.W_OK)]
-    compiled: dict[str, float] = {}
-    for index in indexes:
-        stem = index.name.split(".")[0]
-        compiled[stem] = max(compiled.get(stem, 0.0), index.stat().st_mtime)
-    old = sorted(p.name for p in sources if p.stem in compiled and compiled[p.stem] < p.stat().st_mtime)
-    warm = "python -m swjoin.cli.compile_kernels"
-    figures = {"indexes": len(indexes), "old": old, "not_writable": closed}
-    if closed and (old or not indexes):
-        mend = f"run once as a user who may write there: {warm}; or set NUMBA_CACHE_DIR"
-        return Check("kernels", "WARN", f"compiled anew in every process: {closed[0]} cannot be written", mend, figures)
-    if not indexes:
-        return Check("kernels", "WARN", "not compiled yet; the first run takes a minute longer", warm, figures)
-    if old:
-        return Check("kernels", "WARN", f"older than their sources: {', '.join(old)}", warm, figures)
-    return Check("kernels", "OK", f"{len(indexes)} compiled, in {root}", "", figures)
+def check_kernels() -> Check:
+    """Compiled kernels: where they are, how large, and whether more can be kept there."""
+    folders, stored = cache_folders(), stored_kernels()
+    size = sum(path.stat().st_size for path in stored)
+    levels = [level for level in host_levels() if (precompiled_folder() / level).is_dir()]
+    writable = [folder for folder in folders if _can_hold(folder)]
+    figures = {"folder": str(folders[0]), "kernels": len(stored), "bytes": size, "precompiled": levels}
+    found = f"{len(stored)} compiled, {size / 1e6:.1f} MB, in {folders[0]}"
+    if levels:
+        found = f"came with swjoin for {levels[0]}; {found}"
+    if not writable:
+        mend = "set NUMBA_CACHE_DIR to a folder that can be written"
+        verdict: Verdict = "OK" if levels else "WARN"
+        return Check("kernels", verdict, f"cannot be kept: {folders[0]} cannot be written; {found}", mend, figures)
+    if writable[0] != folders[0]:
+        mend = "set NUMBA_CACHE_DIR to a folder that lasts, or make the first writable"
+        return Check("kernels", "WARN", f"kept in {writable[0]}, because {folders[0]} cannot be written", mend, figures)
+    if not stored and not levels:
+        return Check("kernels", "WARN", "not compiled yet; the first run takes longer", "swjoin kernels --compile", figures)
+    return Check("kernels", "OK", found, "", figures)
+
+
+def _can_hold(folder: Path) -> bool:
+    """Whether files can be written to the folder, or it can be created."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
 def _memory(ranks: int) -> Check:
@@ -249,7 +253,7 @@ def machine_checks(ranks: int) -> Iterator[Check]:
         yield _launcher()
     yield _java()
     yield _spark()
-    yield check_kernels(Path(__file__).resolve().parents[1])
+    yield check_kernels()
     yield _memory(ranks)
     yield check_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
 

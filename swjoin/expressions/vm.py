@@ -16,10 +16,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, uint64
+from numba import uint64
 from numpy.typing import NDArray
 
 from swjoin.core.batch import I64, U8
+from swjoin.core.kernel_cache import kernel
 from swjoin.core.record_layout import FLAGS, KEY, REF, TS
 
 # instruction: opcode, side, offset of the value, its bytes or first entry in `tails`, null bit or -1, entries in `tails`
@@ -61,11 +62,6 @@ class Residual(NamedTuple):
     right: Rows
 
 
-def no_program() -> Program:
-    nothing = np.empty(0, np.int64)
-    return Program(nothing, np.empty(0, np.float64), np.empty(0, np.uint8), nothing)
-
-
 def no_rows() -> Rows:
     nothing, none = np.empty(0, np.int64), np.empty(0, np.uint8)
     return Rows(none, nothing, nothing, none, np.zeros(3, np.int64))
@@ -81,7 +77,7 @@ def program_in(plain: dict[str, Any]) -> Program:
     return Program(**{name: np.array(plain[name], kind) for name, kind in kinds.items()})
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _integer(arena: U8, at: int, size: int) -> int:
     """A little-endian number of 1, 2, 4 or 8 bytes; negative size: without a sign."""
     width = size if size > 0 else -size
@@ -93,7 +89,7 @@ def _integer(arena: U8, at: int, size: int) -> int:
     return np.int64(value)  # type: ignore[return-value]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _compare_bytes(one: U8, at: int, length: int, two: U8, to: int, size: int) -> int:
     """Below, at or above 0 if the first text is less than, equal to, or greater than the second."""
     for i in range(min(length, size)):
@@ -102,7 +98,7 @@ def _compare_bytes(one: U8, at: int, length: int, two: U8, to: int, size: int) -
     return length - size
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def evaluate(
     program: Program,
     left: Rows,
@@ -155,12 +151,12 @@ def evaluate(
                 else:
                     first_byte = offsets_l[ref - shape_l[2]] if side == 0 else offsets_r[ref - shape_r[2]]
                     for k in range(size, size + code[at + 5]):
-                        first_byte += _integer(arena, base + tails[k], -4)
+                        first_byte += _integer(arena, base + tails[k], np.int64(-4))
                     ends = offsets_l[ref - shape_l[2] + 1] if side == 0 else offsets_r[ref - shape_r[2] + 1]
                     first_byte = min(first_byte, ends)  # corrupt lengths must not read beyond the row's tail
                     value[top], length[top], source[top] = (
                         first_byte,
-                        min(_integer(arena, base + offset, -4), ends - first_byte),
+                        min(_integer(arena, base + offset, np.int64(-4)), ends - first_byte),
                         side,
                     )
             elif op == KEY_OF:

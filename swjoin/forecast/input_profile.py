@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from numba import njit
 
 from swjoin.config.run import RunConfig, StreamConfig, WorkloadConfig
 from swjoin.connectors.generator.bmodel import SLOT_US, drift_offset, level_count, rate_factor
@@ -26,6 +25,7 @@ from swjoin.connectors.source import Source
 from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, SourceBatch
 from swjoin.core.errors import UserError
 from swjoin.core.hashing import group_of, hash_key
+from swjoin.core.kernel_cache import kernel
 from swjoin.forecast.key_distribution import mass_tables, mass_up_to
 from swjoin.forecast.model.batch import F64
 
@@ -99,7 +99,7 @@ def carries_payload(config: RunConfig) -> bool:
 # ---------------------------------------------------------------- the workload section
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _add_keys(
     domain: int,
     levels: int,
@@ -125,7 +125,7 @@ def _add_keys(
         before = after
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _add_some(keys: I64, masses: F64, groups: int, size: int, share: F64, top: F64) -> None:
     for i in range(keys.shape[0]):
         hashed = hash_key(keys[i])
@@ -134,7 +134,7 @@ def _add_some(keys: I64, masses: F64, groups: int, size: int, share: F64, top: F
         top[cell] = max(top[cell], masses[i])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _leaves_with(ones: int, count: int) -> I64:
     """The first `count` numbers with `ones` bits set, ascending."""
     out = np.empty(count, np.int64)
@@ -225,7 +225,7 @@ def workload_profile(config: RunConfig) -> InputProfile:
 # ---------------------------------------------------------------- files
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _groups_of(keys: I64, groups: int) -> I64:
     out = np.empty(keys.shape[0], np.int64)
     for i in range(keys.shape[0]):

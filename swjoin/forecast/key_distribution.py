@@ -19,13 +19,13 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from swjoin.config.run import RunConfig
 from swjoin.connectors.generator.bmodel import SLOT_US, drift_offset, level_count, rate_factor
 from swjoin.connectors.source import BATCH_ROWS
 from swjoin.core.batch import I64
 from swjoin.core.hashing import group_of, hash_key
+from swjoin.core.kernel_cache import kernel
 from swjoin.forecast.model.batch import F64, TUPLE_BYTES, KeyDistribution
 from swjoin.policy.epochs import slot_end_us
 
@@ -47,7 +47,7 @@ def mass_tables(levels: int, bias: float) -> tuple[F64, F64, F64]:
     return upper, np.cumsum(upper) - upper, np.cumsum(lower) - lower
 
 
-@njit(cache=True, nogil=True, inline="always")
+@kernel(inline="always")
 def mass_up_to(key, domain, levels, upper, before_upper, before_lower):  # type: ignore[no-untyped-def]
     """Mass of all keys up to this one, below domain - 1: of the leaves with floor(leaf * domain / 2^levels) <= key.
 
@@ -58,7 +58,7 @@ def mass_up_to(key, domain, levels, upper, before_upper, before_lower):  # type:
     return before_upper[leaf >> bits] + upper[leaf >> bits] * before_lower[leaf & ((1 << bits) - 1)]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _key_masses(domain: int, levels: int, upper: F64, before_upper: F64, before_lower: F64, out: F64) -> None:
     """Mass of every key."""
     before = 0.0
@@ -68,7 +68,7 @@ def _key_masses(domain: int, levels: int, upper: F64, before_upper: F64, before_
         before = after
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _add_masses(masses: F64, offset: int, partition_count: int, share: F64, square: F64) -> None:
     """share[g] and square[g]: sums of masses and of squared masses of the partition-group's keys, rotated by `offset`."""
     domain = masses.shape[0]
@@ -80,7 +80,7 @@ def _add_masses(masses: F64, offset: int, partition_count: int, share: F64, squa
         square[g] += masses[i] * masses[i]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _add_heavy(
     levels: int, bias: float, ones: int, offset: int, domain: int, partition_count: int, share: F64, square: F64
 ) -> float:

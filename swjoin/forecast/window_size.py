@@ -15,9 +15,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from swjoin.core.kernel_cache import kernel
 from swjoin.state.extendible_hash import MAX_DEPTH
 
 F64 = NDArray[np.float64]
@@ -25,7 +25,7 @@ F64 = NDArray[np.float64]
 MINIS, BLOCKS, DEPTH = 0, 1, 2  # of `estimate_group`
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def chain_blocks(tuples: float, size: int, expires: bool) -> float:
     """Expected blocks of a mini-partition with `tuples` live tuples. expires: its oldest block is partly expired."""
     if tuples <= 0.0:
@@ -34,12 +34,12 @@ def chain_blocks(tuples: float, size: int, expires: bool) -> float:
     return float(-math.expm1(-tuples) * (tuples / size + spare))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _leaf(left: float, right: float, size: int, expires: bool) -> float:
     return float(chain_blocks(left, size, expires) + chain_blocks(right, size, expires))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _splits(tuples: float, top: float, theta: int, ragged: float, tuned: float) -> float:
     """Probability that a node splits, with `tuples` tuples, `top` of them of one key."""
     tuples, top = tuples * tuned, top * tuned
@@ -49,7 +49,7 @@ def _splits(tuples: float, top: float, theta: int, ragged: float, tuned: float) 
     return 0.5 * (1.0 + math.erf((tuples + ragged + spread - 2.0 * theta) / (spread * math.sqrt(2.0))))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _below(
     left: float,
     right: float,
@@ -82,7 +82,7 @@ def _below(
     out[BLOCKS] += _leaf(n * share, n * (1.0 - share), size, expires)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def estimate_group(
     left: F64, right: F64, top: F64, depth: int, theta: int, tuned: float, size: int, expires: bool, out: F64
 ) -> None:

@@ -23,7 +23,7 @@ from swjoin.core.data_messages import Delivery, GroupResults, Route, StateChunk
 from swjoin.core.ids import BEGIN_OF_TIME_US, GroupId
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, JoinKind
 from swjoin.core.sequence_numbers import preceding_counts, with_times
-from swjoin.expressions.vm import Program, Residual, no_program, no_rows
+from swjoin.expressions.vm import Program, Residual, no_rows
 from swjoin.operators.join_operator import MoveId
 from swjoin.operators.join_step import PAIR_BYTES, Step, WindowMemory, Work, offsets
 from swjoin.operators.join_windows import JoinWindows
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 Layouts = tuple[RowLayout | None, RowLayout | None]
 
 _NO_SEQUENCE = np.empty(0, np.int64)
-_NO_RESIDUAL = Residual(no_program(), no_rows(), no_rows())
 
 
 def _mode(bounds: Bounds, kind: JoinKind, *, ids_alone: bool) -> int:
@@ -236,7 +235,7 @@ class WindowJoinOperator:
         return status, tuples
 
     def _join_groups(self, work: Work, now_us: int, tuple_budget: int) -> tuple[int, int]:
-        state, residual = self.state, _NO_RESIDUAL
+        state, residual = self.state, None
         if self._where is not None:
             residual = Residual(self._where, *(no_rows() if store is None else store.rows() for store in self.payload))
         status, tuples = join_groups(

@@ -15,11 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from swjoin.core.batch import I64, U64, TupleBatch
 from swjoin.core.data_messages import Route
 from swjoin.core.hashing import group_of, hash_key
+from swjoin.core.kernel_cache import kernel
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class GroupMap:
         assert ((self.owner >= 0) & (self.owner < slave_count)).all(), f"a partition-group has no slave: {self.owner.tolist()}"
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _count_slots(key: I64, slot_of_group: I64, slot: I64, counts: I64) -> None:
     """slot[i] = slot of tuple i's partition-group; counts[p] = tuples of slot p."""
     partition_count = slot_of_group.shape[0]
@@ -57,7 +57,7 @@ def _count_slots(key: I64, slot_of_group: I64, slot: I64, counts: I64) -> None:
         counts[p] += 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _scatter(
     slot: I64,
     cursor: I64,

@@ -3,7 +3,7 @@
 What: `load_master_kernels`, `load_slave_kernels`; both print a line when a kernel has to be compiled (`report_compilations`).
 Why: loading compiled kernels from the cache takes most of a second, which must not become production delay of the first
 distribution epochs.
-Stays out: compiling them in the first place (`cli.compile_kernels`), measuring.
+Stays out: compiling them in the first place (`cli.kernels`), measuring.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from swjoin.config.run import MeasureConfig, NodesConfig, OverloadConfig, Reorga
 from swjoin.core.batch import PayloadRows, RowLayout, SourceBatch, TupleBatch
 from swjoin.core.data_messages import Delivery
 from swjoin.core.ids import END_OF_TIME_US, EpochIndex, QueryId, SlaveId
+from swjoin.core.kernel_cache import stored_kernels
 from swjoin.core.sequence_numbers import wire_layouts
 from swjoin.state.payload_store import PAGE_ROWS
 
@@ -57,9 +58,8 @@ def report_compilations() -> Iterator[None]:
         yield
     if compiled.count:
         seconds = time.monotonic() - compiled.start
-        print(
-            f"swjoin: compiled {compiled.count} kernels in {seconds:.0f} s; later runs load them", file=sys.stderr, flush=True
-        )
+        later = "later runs load them" if stored_kernels() else "they cannot be kept; swjoin doctor says why"
+        print(f"swjoin: compiled {compiled.count} kernels in {seconds:.0f} s; {later}", file=sys.stderr, flush=True)
 
 
 def _two_rows(layout: RowLayout | None) -> PayloadRows | None:

@@ -3,7 +3,7 @@
 What: `load_kernels()`, then pyspark's own daemon.
 Why: executors' Python workers end after a minute without work, and each new one would take seconds to import numba and to load
 kernels; what the daemon has loaded, they share.
-Stays out: compiling kernels in the first place (`cli.compile_kernels`), what workers do.
+Stays out: compiling kernels in the first place (`cli.kernels`), what workers do.
 """
 
 from __future__ import annotations

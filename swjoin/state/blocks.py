@@ -10,10 +10,10 @@ Blocks of one mini-partition form a chain from the oldest (FIRST) to the head bl
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from swjoin.core.batch import I64, U8, U64
 from swjoin.core.hashing import hash_key, tag_of
+from swjoin.core.kernel_cache import kernel
 from swjoin.core.record_layout import (
     FLAG_BITS,
     FLAGS,
@@ -45,7 +45,7 @@ from swjoin.state.arrays import (
 NONE = -1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def take_block(header: I64, free: I32, control: I64, counters: I64, counter: int, s: int) -> int:
     """A free block, recycled if possible, as the new head block of a mini-partition; there must be one."""
     if control[RECYCLED] > 0:
@@ -66,20 +66,20 @@ def take_block(header: I64, free: I32, control: I64, counters: I64, counter: int
     return block
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def give_block(free: I32, control: I64, block: int) -> None:
     free[control[RECYCLED]] = block
     control[RECYCLED] += 1
     control[IN_USE] -= 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def free_blocks(pool: Pool) -> int:
     """Blocks that may still be taken: fewer than are free where payload has used the common limit."""
     return int(pool.control[BLOCK_LIMIT] - pool.control[IN_USE])
 
 
-@njit(cache=True, nogil=True, inline="always")
+@kernel(inline="always")
 def append_row(rows, tags, header, free, control, shape, counters, counter, s, row, tag):  # type: ignore[no-untyped-def]
     """Append the tuple of record `row` (a pool position) to a mini-partition, copying it; the source stays as it is.
 
@@ -99,7 +99,7 @@ def append_row(rows, tags, header, free, control, shape, counters, counter, s, r
     counters[counter + TUPLES + s] += 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def append_columns(pool: Pool, minis: Minis, s: int, mini: int, key: I64, ts: I64, ids: U64, flags: U8, first_ref: int) -> None:
     """Append n tuples from columns to a mini-partition; payload references count up from first_ref. flags: (n,) or empty."""
     counters, counter = minis.counters, mini * COUNTERS
@@ -123,7 +123,7 @@ def append_columns(pool: Pool, minis: Minis, s: int, mini: int, key: I64, ts: I6
     counters[counter + TUPLES + s] += key.shape[0]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def append_runs(
     pool: Pool,
     minis: Minis,
@@ -145,7 +145,7 @@ def append_runs(
         at = to
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def drain_runs(
     pool: Pool,
     minis: Minis,
@@ -202,7 +202,7 @@ def drain_runs(
     return n
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def tuples_by_group(minis: Minis, tuples: I64) -> None:
     """tuples[g] += window tuples of partition-group g, both streams, without hidden groups."""
     counters, group = minis.counters, minis.group
@@ -211,7 +211,7 @@ def tuples_by_group(minis: Minis, tuples: I64) -> None:
             tuples[group[mini]] += counters[mini * COUNTERS + TUPLES] + counters[mini * COUNTERS + TUPLES + 1]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def give_chain(pool: Pool, block: int) -> None:
     """Give back a block and all that follow it."""
     while block != NONE:
@@ -220,7 +220,7 @@ def give_chain(pool: Pool, block: int) -> None:
         block = following
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def chain_blocks(header: I64, block: int) -> int:
     """Blocks from this one to the head block."""
     n = 0
@@ -230,7 +230,7 @@ def chain_blocks(header: I64, block: int) -> int:
     return n
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def expire(pool: Pool, minis: Minis, dead_below_left: int, dead_below_right: int) -> int:
     """Drop, in every mini-partition, the blocks whose newest tuple has ts below its stream's limit. Returns tuples dropped."""
     header, free, control = pool.header, pool.free, pool.control
@@ -256,7 +256,7 @@ def expire(pool: Pool, minis: Minis, dead_below_left: int, dead_below_right: int
     return dropped
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def live_tuples(minis: Minis) -> tuple[int, int]:
     """Tuples in the windows, left and right."""
     left = 0

@@ -9,11 +9,12 @@ Stays out: which tags are compared (`state.join_kernel`).
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, uint64
+from numba import uint64
 from numpy.typing import NDArray
 
 from swjoin.core.batch import I64, MISSING_ID
 from swjoin.core.hashing import pair_hash
+from swjoin.core.kernel_cache import kernel
 from swjoin.core.record_layout import (
     FLAGS,
     ID,
@@ -45,7 +46,7 @@ from swjoin.state.simd import LANES, count_ones, prefetch, trailing_zeros
 _ONE = np.uint64(1)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def count_matches(
     s: int,
     low: int,
@@ -78,7 +79,7 @@ def count_matches(
     return matches, digest
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def count_in_last(
     reaches: Reaches,
     fresh: FreshTuples,
@@ -104,7 +105,7 @@ def count_in_last(
     return matches, digest
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def write_ids(
     s: int,
     probe_rows: I64,
@@ -125,7 +126,7 @@ def write_ids(
     out.used[0] = used
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def mark_matches(
     probe_rows: I64,
     rows: I64,
@@ -146,14 +147,14 @@ def mark_matches(
                 rows[row_at[c] + uint64(REF)] |= MATCHED
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def verify(
     kind: int,
     g: int,
     stored_rows: I64,
     fresh: FreshTuples,
     candidates: Candidates,
-    residual: Residual,
+    residual: Residual | None,
     reaches: Reaches,
     now: int,
     out: Output,
@@ -184,8 +185,9 @@ def verify(
         found, summed = count_in_last(reaches, fresh, probe_at, row_at, verdict, start, stop)
     else:
         found, summed = count_matches(s, low, high, probe_rows, rows, probe_at, row_at, verdict, start, stop)
-    filtered = residual.program.code.shape[0] > 0
-    if filtered:
+    filtered = False
+    if residual is not None:  # a branch that numba compiles for joins with a predicate only
+        filtered = True
         evaluate(residual.program, residual.left, residual.right, s, probe_rows, rows, probe_at, row_at, verdict, start, stop)
     ids_fit = mode & IDS_ALONE != 0 and stop - start <= capacity - out.used[0]
     if (capacity == 0 or ids_fit) and pairs and not filtered:
@@ -255,14 +257,14 @@ def verify(
     return False
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def take_candidates(
     g: int,
     rows: I64,
     fresh: FreshTuples,
     hits: Hits,
     candidates: Candidates,
-    residual: Residual,
+    residual: Residual | None,
     reaches: Reaches,
     now: int,
     out: Output,

@@ -8,9 +8,9 @@ Stays out: what a delay is (`state.join_kernel` and the clock given to it).
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from swjoin.core.batch import I64
+from swjoin.core.kernel_cache import kernel
 from swjoin.state.arrays import STAT_DELAY_MAX, STAT_DELAY_SUM
 from swjoin.state.simd import leading_zeros
 
@@ -18,7 +18,7 @@ _SUB_BITS = 4  # 16 histogram buckets per power of two: at most 1/16 wide, at mo
 HISTOGRAM_SIZE = 16 + 59 * 16
 
 
-@njit(cache=True, nogil=True, inline="always")
+@kernel(inline="always")
 def histogram_index(value_us):  # type: ignore[no-untyped-def]
     """Bucket of a delay in microseconds (>= 0)."""
     if value_us < 16:
@@ -47,7 +47,7 @@ def histogram_quantile(histogram: I64, q: float, max_us: float) -> float:
     return min(low + (width - 1) / 2, max_us)
 
 
-@njit(cache=True, nogil=True, inline="always")
+@kernel(inline="always")
 def record_delay(now, arrival, matches, stats, histogram):  # type: ignore[no-untyped-def]
     """Count `matches` pairs produced at `now` whose later tuple arrived at `arrival` (microseconds)."""
     if matches > 0:

@@ -13,10 +13,10 @@ hot key never grows the directory.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from swjoin.core.batch import I64
 from swjoin.core.hashing import hash_key
+from swjoin.core.kernel_cache import kernel
 from swjoin.core.record_layout import (
     KEY,
     ROW,
@@ -48,7 +48,7 @@ TUNED, NEED_MINIS, NEED_SLOTS = 0, 1, 2
 MAX_DEPTH = 16  # 65,536 slots: bounds a directory even when hashes agree in many bits
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _empty(counters: I64, counter: int, s: int) -> None:
     """No blocks and no tuples; the blocks themselves are the caller's."""
     counters[counter + FIRST + s] = NONE
@@ -56,7 +56,7 @@ def _empty(counters: I64, counter: int, s: int) -> None:
     counters[counter + TUPLES + s] = 0
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def take_mini(minis: Minis, group: int, depth: int, pattern: int) -> int:
     """An empty mini-partition-group; the caller has made sure that there is a slot."""
     if minis.control[RECYCLED] > 0:
@@ -76,7 +76,7 @@ def take_mini(minis: Minis, group: int, depth: int, pattern: int) -> int:
     return int(mini)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def give_mini(minis: Minis, mini: int) -> None:
     minis.group[mini] = NONE
     minis.free[minis.control[RECYCLED]] = mini
@@ -84,24 +84,24 @@ def give_mini(minis: Minis, mini: int) -> None:
     minis.control[IN_USE] -= 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def minis_left(minis: Minis) -> int:
     return int(minis.control[RECYCLED] + minis.group.shape[0] - minis.control[NEVER_USED])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _stored(counters: I64, mini: int) -> int:
     return int(counters[mini * COUNTERS + TUPLES] + counters[mini * COUNTERS + TUPLES + 1])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _blocks_of(pool: Pool, minis: Minis, mini: int) -> int:
     counters, counter = minis.counters, mini * COUNTERS
     first, second = int(counters[counter + FIRST]), int(counters[counter + FIRST + 1])
     return int(chain_blocks(pool.header, first) + chain_blocks(pool.header, second))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _bits_differ(pool: Pool, minis: Minis, mini: int) -> bool:
     """Whether a hash bit that a directory can use distinguishes two of its tuples; usually the first two differ."""
     useful = np.uint64((1 << MAX_DEPTH) - (1 << minis.depth[mini]))
@@ -121,7 +121,7 @@ def _bits_differ(pool: Pool, minis: Minis, mini: int) -> bool:
     return False
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _can_help(pool: Pool, minis: Minis, mini: int, theta: int) -> bool:
     """Whether splitting can bring this mini-partition-group closer to its range. Tags stand for keys: hot keys show in them."""
     if not _bits_differ(pool, minis, mini):
@@ -150,7 +150,7 @@ def _can_help(pool: Pool, minis: Minis, mini: int, theta: int) -> bool:
     return 2 * others >= theta
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _double(directories: Directories, group: int) -> bool:
     """Double a directory at the end of the arena; False when the arena is too short."""
     depth = directories.depth[group]
@@ -168,7 +168,7 @@ def _double(directories: Directories, group: int) -> bool:
     return True
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _point(directories: Directories, minis: Minis, mini: int) -> None:
     """Let every directory entry with this mini's pattern point to it."""
     group = minis.group[mini]
@@ -178,19 +178,19 @@ def _point(directories: Directories, minis: Minis, mini: int) -> None:
         directories.slots[start + i] = mini
 
 
-@njit(cache=True, nogil=True, inline="always")
+@kernel(inline="always")
 def _seal(header, rows, block, size, fill):  # type: ignore[no-untyped-def]
     """Write a filled block's header."""
     header[block * HEADER + FILL] = fill
     header[block * HEADER + LAST_TS] = rows[(block * size + fill - 1) * ROW + TS]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _split(pool: Pool, minis: Minis, directories: Directories, mini: int) -> int:
     """Tuples whose hash has the next bit set move to a new mini-partition-group, which is returned; time order is kept."""
     depth = minis.depth[mini]
     bit = np.uint64(depth)
-    twin = int(take_mini(minis, minis.group[mini], depth + 1, minis.pattern[mini] | (1 << depth)))
+    twin = int(take_mini(minis, np.int64(minis.group[mini]), depth + 1, minis.pattern[mini] | (1 << depth)))
     minis.depth[mini] = depth + 1
     counters, header, rows, tags = minis.counters, pool.header, pool.rows, pool.tags
     free, control, size, stride = pool.free, pool.control, pool.shape[0], pool.shape[1]
@@ -232,7 +232,7 @@ def _split(pool: Pool, minis: Minis, directories: Directories, mini: int) -> int
     return twin
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _merge(pool: Pool, minis: Minis, directories: Directories, mini: int, buddy: int) -> None:
     """Both buddies' tuples into `mini`, merged by time."""
     counters, header, rows, tags = minis.counters, pool.header, pool.rows, pool.tags
@@ -272,7 +272,7 @@ def _merge(pool: Pool, minis: Minis, directories: Directories, mini: int, buddy:
     _point(directories, minis, mini)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def split_due(pool: Pool, minis: Minis, directories: Directories, theta: int) -> int:
     """Split the mini-partition-groups that joining marked as due until none exceeds 2 * theta tuples, as far as keys allow.
 
@@ -303,7 +303,7 @@ def split_due(pool: Pool, minis: Minis, directories: Directories, theta: int) ->
     return TUNED
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def merge_small(pool: Pool, minis: Minis, directories: Directories, theta: int) -> None:
     """Merge mini-partition-groups below theta tuples with their buddies where both together stay within 2 * theta.
 
@@ -326,7 +326,7 @@ def merge_small(pool: Pool, minis: Minis, directories: Directories, theta: int) 
     _halve(minis, directories)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _halve(minis: Minis, directories: Directories) -> None:
     """A directory deeper than its deepest mini-partition-group is halved: its low half already says everything."""
     deepest = np.zeros(directories.depth.shape[0], np.int64)

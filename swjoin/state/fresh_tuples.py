@@ -8,15 +8,15 @@ Stays out: joining and storing them (`state.join_kernel`).
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from swjoin.core.hashing import hash_key, tag_of
+from swjoin.core.kernel_cache import kernel
 from swjoin.core.record_layout import ID, KEY, REF, ROW, TS
 from swjoin.state.arrays import COUNTERS, FRESH, Directories, FreshTuples, Inputs, Minis
 from swjoin.state.simd import prefetch
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def sort_fresh(
     group: int,
     s: int,
@@ -54,7 +54,7 @@ def sort_fresh(
     return touched_count
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def scatter_fresh(s: int, start: int, stop: int, data: Inputs, minis: Minis, fresh: FreshTuples, touched_count: int) -> None:
     """Stable scatter of one stream's tuples into mini-partition order; fresh.begin[s, t] is where touched mini t starts."""
     key, ts, ids, arrival, first_ref = data.key[s], data.ts[s], data.id[s], data.arrival[s], data.ref[s]

@@ -13,10 +13,11 @@ Everything is unpacked into locals first: reading a named tuple's field in a loo
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, uint64
+from numba import uint64
 from numpy.typing import NDArray
 
 from swjoin.core.batch import I64
+from swjoin.core.kernel_cache import kernel
 from swjoin.core.record_layout import (
     MATCHED,
     REF,
@@ -70,7 +71,7 @@ _MAX_PREFETCH_BLOCKS = 32  # blocks of a chain that are prefetched; longer chain
 # ---------------------------------------------------------------- joining
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _walk_ahead(t: int, until: int, pool: Pool, minis: Minis, fresh: FreshTuples) -> None:
     """Prefetch the headers and tags of touched mini-partition-groups t .. until.
 
@@ -119,7 +120,7 @@ def _walk_ahead(t: int, until: int, pool: Pool, minis: Minis, fresh: FreshTuples
                     prefetch(rows, (head * size + row) * ROW)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _join_group(
     g: int,
     data: Inputs,
@@ -128,7 +129,7 @@ def _join_group(
     fresh: FreshTuples,
     hits: Hits,
     candidates: Candidates,
-    residual: Residual,
+    residual: Residual | None,
     cursor: I64,
     reaches: Reaches,
     now: int,
@@ -295,7 +296,7 @@ def _join_group(
     return True
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def join_groups(
     data: Inputs,
     pool: Pool,
@@ -304,7 +305,7 @@ def join_groups(
     fresh: FreshTuples,
     hits: Hits,
     candidates: Candidates,
-    residual: Residual,
+    residual: Residual | None,
     cursor: I64,
     reaches: Reaches,
     now: int,
@@ -330,16 +331,20 @@ def join_groups(
         if done >= budget:
             return BUDGET, done
         g = cursor[CUR_GROUP]
-        left_start, left_stop = data.offsets[0][g], data.offsets[0][g + 1]
-        right_start, right_stop = data.offsets[1][g], data.offsets[1][g + 1]
+        tuples = 0
+        for s in range(2):
+            tuples += data.offsets[s][g + 1] - data.offsets[s][g]
         if cursor[CUR_SORTED] == 0:
             group = data.groups[g]
             fresh.arrivals[0], fresh.arrivals[1] = np.int64(1) << 62, -(np.int64(1) << 62)
-            touched = sort_fresh(group, 0, left_start, left_stop, data, directories, minis, fresh, 0)
-            touched = sort_fresh(group, 1, right_start, right_stop, data, directories, minis, fresh, touched)
-            scatter_fresh(0, left_start, left_stop, data, minis, fresh, touched)
-            scatter_fresh(1, right_start, right_stop, data, minis, fresh, touched)
-            wanted = (left_stop - left_start + right_stop - right_start) // size + 2 * touched
+            touched = np.int64(0)
+            for s in range(2):  # not 0 and 1, for each of which numba compiles a version
+                touched = sort_fresh(
+                    group, s, data.offsets[s][g], data.offsets[s][g + 1], data, directories, minis, fresh, touched
+                )
+            for s in range(2):
+                scatter_fresh(s, data.offsets[s][g], data.offsets[s][g + 1], data, minis, fresh, touched)
+            wanted = tuples // size + 2 * touched
             if wanted > free_blocks(pool):
                 return NEED_BLOCKS, done
             cursor[CUR_SORTED] = 1
@@ -371,7 +376,7 @@ def join_groups(
         comparisons[g] += stats[STAT_COMPARISONS] - compared
         if not joined:
             return FULL, done
-        done += left_stop - left_start + right_stop - right_start
+        done += tuples
         cursor[CUR_SORTED] = 0
         cursor[CUR_GROUP] = g + 1
     return DONE, done

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
-from numba import njit
 
 from swjoin.core.batch import I64, U8, PayloadRows, RowLayout, check_indexes, check_offsets
 from swjoin.core.errors import WINDOW_MEMORY, RunFailed
+from swjoin.core.kernel_cache import kernel
 from swjoin.expressions.vm import PAGE_BITS, Rows, no_rows
 from swjoin.state.simd import copy_items, prefetch
 
@@ -26,7 +26,7 @@ _SLACK, _SLACK_BYTES = 4, 1 << 14  # buffers of tails may have so many times the
 _AHEAD = 16  # rows between the prefetch of one and its copy
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _gather_rows(arena: U8, slots: I64, first_page: int, references: I64, width: int, out: U8) -> None:
     """Copy the rows with these references to out, one after the other."""
     n = references.shape[0]

@@ -8,11 +8,12 @@ Stays out: when it runs (`operators.unmatched_rows`), match flags (`state.candid
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, uint64
+from numba import uint64
 from numpy.typing import NDArray
 
 from swjoin.core.batch import I64, MISSING_ID
 from swjoin.core.hashing import pair_hash
+from swjoin.core.kernel_cache import kernel
 from swjoin.core.record_layout import (
     FLAGS,
     ID,
@@ -42,7 +43,7 @@ _STAGE = 8  # mini-partition-groups between the prefetches of two levels
 _LINES = 6  # cache lines of tuples that are prefetched
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _guess(header: I64, block: int, time_us: int) -> int:
     """About where in a block tuples of this time lie: steady streams are the common case, and every wrong guess is a miss."""
     first, last = header[block * HEADER + FIRST_TS], header[block * HEADER + LAST_TS]
@@ -52,7 +53,7 @@ def _guess(header: I64, block: int, time_us: int) -> int:
     return int(n - 1) if time_us >= last else int((time_us - first) / (last - first) * n)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _first_not_below(rows: I64, at: int, n: int, guess: int, time_us: int) -> int:
     """Index of the first of n records from `at` on whose time is not below this one; the search starts at `guess`."""
     j = guess
@@ -63,7 +64,7 @@ def _first_not_below(rows: I64, at: int, n: int, guess: int, time_us: int) -> in
     return int(j)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _prefetch_ahead(mini: int, until: int, s: int, from_us: int, pool: Pool, minis: Minis) -> None:
     """Prefetch counters, then headers, then tuples of the mini-partition-groups after this one."""
     counters, header = minis.counters, pool.header
@@ -81,7 +82,7 @@ def _prefetch_ahead(mini: int, until: int, s: int, from_us: int, pool: Pool, min
                 prefetch(pool.rows, line)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def sweep(
     pool: Pool,
     minis: Minis,

@@ -130,7 +130,7 @@ class WindowState:
 
     def tune(self) -> None:
         """Split every mini-partition-group above its range; merging follows expiry."""
-        if self.theta_tuples == 0:
+        if self.theta_tuples == 0 or self.minis.control[DUE] == 0:
             return
         while (status := split_due(self.pool, self.minis, self.directories, self.theta_tuples)) != TUNED:
             if status == NEED_MINIS:

@@ -346,7 +346,7 @@ def _run_sh_in(checkout: Path, *words: str, **environment: str) -> subprocess.Co
     binaries = checkout / ".venv" / "bin"
     binaries.mkdir(parents=True)
     (checkout / "swjoin").mkdir()
-    (checkout / "swjoin" / "kernels.py").write_text("from numba import njit\n")
+    (checkout / "swjoin" / "kernels.py").write_text("@kernel\n")
     (checkout / ".venv" / ".installed").write_text((ROOT / "requirements.lock").read_text())
     for name in ("ruff", "mypy", "python"):
         (binaries / name).write_text(f'#!/bin/sh\necho "{name} $*"\ncase "{name} $*" in $FAIL) exit 1;; esac\n')
@@ -363,5 +363,5 @@ def test_run_sh_test_fails_when_any_step_fails(step: str, tmp_path: Path) -> Non
     assert _run_sh_in(tmp_path / "good", "test", FAIL="none").returncode == 0
     done = _run_sh_in(tmp_path / "bad", "test", FAIL=step)
     assert done.returncode == 1
-    assert "python -m swjoin.cli.compile_kernels" in done.stdout, "kernels that have changed are compiled anew"
+    assert "python -m swjoin kernels --compile" in done.stdout, "kernels that have changed are compiled anew"
     assert done.stdout.splitlines()[-1].startswith(step.rstrip("* ")), "it went on after the failure"

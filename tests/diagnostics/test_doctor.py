@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from swjoin.diagnostics import doctor
-from swjoin.diagnostics.doctor import Ended, check_death, check_files, check_kernels, check_packages, check_ranks, run_limited
+from swjoin.diagnostics.doctor import Ended, check_death, check_files, check_packages, check_ranks, run_limited
 from swjoin.diagnostics.doctor_ranks import MARK, clock_offset
 from swjoin.runtime import preflight
 from swjoin.runtime.launch import mpirun_options
@@ -116,20 +116,23 @@ def test_open_files() -> None:
 
 
 def test_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    source, cache = tmp_path / "fast.py", tmp_path / "__pycache__"
-    source.write_text("@njit(cache=True)\ndef f(): ...\n")
-    cache.mkdir()
-    assert "not compiled yet" in check_kernels(tmp_path).found
-    index = cache / "fast.f-2.py311.nbi"
-    index.write_text("")
-    os.utime(source, (1000, 1000))
-    assert check_kernels(tmp_path).verdict == "OK"
-    os.utime(source, (time.time() + 100, time.time() + 100))
-    stale = check_kernels(tmp_path)
-    assert (stale.verdict, stale.found) == ("WARN", "older than their sources: fast.py")
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    assert "cannot be written" in check_kernels(tmp_path).found
+    monkeypatch.setattr(doctor, "precompiled_folder", lambda: tmp_path / "none")
+    first, second = tmp_path / "home" / "kernels", tmp_path / "tmp"
+    monkeypatch.setattr(doctor, "cache_folders", lambda: [first, second])
+    monkeypatch.setattr(doctor, "stored_kernels", lambda: sorted(first.glob("*.kernel")))
+    missing = doctor.check_kernels()
+    assert (missing.verdict, missing.mend) == ("WARN", "swjoin kernels --compile")
+    first.mkdir(parents=True)
+    (first / "a.f-1.kernel").write_bytes(bytes(2_000_000))
+    there = doctor.check_kernels()
+    assert (there.verdict, there.found) == ("OK", f"1 compiled, 2.0 MB, in {first}")
+    (first / "a.f-1.kernel").unlink()
+    first.rmdir()
+    first.write_text("a file")
+    instead = doctor.check_kernels()
+    assert (instead.verdict, instead.found) == ("WARN", f"kept in {second}, because {first} cannot be written")
+    second.write_text("a file")
+    assert doctor.check_kernels().found.startswith(f"cannot be kept: {first} cannot be written")
 
 
 def test_a_library_without_fault_tolerance_is_told() -> None:

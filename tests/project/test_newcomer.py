@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import textwrap
 import zipfile
@@ -227,6 +228,21 @@ def test_what_comes_with_swjoin_is_found_and_what_is_missing_is_named(environmen
         done = perform([environment / "swjoin", *argv], tmp_path)
         assert done.returncode == 2
         assert said in done.stderr
+
+
+def test_an_uninstallation_leaves_nothing(built: Built, streams: Path, tmp_path: Path) -> None:
+    """Kernels are compiled by the join, into the user's cache folder, which `swjoin kernels` names."""
+    succeed([sys.executable, "-m", "venv", tmp_path / "env"], tmp_path)
+    (packages,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    before = sorted(packages.rglob("*"))
+    python = tmp_path / "env" / "bin" / "python"
+    succeed([python, "-m", "pip", "install", "-q", "--no-deps", "--disable-pip-version-check", built.from_sdist], tmp_path)
+    succeed([tmp_path / "env" / "bin" / "swjoin", *JOIN, "-o", "pairs.parquet"], streams)
+    assert pairs(pq.read_table(streams / "pairs.parquet")) == PAIRS
+    assert "compiled on this machine" in succeed([tmp_path / "env" / "bin" / "swjoin", "kernels"], tmp_path)
+    succeed([python, "-m", "pip", "uninstall", "-q", "-y", "swjoin"], tmp_path)
+    assert sorted(packages.rglob("*")) == before
 
 
 API: dict[str, Callable[[str], str]] = {

@@ -14,7 +14,6 @@ import yaml
 import swjoin as package
 from swjoin.core import resources
 from swjoin.core.errors import UserError
-from swjoin.core.kernel_cache import forget_stale_kernels
 from tests.conftest import ROOT
 from tests.support.packaging import SETUP, extras, lines
 
@@ -166,49 +165,3 @@ def test_commands_find_configurations_from_any_folder(swjoin: Any, tmp_path: Pat
     assert swjoin("plan", "mpi_configs/nothing.yaml").err == [
         "swjoin: mpi_configs/nothing.yaml: cannot be read (No such file or directory)"
     ]
-
-
-# ---------------------------------------------------------------- compiled kernels of an older version
-
-
-def compiled(package: Path) -> set[str]:
-    return {path.name for path in package.rglob("*.nbi")}
-
-
-def test_kernels_of_an_older_installation_are_forgotten(tmp_path: Path) -> None:
-    inside, record = tmp_path / "swjoin", tmp_path / "swjoin-0.1.0.dist-info" / "RECORD"
-    (inside / "state" / "__pycache__").mkdir(parents=True)
-    (inside / "plots").mkdir()
-    record.parent.mkdir()
-    record.write_text("swjoin/state/a.py,sha256=1,1\nswjoin/hashing.py,sha256=2,1\n")
-    index = inside / "state" / "__pycache__" / "a.join-1.py311.nbi"
-    index.write_text("of nobody knows when")
-    forget_stale_kernels(inside)
-    assert compiled(inside) == set()
-    index.write_text("compiled by this version")
-    forget_stale_kernels(inside)
-    assert compiled(inside) == {index.name}
-    record.write_text(record.read_text() + "swjoin/__pycache__/a.pyc,,\nother.py,,\n")
-    forget_stale_kernels(inside)
-    assert compiled(inside) == {index.name}, "only sources count"
-    record.write_text(record.read_text().replace("sha256=2", "sha256=3"))
-    forget_stale_kernels(inside)
-    assert compiled(inside) == set(), "a function that a kernel of another file calls has changed"
-    assert [path.name for path in (inside / "__pycache__").iterdir()] == ["kernels.installation"]
-
-
-def test_kernels_of_a_checkout_are_left_to_run_sh(tmp_path: Path) -> None:
-    (tmp_path / "swjoin" / "__pycache__").mkdir(parents=True)
-    (tmp_path / "swjoin" / "__pycache__" / "batch.x-1.py311.nbi").write_text("")
-    forget_stale_kernels(tmp_path / "swjoin")
-    assert compiled(tmp_path / "swjoin")
-
-
-def test_an_installation_that_may_only_be_read_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "swjoin" / "plots").mkdir(parents=True)
-
-    def refuse(self: Path, *_: Any, **__: Any) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    forget_stale_kernels(tmp_path / "swjoin")

@@ -19,7 +19,7 @@ NESTS = (ast.For, ast.While, ast.If, ast.With, ast.Try, ast.Match)
 
 
 def is_kernel(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    return any("njit" in ast.unparse(d) or "intrinsic" in ast.unparse(d) for d in function.decorator_list)
+    return any(ast.unparse(d).startswith("kernel") or "intrinsic" in ast.unparse(d) for d in function.decorator_list)
 
 
 def nesting(node: ast.AST, depth: int = 0) -> int:

@@ -350,9 +350,10 @@ def test_an_interrupt_anywhere_in_the_settings_leaves_none_of_them(opcodes: bool
         assert sys.getswitchinterval() == before
 
 
+@pytest.mark.parametrize("threads", [None, 2], ids=["in the caller's thread", "in threads"])
 @pytest.mark.parametrize("function", [swjoin.join, swjoin.count])
-def test_an_interrupted_join_of_tables_leaves_nothing_behind(function: Callable[..., Any]) -> None:
-    arguments: dict[str, Any] = {**BASICS, "threads": 2}
+def test_an_interrupted_join_of_tables_leaves_nothing_behind(function: Callable[..., Any], threads: int | None) -> None:
+    arguments: dict[str, Any] = {**BASICS, "threads": threads}
     function(LEFT, RIGHT, **arguments)  # imports modules; later calls have fewer steps
     calm = Interrupter(0, opcodes=False)
     want = calm.call(function, LEFT, RIGHT, **arguments)

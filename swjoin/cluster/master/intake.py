@@ -15,12 +15,12 @@ from collections import deque
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from swjoin.config.run import TimeConfig
 from swjoin.core.batch import I64, STREAM_NAMES, U8, Bool, SourceBatch, TupleBatch
 from swjoin.core.errors import Text, UserError, setting
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
+from swjoin.core.kernel_cache import kernel
 from swjoin.core.ledger import StreamCounts
 from swjoin.core.sequence_numbers import without_sequence
 
@@ -42,7 +42,7 @@ class LateRowError(UserError):
         return self
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def classify(
     ts: I64, ts_valid: Bool, key_valid: Bool, high: int, allowed: int, verdict: U8, running: I64
 ) -> tuple[int, int, int, int, int]:

@@ -19,11 +19,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit, uint64
+from numba import uint64
 
 from swjoin.config.run import ScheduleConfig, WorkloadConfig
 from swjoin.core.batch import I64, U8, U64
 from swjoin.core.hashing import mix64_scalar
+from swjoin.core.kernel_cache import kernel
 
 SLOT_US = 100_000
 _STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -62,7 +63,7 @@ def slot_counts(workload: WorkloadConfig, seed: int, stream: int) -> I64:
     return np.array([_random(seed, stream, s).poisson(mean[s]) for s in range(n)], np.int64)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _bmodel_keys(start: np.uint64, n: int, domain: int, levels: int, threshold: np.uint64, out: I64) -> None:
     """n keys from `levels` halvings each; one 64-bit draw serves two. threshold: b * 2^32."""
     state = start
@@ -81,7 +82,7 @@ def _bmodel_keys(start: np.uint64, n: int, domain: int, levels: int, threshold: 
         out[i] = scaled(cell, domain, levels)
 
 
-@njit(cache=True, nogil=True, inline="always")
+@kernel(inline="always")
 def scaled(cell, domain, levels):  # type: ignore[no-untyped-def]
     """floor(cell / 2^levels * domain) without overflow: the key of a cell of [0, 1)."""
     if levels <= 31:
@@ -122,7 +123,7 @@ def slot_tuples(workload: WorkloadConfig, seed: int, stream: int, slot: int) -> 
     return ts.astype(np.int64), key
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _fill_payload(ids: U64, salt: np.uint64, out: U8) -> None:
     width = out.shape[1]
     for i in range(ids.shape[0]):

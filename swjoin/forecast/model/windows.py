@@ -12,10 +12,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from swjoin.core.batch import I64, TupleBatch
 from swjoin.core.ids import GroupId
+from swjoin.core.kernel_cache import kernel
 from swjoin.forecast.model.batch import F64, ModelBatch
 from swjoin.state.arrays import STAT_DELAY_MAX, STAT_DELAY_SUM
 from swjoin.state.delay_histogram import histogram_index
@@ -24,7 +24,7 @@ from swjoin.state.extendible_hash import MAX_DEPTH
 _POINTS = 8  # points in time over which arrivals of a run and results of a step are spread
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def mini_shares(tuples: F64, equal: F64, theta: int, ragged: int, share: F64, minis: F64) -> None:
     """Expectations per partition-group with `tuples` window tuples of both streams: share[g], share of its tuples that are in
     the mini-partition-group of a fresh tuple; minis[g], number of its mini-partition-groups. theta in tuples of both streams,
@@ -53,7 +53,7 @@ def mini_shares(tuples: F64, equal: F64, theta: int, ragged: int, share: F64, mi
         minis[g] = count
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def spread_delays(
     pairs: int, weights: F64, triangular: F64, begins: I64, ends: I64, now: int, span: float, stats: I64, histogram: I64
 ) -> None:

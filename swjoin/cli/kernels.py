@@ -1,21 +1,24 @@
-"""Compile every kernel once, so that no run after the installation waits for the compiler.
+"""The command `kernels`: where compiled kernels are kept, how large they are; compile all of them, delete them.
 
-What: `python -m swjoin.cli.compile_kernels`: tiny joins through every kernel and type that real joins use, one of generated
-streams whose partition-groups move, split and merge, and plans.
-Why: numba compiles at the first call and caches on disk; all ranks then load the cache.
-Stays out: loading the cache at the start of a run (`runtime.kernel_preload`).
+What: `run_kernels`. Compiling is done by tiny joins through every kernel and type that real joins use, one of generated streams
+whose partition-groups move, split and merge, and plans.
+Why: a kernel is compiled at its first call; after `--compile` no run waits for the compiler.
+Stays out: the cache (`core.kernel_cache`), loading it at the start of a run (`runtime.kernel_preload`).
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import csv
 import json
+import os
 import tempfile
 import time
 from pathlib import Path
 
-from swjoin.cli.main import main
 from swjoin.config.run import QueryConfig, RunConfig, WorkloadConfig
+from swjoin.core.kernel_cache import cache_folders, clear_kernels, host_levels, precompiled_folder, stored_kernels
 from swjoin.forecast.costs import PRESETS
 from swjoin.forecast.input_profile import workload_profile
 from swjoin.forecast.memory import plan_memory
@@ -30,6 +33,33 @@ MOVING = {
 }
 
 
+def run_kernels(args: argparse.Namespace) -> int:
+    """Exit code 0; of `--compile`, that of the join that failed."""
+    if args.clear:
+        print(f"deleted {clear_kernels() / 1e6:.1f} MB of compiled kernels")
+    if args.compile:
+        start = time.monotonic()
+        with open(os.devnull, "w") as quiet, contextlib.redirect_stdout(quiet):
+            compile_all()
+        print(f"kernels ready ({time.monotonic() - start:.0f} s)")
+    if not args.clear and not args.compile:
+        print(kernels_text())
+    return 0
+
+
+def kernels_text() -> str:
+    """A line for every folder with kernels."""
+    lines = []
+    for level in (level for level in host_levels() if (precompiled_folder() / level).is_dir()):
+        lines.append(f"{precompiled_folder() / level}: came with swjoin, for processors of level {level}")
+    stored = stored_kernels()
+    for folder in cache_folders():
+        sizes = [path.stat().st_size for path in stored if path.parent == folder]
+        if sizes or folder == cache_folders()[0]:
+            lines.append(f"{folder}: {len(sizes)} compiled on this machine, {sum(sizes) / 1e6:.1f} MB")
+    return "\n".join(lines)
+
+
 def _write(path: Path, rows: int) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -38,8 +68,10 @@ def _write(path: Path, rows: int) -> None:
             writer.writerow([i, i % 7, f"n{i % 5}", i / 2])
 
 
-def warm_up() -> None:
-    """Joins with integer and string keys, with rows and with counts, with and without order; state movements."""
+def compile_all() -> None:
+    """Joins with integer and string keys, with rows and with counts, with and without order, of all kinds; state movements."""
+    from swjoin.cli.main import main  # which imports this module
+
     with tempfile.TemporaryDirectory(prefix="swjoin-warmup-") as folder:
         left, right = Path(folder) / "left.csv", Path(folder) / "right.csv"
         _write(left, 2000)
@@ -49,6 +81,7 @@ def warm_up() -> None:
         for i, key in enumerate((["number"], ["name"], ["number", "name"])):
             joins += [[*key, "--max-out-of-order", "2s", "-o", out] for out in ("count", f"{folder}/{i}.parquet")]
         joins.append(["number", "--how", "full", "-o", "count"])
+        joins.append(["number", "--where", "left_value <= right_value", "-o", f"{folder}/where.parquet"])
         for words in joins:
             code = main(["join", str(left), str(right), *common, "--on", *words])
             if code:
@@ -67,13 +100,3 @@ def _plan() -> None:
         config = RunConfig((QueryConfig(-1_000_000, 1_000_000),), workload=WorkloadConfig(domain=domain))
         plan_memory(config, 1, workload_profile(config))
         simulate(config.fitted_to(1), 1, PRESETS["modern"], limit_us=1e6)
-
-
-if __name__ == "__main__":
-    import contextlib
-    import os
-
-    start = time.monotonic()
-    with open(os.devnull, "w") as quiet, contextlib.redirect_stdout(quiet):
-        warm_up()
-    print(f"kernels ready ({time.monotonic() - start:.0f} s)")
