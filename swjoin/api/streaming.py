@@ -1,14 +1,16 @@
 """`swjoin.WindowJoin`: two streams, pushed batch by batch, joined in this process in bounded memory.
 
-What: `WindowJoin`: `push`, `advance`, `close`, each of which yields the pairs that have become certain, as record batches.
+What: `WindowJoin`: `push`, `advance`, `close`, each of which yields the pairs that have become certain, as record batches;
+`read` and `stream`, for two whole streams.
 Why: a loop that receives batches needs no cluster and no files.
-Stays out: classifying, joining and counting (`api.embedded_join`), whole tables (`api.tables`).
+Stays out: classifying, joining and counting (`api.embedded_join`), whole tables (`api.tables`), event loops
+(`api.async_stream`).
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection, Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, Unpack
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     Schemas: TypeAlias = tuple[pa.Schema | None, pa.Schema | None]
 
 Item: TypeAlias = tuple[int, Any]  # of a stream: a record batch or a promise
+Source: TypeAlias = AsyncIterable[Streamable] | Streamable
 _INTERRUPTED = "it was interrupted"
 _READ_ROWS = 16_384  # of a side at once
 
@@ -194,6 +197,66 @@ class WindowJoin:
                 sides.append(piece for batch in batches for piece in _pieces(batch))
             self._take([], schemas)
         return pa.RecordBatchReader.from_batches(self.schema, self._read_whole(sides))
+
+    async def stream(self, left: Source, right: Source) -> AsyncGenerator[pa.RecordBatch]:
+        """All pairs of two whole streams, for `async for`: asynchronous iterators of what `push` takes, or what `read` takes.
+
+        Both are read at once, joining is done in a thread, and the join is closed at the end of both. An exception of an
+        iterator, or what `push` would refuse, is raised here, and the join has failed; it is cancelled when its task is
+        cancelled or the generator closed. Then nothing runs any more, and both iterators are closed.
+        """
+        from asyncio import CancelledError
+
+        from swjoin.api.async_stream import Calls, async_batches, join_streams
+
+        self._check_open()
+        sides = []
+        with spelled("arguments"):
+            for stream, value in enumerate(both_inputs(left, right)):
+                if isinstance(value, AsyncIterable):
+                    sides.append(value)
+                else:
+                    schema, batches = to_batches(value, STREAM_NAMES[stream], self._used(stream))
+                    if self._schemas[stream] is None:
+                        self._take([], self._with_first(self._schemas, stream, schema))
+                    sides.append(async_batches(piece for batch in batches for piece in _pieces(batch)))
+        found = join_streams(Calls(self.push, self._end, self.close, self._is_ahead), *sides)
+        try:
+            async for batch in found:
+                yield batch
+        except (GeneratorExit, CancelledError):
+            self.cancel()
+            raise
+        except BaseException as error:  # what has been read of a side cannot be read again
+            self._failure = self._failure or _line(error)
+            raise
+        finally:
+            await found.aclose()
+
+    def _end(self, streams: Collection[int]) -> Iterator[pa.RecordBatch]:
+        """These streams have no more rows; one of which nothing is known has the keys and times of the other one."""
+
+        def change() -> None:
+            settled = all(schema is not None or stream in streams for stream, schema in enumerate(self._schemas))
+            if self._opened is None and settled and self._schemas != (None, None):
+                self._take([], self._assumed(self._schemas))
+            if self._opened is not None:
+                for stream in streams:
+                    self._opened.engine.end(stream)
+
+        self._check_open()
+        return self._changed(change)
+
+    def _is_ahead(self, stream: int) -> bool:
+        """Whether later rows of this stream can match nothing that has been pushed of the other one, as far as is known."""
+        if self._opened is None:
+            return self._schemas[stream] is not None and self._schemas[1 - stream] is None
+        own, other = self._opened.engine.streams[stream], self._opened.engine.streams[1 - stream]
+        bounds = self._config.query.bounds
+        if bounds.count_windows:
+            return own.watermark_us > other.watermark_us
+        lowest, highest = sorted((bounds.lower_us, bounds.upper_us))
+        return not other.ended and own.watermark_us + (lowest if stream == LEFT else -highest) > other.high_us
 
     def _read_whole(self, sides: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
         try:

@@ -51,7 +51,8 @@ class _OpenFile:
                 if self._parquet
                 else csv.CSVWriter(self._stream, schema)
             )
-        except OSError:
+        except BaseException:
+            self._stream.close()
             self.temporary.unlink(missing_ok=True)
             raise
         self._finished = self._failed = False  # failed: the footer is missing, so Parquet is unreadable
