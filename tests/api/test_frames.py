@@ -107,6 +107,8 @@ KINDS: dict[str, Callable[[pa.Table], Any]] = {
     "Arrow's interface": Foreign,
     "pandas": pandas_of,
     "pandas, strings": pandas_of_today,
+    "pandas, objects": lambda table: pandas_of(table, "object"),
+    "pandas, nullable": lambda table: pandas_of(table).convert_dtypes(),
     "pandas, categorical": lambda table: pandas_of(table, "category"),
     "pandas, Arrow": lambda table: table.to_pandas(types_mapper=pd.ArrowDtype),
     "polars": polars_of,
@@ -146,19 +148,7 @@ LEFT, RIGHT = rows_of(1, 30), rows_of(2, 40)
 EXPECTED, VALUES = oracle(LEFT, RIGHT)
 
 
-# ---------------------------------------------------------------- every kind into every call
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_into_join_and_count(kind: str) -> None:
-    def sides() -> tuple[Any, Any]:
-        return KINDS[kind](plain(LEFT)), KINDS[kind](plain(RIGHT))
-
-    counted = swjoin.count(*sides(), **OPTIONS)
-    joined = swjoin.join(*sides(), **OPTIONS)
-    assert (counted.count, counted.digest) == EXPECTED
-    assert swjoin.proof(joined) == counted
-    assert values_of(joined) == VALUES
+# ---------------------------------------------------------------- every kind (into every call: test_matrix.py)
 
 
 @pytest.mark.parametrize("declared", [False, True])
