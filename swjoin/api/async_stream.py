@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Collection, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.core.worker_thread import WorkerThread
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _END = object()
+_Value = TypeVar("_Value")
 Found: TypeAlias = tuple[Iterator[Any], Any]
 
 
@@ -90,6 +91,15 @@ def _joined(join: Calls, stream: int, rows: Any, ended: Collection[int]) -> Foun
 def _closed(join: Calls) -> Found:
     found = join.close()
     return found, next(found, None)
+
+
+async def in_thread(function: Callable[..., _Value], *args: Any) -> _Value:
+    """Its value; it may take long."""
+    worker = WorkerThread("swjoin-reader")
+    try:
+        return await worker.call(function, *args)
+    finally:
+        worker.close()
 
 
 async def async_batches(batches: Iterator[pa.RecordBatch]) -> AsyncGenerator[pa.RecordBatch]:

@@ -9,6 +9,7 @@ Stays out: classifying, joining and counting (`api.embedded_join`), whole tables
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection, Iterator, Sequence
 from functools import partial
@@ -25,7 +26,7 @@ from swjoin.config.run import RunConfig, StreamConfig
 from swjoin.connectors.fitting import fitted
 from swjoin.connectors.frames import ArrowSchema, Streamable, both_inputs, to_batches, to_schema
 from swjoin.connectors.output_columns import OutputColumns
-from swjoin.connectors.row_encoder import TupleEncoder, describe_streams
+from swjoin.connectors.row_encoder import TupleEncoder, describe_streams, settle_types
 from swjoin.connectors.schema import described
 from swjoin.connectors.times import microseconds, zoned
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, Bool, SourceBatch
@@ -189,14 +190,38 @@ class WindowJoin:
         import pyarrow as pa
 
         self._check_open()
-        schemas, sides = self._schemas, []
+        schemas = self._schemas
         with spelled("arguments"):
-            for stream, value in enumerate(both_inputs(left, right)):
-                schema, batches = to_batches(value, STREAM_NAMES[stream], self._used(stream))
-                schemas = self._with_first(schemas, stream, schema) if schemas[stream] is None else schemas
-                sides.append(piece for batch in batches for piece in _pieces(batch))
+            found, sides = zip(*(self._whole(s, value) for s, value in enumerate(both_inputs(left, right))), strict=True)
+            known = [schemas[stream] or schema for stream, schema in enumerate(found)]
+            for stream, schema in enumerate(settle_types(self._request.streams, known, (False, False))):
+                schemas = self._with_schema(schemas, stream, schema) if schemas[stream] is None else schemas
             self._take([], schemas)
         return pa.RecordBatchReader.from_batches(self.schema, self._read_whole(sides))
+
+    def _whole(self, stream: int, value: object) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """Columns and rows, in pieces, of a reader or frame; keys and times of an empty frame have the type null."""
+        import pyarrow as pa
+
+        schema, batches = to_batches(value, STREAM_NAMES[stream], self._used(stream))
+        if self._untyped(stream, schema):
+            first = next((batch for batch in batches if batch.num_rows), None)
+            batches = iter(()) if first is None else itertools.chain([first], batches)
+            for i, field in enumerate(schema if first is None else ()):
+                if field.name in self._needed(stream) and pa.types.is_floating(field.type):
+                    schema = schema.set(i, field.with_type(pa.null()))
+        return schema, (piece for batch in batches for piece in _pieces(batch))
+
+    def _needed(self, stream: int) -> tuple[str, ...]:
+        """Keys and time of a side."""
+        own = self._request.streams[stream]
+        return (*own.key, own.time)
+
+    def _untyped(self, stream: int, schema: pa.Schema) -> bool:
+        """Whether a key or the time has a type that libraries give columns without values."""
+        import pyarrow.types as t
+
+        return any(f.name in self._needed(stream) and (t.is_null(f.type) or t.is_floating(f.type)) for f in schema)
 
     async def stream(self, left: Source, right: Source) -> AsyncGenerator[pa.RecordBatch]:
         """All pairs of two whole streams, for `async for`: asynchronous iterators of what `push` takes, or what `read` takes.
@@ -207,7 +232,7 @@ class WindowJoin:
         """
         from asyncio import CancelledError
 
-        from swjoin.api.async_stream import Calls, async_batches, join_streams
+        from swjoin.api.async_stream import Calls, async_batches, in_thread, join_streams
 
         self._check_open()
         sides = []
@@ -215,11 +240,11 @@ class WindowJoin:
             for stream, value in enumerate(both_inputs(left, right)):
                 if isinstance(value, AsyncIterable):
                     sides.append(value)
-                else:
-                    schema, batches = to_batches(value, STREAM_NAMES[stream], self._used(stream))
-                    if self._schemas[stream] is None:
-                        self._take([], self._with_first(self._schemas, stream, schema))
-                    sides.append(async_batches(piece for batch in batches for piece in _pieces(batch)))
+                    continue
+                schema, batches = await in_thread(self._whole, stream, value)
+                if self._schemas[stream] is None and not self._untyped(stream, schema):
+                    self._take([], self._with_first(self._schemas, stream, schema))
+                sides.append(async_batches(batches))
         found = join_streams(Calls(self.push, self._end, self.close, self._is_ahead), *sides)
         try:
             async for batch in found:
@@ -440,13 +465,10 @@ class WindowJoin:
     ) -> tuple[list[Item], Schemas]:
         """Rows and schemas with a side's batches, in types of its schema. UserError when they do not fit."""
         import pyarrow as pa
-        import pyarrow.types as t
 
         side, known = STREAM_NAMES[stream], schemas[stream]
         if known is None:
-            own = self._request.streams[stream]
-            needed = [field for field in schema if field.name in (*own.key, own.time)]
-            if any(t.is_null(f.type) or t.is_floating(f.type) for f in needed) and not any(b.num_rows for b in batches):
+            if self._untyped(stream, schema) and not any(b.num_rows for b in batches):
                 return rows, schemas  # an empty frame, whose columns libraries call floating-point numbers
             schemas = self._with_first(schemas, stream, schema)
         elif not schema.equals(known):
@@ -473,9 +495,8 @@ class WindowJoin:
         """With the schema of a side's first batch. UserError when a key or the time has no type."""
         import pyarrow as pa
 
-        own = self._request.streams[stream]
         for field in schema:
-            if field.name in (*own.key, own.time) and pa.types.is_null(field.type):
+            if field.name in self._needed(stream) and pa.types.is_null(field.type):
                 side, what = STREAM_NAMES[stream], f"column {field.name} has no values in the first batch"
                 raise UserError(f"{side}: {what}, so its type is not known; give {side}_schema")
         return self._with_schema(schemas, stream, schema)
