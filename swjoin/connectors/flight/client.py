@@ -125,6 +125,10 @@ class ResultIterator:
         finally:
             worker.close()
 
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """For DuckDB, polars and others; it ends with the run."""
+        return pa.RecordBatchReader.from_batches(self.schema, iter(self)).__arrow_c_stream__(requested_schema)
+
     def events(self) -> Iterator[Event]:
         """Rows, and their later status."""
         while True:
