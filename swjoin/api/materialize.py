@@ -29,9 +29,12 @@ BLOCK_PAIRS = 1 << 16  # pieces of fewer are taken together
 
 
 class OutputGatherer:
-    """Pairs of positions, as output rows. For one thread. digest: of the user's own ids, where there are such."""
+    """Pairs of positions, as blocks of output rows with the digest of their ids. For one thread.
 
-    def __init__(self, plan: OutputColumns, sides: tuple[JoinInput, JoinInput]) -> None:
+    digests: also of ids that are neither the user's own nor among the columns; without, their digest is 0.
+    """
+
+    def __init__(self, plan: OutputColumns, sides: tuple[JoinInput, JoinInput], *, digests: bool = False) -> None:
         self._sides = sides
         self._schema = plan.schema
         self._ids = plan.ids
@@ -46,8 +49,8 @@ class OutputGatherer:
         self._names = [name for _, name in plan.inputs]
         self._waiting: list[tuple[U64, U64, I64, I64]] = []
         self._rows = 0
-        self._blocks: list[pa.Table] = []
-        self.digest = 0
+        self._blocks: list[tuple[pa.Table, int]] = []
+        self._digests = digests
 
     def add(self, pairs: Pairs) -> None:
         """Remember pairs; their columns are taken a block at a time."""
@@ -88,9 +91,10 @@ class OutputGatherer:
 
         arrays: list[Any] = []
         index = (_index(left), _index(right))
-        if self._ids or self._renamed:
+        digest = 0
+        if self._ids or self._renamed or self._digests:
             ids = [side.ids_of(positions) for side, positions in zip(self._sides, (left, right), strict=True)]
-            self.digest = (self.digest + digest_pairs(*ids)) % 2**64
+            digest = digest_pairs(*ids)
             values = {"left_id": ids[LEFT], "right_id": ids[RIGHT], "left_ts": left_ts, "right_ts": right_ts}
             missing = [positions == MISSING_ID for positions in (left, right)]
             arrays = [pa.array(values[name], mask=missing[side]) for name, _, side in self._id_columns]
@@ -99,12 +103,17 @@ class OutputGatherer:
             if side == LEFT and name in self._own_keys:
                 array = _either(index[LEFT], array, self._own_keys[name].take(index[RIGHT]), field.type)
             arrays.append(array)
-        self._blocks.append(pa.Table.from_arrays(arrays, schema=self._schema))
+        self._blocks.append((pa.Table.from_arrays(arrays, schema=self._schema), digest))
 
-    def finish(self) -> list[pa.Table]:
-        """All blocks."""
+    def take(self) -> list[tuple[pa.Table, int]]:
+        """The blocks that are complete and have not been taken."""
+        blocks, self._blocks = self._blocks, []
+        return blocks
+
+    def finish(self) -> list[tuple[pa.Table, int]]:
+        """All blocks that have not been taken."""
         self._flush()
-        return self._blocks
+        return self.take()
 
 
 def _either(left: Any, mine: Any, theirs: Any, kind: pa.DataType) -> Any:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from swjoin.api.runs import Run
     from swjoin.config.run import RunConfig
 
-_OF_TABLES: dict[int, tuple[weakref.ref[pa.Table], Proof]] = {}  # by id; tables have no hash
+_OF_TABLES: dict[int, tuple[weakref.ref[pa.Table], Proof]] = {}  # by id, and of readers; tables have no hash
 
 
 def remember(table: pa.Table, found: Proof) -> None:
@@ -36,10 +36,11 @@ def remember(table: pa.Table, found: Proof) -> None:
 def proof(of: pa.Table | str | os.PathLike[str]) -> Proof:
     """Count, digest and ledger of a result, once they fit it.
 
-    of: the table that `swjoin.join` returned, in the process that called it. A table made from it (filtered, sliced, sorted,
-    copied, pickled, read back) has none. Or the path of a Parquet file that swjoin wrote, or the directory of a complete run:
-    their rows are counted, and where they have id columns their digest is computed; without, the bytes must be those that
-    swjoin wrote. For one of several files of a run, count and digest are the file's, the ledger is the run's.
+    of: the table that `swjoin.join` returned, or its reader that has been read, in the process that called it. A table made
+    from it (filtered, sliced, sorted, copied, pickled, read back) has none. Or the path of a Parquet file that swjoin wrote, or
+    the directory of a complete run: their rows are counted, and where they have id columns their digest is computed; without,
+    the bytes must be those that swjoin wrote. For one of several files of a run, count and digest are the file's, the ledger is
+    the run's.
 
     UserError for anything else, or what has been changed.
     """
@@ -48,6 +49,8 @@ def proof(of: pa.Table | str | os.PathLike[str]) -> Proof:
         return _of_directory(path) if path.is_dir() else _of_file(path)
     known = _OF_TABLES.get(id(of))
     if known is None or known[0]() is not of:
+        if hasattr(of, "read_next_batch"):
+            raise UserError("proof: this reader is not one of swjoin.join, or has not been read to its end; read it first")
         raise UserError(
             "proof: this is not a table that swjoin.join returned in this process, though it may have been made from one; ask "
             "for the proof of the very table that was returned (a data frame has none: join with returns='arrow' and convert), "

@@ -1,14 +1,17 @@
 """`swjoin.WindowJoin`: two streams, pushed batch by batch, joined in this process in bounded memory.
 
-What: `WindowJoin`: `push`, `advance`, `close`, each of which yields the pairs that have become certain, as record batches.
+What: `WindowJoin`: `push`, `advance`, `close`, each of which yields the pairs that have become certain, as record batches;
+`read` and `stream`, for two whole streams.
 Why: a loop that receives batches needs no cluster and no files.
-Stays out: classifying, joining and counting (`api.embedded_join`), whole tables (`api.tables`).
+Stays out: classifying, joining and counting (`api.embedded_join`), whole tables (`api.tables`), event loops
+(`api.async_stream`).
 """
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection, Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, Unpack
@@ -23,7 +26,7 @@ from swjoin.config.run import RunConfig, StreamConfig
 from swjoin.connectors.fitting import fitted
 from swjoin.connectors.frames import ArrowSchema, Streamable, both_inputs, to_batches, to_schema
 from swjoin.connectors.output_columns import OutputColumns
-from swjoin.connectors.row_encoder import TupleEncoder, describe_streams
+from swjoin.connectors.row_encoder import TupleEncoder, describe_streams, settle_types
 from swjoin.connectors.schema import described
 from swjoin.connectors.times import microseconds, zoned
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, Bool, SourceBatch
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     Schemas: TypeAlias = tuple[pa.Schema | None, pa.Schema | None]
 
 Item: TypeAlias = tuple[int, Any]  # of a stream: a record batch or a promise
+Source: TypeAlias = AsyncIterable[Streamable] | Streamable
 _INTERRUPTED = "it was interrupted"
 _READ_ROWS = 16_384  # of a side at once
 
@@ -186,14 +190,98 @@ class WindowJoin:
         import pyarrow as pa
 
         self._check_open()
-        schemas, sides = self._schemas, []
+        schemas = self._schemas
         with spelled("arguments"):
-            for stream, value in enumerate(both_inputs(left, right)):
-                schema, batches = to_batches(value, STREAM_NAMES[stream], self._used(stream))
-                schemas = self._with_first(schemas, stream, schema) if schemas[stream] is None else schemas
-                sides.append(piece for batch in batches for piece in _pieces(batch))
+            found, sides = zip(*(self._whole(s, value) for s, value in enumerate(both_inputs(left, right))), strict=True)
+            known = [schemas[stream] or schema for stream, schema in enumerate(found)]
+            for stream, schema in enumerate(settle_types(self._request.streams, known, (False, False))):
+                schemas = self._with_schema(schemas, stream, schema) if schemas[stream] is None else schemas
             self._take([], schemas)
         return pa.RecordBatchReader.from_batches(self.schema, self._read_whole(sides))
+
+    def _whole(self, stream: int, value: object) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """Columns and rows, in pieces, of a reader or frame; keys and times of an empty frame have the type null."""
+        import pyarrow as pa
+
+        schema, batches = to_batches(value, STREAM_NAMES[stream], self._used(stream))
+        if self._untyped(stream, schema):
+            first = next((batch for batch in batches if batch.num_rows), None)
+            batches = iter(()) if first is None else itertools.chain([first], batches)
+            for i, field in enumerate(schema if first is None else ()):
+                if field.name in self._needed(stream) and pa.types.is_floating(field.type):
+                    schema = schema.set(i, field.with_type(pa.null()))
+        return schema, (piece for batch in batches for piece in _pieces(batch))
+
+    def _needed(self, stream: int) -> tuple[str, ...]:
+        """Keys and time of a side."""
+        own = self._request.streams[stream]
+        return (*own.key, own.time)
+
+    def _untyped(self, stream: int, schema: pa.Schema) -> bool:
+        """Whether a key or the time has a type that libraries give columns without values."""
+        import pyarrow.types as t
+
+        return any(f.name in self._needed(stream) and (t.is_null(f.type) or t.is_floating(f.type)) for f in schema)
+
+    async def stream(self, left: Source, right: Source) -> AsyncGenerator[pa.RecordBatch]:
+        """All pairs of two whole streams, for `async for`: asynchronous iterators of what `push` takes, or what `read` takes.
+
+        Both are read at once, joining is done in a thread, and the join is closed at the end of both. An exception of an
+        iterator, or what `push` would refuse, is raised here, and the join has failed; it is cancelled when its task is
+        cancelled or the generator closed. Then nothing runs any more, and both iterators are closed.
+        """
+        from asyncio import CancelledError
+
+        from swjoin.api.async_stream import Calls, async_batches, in_thread, join_streams
+
+        self._check_open()
+        sides = []
+        with spelled("arguments"):
+            for stream, value in enumerate(both_inputs(left, right)):
+                if isinstance(value, AsyncIterable):
+                    sides.append(value)
+                    continue
+                schema, batches = await in_thread(self._whole, stream, value)
+                if self._schemas[stream] is None and not self._untyped(stream, schema):
+                    self._take([], self._with_first(self._schemas, stream, schema))
+                sides.append(async_batches(batches))
+        found = join_streams(Calls(self.push, self._end, self.close, self._is_ahead), *sides)
+        try:
+            async for batch in found:
+                yield batch
+        except (GeneratorExit, CancelledError):
+            self.cancel()
+            raise
+        except BaseException as error:  # what has been read of a side cannot be read again
+            self._failure = self._failure or _line(error)
+            raise
+        finally:
+            await found.aclose()
+
+    def _end(self, streams: Collection[int]) -> Iterator[pa.RecordBatch]:
+        """These streams have no more rows; one of which nothing is known has the keys and times of the other one."""
+
+        def change() -> None:
+            settled = all(schema is not None or stream in streams for stream, schema in enumerate(self._schemas))
+            if self._opened is None and settled and self._schemas != (None, None):
+                self._take([], self._assumed(self._schemas))
+            if self._opened is not None:
+                for stream in streams:
+                    self._opened.engine.end(stream)
+
+        self._check_open()
+        return self._changed(change)
+
+    def _is_ahead(self, stream: int) -> bool:
+        """Whether later rows of this stream can match nothing that has been pushed of the other one, as far as is known."""
+        if self._opened is None:
+            return self._schemas[stream] is not None and self._schemas[1 - stream] is None
+        own, other = self._opened.engine.streams[stream], self._opened.engine.streams[1 - stream]
+        bounds = self._config.query.bounds
+        if bounds.count_windows:
+            return own.watermark_us > other.watermark_us
+        lowest, highest = sorted((bounds.lower_us, bounds.upper_us))
+        return not other.ended and own.watermark_us + (lowest if stream == LEFT else -highest) > other.high_us
 
     def _read_whole(self, sides: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
         try:
@@ -377,13 +465,10 @@ class WindowJoin:
     ) -> tuple[list[Item], Schemas]:
         """Rows and schemas with a side's batches, in types of its schema. UserError when they do not fit."""
         import pyarrow as pa
-        import pyarrow.types as t
 
         side, known = STREAM_NAMES[stream], schemas[stream]
         if known is None:
-            own = self._request.streams[stream]
-            needed = [field for field in schema if field.name in (*own.key, own.time)]
-            if any(t.is_null(f.type) or t.is_floating(f.type) for f in needed) and not any(b.num_rows for b in batches):
+            if self._untyped(stream, schema) and not any(b.num_rows for b in batches):
                 return rows, schemas  # an empty frame, whose columns libraries call floating-point numbers
             schemas = self._with_first(schemas, stream, schema)
         elif not schema.equals(known):
@@ -410,9 +495,8 @@ class WindowJoin:
         """With the schema of a side's first batch. UserError when a key or the time has no type."""
         import pyarrow as pa
 
-        own = self._request.streams[stream]
         for field in schema:
-            if field.name in (*own.key, own.time) and pa.types.is_null(field.type):
+            if field.name in self._needed(stream) and pa.types.is_null(field.type):
                 side, what = STREAM_NAMES[stream], f"column {field.name} has no values in the first batch"
                 raise UserError(f"{side}: {what}, so its type is not known; give {side}_schema")
         return self._with_schema(schemas, stream, schema)

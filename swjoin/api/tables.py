@@ -1,6 +1,7 @@
 """Joins of whole tables: `swjoin.join`, `swjoin.count`.
 
-What: two inputs in, an Arrow table of pairs or their number and digest out; in this process, or on MPI ranks of this machine.
+What: two inputs in, an Arrow table of pairs, a reader, a file, or their number and digest out; in this process, or on MPI
+ranks of this machine.
 Why: the common case takes one call. In this process the calling thread reads and partitions one distribution epoch while the
 join modules, a thread each, join the one before.
 Stays out: what the arguments mean (`config.arguments`), tuples and output columns (`api.table_input`), streams
@@ -11,22 +12,22 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from swjoin.api.embedded_join import Engine, Joiner
 from swjoin.api.inputs import Input
 from swjoin.api.materialize import OutputGatherer
 from swjoin.api.proofs import remember
 from swjoin.api.result_frames import converter
-from swjoin.api.table_input import JoinInput, ReopenedInputs, open_sides
+from swjoin.api.table_input import ReopenedInputs, open_sides
 from swjoin.config.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS, Request, check_workers
 from swjoin.config.options import CountOptions, JoinOptions, complete, takes_options
-from swjoin.config.run import RunConfig
-from swjoin.core.batch import LEFT, RIGHT, SourceBatch
+from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.data_messages import Delivery
 from swjoin.core.errors import UserError, spelled
 from swjoin.core.join_semantics import format_digest
@@ -40,6 +41,7 @@ from swjoin.runtime.plausibility import Answer, warn, warnings_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
+Write: TypeAlias = Callable[[OutputGatherer], None]
 _AHEAD = 2  # distribution epochs that are prepared before the one that is joined is done
 _FEW_ROWS = 1 << 15  # so many are joined sooner than threads are started and partition-groups opened
 _RESULT_BYTES = 5 << 20
@@ -64,7 +66,8 @@ def join(left: Input, right: Input, **options: Unpack[JoinOptions]) -> pa.Table:
     "error" or "drop", also for rows without a time. memory: limit of the window state of a thread or rank, such as "4GB".
     threads: join modules in this process (default: one per core but one, at most four). ranks: start so many MPI ranks on this
     machine instead, at least 3. returns: "arrow"; "pandas" or "polars", a data frame; "same", what the left input is: a data
-    frame or LazyFrame of these, else an Arrow table.
+    frame or LazyFrame of these, else an Arrow table; "reader": a record-batch reader that joins while it is read. out: a file
+    for the rows, .parquet, .csv or .csv.gz; returns its `Proof`. Two paths in time order are joined in bounded memory then.
 
     Output columns: the key once, named as on the left, then every other column of both sides, prefixed left_ or right_ where
     names clash. The order of the rows is not specified. `swjoin.proof(table)` has count, digest and ledger of an Arrow table;
@@ -74,8 +77,15 @@ def join(left: Input, right: Input, **options: Unpack[JoinOptions]) -> pa.Table:
     """
     given = complete(join, options)
     with spelled("arguments"):
-        convert = converter(given.pop("returns"), left)
-    return convert(_join(given, left, right, materialise=True))
+        returns, out = given.pop("returns"), given.pop("out")
+        if out is not None:
+            if returns != "arrow":
+                raise UserError(f"returns: {returns!r} and out are given; the rows go into the file")
+            return _join_into_file(given, left, right, out)
+        convert = converter(returns, left)
+        if returns == "reader":
+            return _reader(given, left, right)
+    return convert(_join_into_table(given, left, right))
 
 
 @takes_options(CountOptions)
@@ -84,103 +94,195 @@ def count(left: Input, right: Input, **options: Unpack[CountOptions]) -> Proof:
 
     Only keys, times and ids are read. Raises UserError for input or arguments that are wrong, RunFailed when it fails.
     """
-    found: Proof = _join(complete(count, options), left, right, materialise=False)
+    given = complete(count, options)
+    with spelled("arguments"):
+        found = _Tables(given, left, right, materialise=False).run(None, None)
+    warn(found.warnings, 2)
     return found
 
 
-def _join(options: dict[str, Any], left: object, right: object, *, materialise: bool) -> Any:
-    """A table, or a Proof without one."""
-    threads, ranks = options["threads"], options["ranks"]
-    with spelled("arguments"):
-        request = Request.from_options(options)
-        if request.late == "side":
-            raise UserError("late: 'side' needs a place for late rows, which a table does not have; use swjoin.WindowJoin")
-        check_workers(threads, ranks)
-        *sides, plan = open_sides(request, left, right, materialise=materialise)
-        both = (sides[LEFT], sides[RIGHT])
-        partitions = JOIN_PARTITIONS if ranks is None else CLUSTER_PARTITIONS
-        if threads is None and ranks is None:
-            few = sum(side.table.num_rows for side in both) <= _FEW_ROWS
-            threads, partitions = (1, 1) if few else (default_slave_count(), partitions)
-        config = request.config(materialise=materialise, partitions=partitions)
-        if any(side.untyped for side in both):  # no pairs, and no types for a predicate
-            config = dataclasses.replace(config, queries=(dataclasses.replace(config.query, where=None),))
-        gathered = [OutputGatherer(plan, both) for _ in range(threads or 1)] if materialise else None
-        if ranks is not None:
-            from swjoin.api.mpi_join import join_on_ranks
-
-            found, matches = join_on_ranks(config, both, ranks, gathered[0] if gathered else None, sort=_sorts(request))
-        else:
-            found, matches = _join_here(config, both, threads or 1, gathered, sort=_sorts(request))
-        found = dataclasses.replace(found, warnings=tuple(_warnings(config, found, both, matches, sort=_sorts(request))))
-    warn(found.warnings, 3)
-    if gathered is None:
-        return found
-    return _as_table(plan.schema, gathered, found, both)
-
-
-def _warnings(
-    config: RunConfig, found: Proof, sides: tuple[JoinInput, JoinInput], matches: int | None, *, sort: bool
-) -> list[str]:
-    left, right = sides
-    answer = Answer(
-        config.query,
-        config.time,
-        (found.ledger.left, found.ledger.right),
-        (left.codec.time_unit, right.codec.time_unit),
-        (left.time, right.time),
-        matches,
-        (left.unread, right.unread),
-    )
-    return warnings_of(answer, ReopenedInputs(sides, sort=sort))
-
-
-def _sorts(request: Request) -> bool:
-    """Whether rows are sorted by time; with a declared bound they are read in their own order."""
-    return request.max_out_of_order_us is None
-
-
-def _as_table(schema: pa.Schema, gathered: list[OutputGatherer], found: Proof, sides: tuple[JoinInput, JoinInput]) -> pa.Table:
+def _join_into_table(options: dict[str, Any], left: object, right: object) -> pa.Table:
     import pyarrow as pa
 
-    blocks = [block for part in gathered for block in part.finish()]
-    if any(side.ids is not None for side in sides):
-        found = dataclasses.replace(found, digest=format_digest(sum(part.digest for part in gathered)))
-    table = pa.concat_tables(blocks) if blocks else schema.empty_table()
+    with spelled("arguments"):
+        tables = _Tables(options, left, right)
+        gathered = tables.gatherers()
+        found = tables.run(gathered, None)
+        blocks = [block for part in gathered for block in part.finish()]
+        found = tables.with_ids(found, sum(digest for _, digest in blocks))
+    table = pa.concat_tables([block for block, _ in blocks]) if blocks else tables.plan.schema.empty_table()
     remember(table, found)
+    warn(found.warnings, 3)
     return table
 
 
-# ---------------------------------------------------------------- in this process
+def _join_into_file(options: dict[str, Any], left: object, right: object, out: object) -> Proof:
+    """The proof of the file."""
+    from swjoin.api.result_files import ResultFile, join_files, result_job
+
+    request = _request_of(options)
+    job = result_job(request, out, left, right)
+    found = join_files(job, request, options["threads"]) if options["ranks"] is None else None
+    if found is None:
+        tables = _Tables(options, left, right)
+        gathered = tables.gatherers(digests=True)
+        with ResultFile(job, tables.plan) as file:
+            found = tables.run(gathered, file.write)
+            for part in gathered:
+                file.write(part, last=True)
+            found = tables.with_ids(found, file.digest)
+            file.close(found)
+    warn(found.warnings, 3)
+    return found
 
 
-def _join_here(
-    config: RunConfig, sides: tuple[JoinInput, JoinInput], threads: int, gathered: list[OutputGatherer] | None, *, sort: bool
-) -> tuple[Proof, int]:
-    """Also how many matches there are."""
-    codecs = sides[LEFT].codec, sides[RIGHT].codec
-    where = compile_text(config.query.where, *codecs, count_windows=config.query.bounds.count_windows)
-    layouts = codecs[LEFT].layout, codecs[RIGHT].layout
-    engine = Engine(config, layouts, slaves=threads, result_bytes=_RESULT_BYTES, where=where, ids_alone=not config.sink.ids)
+def _reader(options: dict[str, Any], left: object, right: object) -> pa.RecordBatchReader:
+    """The pairs as they are asked for, by one join module; the reader has its proof at its end."""
+    import pyarrow as pa
 
-    def work(slave: int) -> Callable[[Delivery], None]:
-        joiner = engine.joiners[slave]
-        if gathered is None:
-            return joiner.count
-        return lambda delivery: _collect(joiner, delivery, gathered[slave])
+    for name in ("threads", "ranks"):
+        if options[name] is not None:
+            raise UserError(f"{name}: a reader joins in the thread that reads it; leave {name} out")
+    tables = _Tables(options, left, right)
+    known: list[weakref.ref[pa.RecordBatchReader]] = []
 
-    works = [work(s) for s in range(threads)]
-    epochs = _epochs(engine, config, [iter(side.rows(sort=sort)) for side in sides])
-    with report_compilations():
-        first = next(epochs)
-        if first[0].last and threads == 1:
-            works[0](first[0])
+    def batches() -> Iterator[pa.RecordBatch]:
+        with spelled("arguments"):
+            digest = 0
+            (gathered,) = tables.gatherers(1)
+            engine = tables.engine(1)
+            for (delivery,) in tables.epochs(engine):
+                for pairs in engine.joiners[0].pairs_of(delivery):
+                    gathered.add(pairs)
+                    for block, part in gathered.take():
+                        digest += part
+                        yield from block.to_batches()
+            for block, part in gathered.finish():
+                digest += part
+                yield from block.to_batches()
+            found = Proof(engine.count, engine.digest, engine.check_ledger())
+            found = tables.with_ids(tables.with_warnings(found, engine.matches), digest)
+        reader = known[0]()
+        if reader is not None:
+            remember(reader, found)
+        warn(found.warnings, 2)
+
+    reader = pa.RecordBatchReader.from_batches(tables.plan.schema, batches())
+    known.append(weakref.ref(reader))
+    return reader
+
+
+def _request_of(options: dict[str, Any]) -> Request:
+    """UserError for what is no join of tables."""
+    request = Request.from_options(options)
+    if request.late == "side":
+        raise UserError("late: 'side' needs a place for late rows, which a table does not have; use swjoin.WindowJoin")
+    check_workers(options["threads"], options["ranks"])
+    return request
+
+
+class _Tables:
+    """A join of two inputs that are in memory. plan: columns of its result. UserError when it cannot be."""
+
+    def __init__(self, options: dict[str, Any], left: object, right: object, *, materialise: bool = True) -> None:
+        request = _request_of(options)
+        self._ranks: int | None = options["ranks"]
+        self._sort = request.max_out_of_order_us is None  # with a declared bound rows are read in their own order
+        one, two, self.plan = open_sides(request, left, right, materialise=materialise)
+        self._sides = one, two
+        partitions = JOIN_PARTITIONS if self._ranks is None else CLUSTER_PARTITIONS
+        self._threads: int = options["threads"] or default_slave_count()
+        if options["threads"] is None and self._ranks is None and sum(side.table.num_rows for side in self._sides) <= _FEW_ROWS:
+            self._threads = partitions = 1
+        config = request.config(materialise=materialise, partitions=partitions)
+        if any(side.untyped for side in self._sides):  # no pairs, and no types for a predicate
+            config = dataclasses.replace(config, queries=(dataclasses.replace(config.query, where=None),))
+        self._config = config
+
+    def gatherers(self, count: int | None = None, *, digests: bool = False) -> list[OutputGatherer]:
+        """One per join module, for `run`."""
+        return [OutputGatherer(self.plan, self._sides, digests=digests) for _ in range(count or self._threads)]
+
+    def run(self, gathered: list[OutputGatherer] | None, write: Write | None) -> Proof:
+        """Join. gathered: receive the pairs; None: they are counted. write: called, in several threads, with one of these when
+        it has received pairs."""
+        if self._ranks is not None:
+            from swjoin.api.mpi_join import join_on_ranks
+
+            first = gathered[0] if gathered else None
+            found, matches = join_on_ranks(self._config, self._sides, self._ranks, first, sort=self._sort)
         else:
-            _join_in_threads(works, itertools.chain([first], epochs))
-    if gathered is None:
-        for joiner in engine.joiners:
-            joiner.collected = joiner.produced
-    return Proof(engine.count, engine.digest, engine.check_ledger()), engine.matches
+            found, matches = self._run_here(gathered, write)
+        return self.with_warnings(found, matches)
+
+    def with_warnings(self, found: Proof, matches: int | None) -> Proof:
+        left, right = self._sides
+        answer = Answer(
+            self._config.query,
+            self._config.time,
+            (found.ledger.left, found.ledger.right),
+            (left.codec.time_unit, right.codec.time_unit),
+            (left.time, right.time),
+            matches,
+            (left.unread, right.unread),
+        )
+        return dataclasses.replace(found, warnings=tuple(warnings_of(answer, ReopenedInputs(self._sides, sort=self._sort))))
+
+    def with_ids(self, found: Proof, digest: int) -> Proof:
+        """digest: of the pairs' own ids, where the user named id columns."""
+        named = any(side.ids is not None for side in self._sides)
+        return dataclasses.replace(found, digest=format_digest(digest)) if named else found
+
+    # ------------------------------------------------------------ in this process
+
+    def engine(self, slaves: int) -> Engine:
+        left, right = self._sides
+        codecs, config = (left.codec, right.codec), self._config
+        where = compile_text(config.query.where, *codecs, count_windows=config.query.bounds.count_windows)
+        layouts = codecs[LEFT].layout, codecs[RIGHT].layout
+        return Engine(config, layouts, slaves=slaves, result_bytes=_RESULT_BYTES, where=where, ids_alone=not config.sink.ids)
+
+    def epochs(self, engine: Engine) -> Iterator[list[Delivery]]:
+        """Read the stream that is behind; a distribution epoch ends when enough tuples wait, at the time that both have
+        reached."""
+        sources = [iter(side.rows(sort=self._sort)) for side in self._sides]
+        ended = [False, False]
+        enough = self._config.cluster.epoch_tuples
+        while not all(ended):
+            times = engine.times_us
+            stream = LEFT if not ended[LEFT] and (ended[RIGHT] or times[LEFT] <= times[RIGHT]) else RIGHT
+            batch = next(sources[stream], None)
+            if batch is None:
+                ended[stream] = True
+                engine.end(stream)
+            else:
+                engine.read(stream, batch)
+            if engine.waiting_tuples >= enough:
+                yield engine.deliver(min(engine.times_us))
+        yield engine.deliver()
+
+    def _run_here(self, gathered: list[OutputGatherer] | None, write: Write | None) -> tuple[Proof, int]:
+        """Also how many matches there are."""
+        engine = self.engine(self._threads)
+
+        def work(slave: int) -> Callable[[Delivery], None]:
+            joiner = engine.joiners[slave]
+            if gathered is None:
+                return joiner.count
+            return lambda delivery: _collect(joiner, delivery, gathered[slave], write)
+
+        works = [work(s) for s in range(self._threads)]
+        epochs = self.epochs(engine)
+        with report_compilations():
+            first = next(epochs)
+            if first[0].last and self._threads == 1:
+                works[0](first[0])
+            else:
+                _join_in_threads(works, itertools.chain([first], epochs))
+        if gathered is None:
+            for joiner in engine.joiners:
+                joiner.collected = joiner.produced
+        return Proof(engine.count, engine.digest, engine.check_ledger()), engine.matches
 
 
 def _join_in_threads(works: list[Callable[[Delivery], None]], epochs: Iterable[list[Delivery]]) -> None:
@@ -205,24 +307,8 @@ def _wait(futures: list[Future[None]]) -> None:
         future.result()
 
 
-def _collect(joiner: Joiner, delivery: Delivery, gathered: OutputGatherer) -> None:
+def _collect(joiner: Joiner, delivery: Delivery, gathered: OutputGatherer, write: Write | None) -> None:
     for pairs in joiner.pairs_of(delivery):
         gathered.add(pairs)
-
-
-def _epochs(engine: Engine, config: RunConfig, sources: list[Iterator[SourceBatch]]) -> Iterator[list[Delivery]]:
-    """Read the stream that is behind; a distribution epoch ends when enough tuples wait, at the time that both have reached."""
-    ended = [False, False]
-    enough = config.cluster.epoch_tuples
-    while not all(ended):
-        times = engine.times_us
-        stream = LEFT if not ended[LEFT] and (ended[RIGHT] or times[LEFT] <= times[RIGHT]) else RIGHT
-        batch = next(sources[stream], None)
-        if batch is None:
-            ended[stream] = True
-            engine.end(stream)
-        else:
-            engine.read(stream, batch)
-        if engine.waiting_tuples >= enough:
-            yield engine.deliver(min(engine.times_us))
-    yield engine.deliver()
+        if write is not None:
+            write(gathered)

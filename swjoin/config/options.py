@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
@@ -26,7 +27,7 @@ Columns: TypeAlias = str | Sequence[str]
 Last: TypeAlias = int | tuple[int, int]
 Late: TypeAlias = Literal["error", "drop", "side"]
 TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
-Returns: TypeAlias = Literal["arrow", "same", "pandas", "polars"]
+Returns: TypeAlias = Literal["arrow", "reader", "same", "pandas", "polars"]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # Of options that may be left out and are not None then.
@@ -82,6 +83,7 @@ class JoinOptions(CountOptions, total=False):
     columns: Columns | None
     ids: bool
     returns: Returns
+    out: str | os.PathLike[str] | None
 
 
 def takes_options(options: type) -> Callable[[_Function], _Function]:

@@ -96,7 +96,7 @@ class OutputColumns:
         if plain[0] == plain[1]:
             return plain[0]
         if pa.types.is_integer(plain[0]):
-            return pa.int64()
+            return pa.decimal128(20) if pa.uint64() in plain else pa.int64()
         if pa.types.is_temporal(plain[0]):
             return plain[0]
         strings = pa.types.is_string(plain[0]) or pa.types.is_large_string(plain[0]) or pa.types.is_string_view(plain[0])

@@ -140,7 +140,7 @@ def _beside(path: Path) -> Path:
 def check_outputs(job: Job) -> None:
     """UserError when the job would overwrite an input, a finished run, another of its outputs or a user's files, or cannot
     write one of them. Called before a file is opened for writing."""
-    words = "-o" if job.run_dir is None else "--out"
+    words = "out" if job.spelling == "arguments" else "-o" if job.run_dir is None else "--out"
     started = job.resumes
     if job.run_dir is not None and not job.resumes:
         started = refuse_run(job.run_dir, words)

@@ -97,7 +97,7 @@ def _find(schema: pa.Schema, name: str, side: str, path: str, role: str) -> pa.D
         raise UserError(f"{side} {path}: column {name} is there {count} times; rename one")
     name = name[:200]
     near = difflib.get_close_matches(name, schema.names, 1, 0.5)
-    hint = f"did you mean {near[0]}?" if near else f"its columns are {', '.join(schema.names)[:1000]}"
+    hint = f"did you mean {near[0]}?" if near else f"its columns are {', '.join(schema.names)[:1000] or 'none'}"
     raise UserError(f"{side} {path}: {role} column {name} is missing; {hint}")
 
 

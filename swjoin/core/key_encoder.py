@@ -199,6 +199,11 @@ def _family(kind: pa.DataType) -> str:
     return str(kind)
 
 
+def _mixed(left: pa.DataType, right: pa.DataType) -> bool:
+    """Unsigned integers of 64 bits against others, which have no common type of 64 bits; compared as text."""
+    return {_family(left), _family(right)} == {"uint64", "integer"}
+
+
 class KeyEncoder:
     """Encodes both sides' join columns so that codes are equal exactly when the keys are.
 
@@ -213,13 +218,15 @@ class KeyEncoder:
         for (left_name, left_kind), (right_name, right_kind) in zip(left, right, strict=True):
             _kind(left_name, left_kind)
             _kind(right_name, right_kind)
-            if _family(left_kind) != _family(right_kind):
+            if _family(left_kind) != _family(right_kind) and not _mixed(left_kind, right_kind):
                 raise UserError(
                     f"join keys: left {left_name} is {left_kind}, right {right_name} is {right_kind}; "
                     f"cast one side so that both agree"
                 )
         self.types = ([kind for _, kind in left], [kind for _, kind in right])
-        self._kinds = [_kind(name, kind) for name, kind in left]
+        self._kinds = [
+            BYTES if _mixed(kind, other) else _kind(name, kind) for (name, kind), (_, other) in zip(left, right, strict=True)
+        ]
         self.native = self._kinds == [INTEGER]
         self.dictionary = Dictionary(kinds=self._kinds)
 
@@ -255,9 +262,11 @@ def _integers(column: pa.Array) -> I64:
 
 
 def _byte_strings(column: pa.Array) -> tuple[U8, I64]:
-    """Bytes and int64 offsets of a decoded string or binary column."""
+    """Bytes and int64 offsets of a decoded string or binary column, or of integers as text."""
     import pyarrow as pa
 
+    if pa.types.is_integer(column.type):
+        column = column.cast(pa.large_string())
     if pa.types.is_fixed_size_binary(column.type):
         column = column.cast(pa.binary())
     if _family(column.type) == "string":

@@ -125,8 +125,10 @@ def _numpy_us(value: Any) -> int:
 @functools.lru_cache(256)
 def _text_us(value: object) -> int:
     """Microseconds of a duration that was written as text."""
-    shown = str(value)[:_LONGEST]
-    text = value.strip() if isinstance(value, str) and len(value) <= _LONGEST else ""
+    if not isinstance(value, str):
+        raise UserError(f"duration: a {type(value).__name__} is none; write text such as 250ms or 1h30min, or give a timedelta")
+    shown = value[:_LONGEST]
+    text = value.strip() if len(value) <= _LONGEST else ""
     sign, body = (text[0], text[1:]) if text[:1] in ("+", "-") else ("", text)
     if iso := _ISO.fullmatch(body.upper()):
         parts = [(number, unit) for number, unit in zip(iso.groups(), _UNITS, strict=False) if number is not None]

@@ -847,7 +847,7 @@ ENGINE = {
 OUTPUT: dict[str, Any] = {"columns": None, "ids": False}
 TABLES: dict[str, Any] = {"threads": None, "ranks": None}
 SIGNATURES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-    "join": (swjoin.join, {**ENGINE, **OUTPUT, **TABLES, "returns": "arrow"}),
+    "join": (swjoin.join, {**ENGINE, **OUTPUT, **TABLES, "returns": "arrow", "out": None}),
     "count": (swjoin.count, {**ENGINE, **TABLES}),
     "WindowJoin": (swjoin.WindowJoin, {**ENGINE, **OUTPUT, "left_schema": None, "right_schema": None}),
     "window_join": (window_join, {**SHARED, "columns": None, "partitions": None, "window_memory": "4GB"}),

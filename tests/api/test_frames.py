@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import gc
 import sys
@@ -107,6 +108,8 @@ KINDS: dict[str, Callable[[pa.Table], Any]] = {
     "Arrow's interface": Foreign,
     "pandas": pandas_of,
     "pandas, strings": pandas_of_today,
+    "pandas, objects": lambda table: pandas_of(table, "object"),
+    "pandas, nullable": lambda table: pandas_of(table).convert_dtypes(),
     "pandas, categorical": lambda table: pandas_of(table, "category"),
     "pandas, Arrow": lambda table: table.to_pandas(types_mapper=pd.ArrowDtype),
     "polars": polars_of,
@@ -146,19 +149,7 @@ LEFT, RIGHT = rows_of(1, 30), rows_of(2, 40)
 EXPECTED, VALUES = oracle(LEFT, RIGHT)
 
 
-# ---------------------------------------------------------------- every kind into every call
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_into_join_and_count(kind: str) -> None:
-    def sides() -> tuple[Any, Any]:
-        return KINDS[kind](plain(LEFT)), KINDS[kind](plain(RIGHT))
-
-    counted = swjoin.count(*sides(), **OPTIONS)
-    joined = swjoin.join(*sides(), **OPTIONS)
-    assert (counted.count, counted.digest) == EXPECTED
-    assert swjoin.proof(joined) == counted
-    assert values_of(joined) == VALUES
+# ---------------------------------------------------------------- every kind (into every call: test_matrix.py)
 
 
 @pytest.mark.parametrize("declared", [False, True])
@@ -254,6 +245,86 @@ def test_empty_frames_say_nothing_about_types() -> None:
             assert list(join.push(left=pandas_of(plain(LEFT)), right=pandas_of(plain(RIGHT)))) != []
             assert list(join.push(right=nothing)) == list(join.close()) == []
         assert (join.count, join.digest) == EXPECTED
+
+
+@pytest.mark.parametrize("empty", [pd.DataFrame, pl.DataFrame])
+def test_empty_frames_in_whole_streams(empty: Any) -> None:
+    """Of one side, of both, and where only a key has no values."""
+    nothing = {"user": [], "at": []}
+
+    async def streamed(join: swjoin.WindowJoin, left: Any, right: Any) -> list[pa.RecordBatch]:
+        return [batch async for batch in join.stream(left, right)]
+
+    full: dict[str, Any] = {**OPTIONS, "how": "full"}
+    for left, right in ((empty(nothing), plain(RIGHT)), (plain(LEFT), empty(nothing)), (empty(nothing), empty(nothing))):
+        whole = swjoin.join(left, right, **full)
+        join = swjoin.WindowJoin(**full)
+        found = join.read(left, right).read_all()
+        assert found.schema == whole.schema
+        assert (join.count, join.digest) == (swjoin.proof(whole).count, swjoin.proof(whole).digest)
+        if len(whole):
+            join = swjoin.WindowJoin(**full)
+            assert sum(batch.num_rows for batch in asyncio.run(streamed(join, left, right))) == len(whole)
+    without = plain([(None, 1, "x", 1)]).set_column(0, "user", pa.nulls(1))
+    assert swjoin.WindowJoin(**full).read(without, plain(RIGHT)).read_all().num_rows == 1 + len(RIGHT)
+    with pytest.raises(swjoin.UserError, match="left table: key column user is missing; its columns are none"):
+        swjoin.join(empty(), plain(RIGHT), **OPTIONS)
+
+
+# ---------------------------------------------------------------- keys of types that differ
+
+
+@given(
+    values=st.tuples(*2 * [st.lists(st.one_of(st.none(), st.integers(-3, 3), st.integers(2**63 - 2, 2**64 - 1)), max_size=8)]),
+    how=st.sampled_from(["inner", "left", "right", "full", "semi", "anti"]),
+    several=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_unsigned_keys_meet_signed_ones(values: tuple[list[int | None], list[int | None]], how: Any, several: bool) -> None:
+    """By value: a number beyond 63 bits meets no negative one, whose bits are the same."""
+    left = [v for v in values[0] if v is None or v >= 0]
+    right = [v if v is None or v < 2**63 else v - 2**64 for v in values[1]]
+    keys: dict[str, Any] = {
+        "on": ["k", "s"] if several else "k",
+        "left_time": "t",
+        "right_time": "t",
+        "within": "1s",
+        "how": how,
+    }
+    sides = [
+        pa.table(
+            {"k": pa.array(v, kind), "s": ["x"] * len(v), "t": pa.array([0] * len(v), pa.timestamp("us")), "i": range(len(v))}
+        )
+        for v, kind in ((left, pa.uint64()), (right, pa.int64()))
+    ]
+    pairs = {(i, j) for i, a in enumerate(left) for j, b in enumerate(right) if a is not None and a == b}
+    ones, others = {i for i, _ in pairs}, {j for _, j in pairs}
+    alone = {(i, None) for i in range(len(left)) if i not in ones}
+    expected = {
+        "inner": pairs,
+        "left": pairs | alone,
+        "right": pairs | {(None, j) for j in range(len(right)) if j not in others},
+        "full": pairs | alone | {(None, j) for j in range(len(right)) if j not in others},
+        "semi": {(i, None) for i in ones},
+        "anti": alone,
+    }[how]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", swjoin.ImplausibleWarning)
+        table = swjoin.join(*sides, **keys, ids=True)
+        join = swjoin.WindowJoin(**keys, ids=True)
+        read = join.read(*sides).read_all()
+    for found in (table, read):
+        rows = found.to_pylist()
+        assert {(row["left_id"], row.get("right_id")) for row in rows} == expected
+        assert len(rows) == len(expected)
+        for row in rows:
+            assert row["k"] == (right[row["right_id"]] if row["left_id"] is None else left[row["left_id"]])
+
+
+def test_durations_of_other_libraries() -> None:
+    for value in (pl.duration(seconds=5), pd.DateOffset(seconds=5), [5]):
+        with pytest.raises(swjoin.UserError, match=rf"within: duration: a {type(value).__name__} is none; write text such as"):
+            swjoin.join(plain(LEFT), plain(RIGHT), **{**OPTIONS, "within": value})
 
 
 def test_many_categories_in_later_batches() -> None:

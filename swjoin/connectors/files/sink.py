@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swjoin.connectors.files.proofs import Claim, sampled_hash
-from swjoin.connectors.output_columns import OutputColumns
+from swjoin.connectors.output_columns import OutputColumns, as_type
 from swjoin.core.batch import Pairs
 from swjoin.core.errors import NotWritten, RunFailed, UserError
 from swjoin.core.hashing import digest_pairs
@@ -51,7 +51,8 @@ class _OpenFile:
                 if self._parquet
                 else csv.CSVWriter(self._stream, schema)
             )
-        except OSError:
+        except BaseException:
+            self._stream.close()
             self.temporary.unlink(missing_ok=True)
             raise
         self._finished = self._failed = False  # failed: the footer is missing, so Parquet is unreadable
@@ -138,6 +139,20 @@ def refuse_results(target: Path, *, staged: bool, resumes: bool) -> None:
         raise UserError(f"{target}: cannot be written (Permission denied)")
 
 
+def _storable(schema: pa.Schema, *, text: bool) -> pa.Schema:
+    """Types that Arrow writes: it writes no dictionaries of views, as polars has them, and as text (CSV) no views at all."""
+    import pyarrow as pa
+
+    plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    for i, field in enumerate(schema):
+        kind = field.type
+        if pa.types.is_dictionary(kind) and kind.value_type in plain:
+            schema = schema.set(i, field.with_type(pa.dictionary(kind.index_type, plain[kind.value_type], kind.ordered)))
+        elif text and kind in plain:
+            schema = schema.set(i, field.with_type(plain[kind]))
+    return schema
+
+
 class FileSink:
     """Writes one file, or a directory of files rolled at about 256 MB. UserError at once when the target cannot be written.
 
@@ -158,7 +173,7 @@ class FileSink:
         self._kind = kind
         self._target = target
         self._plan = plan
-        self._schema = plan.schema
+        self._schema = _storable(plan.schema, text=kind == "csv")
         self._ids = [name for name, _, _ in plan.id_columns if name.endswith("_id")]
         self._directory = directory
         self._staged = staged
@@ -214,7 +229,11 @@ class FileSink:
 
         if not part.batches:
             return
-        table = pa.Table.from_batches(part.batches, self._schema)
+        table = pa.Table.from_batches(part.batches)
+        for i, field in enumerate(self._schema):
+            if table.schema.field(i).type != field.type:
+                chunks = [as_type(chunk, field.type) for chunk in table.column(i).chunks]
+                table = table.set_column(i, field, pa.chunked_array(chunks, field.type))
         digest, part.batches, part.rows, part.bytes, part.digest = part.digest, [], 0, 0, 0
         try:
             if not part.files or (self._directory and part.files[-1].bytes >= FILE_BYTES):

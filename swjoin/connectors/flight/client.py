@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +82,7 @@ class Event:
 
 
 class ResultIterator:
-    """Rows of a run. Iterate over it for batches, or over `events`; both end with the run.
+    """Rows of a run. Iterate over it for batches, by `for` or `async for`, or over `events`; all end with the run.
 
     place: the consumer's offset after the last batch or event; `results(start=...)` resumes there, in any process.
     """
@@ -107,6 +107,27 @@ class ResultIterator:
                 )
             if event.kind == "rows":
                 yield event.batch
+
+    async def __aiter__(self) -> AsyncGenerator[pa.RecordBatch]:
+        """The same in an event loop, which waits in a thread. When the task is cancelled or the loop left, the stream is
+        cancelled."""
+        from asyncio import CancelledError
+
+        from swjoin.core.worker_thread import WorkerThread
+
+        worker, batches = WorkerThread("swjoin-results", self.cancel), iter(self)
+        try:
+            while (batch := await worker.call(next, batches, None)) is not None:
+                yield batch
+        except (GeneratorExit, CancelledError):
+            self.cancel()
+            raise
+        finally:
+            worker.close()
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """For DuckDB, polars and others; it ends with the run."""
+        return pa.RecordBatchReader.from_batches(self.schema, iter(self)).__arrow_c_stream__(requested_schema)
 
     def events(self) -> Iterator[Event]:
         """Rows, and their later status."""
