@@ -274,14 +274,14 @@ def _statistics(source: FileSource, config: StreamConfig) -> Iterator[tuple[floa
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from swjoin.connectors.files.formats import file_format
+    from swjoin.connectors.files.inputs import file_format, open_input
     from swjoin.connectors.times import local_as_us
 
     unit = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
     for path in source.files:
         if file_format(path) != "Parquet":
             raise NotEstimableError(f"{path}: only Parquet metadata have rows and times; give the rate with --rate")
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(open_input(path)) as file:
             kind = file.schema_arrow.field(config.time).type
             for index in range(file.num_row_groups):
                 group = file.metadata.row_group(index)
