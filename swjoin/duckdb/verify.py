@@ -23,7 +23,7 @@ import numpy as np
 
 from swjoin.config.run import RunConfig, StreamConfig
 from swjoin.connectors.files.formats import common_schema, read_schema
-from swjoin.connectors.files.inputs import File, file_format, list_files, open_stream, partition_of
+from swjoin.connectors.files.inputs import File, delimiter_of, file_format, list_files, open_stream, partition_of
 from swjoin.connectors.files.verification import (
     SHOWN,
     VerifyResult,
@@ -103,7 +103,7 @@ def _refuse_unreadable(stream: StreamConfig, schema: pa.Schema, compared: Sequen
 
 def _copied(path: File, folder: Path) -> Path:
     """A local copy of a file, which DuckDB cannot open; of a compressed one, its content."""
-    copy = folder / f"{sum(1 for _ in folder.iterdir())}-{path.name}"
+    copy = folder / f"copy{sum(1 for _ in folder.iterdir())}"
     with open_stream(path) as stream, copy.open("wb") as file:
         shutil.copyfileobj(stream, file, 1 << 20)
     return copy
@@ -111,13 +111,13 @@ def _copied(path: File, folder: Path) -> Path:
 
 def _read_csv(path: File, columns: Sequence[str], folder: Path) -> str:
     """A query of the rows of a CSV file, as text: its position, and these columns."""
-    plain = path if path.suffix.lower() in (".csv", ".gz") and isinstance(path, Path) else _copied(path, folder)
+    plain = path if path.suffix.lower() in (".csv", ".tsv", ".gz") and isinstance(path, Path) else _copied(path, folder)
     names = read_schema(path).names
     kinds = ", ".join(f"'c{i}': 'VARCHAR'" for i in range(len(names)))
     wanted = ", ".join(f"c{names.index(column)} AS {name(column)}" for column in columns)
     return (
         f"SELECT row_number() OVER () - 1 AS {_ROW}, {wanted} FROM read_csv({path_list([plain])}, auto_detect = false, "
-        f"header = true, columns = {{{kinds}}}, delim = ',', quote = '\"', escape = '\"', nullstr = '', "
+        f"header = true, columns = {{{kinds}}}, delim = '{delimiter_of(path)}', quote = '\"', escape = '\"', nullstr = '', "
         f"allow_quoted_nulls = false, max_line_size = {_LONGEST_ROW}, parallel = false)"
     )
 
@@ -168,7 +168,7 @@ def _file_rows(db: Any, file: File, columns: Sequence[str], folder: Path) -> str
     if kind == "Arrow IPC":
         db.register("arrow_rows", _arrow_batches(path, columns))
         return "SELECT * FROM arrow_rows"
-    raise UserError(f"{path}: DuckDB does not read this format here; swjoin verify --engine spark may read it")
+    raise UserError(f"{file}: DuckDB does not read {kind}; swjoin verify --engine spark may read it")
 
 
 def _time_us(stream: StreamConfig, kind: pa.DataType) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swjoin.config.run import RunConfig, StreamConfig
-from swjoin.connectors.files.inputs import Paths, list_files
+from swjoin.connectors.files.inputs import Paths, delimiter_of, list_files
 from swjoin.connectors.files.verification import (
     SHOWN,
     VerifyResult,
@@ -60,8 +60,12 @@ def _read(spark: SparkSession, path: Paths) -> DataFrame:
         location = str(file.resolve())
         if name.endswith((".parquet", ".pq")):
             frame = spark.read.parquet(location)
-        elif ".csv" in name:
-            frame = _csv(spark).option("inferSchema", True).csv(location)
+        elif name.endswith((".zst", ".lz4")):
+            raise UserError(f"{file}: Spark does not read this compression here; swjoin verify does by DuckDB")
+        elif ".csv" in name or ".tsv" in name:
+            frame = _csv(spark).option("inferSchema", True).option("sep", delimiter_of(file)).csv(location)
+        elif name.endswith(".orc"):
+            frame = spark.read.orc(location)
         else:
             frame = _read_arrow(spark, file)
         # One file is read in row order; its pieces are numbered by monotonically_increasing_id, which keeps that order.

@@ -1,4 +1,4 @@
-"""File formats: Parquet, CSV and Arrow IPC, selected by extension, as Arrow batches.
+"""File formats: Parquet, ORC, CSV, TSV and Arrow IPC, selected by extension, as Arrow batches.
 
 What: `read_schema`, `common_schema`, `read_batches`, `refuse_mixed_zones`, `describe_row`,
 `row_count`, `edges_checksum`.
@@ -19,7 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swjoin.connectors.files.inputs import File, file_format, file_size, open_input, open_random, open_stream, partition_of
+from swjoin.connectors.files.inputs import (
+    File,
+    delimiter_of,
+    file_format,
+    file_size,
+    open_input,
+    open_random,
+    open_stream,
+    partition_of,
+)
 from swjoin.core.errors import UserError, one_line
 
 if TYPE_CHECKING:
@@ -44,11 +53,11 @@ def refusing(path: File) -> Iterator[None]:
         raise UserError(f"{path}: cannot be read as {file_format(path)}: {text or type(error).__name__}") from None
 
 
-def csv_parse_options() -> Any:
-    """Parse options of all CSV files: a quoted field may hold line breaks, also at the end of a block."""
+def csv_parse_options(path: File) -> Any:
+    """Parse options of a CSV or TSV file: a quoted field may hold line breaks, also at the end of a block."""
     import pyarrow.csv as pacsv
 
-    return pacsv.ParseOptions(newlines_in_values=True)
+    return pacsv.ParseOptions(delimiter=delimiter_of(path), newlines_in_values=True)
 
 
 def _csv_options(schema: pa.Schema | None, columns: list[str] | None) -> Any:
@@ -125,6 +134,7 @@ def _described(path: File) -> tuple[pa.Schema, bool]:
 
 
 def _schema_of(path: File) -> tuple[pa.Schema, bool]:
+    import pyarrow.orc as orc
     import pyarrow.parquet as pq
     import pyarrow.types as t
 
@@ -135,6 +145,8 @@ def _schema_of(path: File) -> tuple[pa.Schema, bool]:
         with _open_csv(path, convert_options=_csv_options(None, None)) as reader:
             untyped = all(t.is_null(field.type) for field in reader.schema)
             return reader.schema, not untyped or next(iter(reader), None) is not None
+    if kind == "ORC":
+        return orc.ORCFile(open_input(path)).schema, True
     with _open_ipc(path) as reader:
         return reader.schema, True
 
@@ -144,7 +156,7 @@ def _open_csv(path: File, **options: Any) -> Any:
     import pyarrow as pa
     import pyarrow.csv as pacsv
 
-    options |= {"parse_options": csv_parse_options(), "read_options": pacsv.ReadOptions(block_size=_BLOCK_BYTES)}
+    options |= {"parse_options": csv_parse_options(path), "read_options": pacsv.ReadOptions(block_size=_BLOCK_BYTES)}
     try:
         return pacsv.open_csv(open_stream(path), **options)
     except pa.ArrowInvalid as error:
@@ -194,6 +206,7 @@ def _with_partition(batch: pa.RecordBatch, partition: Mapping[str, pa.Scalar], c
 
 def _batches(path: File, schema: pa.Schema, columns: list[str], rows: int, skip: int) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
+    import pyarrow.orc as orc
     import pyarrow.parquet as pq
 
     kind = file_format(path)
@@ -221,6 +234,10 @@ def _batches(path: File, schema: pa.Schema, columns: list[str], rows: int, skip:
                     if pa.types.is_timestamp(schema.field(name).type):
                         refuse_mixed_zones(path, name, schema.field(name).type.tz is not None)
             raise
+    elif kind == "ORC":
+        file = orc.ORCFile(open_input(path))
+        for stripe in range(file.nstripes):
+            yield _with_types(file.read_stripe(stripe, columns).select(columns), schema)
     else:
         with _open_ipc(path) as reader:
             batches = (
@@ -255,7 +272,7 @@ def _line_of(path: File, row: int) -> int | None:
     before, line = -1, 1  # the header is no row
     try:
         with io.TextIOWrapper(open_stream(path), encoding="utf-8", errors="replace", newline="") as file:
-            reader = csv.reader(file)
+            reader = csv.reader(file, delimiter=delimiter_of(path))
             for fields in reader:
                 if fields and before == row:
                     return line

@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 _SUFFIXES = {
     ".parquet": "Parquet",
     ".pq": "Parquet",
-    ".csv": "CSV",
-    ".csv.gz": "CSV",
-    ".csv.bz2": "CSV",
+    **{f"{text}{packed}": "CSV" for text in (".csv", ".tsv") for packed in ("", ".gz", ".bz2", ".zst", ".lz4")},
+    ".orc": "ORC",
     ".arrow": "Arrow IPC",
     ".feather": "Arrow IPC",
     ".ipc": "Arrow IPC",
@@ -91,6 +90,11 @@ def file_format(path: File | PurePosixPath) -> str | None:
     """Format by extension; None for an unknown extension."""
     name = path.name.lower()
     return next((kind for suffix, kind in _SUFFIXES.items() if name.endswith(suffix)), None)
+
+
+def delimiter_of(path: File) -> str:
+    """What separates the fields of a text file, by extension."""
+    return "\t" if ".tsv" in path.name.lower() else ","
 
 
 def partition_of(file: File) -> Mapping[str, pa.Scalar]:
