@@ -1,6 +1,6 @@
 """File formats: Parquet, ORC, CSV, TSV and Arrow IPC, selected by extension, as Arrow batches.
 
-What: `read_schema`, `common_schema`, `read_batches`, `refuse_mixed_zones`, `describe_row`,
+What: `fragments`, `read_schema`, `common_schema`, `read_batches`, `refuse_mixed_zones`, `describe_row`,
 `row_count`, `edges_checksum`.
 Why: files are untrusted. Every error of a library becomes one line that names the file, and what a library does not check is
 checked here, before the rows reach kernels without checks.
@@ -315,6 +315,50 @@ def refuse_mixed_times(path: File, schema: pa.Schema, name: str) -> None:
 
     if file_format(path) == "CSV" and schema.names.count(name) == 1 and pa.types.is_string(schema.field(name).type):
         refuse_mixed_zones(path, name)
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A part of a file that can be read alone: a row group of Parquet, a record batch of Arrow IPC, a stripe of ORC, or a
+    whole file of another format.
+
+    index: its position in the file. rows: None where only reading tells. times: least and greatest value of the time column
+    as the footer has them; None without.
+    """
+
+    file: File
+    index: int
+    rows: int | None = None
+    times: tuple[Any, Any] | None = None
+
+
+def fragments(file: File, time: str) -> list[Fragment]:
+    """The fragments of a file, in order. time: the time column. UserError when the file cannot be read."""
+    import pyarrow as pa
+    import pyarrow.orc as orc
+    import pyarrow.parquet as pq
+
+    kind = file_format(file)
+    with refusing(file):
+        if kind == "Parquet":
+            return list(_row_groups(file, pq.read_metadata(open_input(file)), time))
+        if kind == "ORC":
+            stripes = orc.ORCFile(open_input(file))
+            return [Fragment(file, i, stripes.nrows if stripes.nstripes == 1 else None) for i in range(stripes.nstripes)]
+        if kind == "Arrow IPC":
+            with _open_ipc(file) as reader:
+                if isinstance(reader, pa.RecordBatchFileReader):
+                    return [Fragment(file, i, reader.get_batch(i).num_rows) for i in range(reader.num_record_batches)]
+        return [Fragment(file, 0)]
+
+
+def _row_groups(file: File, metadata: Any, time: str) -> Iterator[Fragment]:
+    for index in range(metadata.num_row_groups):
+        group = metadata.row_group(index)
+        columns = (group.column(i) for i in range(group.num_columns))
+        found = next((column.statistics for column in columns if column.path_in_schema == time), None)
+        times = None if found is None or not found.has_min_max else (found.min, found.max)
+        yield Fragment(file, index, group.num_rows, times)
 
 
 def row_count(path: File) -> int:
