@@ -8,31 +8,32 @@ Stays out: reading frames (`connectors.frames`), which columns there must be (`c
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 from swjoin.connectors import frames
 from swjoin.connectors.files.formats import (
     common_schema,
-    file_format,
-    list_files,
     read_batches,
     read_schema,
     refuse_mixed_times,
     refusing,
-    unread_text,
 )
+from swjoin.connectors.files.inputs import File, InputFiles, Paths, file_format, find_files
 from swjoin.connectors.frames import Streamable
 from swjoin.core.errors import UserError
-from swjoin.core.units import named_path
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 FILE_BATCH_ROWS = 1 << 17
 
-Input: TypeAlias = Streamable | str | os.PathLike[str]
+Input: TypeAlias = Streamable | str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+def _are_paths(value: object) -> TypeGuard[Paths]:
+    paths = (str, os.PathLike)
+    return isinstance(value, paths) or (isinstance(value, (list, tuple)) and all(isinstance(v, paths) for v in value))
 
 
 class WholeInput:
@@ -48,17 +49,18 @@ class WholeInput:
         self.csv = self.untyped = False
         self.unread: str | None = None
         self._table: pa.Table | None = None
-        if isinstance(value, (str, os.PathLike)):
-            self._describe(named_path(value, side), time, wanted)
+        if _are_paths(value):
+            if not value or "" in (value if isinstance(value, (list, tuple)) else ()):
+                raise UserError(f"{side}: the path is empty; write . for the working directory")
+            self._describe(find_files(value), time, wanted)
         else:
             self._table = frames.to_table(value, side, wanted)
             self.schema = self._table.schema
 
-    def _describe(self, path: Path, time: str, wanted: Collection[str] | None) -> None:
+    def _describe(self, found: InputFiles, time: str, wanted: Collection[str] | None) -> None:
         import pyarrow as pa
 
-        self._path, self._files = path, list_files(path)
-        self.unread = unread_text(path)
+        self._files, self.unread = found.files, found.unread
         described = common_schema(self._files)
         refuse_mixed_times(described.file, described.schema, time)
         self.schema, self._describer, self.untyped = described.schema, described.file, described.untyped
@@ -66,7 +68,7 @@ class WholeInput:
         if wanted is not None:
             self.schema = pa.schema([field for field in self.schema if field.name in wanted])
         if not self.csv:
-            self._table = _from_files(path, self._files, self.schema, self._describer)
+            self._table = _from_files(self._files, self.schema, self._describer)
 
     @property
     def empty(self) -> bool:
@@ -76,7 +78,7 @@ class WholeInput:
     def read(self, schema: pa.Schema) -> pa.Table:
         """All of it. schema: its own, with types for columns in which nothing is."""
         if self._table is None:
-            return _from_files(self._path, self._files, schema, self._describer)
+            return _from_files(self._files, schema, self._describer)
         if self._table.schema == schema:
             return self._table
         return self._table.cast(schema) if self._table.num_rows else schema.empty_table()
@@ -88,7 +90,7 @@ def to_table(value: object, side: str, time: str) -> pa.Table:
     return found.read(found.schema)
 
 
-def _from_files(path: Path, files: list[Path], schema: pa.Schema, describer: Path) -> pa.Table:
+def _from_files(files: list[File], schema: pa.Schema, describer: File) -> pa.Table:
     import pyarrow as pa
 
     batches = []
@@ -101,5 +103,5 @@ def _from_files(path: Path, files: list[Path], schema: pa.Schema, describer: Pat
             if kind != field.type and not pa.types.is_null(kind) and file_format(file) != "CSV":
                 raise UserError(f"{file}: column {field.name} is {kind}, before it was {field.type}")
         batches += list(read_batches(file, schema, schema.names, FILE_BATCH_ROWS))
-    with refusing(path):
+    with refusing(files[0]):
         return pa.Table.from_batches(batches, schema)

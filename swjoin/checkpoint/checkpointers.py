@@ -69,12 +69,11 @@ def checkpoint_folder(job: Job, executors: Executors = Background) -> Checkpoint
 
 def input_files(job: Job) -> list[list[Any]]:
     """Path, size and a checksum of every input file, by which a resumed run detects changed input."""
-    from swjoin.connectors.files.formats import edges_checksum, list_files
+    from swjoin.connectors.files.formats import edges_checksum
+    from swjoin.connectors.files.inputs import file_size, list_files
 
-    paths = [
-        p for stream in (job.config.left, job.config.right) if stream.path is not None for p in list_files(Path(stream.path))
-    ]
-    return [[str(path), path.stat().st_size, edges_checksum(path)] for path in paths]
+    paths = [p for stream in (job.config.left, job.config.right) if stream.path is not None for p in list_files(stream.path)]
+    return [[str(path), file_size(path), edges_checksum(path)] for path in paths]
 
 
 class MasterCheckpointer:

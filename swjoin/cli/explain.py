@@ -102,8 +102,9 @@ def _source(config: RunConfig, name: str) -> tuple[str, str]:
         kind, settings = live[0]
         return kind, f"{_LIVE.get(kind, f'source {kind}')} ({_settings(settings)})"
     if stream.path is not None:
-        place = "all files of a directory, in name order" if Path(stream.path).is_dir() else "a file"
-        return stream.path, f"{stream.path}: {place} (Parquet, CSV or Arrow IPC)"
+        named = ", ".join(stream.paths)
+        place = "a file" if len(stream.paths) == 1 and Path(named).is_file() else "all their files, in path order"
+        return named, f"{named}: {place} (Parquet, ORC, CSV, TSV or Arrow IPC)"
     schedule = "" if workload.schedule.kind == "constant" else f", {workload.schedule.kind} schedule"
     drift = f", other keys are hot every {_span(workload.drift_us)}" if workload.drift_us else ""
     return (

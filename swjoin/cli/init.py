@@ -91,7 +91,9 @@ def _key(schemas: list[pa.Schema], times: list[str]) -> tuple[str, ...]:
     )
 
 
-def _side(side: str, path: str, key: tuple[str, ...], time: str, schema: pa.Schema, args: argparse.Namespace) -> str:
+def _side(
+    side: str, path: str | tuple[str, ...], key: tuple[str, ...], time: str, schema: pa.Schema, args: argparse.Namespace
+) -> str:
     """The section of one input."""
     rows = [("path", path), ("on", list(key)), ("time", time)]
     rows += [(name, getattr(args, name)) for name in ("time_unit", "assume_timezone") if getattr(args, name) is not None]
@@ -103,7 +105,8 @@ def _side(side: str, path: str, key: tuple[str, ...], time: str, schema: pa.Sche
 
 def first_configuration(args: argparse.Namespace) -> str:
     """The text of the file. UserError for inputs whose columns do not say how to join them."""
-    from swjoin.connectors.files.formats import common_schema, list_files
+    from swjoin.connectors.files.formats import common_schema
+    from swjoin.connectors.files.inputs import list_files, split_paths
     from swjoin.runtime.open import open_job_sources
 
     within = "5s" if args.within is None else args.within
@@ -114,10 +117,10 @@ def first_configuration(args: argparse.Namespace) -> str:
         return f"{head}{_GENERATED}{_TAIL}"
     if args.left is None or args.right is None:
         raise UserError("give both inputs, LEFT and RIGHT, or neither")
-    paths = [args.left, args.right]
-    schemas = [common_schema(list_files(Path(path))).schema for path in paths]
+    paths = [split_paths(args.left), split_paths(args.right)]
+    schemas = [common_schema(list_files(path)).schema for path in paths]
     given = [args.left_time, args.right_time]
-    times = [given[i] or _time_column(schemas[i], paths[i], side) for i, side in enumerate(STREAM_NAMES)]
+    times = [given[i] or _time_column(schemas[i], (args.left, args.right)[i], side) for i, side in enumerate(STREAM_NAMES)]
     key = separate(args.on) or _key(schemas, times)
     sides = [_side(side, paths[i], key, times[i], schemas[i], args) for i, side in enumerate(STREAM_NAMES)]
     text = f"{head}{''.join(sides)}\n{_TAIL}"

@@ -17,6 +17,7 @@ from swjoin.config.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS, side_un
 from swjoin.config.job import Job, late_target
 from swjoin.config.run import ClusterConfig, ModuleConfig, QueryConfig, RunConfig, SinkConfig, StreamConfig, TimeConfig
 from swjoin.config.window_bounds import Bound, parse_window
+from swjoin.connectors.files.inputs import is_remote, split_paths
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import UserError
 from swjoin.runtime.preflight import launcher_size
@@ -51,6 +52,8 @@ def sink_kind(out: str) -> str:
     """parquet, csv or count, by what -o says."""
     if out == "count":
         return "count"
+    if is_remote(out):
+        raise UserError(f"-o {out}: results are written to this machine's disks only; name a local file, then copy it")
     name = Path(out).name.lower()
     if name.endswith(".parquet"):
         return "parquet"
@@ -75,8 +78,12 @@ def join_config(args: argparse.Namespace) -> RunConfig:
         module["window_bytes"] = size_of(args.memory, "--memory")
     return RunConfig(
         queries=(_query(args),),
-        left=StreamConfig(args.left, left_on, args.left_time, units[LEFT], args.left_id, columns, assume_timezone=zone),
-        right=StreamConfig(args.right, right_on, args.right_time, units[RIGHT], args.right_id, columns, assume_timezone=zone),
+        left=StreamConfig(
+            split_paths(args.left), left_on, args.left_time, units[LEFT], args.left_id, columns, assume_timezone=zone
+        ),
+        right=StreamConfig(
+            split_paths(args.right), right_on, args.right_time, units[RIGHT], args.right_id, columns, assume_timezone=zone
+        ),
         pace=args.pace,
         time=TimeConfig("event", duration_of(args.max_out_of_order, "--max-out-of-order"), args.late),
         cluster=ClusterConfig(**cluster),

@@ -83,7 +83,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_join(p: argparse.ArgumentParser) -> None:
     p.description = "Join LEFT and RIGHT: equal keys and lower <= right time - left time <= upper, each pair exactly once."
-    p.add_argument("left", metavar="LEFT", help="file or directory of the left stream: Parquet, CSV, Arrow IPC")
+    p.add_argument(
+        "left",
+        metavar="LEFT",
+        help="file, directory, glob or URI of the left stream, or several with commas: Parquet, ORC, CSV, TSV, Arrow IPC",
+    )
     p.add_argument("right", metavar="RIGHT", help="of the right stream")
     p.add_argument("--on", metavar="KEY", nargs="+", action="extend", help="join columns of both sides")
     p.add_argument("--left-on", metavar="KEY", nargs="+", action="extend", help="join columns on the left, if they differ")

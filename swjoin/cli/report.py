@@ -22,6 +22,7 @@ from swjoin.cli.explain import Setting, diagram, explain
 from swjoin.cli.report_html import BEGINNING, Html, Page, bar, escape, folded, listing, paragraph, picture, pre, table, tiles
 from swjoin.cli.summary import duration_text, size_text
 from swjoin.config.loader import config_from_plain
+from swjoin.connectors.files.inputs import local_paths
 from swjoin.connectors.files.run_folder import not_verifiable, read_metrics, read_report, read_verified
 from swjoin.connectors.output_paths import refuse_foreign, refuse_inputs
 from swjoin.core.batch import STREAM_NAMES
@@ -339,10 +340,10 @@ def build(run_dir: Path) -> Page:
 
 
 def _inputs(report: dict[str, Any]) -> list[Path]:
-    """Files and directories that the run has read, as they were named."""
+    """Files and directories of this machine that the run has read."""
     sides = [report["config"].get(name) for name in STREAM_NAMES]
-    named = [side.get(key) for side in sides if isinstance(side, dict) for key in ("path", "watch")]
-    return [Path(name) for name in named if isinstance(name, str) and name]
+    named = [side.get(key) or () for side in sides if isinstance(side, dict) for key in ("path", "watch")]
+    return [path for name in named if isinstance(name, (str, list)) for path in local_paths(name)]
 
 
 def _is_page(path: Path) -> bool:

@@ -26,6 +26,7 @@ from swjoin.core.units import check_time_zone
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from swjoin.connectors.files.inputs import File
     from swjoin.connectors.flight.client import Client, Event
     from swjoin.connectors.flight.result_log import ConsumerOffset
 
@@ -76,9 +77,9 @@ def _patiently(args: argparse.Namespace, attempt: Callable[[], int]) -> int:
 def run_push(args: argparse.Namespace) -> int:
     if args.batch < 1:
         raise UserError("--batch: must be at least 1")
-    from swjoin.connectors.files.formats import unread_text
+    from swjoin.connectors.files.inputs import find_files, split_paths
 
-    if args.file != "-" and (text := unread_text(Path(args.file))) is not None:
+    if args.file != "-" and (text := find_files(split_paths(args.file)).unread) is not None:
         _say(text)
     return _patiently(args, lambda: _push(args))
 
@@ -119,7 +120,8 @@ def _batches(args: argparse.Namespace, wanted: pa.Schema, skip: int) -> Iterator
 def _read(name: str, wanted: pa.Schema, zone: str | None) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
-    from swjoin.connectors.files.formats import file_format, list_files, read_batches, read_schema, refusing
+    from swjoin.connectors.files.formats import read_batches, read_schema, refusing
+    from swjoin.connectors.files.inputs import file_format, list_files, split_paths
     from swjoin.connectors.fitting import fitted
 
     if name == "-":
@@ -134,7 +136,7 @@ def _read(name: str, wanted: pa.Schema, zone: str | None) -> Iterator[pa.RecordB
             text = " ".join(str(error).split())[:200]
             raise UserError(f"standard input: cannot be read as an Arrow IPC stream ({text})") from None
         return
-    for path in list_files(Path(name)):
+    for path in list_files(split_paths(name)):
         schema = read_schema(path)
         for column in wanted.names:
             if schema.names.count(column) != 1:
@@ -165,7 +167,7 @@ def _as_wanted(schema: pa.Schema, wanted: pa.Schema) -> pa.Schema:
     return schema
 
 
-def _row_names(path: Path | None, first: int) -> Callable[[int], str]:
+def _row_names(path: File | None, first: int) -> Callable[[int], str]:
     """Where a row of a batch is in its file, or on standard input (None); the file itself for rows below 0."""
     from swjoin.connectors.files.formats import describe_row
 

@@ -59,15 +59,15 @@ class KafkaConfig:
 class StreamConfig:
     """Where one stream comes from: a file, a directory, a live source, or the in-master generator.
 
-    path: a file or a directory: Parquet, CSV, Arrow IPC. flight: live, producers push it. kafka: live, a topic. watch: live, a
-    directory in which Parquet files appear.
+    path: a file, a directory, a glob, or a list of these: Parquet, ORC, CSV, TSV, Arrow IPC. flight: live, producers push it.
+    kafka: live, a topic. watch: live, a directory in which Parquet files appear.
     key: the join columns. time: the time column. time_unit: unit of an integer time column (s, ms, us, ns). assume_timezone:
     the zone in which times without a zone are local times.
     id: column of row ids; None: the 0-based position. columns: which other columns to carry; None: all.
     schema: a live stream's columns and their Arrow types, `user: int64, ts: timestamp[us], note: string`.
     """
 
-    path: str | None = None
+    path: str | tuple[str, ...] | None = None
     key: tuple[str, ...] = ("key",)
     time: str = "ts"
     time_unit: Literal["s", "ms", "us", "ns"] | None = None
@@ -88,6 +88,11 @@ class StreamConfig:
         needs = self.flight is not None or self.kafka is not None
         check(not needs or self.schema is not None, "stream: give its schema, such as 'user: int64, ts: timestamp[us]'")
         check(self.schema is None or self.live, "stream: schema is for live streams; files say theirs themselves")
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All of `path`."""
+        return (self.path,) if isinstance(self.path, str) else self.path or ()
 
     @property
     def live(self) -> bool:

@@ -118,8 +118,7 @@ def _values(kind: Any) -> Schema:
         several = {"type": "array", "items": item}
         return {"anyOf": [several, *names]} if names else several
     if origin in (typing.Union, types.UnionType):
-        inner = _values(next(part for part in parts if part is not type(None)))
-        return {"anyOf": [inner, {"type": "null"}]}
+        return {"anyOf": [*(_values(part) for part in parts if part is not type(None)), {"type": "null"}]}
     if kind is bool:
         return {"anyOf": [{"type": "boolean"}, {"type": "string", "pattern": _WORDS}]}
     return {"type": {int: "integer", float: "number", str: "string"}[kind]}

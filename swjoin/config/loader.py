@@ -83,7 +83,9 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
             raise UserError(f"{where}: expected a list, got {shown(value)}")
         return tuple(_convert(typing.get_args(kind)[0], v, where) for v in items)
     if origin in (typing.Union, types.UnionType):
-        return None if value is None else _convert(next(a for a in typing.get_args(kind) if a is not type(None)), value, where)
+        kinds = [a for a in typing.get_args(kind) if a is not type(None)]
+        listed = next((a for a in kinds if typing.get_origin(a) is tuple), kinds[0])
+        return None if value is None else _convert(listed if isinstance(value, (list, tuple)) else kinds[0], value, where)
     if kind is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63:
         return float(value)
     if kind is bool:
@@ -118,8 +120,10 @@ def _build(kind: type, data: Any, where: str) -> Any:
         if name in values:
             other = next((k for k in data if k != key and aliases.get(k) == name), name)
             raise UserError(f"{here}: given twice, also as {other}")
-        if name in _PATHS and isinstance(value, str):
-            named_path(value, here)
+        if name in _PATHS:
+            for path in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(path, str):
+                    named_path(path, here)
         if name == "queries" and key == "join":
             values[name] = (_build(QueryConfig, value, here),)
         elif name.endswith(("_us", "_bytes")):
@@ -375,7 +379,7 @@ def load_config(path: Path, overrides: list[str] | None = None, *, served: bool 
 def _check_beside(config: RunConfig, folder: Path) -> None:
     """UserError for an input path that exists only relative to the configuration's folder."""
     for side, stream in (("left", config.left), ("right", config.right)):
-        for name, given in (("path", stream.path), ("watch", stream.watch)):
+        for name, given in (*(("path", path) for path in stream.paths), ("watch", stream.watch)):
             if given is not None and not os.path.exists(given) and os.path.exists(folder / given):
                 raise UserError(
                     f"{side}.{name}: {given}: no such file or directory{relative_to(given)}; "

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from swjoin.config.job import Job, late_target
-from swjoin.connectors.files.formats import file_format
+from swjoin.connectors.files.inputs import file_format, local_paths
 from swjoin.connectors.files.late_rows import refuse_other_file
 from swjoin.connectors.files.run_files import RUN_FILES, events_lines
 from swjoin.connectors.files.sink import refuse_results
@@ -36,10 +36,16 @@ def _number(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def refuse_inputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[Path]) -> None:
+def _there(path: Path) -> Path:
+    """The nearest folder above that exists; the path itself when a name on the way is not read (`_` or `.` in front)."""
+    found = next((folder for folder in (path, *path.parents) if os.path.exists(folder)), path)
+    return path if any(part[0] in "._" for part in path.parts[len(found.parts) :]) else found
+
+
+def refuse_inputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[Path], *, nested: bool = False) -> None:
     """UserError when an output is an input or a file of an input directory, under any name, or would become one.
 
-    outputs: (option as the user wrote it, path).
+    outputs: (option as the user wrote it, path). nested: folders within the inputs are read, too, those of `local_paths`.
     """
     files: dict[tuple[int, int], Path] = {}
     folders: dict[tuple[int, int], Path] = {}
@@ -52,7 +58,7 @@ def refuse_inputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[Path]) -
         elif number is not None:
             files[number] = path
     for words, path in outputs:
-        number, above = _number(path), _number(path.parent)
+        number, above = _number(path), _number(_there(path.parent) if nested else path.parent)
         if number in files:
             raise UserError(f"{words} {path}: is an input ({files[number]}), which would be overwritten; give another name")
         if number in folders:
@@ -164,7 +170,9 @@ def check_outputs(job: Job) -> None:
         outputs.append(("--report", job.report, "the report"))
     _refuse_same(outputs)
     streams = (job.config.left, job.config.right)
-    refuse_inputs([output[:2] for output in outputs], [Path(p) for s in streams if (p := s.path or s.watch) is not None])
+    refuse_inputs([output[:2] for output in outputs], [Path(s.watch) for s in streams if s.watch is not None])
+    read = [path for s in streams for path in local_paths(s.paths)]
+    refuse_inputs([output[:2] for output in outputs], read, nested=True)
     if late is not None and job.run_dir is None:
         refuse_other_file(late)
     if job.run_dir is not None and not started:

@@ -85,7 +85,7 @@ class StreamColumns:
 
 def _origin(config: StreamConfig) -> str:
     """The stream's origin in error messages."""
-    return config.path or config.watch or ("stream" if config.live else "table")
+    return ", ".join(config.paths) or config.watch or ("stream" if config.live else "table")
 
 
 def _find(schema: pa.Schema, name: str, side: str, path: str, role: str) -> pa.DataType:

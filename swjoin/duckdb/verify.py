@@ -14,7 +14,6 @@ all pairs of a hot key; the exact bounds are checked on every pair.
 
 from __future__ import annotations
 
-import bz2
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,14 +22,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from swjoin.config.run import RunConfig, StreamConfig
-from swjoin.connectors.files.formats import common_schema, file_format, list_files, read_schema
+from swjoin.connectors.files.formats import common_schema, read_schema
+from swjoin.connectors.files.inputs import File, delimiter_of, file_format, list_files, open_stream, partition_of
 from swjoin.connectors.files.verification import (
     SHOWN,
     VerifyResult,
     claimed,
     condition,
     condition_columns,
-    input_files,
     left_out_file,
     result_files,
 )
@@ -102,20 +101,23 @@ def _refuse_unreadable(stream: StreamConfig, schema: pa.Schema, compared: Sequen
             raise UserError(f"{stream.path}: column {column} is {kind}, of which DuckDB keeps microseconds only{remedy}")
 
 
-def _read_csv(path: Path, columns: Sequence[str], folder: Path) -> str:
+def _copied(path: File, folder: Path) -> Path:
+    """A local copy of a file, which DuckDB cannot open; of a compressed one, its content."""
+    copy = folder / f"copy{sum(1 for _ in folder.iterdir())}"
+    with open_stream(path) as stream, copy.open("wb") as file:
+        shutil.copyfileobj(stream, file, 1 << 20)
+    return copy
+
+
+def _read_csv(path: File, columns: Sequence[str], folder: Path) -> str:
     """A query of the rows of a CSV file, as text: its position, and these columns."""
-    if path.suffix.lower() == ".bz2":
-        plain = folder / path.stem
-        with bz2.open(path) as packed, plain.open("wb") as unpacked:
-            shutil.copyfileobj(packed, unpacked)
-    else:
-        plain = path
+    plain = path if path.suffix.lower() in (".csv", ".tsv", ".gz") and isinstance(path, Path) else _copied(path, folder)
     names = read_schema(path).names
     kinds = ", ".join(f"'c{i}': 'VARCHAR'" for i in range(len(names)))
     wanted = ", ".join(f"c{names.index(column)} AS {name(column)}" for column in columns)
     return (
         f"SELECT row_number() OVER () - 1 AS {_ROW}, {wanted} FROM read_csv({path_list([plain])}, auto_detect = false, "
-        f"header = true, columns = {{{kinds}}}, delim = ',', quote = '\"', escape = '\"', nullstr = '', "
+        f"header = true, columns = {{{kinds}}}, delim = '{delimiter_of(path)}', quote = '\"', escape = '\"', nullstr = '', "
         f"allow_quoted_nulls = false, max_line_size = {_LONGEST_ROW}, parallel = false)"
     )
 
@@ -141,18 +143,32 @@ def _arrow_batches(path: Path, columns: Sequence[str]) -> pa.RecordBatchReader:
     return pa.RecordBatchReader.from_batches(schema, batches())
 
 
-def _rows_of(db: Any, path: Path, columns: Sequence[str], folder: Path) -> str:
+def _rows_of(db: Any, file: File, columns: Sequence[str], folder: Path) -> str:
     """A query of the rows of a file: their positions, and these columns. folder: for what is unpacked."""
-    kind = file_format(path)
+    partition = partition_of(file)
+    rows = _file_rows(db, file, [column for column in columns if column not in partition], folder)
+    values = [f", {_literal(partition[column])} AS {name(column)}" for column in columns if column in partition]
+    return f"SELECT *{''.join(values)} FROM ({rows})" if values else rows
+
+
+def _literal(value: pa.Scalar) -> str:
+    found = value.as_py()
+    return "NULL" if found is None else text(found) if isinstance(found, str) else str(found)
+
+
+def _file_rows(db: Any, file: File, columns: Sequence[str], folder: Path) -> str:
+    """A query of the rows that a file has itself."""
+    kind = file_format(file)
+    if kind == "CSV":
+        return _read_csv(file, columns, folder)
+    path = file if isinstance(file, Path) else _copied(file, folder)
     if kind == "Parquet":
         wanted = ", ".join(name(column) for column in columns)
         return f"SELECT file_row_number AS {_ROW}, {wanted} FROM read_parquet({path_list([path])}, hive_partitioning = false)"
-    if kind == "CSV":
-        return _read_csv(path, columns, folder)
     if kind == "Arrow IPC":
         db.register("arrow_rows", _arrow_batches(path, columns))
         return "SELECT * FROM arrow_rows"
-    raise UserError(f"{path}: DuckDB does not read this format here; swjoin verify --engine spark may read it")
+    raise UserError(f"{file}: DuckDB does not read {kind}; swjoin verify --engine spark may read it")
 
 
 def _time_us(stream: StreamConfig, kind: pa.DataType) -> str:
@@ -181,7 +197,7 @@ def _load_files(db: Any, stream: StreamConfig, schema: pa.Schema, compared: list
         *(f"{typed[column]} AS k{i}" for i, column in enumerate(stream.key)),
         *(f"{typed[column]} AS c{i}" for i, column in enumerate(compared)),
     ]
-    for number, path in enumerate(input_files(Path(stream.path or ""))):
+    for number, path in enumerate(list_files(stream.path or "")):
         first = db.execute(f"SELECT count(*) FROM {target}").fetchone()[0] if number else 0
         rows = f"SELECT * REPLACE ({_ROW} + {first} AS {_ROW}) FROM ({_rows_of(db, path, columns, folder)})"
         into = f"INSERT INTO {target}" if number else f"CREATE TABLE {target} AS"
@@ -212,7 +228,7 @@ def _load(db: Any, config: RunConfig, folder: Path) -> str | None:
     streams = config.left, config.right
     names, schemas = [["key", "ts"], ["key", "ts"]], []
     if config.left.path is not None:
-        files = [list_files(Path(stream.path or "")) for stream in streams]
+        files = [list_files(stream.path or "") for stream in streams]
         strings = [file_format(found[0]) == "CSV" for found in files]
         schemas = list(settle_types(streams, [common_schema(found).schema for found in files], strings))
         names = [schema.names for schema in schemas]

@@ -272,29 +272,24 @@ def _sample(source: Source) -> list[SourceBatch]:
 def _statistics(source: FileSource, config: StreamConfig) -> Iterator[tuple[float, float, int]]:
     """First time, last time and rows of every row group, from Parquet metadata. NotEstimableError without them."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    from swjoin.connectors.files.formats import file_format
+    from swjoin.connectors.files.formats import fragments, read_schema
+    from swjoin.connectors.files.inputs import file_format
     from swjoin.connectors.times import local_as_us
 
-    unit = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
+    scale = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}[config.time_unit or "us"]
     for path in source.files:
         if file_format(path) != "Parquet":
             raise NotEstimableError(f"{path}: only Parquet metadata have rows and times; give the rate with --rate")
-        with pq.ParquetFile(path) as file:
-            kind = file.schema_arrow.field(config.time).type
-            for index in range(file.num_row_groups):
-                group = file.metadata.row_group(index)
-                column = next(c for c in (group.column(j) for j in range(group.num_columns)) if c.path_in_schema == config.time)
-                if group.num_rows == 0:
-                    continue
-                if column.statistics is None or not column.statistics.has_min_max:
-                    raise NotEstimableError(f"{path}: has no statistics of column {config.time}; give the rate with --rate")
-                scale = unit[config.time_unit] if config.time_unit is not None else 1.0
-                edges = (column.statistics.min, column.statistics.max)
-                integers = pa.types.is_integer(kind)
-                low, high = (float(v) * scale if integers else local_as_us(v, kind, config.assume_timezone) for v in edges)
-                yield low, high, group.num_rows
+        kind = read_schema(path).field(config.time).type
+        for part in fragments(path, config.time):
+            if not part.rows:
+                continue
+            if part.times is None:
+                raise NotEstimableError(f"{path}: has no statistics of column {config.time}; give the rate with --rate")
+            integers = pa.types.is_integer(kind)
+            low, high = (float(v) * scale if integers else local_as_us(v, kind, config.assume_timezone) for v in part.times)
+            yield low, high, part.rows
 
 
 def _thinned(groups: list[tuple[float, float, int]], most: int = 1000) -> list[tuple[float, float, int]]:

@@ -17,16 +17,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swjoin.config.run import RunConfig, StreamConfig
+from swjoin.connectors.files.inputs import Paths, delimiter_of, list_files
 from swjoin.connectors.files.verification import (
     SHOWN,
     VerifyResult,
     claimed,
     condition,
-    input_files,
     left_out_file,
     result_files,
 )
 from swjoin.core.batch import STREAM_NAMES
+from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import JOIN_KINDS, format_digest
 from swjoin.spark.generate import stream_frame
 from swjoin.spark.row_digest import count_and_digest
@@ -46,19 +47,25 @@ def _csv(spark: SparkSession) -> DataFrameReader:
     return spark.read.option("header", True).option("multiLine", True).option("escape", '"')
 
 
-def _read(spark: SparkSession, path: Path) -> DataFrame:
+def _read(spark: SparkSession, path: Paths) -> DataFrame:
     """All rows with a `__id` column: position, files in name order."""
     from pyspark.sql import functions as f
 
     parts: list[Any] = []
     first = 0
-    for file in input_files(path):
+    for file in list_files(path):
+        if not isinstance(file, Path):
+            raise UserError(f"{file}: Spark does not read hive folders and object stores here; swjoin verify does by DuckDB")
         name = file.name.lower()
         location = str(file.resolve())
         if name.endswith((".parquet", ".pq")):
             frame = spark.read.parquet(location)
-        elif ".csv" in name:
-            frame = _csv(spark).option("inferSchema", True).csv(location)
+        elif name.endswith((".zst", ".lz4")):
+            raise UserError(f"{file}: Spark does not read this compression here; swjoin verify does by DuckDB")
+        elif ".csv" in name or ".tsv" in name:
+            frame = _csv(spark).option("inferSchema", True).option("sep", delimiter_of(file)).csv(location)
+        elif name.endswith(".orc"):
+            frame = spark.read.orc(location)
         else:
             frame = _read_arrow(spark, file)
         # One file is read in row order; its pieces are numbered by monotonically_increasing_id, which keeps that order.
@@ -128,7 +135,7 @@ def _stream(spark: SparkSession, config: RunConfig, side: int) -> tuple[DataFram
         mine = [f.col(name).alias(f"c{side}_{name}") for name in ("key", "ts")]
         row_number = [] if config.query.last is None else [f.col("id").alias("row")]
         return frame.select("id", "ts", f.col("key").alias("k0"), *mine, *row_number), ["key", "ts"]
-    frame = _read(spark, Path(stream.path))
+    frame = _read(spark, stream.path)
     ident = f.col("__id") if stream.id is None else f.col(f"`{stream.id}`").cast("long")
     keys = [f.col(f"`{name}`").alias(f"k{i}") for i, name in enumerate(stream.key)]
     names = [name for name in frame.columns if name != "__id"]

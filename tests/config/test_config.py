@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from swjoin.config.job import Job
 from swjoin.config.loader import apply_overrides, config_from_plain, load_config
 from swjoin.config.run import RunConfig, digest, to_plain
-from swjoin.connectors.files.formats import list_files
+from swjoin.connectors.files.inputs import list_files
 from swjoin.core.errors import UserError
 from swjoin.core.units import parse_duration_us, parse_size_bytes
 from swjoin.runtime.open import open_job_sources

@@ -24,7 +24,7 @@ import pyarrow.types as t
 from swjoin.cluster.master.intake import LateRowError, StreamIntake
 from swjoin.config.job import Job
 from swjoin.config.run import ModuleConfig, QueryConfig, RunConfig, SinkConfig, StreamConfig, TimeConfig
-from swjoin.connectors.files.formats import list_files
+from swjoin.connectors.files.inputs import list_files
 from swjoin.connectors.files.source import FileSource, open_sources
 from swjoin.connectors.output_columns import OutputColumns
 from swjoin.core.batch import STREAM_NAMES, TupleBatch
@@ -192,7 +192,7 @@ def check_answer(inputs: Inputs, answer: Answer, read: ReadScheduler) -> None:
     tables = []
     for stream, config in enumerate(inputs.streams):
         try:
-            tables.append(_one_table(config, read(config, list_files(Path(str(config.path))))))
+            tables.append(_one_table(config, read(config, list_files(config.path or ""))))
         except (pa.ArrowException, OSError, ValueError) as error:
             raise Wrong(f"{STREAM_NAMES[stream]} was accepted; read in one piece it is refused: {str(error)[:200]}") from None
     columns = [table.column(c.time) for c, table in zip(inputs.streams, tables, strict=True)]

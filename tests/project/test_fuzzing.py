@@ -25,7 +25,7 @@ from swjoin.cluster.slave.slave import Slave
 from swjoin.config.loader import apply_overrides, config_from_plain, load_config
 from swjoin.config.run import StreamConfig, TimeConfig
 from swjoin.connectors import times
-from swjoin.connectors.files import formats, source
+from swjoin.connectors.files import formats, inputs, source
 from swjoin.connectors.files.source import FileSource
 from swjoin.core.batch import RowLayout, TupleBatch
 from swjoin.core.errors import RunFailed, UserError
@@ -307,7 +307,7 @@ def test_dictionaries_of_numbers_come_back(tmp_path: Path) -> None:
 
 def test_a_path_that_is_too_long_is_not_there() -> None:
     with pytest.raises(UserError, match="no such file"):
-        formats.list_files(Path("a" * 5000))
+        inputs.list_files(Path("a" * 5000))
 
 
 # ---------------------------------------------------------------- what was found: checkpoints

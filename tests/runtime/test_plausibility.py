@@ -20,7 +20,7 @@ from swjoin.cli.report import build
 from swjoin.cluster.master.intake import StreamIntake
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import TimeConfig
-from swjoin.connectors.files import formats
+from swjoin.connectors.files.inputs import find_files
 from swjoin.core.batch import SourceBatch
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How
 from swjoin.runtime import plausibility
@@ -465,11 +465,11 @@ def folder_with_others(path: Path) -> Path:
     """A data file, what Spark leaves beside it, and what is not read."""
     path.mkdir()
     pq.write_table(table([1, 2]), path / "a.parquet")
-    for name in ("_SUCCESS", ".a.parquet.crc", "c.csv.zst", "d.tsv"):
+    for name in ("_SUCCESS", ".a.parquet.crc", "c.xml", "d.txt"):
         (path / name).write_text("t,k\n")
-    (path / "day=1").mkdir()
+    (path / "more").mkdir()
     (path / "_delta_log").mkdir()
-    pq.write_table(table([3]), path / "day=1" / "a.parquet")
+    pq.write_table(table([3]), path / "more" / "a.parquet")
     return path
 
 
@@ -477,7 +477,7 @@ def folder_with_others(path: Path) -> Path:
 def test_entries_of_a_directory_that_are_not_read(ranks: int | None, tmp_path: Path) -> None:
     left = folder_with_others(tmp_path / "left")
     pq.write_table(table([1, 2]), tmp_path / "right.parquet")
-    line = f"left: {left}: 3 entries are not read: c.csv.zst, d.tsv, day=1; name files of one format, or give their folder"
+    line = f"left: {left}: 2 files are not read: c.xml, d.txt; name files of one format, or give their folder"
     argv = [str(left), str(tmp_path / "right.parquet"), "--on", "key", "--left-time", "ts", "--right-time", "ts"]
     argv += ["--time-unit", "s", "--within", "0s", "-o", "count", "--report", str(tmp_path / "report.json")]
     argv += [] if ranks is None else ["-n", str(ranks)]
@@ -492,16 +492,15 @@ def test_entries_of_a_directory_that_are_not_read(ranks: int | None, tmp_path: P
 
 
 def test_many_entries_that_are_not_read(tmp_path: Path) -> None:
-    assert formats.unread_text(tmp_path) is None
+    (tmp_path / "a.csv").write_text("key,ts\n")
+    assert find_files(tmp_path).unread is None
     (tmp_path / "bad\nname.txt").write_text("")
-    assert formats.unread_text(tmp_path) == (
-        f"{tmp_path}: 1 entry is not read: 'bad\\nname.txt'; name files of one format, or give their folder"
+    assert find_files(tmp_path).unread == (
+        f"{tmp_path}: 1 file is not read: 'bad\\nname.txt'; name files of one format, or give their folder"
     )
     for number in range(9):
-        (tmp_path / f"{number}.json").write_text("")
-    text = formats.unread_text(tmp_path)
+        (tmp_path / f"{number}.xml").write_text("")
+    text = find_files(tmp_path).unread
     assert text is not None
-    assert "10 entries are not read: 0.json, 1.json, 2.json, 3.json, 4.json and 5 more; " in text
-    assert formats.unread_text(tmp_path / "0.json") is None
-    assert formats.unread_text(tmp_path / "none") is None
-    assert formats.unread_text(Path("a" * 5000)) is None
+    assert "10 files are not read: 0.xml, 1.xml, 2.xml, 3.xml, 4.xml and 5 more; " in text
+    assert find_files(tmp_path / "a.csv").unread is None

@@ -28,12 +28,12 @@ from swjoin.connectors.encoded_source import EncodedSource
 from swjoin.connectors.files.formats import (
     describe_row,
     edges_checksum,
-    file_format,
     read_batches,
     read_schema,
     refusing,
     row_count,
 )
+from swjoin.connectors.files.inputs import file_format
 from swjoin.connectors.files.read_ahead import ReadAhead
 from swjoin.connectors.row_encoder import StreamColumns
 from swjoin.connectors.schema import check_schema

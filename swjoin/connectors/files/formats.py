@@ -1,97 +1,48 @@
-"""File formats: Parquet, CSV and Arrow IPC, selected by extension, as Arrow batches.
+"""File formats: Parquet, ORC, CSV, TSV and Arrow IPC, selected by extension, as Arrow batches.
 
-What: `list_files`, `unread_text`, `read_schema`, `common_schema`, `read_batches`, `refuse_mixed_zones`, `describe_row`,
+What: `fragments`, `read_schema`, `common_schema`, `read_batches`, `refuse_mixed_zones`, `describe_row`,
 `row_count`, `edges_checksum`.
 Why: files are untrusted. Every error of a library becomes one line that names the file, and what a library does not check is
 checked here, before the rows reach kernels without checks.
-Stays out: keys, times, payload, reading ahead (`connectors.files.source`).
+Stays out: finding files (`connectors.files.inputs`); keys, times, payload, reading ahead (`connectors.files.source`).
 """
 
 from __future__ import annotations
 
-import bz2
 import csv
-import gzip
-import os
+import io
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from swjoin.connectors.files.inputs import (
+    File,
+    delimiter_of,
+    file_format,
+    file_size,
+    open_input,
+    open_random,
+    open_stream,
+    partition_of,
+)
 from swjoin.core.errors import UserError, one_line
-from swjoin.core.resources import relative_to
-from swjoin.core.storage import check_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_SUFFIXES = {
-    ".parquet": "Parquet",
-    ".pq": "Parquet",
-    ".csv": "CSV",
-    ".csv.gz": "CSV",
-    ".csv.bz2": "CSV",
-    ".arrow": "Arrow IPC",
-    ".feather": "Arrow IPC",
-    ".ipc": "Arrow IPC",
-    ".arrows": "Arrow IPC",
-}
 _EDGE_BYTES = 1 << 16  # at either end of a file that the checksum covers
 _TIME = r"^\s*\d{4}-\d\d-\d\d[T ]\d\d"  # a timestamp in CSV, as Arrow reads it
 _ZONE = r"^\s*\d{4}-\d\d-\d\d[T ][\d:.,]+\s*(Z|[+-]\d\d(:?\d\d)?)\s*$"
 _BLOCK_BYTES = 4 << 20  # of a CSV file that are converted at once; also the longest row
-_SHOWN = 5  # directory entries in a message
 _LONGEST = 1000  # characters of an error message with text of a library, or of a path
 
 
-def file_format(path: Path) -> str | None:
-    """Format by extension; None for an unknown extension."""
-    name = path.name.lower()
-    return next((kind for suffix, kind in _SUFFIXES.items() if name.endswith(suffix)), None)
-
-
-def list_files(path: Path) -> list[Path]:
-    """The data files of a path, in name order. UserError when there are none, or of several formats."""
-    check_name(path)
-    if not os.path.exists(path):  # unlike Path.exists, it accepts names that are too long
-        raise UserError(f"{str(path)[:_LONGEST]}: no such file or directory{relative_to(path)}")
-    if path.is_file():
-        if file_format(path) is None:
-            raise UserError(f"{path}: unknown extension; known are {', '.join(_SUFFIXES)}")
-        return [path]
-    if not path.is_dir():
-        raise UserError(f"{path}: is neither a file nor a directory; pipes and devices cannot be read twice: save it as a file")
-    files = sorted(p for p in path.iterdir() if p.is_file() and p.name[0] not in "._" and file_format(p) is not None)
-    if not files:
-        raise UserError(f"{path}: holds no data files ({', '.join(_SUFFIXES)})")
-    for file in files:
-        check_name(file)
-    formats = {file_format(p) for p in files}
-    if len(formats) > 1:
-        raise UserError(f"{path}: mixes {' and '.join(sorted(str(f) for f in formats))}; keep one format per directory")
-    return files
-
-
-def unread_text(path: Path) -> str | None:
-    """A warning about entries of a directory that are not data files; None when there are none. Names that start with `_` or
-    `.` are marks of the writer, and are ignored."""
-    if not os.path.isdir(path):
-        return None
-    names = sorted(p.name for p in path.iterdir() if p.name[0] not in "._" and not (p.is_file() and file_format(p)))
-    if not names:
-        return None
-    shown = [n if n.isprintable() else ascii(n) for n in names[:_SHOWN]]
-    listed = ", ".join(shown) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-    many = f"{len(names)} entries are" if len(names) > 1 else "1 entry is"
-    return f"{path}: {many} not read: {listed}; name files of one format, or give their folder"
-
-
 @contextmanager
-def refusing(path: Path) -> Iterator[None]:
+def refusing(path: File) -> Iterator[None]:
     """Turns errors of libraries into UserError with the file."""
     import pyarrow as pa
 
@@ -102,11 +53,11 @@ def refusing(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: cannot be read as {file_format(path)}: {text or type(error).__name__}") from None
 
 
-def csv_parse_options() -> Any:
-    """Parse options of all CSV files: a quoted field may hold line breaks, also at the end of a block."""
+def csv_parse_options(path: File) -> Any:
+    """Parse options of a CSV or TSV file: a quoted field may hold line breaks, also at the end of a block."""
     import pyarrow.csv as pacsv
 
-    return pacsv.ParseOptions(newlines_in_values=True)
+    return pacsv.ParseOptions(delimiter=delimiter_of(path), newlines_in_values=True)
 
 
 def _csv_options(schema: pa.Schema | None, columns: list[str] | None) -> Any:
@@ -122,7 +73,7 @@ def _csv_options(schema: pa.Schema | None, columns: list[str] | None) -> Any:
     )
 
 
-def read_schema(path: Path) -> pa.Schema:
+def read_schema(path: File) -> pa.Schema:
     """Column names and types of a file. UserError when it is not what its extension says.
 
     The columns of a CSV file without rows have the type null. Columns that are empty in its first rows are strings.
@@ -140,11 +91,11 @@ class Described:
     """The columns of files. file: the file that defines them. untyped: CSV files without rows, whose columns have no types."""
 
     schema: pa.Schema
-    file: Path
+    file: File
     untyped: bool
 
 
-def common_schema(files: list[Path]) -> Described:
+def common_schema(files: list[File]) -> Described:
     """The columns of all these files: those of the first file, or of the first CSV file with rows. A column of the type null,
     which has no values there, gets its type from the first file with another type."""
     import pyarrow.types as t
@@ -168,49 +119,58 @@ def common_schema(files: list[Path]) -> Described:
     return Described(schema, describer, untyped)
 
 
-def _described(path: Path) -> tuple[pa.Schema, bool]:
-    """Columns of a file, and whether a CSV file has rows. UserError as in `read_schema`."""
+def _described(path: File) -> tuple[pa.Schema, bool]:
+    """Columns of a file and of its folders' names, and whether a CSV file has rows. UserError as in `read_schema`."""
+    import pyarrow as pa
+
     with refusing(path):
         schema, rows = _schema_of(path)
-        _ = schema.names  # fails when a name is no text
-        return schema, rows
+        names = schema.names  # fails when a name is no text
+    for name, value in partition_of(path).items():
+        if name in names:
+            raise UserError(f"{path}: has a column {name}, and its folder {name}=... gives another; rename one of them")
+        schema = schema.append(pa.field(name, value.type))
+    return schema, rows
 
 
-def _schema_of(path: Path) -> tuple[pa.Schema, bool]:
+def _schema_of(path: File) -> tuple[pa.Schema, bool]:
+    import pyarrow.orc as orc
     import pyarrow.parquet as pq
     import pyarrow.types as t
 
     kind = file_format(path)
     if kind == "Parquet":
-        return pq.read_schema(path), True
+        return pq.read_schema(open_input(path)), True
     if kind == "CSV":
         with _open_csv(path, convert_options=_csv_options(None, None)) as reader:
             untyped = all(t.is_null(field.type) for field in reader.schema)
             return reader.schema, not untyped or next(iter(reader), None) is not None
+    if kind == "ORC":
+        return orc.ORCFile(open_input(path)).schema, True
     with _open_ipc(path) as reader:
         return reader.schema, True
 
 
-def _open_csv(path: Path, **options: Any) -> Any:
+def _open_csv(path: File, **options: Any) -> Any:
     """A reader of a CSV file; accepts a header without a line break."""
     import pyarrow as pa
     import pyarrow.csv as pacsv
 
-    options |= {"parse_options": csv_parse_options(), "read_options": pacsv.ReadOptions(block_size=_BLOCK_BYTES)}
+    options |= {"parse_options": csv_parse_options(path), "read_options": pacsv.ReadOptions(block_size=_BLOCK_BYTES)}
     try:
-        return pacsv.open_csv(path, **options)
+        return pacsv.open_csv(open_stream(path), **options)
     except pa.ArrowInvalid as error:
         _refuse_long_row(path, 0, error)
-        if path.stat().st_size > _EDGE_BYTES:
+        if file_size(path) > _EDGE_BYTES:
             raise
-        with pa.input_stream(str(path)) as file:
+        with open_stream(path) as file:
             text = file.read()
         if not text.strip() or text.endswith(b"\n"):
             raise
         return pacsv.open_csv(pa.BufferReader(text + b"\n"), **options)
 
 
-def _refuse_long_row(path: Path, row: int, error: pa.ArrowInvalid) -> None:
+def _refuse_long_row(path: File, row: int, error: pa.ArrowInvalid) -> None:
     """UserError when the error is a row longer than a block."""
     if "straddl" in str(error):
         raise UserError(
@@ -219,28 +179,39 @@ def _refuse_long_row(path: Path, row: int, error: pa.ArrowInvalid) -> None:
         ) from None
 
 
-def _open_ipc(path: Path) -> Any:
+def _open_ipc(path: File) -> Any:
     import pyarrow as pa
 
-    with path.open("rb") as file:
+    with open_stream(path) as file:
         magic = file.read(6)
-    return pa.ipc.open_file(path) if magic == b"ARROW1" else pa.ipc.open_stream(path)
+    return pa.ipc.open_file(open_input(path)) if magic == b"ARROW1" else pa.ipc.open_stream(open_input(path))
 
 
-def read_batches(path: Path, schema: pa.Schema, columns: list[str], rows: int, skip: int = 0) -> Iterator[pa.RecordBatch]:
+def read_batches(path: File, schema: pa.Schema, columns: list[str], rows: int, skip: int = 0) -> Iterator[pa.RecordBatch]:
     """Batches of one file with these columns. schema: their types. rows: of a batch, about (Parquet). skip: number of rows to
     skip (Parquet)."""
+    partition = partition_of(path)
+    own = [name for name in columns if name not in partition]
     with refusing(path):
-        yield from _batches(path, schema, columns, rows, skip)
+        for batch in _batches(path, schema, own, rows, skip):
+            yield _with_partition(batch, partition, columns) if partition else batch
 
 
-def _batches(path: Path, schema: pa.Schema, columns: list[str], rows: int, skip: int) -> Iterator[pa.RecordBatch]:
+def _with_partition(batch: pa.RecordBatch, partition: Mapping[str, pa.Scalar], columns: list[str]) -> pa.RecordBatch:
     import pyarrow as pa
+
+    found = [pa.repeat(partition[n], batch.num_rows) if n in partition else batch.column(n) for n in columns]
+    return pa.RecordBatch.from_arrays(found, columns)
+
+
+def _batches(path: File, schema: pa.Schema, columns: list[str], rows: int, skip: int) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+    import pyarrow.orc as orc
     import pyarrow.parquet as pq
 
     kind = file_format(path)
     if kind == "Parquet":
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(open_input(path)) as file:
             groups = list(range(file.num_row_groups))
             # an empty row group is read, too: it may be corrupt
             while groups and 0 < skip >= file.metadata.row_group(groups[0]).num_rows:
@@ -263,6 +234,10 @@ def _batches(path: Path, schema: pa.Schema, columns: list[str], rows: int, skip:
                     if pa.types.is_timestamp(schema.field(name).type):
                         refuse_mixed_zones(path, name, schema.field(name).type.tz is not None)
             raise
+    elif kind == "ORC":
+        file = orc.ORCFile(open_input(path))
+        for stripe in range(file.nstripes):
+            yield _with_types(file.read_stripe(stripe, columns).select(columns), schema)
     else:
         with _open_ipc(path) as reader:
             batches = (
@@ -286,32 +261,30 @@ def _with_types(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return batch
 
 
-def describe_row(path: Path, row: int) -> str:
+def describe_row(path: File, row: int) -> str:
     """A row (counted from 0) of a file, for error messages: in a CSV file by the line that an editor shows."""
     line = _line_of(path, row) if file_format(path) == "CSV" else None
     return f"{path}, row {row} (counting from 0)" if line is None else f"{path}, line {line}"
 
 
-def _line_of(path: Path, row: int) -> int | None:
+def _line_of(path: File, row: int) -> int | None:
     """The line, from 1, on which a row of a CSV file starts. Fields may hold line breaks; empty lines are no rows."""
-    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open}
-    opened = openers.get(path.suffix.lower(), open)
     before, line = -1, 1  # the header is no row
     try:
-        with opened(path, "rt", encoding="utf-8", errors="replace", newline="") as file:
-            reader = csv.reader(file)
+        with io.TextIOWrapper(open_stream(path), encoding="utf-8", errors="replace", newline="") as file:
+            reader = csv.reader(file, delimiter=delimiter_of(path))
             for fields in reader:
                 if fields and before == row:
                     return line
                 before, line = before + bool(fields), reader.line_num + 1
     except csv.Error:  # a field is too long for that library
         return line if before == row else None
-    except (OSError, EOFError):
+    except (OSError, EOFError, ValueError):
         pass
     return None
 
 
-def refuse_mixed_zones(path: Path, name: str, zoned: bool | None = None) -> None:
+def refuse_mixed_zones(path: File, name: str, zoned: bool | None = None) -> None:
     """UserError, with the row, for the first timestamp in a column of a CSV file that differs from the others in having a
     zone. zoned: whether the others have one; None: as the first timestamp."""
     import pyarrow as pa
@@ -336,7 +309,7 @@ def refuse_mixed_zones(path: Path, name: str, zoned: bool | None = None) -> None
             first += batch.num_rows
 
 
-def refuse_mixed_times(path: Path, schema: pa.Schema, name: str) -> None:
+def refuse_mixed_times(path: File, schema: pa.Schema, name: str) -> None:
     """UserError, with the row, for a time column of a CSV file that is text because only some values have a zone."""
     import pyarrow as pa
 
@@ -344,20 +317,64 @@ def refuse_mixed_times(path: Path, schema: pa.Schema, name: str) -> None:
         refuse_mixed_zones(path, name)
 
 
-def row_count(path: Path) -> int:
+@dataclass(frozen=True)
+class Fragment:
+    """A part of a file that can be read alone: a row group of Parquet, a record batch of Arrow IPC, a stripe of ORC, or a
+    whole file of another format.
+
+    index: its position in the file. rows: None where only reading tells. times: least and greatest value of the time column
+    as the footer has them; None without.
+    """
+
+    file: File
+    index: int
+    rows: int | None = None
+    times: tuple[Any, Any] | None = None
+
+
+def fragments(file: File, time: str) -> list[Fragment]:
+    """The fragments of a file, in order. time: the time column. UserError when the file cannot be read."""
+    import pyarrow as pa
+    import pyarrow.orc as orc
+    import pyarrow.parquet as pq
+
+    kind = file_format(file)
+    with refusing(file):
+        if kind == "Parquet":
+            return list(_row_groups(file, pq.read_metadata(open_input(file)), time))
+        if kind == "ORC":
+            stripes = orc.ORCFile(open_input(file))
+            return [Fragment(file, i, stripes.nrows if stripes.nstripes == 1 else None) for i in range(stripes.nstripes)]
+        if kind == "Arrow IPC":
+            with _open_ipc(file) as reader:
+                if isinstance(reader, pa.RecordBatchFileReader):
+                    return [Fragment(file, i, reader.get_batch(i).num_rows) for i in range(reader.num_record_batches)]
+        return [Fragment(file, 0)]
+
+
+def _row_groups(file: File, metadata: Any, time: str) -> Iterator[Fragment]:
+    for index in range(metadata.num_row_groups):
+        group = metadata.row_group(index)
+        columns = (group.column(i) for i in range(group.num_columns))
+        found = next((column.statistics for column in columns if column.path_in_schema == time), None)
+        times = None if found is None or not found.has_min_max else (found.min, found.max)
+        yield Fragment(file, index, group.num_rows, times)
+
+
+def row_count(path: File) -> int:
     """Rows of a Parquet file. UserError when it cannot be read."""
     import pyarrow.parquet as pq
 
     with refusing(path):
-        return int(pq.read_metadata(path).num_rows)
+        return int(pq.read_metadata(open_input(path)).num_rows)
 
 
-def edges_checksum(path: Path) -> int:
+def edges_checksum(path: File) -> int:
     """CRC-32 of a file's first and last bytes: a rewritten file differs in its footer or its first rows."""
     try:
-        with path.open("rb") as file:
+        with open_random(path) as file:
             checksum = zlib.crc32(file.read(_EDGE_BYTES))
-            file.seek(max(0, path.stat().st_size - _EDGE_BYTES))
+            file.seek(max(0, file.size() - _EDGE_BYTES))
             return zlib.crc32(file.read(_EDGE_BYTES), checksum)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None

@@ -153,7 +153,7 @@ def csv_pairs(path: Path, ids: Sequence[str]) -> tuple[int, str | None]:
 
     convert = csv.ConvertOptions(include_columns=list(ids) or None, column_types=dict.fromkeys(ids, pa.uint64()))
     try:
-        with csv.open_csv(path, parse_options=csv_parse_options(), convert_options=convert) as reader:
+        with csv.open_csv(path, parse_options=csv_parse_options(path), convert_options=convert) as reader:
             if ids:
                 return digest_of(reader) or (0, None)
             return sum(batch.num_rows for batch in reader), None

@@ -1,4 +1,4 @@
-"""File source: Parquet, CSV or Arrow IPC; one file or a directory; read in batches, in bounded memory.
+"""File source: Parquet, CSV or Arrow IPC; files of an input; read in batches, in bounded memory.
 
 What: `open_sources(left, right) -> (FileSource, FileSource, KeyEncoder)`.
 Why: any defect of a user's files becomes one line that names the file.
@@ -12,7 +12,6 @@ from __future__ import annotations
 import bisect
 import dataclasses
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swjoin.config.run import QueryConfig, StreamConfig
@@ -21,15 +20,13 @@ from swjoin.connectors.files.formats import (
     Described,
     common_schema,
     describe_row,
-    file_format,
-    list_files,
     read_batches,
     read_schema,
     refuse_mixed_times,
     refusing,
     row_count,
-    unread_text,
 )
+from swjoin.connectors.files.inputs import File, InputFiles, file_format, find_files
 from swjoin.connectors.files.read_ahead import ReadAhead
 from swjoin.connectors.row_encoder import StreamColumns, describe_streams, settle_types
 from swjoin.connectors.source import BATCH_ROWS
@@ -47,17 +44,17 @@ class FileSource(EncodedSource):
     def __init__(
         self,
         config: StreamConfig,
-        files: list[Path],
+        found: InputFiles,
         described: Described,
         view: StreamColumns,
         keys: KeyEncoder,
     ) -> None:
         """described: has types for all columns that are read."""
-        super().__init__(str(files[0].parent), config, view, keys)
+        super().__init__(str(found.files[0]).rpartition("/")[0] or ".", config, view, keys)
         self.untyped = described.untyped
-        self.unread = unread_text(Path(config.path or ""))
-        self.files = files
-        self.rows_total: int | None = _rows_total(files)
+        self.unread = found.unread
+        self.files = found.files
+        self.rows_total: int | None = _rows_total(found)
         self._schema, self._describer = described.schema, described.file
         self._columns = view.columns
         self._starts: list[int] = []  # by file: position of its first row
@@ -115,7 +112,7 @@ class FileSource(EncodedSource):
                 for start in range(0, max(1, batch.num_rows), BATCH_ROWS):
                     yield index, batch.slice(start, BATCH_ROWS)
 
-    def _check_schema(self, path: Path) -> None:
+    def _check_schema(self, path: File) -> None:
         import pyarrow as pa
 
         schema = read_schema(path)
@@ -137,11 +134,11 @@ class FileSource(EncodedSource):
             self._ahead.close()
 
 
-def _rows_total(files: list[Path]) -> int | None:
-    if file_format(files[0]) != "Parquet":
+def _rows_total(found: InputFiles) -> int | None:
+    if found.format != "Parquet":
         return None
     try:
-        return sum(row_count(path) for path in files)
+        return sum(row_count(path) for path in found.files)
     except UserError:
         return None  # reading the file will raise it
 
@@ -154,8 +151,8 @@ def open_sources(
     carry_payload: read and pack all columns, as far as the kind of join has them in result rows. time_is_ts: result times are
     the time columns (not arrival times). query: None: an inner join without a predicate.
     """
-    files = [list_files(Path(config.path or "")) for config in (left, right)]
-    described = [common_schema(found) for found in files]
+    inputs = [find_files(config.path or "") for config in (left, right)]
+    described = [common_schema(found.files) for found in inputs]
     for config, d in zip((left, right), described, strict=True):
         refuse_mixed_times(d.file, d.schema, config.time)
     strings = [file_format(d.file) == "CSV" for d in described]
@@ -165,6 +162,6 @@ def open_sources(
     )
     sources = [
         FileSource(config, found, dataclasses.replace(d, schema=schema), view, encoder)
-        for config, found, d, schema, view in zip((left, right), files, described, schemas, views, strict=True)
+        for config, found, d, schema, view in zip((left, right), inputs, described, schemas, views, strict=True)
     ]
     return sources[0], sources[1], encoder

@@ -1,6 +1,6 @@
 """Verification of a run, as far as no engine is needed: what is claimed, what is read, what was found.
 
-What: `claimed`, the checks before an engine starts; `VerifyResult`; `input_files`, `result_files`, `left_out_file`,
+What: `claimed`, the checks before an engine starts; `VerifyResult`; `result_files`, `left_out_file`,
 `condition`.
 Why: DuckDB and Spark recompute a result, each in its own way, and answer in the same way.
 Stays out: recomputing (`duckdb.verify`, `spark.verify`).
@@ -16,7 +16,8 @@ from typing import Any
 
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import RunConfig
-from swjoin.connectors.files.formats import common_schema, file_format, list_files, row_count
+from swjoin.connectors.files.formats import common_schema, row_count
+from swjoin.connectors.files.inputs import list_files
 from swjoin.connectors.files.run_folder import FORMAT, not_verifiable, read_report
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.expressions.compiler import resolve, type_of
@@ -88,19 +89,15 @@ def claimed(run_dir: Path) -> tuple[dict[str, Any], RunConfig]:
     if why is not None:
         raise UserError(f"{run_dir}: {why}")
     for stream in (config.left, config.right):
-        if stream.path is not None and not Path(stream.path).exists():
-            raise UserError(f"{stream.path}: no such file or directory; verify reads the run's input again")
+        if stream.path is not None:
+            try:
+                list_files(stream.path)
+            except UserError as error:
+                raise UserError(f"{error}; verify reads the run's input again") from None
     if config.sink.kind == "parquet":
         for path in result_files(run_dir, config):
             row_count(path)
     return report, config
-
-
-def input_files(path: Path) -> list[Path]:
-    """The data files of a stream, in name order."""
-    if path.is_file():
-        return [path]
-    return sorted(p for p in path.iterdir() if p.is_file() and p.name[0] not in "._" and file_format(p) is not None)
 
 
 def result_files(run_dir: Path, config: RunConfig) -> list[Path]:
@@ -130,7 +127,7 @@ def _kinds(config: RunConfig) -> list[dict[str, Kind]]:
         found: dict[str, Kind] = {"key": "int", "ts": "int"}
         if stream.path is not None:
             found = {}
-            for column in common_schema(list_files(Path(stream.path))).schema:
+            for column in common_schema(list_files(stream.path)).schema:
                 with contextlib.suppress(UserError):  # of a type that no condition can use
                     found[column.name] = _COMPARED.get(type_of(column.name, column.type), "other")
         kinds.append(found)

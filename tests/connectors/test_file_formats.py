@@ -1,0 +1,125 @@
+"""Files of every format have the same answer; errors name the file and the line, and are one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.orc as orc
+import pyarrow.parquet as pq
+import pytest
+
+import swjoin
+from swjoin.connectors.files.formats import fragments
+from swjoin.core.errors import UserError
+from swjoin.duckdb.verify import verify
+from tests.support.in_process import run
+
+ROWS = 200
+TABLE = pa.table(
+    {
+        "key": [i * 7 % 5 for i in range(ROWS)],
+        "at": pa.array([i * 1_500_000 for i in range(ROWS)], pa.timestamp("us", "UTC")),
+        "name": [f"tab\t{i}, line\n" if i % 3 else None for i in range(ROWS)],
+    }
+)
+TIMES: dict[str, Any] = {"on": "key", "left_time": "at", "right_time": "at", "within": "20s"}
+TEXT = [f"{kind}{packed}" for kind in ("csv", "tsv") for packed in ("", ".gz", ".bz2", ".zst", ".lz4")]
+
+
+def write(path: Path, table: pa.Table = TABLE) -> Path:
+    if path.suffix == ".parquet":
+        pq.write_table(table, path)
+    elif path.suffix == ".orc":
+        orc.write_table(table, path, stripe_size=1 << 10, batch_size=64)
+    else:
+        with pa.output_stream(str(path)) as file:
+            csv.write_csv(table, file, csv.WriteOptions(delimiter="\t" if ".tsv" in path.name else ","))
+    return path
+
+
+def config(path: Path, **sections: Any) -> dict[str, Any]:
+    sides = {"path": str(path), "key": "key", "time": "at"}
+    return {"join": {"within": "20s"}, "left": sides, "right": sides, "sink": {"kind": "parquet", "ids": True}, **sections}
+
+
+@pytest.mark.parametrize("kind", [*TEXT, "orc"])
+def test_the_answer_is_that_of_parquet(kind: str, tmp_path: Path) -> None:
+    left, right = write(tmp_path / f"left.{kind}"), write(tmp_path / "right.parquet")
+    answer = swjoin.join(right, right, **TIMES)
+    found = swjoin.join(left, right, **TIMES)
+    assert found.num_rows > ROWS
+    assert found.cast(answer.schema).equals(answer)
+    (tmp_path / "c.yaml").write_text(json.dumps(config(left)))
+    run(tmp_path / "c.yaml", tmp_path)
+    if kind == "orc":
+        with pytest.raises(UserError, match=r"left.orc: DuckDB does not read ORC; swjoin verify --engine spark may read it$"):
+            verify(tmp_path / "run")
+        return
+    result = verify(tmp_path / "run")
+    assert result.equal, result.lines()
+    assert result.count == answer.num_rows
+
+
+def test_tsv_and_csv_are_read_together(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    write(tmp_path / "parts" / "a.csv", TABLE.slice(0, 70))
+    write(tmp_path / "parts" / "b.tsv.zst", TABLE.slice(70, 0))
+    write(tmp_path / "parts" / "c.tsv.gz", TABLE.slice(70))
+    whole = write(tmp_path / "whole.parquet")
+    assert swjoin.count(tmp_path / "parts", whole, **TIMES) == swjoin.count(whole, whole, **TIMES)
+
+
+def test_an_empty_file_of_orc(tmp_path: Path) -> None:
+    empty, whole = write(tmp_path / "empty.orc", TABLE.slice(0, 0)), write(tmp_path / "whole.orc")
+    assert swjoin.count(empty, whole, **TIMES).count == 0
+    assert swjoin.count([empty, whole], whole, **TIMES) == swjoin.count(whole, whole, **TIMES)
+
+
+@pytest.mark.parametrize("kind", ["tsv", "tsv.gz", "csv.zst", "csv.lz4"])
+def test_errors_of_text_name_the_line(kind: str, tmp_path: Path) -> None:
+    delimiter = "\t" if "tsv" in kind else ","
+    lines = ["key,at,note", "1,2026-01-01 00:00:00Z,", '2,2026-01-01 00:00:01Z,"two\nlines"', "3,2026-01-01 00:00:02,x"]
+    path = tmp_path / f"a.{kind}"
+    with pa.output_stream(str(path)) as file:
+        file.write("\n".join(lines).replace(",", delimiter).encode() + b"\n")
+    with pytest.raises(UserError) as caught:
+        swjoin.count(path, path, **TIMES)
+    assert str(caught.value).startswith(f"{path}, line 5: column at: '2026-01-01 00:00:02' has no time zone")
+
+
+@pytest.mark.parametrize("kind", ["orc", "csv.zst", "tsv.lz4", "csv.gz"])
+def test_damaged_files(kind: str, tmp_path: Path) -> None:
+    whole = write(tmp_path / f"whole.{kind}").read_bytes()
+    other = write(tmp_path / "other.parquet")
+    for size in (0, 1, 20, len(whole) - 30):
+        path = tmp_path / f"damaged.{kind}"
+        path.write_bytes(whole[:size])
+        with pytest.raises(UserError) as caught:
+            swjoin.count(path, other, **TIMES)
+        assert str(caught.value).startswith(f"{path}")
+        assert "\n" not in str(caught.value)
+
+
+def test_fragments_know_their_rows_and_times(tmp_path: Path) -> None:
+    def described(path: Path) -> list[tuple[int, int | None, Any]]:
+        return [(part.index, part.rows, part.times) for part in fragments(path, "at")]
+
+    pq.write_table(TABLE, tmp_path / "a.parquet", row_group_size=80)
+    times = TABLE["at"].to_pylist()
+    parts = [(0, 80, (times[0], times[79])), (1, 80, (times[80], times[159])), (2, 40, (times[160], times[199]))]
+    assert described(tmp_path / "a.parquet") == parts
+    pq.write_table(TABLE, tmp_path / "b.parquet", row_group_size=150, write_statistics=False)
+    assert described(tmp_path / "b.parquet") == [(0, 150, None), (1, 50, None)]
+    with pa.ipc.new_file(str(tmp_path / "a.arrow"), TABLE.schema) as writer:
+        writer.write_table(TABLE, 120)
+    assert described(tmp_path / "a.arrow") == [(0, 120, None), (1, 80, None)]
+    for kind in ("csv", "orc"):
+        found = described(write(tmp_path / f"a.{kind}"))
+        assert [index for index, _, _ in found] == list(range(len(found)))
+    (tmp_path / "c.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UserError, match=r"c.parquet: cannot be read as Parquet: "):
+        fragments(tmp_path / "c.parquet", "at")
