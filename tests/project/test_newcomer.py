@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import email
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -265,24 +264,3 @@ def test_five_lines_of_python(kind: str, environment: Path, streams: Path) -> No
     """
     succeed([environment / "python", "-c", textwrap.dedent(program)], streams)
     assert pairs(pq.read_table(streams / "pairs.parquet")) == PAIRS
-
-
-def test_the_examples_of_the_documents_work(environment: Path, tmp_path: Path) -> None:
-    """With the versions of pandas, polars and DuckDB that are installed here: every Python block of a page that needs no ranks,
-    in one program."""
-    for page in ("tutorial.md", "api.md", "faq.md", "migration.md"):
-        blocks = re.findall(r"(?ms)^```python\n(.*?)^```", (ROOT / "docs" / page).read_text())
-        program = "\n".join(block for block in blocks if "ranks=" not in block)
-        folder = tmp_path / page
-        folder.mkdir()
-        succeed([environment / "python", "-W", "error::ResourceWarning", "-c", program], folder)
-
-
-def test_nothing_is_left_in_the_environment(built: Built, tmp_path_factory: pytest.TempPathFactory, streams: Path) -> None:
-    with installed(built, tmp_path_factory, "newest") as programs:
-        packages = Path(
-            succeed([programs / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], streams).strip()
-        )
-        succeed([programs / "swjoin", *JOIN, "-o", "pairs.parquet"], streams)
-        succeed([programs / "python", "-m", "pip", "uninstall", "-q", "-y", "swjoin"], streams)
-        assert not list(packages.glob("swjoin*"))

