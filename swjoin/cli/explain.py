@@ -14,10 +14,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,7 +103,7 @@ def _source(config: RunConfig, name: str) -> tuple[str, str]:
         return kind, f"{_LIVE.get(kind, f'source {kind}')} ({_settings(settings)})"
     if stream.path is not None:
         named = ", ".join(stream.paths)
-        place = "a file" if len(stream.paths) == 1 and Path(named).is_file() else "all their files, in path order"
+        place = "a file" if len(stream.paths) == 1 and os.path.isfile(named) else "all their files, in path order"
         return named, f"{named}: {place} (Parquet, ORC, CSV, TSV or Arrow IPC)"
     schedule = "" if workload.schedule.kind == "constant" else f", {workload.schedule.kind} schedule"
     drift = f", other keys are hot every {_span(workload.drift_us)}" if workload.drift_us else ""

@@ -217,7 +217,7 @@ def test_a_push_of_a_directory_tells_what_is_not_read(swjoin: Any, tmp_path: Pat
         done = swjoin("push", run.address, "left", folder)
         client.end("right")
     assert done.code == 0
-    assert done.err == [f"swjoin: {folder}: 1 entry is not read: a.txt; name files of one format, or give their folder"]
+    assert done.err == [f"swjoin: {folder}: 1 file is not read: a.txt; name files of one format, or give their folder"]
 
 
 def test_a_push_returns_how_many_rows_are_accepted(tmp_path: Path) -> None:

@@ -241,10 +241,10 @@ def _find_local(text: str) -> tuple[list[File], str | None]:
         if file_format(path) is None:
             raise UserError(f"{path}: unknown extension; known are {', '.join(_SUFFIXES)}")
         return [path], None
-    if os.path.exists(path) and not path.is_dir():
+    if os.path.exists(path) and not os.path.isdir(path):
         raise UserError(f"{path}: is neither a file nor a directory; pipes and devices cannot be read twice: save it as a file")
     base, matches = path, [path]
-    if not path.is_dir():
+    if not os.path.isdir(path):
         if _GLOB.search(str(path)) is None:
             raise UserError(f"{text[:_LONGEST]}: no such file or directory{relative_to(path)}")
         base = Path(*itertools.takewhile(lambda part: not _GLOB.search(part), path.parts))
