@@ -95,7 +95,7 @@ def _from_files(files: list[File], schema: pa.Schema, describer: File) -> pa.Tab
 
     batches = []
     for file in files:
-        own = schema if file == describer else read_schema(file)
+        own = schema if file == describer or file_format(file) == "JSON lines" else read_schema(file)
         for field in schema:
             if own.names.count(field.name) != 1:
                 raise UserError(f"{file}: column {field.name} is missing or there twice, in {describer.name} it is there once")

@@ -104,7 +104,7 @@ def _source(config: RunConfig, name: str) -> tuple[str, str]:
     if stream.path is not None:
         named = ", ".join(stream.paths)
         place = "a file" if len(stream.paths) == 1 and os.path.isfile(named) else "all their files, in path order"
-        return named, f"{named}: {place} (Parquet, ORC, CSV, TSV or Arrow IPC)"
+        return named, f"{named}: {place} (Parquet, ORC, CSV, TSV, JSON lines or Arrow IPC)"
     schedule = "" if workload.schedule.kind == "constant" else f", {workload.schedule.kind} schedule"
     drift = f", other keys are hot every {_span(workload.drift_us)}" if workload.drift_us else ""
     return (

@@ -86,7 +86,8 @@ def _add_join(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "left",
         metavar="LEFT",
-        help="file, directory, glob or URI of the left stream, or several with commas: Parquet, ORC, CSV, TSV, Arrow IPC",
+        help="file, directory, glob or URI of the left stream, or several with commas: Parquet, ORC, CSV, TSV, JSON lines, "
+        "Arrow IPC",
     )
     p.add_argument("right", metavar="RIGHT", help="of the right stream")
     p.add_argument("--on", metavar="KEY", nargs="+", action="extend", help="join columns of both sides")

@@ -59,8 +59,8 @@ class KafkaConfig:
 class StreamConfig:
     """Where one stream comes from: a file, a directory, a live source, or the in-master generator.
 
-    path: a file, a directory, a glob, or a list of these: Parquet, ORC, CSV, TSV, Arrow IPC. flight: live, producers push it.
-    kafka: live, a topic. watch: live, a directory in which Parquet files appear.
+    path: a file, a directory, a glob, or a list of these: Parquet, ORC, CSV, TSV, JSON lines, Arrow IPC. flight: live,
+    producers push it. kafka: live, a topic. watch: live, a directory in which Parquet files appear.
     key: the join columns. time: the time column. time_unit: unit of an integer time column (s, ms, us, ns). assume_timezone:
     the zone in which times without a zone are local times.
     id: column of row ids; None: the 0-based position. columns: which other columns to carry; None: all.

@@ -122,6 +122,16 @@ def _read_csv(path: File, columns: Sequence[str], folder: Path) -> str:
     )
 
 
+def _read_json(path: File, columns: Sequence[str], folder: Path) -> str:
+    """A query of the rows of JSON lines, as text: their positions, and these columns."""
+    plain = path if path.suffix.lower() == ".jsonl" and isinstance(path, Path) else _copied(path, folder)
+    kinds = ", ".join(f"{text(column)}: 'VARCHAR'" for column in columns)
+    return (
+        f"SELECT row_number() OVER () - 1 AS {_ROW}, * FROM read_json({path_list([plain])}, format = 'newline_delimited', "
+        f"columns = {{{kinds}}}, maximum_object_size = {_LONGEST_ROW})"
+    )
+
+
 def _arrow_batches(path: Path, columns: Sequence[str]) -> pa.RecordBatchReader:
     """The rows of an Arrow file: their positions, and these columns."""
     import pyarrow as pa
@@ -161,6 +171,8 @@ def _file_rows(db: Any, file: File, columns: Sequence[str], folder: Path) -> str
     kind = file_format(file)
     if kind == "CSV":
         return _read_csv(file, columns, folder)
+    if kind == "JSON lines":
+        return _read_json(file, columns, folder)
     path = file if isinstance(file, Path) else _copied(file, folder)
     if kind == "Parquet":
         wanted = ", ".join(name(column) for column in columns)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swjoin.config.run import RunConfig, StreamConfig
-from swjoin.connectors.files.inputs import Paths, delimiter_of, list_files
+from swjoin.connectors.files.inputs import Paths, delimiter_of, file_format, list_files
 from swjoin.connectors.files.verification import (
     SHOWN,
     VerifyResult,
@@ -64,6 +64,8 @@ def _read(spark: SparkSession, path: Paths) -> DataFrame:
             raise UserError(f"{file}: Spark does not read this compression here; swjoin verify does by DuckDB")
         elif ".csv" in name or ".tsv" in name:
             frame = _csv(spark).option("inferSchema", True).option("sep", delimiter_of(file)).csv(location)
+        elif file_format(file) == "JSON lines":
+            raise UserError(f"{file}: Spark does not read JSON lines here; swjoin verify does by DuckDB")
         elif name.endswith(".orc"):
             frame = spark.read.orc(location)
         else:

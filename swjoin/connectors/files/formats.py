@@ -1,4 +1,4 @@
-"""File formats: Parquet, ORC, CSV, TSV and Arrow IPC, selected by extension, as Arrow batches.
+"""File formats: Parquet, ORC, CSV, TSV, JSON lines and Arrow IPC, selected by extension, as Arrow batches.
 
 What: `fragments`, `read_schema`, `common_schema`, `read_batches`, `refuse_mixed_zones`, `describe_row`,
 `row_count`, `edges_checksum`.
@@ -29,6 +29,7 @@ from swjoin.connectors.files.inputs import (
     open_stream,
     partition_of,
 )
+from swjoin.connectors.files.json_format import json_batches, json_schema
 from swjoin.core.errors import UserError, one_line
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ def refusing(path: File) -> Iterator[None]:
 
     try:
         yield
+    except UserError:
+        raise
     except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError) as error:
         text = one_line(error, _LONGEST)
         raise UserError(f"{path}: cannot be read as {file_format(path)}: {text or type(error).__name__}") from None
@@ -102,12 +105,14 @@ def common_schema(files: list[File]) -> Described:
 
     describer = files[0]
     schema, rows = _described(describer)
-    for path in files[1:] if file_format(describer) == "CSV" and not rows else ():
+    for path in files[1:] if not rows else ():
         found, rows = _described(path)
         if rows:
             schema, describer = found, path
             break
-    untyped = file_format(describer) == "CSV" and not rows
+    if not rows and file_format(describer) == "JSON lines":
+        raise UserError(f"{describer}: holds no rows, and nothing else names its columns; leave it out")
+    untyped = not rows
     unknown = {f.name for f in schema if t.is_null(f.type) and schema.names.count(f.name) == 1}
     for path in () if untyped else files:
         if not unknown:
@@ -145,6 +150,8 @@ def _schema_of(path: File) -> tuple[pa.Schema, bool]:
         with _open_csv(path, convert_options=_csv_options(None, None)) as reader:
             untyped = all(t.is_null(field.type) for field in reader.schema)
             return reader.schema, not untyped or next(iter(reader), None) is not None
+    if kind == "JSON lines":
+        return json_schema(path)
     if kind == "ORC":
         return orc.ORCFile(open_input(path)).schema, True
     with _open_ipc(path) as reader:
@@ -234,6 +241,8 @@ def _batches(path: File, schema: pa.Schema, columns: list[str], rows: int, skip:
                     if pa.types.is_timestamp(schema.field(name).type):
                         refuse_mixed_zones(path, name, schema.field(name).type.tz is not None)
             raise
+    elif kind == "JSON lines":
+        yield from json_batches(path, schema, columns)
     elif kind == "ORC":
         file = orc.ORCFile(open_input(path))
         for stripe in range(file.nstripes):

@@ -29,10 +29,12 @@ from swjoin.core.storage import check_name
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_PACKED = (".gz", ".bz2", ".zst", ".lz4")  # text that Arrow unpacks while it reads
 _SUFFIXES = {
     ".parquet": "Parquet",
     ".pq": "Parquet",
-    **{f"{text}{packed}": "CSV" for text in (".csv", ".tsv") for packed in ("", ".gz", ".bz2", ".zst", ".lz4")},
+    **{f"{text}{packed}": "CSV" for text in (".csv", ".tsv") for packed in ("", *_PACKED)},
+    **{f"{text}{packed}": "JSON lines" for text in (".jsonl", ".ndjson", ".json") for packed in ("", *_PACKED)},
     ".orc": "ORC",
     ".arrow": "Arrow IPC",
     ".feather": "Arrow IPC",
