@@ -89,7 +89,7 @@ def test_empty_values_are_refused(argv: list[str], swjoin: Any, tmp_path: Path, 
 def test_every_command_is_among_them() -> None:
     commands = next(action.choices for action in build_parser()._actions if action.dest == "command")
     assert commands is not None
-    without_paths = {"schema", "completion"}
+    without_paths = {"schema", "completion", "kernels"}
     assert {argv[0] for argv in EMPTY.values()} == {name for name in commands if name[0] != "_"} - without_paths
 
 

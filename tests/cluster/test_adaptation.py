@@ -275,7 +275,7 @@ def test_every_change_is_logged() -> None:
     ("sections", "complaint"),
     [
         ({"reorganization": {"supplier_threshold": 0.1, "consumer_threshold": 0.2}}, "consumer_threshold (0.2) must lie in"),
-        ({"reorganization": {"policy": "paper", "epoch": "3s"}}, "must be a whole multiple of cluster.distribution_epoch"),
+        ({"reorganization": {"policy": "paper", "epoch": "3100ms"}}, "must be a whole multiple of cluster.distribution_epoch"),
         ({"reorganization": {"policy": "papre"}}, "did you mean paper?"),
         ({"cluster": {"sub_group_count": 5}}, "sub_group_count is 5, but the run has 4 slaves"),
         ({"reorganization": {"active_slaves": 5}}, "active_slaves is 5, but the run has 4 slaves"),

@@ -384,7 +384,7 @@ def test_count_windows(tmp_path: Path) -> None:
 def test_shedding_is_counted_and_written_down(tmp_path: Path) -> None:
     """Producers that are faster than slow slaves: memory stays bounded, the ledger balances."""
     plain = config(on_overload={"policy": "shed"}, cluster={"mini_buffer": "64KB"}, module={"stream_buffer": "32KB"})
-    plain |= {"nodes": {"node_speed": 0.05}, "sink": {"kind": "count"}}
+    plain |= {"nodes": {"node_speed": 0.01}, "sink": {"kind": "count"}}
     left, right = rows(7, 20_000, keys=3), rows(8, 20_000, keys=3)
     with live(plain, tmp_path / "run") as (run, client):
         other = in_thread(_push, run.address, "left", left, name="a", piece=500, pause_s=0.02)

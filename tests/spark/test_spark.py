@@ -270,7 +270,7 @@ def test_verify_of_strings_in_csv(spark: Any, tmp_path: Path) -> None:
 def test_verify_of_line_breaks_and_quotes_in_csv(spark: Any, tmp_path: Path) -> None:
     """Of inputs and results; files that the join does not read are not read."""
     (tmp_path / "left").mkdir()
-    (tmp_path / "left" / "b.csv.zst").write_text("not read")
+    (tmp_path / "left" / "b.csv.xz").write_text("not read")
     for name in ("left/a", "right"):
         lines = [f'{i},{i % 5},"a ""quoted"" word\n{i},7,second, line"' for i in range(200)]
         (tmp_path / f"{name}.csv").write_text("\n".join(["t,k,comment", *lines]) + "\n")
