@@ -11,15 +11,16 @@ import os
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
+from swjoin.config.connectors import TextConfig
 from swjoin.connectors import frames
+from swjoin.connectors.files.declared import TEXT
 from swjoin.connectors.files.formats import (
     common_schema,
     read_batches,
     read_schema,
     refuse_mixed_times,
-    refusing,
 )
-from swjoin.connectors.files.inputs import File, InputFiles, Paths, file_format, find_files
+from swjoin.connectors.files.inputs import File, InputFiles, Paths, file_format, find_files, refusing
 from swjoin.connectors.frames import Streamable
 from swjoin.core.errors import UserError
 
@@ -39,20 +40,23 @@ def _are_paths(value: object) -> TypeGuard[Paths]:
 class WholeInput:
     """A whole input. schema: its columns, of the type null where nothing is in them. csv: of CSV files, which are read when all
     types are known. untyped: CSV files without rows, whose columns have no types of their own. unread:
-    what lies beside its files, for warnings.
+    what lies beside its files, for warnings. text_columns: all columns of files of text.
 
-    time: its time column. wanted: of files, read these columns only. UserError for what is no table, and for files that cannot
-    be read.
+    time: its time column. wanted: of files, read these columns only. text: how text is read, if that is given. UserError for
+    what is no table, and for files that cannot be read.
     """
 
-    def __init__(self, value: object, side: str, time: str, wanted: Collection[str] | None = None) -> None:
+    def __init__(
+        self, value: object, side: str, time: str, wanted: Collection[str] | None = None, text: TextConfig | None = None
+    ) -> None:
         self.csv = self.untyped = False
         self.unread: str | None = None
+        self.text_columns: list[str] | None = None
         self._table: pa.Table | None = None
         if _are_paths(value):
             if not value or "" in (value if isinstance(value, (list, tuple)) else ()):
                 raise UserError(f"{side}: the path is empty; write . for the working directory")
-            self._describe(find_files(value), time, wanted)
+            self._describe(find_files(value, text), time, wanted)
         else:
             self._table = frames.to_table(value, side, wanted)
             self.schema = self._table.schema
@@ -65,6 +69,7 @@ class WholeInput:
         refuse_mixed_times(described.file, described.schema, time)
         self.schema, self._describer, self.untyped = described.schema, described.file, described.untyped
         self.csv = file_format(described.file) == "CSV"
+        self.text_columns = self.schema.names if file_format(described.file) in TEXT else None
         if wanted is not None:
             self.schema = pa.schema([field for field in self.schema if field.name in wanted])
         if not self.csv:

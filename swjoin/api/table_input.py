@@ -16,6 +16,7 @@ import numpy as np
 
 from swjoin.api.inputs import WholeInput
 from swjoin.config.arguments import Request
+from swjoin.connectors.files.declared import refuse_unknown
 from swjoin.connectors.frames import both_inputs
 from swjoin.connectors.output_columns import OutputColumns, as_type
 from swjoin.connectors.row_encoder import StreamColumns, TupleEncoder, describe_streams, settle_types
@@ -207,7 +208,8 @@ def open_sides(
     if (configs[LEFT].columns is not None or not materialise) and query.where is None:
         wanted = {n for c in configs for n in (*c.key, c.time, c.id, *((c.columns or ()) if materialise else ())) if n}
     left, right = both_inputs(left, right)
-    whole = [WholeInput(v, n, c.time, wanted) for v, n, c in zip((left, right), STREAM_NAMES, configs, strict=True)]
+    whole = [WholeInput(v, n, c.time, wanted, c.csv) for v, n, c in zip((left, right), STREAM_NAMES, configs, strict=True)]
+    refuse_unknown([c.csv for c in configs], [w.text_columns for w in whole])
     one, two = configs
     found = [_without_types(w, c) for w, c in zip(whole, configs, strict=True)]
     settled = settle_types((one, two), found, [w.csv for w in whole])

@@ -56,18 +56,20 @@ def join(left: Input, right: Input, **options: Unpack[JoinOptions]) -> pa.Table:
     how: "inner"; "left", "right", "full": also the rows of that side, or of both, that match nothing; "semi", "anti": the left
     rows that match something, that match nothing. where: what else must hold of a pair, such as "left_price < right_price".
 
-    left, right: Arrow tables, record batches or readers, pandas, polars, anything with `__arrow_c_stream__`, or paths of files
-    or directories (Parquet, CSV, Arrow IPC). They are held in memory; in any row order. on: the join columns of both sides, or
-    left_on and right_on. within="6h" means lower="-6h", upper="6h"; exclusive: bounds that do not count themselves. time_unit:
-    of integer time columns (s, ms, us, ns); left_time_unit, right_time_unit: of one side's. assume_timezone: the zone in which
-    times without a zone are local times, such as "Europe/Berlin". columns: other columns to keep (default: all). ids: also
-    left_id, right_id, left_ts, right_ts (microseconds); ids are positions unless left_id, right_id name columns.
-    max_out_of_order: rows that lie further behind an earlier one are late (default: no row is, whatever the order); late:
-    "error" or "drop", also for rows without a time. memory: limit of the window state of a thread or rank, such as "4GB".
-    threads: join modules in this process (default: one per core but one, at most four). ranks: start so many MPI ranks on this
-    machine instead, at least 3. returns: "arrow"; "pandas" or "polars", a data frame; "same", what the left input is: a data
-    frame or LazyFrame of these, else an Arrow table; "reader": a record-batch reader that joins while it is read. out: a file
-    for the rows, .parquet, .csv or .csv.gz; returns its `Proof`. Two paths in time order are joined in bounded memory then.
+    left, right: Arrow tables, record batches or readers, pandas, polars, anything with `__arrow_c_stream__`, or paths of
+    files or directories (Parquet, ORC, CSV, TSV, JSON lines, Arrow IPC). They are held in memory; in any row order. on: the
+    join columns of both sides, or left_on and right_on. within="6h" means lower="-6h", upper="6h"; exclusive: bounds that do
+    not count themselves. time_unit: of integer time columns (s, ms, us, ns); left_time_unit, right_time_unit: of one side's.
+    assume_timezone: the zone in which times without a zone are local times, such as "Europe/Berlin". csv, left_csv,
+    right_csv: how files of text are read (docs/sources.md), such as {"delimiter": ";", "types": "user: string"}. columns:
+    other columns to keep (default: all). ids: also left_id, right_id, left_ts, right_ts (microseconds); ids are positions
+    unless left_id, right_id name columns. max_out_of_order: rows that lie further behind an earlier one are late (default: no
+    row is, whatever the order); late: "error" or "drop", also for rows without a time. memory: limit of the window state of a
+    thread or rank, such as "4GB". threads: join modules in this process (default: one per core but one, at most four). ranks:
+    start so many MPI ranks on this machine instead, at least 3. returns: "arrow"; "pandas" or "polars", a data frame; "same",
+    what the left input is: a data frame or LazyFrame of these, else an Arrow table; "reader": a record-batch reader that
+    joins while it is read. out: a file for the rows, .parquet, .csv or .csv.gz; returns its `Proof`. Two paths in time order
+    are joined in bounded memory then.
 
     Output columns: the key once, named as on the left, then every other column of both sides, prefixed left_ or right_ where
     names clash. The order of the rows is not specified. `swjoin.proof(table)` has count, digest and ledger of an Arrow table;

@@ -19,6 +19,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "join": {
         "keys and times": "--on --left-on --right-on --left-time --right-time --time-unit --left-time-unit --right-time-unit "
         "--assume-timezone",
+        "files of text": "--csv --left-csv --right-csv",
         "matching": "--within --lower --upper --exclusive --last --how --where",
         "rows": "--max-out-of-order --late --left-id --right-id",
         "output": "-o --columns --report",

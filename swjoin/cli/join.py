@@ -14,11 +14,13 @@ from typing import Any, cast
 from swjoin.cli.common_args import duration_of, given_ranks, one_or_two, separate, size_of
 from swjoin.cli.run import start_job, typed_command
 from swjoin.config.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS, side_units
+from swjoin.config.connectors import TextConfig
 from swjoin.config.job import Job, late_target
+from swjoin.config.loader import text_from_plain
 from swjoin.config.run import ClusterConfig, ModuleConfig, QueryConfig, RunConfig, SinkConfig, StreamConfig, TimeConfig
 from swjoin.config.window_bounds import Bound, parse_window
 from swjoin.connectors.files.inputs import is_remote, split_paths
-from swjoin.core.batch import LEFT, RIGHT
+from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.core.errors import UserError
 from swjoin.runtime.preflight import launcher_size
 
@@ -62,10 +64,33 @@ def sink_kind(out: str) -> str:
     raise UserError(f"-o {out}: end it in .parquet, .csv or .csv.gz, or write count")
 
 
+def _text(args: argparse.Namespace, side: str) -> TextConfig | None:
+    """How one side's text is read: of `--csv KEY=VALUE`, or of `--left-csv`."""
+    option, given = f"--{side}-csv", getattr(args, f"{side}_csv")
+    if given is not None and args.csv is not None:
+        raise UserError(f"give --csv, or {option}, not both")
+    option, given = ("--csv", args.csv) if given is None else (option, given)
+    if given is None:
+        return None
+    plain: dict[str, Any] = {}
+    for item in given:
+        key, separator, value = item.partition("=")
+        if not separator or not key:
+            raise UserError(f"{option} {item!r}: write KEY=VALUE, such as delimiter=;")
+        if key in ("nulls", "times"):
+            plain.setdefault(key, []).extend(value.split(",") if key == "nulls" else [value])
+        elif key in plain:
+            raise UserError(f"{option}: {key} is given twice")
+        else:
+            plain[key] = "\t" if key == "delimiter" and value in ("\\t", "tab") else value
+    return text_from_plain(plain, option)
+
+
 def join_config(args: argparse.Namespace) -> RunConfig:
     """The configuration of a `join`."""
     left_on, right_on = _keys(args)
     columns = None if args.columns is None else separate(args.columns)
+    texts = [_text(args, side) for side in STREAM_NAMES]
     units, zone = side_units(args.time_unit, args.left_time_unit, args.right_time_unit), args.assume_timezone
     on_mpi = args.ranks is not None or launcher_size() > 1
     partitions = (CLUSTER_PARTITIONS if on_mpi else JOIN_PARTITIONS) if args.partitions is None else args.partitions
@@ -76,14 +101,16 @@ def join_config(args: argparse.Namespace) -> RunConfig:
     module: dict[str, Any] = {} if args.theta is None else {"theta_bytes": size_of(args.theta, "--theta")}
     if args.memory is not None:
         module["window_bytes"] = size_of(args.memory, "--memory")
+
+    def stream(side: int, path: str, key: tuple[str, ...]) -> StreamConfig:
+        time, row_id = (getattr(args, f"{STREAM_NAMES[side]}_{name}") for name in ("time", "id"))
+        paths, unit = split_paths(path), units[side]
+        return StreamConfig(paths, key, time, unit, row_id, columns, assume_timezone=zone, csv=texts[side])
+
     return RunConfig(
         queries=(_query(args),),
-        left=StreamConfig(
-            split_paths(args.left), left_on, args.left_time, units[LEFT], args.left_id, columns, assume_timezone=zone
-        ),
-        right=StreamConfig(
-            split_paths(args.right), right_on, args.right_time, units[RIGHT], args.right_id, columns, assume_timezone=zone
-        ),
+        left=stream(LEFT, args.left, left_on),
+        right=stream(RIGHT, args.right, right_on),
         pace=args.pace,
         time=TimeConfig("event", duration_of(args.max_out_of_order, "--max-out-of-order"), args.late),
         cluster=ClusterConfig(**cluster),

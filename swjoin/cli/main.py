@@ -27,6 +27,7 @@ from swjoin.core.errors import NotWritten, SwjoinError
 
 _MODULES = {"calibrate": "simulate", "push": "serve", "rank": "run", "tail": "serve"}  # commands without a module of their own
 CONFIG = "the configuration, a file or one that comes with swjoin, such as mpi_configs/local.yaml"
+TEXT_KEYS = "delimiter, nulls, encoding, times, types, schema"
 TIME_UNITS = ["s", "ms", "us", "ns"]
 HOWS = ["inner", "left", "right", "full", "semi", "anti"]  # as in `core.join_semantics`, which takes too long to import here
 
@@ -99,6 +100,9 @@ def _add_join(p: argparse.ArgumentParser) -> None:
     p.add_argument("--left-time-unit", choices=TIME_UNITS, help="unit of the left time column, if they differ")
     p.add_argument("--right-time-unit", choices=TIME_UNITS, help="unit of the right time column")
     p.add_argument("--assume-timezone", metavar="ZONE", help="times without a zone are local times of it: Europe/Berlin")
+    p.add_argument("--csv", metavar="KEY=VALUE", action="append", help=f"how text is read: {TEXT_KEYS}")
+    p.add_argument("--left-csv", metavar="KEY=VALUE", action="append", help="how text on the left is read, if they differ")
+    p.add_argument("--right-csv", metavar="KEY=VALUE", action="append", help="how text on the right is read")
     p.add_argument("--within", metavar="6h", help="window on both sides: lower = -W, upper = +W")
     p.add_argument("--lower", metavar="-1h", help="lowest right time - left time")
     p.add_argument("--upper", metavar="2h", help="highest right time - left time")

@@ -120,8 +120,8 @@ def _batches(args: argparse.Namespace, wanted: pa.Schema, skip: int) -> Iterator
 def _read(name: str, wanted: pa.Schema, zone: str | None) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
-    from swjoin.connectors.files.formats import read_batches, read_schema, refusing
-    from swjoin.connectors.files.inputs import file_format, list_files, split_paths
+    from swjoin.connectors.files.formats import read_batches, read_schema
+    from swjoin.connectors.files.inputs import file_format, list_files, refusing, split_paths
     from swjoin.connectors.fitting import fitted
 
     if name == "-":

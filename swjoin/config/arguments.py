@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
+from swjoin.config.loader import text_from_plain
 from swjoin.config.options import Late, TimeUnit
 from swjoin.config.run import ClusterConfig, ModuleConfig, QueryConfig, RunConfig, SinkConfig, StreamConfig, TimeConfig
 from swjoin.config.window_bounds import Bound, parse_window
@@ -132,7 +133,13 @@ def _stream(options: Mapping[str, Any], side: int) -> StreamConfig:
         raise UserError(f"{name}_id: {row_id!r} is not a column name")
     columns = None if options["columns"] is None else names(options["columns"], "columns")
     unit = units_of(options)[side]
-    return StreamConfig(None, key, time, unit, row_id, columns, assume_timezone=options["assume_timezone"])
+    zone, text = options["assume_timezone"], None
+    given = {n: options[n] for n in ("csv", f"{name}_csv") if options.get(n) is not None}
+    if len(given) > 1:
+        raise UserError(f"give csv, or {name}_csv, not both")
+    for argument, value in given.items():
+        text = text_from_plain(value, argument)
+    return StreamConfig(None, key, time, unit, row_id, columns, assume_timezone=zone, csv=text)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ Stays out: the other sections (`config.sections`), what must hold between sectio
 
 from __future__ import annotations
 
+import codecs
 import ipaddress
 from dataclasses import dataclass
 from typing import Literal
@@ -56,6 +57,34 @@ class KafkaConfig:
 
 
 @dataclass(frozen=True)
+class TextConfig:
+    """How files of text are read: CSV and TSV; of JSON lines types and schema alone.
+
+    delimiter: what separates fields, a character; left out, by the extension. nulls: spellings of a missing value. encoding:
+    by its name. times: formats of times as strptime has them, tried before ISO 8601. types: columns with their Arrow types,
+    `user: string, price: double`; those of other columns are found in the first rows. schema: a file that has such types: YAML
+    or JSON, or a Parquet or Arrow file.
+    """
+
+    delimiter: str | None = None
+    nulls: tuple[str, ...] = ("",)
+    encoding: str = "utf-8"
+    times: tuple[str, ...] = ()
+    types: str | None = None
+    schema: str | None = None
+
+    def __post_init__(self) -> None:
+        one = self.delimiter is None or len(self.delimiter) == 1
+        fits = one and self.delimiter not in ("\n", "\r", '"')
+        check(fits, f"csv: delimiter {self.delimiter!r} is not one character that may separate fields")
+        try:
+            codecs.lookup(self.encoding)
+        except LookupError:
+            check(False, f"csv: encoding {self.encoding!r} is not known; utf-8, latin-1, cp1252 and utf-16 are")
+        check(all("%" in form for form in self.times), "csv: times: a format has fields such as %d.%m.%Y %H:%M:%S")
+
+
+@dataclass(frozen=True)
 class StreamConfig:
     """Where one stream comes from: a file, a directory, a live source, or the in-master generator.
 
@@ -64,7 +93,8 @@ class StreamConfig:
     key: the join columns. time: the time column. time_unit: unit of an integer time column (s, ms, us, ns). assume_timezone:
     the zone in which times without a zone are local times.
     id: column of row ids; None: the 0-based position. columns: which other columns to carry; None: all.
-    schema: a live stream's columns and their Arrow types, `user: int64, ts: timestamp[us], note: string`.
+    csv: how files of text are read. schema: a live stream's columns and their Arrow types, `user: int64, ts: timestamp[us],
+    note: string`.
     """
 
     path: str | tuple[str, ...] | None = None
@@ -78,8 +108,10 @@ class StreamConfig:
     watch: str | None = None
     schema: str | None = None
     assume_timezone: str | None = None
+    csv: TextConfig | None = None
 
     def __post_init__(self) -> None:
+        check(self.csv is None or not self.live, "stream: csv is for files")
         if self.assume_timezone is not None:
             check_time_zone(self.assume_timezone)
         check_key(self.key)

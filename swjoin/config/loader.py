@@ -22,10 +22,11 @@ import re
 import reprlib
 import types
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from swjoin.config.connectors import LIVE_SOURCES
+from swjoin.config.connectors import LIVE_SOURCES, TextConfig
 from swjoin.config.option_keys import JOIN_KEYS, OPTION_KEYS, bare, in_sections, targets
 from swjoin.config.run import QueryConfig, RunConfig, StreamConfig, WorkloadConfig
 from swjoin.config.window_bounds import Bound, parse_window
@@ -385,6 +386,13 @@ def _check_beside(config: RunConfig, folder: Path) -> None:
                     f"{side}.{name}: {given}: no such file or directory{relative_to(given)}; "
                     f"it lies beside the configuration: write {folder / given}, or start swjoin in {folder}"
                 )
+
+
+def text_from_plain(data: object, where: str) -> TextConfig:
+    """How text is read, from an option's mapping. UserError names the offending key."""
+    text = _build(TextConfig, dict(data) if isinstance(data, Mapping) else data, where)
+    assert isinstance(text, TextConfig)
+    return text
 
 
 def workload_from_plain(data: Any) -> WorkloadConfig:

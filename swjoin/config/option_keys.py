@@ -13,8 +13,8 @@ from typing import Any
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.errors import UserError
 
-_OF_BOTH = {"on": "key", "time_unit": "time_unit", "assume_timezone": "assume_timezone", "columns": "columns"}
-_OF_ONE = {"on": "key", "time": "time", "time_unit": "time_unit", "id": "id"}
+_OF_BOTH = {"on": "key", "time_unit": "time_unit", "assume_timezone": "assume_timezone", "columns": "columns", "csv": "csv"}
+_OF_ONE = {"on": "key", "time": "time", "time_unit": "time_unit", "id": "id", "csv": "csv"}
 OPTION_KEYS: dict[str, tuple[str, ...]] = {
     **{name: tuple(f"{side}.{key}" for side in STREAM_NAMES) for name, key in _OF_BOTH.items()},
     **{f"{side}_{name}": (f"{side}.{key}",) for side in STREAM_NAMES for name, key in _OF_ONE.items()},

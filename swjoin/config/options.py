@@ -73,6 +73,9 @@ class EngineOptions(MatchOptions, total=False):
 class CountOptions(EngineOptions, total=False):
     """Options of `swjoin.count`."""
 
+    csv: Mapping[str, Any] | None
+    left_csv: Mapping[str, Any] | None
+    right_csv: Mapping[str, Any] | None
     threads: int | None
     ranks: int | None
 

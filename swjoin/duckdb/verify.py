@@ -14,6 +14,7 @@ all pairs of a hot key; the exact bounds are checked on every pair.
 
 from __future__ import annotations
 
+import codecs
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,9 +22,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from swjoin.config.connectors import TextConfig
 from swjoin.config.run import RunConfig, StreamConfig
 from swjoin.connectors.files.formats import common_schema, read_schema
-from swjoin.connectors.files.inputs import File, delimiter_of, file_format, list_files, open_stream, partition_of
+from swjoin.connectors.files.inputs import (
+    File,
+    delimiter_of,
+    file_format,
+    list_files,
+    local_path,
+    open_stream,
+    partition_of,
+    text_of,
+)
 from swjoin.connectors.files.verification import (
     SHOWN,
     VerifyResult,
@@ -62,10 +73,13 @@ _MACROS = (
 # ---------------------------------------------------------------- reading, independently
 
 
-def _typed(column: str, kind: pa.DataType) -> str:
-    """A column with the type that the run has read; other types than these as DuckDB finds them."""
+def _typed(column: str, kind: pa.DataType, how: TextConfig | None = None) -> str:
+    """A column with the type that the run has read; other types than these as DuckDB finds them. how: text was read."""
     import pyarrow.types as t
 
+    if how is not None and how.times and t.is_timestamp(kind) and kind.tz is None:
+        formats = ", ".join(text(form) for form in how.times)
+        return f"coalesce(try_strptime({name(column)}::VARCHAR, [{formats}]), CAST({name(column)} AS TIMESTAMP))"
     kind = kind.value_type if t.is_dictionary(kind) else kind
     tests = {
         "UBIGINT": t.is_uint64,
@@ -109,22 +123,36 @@ def _copied(path: File, folder: Path) -> Path:
     return copy
 
 
+def _recoded(path: Path, encoding: str) -> Path:
+    """A copy in UTF-8 of an unpacked copy."""
+    copy = path.with_suffix(".utf8")
+    with path.open(encoding=encoding, newline="") as source, copy.open("w", encoding="utf-8", newline="") as target:
+        shutil.copyfileobj(source, target, 1 << 20)
+    return copy
+
+
 def _read_csv(path: File, columns: Sequence[str], folder: Path) -> str:
     """A query of the rows of a CSV file, as text: its position, and these columns."""
-    plain = path if path.suffix.lower() in (".csv", ".tsv", ".gz") and isinstance(path, Path) else _copied(path, folder)
+    text_config = text_of(path)
+    coded = codecs.lookup(text_config.encoding).name != "utf-8"
+    here = None if coded or path.suffix.lower() not in (".csv", ".tsv", ".gz") else local_path(path)
+    plain = _copied(path, folder) if here is None else here
+    if coded:
+        plain = _recoded(plain, text_config.encoding)
+    nulls = ", ".join(text(spelling) for spelling in text_config.nulls)
     names = read_schema(path).names
     kinds = ", ".join(f"'c{i}': 'VARCHAR'" for i in range(len(names)))
     wanted = ", ".join(f"c{names.index(column)} AS {name(column)}" for column in columns)
     return (
         f"SELECT row_number() OVER () - 1 AS {_ROW}, {wanted} FROM read_csv({path_list([plain])}, auto_detect = false, "
-        f"header = true, columns = {{{kinds}}}, delim = '{delimiter_of(path)}', quote = '\"', escape = '\"', nullstr = '', "
-        f"allow_quoted_nulls = false, max_line_size = {_LONGEST_ROW}, parallel = false)"
+        f"header = true, columns = {{{kinds}}}, delim = {text(delimiter_of(path))}, quote = '\"', escape = '\"', "
+        f"nullstr = [{nulls}], allow_quoted_nulls = false, max_line_size = {_LONGEST_ROW}, parallel = false)"
     )
 
 
 def _read_json(path: File, columns: Sequence[str], folder: Path) -> str:
     """A query of the rows of JSON lines, as text: their positions, and these columns."""
-    plain = path if path.suffix.lower() == ".jsonl" and isinstance(path, Path) else _copied(path, folder)
+    plain = (local_path(path) if path.suffix.lower() == ".jsonl" else None) or _copied(path, folder)
     kinds = ", ".join(f"{text(column)}: 'VARCHAR'" for column in columns)
     return (
         f"SELECT row_number() OVER () - 1 AS {_ROW}, * FROM read_json({path_list([plain])}, format = 'newline_delimited', "
@@ -173,7 +201,7 @@ def _file_rows(db: Any, file: File, columns: Sequence[str], folder: Path) -> str
         return _read_csv(file, columns, folder)
     if kind == "JSON lines":
         return _read_json(file, columns, folder)
-    path = file if isinstance(file, Path) else _copied(file, folder)
+    path = local_path(file) or _copied(file, folder)
     if kind == "Parquet":
         wanted = ", ".join(name(column) for column in columns)
         return f"SELECT file_row_number AS {_ROW}, {wanted} FROM read_parquet({path_list([path])}, hive_partitioning = false)"
@@ -187,7 +215,7 @@ def _time_us(stream: StreamConfig, kind: pa.DataType) -> str:
     """The time column in microseconds; a column without a zone holds local times of `assume_timezone`."""
     import pyarrow.types as t
 
-    column = _typed(stream.time, kind)
+    column = _typed(stream.time, kind, stream.csv)
     if t.is_integer(kind):
         scaled = f"{column} // 1000" if stream.time_unit == "ns" else f"{column} * {_UNITS[stream.time_unit or 'us']}"
         return f"({scaled})::BIGINT"
@@ -202,14 +230,14 @@ def _load_files(db: Any, stream: StreamConfig, schema: pa.Schema, compared: list
     """The table of a stream from files."""
     _refuse_unreadable(stream, schema, compared)
     columns = list(dict.fromkeys((*stream.key, stream.time, *([stream.id] if stream.id else []), *compared)))
-    typed = {column: _typed(column, schema.field(column).type) for column in columns}
+    typed = {column: _typed(column, schema.field(column).type, stream.csv) for column in columns}
     wanted = [
         f"{_ROW if stream.id is None else typed[stream.id]}::UBIGINT AS id",
         f"{_time_us(stream, schema.field(stream.time).type)} AS ts",
         *(f"{typed[column]} AS k{i}" for i, column in enumerate(stream.key)),
         *(f"{typed[column]} AS c{i}" for i, column in enumerate(compared)),
     ]
-    for number, path in enumerate(list_files(stream.path or "")):
+    for number, path in enumerate(list_files(stream.path or "", stream.csv)):
         first = db.execute(f"SELECT count(*) FROM {target}").fetchone()[0] if number else 0
         rows = f"SELECT * REPLACE ({_ROW} + {first} AS {_ROW}) FROM ({_rows_of(db, path, columns, folder)})"
         into = f"INSERT INTO {target}" if number else f"CREATE TABLE {target} AS"
@@ -240,7 +268,7 @@ def _load(db: Any, config: RunConfig, folder: Path) -> str | None:
     streams = config.left, config.right
     names, schemas = [["key", "ts"], ["key", "ts"]], []
     if config.left.path is not None:
-        files = [list_files(stream.path or "") for stream in streams]
+        files = [list_files(stream.path or "", stream.csv) for stream in streams]
         strings = [file_format(found[0]) == "CSV" for found in files]
         schemas = list(settle_types(streams, [common_schema(found).schema for found in files], strings))
         names = [schema.names for schema in schemas]

@@ -137,6 +137,8 @@ def _stream(spark: SparkSession, config: RunConfig, side: int) -> tuple[DataFram
         mine = [f.col(name).alias(f"c{side}_{name}") for name in ("key", "ts")]
         row_number = [] if config.query.last is None else [f.col("id").alias("row")]
         return frame.select("id", "ts", f.col("key").alias("k0"), *mine, *row_number), ["key", "ts"]
+    if stream.csv is not None:
+        raise UserError(f"{stream.path}: Spark does not read text with options here; swjoin verify does by DuckDB")
     frame = _read(spark, stream.path)
     ident = f.col("__id") if stream.id is None else f.col(f"`{stream.id}`").cast("long")
     keys = [f.col(f"`{name}`").alias(f"k{i}") for i, name in enumerate(stream.key)]

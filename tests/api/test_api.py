@@ -845,7 +845,7 @@ ENGINE = {
     "late": "error", "memory": None,
 }  # fmt: skip
 OUTPUT: dict[str, Any] = {"columns": None, "ids": False}
-TABLES: dict[str, Any] = {"threads": None, "ranks": None}
+TABLES: dict[str, Any] = {"threads": None, "ranks": None, "csv": None, "left_csv": None, "right_csv": None}
 SIGNATURES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "join": (swjoin.join, {**ENGINE, **OUTPUT, **TABLES, "returns": "arrow", "out": None}),
     "count": (swjoin.count, {**ENGINE, **TABLES}),

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import swjoin as sj
-from swjoin.connectors.files import formats
+from swjoin.connectors.files import csv_format
 from swjoin.connectors.files.formats import describe_row, read_batches, read_schema
 
 ON = ["--on", "k", "--left-time", "t", "--right-time", "t", "--time-unit", "s"]
@@ -19,7 +19,7 @@ BLOCK_BYTES = 1 << 16
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "_BLOCK_BYTES", BLOCK_BYTES)
+    monkeypatch.setattr(csv_format, "_BLOCK_BYTES", BLOCK_BYTES)
 
 
 def commented(path: Path, padding: int, rows: int) -> int:

@@ -155,7 +155,7 @@ def test_the_examples_of_the_documents(tmp_path: Path, swjoin: Callable[..., Any
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.table({"user": [1, 2], "at": at}), tmp_path / f"{name}.parquet")
     monkeypatch.chdir(tmp_path)
-    text = (ROOT / "docs" / "sources.md").read_text().split("## Kafka")[0]
+    text = (ROOT / "docs" / "sources.md").read_text().split("### Options of text files")[0]
     examples = [shlex.split(line)[1:] for line in text.splitlines() if line.startswith("    swjoin")]
     assert len(examples) == 2
     for example in examples:

@@ -25,7 +25,7 @@ from swjoin.cluster.slave.slave import Slave
 from swjoin.config.loader import apply_overrides, config_from_plain, load_config
 from swjoin.config.run import StreamConfig, TimeConfig
 from swjoin.connectors import times
-from swjoin.connectors.files import formats, inputs, source
+from swjoin.connectors.files import csv_format, formats, inputs, source
 from swjoin.connectors.files.source import FileSource
 from swjoin.core.batch import RowLayout, TupleBatch
 from swjoin.core.errors import RunFailed, UserError
@@ -412,11 +412,11 @@ def test_times_in_another_unit_are_caught(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_nulls_by_another_rule_are_caught(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def options(schema: Any, columns: Any) -> Any:
+    def options(path: Any, schema: Any, columns: Any) -> Any:
         types = None if schema is None else {f.name: f.type for f in schema}
         return arrow_csv.ConvertOptions(column_types=types, include_columns=columns, strings_can_be_null=True)
 
-    monkeypatch.setattr(formats, "_csv_options", options)
+    monkeypatch.setattr(csv_format, "_convert_options", options)
     assert _findings(CsvTarget(), tmp_path, 800, 1)
 
 

@@ -30,10 +30,9 @@ from swjoin.connectors.files.formats import (
     edges_checksum,
     read_batches,
     read_schema,
-    refusing,
     row_count,
 )
-from swjoin.connectors.files.inputs import file_format
+from swjoin.connectors.files.inputs import file_format, refusing
 from swjoin.connectors.files.read_ahead import ReadAhead
 from swjoin.connectors.row_encoder import StreamColumns
 from swjoin.connectors.schema import check_schema

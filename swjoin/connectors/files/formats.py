@@ -1,79 +1,36 @@
 """File formats: Parquet, ORC, CSV, TSV, JSON lines and Arrow IPC, selected by extension, as Arrow batches.
 
-What: `fragments`, `read_schema`, `common_schema`, `read_batches`, `refuse_mixed_zones`, `describe_row`,
-`row_count`, `edges_checksum`.
+What: `fragments`, `read_schema`, `common_schema`, `read_batches`, `refuse_mixed_times`, `describe_row`, `row_count`,
+`edges_checksum`.
 Why: files are untrusted. Every error of a library becomes one line that names the file, and what a library does not check is
 checked here, before the rows reach kernels without checks.
-Stays out: finding files (`connectors.files.inputs`); keys, times, payload, reading ahead (`connectors.files.source`).
+Stays out: finding files (`connectors.files.inputs`); text (`connectors.files.csv_format`, `connectors.files.json_format`); keys, times, payload, reading ahead (`connectors.files.source`).
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from swjoin.connectors.files.csv_format import csv_batches, csv_line, csv_schema, refuse_mixed_zones
 from swjoin.connectors.files.inputs import (
     File,
-    delimiter_of,
     file_format,
-    file_size,
     open_input,
     open_random,
     open_stream,
     partition_of,
+    refusing,
 )
 from swjoin.connectors.files.json_format import json_batches, json_schema
-from swjoin.core.errors import UserError, one_line
+from swjoin.core.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _EDGE_BYTES = 1 << 16  # at either end of a file that the checksum covers
-_TIME = r"^\s*\d{4}-\d\d-\d\d[T ]\d\d"  # a timestamp in CSV, as Arrow reads it
-_ZONE = r"^\s*\d{4}-\d\d-\d\d[T ][\d:.,]+\s*(Z|[+-]\d\d(:?\d\d)?)\s*$"
-_BLOCK_BYTES = 4 << 20  # of a CSV file that are converted at once; also the longest row
-_LONGEST = 1000  # characters of an error message with text of a library, or of a path
-
-
-@contextmanager
-def refusing(path: File) -> Iterator[None]:
-    """Turns errors of libraries into UserError with the file."""
-    import pyarrow as pa
-
-    try:
-        yield
-    except UserError:
-        raise
-    except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError) as error:
-        text = one_line(error, _LONGEST)
-        raise UserError(f"{path}: cannot be read as {file_format(path)}: {text or type(error).__name__}") from None
-
-
-def csv_parse_options(path: File) -> Any:
-    """Parse options of a CSV or TSV file: a quoted field may hold line breaks, also at the end of a block."""
-    import pyarrow.csv as pacsv
-
-    return pacsv.ParseOptions(delimiter=delimiter_of(path), newlines_in_values=True)
-
-
-def _csv_options(schema: pa.Schema | None, columns: list[str] | None) -> Any:
-    import pyarrow.csv as pacsv
-
-    types = None if schema is None else {f.name: f.type for f in schema}
-    return pacsv.ConvertOptions(
-        column_types=types,
-        include_columns=columns,
-        null_values=[""],  # NA, null, nan and the like are values
-        strings_can_be_null=True,
-        quoted_strings_can_be_null=False,
-    )
 
 
 def read_schema(path: File) -> pa.Schema:
@@ -141,49 +98,18 @@ def _described(path: File) -> tuple[pa.Schema, bool]:
 def _schema_of(path: File) -> tuple[pa.Schema, bool]:
     import pyarrow.orc as orc
     import pyarrow.parquet as pq
-    import pyarrow.types as t
 
     kind = file_format(path)
     if kind == "Parquet":
         return pq.read_schema(open_input(path)), True
     if kind == "CSV":
-        with _open_csv(path, convert_options=_csv_options(None, None)) as reader:
-            untyped = all(t.is_null(field.type) for field in reader.schema)
-            return reader.schema, not untyped or next(iter(reader), None) is not None
+        return csv_schema(path)
     if kind == "JSON lines":
         return json_schema(path)
     if kind == "ORC":
         return orc.ORCFile(open_input(path)).schema, True
     with _open_ipc(path) as reader:
         return reader.schema, True
-
-
-def _open_csv(path: File, **options: Any) -> Any:
-    """A reader of a CSV file; accepts a header without a line break."""
-    import pyarrow as pa
-    import pyarrow.csv as pacsv
-
-    options |= {"parse_options": csv_parse_options(path), "read_options": pacsv.ReadOptions(block_size=_BLOCK_BYTES)}
-    try:
-        return pacsv.open_csv(open_stream(path), **options)
-    except pa.ArrowInvalid as error:
-        _refuse_long_row(path, 0, error)
-        if file_size(path) > _EDGE_BYTES:
-            raise
-        with open_stream(path) as file:
-            text = file.read()
-        if not text.strip() or text.endswith(b"\n"):
-            raise
-        return pacsv.open_csv(pa.BufferReader(text + b"\n"), **options)
-
-
-def _refuse_long_row(path: File, row: int, error: pa.ArrowInvalid) -> None:
-    """UserError when the error is a row longer than a block."""
-    if "straddl" in str(error):
-        raise UserError(
-            f"{describe_row(path, row)}: the row is longer than {_BLOCK_BYTES >> 20} MiB; is a closing quote missing? add it, "
-            "or shorten the row"
-        ) from None
 
 
 def _open_ipc(path: File) -> Any:
@@ -228,19 +154,7 @@ def _batches(path: File, schema: pa.Schema, columns: list[str], rows: int, skip:
                     yield _with_types(batch, schema).slice(skip)
                 skip = max(0, skip - batch.num_rows)
     elif kind == "CSV":
-        count = 0
-        try:
-            with _open_csv(path, convert_options=_csv_options(schema, columns)) as reader:
-                for batch in reader:
-                    yield batch
-                    count += batch.num_rows
-        except pa.ArrowInvalid as error:
-            _refuse_long_row(path, count, error)
-            if "zone offset" in str(error):  # the error does not have the row
-                for name in columns:
-                    if pa.types.is_timestamp(schema.field(name).type):
-                        refuse_mixed_zones(path, name, schema.field(name).type.tz is not None)
-            raise
+        yield from csv_batches(path, schema, columns)
     elif kind == "JSON lines":
         yield from json_batches(path, schema, columns)
     elif kind == "ORC":
@@ -272,50 +186,8 @@ def _with_types(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 def describe_row(path: File, row: int) -> str:
     """A row (counted from 0) of a file, for error messages: in a CSV file by the line that an editor shows."""
-    line = _line_of(path, row) if file_format(path) == "CSV" else None
+    line = csv_line(path, row) if file_format(path) == "CSV" else None
     return f"{path}, row {row} (counting from 0)" if line is None else f"{path}, line {line}"
-
-
-def _line_of(path: File, row: int) -> int | None:
-    """The line, from 1, on which a row of a CSV file starts. Fields may hold line breaks; empty lines are no rows."""
-    before, line = -1, 1  # the header is no row
-    try:
-        with io.TextIOWrapper(open_stream(path), encoding="utf-8", errors="replace", newline="") as file:
-            reader = csv.reader(file, delimiter=delimiter_of(path))
-            for fields in reader:
-                if fields and before == row:
-                    return line
-                before, line = before + bool(fields), reader.line_num + 1
-    except csv.Error:  # a field is too long for that library
-        return line if before == row else None
-    except (OSError, EOFError, ValueError):
-        pass
-    return None
-
-
-def refuse_mixed_zones(path: File, name: str, zoned: bool | None = None) -> None:
-    """UserError, with the row, for the first timestamp in a column of a CSV file that differs from the others in having a
-    zone. zoned: whether the others have one; None: as the first timestamp."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    first = 0
-    text = pa.schema([(name, pa.string())])
-    with refusing(path), _open_csv(path, convert_options=_csv_options(text, [name])) as reader:
-        for batch in reader:
-            column = batch.column(0)
-            times, zones = (np.asarray(pc.match_substring_regex(column, p).fill_null(False)) for p in (_TIME, _ZONE))
-            if zoned is None and times.any():
-                zoned = bool(zones[times.argmax()])
-            wrong = times & (zones != bool(zoned))
-            if wrong.any():
-                row = int(wrong.argmax())
-                has = ("no time zone", "those before have one") if zoned else ("a time zone", "those before have none")
-                raise UserError(
-                    f"{describe_row(path, first + row)}: column {name}: {column[row].as_py()!r} has {has[0]}, "
-                    f"{has[1]}; give all of them a zone, or none"
-                )
-            first += batch.num_rows
 
 
 def refuse_mixed_times(path: File, schema: pa.Schema, name: str) -> None:

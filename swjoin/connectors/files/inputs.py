@@ -1,6 +1,7 @@
 """Files of an input: paths, lists, globs, hive folders and object stores, found in one order.
 
-What: `find_files`, `list_files`, `InputFiles`, `DataFile`, `file_format`, `given_paths`, `is_remote`.
+What: `find_files`, `list_files`, `InputFiles`, `DataFile`, `file_format`, `given_paths`, `is_remote`, `text_of`,
+`refusing`.
 Why: sources, the API, checkpoints, the protection of inputs and `verify` mean the same files by the same words.
 Stays out: the content of files (`connectors.files.formats`).
 
@@ -17,11 +18,12 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
+from swjoin.config.connectors import TextConfig
 from swjoin.core.errors import UserError, one_line
 from swjoin.core.resources import relative_to
 from swjoin.core.storage import check_name
@@ -52,13 +54,16 @@ Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of an object store, or of a hive folder. path: in its file system. filesystem: pyarrow's; None: local files.
-    scheme: such as `s3://`. partition: the columns that the names of its folders give, one value each."""
+    """A file of an object store, of a hive folder, or read in a way of its own. path: in its file system. filesystem:
+    pyarrow's; None: local files. scheme: such as `s3://`. partition: the columns that the names of its folders give, one value
+    each. text: how it is read, if that was given.
+    """
 
     path: str
     filesystem: Any = field(default=None, compare=False)
     scheme: str = ""
     partition: Mapping[str, pa.Scalar] = field(default_factory=dict, compare=False, hash=False)
+    text: TextConfig | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return f"{self.scheme}{self.path}"
@@ -94,9 +99,14 @@ def file_format(path: File | PurePosixPath) -> str | None:
     return next((kind for suffix, kind in _SUFFIXES.items() if name.endswith(suffix)), None)
 
 
+def text_of(path: File) -> TextConfig:
+    """How a file of text is read."""
+    return (path.text if isinstance(path, DataFile) else None) or TextConfig()
+
+
 def delimiter_of(path: File) -> str:
-    """What separates the fields of a text file, by extension."""
-    return "\t" if ".tsv" in path.name.lower() else ","
+    """What separates the fields of a text file: as given, or by extension."""
+    return text_of(path).delimiter or ("\t" if ".tsv" in path.name.lower() else ",")
 
 
 def partition_of(file: File) -> Mapping[str, pa.Scalar]:
@@ -142,6 +152,13 @@ def local_paths(value: Paths) -> list[Path]:
     return found
 
 
+def local_path(file: File) -> Path | None:
+    """The path of a file of this machine."""
+    if isinstance(file, DataFile):
+        return Path(file.path) if file.filesystem is None else None
+    return file
+
+
 def open_input(file: File) -> Any:
     """What a reader of pyarrow takes: the path of a local file; of others, a file open for random access."""
     if not isinstance(file, DataFile):
@@ -173,18 +190,18 @@ def file_size(file: File) -> int:
     return os.path.getsize(str(file))
 
 
-def list_files(value: Paths) -> list[File]:
+def list_files(value: Paths, text: TextConfig | None = None) -> list[File]:
     """The files of `find_files`."""
-    return find_files(value).files
+    return find_files(value, text).files
 
 
-def find_files(value: Paths) -> InputFiles:
+def find_files(value: Paths, text: TextConfig | None = None) -> InputFiles:
     """The data files of a path, a glob or a list of these. UserError when there are none, when they have several formats, or
-    when one is named twice."""
+    when one is named twice. text: how text is read, if that is given."""
     files: list[File] = []
     warnings = []
-    for text in given_paths(value):
-        found, unread = (_find_remote if is_remote(text) else _find_local)(text)
+    for path in given_paths(value):
+        found, unread = (_find_remote if is_remote(path) else _find_local)(path)
         files += found
         warnings += [] if unread is None else [unread]
     first: dict[str, File] = {}
@@ -196,6 +213,8 @@ def find_files(value: Paths) -> InputFiles:
         where = value if isinstance(value, (str, os.PathLike)) else _folder(files)
         raise UserError(f"{where}: mixes {' and '.join(sorted(formats))}; keep one format per directory")
     _refuse_other_partitions(files)
+    if text is not None:
+        files = [replace(f if isinstance(f, DataFile) else DataFile(str(f)), text=text) for f in files]
     return InputFiles(files, "; ".join(warnings) or None)
 
 
@@ -395,3 +414,20 @@ def _partitioned(paths: list[str], base: str, filesystem: Any, scheme: str) -> l
         DataFile(path, filesystem, scheme, {f.name: pa.scalar(found[f.name], f.type) for f in schema if f.name in found})
         for path, found in zip(paths, values, strict=True)
     ]
+
+
+# ---------------------------------------------------------------- errors
+
+
+@contextmanager
+def refusing(path: File) -> Iterator[None]:
+    """Turns errors of libraries into UserError with the file."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except UserError:
+        raise
+    except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError) as error:
+        text = one_line(error, _LONGEST)
+        raise UserError(f"{path}: cannot be read as {file_format(path)}: {text or type(error).__name__}") from None

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from swjoin.connectors.files.inputs import File, open_stream
+from swjoin.connectors.files.declared import declared_types
+from swjoin.connectors.files.inputs import File, open_stream, text_of
 from swjoin.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,8 +33,9 @@ def json_schema(path: File) -> tuple[pa.Schema, bool]:
         inferred = reader.schema
     with _open(path, pa.schema([field.with_type(_with_text(field.type)) for field in inferred])) as reader:
         batch = next(iter(reader))
+    declared = declared_types(text_of(path))
     fields = zip(batch.schema, batch.columns, strict=True)
-    return pa.schema([field.with_type(_time_type(column)) for field, column in fields]), True
+    return pa.schema([field.with_type(declared.get(field.name) or _time_type(column)) for field, column in fields]), True
 
 
 def json_batches(path: File, schema: pa.Schema, columns: list[str]) -> Iterator[pa.RecordBatch]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swjoin.connectors.files.formats import csv_parse_options
+from swjoin.connectors.files.csv_format import csv_parse_options
 from swjoin.core.batch import MISSING_ID
 from swjoin.core.errors import UserError, one_line
 from swjoin.core.hashing import digest_pairs, hash_words

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from swjoin.config.run import QueryConfig, StreamConfig
 from swjoin.connectors.encoded_source import EncodedSource
+from swjoin.connectors.files.declared import TEXT, refuse_unknown
 from swjoin.connectors.files.formats import (
     Described,
     common_schema,
@@ -23,10 +24,9 @@ from swjoin.connectors.files.formats import (
     read_batches,
     read_schema,
     refuse_mixed_times,
-    refusing,
     row_count,
 )
-from swjoin.connectors.files.inputs import File, InputFiles, file_format, find_files
+from swjoin.connectors.files.inputs import File, InputFiles, file_format, find_files, refusing
 from swjoin.connectors.files.read_ahead import ReadAhead
 from swjoin.connectors.row_encoder import StreamColumns, describe_streams, settle_types
 from swjoin.connectors.source import BATCH_ROWS
@@ -153,11 +153,12 @@ def open_sources(
     carry_payload: read and pack all columns, as far as the kind of join has them in result rows. time_is_ts: result times are
     the time columns (not arrival times). query: None: an inner join without a predicate.
     """
-    inputs = [find_files(config.path or "") for config in (left, right)]
+    inputs = [find_files(config.path or "", config.csv) for config in (left, right)]
     described = [common_schema(found.files) for found in inputs]
     for config, d in zip((left, right), described, strict=True):
         refuse_mixed_times(d.file, d.schema, config.time)
     strings = [file_format(d.file) == "CSV" for d in described]
+    refuse_unknown((left.csv, right.csv), [d.schema.names if file_format(d.file) in TEXT else None for d in described])
     schemas = settle_types((left, right), [d.schema for d in described], strings)
     views, encoder = describe_streams(
         (left, schemas[0]), (right, schemas[1]), carry=carry_payload, time_is_ts=time_is_ts, packed=True, query=query

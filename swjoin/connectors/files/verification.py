@@ -127,7 +127,7 @@ def _kinds(config: RunConfig) -> list[dict[str, Kind]]:
         found: dict[str, Kind] = {"key": "int", "ts": "int"}
         if stream.path is not None:
             found = {}
-            for column in common_schema(list_files(stream.path)).schema:
+            for column in common_schema(list_files(stream.path, stream.csv)).schema:
                 with contextlib.suppress(UserError):  # of a type that no condition can use
                     found[column.name] = _COMPARED.get(type_of(column.name, column.type), "other")
         kinds.append(found)
