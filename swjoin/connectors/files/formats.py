@@ -4,7 +4,8 @@ What: `fragments`, `read_schema`, `common_schema`, `read_batches`, `refuse_mixed
 `edges_checksum`.
 Why: files are untrusted. Every error of a library becomes one line that names the file, and what a library does not check is
 checked here, before the rows reach kernels without checks.
-Stays out: finding files (`connectors.files.inputs`); text (`connectors.files.csv_format`, `connectors.files.json_format`); keys, times, payload, reading ahead (`connectors.files.source`).
+Stays out: finding files (`connectors.files.inputs`); text (`connectors.files.csv_format`, `connectors.files.json_format`);
+keys, times, payload, reading ahead (`connectors.files.source`).
 """
 
 from __future__ import annotations
