@@ -74,7 +74,7 @@ def join_files(job: Job, request: Request, threads: int | None) -> Proof | None:
     beside = target.with_name(f"{target.name}.incomplete")
     earlier = _identity(beside)
     try:
-        report = run_local(job, False, threads)
+        report = run_local(job, False, threads, advises=request.max_out_of_order_us is not None)
     except LateRowError:
         if request.max_out_of_order_us is not None:
             raise

@@ -20,6 +20,7 @@ from typing import Any
 
 from swjoin.checkpoint.checkpointers import SlaveCheckpointer
 from swjoin.checkpoint.store import Manifest
+from swjoin.cluster.master.intake import LateRowError
 from swjoin.cluster.messages import Message
 from swjoin.cluster.role import COLLECTOR, MASTER, Event, Received, RoleId, slave_role
 from swjoin.cluster.slave.slave import Slave
@@ -31,6 +32,7 @@ from swjoin.monitor.host_load import RankMeter, machine_report
 from swjoin.monitor.process_memory import FreedMemory, peak_rss_bytes, rss_bytes
 from swjoin.monitor.process_settings import join_settings
 from swjoin.runtime.clock import RunClock
+from swjoin.runtime.disorder import advised
 from swjoin.runtime.host import WorkMeter
 from swjoin.runtime.hosts import CollectorHost, MasterHost
 from swjoin.runtime.kernel_preload import load_master_kernels, load_slave_kernels
@@ -51,10 +53,16 @@ def default_slave_count() -> int:
 
 
 def run_local(
-    job: Job, progress: bool, slave_count: int | None = None, complete_report: CompleteReport | None = None
+    job: Job,
+    progress: bool,
+    slave_count: int | None = None,
+    complete_report: CompleteReport | None = None,
+    *,
+    advises: bool = True,
 ) -> dict[str, Any]:
     """Run a job in this process and return the content of run.json (also written to the files that the job names).
 
+    advises: about a late row, read the inputs to their end for the bound that they need.
     Raises UserError for bad input, RunFailed when the run or its ledger fails; results then stay marked incomplete.
     """
     try:
@@ -62,6 +70,8 @@ def run_local(
             return _run_local(job, progress, slave_count, complete_report)
     except NotWritten as error:
         raise error.mended_by(job.next_step()) from None
+    except LateRowError as error:
+        raise (advised(error, job.config) if advises else error) from None
 
 
 def _run_local(job: Job, progress: bool, slave_count: int | None, complete_report: CompleteReport | None) -> dict[str, Any]:

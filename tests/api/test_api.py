@@ -449,7 +449,7 @@ def test_a_refused_batch_leaves_no_trace() -> None:
     join = swjoin.WindowJoin(**BASICS, within="100us")
     list(join.push(left=left, right=right))
     with pytest.raises(
-        swjoin.UserError, match=r"left, row id 4: its time is 5 us behind an earlier row, more than the declared 0 us"
+        swjoin.UserError, match=r"left, row id 4: its time is 5us behind an earlier row, more than the declared 0s"
     ):
         join.push(left=table_of(([1, 1], [40, 35])))
     with pytest.raises(swjoin.UserError, match="left, row id 3: no time"):

@@ -501,7 +501,7 @@ def test_duckdb_and_polars_read_results() -> None:
 def test_wrong_data_end_a_reader() -> None:
     join = swjoin.WindowJoin(**OPTIONS)
     results = join.read(plain([("a", 5, "x", 1), ("a", 1, "x", 1)]), plain(RIGHT))
-    with pytest.raises(swjoin.UserError, match=r"left, row id 1: its time is 4000000 us behind an earlier row"):
+    with pytest.raises(swjoin.UserError, match=r"left, row id 1: its time is 4s behind an earlier row"):
         results.read_all()
     with pytest.raises(swjoin.RunFailed, match=r"the join has failed before \(left, row id 1"):
         join.close()

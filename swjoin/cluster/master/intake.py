@@ -23,18 +23,20 @@ from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.core.kernel_cache import kernel
 from swjoin.core.ledger import StreamCounts
 from swjoin.core.sequence_numbers import without_sequence
+from swjoin.core.units import format_duration
 
 GOOD, NULL_KEY, NULL_TIME, LATE = 0, 1, 2, 3
 _EMPTY_MASK = np.empty(0, np.bool_)
-_LEAVE_OUT = setting("late", "time.late", "drop"), " or ", setting("late", "time.late", "side")
+LEAVE_OUT = setting("late", "time.late", "drop"), " or ", setting("late", "time.late", "side")
 
 
 class LateRowError(UserError):
-    """Late policy `error`: a row without a time or past the declared bound. The runtime adds file and row from `row_id`."""
+    """Late policy `error`: a row without a time (no_time) or past the declared bound. The runtime adds file and row from
+    `row_id`."""
 
-    def __init__(self, stream: int, row_id: int, problem: Text, remedy: Text) -> None:
+    def __init__(self, stream: int, row_id: int, problem: Text, remedy: Text, *, no_time: bool = False) -> None:
         super().__init__(problem, subject=f"{STREAM_NAMES[stream]}, row id {row_id}", remedy=remedy)
-        self.stream, self.row_id = stream, row_id
+        self.stream, self.row_id, self.no_time = stream, row_id, no_time
 
     def at(self, location: str) -> LateRowError:
         """This error with the row's location (file and row) as its subject."""
@@ -213,14 +215,16 @@ class StreamIntake:
     def _refuse(self, batch: SourceBatch, index: int, verdict: int, high_us: int) -> None:
         row_id = int(batch.id[index])
         if verdict == NULL_TIME:
-            raise LateRowError(self.stream, row_id, "no time", ("choose ", *_LEAVE_OUT, " to leave such rows out"))
+            remedy = ("choose ", *LEAVE_OUT, " to leave such rows out")
+            raise LateRowError(self.stream, row_id, "no time", remedy, no_time=True)
         behind = high_us - int(batch.ts[index])
-        declared = setting("max_out_of_order", "time.max_out_of_order", f"{behind}us")
+        declared = setting("max_out_of_order", "time.max_out_of_order", format_duration(behind))
         raise LateRowError(
             self.stream,
             row_id,
-            f"its time is {behind} us behind an earlier row, more than the declared {self.time.max_out_of_order_us} us",
-            ("sort the input, declare ", declared, " or more, or choose ", *_LEAVE_OUT),
+            f"its time is {format_duration(behind)} behind an earlier row, more than the declared "
+            f"{format_duration(self.time.max_out_of_order_us)}",
+            ("sort the input, declare ", declared, " or more, or choose ", *LEAVE_OUT),
         )
 
     def _late_rows(self, batch: SourceBatch, verdict: U8) -> list[tuple[SourceBatch, str]]:

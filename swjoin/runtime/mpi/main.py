@@ -26,10 +26,12 @@ from typing import Any
 
 import numpy as np
 
+from swjoin.cluster.master.intake import LateRowError
 from swjoin.cluster.role import COLLECTOR, FIRST_SLAVE, MASTER
 from swjoin.config.job import Job
 from swjoin.core.errors import NotWritten, SwjoinError, UserError, spelled
 from swjoin.monitor.process_settings import keep_freed_memory
+from swjoin.runtime.disorder import advised
 from swjoin.runtime.mpi.channel import Channel, PeerFailedError, PeerLostError
 from swjoin.runtime.mpi.collector_rank import CollectorRank
 from swjoin.runtime.mpi.master_rank import MasterRank
@@ -96,6 +98,8 @@ def run_rank(
         error = failure
         if rank == COLLECTOR:
             role.close(failure)  # before all ranks end: the collected results are kept, and marked
+        if isinstance(failure, LateRowError):
+            failure = advised(failure, job.config)
         if isinstance(failure, NotWritten):
             failure = failure.mended_by(job.next_step(comm.size))
         _end_job(channel, failure, ", ".join(label), debug)
