@@ -100,6 +100,7 @@ class _Running:
             assert self.process.poll() is None
             assert time.monotonic() < until
             time.sleep(0.05)
+        time.sleep(0.5)  # the folder is made shortly before the run counts as started, of which run.json is the report
 
     def ends(self) -> int:
         return self.process.wait(PROCESS_S)
