@@ -8,8 +8,12 @@ Stays out: starting the job (`cli.run`).
 from __future__ import annotations
 
 import argparse
+import shutil
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any, cast
+from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO, cast
 
 from swjoin.cli.common_args import duration_of, given_ranks, one_or_two, separate, size_of
 from swjoin.cli.run import start_job, typed_command
@@ -21,7 +25,7 @@ from swjoin.config.run import ClusterConfig, ModuleConfig, QueryConfig, RunConfi
 from swjoin.config.window_bounds import Bound, parse_window
 from swjoin.connectors.files.inputs import is_remote, split_paths
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
-from swjoin.core.errors import UserError
+from swjoin.core.errors import NotWritten, UserError
 from swjoin.runtime.preflight import launcher_size
 
 
@@ -50,8 +54,10 @@ def _keys(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return left, right
 
 
-def sink_kind(out: str) -> str:
-    """parquet, csv or count, by what -o says."""
+def sink_kind(out: str, form: str | None = None) -> str:
+    """parquet, csv or count, by what -o says. Standard output gets what a file of CSV or Parquet holds first."""
+    if out == "-":
+        return "parquet" if form == "arrow" else "csv"
     if out == "count":
         return "count"
     if is_remote(out):
@@ -115,16 +121,64 @@ def join_config(args: argparse.Namespace) -> RunConfig:
         time=TimeConfig("event", duration_of(args.max_out_of_order, "--max-out-of-order"), args.late),
         cluster=ClusterConfig(**cluster),
         module=ModuleConfig(**module),
-        sink=SinkConfig(sink_kind(args.out), ids=False),  # type: ignore[arg-type]
+        sink=SinkConfig(sink_kind(args.out, args.format), ids=False),  # type: ignore[arg-type]
     )
 
 
 def run_join(args: argparse.Namespace) -> int:
     config = join_config(args)
     ranks = given_ranks(args)
+    if args.format is not None and args.out != "-":
+        raise UserError(f"--format {args.format}: is for -o -, standard output; a file's extension says its format")
+    if args.out == "-":
+        return _to_standard_output(args, config, ranks)
     target = None if args.out == "count" else Path(args.out)
     report = None if args.report is None else Path(args.report)
     job = Job(config, target, False, None, report, typed_command(), spelling="options")
     if config.time.late == "side" and late_target(job) is None:
         raise UserError("--late side with -o count: give --report, so that the late rows have a place beside it")
     return start_job(job, ranks, args.debug, args.threads)
+
+
+def _to_standard_output(args: argparse.Namespace, config: RunConfig, ranks: int | None) -> int:
+    """Rows alone go to standard output, once all of them are there: a run that fails writes none. The summary goes to standard
+    error."""
+    if launcher_size() > 1:
+        raise UserError("-o -: ranks that a launcher has started have no standard output in common; name a file, or use -n")
+    if config.time.late == "side":
+        raise UserError("--late side with -o -: late rows need a place; name a file with -o")
+    report = None if args.report is None else Path(args.report)
+    with TemporaryDirectory(prefix="swjoin-", ignore_cleanup_errors=True) as folder:
+        target = Path(folder) / f"pairs.{config.sink.kind}"
+        job = Job(config, target, False, None, report, typed_command(), spelling="options")
+        with redirect_stdout(sys.stderr):
+            if ranks is None:
+                code = start_job(job, None, args.debug, args.threads)
+            else:
+                from swjoin.runtime.launch import launch_with_reason
+
+                code, failure = launch_with_reason(job, ranks, args.debug, quiet=True)
+                if failure:
+                    print(f"swjoin: {failure}")
+        if code == 0:
+            _copy(target, sys.stdout.buffer)
+    return code
+
+
+def _copy(target: Path, out: BinaryIO) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        if target.suffix == ".csv":
+            with target.open("rb") as file:
+                shutil.copyfileobj(file, out, 1 << 20)
+        else:
+            with pq.ParquetFile(target) as parquet, pa.ipc.new_stream(out, parquet.schema_arrow) as stream:
+                for batch in parquet.iter_batches():
+                    stream.write_batch(batch)
+        out.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise NotWritten(f"standard output: cannot be written ({error.strerror or error})") from None

@@ -136,7 +136,10 @@ def _add_join(p: argparse.ArgumentParser) -> None:
         "-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks: master, collector, slaves (default: in-process)"
     )
     _add_threads(p)
-    p.add_argument("-o", dest="out", metavar="OUT", required=True, help="OUT.parquet, OUT.csv, OUT.csv.gz, or count")
+    p.add_argument(
+        "-o", dest="out", metavar="OUT", required=True, help="OUT.parquet, OUT.csv, OUT.csv.gz, count, or - for a pipe"
+    )
+    p.add_argument("--format", choices=["csv", "arrow"], help="with -o -: CSV (default) or an Arrow IPC stream")
     p.add_argument("--report", metavar="REPORT.json", help="write the run's report there")
 
 

@@ -165,7 +165,7 @@ def test_unsorted_tables_just_work_and_keep_their_positions() -> None:
     rows = found.slice(0, 50).to_pylist()
     times = left.column("ts").to_pylist()
     assert all(times[r["left_id"]] == r["left_ts"] for r in rows)
-    with pytest.raises(swjoin.UserError, match=r"left, row id \d+: its time is .*declare max_out_of_order='\d+us' or more"):
+    with pytest.raises(swjoin.UserError, match=r"left, row id \d+: its time is .*declare max_out_of_order='\w+' or more"):
         swjoin.join(left, right, **BASICS, within="500us", max_out_of_order="0us")
     dropped = swjoin.count(left, right, **BASICS, within="500us", max_out_of_order="0us", late="drop")
     assert dropped.ledger.left.late > 4000
@@ -493,7 +493,7 @@ def test_promises_are_values_of_the_time_column() -> None:
     join = swjoin.WindowJoin(on="k", left_time="at", right_time="at", within="1s", left_schema=schema, right_schema=schema)
     for value in (at, pa.scalar(at, pa.timestamp("us", "UTC")), 1_704_067_200_000):
         list(join.advance(value))
-    with pytest.raises(swjoin.UserError, match="left, row id 0: its time is 1000000 us behind"):
+    with pytest.raises(swjoin.UserError, match="left, row id 0: its time is 1s behind"):
         join.push(left=pa.table({"k": ["a"], "at": pa.array([at - dt.timedelta(seconds=1)])}, schema=schema))
     mistakes = [("tomorrow", "is no value of the left side's time column at"), (None, "to is null")]
     mistakes += [

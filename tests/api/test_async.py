@@ -263,7 +263,7 @@ def test_errors_of_a_source_and_of_its_rows() -> None:
         wrong = [plain(LEFT[:3]), plain([("a", -100, "x", 1)])]
         cases: list[tuple[Any, type[Exception], str]] = [
             (Source(pieces(LEFT, 3), error=ConnectionResetError("gone")), ConnectionResetError, "gone"),
-            (Source(wrong), swjoin.UserError, r"left, row id 3: its time is \d+ us behind .*max_out_of_order="),
+            (Source(wrong), swjoin.UserError, r"left, row id 3: its time is \w+ behind .*max_out_of_order="),
             (Source([{"user": ["a"]}]), swjoin.UserError, "left: a dict is no table"),
             (5, swjoin.UserError, "left: a int is no table"),
             ("left.parquet", swjoin.UserError, "left: 'left.parquet' is a path; a stream takes batches"),

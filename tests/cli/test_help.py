@@ -112,7 +112,7 @@ def test_an_example_runs(example: str, folder: Path) -> None:
     if "--out runs/first" in example:
         shutil.rmtree(folder / "runs")
     out = run(example, folder, seconds=LONG_S)
-    for written in re.findall(r"(?:-o|--out|--report) (?!count)(\S+)", example):
+    for written in re.findall(r"(?:-o|--out|--report) (?!count|- )(\S+)", example):
         assert (folder / written).exists()
     assert out.strip() or "--json" not in example
 

@@ -213,7 +213,7 @@ def _bad(files: tuple[Path, Path], tmp: Path) -> dict[str, tuple[list[object], s
             [left, right, "--on", "name", "--left-time", "note", "--right-time", "at", *base],
             "must be a timestamp",
         ),
-        "unsorted": ([unsorted, right, *JOIN, *base], "row 1 .* --max-out-of-order 1000000us"),
+        "unsorted": ([unsorted, right, *JOIN, *base], "row 1 .* --max-out-of-order 1s"),
         "negative window": ([left, right, *JOIN, "--within", "-1s", "-o", "count"], "cannot be negative"),
         "lower above upper": ([left, right, *JOIN, "--lower", "1s", "--upper", "-1s", "-o", "count"], "is above upper"),
         "no window": ([left, right, *JOIN, "-o", "count"], "the window is missing"),

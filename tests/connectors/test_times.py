@@ -533,7 +533,7 @@ def test_promises_have_zones_too() -> None:
         join = swjoin.WindowJoin(**arguments, **both, assume_timezone="Europe/Berlin")
         list(join.advance(promise))
         for side, early in (("left", local("2026-07-01T11:59:59")), ("right", local("2026-07-01T09:59:59").cast(utc))):
-            with pytest.raises(UserError, match="its time is 1000000 us behind"):
+            with pytest.raises(UserError, match="its time is 1s behind"):
                 join.push(**{side: early})
         with pytest.raises(UserError, match=r"advance: .*2026, 10, 25, 2, 30.* which exists twice in Europe/Berlin"):
             join.advance(dt.datetime(2026, 10, 25, 2, 30))

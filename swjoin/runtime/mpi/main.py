@@ -98,11 +98,7 @@ def run_rank(
         error = failure
         if rank == COLLECTOR:
             role.close(failure)  # before all ranks end: the collected results are kept, and marked
-        if isinstance(failure, LateRowError):
-            failure = advised(failure, job.config)
-        if isinstance(failure, NotWritten):
-            failure = failure.mended_by(job.next_step(comm.size))
-        _end_job(channel, failure, ", ".join(label), debug)
+        _end_job(channel, _with_remedy(failure, job, comm.size), ", ".join(label), debug)
         raise
     finally:
         role.close(error)
@@ -147,6 +143,12 @@ def _start_next_attempt(channel: ResilientChannel) -> None:
             return
         except PeerLostError:
             continue  # another rank has died meanwhile
+
+
+def _with_remedy(failure: BaseException, job: Job, ranks: int) -> BaseException:
+    if isinstance(failure, LateRowError):
+        return advised(failure, job.config)
+    return failure.mended_by(job.next_step(ranks)) if isinstance(failure, NotWritten) else failure
 
 
 def _end_job(channel: Channel, error: BaseException, place: str, debug: bool) -> None:
