@@ -60,27 +60,31 @@ def _paths(*inputs: object) -> list[Path]:
 
 
 def join_files(job: Job, request: Request, threads: int | None) -> Proof | None:
-    """Two paths joined while they are read; None: an input is not in time order, and nothing has been written.
-
-    Rows that are behind are not to be left out as late ones, unless a bound says which are late.
-    """
+    """Two paths joined while they are read; None: the inputs are no paths. Unless a bound says which rows are late, rows out of
+    order are sorted: inputs in order, which most are, need not be."""
     config: RunConfig = job.config
     if config.left.path is None or config.right.path is None:
         return None
-    if request.late != "error" and request.max_out_of_order_us is None:
-        return None
-    assert job.target is not None
-    target = resolved(job.target)
-    beside = target.with_name(f"{target.name}.incomplete")
-    earlier = _identity(beside)
-    try:
-        report = run_local(job, False, threads, advises=request.max_out_of_order_us is not None)
-    except LateRowError:
-        if request.max_out_of_order_us is not None:
-            raise
+    if request.max_out_of_order_us is not None:
+        return _joined(job, threads, advises=True)
+    if request.late == "error":
+        assert job.target is not None
+        target = resolved(job.target)
+        beside = target.with_name(f"{target.name}.incomplete")
+        earlier = _identity(beside)
+        try:
+            return _joined(job, threads)
+        except LateRowError as error:
+            if error.no_time:
+                raise
         if _identity(beside) != earlier:
             beside.unlink()
-        return None
+    in_order = dataclasses.replace(config, time=dataclasses.replace(config.time, sort=True))
+    return _joined(dataclasses.replace(job, config=in_order), threads)
+
+
+def _joined(job: Job, threads: int | None, *, advises: bool = False) -> Proof:
+    report = run_local(job, False, threads, advises=advises)
     results = report["results"]
     return Proof(results["count"], results["digest"], ledger_of(report), tuple(report["warnings"]))
 

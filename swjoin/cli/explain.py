@@ -170,6 +170,9 @@ def _time(s: Setting) -> list[str]:
     }[time.late]
     bound = time.max_out_of_order_us
     order = f"it may lie {_span(bound)} behind the highest before" if bound else "tuples come in time order"
+    if time.sort:
+        late = late.replace("one later than that", "one without a time")
+        return [f"A tuple's time is its time column; each input is sorted by it before the join; {late}."]
     out = [f"A tuple's time is its time column; {order}; {late}."]
     if time.idle_timeout_us:
         out.append(f"A stream that is silent for {_span(time.idle_timeout_us)} does not hold time back any more.")

@@ -21,7 +21,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "--assume-timezone",
         "files of text": "--csv --left-csv --right-csv",
         "matching": "--within --lower --upper --exclusive --last --how --where",
-        "rows": "--max-out-of-order --late --left-id --right-id",
+        "rows": "--max-out-of-order --sort --late --left-id --right-id",
         "output": "-o --format --columns --report",
         "execution": "-n --threads --memory --epoch --pace --partitions --theta --communication",
     },
@@ -64,7 +64,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "join": (
         f"swjoin join {_TRIPS} \\\n      --lower -10min --upper 1h30m -o pairs.parquet",
         f"swjoin join {_TRIPS} \\\n      --within 1h --how left --where 'left_km < right_eur' -o trips_with_payments.csv",
-        f"swjoin join {_TRIPS} \\\n      --within 2h -o - > pairs.csv",
+        f"swjoin join {_TRIPS} \\\n      --within 2h --sort -o - > pairs.csv",
         f"swjoin join {_TRIPS} \\\n      --last 100 -n 4 -o count --report report.json",
     ),
     "run": (

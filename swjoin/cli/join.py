@@ -118,7 +118,7 @@ def join_config(args: argparse.Namespace) -> RunConfig:
         left=stream(LEFT, args.left, left_on),
         right=stream(RIGHT, args.right, right_on),
         pace=args.pace,
-        time=TimeConfig("event", duration_of(args.max_out_of_order, "--max-out-of-order"), args.late),
+        time=TimeConfig("event", duration_of(args.max_out_of_order, "--max-out-of-order"), args.late, sort=args.sort),
         cluster=ClusterConfig(**cluster),
         module=ModuleConfig(**module),
         sink=SinkConfig(sink_kind(args.out, args.format), ids=False),  # type: ignore[arg-type]

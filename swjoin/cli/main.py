@@ -120,6 +120,7 @@ def _add_join(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--max-out-of-order", metavar="10s", default="0us", help="how far a row's time may lie behind an earlier row's"
     )
+    p.add_argument("--sort", action="store_true", help="sort the rows of both inputs by time, on disk where they are many")
     p.add_argument("--late", choices=["error", "drop", "side"], default="error", help="rows later than that, or without a time")
     p.add_argument("--partitions", metavar="N", type=int, help="partition-groups")
     p.add_argument("--epoch", metavar="1s", help="distribution epoch (default: by buffered tuples; 200ms in realtime pace)")

@@ -19,6 +19,7 @@ OPTION_KEYS: dict[str, tuple[str, ...]] = {
     **{name: tuple(f"{side}.{key}" for side in STREAM_NAMES) for name, key in _OF_BOTH.items()},
     **{f"{side}_{name}": (f"{side}.{key}",) for side in STREAM_NAMES for name, key in _OF_ONE.items()},
     "max_out_of_order": ("time.max_out_of_order",),
+    "sort": ("time.sort",),
     "late": ("time.late",),
     "epoch": ("cluster.distribution_epoch",),
     "partitions": ("cluster.partition_count",),

@@ -32,7 +32,7 @@ from swjoin.config.sections import (
     WorkloadConfig,
     check,
 )
-from swjoin.core.errors import Spelled
+from swjoin.core.errors import Spelled, setting
 from swjoin.core.units import format_duration
 
 __all__ = [
@@ -140,6 +140,7 @@ class RunConfig:
         return self.observe.enabled or self.serve.listen is not None
 
     def _check_live(self) -> None:
+        check(not self.time.sort or self.left.path is not None, (setting("sort", "time: sort"), " needs files"))
         check(self.left.live == self.right.live, "left and right: both are live (flight, kafka, watch), or neither")
         check(self.sink.kind != "flight" or self.serve.listen is not None, "sink: kind flight needs serve.listen")
         served = self.serve.listen is None or self.sink.kind != "csv"

@@ -159,17 +159,22 @@ class TimeConfig:
     max_out_of_order_us: a tuple is late when its time is more than this below the highest time seen before it in its stream.
     late: of late tuples and those without a time: `error`, the run ends; `drop`, they are counted; `side`, they are also
     written. idle_timeout_us: a stream whose source has had nothing to read for this long is idle and no longer holds the
-    watermark back; its later rows may be late. 0: never.
+    watermark back; its later rows may be late. 0: never. sort: the rows of files are sorted by time before the join, on disk
+    where they are many, so that none is late; their ids stay their positions in the files.
     """
 
     model: Literal["event", "arrival"] = "event"
     max_out_of_order_us: int = 0
     late: Literal["error", "drop", "side"] = "error"
     idle_timeout_us: int = 0
+    sort: bool = False
 
     def __post_init__(self) -> None:
         behind = setting("max_out_of_order", "time: max_out_of_order")
         check(0 <= self.max_out_of_order_us < MAX_SPAN_US, (behind, " must not be negative"))
+        order = setting("sort", "time: sort")
+        check(not self.sort or self.max_out_of_order_us == 0, (order, " leaves no row out of order; leave ", behind, " out"))
+        check(not self.sort or self.model == "event", (order, " needs model event; arrival times are in order"))
         check(self.idle_timeout_us >= 0, "time: idle_timeout must not be negative (0: never)")
         check(
             self.idle_timeout_us == 0 or self.model == "event",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from swjoin.config.run import StreamConfig
 from swjoin.connectors.row_encoder import StreamColumns, TupleEncoder
-from swjoin.core.batch import RowLayout, SourceBatch
+from swjoin.core.batch import I64, RowLayout, SourceBatch
 from swjoin.core.key_encoder import Dictionary, KeyEncoder
 from swjoin.core.row_codec import StreamCodec
 
@@ -40,10 +40,11 @@ class EncodedSource:
     def dictionary(self) -> Dictionary | None:
         return None if self._keys.native else self._keys.dictionary
 
-    def encode(self, batch: pa.RecordBatch) -> SourceBatch:
-        """The next rows as tuples. UserError when a time or an id cannot be used."""
+    def encode(self, batch: pa.RecordBatch, positions: I64 | None = None) -> SourceBatch:
+        """The next rows as tuples. positions: of these rows, where they are not read in their own order. UserError when a time
+        or an id cannot be used."""
         first, self.rows = self.rows, self.rows + batch.num_rows
-        return self._encoder.of(batch, first)
+        return self._encoder.of(batch, first if positions is None else positions)
 
     def locate(self, row_id: int) -> str:
         return f"{self.where}: row with id {row_id}" if self.config.id is not None else self.describe_row(row_id)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from swjoin.config.run import StreamConfig
 from swjoin.connectors.encoded_source import EncodedSource
 from swjoin.connectors.producer_merge import Merge
@@ -45,8 +47,9 @@ class MergedSource(EncodedSource):
 
     def times_of(self, batch: pa.RecordBatch) -> tuple[I64, Bool | None]:
         """Times of an offered batch, and which rows have one. UserError when a time or an id cannot be used."""
-        self._checker.ids(batch, 0)
-        return self._checker.times(batch.column(self.config.time), 0)
+        at = np.arange(batch.num_rows)
+        self._checker.ids(batch, at)
+        return self._checker.times(batch.column(self.config.time), at)
 
     def chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The columns that are read, of an offered batch. UserError when one is missing or of another type."""

@@ -40,23 +40,25 @@ class TupleEncoder:
         self._keys = keys
         self._describe_row = describe_row
 
-    def of(self, batch: pa.RecordBatch, first: int) -> SourceBatch:
-        """n rows; `first` is the position of the first one. UserError when a time or an id cannot be used."""
+    def of(self, batch: pa.RecordBatch, first: int | I64) -> SourceBatch:
+        """n rows; `first` is the position of the first one, or the positions of all. UserError when a time or an id cannot be
+        used."""
+        at = first if isinstance(first, np.ndarray) else np.arange(first, first + batch.num_rows, dtype=np.int64)
         key, key_valid = self._keys.encode([batch.column(name) for name in self._config.key])
-        ts, ts_valid = self.times(batch.column(self._config.time), first)
+        ts, ts_valid = self.times(batch.column(self._config.time), at)
         rows = None if self._codec.rows is None else self._codec.rows.encode(batch)
-        return SourceBatch(key, ts, self.ids(batch, first), key_valid, ts_valid, rows)
+        return SourceBatch(key, ts, self.ids(batch, at), key_valid, ts_valid, rows)
 
-    def ids(self, batch: pa.RecordBatch, first: int) -> U64:
-        """Ids of the rows. UserError when one is null, negative, or reserved for a missing side."""
+    def ids(self, batch: pa.RecordBatch, at: I64) -> U64:
+        """Ids of the rows at these positions. UserError when one is null, negative, or reserved for a missing side."""
         import pyarrow as pa
 
         if self._config.id is None:
-            return np.arange(first, first + batch.num_rows, dtype=np.uint64)
+            return at.view(np.uint64)
         column = batch.column(self._config.id)
         if column.null_count:
             row = int(np.flatnonzero(booleans_of(column.is_null()))[0])
-            raise UserError(f"{self._describe_row(first + row)}: id column {self._config.id} is null; every row needs an id")
+            raise UserError(f"{self._describe_row(int(at[row]))}: id column {self._config.id} is null; every row needs an id")
         values = integers_of(column.cast(pa.uint64() if column.type == pa.uint64() else pa.int64()))
         wrong = values == MISSING_ID if values.dtype == np.uint64 else values < 0
         if self._config.kafka is not None and wrong.any():  # rows of nulls stand for messages (`connectors.kafka.decoder`)
@@ -65,13 +67,13 @@ class TupleEncoder:
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
             raise UserError(
-                f"{self._describe_row(first + row)}: id column {self._config.id} is {values[row]}; ids are 0 to 2^64 - 2"
+                f"{self._describe_row(int(at[row]))}: id column {self._config.id} is {values[row]}; ids are 0 to 2^64 - 2"
             )
         return values.astype(np.uint64)
 
-    def times(self, column: pa.Array, first: int) -> tuple[I64, Bool | None]:
+    def times(self, column: pa.Array, at: I64) -> tuple[I64, Bool | None]:
         """Microseconds, and which rows have a time. UserError as of `connectors.times.times_us`."""
-        return times_us(column, self._time, lambda row: self._describe_row(first + row))
+        return times_us(column, self._time, lambda row: self._describe_row(int(at[row])))
 
 
 @dataclass(frozen=True)

@@ -308,7 +308,7 @@ def _settle_times(db: Any, config: RunConfig) -> int:
         elif config.time.late != "error":
             high = f"max(ts) {frame.format('1 PRECEDING')}"
             no_key = " OR ".join(f"{key} IS NULL" for key in _key_columns(db, stream))  # matches nothing, whenever it comes
-            in_time = f"high IS NULL OR ts >= high - {config.time.max_out_of_order_us}"
+            in_time = "true" if config.time.sort else f"high IS NULL OR ts >= high - {config.time.max_out_of_order_us}"
             rows = f"SELECT *, {high} AS high FROM {stream}_rows"
             _replace(db, stream, f"SELECT * EXCLUDE (high) FROM ({rows}) WHERE ts IS NOT NULL AND ({no_key} OR {in_time})")
     both = " UNION ALL ".join(f"SELECT min(ts) AS ts FROM {stream}_rows" for stream in STREAM_NAMES)

@@ -23,6 +23,7 @@ import numpy as np
 from swjoin.checkpoint.delivery_log import UNWRITTEN_LIMIT_BYTES
 from swjoin.config.run import RunConfig
 from swjoin.connectors.files.sink import GROUP_ROWS
+from swjoin.connectors.files.time_order import RUN_BYTES
 from swjoin.connectors.source import BATCH_ROWS
 from swjoin.core.batch import I64, LEFT, RIGHT
 from swjoin.forecast.input_profile import HashCells, InputProfile, carries_payload
@@ -299,6 +300,8 @@ def _master(config: RunConfig, profile: InputProfile, spans: _Spans, in_process:
     buffer = min(waits, everything, config.cluster.mini_buffer_bytes + batches)
     served = min(_epoch_bytes(profile, longest_us), everything, config.cluster.mini_buffer_bytes + batches)
     ahead = 0.0 if config.left.path is None else _READ_AHEAD * batches
+    if config.time.sort:  # one run of each input as it was read, once as one table, once in order
+        ahead += sum(3 * min(RUN_BYTES, sizes[s] * totals[s]) for s in (LEFT, RIGHT))
     # Once as it is served, once as it is sorted, once as a message; within one process the slaves have the message.
     return MasterEstimate(buffer, ahead + batches + (2 if in_process else 3) * served)
 

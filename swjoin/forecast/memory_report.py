@@ -33,7 +33,7 @@ def job_profile(job: Job, *, with_rates: bool = True) -> InputProfile:
         raise NotEstimableError(f"plan: the rates of live streams are not known; {mend}")
     if job.config.left.path is None:
         return workload_profile(job.config)
-    return file_profile(job.config, with_rates=with_rates, open_sources=lambda: open_job_sources(job))
+    return file_profile(job.config, with_rates=with_rates, open_sources=lambda: open_job_sources(job, as_stored=True))
 
 
 def estimate_memory(job: Job, slave_count: int, *, in_process: bool = False) -> MemoryEstimate | str:

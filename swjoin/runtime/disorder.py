@@ -14,11 +14,16 @@ import numpy as np
 from swjoin.cluster.master.intake import LEAVE_OUT, LateRowError
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
-from swjoin.core.errors import SwjoinError, setting
+from swjoin.core.errors import Spelled, SwjoinError, setting
 from swjoin.core.ids import BEGIN_OF_TIME_US
 from swjoin.core.units import format_duration
 from swjoin.runtime.plausibility import FileRows
 
+_SORT = Spelled(
+    options="sort the rows with --sort",
+    arguments="sort the rows, for which max_out_of_order is left out",
+    keys="sort the rows with time.sort: true",
+)
 _COARSE_US = ((3_600_000_000, 60_000_000), (60_000_000, 1_000_000), (1_000_000, 1_000))  # from so much on, round up to this
 
 
@@ -34,7 +39,7 @@ def advised(error: LateRowError, config: RunConfig) -> LateRowError:
             for name, lag in zip(STREAM_NAMES, lags, strict=True)
         )
         declared = setting("max_out_of_order", "time.max_out_of_order", format_duration(_rounded_up(max(lags))))
-        error.remedy = (f"of all rows: {each}; declare ", declared, ", sort the input, or choose ", *LEAVE_OUT)
+        error.remedy = (f"of all rows: {each}; declare ", declared, ", ", _SORT, ", or choose ", *LEAVE_OUT)
     return error
 
 

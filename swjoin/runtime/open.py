@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 from swjoin.config.job import Job
 
 
-def open_job_sources(job: Job) -> tuple[Source, Source]:
-    """Both streams of a job: files, live streams, or the generator. UserError when one cannot be opened."""
+def open_job_sources(job: Job, *, as_stored: bool = False) -> tuple[Source, Source]:
+    """Both streams of a job: files, live streams, or the generator. UserError when one cannot be opened. as_stored: rows of
+    files come in the order of the files, also where the job sorts them: for samples."""
     config = job.config
     carry = config.sink.kind != "count" or config.sink.carry_payload
     query = config.query
@@ -44,7 +45,14 @@ def open_job_sources(job: Job) -> tuple[Source, Source]:
     from swjoin.connectors.files.source import open_sources
 
     time_is_ts = config.time.model == "event"
-    left, right, _ = open_sources(config.left, config.right, carry_payload=carry, time_is_ts=time_is_ts, query=query)
+    left, right, _ = open_sources(
+        config.left,
+        config.right,
+        carry_payload=carry,
+        time_is_ts=time_is_ts,
+        query=query,
+        sort=config.time.sort and not as_stored,
+    )
     return left, right
 
 

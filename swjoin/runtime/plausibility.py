@@ -228,7 +228,7 @@ class FileRows:
 
         if self._sources is None:
             left, right = (dataclasses.replace(s, id=None, columns=()) for s in (self._config.left, self._config.right))
-            *sources, self._keys = open_sources(left, right, carry_payload=False)
+            *sources, self._keys = open_sources(left, right, carry_payload=False, sort=self._config.time.sort)
             self._sources = (sources[LEFT], sources[RIGHT])
         source = self._sources[stream]
         try:

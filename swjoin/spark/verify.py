@@ -153,7 +153,8 @@ def _stream(spark: SparkSession, config: RunConfig, side: int) -> tuple[DataFram
         else:
             high = f.max("ts").over(before)
             no_key = reduce(or_, (f.col(f"k{i}").isNull() for i in range(len(keys))))  # matches nothing, whenever it comes
-            in_time = f.col("__high").isNull() | (f.col("ts") >= f.col("__high") - config.time.max_out_of_order_us)
+            behind = f.col("__high") - f.col("ts")
+            in_time = f.lit(config.time.sort) | behind.isNull() | (behind <= config.time.max_out_of_order_us)
             rows = rows.withColumn("__high", high).where(f.col("ts").isNotNull() & (no_key | in_time))
     kept = [f"k{i}" for i in range(len(keys))] + [f"`c{side}_{name}`" for name in names if mine]
     row_number = [] if config.query.last is None else [f.col("__id").alias("row")]

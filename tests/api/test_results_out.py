@@ -71,12 +71,18 @@ def test_a_file_from_ranks(tmp_path: Path) -> None:
 
 
 def test_paths_are_joined_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files in time order, or with a bound of lateness, are never held as tables."""
+    """Files in time order or not are never held as tables: they are sorted where no bound says which rows are late."""
+    whole = swjoin.count(plain(LEFT), reverse(plain(RIGHT)), **OPTIONS)
+    shuffled = whole.count, whole.digest
     left, right = inputs(tmp_path, files=True, ordered=True)
     monkeypatch.setattr("swjoin.api.tables.open_sides", None)
     assert swjoin.join(left, right, **OPTIONS, out=tmp_path / "o.parquet").count == EXPECTED[0]
     assert swjoin.join(left, right, **OPTIONS, late="drop", max_out_of_order="1s", out=tmp_path / "o.csv").count == EXPECTED[0]
     left, right = inputs(tmp_path, files=True, ordered=False)
+    for late in ("error", "drop"):
+        again = swjoin.join(left, right, **OPTIONS, late=late, out=tmp_path / f"{late}.parquet")
+        assert (again.count, again.digest) == shuffled
+    assert not list(tmp_path.glob("*.incomplete"))
     with pytest.raises(swjoin.UserError, match=r"right.parquet, row \d+ .*behind an earlier row.*max_out_of_order="):
         swjoin.join(left, right, **OPTIONS, max_out_of_order="1s", out=tmp_path / "o.csv")
 

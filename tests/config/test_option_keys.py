@@ -26,6 +26,7 @@ COMMANDS = [
     "--on k --left-time a --right-time b --within 1s --max-out-of-order 10s --late drop --epoch 250ms --theta 64KB --memory 4G",
     "--on k --left-time a --right-time b --lower -1s --upper 1s --exclusive lower,upper",
     "--on k --left-time a --right-time b --within 1s --partitions 30 --communication synchronous",
+    "--on k --left-time a --right-time b --within 1s --sort",
     "--on k --left-time a --right-time b --within 1s --csv delimiter=;",
     "--on k --left-time a --right-time b --within 1s --left-csv delimiter=| --right-csv encoding=latin-1",
 ]
@@ -35,8 +36,8 @@ SAME = ("queries", "left", "right", "time")
 def given(command: str) -> dict[str, Any]:
     """The options as a mapping: `--left-time a` is `left_time: a`."""
     found = {}
-    for name, values in re.findall(r"--([a-z-]+)((?: (?!--)\S+)+)", command):
-        words = values.split()
+    for name, values in re.findall(r"--([a-z-]+)((?: (?!--)\S+)*)", command):
+        words = values.split() or ["true"]
         value = dict([words[0].split("=")]) if name.endswith("csv") else yaml.safe_load(words[0])
         found[name.replace("-", "_")] = words if len(words) > 1 else value
     return found

@@ -176,7 +176,7 @@ def _good(inputs: Inputs, stream: int, table: pa.Table) -> dict[tuple[Any, ...],
     ids = range(table.num_rows) if config.id is None else [i % 2**64 for i in _plain(table.column(config.id))]
     times = _times(table.column(config.time), config.time_unit)
     for place, (key, time, row_id) in enumerate(zip(keys, times, ids, strict=True)):
-        late = time is None or (high is not None and time < high - inputs.time.max_out_of_order_us)
+        late = time is None or (high is not None and time < high - inputs.time.max_out_of_order_us and not inputs.time.sort)
         if None not in key:
             if late and inputs.time.late == "error":
                 raise Wrong(f"{STREAM_NAMES[stream]}: row {place} is late, and the run did not stop")

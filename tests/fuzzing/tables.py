@@ -151,7 +151,8 @@ def draw(random: Random, keys: tuple[pa.DataType, ...], times: tuple[pa.DataType
     bounds = random.choice(_BOUNDS)
     scale = random.choice((1, 1, 1000, 10**6))
     late, allowed = random.choice(("drop",) * 5 + ("error",)), random.choice((0, 0, 10, 10**8))
-    return Inputs(*streams, (bounds[0] * scale, bounds[1] * scale), TimeConfig("event", allowed, late)), tables  # type: ignore[arg-type]
+    time_config = TimeConfig("event", allowed, late, sort=not allowed and random.random() < 0.2)  # type: ignore[arg-type]
+    return Inputs(*streams, (bounds[0] * scale, bounds[1] * scale), time_config), tables
 
 
 # ---------------------------------------------------------------- columns nobody expects

@@ -44,7 +44,8 @@ class Case:
         return TupleBatch(keys, times, np.array(keep, np.uint64), times)
 
     def answer(self, how: How = "inner") -> tuple[int, str]:
-        bound = self.settings.get("time", {}).get("max_out_of_order_us", 0)
+        time = self.settings.get("time", {})
+        bound = 10**18 if time.get("sort") else time.get("max_out_of_order_us", 0)
         left, right = self.good(self.left, bound), self.good(self.right, bound)
         if len(left) * len(right) > 10**7:
             raise ValueError(f"{self.name}: too large for brute force")
@@ -143,6 +144,20 @@ CASES = [
         _disorder(_BASE[1], 400, 2),
         (-100, 100),
         settings={"time": {"max_out_of_order_us": 150, "late": "drop"}},
+    ),
+    Case(
+        "in no order",
+        _disorder(_BASE[0], 10**6, 3),
+        _disorder(_BASE[1], 10**6, 4),
+        (-100, 100),
+        settings={"time": {"sort": True}},
+    ),
+    Case(
+        "in no order, with null keys and null times",
+        _nulls(_disorder(_BASE[0], 10**6, 5), 6),
+        _nulls(_disorder(_BASE[1], 10**6, 7), 8),
+        (-100, 100),
+        settings={"time": {"sort": True, "late": "drop"}},
     ),
 ]
 

@@ -4,15 +4,20 @@ What: `open_sources(left, right) -> (FileSource, FileSource, KeyEncoder)`.
 Why: any defect of a user's files becomes one line that names the file.
 Stays out: encoding rows (`connectors.row_encoder`), null keys and late rows (`cluster.master.intake`).
 
-A background thread reads up to two batches ahead; Arrow releases the GIL while it decodes.
+A background thread reads up to two batches ahead; Arrow releases the GIL while it decodes. It sorts, too, where that is asked
+for (`connectors.files.time_order`).
 """
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from swjoin.config.run import QueryConfig, StreamConfig
 from swjoin.connectors.encoded_source import EncodedSource
@@ -28,9 +33,10 @@ from swjoin.connectors.files.formats import (
 )
 from swjoin.connectors.files.inputs import File, InputFiles, file_format, find_files, refusing
 from swjoin.connectors.files.read_ahead import ReadAhead
+from swjoin.connectors.files.time_order import TimeOrder
 from swjoin.connectors.row_encoder import StreamColumns, describe_streams, settle_types
 from swjoin.connectors.source import BATCH_ROWS
-from swjoin.core.batch import SourceBatch
+from swjoin.core.batch import I64, SourceBatch
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.key_encoder import KeyEncoder
 
@@ -48,8 +54,10 @@ class FileSource(EncodedSource):
         described: Described,
         view: StreamColumns,
         keys: KeyEncoder,
+        *,
+        sort: bool = False,
     ) -> None:
-        """described: has types for all columns that are read."""
+        """described: has types for all columns that are read. sort: rows come in order of time, with their own positions."""
         super().__init__(str(found.files[0]).rpartition("/")[0] or ".", config, view, keys)
         self.untyped = described.untyped
         self.unread = found.unread
@@ -57,33 +65,45 @@ class FileSource(EncodedSource):
         self.rows_total: int | None = _rows_total(found)
         self._schema, self._describer = described.schema, described.file
         self._columns = view.columns
+        self._sorts, self._closed = sort, threading.Event()
         self._starts: list[int] = []  # by file: position of its first row
         self._skipped_files = self._skip = 0  # files, and rows of the file after them, that are not read
         self._ahead: ReadAhead | None = None
 
     def read(self) -> SourceBatch | None:
-        if self._ahead is None:
-            self._ahead = ReadAhead(self._batches)
-        while (item := self._ahead.next()) is not None:
-            index, batch = item
-            while len(self._starts) <= index:
-                self._starts.append(self.rows)
+        while (item := self._reading().next()) is not None:
+            index, batch, positions = item
+            if positions is None:
+                self._start(index, self.rows)
             if batch.num_rows:
                 with refusing(self.files[index]):
-                    return self.encode(batch)
+                    return self.encode(batch, positions)
         return None
 
     def ready(self, patience_s: float) -> bool:
+        return self._reading().ready(patience_s)
+
+    def _reading(self) -> ReadAhead:
         if self._ahead is None:
-            self._ahead = ReadAhead(self._batches)
-        return self._ahead.ready(patience_s)
+            in_order = functools.partial(self._in_order, self._closed, self._skip)
+            self._ahead = ReadAhead(in_order if self._sorts else self._batches)
+        return self._ahead
+
+    def _start(self, index: int, row: int) -> None:
+        """A row at this position is of this file."""
+        while len(self._starts) <= index:
+            self._starts.append(row)
 
     def seek(self, row: int) -> None:
-        """Parquet files are read from the row's row group on, other formats from the start."""
+        """Parquet files are read from the row's row group on; other formats, and rows that are sorted, from the start."""
         self.close()
+        self._closed = threading.Event()
         self._ahead, self.rows, self._starts = None, 0, []
-        counts = [row_count(path) for path in self.files] if file_format(self.files[0]) == "Parquet" else []
         self._skipped_files, self._skip = 0, 0
+        if self._sorts:
+            self.rows = self._skip = row
+            return
+        counts = [row_count(path) for path in self.files] if file_format(self.files[0]) == "Parquet" else []
         for count in counts:
             if self.rows + count > row:
                 break
@@ -99,18 +119,40 @@ class FileSource(EncodedSource):
                 if self.read() is None:
                     break
         if self.rows != row:
-            raise RunFailed(f"{self.where}: row {row} is not where it was; the input has changed")
+            raise self._changed(row)
 
-    def _batches(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def _changed(self, row: int) -> RunFailed:
+        return RunFailed(f"{self.where}: row {row} is not where it was; the input has changed")
+
+    def _in_order(self, closed: threading.Event, skip: int) -> Iterator[tuple[int, pa.RecordBatch, I64]]:
+        """The rows in order of time from the one at position `skip` of that order on, with their positions in the files."""
+        rows, sorted_rows = 0, TimeOrder()
+        for index, batch, _ in self._batches():
+            if closed.is_set():
+                return
+            self._start(index, rows)
+            with refusing(self.files[index]):
+                times = self._encoder.times(batch.column(self.config.time), np.arange(rows, rows + batch.num_rows))
+            sorted_rows.add(batch, *times)
+            rows += batch.num_rows
+        if rows < skip:
+            raise self._changed(skip)
+        for whole, places in sorted_rows.rows():
+            batch, positions = whole.slice(skip), places[skip:]
+            skip = max(0, skip - len(places))
+            if len(positions):
+                yield self._file_of(int(positions[0])), batch, positions
+
+    def _batches(self) -> Iterator[tuple[int, pa.RecordBatch, None]]:
         for index, path in enumerate(self.files[self._skipped_files :], self._skipped_files):
             if path != self._describer:
                 self._check_schema(path)
             if self.untyped:
                 continue
-            skip = self._skip if index == self._skipped_files else 0
+            skip = self._skip if index == self._skipped_files and not self._sorts else 0
             for batch in read_batches(path, self._schema, self._columns, BATCH_ROWS, skip):
                 for start in range(0, max(1, batch.num_rows), BATCH_ROWS):
-                    yield index, batch.slice(start, BATCH_ROWS)
+                    yield index, batch.slice(start, BATCH_ROWS), None
 
     def _check_schema(self, path: File) -> None:
         import pyarrow as pa
@@ -128,10 +170,14 @@ class FileSource(EncodedSource):
                 raise UserError(f"{path}: column {name} is {theirs}, in {self._describer.name} it is {mine}")
 
     def describe_row(self, row: int) -> str:
-        index = max(0, bisect.bisect_right(self._starts, row) - 1)
+        index = self._file_of(row)
         return describe_row(self.files[index], row - self._starts[index])
 
+    def _file_of(self, row: int) -> int:
+        return max(0, bisect.bisect_right(self._starts, row) - 1)
+
     def close(self) -> None:
+        self._closed.set()
         if self._ahead is not None:
             self._ahead.close()
 
@@ -146,12 +192,18 @@ def _rows_total(found: InputFiles) -> int | None:
 
 
 def open_sources(
-    left: StreamConfig, right: StreamConfig, *, carry_payload: bool, time_is_ts: bool = True, query: QueryConfig | None = None
+    left: StreamConfig,
+    right: StreamConfig,
+    *,
+    carry_payload: bool,
+    time_is_ts: bool = True,
+    query: QueryConfig | None = None,
+    sort: bool = False,
 ) -> tuple[FileSource, FileSource, KeyEncoder]:
     """Both streams of a join, checked before any row is read. UserError names the file and the column.
 
     carry_payload: read and pack all columns, as far as the kind of join has them in result rows. time_is_ts: result times are
-    the time columns (not arrival times). query: None: an inner join without a predicate.
+    the time columns (not arrival times). query: None: an inner join without a predicate. sort: read rows in order of time.
     """
     inputs = [find_files(config.path or "", config.csv) for config in (left, right)]
     described = [common_schema(found.files) for found in inputs]
@@ -164,7 +216,7 @@ def open_sources(
         (left, schemas[0]), (right, schemas[1]), carry=carry_payload, time_is_ts=time_is_ts, packed=True, query=query
     )
     sources = [
-        FileSource(config, found, dataclasses.replace(d, schema=schema), view, encoder)
+        FileSource(config, found, dataclasses.replace(d, schema=schema), view, encoder, sort=sort)
         for config, found, d, schema, view in zip((left, right), inputs, described, schemas, views, strict=True)
     ]
     return sources[0], sources[1], encoder
