@@ -11,7 +11,7 @@ tell more on a busy machine. Turn 0 warms up and does not count.
 from __future__ import annotations
 
 import argparse
-import os
+import contextlib
 import statistics
 import tempfile
 import time
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 
 from benchmarks import parse
 from benchmarks.workloads import WORKLOADS as COMMON
@@ -108,24 +109,17 @@ SPARKS: dict[str, Join] = {
 # ---------------------------------------------------------------- measuring
 
 
-_seen: dict[int, int] = {}  # ticks of all descendants so far: finished Python workers are not waited for
+_seen: dict[int, float] = {}  # CPU seconds of all descendants so far: finished Python workers are not waited for
 
 
 def cpu_s() -> float:
     """CPU seconds of this process and all below it, those that have ended included."""
-    stats = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            stats[int(entry.name)] = (int(fields[1]), sum(map(int, fields[11:13])))
-    mine = {os.getpid()}
-    while more := {pid for pid, (parent, _) in stats.items() if parent in mine} - mine:
-        mine |= more
-    _seen.update({pid: stats[pid][1] for pid in mine if pid in stats})
-    return sum(_seen.values()) / os.sysconf("SC_CLK_TCK")
+    here = psutil.Process()
+    for process in (here, *here.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            _seen[process.pid] = times.user + times.system
+    return sum(_seen.values())
 
 
 class Bench:

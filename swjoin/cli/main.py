@@ -24,6 +24,7 @@ from swjoin.cli.help_pages import arrange
 from swjoin.cli.parser import Parser, positive
 from swjoin.core import stdio
 from swjoin.core.errors import NotWritten, SwjoinError
+from swjoin.core.platforms import signals_named
 
 _MODULES = {"calibrate": "simulate", "push": "serve", "rank": "run", "tail": "serve"}  # commands without a module of their own
 CONFIG = "the configuration, a file or one that comes with swjoin, such as mpi_configs/local.yaml"
@@ -430,6 +431,8 @@ def entry() -> NoReturn:
 
 def _reader_gone() -> bool:
     """Whether our own output is a pipe that its reader has closed; any other broken pipe is an error as others are."""
+    if not hasattr(select, "poll"):
+        return True
     poll = select.poll()
     for stream in (sys.stdout, sys.stderr):
         poll.register(stream.fileno(), 0)
@@ -450,7 +453,7 @@ class _Terminated(KeyboardInterrupt):
 
 
 def _terminate(number: int, _frame: FrameType | None) -> None:
-    if number == signal.SIGHUP:
+    if number in signals_named("SIGHUP"):
         stdio.mute_terminals()
     raise _Terminated(number)
 
@@ -458,7 +461,7 @@ def _terminate(number: int, _frame: FrameType | None) -> None:
 @contextmanager
 def _terminable() -> Iterator[None]:
     """SIGTERM and SIGHUP raise `_Terminated`; SIGHUP that is ignored (nohup) stays so."""
-    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    numbers = [n for n in signals_named("SIGTERM", "SIGHUP") if signal.getsignal(n) != signal.SIG_IGN]
     _Terminated.raised = None
     before = {number: signal.signal(number, _terminate) for number in numbers}
     try:

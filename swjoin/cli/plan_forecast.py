@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +17,7 @@ from swjoin.cli.summary import duration_text, size_text
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import SwjoinError, UserError
+from swjoin.core.platforms import core_count
 from swjoin.forecast.capacity import (
     MOST_SLAVES,
     Model,
@@ -143,7 +143,7 @@ class ForecastOptions:
 
 
 def _this_machine() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return core_count()
 
 
 def _network_rows(network: NetworkEstimate, rates: tuple[float, float]) -> list[tuple[str, str]]:

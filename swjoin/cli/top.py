@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import sys
 import time
@@ -133,7 +134,7 @@ def print_last(snapshot: dict[str, Any], console: Console | None) -> None:
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
     """Within: a function that waits so many seconds, and says whether q was pressed meanwhile."""
-    if not sys.stdin.isatty():
+    if not sys.stdin.isatty() or importlib.util.find_spec("termios") is None:
 
         def wait(seconds: float) -> bool:
             time.sleep(seconds)

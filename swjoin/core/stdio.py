@@ -12,7 +12,6 @@ import errno
 import io
 import os
 import sys
-import termios
 from collections.abc import Iterable
 from typing import TextIO
 
@@ -77,6 +76,8 @@ def mute(streams: Iterable[TextIO]) -> None:
 
 def mute_terminals() -> None:
     """After SIGHUP: send output for a closed terminal to /dev/null."""
+    import termios
+
     for number in (1, 2):
         try:
             termios.tcgetattr(number)

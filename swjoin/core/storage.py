@@ -13,7 +13,6 @@ The alignment allows views of the mapped file.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import queue
@@ -30,6 +29,7 @@ import numpy as np
 
 from swjoin.core.batch import U8
 from swjoin.core.errors import NotWritten, RunFailed, UserError
+from swjoin.core.platforms import lock
 from swjoin.core.units import is_utf8
 
 MAGIC = 0x6B63656863  # "check"
@@ -277,8 +277,8 @@ def locked(path: Path, refusal: str) -> TextIO:
     """A file, locked until it is closed. UserError, with this text, while another process has the lock."""
     file = path.open("w")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        lock(file)
+    except (BlockingIOError, PermissionError):
         file.close()
         raise UserError(refusal) from None
     except OSError:
@@ -293,7 +293,9 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make names in a folder durable."""
+    """Make names in a folder durable. Windows has no such call."""
+    if sys.platform == "win32":
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

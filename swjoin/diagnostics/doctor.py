@@ -14,8 +14,6 @@ import importlib.metadata
 import json
 import os
 import re
-import resource
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -26,6 +24,7 @@ from typing import Any, Literal
 
 from swjoin.core.errors import SwjoinError, UserError, how_to_install
 from swjoin.core.kernel_cache import cache_folders, host_levels, precompiled_folder, stored_kernels
+from swjoin.core.platforms import end_group, file_limits, signals_named
 from swjoin.diagnostics.doctor_ranks import MARK, STUCK
 from swjoin.runtime.launch import mpirun_options
 from swjoin.runtime.preflight import find_mpirun, has_mpi4py
@@ -74,9 +73,8 @@ def run_limited(line: list[str], limit_s: float) -> Ended:
         return Ended(process.returncode, out, err)
     except subprocess.TimeoutExpired:
         out = err = ""
-        for number in (signal.SIGTERM, signal.SIGKILL):  # mpirun ends its ranks at SIGTERM
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
+        for number in signals_named("SIGTERM", "SIGKILL"):  # mpirun ends its ranks at SIGTERM
+            end_group(process, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 out, err = process.communicate(timeout=5)
         return Ended(None, out, err)
@@ -225,8 +223,9 @@ def _can_hold(folder: Path) -> bool:
 
 
 def _memory(ranks: int) -> Check:
-    match = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-    free = int(match[1]) * 1024 if match else 0
+    import psutil
+
+    free = psutil.virtual_memory().available
     need = ranks * _MEMORY_PER_RANK_BYTES
     found = f"{free / 2**30:.1f} GiB free"
     if free < need:
@@ -255,7 +254,8 @@ def machine_checks(ranks: int) -> Iterator[Check]:
     yield _spark()
     yield check_kernels()
     yield _memory(ranks)
-    yield check_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
+    if (limits := file_limits()) is not None:
+        yield check_files(*limits)
 
 
 # ---------------------------------------------------------------- ranks

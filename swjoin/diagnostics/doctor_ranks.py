@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from swjoin.core.platforms import core_count
 from swjoin.runtime.preflight import launcher_index
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _describe() -> dict[str, Any]:
     shm = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else None
     return {
         "host": platform.node(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": core_count(),
         "python": platform.python_version(),
         "swjoin": __version__,
         "numpy": np.__version__,

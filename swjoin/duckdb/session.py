@@ -7,7 +7,6 @@ Stays out: what is computed.
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -28,12 +27,13 @@ def open_database(memory_bytes: int | None = None) -> Iterator[tuple[Any, Path]]
     memory_bytes: limit of DuckDB's memory; None: MEMORY_BYTES. UserError without duckdb; RunFailed, in one line, when DuckDB
     fails.
     """
+    import psutil
+
     try:
         import duckdb
     except ImportError:
         raise UserError(f"duckdb is missing; {how_to_install('verify')}, or choose --engine spark") from None
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = min(MEMORY_BYTES, physical // 2) if memory_bytes is None else memory_bytes
+    limit = min(MEMORY_BYTES, psutil.virtual_memory().total // 2) if memory_bytes is None else memory_bytes
     with tempfile.TemporaryDirectory(prefix="swjoin-duckdb-") as folder:
         settings: dict[str, str | bool | int | float | list[str]] = {
             "memory_limit": f"{limit}B",

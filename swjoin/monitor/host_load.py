@@ -4,8 +4,8 @@ What: `RankMeter` (times of a rank and its host since `start`), `Lateness`, `mac
 Why: figures from an overloaded machine say nothing about the join, so such a run must be marked as overloaded.
 Stays out: what becomes of such runs (`sweeps`), how busy the slaves are by design (`core.metric_columns`).
 
-Sources: /proc/stat (busy, idle, stolen time of all cores), /proc/pressure/cpu (time in which some process waited for a core),
-the ranks' own CPU time. Only lateness is known on systems other than Linux.
+Sources: psutil (busy, idle, stolen time of all cores), the ranks' own CPU time, and /proc/pressure/cpu (time in which some
+process waited for a core), which psutil does not have; on systems other than Linux that time is unknown.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Lateness:
 _QUANTILES = (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
 
 
-def _host_times() -> tuple[float, float, float, float] | None:
-    """Seconds since the host started: busy, idle and stolen, of all cores together; seconds in which some process waited."""
-    try:
-        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
-    except OSError:
-        return None
-    user, nice, system, idle, iowait, irq, softirq, steal = (int(x) / os.sysconf("SC_CLK_TCK") for x in fields)
+def _host_times() -> tuple[float, float, float, float]:
+    """Seconds since the host started: busy, idle and stolen, of all cores together; seconds in which some process waited, or -1
+    if that is unknown."""
+    import psutil
+
+    times = psutil.cpu_times()._asdict()
+    busy = sum(times.get(name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "interrupt", "dpc"))
     waiting = -1.0
     try:
         for word in Path("/proc/pressure/cpu").read_text().split("\n", 1)[0].split():
@@ -61,7 +61,7 @@ def _host_times() -> tuple[float, float, float, float] | None:
                 waiting = int(word.removeprefix("total=")) / 1e6
     except OSError:
         pass
-    return user + nice + system + irq + softirq, idle + iowait, steal, waiting
+    return busy, times["idle"] + times.get("iowait", 0.0), times.get("steal", 0.0), waiting
 
 
 class RankMeter:
@@ -78,8 +78,8 @@ class RankMeter:
     def summary(self) -> dict[str, Any]:
         """The times, ready for JSON."""
         now = _host_times()
-        host = None if now is None or self._host is None else [b - a for a, b in zip(self._host, now, strict=True)]
-        if host is not None and now is not None and now[3] < 0:
+        host = [b - a for a, b in zip(self._host, now, strict=True)]
+        if now[3] < 0:
             host[3] = -1.0
         return {
             "host": platform.node(),
@@ -94,7 +94,7 @@ class RankMeter:
 def _host_report(parts: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Ratios of one host from its ranks' summaries (the longest one's times)."""
     longest = max(parts, key=lambda p: float(p["elapsed_s"]))
-    if longest["times_s"] is None or longest["elapsed_s"] < _LEAST_S:
+    if longest["elapsed_s"] < _LEAST_S:
         return None
     busy, idle, steal, waiting = longest["times_s"]
     total = max(1e-9, busy + idle + steal)

@@ -9,11 +9,11 @@ Stays out: the windows, which are one reserved pool (`state.arrays`).
 from __future__ import annotations
 
 import ctypes
-import os
-import resource
+import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
+
+from swjoin.core.platforms import this_process
 
 _LEFT_BYTES = 16 << 20  # of freed memory after a trim
 _TRIM_S = 10.0  # between two trims: pages that are needed again cost faults
@@ -28,7 +28,7 @@ class FreedMemory:
             trim = ctypes.CDLL(None).malloc_trim
             trim.argtypes = (ctypes.c_size_t,)
             self._trim: Callable[[int], object] | None = trim
-        except (AttributeError, OSError):
+        except (AttributeError, OSError, TypeError):  # another C library; Windows
             self._trim = None
 
     def trim_if_due(self) -> None:
@@ -40,19 +40,19 @@ class FreedMemory:
 
 
 def rss_bytes() -> int:
-    """Resident memory of this process now; 0 on systems other than Linux."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0
+    """Resident memory of this process now."""
+    return int(this_process().memory_info().rss)
 
 
 def peak_rss_bytes() -> int:
     """Highest resident memory of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    try:
+        import resource
+    except ImportError:  # Windows
+        return int(getattr(this_process().memory_info(), "peak_wset", 0))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def cpu_us() -> int:
     """CPU time of this process, user and system, in microseconds."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return int((usage.ru_utime + usage.ru_stime) * 1e6)
+    return time.process_time_ns() // 1000

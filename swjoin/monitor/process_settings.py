@@ -33,7 +33,7 @@ def _set_malloc(largest_bytes: int, kept_bytes: int) -> bool:
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):
+    except (AttributeError, OSError, TypeError):  # another C library; Windows
         return False
     return bool(mallopt(_M_MMAP_THRESHOLD, largest_bytes)) and bool(mallopt(_M_TRIM_THRESHOLD, kept_bytes))
 

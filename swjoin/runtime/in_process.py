@@ -9,7 +9,6 @@ Stays out: decisions of the roles; MPI.
 
 from __future__ import annotations
 
-import os
 import platform
 import queue
 import threading
@@ -28,6 +27,7 @@ from swjoin.config.job import Job
 from swjoin.core.data_messages import ResultChunk
 from swjoin.core.errors import NotWritten
 from swjoin.core.ids import SlaveId
+from swjoin.core.platforms import core_count
 from swjoin.monitor.host_load import RankMeter, machine_report
 from swjoin.monitor.process_memory import FreedMemory, peak_rss_bytes, rss_bytes
 from swjoin.monitor.process_settings import join_settings
@@ -48,7 +48,7 @@ _WAKE_S = 0.1  # interval at which a waiting thread checks whether the run has f
 
 def default_slave_count() -> int:
     """A slave for every core but the master's, at least one and at most four."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = core_count()
     return max(1, min(cores - 1, _MOST_SLAVES))
 
 

@@ -14,9 +14,11 @@ from contextlib import contextmanager
 from types import FrameType
 
 from swjoin.config.job import Job
+from swjoin.core.platforms import signals_named
 from swjoin.core.stdio import mute_terminals
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1)
+_STOP_SIGNALS = signals_named("SIGTERM", "SIGHUP", "SIGINT", "SIGUSR1")
+_HANGUP = signals_named("SIGHUP")
 
 
 @contextmanager
@@ -28,11 +30,11 @@ def handling(stop: Callable[[int], object]) -> Iterator[None]:
         return
 
     def handle(number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGHUP:
+        if number in _HANGUP:
             mute_terminals()
         stop(number)
 
-    numbers = [n for n in _STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    numbers = [n for n in _STOP_SIGNALS if n not in _HANGUP or signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield

@@ -7,10 +7,10 @@ Stays out: which commands, how often (`sweeps.runner`, `sweeps.node_speed`).
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 from pathlib import Path
+
+from swjoin.core.platforms import end_group, signals_named
 
 _GRACE_S = 20.0  # `swjoin run -n` itself gives mpirun 10 s
 
@@ -23,7 +23,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(_GRACE_S)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        end_group(process, *signals_named("SIGKILL"))
         process.wait()
 
 

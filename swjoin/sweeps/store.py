@@ -11,7 +11,6 @@ left as it is.
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import json
 import os
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from swjoin.core.errors import UserError
-from swjoin.core.storage import write_json
+from swjoin.core.storage import locked, write_json
 from swjoin.runtime.run_report import versions
 from swjoin.sweeps.experiment import Experiment
 
@@ -121,16 +120,11 @@ class SweepStore:
         """Lock the directory. UserError when another process sweeps here."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            file = (self.directory / ".lock").open("w")
+            refusal = f"{self.directory}: another sweep is running there; wait for it or give another --out"
+            file = locked(self.directory / ".lock", refusal)
         except OSError as error:
             raise UserError(f"--out {self.directory}: cannot be written ({error.strerror})") from None
         with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UserError(
-                    f"{self.directory}: another sweep is running there; wait for it or give another --out"
-                ) from None
             yield
 
     def forget(self) -> None:

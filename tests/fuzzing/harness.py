@@ -27,6 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
+
 from swjoin.core.errors import SwjoinError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,7 +92,7 @@ def _where(error: BaseException) -> str:
 
 def _address_space() -> int:
     """Bytes of address space that this process has taken."""
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    return int(psutil.Process().memory_info().vms)
 
 
 def work(target: Target, first: int, count: int, memory_bytes: int, slot: Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 
@@ -215,14 +216,8 @@ def test_a_killed_rank_ends_the_job(tmp_path: Path) -> None:
 
 def _ranks_of(pid: int) -> list[int]:
     """Pids of the rank processes below a pid."""
-    found = []
-    children = [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    for child in children:
-        grandchildren = _ranks_of(child)
-        found += grandchildren
-        if not grandchildren and b"_rank" in Path(f"/proc/{child}/cmdline").read_bytes():
-            found.append(child)
-    return found
+    below = psutil.Process(pid).children(recursive=True)
+    return [process.pid for process in below if "_rank" in process.cmdline() and not process.children()]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
@@ -450,9 +451,8 @@ def test_a_column_that_nobody_wants_does_not_stay_in_memory(insider: Attacker, s
 
 def memory_bytes(pid: int) -> int:
     """Resident, of a process and all that it has started."""
-    own = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    children = [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
-    return own + sum(memory_bytes(child) for child in children)
+    process = psutil.Process(pid)
+    return sum(found.memory_info().rss for found in (process, *process.children(recursive=True)))
 
 
 @pytest.mark.long

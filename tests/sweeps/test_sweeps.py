@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import yaml
 
@@ -542,16 +542,16 @@ def test_an_interrupted_sweep_goes_on(write: Any, fake: Fake, tmp_path: Path, nu
         [sys.executable, "-c", SWEEP, str(path), str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     _until_run(fake, "99-1")
-    children = [int(p) for p in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    children = psutil.Process(process.pid).children()
     process.send_signal(number)
     said = process.communicate(timeout=PROCESS_S)[0]
     if number == signal.SIGKILL:
         for child in children:  # nobody else can end them then
-            os.kill(child, signal.SIGKILL)
+            child.kill()
     else:
         assert process.returncode == 128 + number
         assert said.strip() == f"stopped by {number.name}; the same command goes on from here"
-        assert not any(Path(f"/proc/{child}").exists() for child in children)
+        assert not any(child.is_running() for child in children)
     assert [d["axes"]["workload.rate"] for d in fake.done()] == [10]
     fake.ran()
     fake.script.write_text(FAKE.replace("time.sleep(60)", "pass"))

@@ -9,7 +9,6 @@ Stays out: which process is killed when (`tests.tools.random_kills`, `tests.tool
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,56 +17,44 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from swjoin.runtime.simulator.result import SimulationError
 
 MARK = "SWJOIN_RUN_MARK"
 FIRST_SLAVE = 2  # rank; those before are master and collector
-_RANK = re.compile(rb"OMPI_COMM_WORLD_RANK=(\d+)")
-_FIELDS = re.compile(r"^(VmRSS|RssAnon):\s+(\d+) kB", re.MULTILINE)
-_MAP = re.compile(r"[0-9a-f]+-[0-9a-f]+ ")
 _LARGE_BYTES = 192 << 20  # maps above this size are mostly the windows of a slave
 
 
 def ranks_of(launcher: int) -> dict[int, int]:
     """MPI rank -> pid of the descendants of a launcher."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            parents[int(entry.name)] = parent_of(int(entry.name))
-    found: dict[int, int] = {}
-    for pid in parents:
-        above, depth = pid, 0
-        while above not in (launcher, 0, 1) and depth < 10:
-            above, depth = parents.get(above, 0), depth + 1
-        if above != launcher:
-            continue
-        rank = _RANK.search(_environment(pid))
-        if rank is not None:
-            found[int(rank[1])] = pid
-    return found
+    try:
+        below = psutil.Process(launcher).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return {}
+    ranks = {process.pid: _environment(process).get("OMPI_COMM_WORLD_RANK") for process in below}
+    return {int(rank): pid for pid, rank in ranks.items() if rank is not None}
 
 
-def _environment(pid: int) -> bytes:
+def _environment(process: psutil.Process) -> dict[str, str]:
     """The environment; empty for a finished or foreign process."""
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return b""
+        return process.environ()
+    except psutil.Error:
+        return {}
 
 
 def parent_of(pid: int) -> int:
     """0 when there is no such process."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-    except (OSError, IndexError, ValueError):
+        return psutil.Process(pid).ppid()
+    except psutil.NoSuchProcess:
         return 0
 
 
 def left_of(mark: str) -> list[int]:
     """Processes with this mark in their environment, whatever their parents."""
-    wanted = f"{MARK}={mark}".encode()
-    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return [pid for pid in pids if wanted in _environment(pid).split(b"\0")]
+    return [process.pid for process in psutil.process_iter() if _environment(process).get(MARK) == mark]
 
 
 def kill(pid: int, number: int) -> None:
@@ -89,12 +76,10 @@ class Memory:
 def memory_of(pid: int) -> Memory | None:
     """None when it has ended."""
     try:
-        found = dict(_FIELDS.findall(Path(f"/proc/{pid}/status").read_text()))
-    except OSError:
+        found = psutil.Process(pid).memory_info()
+    except psutil.NoSuchProcess:
         return None
-    if len(found) < 2:  # ended, and not waited for yet
-        return None
-    return Memory(int(found["VmRSS"]) << 10, int(found["RssAnon"]) << 10)
+    return Memory(found.rss, found.rss - found.shared) if found.rss else None  # ended, and not waited for yet
 
 
 @dataclass(frozen=True)
@@ -112,20 +97,11 @@ class Mapped:
 def mapped_of(pid: int) -> Mapped | None:
     """None when it has ended. Takes some 10 ms: the system walks all pages."""
     try:
-        text = Path(f"/proc/{pid}/smaps").read_text()
-    except OSError:
+        maps = psutil.Process(pid).memory_maps(grouped=False)
+    except psutil.NoSuchProcess:
         return None
-    proportional = reserved = 0
-    large = nameless = False
-    for line in text.splitlines():
-        if line.startswith("Pss:"):
-            proportional += int(line.split()[1]) << 10
-        elif line.startswith("Size:"):
-            large = nameless and int(line.split()[1]) << 10 >= _LARGE_BYTES
-        elif line.startswith("Rss:") and large:
-            reserved += int(line.split()[1]) << 10
-        elif _MAP.match(line):
-            nameless = len(line.split()) == 5  # no file, not the heap, not a stack
+    proportional = sum(found.pss for found in maps)
+    reserved = sum(found.rss for found in maps if found.path == "[anon]" and found.size >= _LARGE_BYTES)
     return Mapped(proportional, reserved) if proportional else None
 
 

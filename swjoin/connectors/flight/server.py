@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hmac
 import json
-import resource
 import socket
 import ssl
 import threading
@@ -320,6 +319,10 @@ def _put_request(descriptor: Any) -> Metadata:
 
 def more_files() -> None:
     """Raise the limit of open connections, as far as the system allows."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
