@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Write: TypeAlias = Callable[[OutputGatherer], None]
+_LOG = logging.getLogger(__name__)
 _AHEAD = 2  # distribution epochs that are prepared before the one that is joined is done
 _FEW_ROWS = 1 << 15  # so many are joined sooner than threads are started and partition-groups opened
 _RESULT_BYTES = 5 << 20
@@ -68,7 +71,7 @@ def join(left: Input, right: Input, **options: Unpack[JoinOptions]) -> pa.Table:
     thread or rank, such as "4GB". threads: join modules in this process (default: one per core but one, at most four). ranks:
     start so many MPI ranks on this machine instead, at least 3. returns: "arrow"; "pandas" or "polars", a data frame; "same",
     what the left input is: a data frame or LazyFrame of these, else an Arrow table; "reader": a record-batch reader that
-    joins while it is read. out: a file for the rows, .parquet, .csv or .csv.gz; returns its `Proof`. Two paths in time order
+    joins while it is read. out: a file for the rows, .parquet, .csv or .csv.gz; returns its `Proof`. Two paths
     are joined in bounded memory then.
 
     Output columns: the key once, named as on the left, then every other column of both sides, prefixed left_ or right_ where
@@ -187,7 +190,7 @@ class _Tables:
     """A join of two inputs that are in memory. plan: columns of its result. UserError when it cannot be."""
 
     def __init__(self, options: dict[str, Any], left: object, right: object, *, materialise: bool = True) -> None:
-        request = _request_of(options)
+        request, started = _request_of(options), time.monotonic()
         self._ranks: int | None = options["ranks"]
         self._sort = request.max_out_of_order_us is None  # with a declared bound rows are read in their own order
         one, two, self.plan = open_sides(request, left, right, materialise=materialise)
@@ -200,6 +203,13 @@ class _Tables:
         if any(side.untyped for side in self._sides):  # no pairs, and no types for a predicate
             config = dataclasses.replace(config, queries=(dataclasses.replace(config.query, where=None),))
         self._config = config
+        _LOG.debug(
+            "%d left and %d right rows, opened in %.3f s; %s, %d partition-groups",
+            *(side.table.num_rows for side in self._sides),
+            time.monotonic() - started,
+            f"{self._threads} thread(s)" if self._ranks is None else f"{self._ranks} ranks",
+            partitions,
+        )
 
     def gatherers(self, count: int | None = None, *, digests: bool = False) -> list[OutputGatherer]:
         """One per join module, for `run`."""
@@ -265,7 +275,7 @@ class _Tables:
 
     def _run_here(self, gathered: list[OutputGatherer] | None, write: Write | None) -> tuple[Proof, int]:
         """Also how many matches there are."""
-        engine = self.engine(self._threads)
+        engine, started = self.engine(self._threads), time.monotonic()
 
         def work(slave: int) -> Callable[[Delivery], None]:
             joiner = engine.joiners[slave]
@@ -284,6 +294,7 @@ class _Tables:
         if gathered is None:
             for joiner in engine.joiners:
                 joiner.collected = joiner.produced
+        _LOG.debug("%d pairs, joined in %.3f s", engine.count, time.monotonic() - started)
         return Proof(engine.count, engine.digest, engine.check_ledger()), engine.matches
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from swjoin.core.batch import I64, TupleBatch, in_memory
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.storage import Background, Executor, Executors, locked, read_records, sync_folder, write_records, write_whole
 
+_LOG = logging.getLogger(__name__)
 FORMAT = 6  # 5: sums of another digest
 _LOCK = ".lock"
 _STARTED = "started.json"
@@ -277,7 +279,9 @@ class CheckpointStore:
         path = self.path / f"checkpoint-{command.generation:06d}.json"
         write_whole(path, json.dumps(plain).encode())
         self._kept = [*self._kept, Manifest(path, command.generation, plain)][-_KEPT:]
-        return CheckpointCompleted(command.generation, self._clear_up(command.generation))
+        stored_bytes = self._clear_up(command.generation)
+        _LOG.debug("%s: complete, of epoch %d; %d bytes in all", path, command.epoch, stored_bytes)
+        return CheckpointCompleted(command.generation, stored_bytes)
 
     def _clear_up(self, generation: int) -> int:
         """Remove files that no stored checkpoint needs; returns the bytes of the remaining ones."""

@@ -1,6 +1,6 @@
 """What `swjoin COMMAND --help` shows besides each option: groups of options with their names, and examples.
 
-What: `GROUPS`, `EXAMPLES`, `arrange`.
+What: `GROUPS`, `MESSAGES`, `EXAMPLES`, `arrange`.
 Why: thirty options in one list are not read; an example is copied. tests/cli/test_help.py runs every example.
 Stays out: the options themselves (`cli.main`).
 """
@@ -14,7 +14,8 @@ _CONNECTION = "--token-file --root-certificate"
 _GRPC = "grpc://127.0.0.1:8815"
 _TRIPS = "trips.csv payments.csv --on user --left-time started --right-time paid"
 
-# Title -> options; what is in no group stays under `other options`.
+# Title -> options; all commands have `MESSAGES`, too. What is in no group stays under `other options`.
+MESSAGES = "-v -q --log-json --debug"
 GROUPS: dict[str, dict[str, str]] = {
     "join": {
         "keys and times": "--on --left-on --right-on --left-time --right-time --time-unit --left-time-unit --right-time-unit "
@@ -128,13 +129,13 @@ def arrange(command: str, parser: argparse.ArgumentParser) -> None:
     """Put the command's options into their groups, the rest last, and its examples below."""
     others = parser._optionals
     parser._action_groups.remove(others)
-    for title, options in GROUPS.get(command, {}).items():
+    for title, options in {**GROUPS.get(command, {}), "messages": MESSAGES}.items():
         group = parser.add_argument_group(title)
         for option in options.split():
             action = parser._option_string_actions[option]
             others._group_actions.remove(action)
             group._group_actions.append(action)
-    others.title = "other options" if command in GROUPS else others.title
+    others.title = "other options"
     parser._action_groups.append(others)
     parser.formatter_class = HelpFormatter
     if command in EXAMPLES:

@@ -8,6 +8,7 @@ Stays out: starting the job (`cli.run`).
 from __future__ import annotations
 
 import argparse
+import logging
 import shutil
 import sys
 from contextlib import redirect_stdout
@@ -27,6 +28,8 @@ from swjoin.connectors.files.inputs import is_remote, split_paths
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.core.errors import NotWritten, UserError
 from swjoin.runtime.preflight import launcher_size
+
+_LOG = logging.getLogger(__name__)
 
 
 def _query(args: argparse.Namespace) -> QueryConfig:
@@ -137,7 +140,7 @@ def run_join(args: argparse.Namespace) -> int:
     job = Job(config, target, False, None, report, typed_command(), spelling="options")
     if config.time.late == "side" and late_target(job) is None:
         raise UserError("--late side with -o count: give --report, so that the late rows have a place beside it")
-    return start_job(job, ranks, args.debug, args.threads)
+    return start_job(job, ranks, args)
 
 
 def _to_standard_output(args: argparse.Namespace, config: RunConfig, ranks: int | None) -> int:
@@ -153,13 +156,13 @@ def _to_standard_output(args: argparse.Namespace, config: RunConfig, ranks: int 
         job = Job(config, target, False, None, report, typed_command(), spelling="options")
         with redirect_stdout(sys.stderr):
             if ranks is None:
-                code = start_job(job, None, args.debug, args.threads)
+                code = start_job(job, None, args)
             else:
                 from swjoin.runtime.launch import launch_with_reason
 
-                code, failure = launch_with_reason(job, ranks, args.debug, quiet=True)
+                code, failure = launch_with_reason(job, ranks, args.debug, quiet=True, log_json=args.log_json)
                 if failure:
-                    print(f"swjoin: {failure}")
+                    _LOG.error("%s", failure)
         if code == 0:
             _copy(target, sys.stdout.buffer)
     return code

@@ -14,11 +14,11 @@ import select
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, cast
 
 from swjoin.cli.help_pages import arrange
 from swjoin.cli.parser import Parser, positive
@@ -33,12 +33,17 @@ TIME_UNITS = ["s", "ms", "us", "ns"]
 HOWS = ["inner", "left", "right", "full", "semi", "anti"]  # as in `core.join_semantics`, which takes too long to import here
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(*, log_json: bool = False) -> argparse.ArgumentParser:
+    """log_json: what is wrong with the command line is told in lines of JSON."""
     parser = Parser(
-        prog="swjoin", description="Exact sliding-window joins of two streams, in one process or on an MPI cluster."
+        prog="swjoin",
+        description="Exact sliding-window joins of two streams, in one process or on an MPI cluster.",
+        log_json=log_json,
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    _add_messages(parser, default=False)
+    parser_class = cast("type[Parser]", partial(Parser, log_json=log_json))
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=parser_class)
     _add_join(commands.add_parser("join", help="join two files or directories (Parquet, CSV, Arrow IPC)"))
     _add_run(commands.add_parser("run", help="run a cluster as configured in a YAML file"))
     _add_serve(commands.add_parser("serve", help="join live streams, and give the results to whoever asks, over Arrow Flight"))
@@ -78,9 +83,20 @@ def build_parser() -> argparse.ArgumentParser:
     rank = commands.add_parser("_rank")
     rank.add_argument("job", metavar="JOB.json")
     for name, command in commands.choices.items():
-        command.add_argument("--debug", action="store_true", help="print tracebacks and the launcher's own messages")
+        _add_messages(command, default=argparse.SUPPRESS)
         arrange(name, command)
     return parser
+
+
+def _add_messages(p: argparse.ArgumentParser, default: object) -> None:
+    """default: SUPPRESS in the parser of a command, which would replace what stands before the command."""
+    for names, text in (
+        (("-v", "--verbose"), "print details: files, fragments, engine, sizes, times of phases"),
+        (("-q", "--quiet"), "print results and errors alone: no progress, notices, warnings and summary"),
+        (("--log-json",), "print messages as lines of JSON"),
+        (("--debug",), "print tracebacks and the launcher's own messages"),
+    ):
+        p.add_argument(*names, action="store_true", default=default, help=text)
 
 
 def _add_join(p: argparse.ArgumentParser) -> None:
@@ -410,8 +426,14 @@ def main(argv: list[str] | None = None) -> int:
         stdio.mute([sys.stdout, sys.stderr])
         return 141
     except NotWritten as error:  # standard output; a command that noticed has reported it already
-        print(f"swjoin: {error}", file=sys.stderr)
+        from swjoin.core.log_lines import complaint_line
+
+        print(complaint_line(str(error), as_json="--log-json" in _words(argv)), file=sys.stderr)
         return error.exit_code
+
+
+def _words(argv: list[str] | None) -> list[str]:
+    return sys.argv[1:] if argv is None else argv
 
 
 def entry() -> NoReturn:
@@ -479,50 +501,56 @@ def _under_a_launcher() -> bool:
 
 
 def _run_command_line(argv: list[str] | None) -> int:
-    debug = "--debug" in (sys.argv[1:] if argv is None else argv)
-    args = build_parser().parse_args(argv)
+    parser = build_parser(log_json="--log-json" in _words(argv))
+    args = parser.parse_args(argv)
+    if args.verbose and args.quiet:
+        parser.error("-v and -q: give one of them")
     if args.version:
         from swjoin.core.version import __version__
 
         print(f"swjoin {__version__}")
         return 0
     if args.command is None:
-        build_parser().print_help()
+        parser.print_help()
         return 0
+    from swjoin.cli.messages import messages
+
     here = threading.current_thread() is threading.main_thread()
-    with _terminable() if args.command != "_rank" and here and not _under_a_launcher() else nullcontext():
-        return _run_command(args, debug)
+    stoppable = args.command != "_rank" and here and not _under_a_launcher()
+    shown = messages(verbose=args.verbose, quiet=args.quiet, log_json=args.log_json)
+    with shown, _terminable() if stoppable else nullcontext():
+        return _run_command(args)
 
 
 def _stopped(stop: KeyboardInterrupt) -> int:
     """Say what ended the command; returns its exit code."""
+    import logging
+
     number = stop.number if isinstance(stop, _Terminated) else signal.SIGINT
     text = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
-    print(f"swjoin: {text}", file=sys.stderr)
+    logging.getLogger(__name__).error("%s", text)
     return 128 + number
 
 
-def _run_command(args: argparse.Namespace, debug: bool) -> int:
+def _run_command(args: argparse.Namespace) -> int:
+    import logging
+
     try:
         command = args.command.lstrip("_")
         module = importlib.import_module(f"swjoin.cli.{_MODULES.get(command, command)}")
         return int(getattr(module, f"run_{command}")(args))
     except SwjoinError as error:
-        if debug:
-            traceback.print_exc()
         text = error.text("options" if args.command in ("join", "push", "init") else "keys")
-        if text:
-            print(f"swjoin: {' '.join(text.split())}", file=sys.stderr)
+        if text or args.debug:
+            logging.getLogger(__name__).error("%s", " ".join(text.split()), exc_info=args.debug)
         return error.exit_code
     except KeyboardInterrupt as stop:
         return _stopped(stop)
     except Exception as error:
-        if debug or (isinstance(error, BrokenPipeError) and _reader_gone()):
+        if (args.debug and not args.log_json) or (isinstance(error, BrokenPipeError) and _reader_gone()):
             raise
         if _Terminated.raised is not None:
             return _stopped(_Terminated.raised)
-        print(
-            f"swjoin: internal error: {type(error).__name__}: {' '.join(str(error).split())} (--debug shows where)",
-            file=sys.stderr,
-        )
+        text = f"internal error: {type(error).__name__}: {' '.join(str(error).split())} (--debug shows where)"
+        logging.getLogger(__name__).error("%s", text, exc_info=args.log_json)
         return 1

@@ -51,11 +51,16 @@ class _Values:
 class Parser(argparse.ArgumentParser):
     """argparse without abbreviations. Complaints are one line, with the nearest option or command."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, log_json: bool = False, **options: Any) -> None:
+        """log_json: complaints are lines of JSON."""
         super().__init__(*args, **{**options, "allow_abbrev": False})
+        self._log_json = log_json
 
     def error(self, message: str) -> NoReturn:
-        print(f"{self.prog.split()[0]}: {' '.join(message.split())} (see {self.prog} --help)", file=sys.stderr)
+        from swjoin.core.log_lines import complaint_line
+
+        text = f"{' '.join(message.split())} (see {self.prog} --help)"
+        print(complaint_line(text, as_json=self._log_json, program=self.prog.split()[0]), file=sys.stderr)
         raise SystemExit(2)
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]

@@ -29,29 +29,29 @@ def typed_command() -> str:
     return " ".join(["swjoin", *sys.argv[1:]])
 
 
-def start_job(job: Job, ranks: int | None, debug: bool, threads: int | None, hostfile: Path | None = None) -> int:
+def start_job(job: Job, ranks: int | None, args: argparse.Namespace, hostfile: Path | None = None) -> int:
     """Run a job in-process, on MPI ranks that we launch, or as one of the ranks of a launcher."""
     from swjoin.runtime import launch, preflight
 
     if ranks is not None:
-        return launch.launch(job, ranks, debug, hostfile)
+        return launch.launch(job, ranks, args.debug, hostfile, log_json=args.log_json)
     if preflight.launcher_size() > 1:
         preflight.check_world()
-        return _run_rank(job, debug)
+        return _run_rank(job, args)
     from swjoin.cli.summary import print_summary
     from swjoin.forecast.memory_report import add_plan
     from swjoin.runtime.in_process import run_local
 
-    print_summary(run_local(job, progress=True, slave_count=threads, complete_report=add_plan), job)
+    print_summary(run_local(job, progress=True, slave_count=args.threads, complete_report=add_plan), job, args)
     return 0
 
 
-def _run_rank(job: Job, debug: bool) -> int:
+def _run_rank(job: Job, args: argparse.Namespace) -> int:
     from swjoin.cli.summary import print_summary
     from swjoin.forecast.memory_report import add_plan
     from swjoin.runtime.mpi.main import run_rank
 
-    run_rank(job, progress=True, debug=debug, on_report=lambda report: print_summary(report, job), complete_report=add_plan)
+    run_rank(job, True, args.debug, lambda report: print_summary(report, job, args), complete_report=add_plan)
     return 0
 
 
@@ -65,7 +65,7 @@ def run_rank(args: argparse.Namespace) -> int:
         preflight.end_all_ranks(
             f"{Path(args.job).parent} on {platform.node()}: no job to read ({error.strerror}); all hosts must share --out"
         )
-    return _run_rank(Job.from_json(text), args.debug)
+    return _run_rank(Job.from_json(text), args)
 
 
 def run_run(args: argparse.Namespace) -> int:
@@ -81,7 +81,7 @@ def start_run(args: argparse.Namespace, config: RunConfig | None) -> int:
             raise UserError("--resume: the run goes on as it was configured, in its own directory; leave everything else out")
         job = resumed_job(named(Path(args.resume)))
         job = dataclasses.replace(job, config=observed(job.config, args.dashboard))
-        return start_job(job, ranks, args.debug, args.threads, hosts)
+        return start_job(job, ranks, args, hosts)
     if config is None:
         raise UserError(f"the configuration is missing: swjoin {args.command} CONFIG.yaml, or --resume DIR")
     config = observed(config, args.dashboard)
@@ -89,7 +89,7 @@ def start_run(args: argparse.Namespace, config: RunConfig | None) -> int:
 
     def start(out: Path) -> int:
         target = None if settings.sink.kind == "count" else out / "results"
-        return start_job(Job(settings, target, True, out, None, typed_command()), ranks, args.debug, args.threads, hosts)
+        return start_job(Job(settings, target, True, out, None, typed_command()), ranks, args, hosts)
 
     if args.out is not None:
         return in_folder(Path(args.out), start)

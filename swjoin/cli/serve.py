@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from swjoin.connectors.flight.client import Client, Event
     from swjoin.connectors.flight.result_log import ConsumerOffset
 
+_LOG = logging.getLogger(__name__)
 _AGAIN_S = 0.5
 _REFUSED = "from: "  # how a run begins its complaint about a place
 
@@ -70,7 +72,7 @@ def _patiently(args: argparse.Namespace, attempt: Callable[[], int]) -> int:
                 gone_s = time.monotonic()
             if time.monotonic() - gone_s >= patience_s:
                 raise
-            print(f"swjoin: {args.address}: {error}; trying again", file=sys.stderr)
+            _LOG.info("%s: %s; trying again", args.address, error)
             time.sleep(_AGAIN_S)
 
 
@@ -80,7 +82,7 @@ def run_push(args: argparse.Namespace) -> int:
     from swjoin.connectors.files.inputs import find_files, split_paths
 
     if args.file != "-" and (text := find_files(split_paths(args.file)).unread) is not None:
-        _say(text)
+        _LOG.info("%s", text)
     return _patiently(args, lambda: _push(args))
 
 
@@ -92,7 +94,7 @@ def _push(args: argparse.Namespace) -> int:
         if row:
             print(f"{name}: {row:,} rows are there already")
         began_s, sent = time.monotonic(), 0
-        with client.producer(args.stream, name, wanted, on_wait=_say) as producer:
+        with client.producer(args.stream, name, wanted, on_wait=_LOG.info) as producer:
             for batch in _batches(args, wanted, row):
                 producer.push(batch)
                 sent += batch.num_rows
@@ -102,10 +104,6 @@ def _push(args: argparse.Namespace) -> int:
                 producer.end()
         print(f"{args.stream}: {sent:,} rows pushed and accepted in {time.monotonic() - began_s:.1f} s")
     return 0
-
-
-def _say(text: str) -> None:
-    print(f"swjoin: {text}", file=sys.stderr, flush=True)
 
 
 def _batches(args: argparse.Namespace, wanted: pa.Schema, skip: int) -> Iterator[pa.RecordBatch]:
@@ -246,7 +244,7 @@ class _Tail:
         if self._out is not None:
             self._out.take(event)
         elif event.kind == "void":
-            print(f"swjoin: the run has recovered: rows from generation {event.generation} on come again", file=sys.stderr)
+            _LOG.info("the run has recovered: rows from generation %d on come again", event.generation)
         elif event.kind == "rows":
             limit = self._args.count
             batch = event.batch if limit is None else event.batch.slice(0, limit - self._rows)

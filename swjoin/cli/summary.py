@@ -7,13 +7,17 @@ Stays out: the report's content (`runtime.run_report`).
 
 from __future__ import annotations
 
+import argparse
+import logging
 import os
 import sys
 from typing import Any
 
 from swjoin.config.job import Job
 from swjoin.runtime.plausibility import report_ranges
-from swjoin.runtime.run_report import WARNING, speed_means_something
+from swjoin.runtime.run_report import speed_means_something
+
+_LOG = logging.getLogger(__name__)
 
 
 def on_terminal() -> bool:
@@ -140,11 +144,22 @@ def summary_rows(report: dict[str, Any], job: Job) -> list[tuple[str, str]]:
     return rows
 
 
-def print_summary(report: dict[str, Any], job: Job) -> None:
-    """A table on a terminal, aligned plain lines elsewhere; warnings on standard error, a line each."""
+def print_summary(report: dict[str, Any], job: Job, args: argparse.Namespace) -> None:
+    """A table on a terminal, aligned plain lines elsewhere; warnings are logged.
+
+    args: of the command. -q: no more than the result of a join that only counts; --log-json where standard output is a
+    result: the summary is logged.
+    """
     for line in report["warnings"]:
-        print(f"{WARNING}{line}", file=sys.stderr)
+        _LOG.warning("%s", line)
     rows = summary_rows(report, job)
+    if args.quiet:
+        if job.target is None and job.run_dir is None:
+            print(report["results"]["count"])
+        return
+    if args.log_json and sys.stdout is sys.stderr:  # the rows go to standard output
+        _LOG.info("%s", "; ".join(f"{name}: {value}" for name, value in rows))
+        return
     if not on_terminal():
         for name, value in rows:
             print(f"{name:<17} {value}")

@@ -8,7 +8,7 @@ Stays out: parsing (`cli.main`), running and storing (`sweeps`).
 from __future__ import annotations
 
 import argparse
-import sys
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from swjoin.sweeps.points import Experiment, Point
+
+_LOG = logging.getLogger(__name__)
 
 
 def time_text(seconds: float) -> str:
@@ -140,5 +142,5 @@ def run_sweep(args: argparse.Namespace) -> int:
     print(f"{'next':<17} swjoin aggregate {directory}")
     print(f"{'':<17} swjoin plot {args.experiment}" + (f" --sweep {directory}" if args.out is not None or args.preset else ""))
     for label, why in summary.failures:
-        print(f"swjoin: {label}: {why}", file=sys.stderr)
+        _LOG.error("%s: %s", label, why)
     return 1 if summary.failures else 0

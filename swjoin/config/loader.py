@@ -16,6 +16,7 @@ import dataclasses
 import difflib
 import functools
 import json
+import logging
 import math
 import os
 import re
@@ -34,6 +35,7 @@ from swjoin.core.errors import UserError, spelled
 from swjoin.core.resources import relative_to
 from swjoin.core.units import is_utf8, named_path, parse_duration_us, parse_size_bytes
 
+_LOG = logging.getLogger(__name__)
 LISTEN = "127.0.0.1:8815"
 _MOST_BYTES = 1 << 18  # of a file; reading more would take PyYAML seconds
 _MOST_VALUES = 20_000  # once all aliases are unfolded
@@ -374,6 +376,7 @@ def load_config(path: Path, overrides: list[str] | None = None, *, served: bool 
         _check_beside(config, path.parent)
     except UserError as error:
         raise error.prefixed(str(path)) from None
+    _LOG.debug("%s: read, with %d --set; %s, %s pace", path, len(overrides or []), config.query.description, config.pace)
     return config
 
 

@@ -9,6 +9,7 @@ and the roles' commands: a watcher knows none of them.
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from swjoin.connectors.source import Source
     from swjoin.monitor.web import Server
 
+_LOG = logging.getLogger(__name__)
 ADDRESS_FILE = "dashboard.txt"  # in the run's directory, while it runs
 HOT_KEYS_S = 1.0  # between two samples of the hot keys
 _RECENT_MOVES = 1000  # moves that the median hold-back covers
@@ -43,7 +45,7 @@ _NEWEST = ("epoch", "occupancy_ratio", "window_tuples", "window_bytes", "mini_gr
 
 
 def open_watcher(config: RunConfig, about: dict[str, Any], run_dir: Path | None = None) -> MasterWatcher:
-    """A watcher; with a port also its dashboard, whose address is printed and written into the run's directory.
+    """A watcher; with a port also its dashboard, whose address is logged and written into the run's directory.
 
     about: constant facts of the run, ready for JSON. UserError when a port is taken, or a library is missing.
     """
@@ -61,7 +63,7 @@ class _Dashboard:
 
         self._server: Server = Server(board.snapshot, port)
         self._address_file = None if run_dir is None else run_dir / ADDRESS_FILE
-        print(f"dashboard: {self._server.address}  (in a terminal: swjoin top {self._server.port})", flush=True)
+        _LOG.info("dashboard: %s  (in a terminal: swjoin top %d)", self._server.address, self._server.port)
         if self._address_file is not None:
             self._address_file.parent.mkdir(parents=True, exist_ok=True)
             self._address_file.write_text(self._server.address + "\n")

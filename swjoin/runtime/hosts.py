@@ -9,6 +9,7 @@ Stays out: transports, processes, the slave (`runtime.slave_host`).
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import platform
 import time
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
     from swjoin.connectors.output_columns import OutputColumns
 
 
+_LOG = logging.getLogger(__name__)
 _LONGEST_SLOT_WAIT_US = 20_000  # while a timer runs
 
 
@@ -111,6 +113,9 @@ class MasterHost(Host):
         self._late: LateSink | None = None
         self._spill = open_spill(job)
         self._events: EventsFile | None = None
+        for name, source in zip(STREAM_NAMES, self.sources, strict=True):
+            rows = "unknown" if source.rows_total is None else f"{source.rows_total:,}"
+            _LOG.debug("%s: %s, rows: %s", name, type(source).__name__, rows)
         self._progress = ReadingProgress(progress, [s.rows_total for s in self.sources])
         self.watcher = open_job_watcher(job)
         if self.ingest is not None and self.watcher is not None:
@@ -311,6 +316,8 @@ class MasterHost(Host):
         self._log(event)
 
     def _log(self, event: RunEvent) -> None:
+        if event.kind != "occupancy":  # one per slave and reorganization epoch
+            _LOG.debug("%s", event)
         if self._events is not None:
             self._events.add(event)
         if self.watcher is not None:

@@ -9,6 +9,7 @@ Stays out: decisions of the roles; MPI.
 
 from __future__ import annotations
 
+import logging
 import platform
 import queue
 import threading
@@ -41,6 +42,7 @@ from swjoin.runtime.run_report import CompleteReport, RunOutcome, build_report, 
 from swjoin.runtime.signals import stop_signals
 from swjoin.runtime.slave_host import SlaveHost
 
+_LOG = logging.getLogger(__name__)
 _RESULT_CHUNKS = 4  # result chunks that may wait for the collector; then the slaves wait
 _MOST_SLAVES = 4
 _WAKE_S = 0.1  # interval at which a waiting thread checks whether the run has failed
@@ -79,9 +81,18 @@ def _run_local(job: Job, progress: bool, slave_count: int | None, complete_repor
     slave_count = default_slave_count() if slave_count is None else slave_count
     if not job.resumes:
         job.config.check_slaves(slave_count)
+    cluster = job.config.cluster
+    _LOG.debug(
+        "in one process: %d slave(s), %d partition-groups, distribution epoch %s",
+        slave_count,
+        cluster.partition_count,
+        f"{cluster.distribution_epoch_us} us" if cluster.distribution_epoch_us else f"{cluster.epoch_tuples} tuples",
+    )
     with MasterHost(job, progress) as role_host:
+        opened = time.monotonic()
         load_master_kernels(job.config, role_host.layouts)
         load_slave_kernels(job.config, role_host.layouts)
+        _LOG.debug("sources opened in %.3f s, kernels loaded in %.3f s", opened - started, time.monotonic() - opened)
         clock = RunClock()
         with role_host.make_collector(clock) as collector, stop_signals(job) as stop_wanted:
             role_host.stop_wanted = stop_wanted.is_set
@@ -121,6 +132,7 @@ def _run_local(job: Job, progress: bool, slave_count: int | None, complete_repor
     if report["join_s"] > 0:
         tuples = sum(report["input"][name]["tuples"] for name in ("left", "right"))
         report["input_tuples_per_s"] = (tuples - loop.resumed_tuples) / report["join_s"]
+    _LOG.debug("joined in %.3f s, %.3f s in all: %s pairs", report["join_s"], report["wall_s"], report["results"]["count"])
     if complete_report is not None:
         complete_report(report, job)
     publish(job, report)

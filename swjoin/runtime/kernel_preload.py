@@ -1,6 +1,6 @@
 """A rank calls its own kernels once before the run's clock starts.
 
-What: `load_master_kernels`, `load_slave_kernels`; both print a line when a kernel has to be compiled (`report_compilations`).
+What: `load_master_kernels`, `load_slave_kernels`; both log a line when a kernel has to be compiled (`report_compilations`).
 Why: loading compiled kernels from the cache takes most of a second, which must not become production delay of the first
 distribution epochs.
 Stays out: compiling them in the first place (`cli.kernels`), measuring.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
+import logging
 import time
 from collections.abc import Iterator
 
@@ -29,11 +29,12 @@ from swjoin.core.kernel_cache import stored_kernels
 from swjoin.core.sequence_numbers import wire_layouts
 from swjoin.state.payload_store import PAGE_ROWS
 
+_LOG = logging.getLogger(__name__)
 _PATIENCE_S = 1.0
 
 
 class _Compiled(Listener):  # type: ignore[misc]
-    """Counts compilations, not loads from the cache; after a second of compiling it prints a line."""
+    """Counts compilations, not loads from the cache; after a second of compiling it logs a line."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -44,7 +45,7 @@ class _Compiled(Listener):  # type: ignore[misc]
         self.count += 1
         if not self._reported and time.monotonic() - self.start > _PATIENCE_S:
             self._reported = True
-            print("swjoin: compiling kernels for this machine, once after an installation", file=sys.stderr, flush=True)
+            _LOG.info("compiling kernels for this machine, once after an installation")
 
     def on_end(self, event: Event) -> None:
         pass
@@ -52,14 +53,14 @@ class _Compiled(Listener):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def report_compilations() -> Iterator[None]:
-    """Print one line on standard error if kernels were compiled inside, as happens once after an installation or a change."""
+    """Log one line if kernels were compiled inside, as happens once after an installation or a change."""
     compiled = _Compiled()
     with install_listener("numba:compile", compiled):
         yield
     if compiled.count:
         seconds = time.monotonic() - compiled.start
         later = "later runs load them" if stored_kernels() else "they cannot be kept; swjoin doctor says why"
-        print(f"swjoin: compiled {compiled.count} kernels in {seconds:.0f} s; {later}", file=sys.stderr, flush=True)
+        _LOG.info("compiled %d kernels in %.0f s; %s", compiled.count, seconds, later)
 
 
 def _two_rows(layout: RowLayout | None) -> PayloadRows | None:

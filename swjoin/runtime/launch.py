@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import logging
 import os
 import platform
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -26,17 +28,20 @@ from typing import TextIO
 from swjoin.config.job import Job
 from swjoin.connectors.output_paths import check_outputs
 from swjoin.core.errors import NotWritten, UserError
+from swjoin.core.log_lines import record_of
 from swjoin.core.storage import write_json
 from swjoin.runtime.preflight import find_mpirun
-from swjoin.runtime.run_report import WARNING, partial_report, rank_roles
+from swjoin.runtime.run_report import partial_report, rank_roles
 from swjoin.runtime.signals import handling
 
+_LOG = logging.getLogger(__name__)
 _GRACE_S = 10.0
 _LEFT_BEHIND_S = 15.0  # for mpirun to end after the run, on several hosts
 _LAST_WORDS_S = 2.0
+_SUMMARY = "swjoin.cli.summary"  # the logger of the warnings in a report
 FAILED_TO_START = "listener thread failed to start"  # in mpirun's own server, before any rank; once in thousands of starts
 _AGAIN = -1
-_TERMINATED = "stopped by SIGTERM\n"  # a rank that the launcher stopped because another one died
+_TERMINATED = "stopped by SIGTERM"  # a rank that the launcher stopped because another one died
 
 
 def several_hosts(environment: Mapping[str, str] = os.environ) -> bool:
@@ -64,16 +69,26 @@ def mpirun_options(mpirun: Path, ranks: int, hostfile: Path | None = None) -> li
 
 
 def mpirun_command(
-    mpirun: Path, ranks: int, job_file: Path, debug: bool, *, survives: bool = False, hostfile: Path | None = None
+    mpirun: Path,
+    ranks: int,
+    job_file: Path,
+    debug: bool,
+    *,
+    survives: bool = False,
+    hostfile: Path | None = None,
+    log_json: bool = True,
 ) -> list[str]:
-    """The command line that starts `ranks` ranks of a job.
+    """The command line that starts `ranks` ranks of a job, which log at the level of this process.
 
     survives: the others survive the death of a rank (User Level Failure Mitigation of Open MPI 5).
     """
     options = mpirun_options(mpirun, ranks, hostfile)
     if survives:
         options += ["--with-ft", "ulfm"]
-    command = [*options, sys.executable, "-m", "swjoin", "_rank", str(job_file)]
+    level = logging.getLogger("swjoin").getEffectiveLevel()
+    flags = {"--log-json": log_json, "-v": level <= logging.DEBUG, "-q": level >= logging.ERROR}
+    given = [name for name, wanted in flags.items() if wanted]
+    command = [*options, sys.executable, "-m", "swjoin", "_rank", *given, str(job_file)]
     return [*command, "--debug"] if debug else command
 
 
@@ -102,45 +117,51 @@ def _job_file(job: Job, hostfile: Path | None) -> Iterator[Path]:
                 above.rmdir()
 
 
-def launch(job: Job, ranks: int, debug: bool, hostfile: Path | None = None) -> int:
-    """Start the ranks, relay their output, return their exit code. SIGINT, SIGTERM, SIGHUP and SIGUSR1 end them all."""
-    return launch_with_reason(job, ranks, debug, hostfile=hostfile)[0]
+def launch(job: Job, ranks: int, debug: bool, hostfile: Path | None = None, *, log_json: bool = False) -> int:
+    """Start the ranks, log their messages, return their exit code. SIGINT, SIGTERM, SIGHUP and SIGUSR1 end them all.
+
+    log_json: of ranks that print their messages themselves, as they do with `debug`.
+    """
+    return launch_with_reason(job, ranks, debug, hostfile=hostfile, log_json=log_json)[0]
 
 
 def launch_with_reason(
-    job: Job, ranks: int, debug: bool = False, *, quiet: bool = False, hostfile: Path | None = None
+    job: Job, ranks: int, debug: bool = False, *, quiet: bool = False, hostfile: Path | None = None, log_json: bool = False
 ) -> tuple[int, str]:
-    """As `launch`; returns the exit code and the error, empty without one. quiet: print nothing."""
+    """As `launch`; returns the exit code and the error, empty without one. quiet: neither print the summary, nor log its
+    warnings and the error."""
     check_outputs(job)
     report = None if job.run_dir is None else job.run_dir / "run.json"
     before = None if report is None else _stamp(report)
     with _job_file(job, hostfile) as job_file:
         checkpointed = job.checkpoints is not None
         survives = checkpointed and job.config.checkpoint.recover
-        command = mpirun_command(find_mpirun(), ranks, job_file, debug, survives=survives, hostfile=hostfile)
+        command = mpirun_command(
+            find_mpirun(), ranks, job_file, debug, survives=survives, hostfile=hostfile, log_json=log_json or not debug
+        )
         finished = None
         if report is not None and (hostfile is not None or several_hosts()):
             finished = functools.partial(_ended_well, report, before)
         environment = dict(os.environ)
         if not sys.stdout.isatty():  # mpirun gives rank 0 a pseudo-terminal in any case
             environment["SWJOIN_PLAIN"] = "1"
-        with open(os.devnull, "w") if quiet else contextlib.nullcontext(sys.stderr) as messages:
-            for again in (True, False):
-                process = subprocess.Popen(
-                    command,
-                    env=environment,
-                    stdout=subprocess.DEVNULL if quiet else None,
-                    stderr=None if debug else subprocess.PIPE,
-                    text=True,
-                    start_new_session=True,
-                )
-                first_signal = signal.SIGUSR1 if checkpointed else signal.SIGTERM
-                code, failure = _watch(process, first_signal, messages, again=again, finished=finished)
-                if code != _AGAIN:
-                    break
-            if code == 0 and finished is not None and not finished():  # observed after all processes of a host had died
-                code, failure = 1, f"mpirun ended before the run did: a host was lost; {job.next_step(ranks)}"
-                print(f"swjoin: {failure}", file=messages)
+        _LOG.debug("%s", shlex.join(command))
+        for again in (True, False):
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdout=subprocess.DEVNULL if quiet else None,
+                stderr=None if debug else subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+            first_signal = signal.SIGUSR1 if checkpointed else signal.SIGTERM
+            code, failure = _watch(process, first_signal, quiet=quiet, again=again, finished=finished)
+            if code != _AGAIN:
+                break
+        if code == 0 and finished is not None and not finished():  # observed after all processes of a host had died
+            code, failure = 1, f"mpirun ended before the run did: a host was lost; {job.next_step(ranks)}"
+            _complain(failure, quiet=quiet)
     # A refused run (code 2) leaves the report unchanged; so does a resumed run that could not start, and one that was stopped
     # before it started.
     replaceable = (None,) if job.resumes else (None, before)
@@ -189,14 +210,14 @@ def _wait(process: subprocess.Popen[str], finished: Callable[[], bool] | None) -
 def _watch(
     process: subprocess.Popen[str],
     first_signal: signal.Signals,
-    messages: TextIO,
     *,
+    quiet: bool,
     again: bool,
     finished: Callable[[], bool] | None = None,
 ) -> tuple[int, str]:
-    """Relay the ranks' lines to `messages` until the launcher ends; returns the exit code and the error.
+    """Log the ranks' messages until the launcher ends; returns the exit code and the error.
 
-    again: return _AGAIN, and print nothing, when mpirun itself failed to start of a transient cause. first_signal: sent to the
+    again: return _AGAIN, and log nothing, when mpirun itself failed to start of a transient cause. first_signal: sent to the
     launcher on the first stop signal; mpirun relays SIGUSR1 to the ranks, which then stop with a checkpoint. A second stop
     signal other than SIGUSR1 sends SIGTERM.
     """
@@ -212,16 +233,16 @@ def _watch(
 
     def read(lines: TextIO) -> None:
         for line in lines:
-            if line.startswith(WARNING):
-                messages.write(line)
-                messages.flush()
-            elif line.startswith("swjoin: ") and not line.endswith(_TERMINATED):
-                if not errors:  # further ranks fail of the same cause, or because of the first failure
-                    errors.append(line.removeprefix("swjoin: ").strip())
-                    messages.write(line)
-                    messages.flush()
-            else:
+            record = _record_of(line)
+            if record is None:
                 other_lines.append(line)
+            elif record.levelno < logging.ERROR:
+                if not (quiet and record.name == _SUMMARY):
+                    _relay(record)
+            elif record.getMessage() != _TERMINATED and not errors:  # further ranks fail of the same cause, or of this failure
+                errors.append(record.getMessage())
+                if not quiet:
+                    _relay(record)
 
     reader = None
     if process.stderr is not None:
@@ -241,7 +262,7 @@ def _watch(
         return 0, ""  # stopped with a checkpoint, or complete
     if stopping:
         error = f"stopped by {signal.Signals(stopping[0]).name}"
-        print(f"swjoin: {error}", file=messages)
+        _complain(error, quiet=quiet)
         return 128 + stopping[0], error
     if code and not error:
         text = " ".join(" ".join(other_lines).split())
@@ -252,8 +273,26 @@ def _watch(
             error = f"rank {killed[1]} on {killed[2]} was killed by signal {killed[3]}"
         else:
             error = f"mpirun ended with code {code}: {text[:400].strip(' -') or 'it said nothing'} (--debug shows all)"
-        print(f"swjoin: {error}", file=messages)
+        _complain(error, quiet=quiet)
     return (code if code in (0, 2) else 1), error
+
+
+def _complain(error: str, *, quiet: bool) -> None:
+    if not quiet:
+        _LOG.error("%s", error)
+
+
+def _record_of(line: str) -> logging.LogRecord | None:
+    """The message of a rank, or None. Errors before a rank has read its command line are text."""
+    if line.startswith("swjoin: "):
+        return _LOG.makeRecord(_LOG.name, logging.ERROR, "", 0, line.removeprefix("swjoin: ").strip(), (), None)
+    return record_of(line)
+
+
+def _relay(record: logging.LogRecord) -> None:
+    logger = logging.getLogger(record.name)
+    if logger.isEnabledFor(record.levelno):
+        logger.handle(record)
 
 
 def _end(process: subprocess.Popen[str]) -> None:

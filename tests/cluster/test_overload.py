@@ -106,9 +106,7 @@ def test_a_disk_that_changes_a_byte_is_refused(tmp_path: Path) -> None:
     spilled = SpillFolder(tmp_path)(batch)
     assert np.array_equal(spilled.load().ts, batch.ts)
     assert not list(tmp_path.iterdir())  # without a name: nothing is left behind, whatever happens
-    spilled.file.seek(100)
-    spilled.file.write(b"x")
-    spilled.file.flush()
+    spilled.file.write(100, np.frombuffer(b"x", np.uint8))
     with pytest.raises(SwjoinError, match="not what was written"):
         spilled.load()
 

@@ -70,7 +70,8 @@ def test_options_mean_in_a_file_what_they_mean_to_the_command(command: str, wher
 def test_every_option_about_the_join_is_a_key() -> None:
     command = next(a.choices["join"] for a in build_parser()._actions if isinstance(a.choices, dict))
     options = {a.dest for a in command._actions if a.option_strings}
-    others = {"help", "ranks", "threads", "out", "format", "report", "debug", "pace"}  # of the command; pace is a key as it is
+    others = {"help", "ranks", "threads", "out", "format", "report", "pace"}  # of the command; pace is a key as it is
+    others |= {"verbose", "quiet", "log_json", "debug"}
     assert {*JOIN_KEYS, *OPTION_KEYS} == options - others
     assert {name for command in COMMANDS for name in given(command)} == options - others
     text = (ROOT / "mpi_configs" / "README.md").read_text()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import fnmatch
 import glob
 import itertools
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from swjoin.core.storage import check_name
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_LOG = logging.getLogger(__name__)
 _PACKED = (".gz", ".bz2", ".zst", ".lz4")  # text that Arrow unpacks while it reads
 _SUFFIXES = {
     ".parquet": "Parquet",
@@ -215,7 +217,12 @@ def find_files(value: Paths, text: TextConfig | None = None) -> InputFiles:
     _refuse_other_partitions(files)
     if text is not None:
         files = [replace(f if isinstance(f, DataFile) else DataFile(str(f)), text=text) for f in files]
+    _LOG.debug("%s: %d %s file(s), in this order: %s", value, len(files), file_format(files[0]), _few(files))
     return InputFiles(files, "; ".join(warnings) or None)
+
+
+def _few(files: list[File]) -> str:
+    return ", ".join(map(str, files if len(files) <= 3 else [*files[:2], "...", files[-1]]))
 
 
 def _folder(files: Iterable[File]) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
+import logging
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -42,6 +43,8 @@ from swjoin.core.key_encoder import KeyEncoder
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_LOG = logging.getLogger(__name__)
 
 
 class FileSource(EncodedSource):
@@ -150,6 +153,7 @@ class FileSource(EncodedSource):
             if self.untyped:
                 continue
             skip = self._skip if index == self._skipped_files and not self._sorts else 0
+            _LOG.debug("%s: reading columns %s", path, ", ".join(self._columns))
             for batch in read_batches(path, self._schema, self._columns, BATCH_ROWS, skip):
                 for start in range(0, max(1, batch.num_rows), BATCH_ROWS):
                     yield index, batch.slice(start, BATCH_ROWS), None

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import re
 import threading
 import time
@@ -37,6 +38,7 @@ from swjoin.core.batch import STREAM_NAMES, SourceBatch
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.units import MAX_SPAN_US
 
+_LOG = logging.getLogger(__name__)
 _LATE_BYTES = 4 << 20
 _PREFIX = re.compile(r"^Flight (error: |returned [\w ]+ error, with message: )")
 _ACK_S = 0.1
@@ -77,11 +79,11 @@ class FlightIngest:
         endpoint.acts |= {"status": self._status, "received": self._received, "waits": self._waits, "end": self._end}
 
     def open(self) -> None:
-        """Accept clients and print the address, if that has not been done yet."""
+        """Accept clients and log the address, if that has not been done yet."""
         if self.endpoint.is_open:
             return
         self.endpoint.open()
-        print(f"listening at {self.location}", flush=True)
+        _LOG.info("listening at %s", self.location)
 
     @property
     def location(self) -> str:

@@ -10,7 +10,7 @@ partition instead. A partition with more messages is not idle, however slowly th
 
 from __future__ import annotations
 
-import sys
+import logging
 import threading
 import time
 from collections import deque
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from confluent_kafka import Consumer, Message
 
+_LOG = logging.getLogger(__name__)
 _MESSAGES = 5000  # taken from the client at once, at most
 _POLL_S, _FULL_POLL_S = 0.1, 0.01
 _AWAY_S = 60.0  # without any broker, after which a run fails
@@ -305,7 +306,7 @@ class PartitionReader:
         if self._decoder.complaint is not None and not self._complained:
             self._complained = True
             text = f"{self._where}: a message cannot be used ({self._decoder.complaint}); see unusable_messages for how many"
-            print(f"swjoin: {text}", file=sys.stderr, flush=True)
+            _LOG.warning("%s", text)
 
     def _offer(self, client: Consumer) -> None:
         """Move rows to the lanes, as far as they have room, and pause the partitions of full lanes."""

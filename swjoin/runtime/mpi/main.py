@@ -15,12 +15,12 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import json
+import logging
 import os
 import platform
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +42,7 @@ from swjoin.runtime.new_folder import forget_worthless
 from swjoin.runtime.run_report import CompleteReport
 from swjoin.runtime.signals import stop_signals
 
+_LOG = logging.getLogger(__name__)
 _FLUSH_S = 3.0  # time for the collector to mark its results incomplete after the failure of a rank
 _ROLES = ("master", "collector")
 
@@ -58,7 +59,7 @@ def run_rank(
     tell: takes the content of run.json, on rank 0. complete_report: may add to it before.
 
     Bad input found before the run starts raises UserError on rank 0 and ends the other ranks quietly with the same exit code.
-    A failure during the run prints one line with rank, role, host and epoch, and ends the whole job.
+    A failure during the run logs one line with rank, role, host and epoch, and ends the whole job.
     """
     import mpi4py
 
@@ -74,6 +75,7 @@ def run_rank(
         raise UserError(f"{comm.size} MPI ranks given; a cluster needs at least 3: master, collector and one slave (-n 3)")
     name = _ROLES[rank] if rank < FIRST_SLAVE else f"slave {rank - FIRST_SLAVE}"
     label = [f"rank {rank} ({name}) on {platform.node()}"]
+    _LOG.debug("%s of %d, process %d", label[0], comm.size, os.getpid())
     role: MasterRank | CollectorRank | SlaveRank
     if rank == MASTER:
         role = MasterRank(job, label, progress, complete_report)
@@ -91,7 +93,8 @@ def run_rank(
     except EndedEarlyError as early:
         error = early
         if isinstance(channel, ResilientChannel):
-            print(f"swjoin: {early}" if str(early) else "", file=sys.stderr, end="\n" if str(early) else "")
+            if str(early):
+                _LOG.error("%s", early)
             leave(early.exit_code)
         raise
     except BaseException as failure:
@@ -110,7 +113,7 @@ def run_rank(
     except BaseException as failure:
         if not isinstance(channel, ResilientChannel):
             raise
-        print(f"swjoin: {label[0]}: {' '.join(str(failure).split()) or type(failure).__name__}", file=sys.stderr)
+        _LOG.error("%s: %s", label[0], " ".join(str(failure).split()) or type(failure).__name__)
         leave(1)
     if isinstance(channel, ResilientChannel):
         leave(0)
@@ -152,15 +155,13 @@ def _with_remedy(failure: BaseException, job: Job, ranks: int) -> BaseException:
 
 
 def _end_job(channel: Channel, error: BaseException, place: str, debug: bool) -> None:
-    """Print the reason, let the collector mark its results incomplete, and end every rank. Does not return."""
+    """Log the reason, let the collector mark its results incomplete, and end every rank. Does not return."""
     code = error.exit_code if isinstance(error, SwjoinError) else 130 if isinstance(error, KeyboardInterrupt) else 1
-    if debug:
-        traceback.print_exc()
     text = str(error) if isinstance(error, UserError | PeerFailedError) else f"{place}: {str(error) or type(error).__name__}"
     if not isinstance(error, SwjoinError):
         text = f"{place}: {type(error).__name__}: {error}"
     if not isinstance(error, PeerFailedError):
-        print(f"swjoin: {' '.join(text.split())}", file=sys.stderr, flush=True)
+        _LOG.error("%s", " ".join(text.split()), exc_info=error if debug else None)
     if isinstance(channel, ResilientChannel):
         if not isinstance(error, PeerFailedError):
             channel.end_all(text, code)
