@@ -138,10 +138,17 @@ def summary_rows(report: dict[str, Any], job: Job) -> list[tuple[str, str]]:
     rows.append(("peak memory", _memory_text(report["memory"])))
     topic = job.config.sink.kafka
     results = job.target if topic is None else f"topic {topic.topic} at {topic.servers}"
+    if _rows_on_standard_output():
+        results = "standard output"
     for label, path in (("results", results), ("run", job.run_dir), ("report", job.report)):
         if path is not None:
             rows.append((label, str(path)))
     return rows
+
+
+def _rows_on_standard_output() -> bool:
+    """`-o -`: what is printed goes to standard error (`cli.join`)."""
+    return sys.stdout is sys.stderr
 
 
 def print_summary(report: dict[str, Any], job: Job, args: argparse.Namespace) -> None:
@@ -157,7 +164,7 @@ def print_summary(report: dict[str, Any], job: Job, args: argparse.Namespace) ->
         if job.target is None and job.run_dir is None:
             print(report["results"]["count"])
         return
-    if args.log_json and sys.stdout is sys.stderr:  # the rows go to standard output
+    if args.log_json and _rows_on_standard_output():
         _LOG.info("%s", "; ".join(f"{name}: {value}" for name, value in rows))
         return
     if not on_terminal():

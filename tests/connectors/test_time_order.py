@@ -28,7 +28,7 @@ def rows_of(times: list[int | None], size: int, run_bytes: int) -> tuple[list[st
         valid = np.array([t is not None for t in part]) if None in part else None
         order.add(pa.record_batch({"name": names[start : start + size]}), np.array([t or 0 for t in part], np.int64), valid)
     found = list(order.rows())
-    files = sum(map(len, order._generations))
+    files = order.runs
     return (
         [name for batch, _ in found for name in batch.column(0).to_pylist()],
         [position for _, positions in found for position in positions.tolist()],

@@ -138,6 +138,7 @@ class FileSource(EncodedSource):
                 times = self._encoder.times(batch.column(self.config.time), np.arange(rows, rows + batch.num_rows))
             sorted_rows.add(batch, *times)
             rows += batch.num_rows
+        _LOG.debug("%s: sorting %d rows by %s, %d sorted runs on disk", self.where, rows, self.config.time, sorted_rows.runs)
         if rows < skip:
             raise self._changed(skip)
         for whole, places in sorted_rows.rows():

@@ -60,6 +60,11 @@ class TimeOrder:
         if self._bytes >= self._run_bytes:
             self._spill()
 
+    @property
+    def runs(self) -> int:
+        """Sorted runs on disk so far."""
+        return sum(map(len, self._generations))
+
     def rows(self) -> Iterator[tuple[pa.RecordBatch, I64]]:
         """All rows in order, a batch at a time, each with the positions at which its rows were added, int64 (rows,)."""
         if not self._read:
