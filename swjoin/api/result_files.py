@@ -59,7 +59,7 @@ def _paths(*inputs: object) -> list[Path]:
     return [named_path(value, "input") for value in inputs if isinstance(value, (str, os.PathLike))]
 
 
-def join_files(job: Job, request: Request, threads: int | None) -> Proof | None:
+def join_files(job: Job, request: Request, threads: int | None, progress: bool | None) -> Proof | None:
     """Two paths joined while they are read; None: an input is not in time order, and nothing has been written.
 
     Rows that are behind are not to be left out as late ones, unless a bound says which are late.
@@ -74,7 +74,7 @@ def join_files(job: Job, request: Request, threads: int | None) -> Proof | None:
     beside = target.with_name(f"{target.name}.incomplete")
     earlier = _identity(beside)
     try:
-        report = run_local(job, False, threads, advises=request.max_out_of_order_us is not None)
+        report = run_local(job, progress, threads, advises=request.max_out_of_order_us is not None)
     except LateRowError:
         if request.max_out_of_order_us is not None:
             raise
