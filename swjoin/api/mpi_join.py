@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 _PREDICATE = "judged_"  # before the names of a predicate's columns, so that they clash with none of ours
 
 
-def launch_quietly(job: Job, ranks: int) -> None:
-    """Run a job on MPI ranks. UserError or RunFailed with the line that a rank has printed; nothing is printed here."""
-    code, said = launch_with_reason(job, ranks, quiet=True)
+def launch_quietly(job: Job, ranks: int, progress: bool | None) -> None:
+    """Run a job on MPI ranks. UserError or RunFailed with the error of a rank; nothing is printed here but the progress."""
+    code, said = launch_with_reason(job, ranks, quiet=True, progress=progress)
     if code == 2:
         raise UserError(said)
     if code:
@@ -48,7 +48,13 @@ def launch_quietly(job: Job, ranks: int) -> None:
 
 
 def join_on_ranks(
-    config: RunConfig, sides: tuple[JoinInput, JoinInput], ranks: int, gathered: OutputGatherer | None, *, sort: bool
+    config: RunConfig,
+    sides: tuple[JoinInput, JoinInput],
+    ranks: int,
+    gathered: OutputGatherer | None,
+    *,
+    sort: bool,
+    progress: bool | None,
 ) -> tuple[Proof, int | None]:
     """Join on ranks; pairs go to `gathered`, if there is one. Also how many matches there are."""
     with tempfile.TemporaryDirectory(prefix="swjoin-api-") as name:
@@ -62,7 +68,7 @@ def join_on_ranks(
         whole = dataclasses.replace(config, queries=queries, left=streams[LEFT], right=streams[RIGHT], sink=sink)
         target, report = folder / "pairs.parquet", folder / "report.json"
         out = None if gathered is None else target
-        launch_quietly(Job(whole, out, False, None, report, "swjoin.join", spelling="arguments"), ranks)
+        launch_quietly(Job(whole, out, False, None, report, "swjoin.join", spelling="arguments"), ranks, progress)
         found = json.loads(report.read_text())
         if gathered is not None:
             for pairs in _read(target):

@@ -59,32 +59,32 @@ def _paths(*inputs: object) -> list[Path]:
     return [named_path(value, "input") for value in inputs if isinstance(value, (str, os.PathLike))]
 
 
-def join_files(job: Job, request: Request, threads: int | None) -> Proof | None:
+def join_files(job: Job, request: Request, threads: int | None, progress: bool | None) -> Proof | None:
     """Two paths joined while they are read; None: the inputs are no paths. Unless a bound says which rows are late, rows out of
     order are sorted: inputs in order, which most are, need not be."""
     config: RunConfig = job.config
     if config.left.path is None or config.right.path is None:
         return None
     if request.max_out_of_order_us is not None:
-        return _joined(job, threads, advises=True)
+        return _joined(job, threads, progress, advises=True)
     if request.late == "error":
         assert job.target is not None
         target = resolved(job.target)
         beside = target.with_name(f"{target.name}.incomplete")
         earlier = _identity(beside)
         try:
-            return _joined(job, threads)
+            return _joined(job, threads, progress)
         except LateRowError as error:
             if error.no_time:
                 raise
         if _identity(beside) != earlier:
             beside.unlink()
     in_order = dataclasses.replace(config, time=dataclasses.replace(config.time, sort=True))
-    return _joined(dataclasses.replace(job, config=in_order), threads)
+    return _joined(dataclasses.replace(job, config=in_order), threads, progress)
 
 
-def _joined(job: Job, threads: int | None, *, advises: bool = False) -> Proof:
-    report = run_local(job, False, threads, advises=advises)
+def _joined(job: Job, threads: int | None, progress: bool | None, *, advises: bool = False) -> Proof:
+    report = run_local(job, progress, threads, advises=advises)
     results = report["results"]
     return Proof(results["count"], results["digest"], ledger_of(report), tuple(report["warnings"]))
 

@@ -34,13 +34,14 @@ def run(
     ranks: int | None = None,
     out: str | os.PathLike[str] | None = None,
     threads: int | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> Run:
     """Run a cluster as configured, to its end: a YAML file, a mapping with the same keys, or a `swjoin.config.run.RunConfig`.
 
     ranks: on so many MPI ranks of this machine, at least 3; without, in this process, with `threads` slaves (default: one per
     core but one, at most four). out: the run's directory, which must not hold results yet; without, a temporary one that lasts
-    as long as the Run. progress: a progress bar, in this process.
+    as long as the Run. progress: True: shown at once; False: not; None: a bar after a
+    second, on a terminal or in a notebook.
 
     Raises UserError for a configuration or input that is wrong, RunFailed when the run fails or its ledger does not balance.
     """
@@ -50,8 +51,10 @@ def run(
     from swjoin.forecast.memory_report import add_plan
     from swjoin.runtime.in_process import run_local
     from swjoin.runtime.plausibility import warn
+    from swjoin.runtime.progress import check_progress
 
     check_workers(threads, ranks)
+    check_progress(progress)
     with spelled("keys"):
         settings = _config(config)
         kept = None
@@ -62,7 +65,7 @@ def run(
         target = None if settings.sink.kind == "count" else folder / "results"
         job = Job(settings, target, True, folder, None, "swjoin.run")
         if ranks is not None:
-            launch_quietly(job, ranks)
+            launch_quietly(job, ranks, progress)
         else:
             run_local(job, progress, slave_count=threads, complete_report=add_plan)
         found = Run(folder, _kept=kept)

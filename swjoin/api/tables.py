@@ -39,6 +39,7 @@ from swjoin.monitor.process_settings import join_settings
 from swjoin.runtime.in_process import default_slave_count
 from swjoin.runtime.kernel_preload import report_compilations
 from swjoin.runtime.plausibility import Answer, warn, warnings_of
+from swjoin.runtime.progress import Progress, check_progress
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,20 +60,20 @@ def join(left: Input, right: Input, **options: Unpack[JoinOptions]) -> pa.Table:
     how: "inner"; "left", "right", "full": also the rows of that side, or of both, that match nothing; "semi", "anti": the left
     rows that match something, that match nothing. where: what else must hold of a pair, such as "left_price < right_price".
 
-    left, right: Arrow tables, record batches or readers, pandas, polars, anything with `__arrow_c_stream__`, or paths of
-    files or directories (Parquet, ORC, CSV, TSV, JSON lines, Arrow IPC). They are held in memory; in any row order. on: the
-    join columns of both sides, or left_on and right_on. within="6h" means lower="-6h", upper="6h"; exclusive: bounds that do
-    not count themselves. time_unit: of integer time columns (s, ms, us, ns); left_time_unit, right_time_unit: of one side's.
-    assume_timezone: the zone in which times without a zone are local times, such as "Europe/Berlin". csv, left_csv,
-    right_csv: how files of text are read (docs/sources.md), such as {"delimiter": ";", "types": "user: string"}. columns:
-    other columns to keep (default: all). ids: also left_id, right_id, left_ts, right_ts (microseconds); ids are positions
-    unless left_id, right_id name columns. max_out_of_order: rows that lie further behind an earlier one are late (default: no
-    row is, whatever the order); late: "error" or "drop", also for rows without a time. memory: limit of the window state of a
-    thread or rank, such as "4GB". threads: join modules in this process (default: one per core but one, at most four). ranks:
-    start so many MPI ranks on this machine instead, at least 3. returns: "arrow"; "pandas" or "polars", a data frame; "same",
-    what the left input is: a data frame or LazyFrame of these, else an Arrow table; "reader": a record-batch reader that
-    joins while it is read. out: a file for the rows, .parquet, .csv or .csv.gz; returns its `Proof`. Two paths
-    are joined in bounded memory then.
+    left, right: Arrow tables, record batches or readers, pandas, polars, anything with `__arrow_c_stream__`, or paths of files
+    or directories (Parquet, ORC, CSV, TSV, JSON lines, Arrow IPC). They are held in memory; in any row order. on: the join
+    columns of both sides, or left_on and right_on. within="6h" means lower="-6h", upper="6h"; exclusive: bounds that do not
+    count themselves. time_unit: of integer time columns (s, ms, us, ns); left_time_unit, right_time_unit: of one side's.
+    assume_timezone: the zone in which times without a zone are local times, such as "Europe/Berlin". csv, left_csv, right_csv:
+    how files of text are read (docs/sources.md), such as {"delimiter": ";", "types": "user: string"}. columns: other columns to
+    keep (default: all). ids: also left_id, right_id, left_ts, right_ts (microseconds); ids are positions unless left_id,
+    right_id name columns. max_out_of_order: rows that lie further behind an earlier one are late (default: no row is, whatever
+    the order); late: "error" or "drop", also for rows without a time. memory: limit of the window state of a thread or rank,
+    such as "4GB". threads: join modules in this process (default: one per core but one, at most four). ranks: start so many MPI
+    ranks on this machine instead, at least 3. progress: True: shown at once; False: not; None: a bar after a second, on a
+    terminal or in a notebook. returns: "arrow"; "pandas" or "polars", a data frame; "same", what the left input is: a data
+    frame or LazyFrame of these, else an Arrow table; "reader": a record-batch reader that joins while it is read. out: a file
+    for the rows, .parquet, .csv or .csv.gz; returns its `Proof`. Two paths are joined in bounded memory then.
 
     Output columns: the key once, named as on the left, then every other column of both sides, prefixed left_ or right_ where
     names clash. The order of the rows is not specified. `swjoin.proof(table)` has count, digest and ledger of an Arrow table;
@@ -127,7 +128,7 @@ def _join_into_file(options: dict[str, Any], left: object, right: object, out: o
 
     request = _request_of(options)
     job = result_job(request, out, left, right)
-    found = join_files(job, request, options["threads"]) if options["ranks"] is None else None
+    found = join_files(job, request, options["threads"], options["progress"]) if options["ranks"] is None else None
     if found is None:
         tables = _Tables(options, left, right)
         gathered = tables.gatherers(digests=True)
@@ -148,6 +149,8 @@ def _reader(options: dict[str, Any], left: object, right: object) -> pa.RecordBa
     for name in ("threads", "ranks"):
         if options[name] is not None:
             raise UserError(f"{name}: a reader joins in the thread that reads it; leave {name} out")
+    if options["progress"]:
+        raise UserError("progress: a reader joins while it is read, at the pace of who reads it; leave progress out")
     tables = _Tables(options, left, right)
     known: list[weakref.ref[pa.RecordBatchReader]] = []
 
@@ -183,6 +186,7 @@ def _request_of(options: dict[str, Any]) -> Request:
     if request.late == "side":
         raise UserError("late: 'side' needs a place for late rows, which a table does not have; use swjoin.WindowJoin")
     check_workers(options["threads"], options["ranks"])
+    check_progress(options["progress"])
     return request
 
 
@@ -192,6 +196,7 @@ class _Tables:
     def __init__(self, options: dict[str, Any], left: object, right: object, *, materialise: bool = True) -> None:
         request, started = _request_of(options), time.monotonic()
         self._ranks: int | None = options["ranks"]
+        self._progress: bool | None = options["progress"]
         self._sort = request.max_out_of_order_us is None  # with a declared bound rows are read in their own order
         one, two, self.plan = open_sides(request, left, right, materialise=materialise)
         self._sides = one, two
@@ -222,7 +227,9 @@ class _Tables:
             from swjoin.api.mpi_join import join_on_ranks
 
             first = gathered[0] if gathered else None
-            found, matches = join_on_ranks(self._config, self._sides, self._ranks, first, sort=self._sort)
+            found, matches = join_on_ranks(
+                self._config, self._sides, self._ranks, first, sort=self._sort, progress=self._progress
+            )
         else:
             found, matches = self._run_here(gathered, write)
         return self.with_warnings(found, matches)
@@ -254,7 +261,7 @@ class _Tables:
         layouts = codecs[LEFT].layout, codecs[RIGHT].layout
         return Engine(config, layouts, slaves=slaves, result_bytes=_RESULT_BYTES, where=where, ids_alone=not config.sink.ids)
 
-    def epochs(self, engine: Engine) -> Iterator[list[Delivery]]:
+    def epochs(self, engine: Engine, progress: Progress | None = None) -> Iterator[list[Delivery]]:
         """Read the stream that is behind; a distribution epoch ends when enough tuples wait, at the time that both have
         reached."""
         sources = [iter(side.rows(sort=self._sort)) for side in self._sides]
@@ -269,6 +276,8 @@ class _Tables:
                 engine.end(stream)
             else:
                 engine.read(stream, batch)
+                if progress is not None:
+                    progress.advance(len(batch))
             if engine.waiting_tuples >= enough:
                 yield engine.deliver(min(engine.times_us))
         yield engine.deliver()
@@ -284,8 +293,9 @@ class _Tables:
             return lambda delivery: _collect(joiner, delivery, gathered[slave], write)
 
         works = [work(s) for s in range(self._threads)]
-        epochs = self.epochs(engine)
-        with report_compilations():
+        progress = Progress(self._progress, sum(side.table.num_rows for side in self._sides))
+        epochs = self.epochs(engine, progress)
+        with report_compilations(progress.compiling), progress:
             first = next(epochs)
             if first[0].last and self._threads == 1:
                 works[0](first[0])

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO, cast
 
 from swjoin.cli.common_args import duration_of, given_ranks, one_or_two, separate, size_of
-from swjoin.cli.run import start_job, typed_command
+from swjoin.cli.run import shown_progress, start_job, typed_command
 from swjoin.config.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS, side_units
 from swjoin.config.connectors import TextConfig
 from swjoin.config.job import Job, late_target
@@ -160,7 +160,9 @@ def _to_standard_output(args: argparse.Namespace, config: RunConfig, ranks: int 
             else:
                 from swjoin.runtime.launch import launch_with_reason
 
-                code, failure = launch_with_reason(job, ranks, args.debug, quiet=True, log_json=args.log_json)
+                code, failure = launch_with_reason(
+                    job, ranks, args.debug, quiet=True, log_json=args.log_json, progress=shown_progress(args)
+                )
                 if failure:
                     _LOG.error("%s", failure)
         if code == 0:

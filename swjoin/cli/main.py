@@ -82,6 +82,7 @@ def build_parser(*, log_json: bool = False) -> argparse.ArgumentParser:
     completion.add_argument("dialect", choices=["bash", "zsh", "tcsh"], help="of the shell that reads the script")
     rank = commands.add_parser("_rank")
     rank.add_argument("job", metavar="JOB.json")
+    rank.add_argument("--progress", action="store_true")
     for name, command in commands.choices.items():
         _add_messages(command, default=argparse.SUPPRESS)
         arrange(name, command)

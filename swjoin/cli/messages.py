@@ -15,6 +15,7 @@ from contextlib import contextmanager
 
 from swjoin.core.log_lines import json_line, traceback_of
 from swjoin.runtime.preflight import launcher_index, launcher_size
+from swjoin.runtime.progress import erase_bars
 
 _ADDRESSES = ("swjoin.connectors.flight.ingest", "swjoin.monitor.role_watchers")
 
@@ -28,6 +29,7 @@ class _Handler(logging.Handler):
         self._rank = launcher_index() if launcher_size() > 1 else None
 
     def emit(self, record: logging.LogRecord) -> None:
+        erase_bars()
         if self._rank is not None:
             record.rank = self._rank
         if self._as_json:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import sys
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from swjoin.core.storage import is_standard_output, write_out
 from swjoin.runtime.plausibility import report_ranges
 from swjoin.runtime.run_report import speed_means_something
 
+_LOG = logging.getLogger(__name__)
 _MOST_EVENTS = 300  # lines of the timeline
 _MOST_SVG_BYTES = 1_500_000  # beyond, a figure becomes PNG
 
@@ -362,6 +363,5 @@ def run_report(args: argparse.Namespace) -> int:
         write_out(target, text.encode())
     except RunFailed as error:
         raise UserError(f"-o {error}") from None
-    output = sys.stderr if is_standard_output(target) else sys.stdout
-    print(f"{target} ({size_text(len(text.encode()))})", file=output)
+    (_LOG.info if is_standard_output(target) else print)(f"{target} ({size_text(len(text.encode()))})")
     return 0

@@ -23,6 +23,7 @@ from swjoin.core.errors import UserError
 from swjoin.core.resources import find_resource
 from swjoin.runtime.new_folder import in_folder, in_new_folder, named
 from swjoin.runtime.preflight import launcher_size
+from swjoin.runtime.progress import Wanted
 
 
 def typed_command() -> str:
@@ -34,7 +35,7 @@ def start_job(job: Job, ranks: int | None, args: argparse.Namespace, hostfile: P
     from swjoin.runtime import launch, preflight
 
     if ranks is not None:
-        return launch.launch(job, ranks, args.debug, hostfile, log_json=args.log_json)
+        return launch.launch(job, ranks, args.debug, hostfile, log_json=args.log_json, progress=shown_progress(args))
     if preflight.launcher_size() > 1:
         preflight.check_world()
         return _run_rank(job, args)
@@ -42,8 +43,13 @@ def start_job(job: Job, ranks: int | None, args: argparse.Namespace, hostfile: P
     from swjoin.forecast.memory_report import add_plan
     from swjoin.runtime.in_process import run_local
 
-    print_summary(run_local(job, progress=True, slave_count=args.threads, complete_report=add_plan), job, args)
+    print_summary(run_local(job, shown_progress(args), slave_count=args.threads, complete_report=add_plan), job, args)
     return 0
+
+
+def shown_progress(args: argparse.Namespace) -> Wanted:
+    """A bar on a terminal, unless standard error is for errors alone or for programs."""
+    return False if args.quiet or args.log_json else None
 
 
 def _run_rank(job: Job, args: argparse.Namespace) -> int:
@@ -51,7 +57,8 @@ def _run_rank(job: Job, args: argparse.Namespace) -> int:
     from swjoin.forecast.memory_report import add_plan
     from swjoin.runtime.mpi.main import run_rank
 
-    run_rank(job, True, args.debug, lambda report: print_summary(report, job, args), complete_report=add_plan)
+    progress: Wanted = "relay" if getattr(args, "progress", False) else shown_progress(args)
+    run_rank(job, progress, args.debug, lambda report: print_summary(report, job, args), complete_report=add_plan)
     return 0
 
 

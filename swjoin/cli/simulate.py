@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from swjoin.config.loader import load_config
 from swjoin.config.run import RunConfig
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.resources import find_resource
+
+_LOG = logging.getLogger(__name__)
 
 
 def _percent(value: float) -> str:
@@ -141,7 +144,7 @@ def run_calibrate(args: argparse.Namespace) -> int:
 
     if args.out is not None:
         refuse_foreign(Path(args.out), "-o", "file of costs", is_costs)
-    costs, fits = calibrate(quick=args.quick, progress=lambda line: print(line, file=sys.stderr, flush=True))
+    costs, fits = calibrate(quick=args.quick, progress=_LOG.info)
     for name, value in dataclasses.asdict(costs).items():
         print(f"{name:<22} {value if isinstance(value, str) else f'{value:,.4g}'}")
     for line in fits:

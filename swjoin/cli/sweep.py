@@ -129,7 +129,7 @@ def run_sweep(args: argparse.Namespace) -> int:
             print(line)
         return 0
     directory = Path(args.out) if args.out is not None else sweep_directory(experiment)
-    reporter: Any = Bar() if on_terminal() else Lines()
+    reporter: Any = Bar() if on_terminal() and not (args.quiet or args.log_json) else Lines()
     try:
         summary = sweep(experiment, directory, reporter, repeat=repeats, only=args.only, fresh=args.fresh)
     finally:

@@ -78,6 +78,7 @@ class CountOptions(EngineOptions, total=False):
     right_csv: Mapping[str, Any] | None
     threads: int | None
     ranks: int | None
+    progress: bool | None
 
 
 class JoinOptions(CountOptions, total=False):

@@ -55,13 +55,13 @@ from swjoin.connectors.files.run_files import (
     MetricsFile,
 )
 from swjoin.connectors.output_paths import check_outputs
-from swjoin.connectors.source import is_live
+from swjoin.connectors.source import Source, is_live
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout, empty_pairs
 from swjoin.core.data_messages import Delivery, ResultChunk, RunEvent
 from swjoin.core.errors import RunFailed, Spelling, SwjoinError
 from swjoin.core.hashing import digest_pairs
 from swjoin.monitor.role_watchers import CollectorWatcher
-from swjoin.runtime.clock import ReadingProgress, RunClock
+from swjoin.runtime.clock import RunClock
 from swjoin.runtime.flight_serving import ServedResults, open_flight
 from swjoin.runtime.host import LONGEST_WAIT_US, Host, nothing
 from swjoin.runtime.idle_sources import PATIENCE_S, IdleDetector
@@ -73,6 +73,7 @@ from swjoin.runtime.open import (
     open_spill,
     row_place,
 )
+from swjoin.runtime.progress import Progress, Wanted
 from swjoin.runtime.run_report import partial_report, publish
 
 if TYPE_CHECKING:
@@ -86,6 +87,14 @@ _LOG = logging.getLogger(__name__)
 _LONGEST_SLOT_WAIT_US = 20_000  # while a timer runs
 
 
+def _progress_of(job: Job, sources: tuple[Source, Source], wanted: Wanted) -> Progress:
+    """Progress over the rows that are read, or over the time of generated streams in realtime pace."""
+    if job.config.pace == "realtime" and job.config.left.path is None and not job.config.live:
+        return Progress(wanted, job.config.workload.duration_us / 1e6, "s")
+    totals = [source.rows_total for source in sources]
+    return Progress(wanted, None if None in totals else sum(filter(None, totals)))
+
+
 class MasterHost(Host):
     """The master with its sources. Use as a context manager: sources are closed on the way out.
 
@@ -95,7 +104,7 @@ class MasterHost(Host):
 
     role: Master
 
-    def __init__(self, job: Job, progress: bool) -> None:
+    def __init__(self, job: Job, progress: Wanted) -> None:
         super().__init__()
         check_outputs(job)
         self.job = job
@@ -116,7 +125,7 @@ class MasterHost(Host):
         for name, source in zip(STREAM_NAMES, self.sources, strict=True):
             rows = "unknown" if source.rows_total is None else f"{source.rows_total:,}"
             _LOG.debug("%s: %s, rows: %s", name, type(source).__name__, rows)
-        self._progress = ReadingProgress(progress, [s.rows_total for s in self.sources])
+        self.progress = _progress_of(job, self.sources, progress)
         self.watcher = open_job_watcher(job)
         if self.ingest is not None and self.watcher is not None:
             self.ingest.status = partial(self.watcher.board.snapshot, math.inf)
@@ -133,7 +142,7 @@ class MasterHost(Host):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._progress.close()
+        self.progress.close()
         if self.watcher is not None:
             if kind is None:
                 self.watcher.end(self.clock.now_us(), self.sources)
@@ -200,7 +209,7 @@ class MasterHost(Host):
         self.role = Master(self.job.config.fitted_to(slave_count), slave_count, self.layouts, store=self._spill)
         if checkpointer is not None:
             checkpointer.restore(self.role, manifest, clock.now_us())
-            self._progress.restart(sum(s.counts.tuples for s in self.role.streams))
+            self.progress.advance(sum(s.counts.tuples for s in self.role.streams) - self.progress.done)
         if self.watcher is not None:
             self.watcher.begin(self.role)
 
@@ -268,13 +277,14 @@ class MasterHost(Host):
             self._check_all_read(stream)
             self.deliver(SourceEnded(stream))
         else:
-            self._progress.advance(len(batch))
+            self.progress.advance(len(batch))
             if self.watcher is not None:
                 self.watcher.read(stream, batch)
             self.deliver(BatchRead(stream, batch))
 
     def observe(self) -> None:
-        """Update the status board when that is due. Called in every round of the master's loop."""
+        """Update the status board when that is due, and progress over time. Called in every round of the master's loop."""
+        self.progress.reach(self.clock.now_us())
         if self.watcher is not None and self.watcher.due():
             self.watcher.sample(self.clock.now_us(), self.sources)
             self.on_observed()

@@ -38,6 +38,7 @@ from swjoin.runtime.host import WorkMeter
 from swjoin.runtime.hosts import CollectorHost, MasterHost
 from swjoin.runtime.kernel_preload import load_master_kernels, load_slave_kernels
 from swjoin.runtime.plausibility import add_warnings
+from swjoin.runtime.progress import Wanted
 from swjoin.runtime.run_report import CompleteReport, RunOutcome, build_report, check_ledger, proof_of, publish
 from swjoin.runtime.signals import stop_signals
 from swjoin.runtime.slave_host import SlaveHost
@@ -56,7 +57,7 @@ def default_slave_count() -> int:
 
 def run_local(
     job: Job,
-    progress: bool,
+    progress: Wanted,
     slave_count: int | None = None,
     complete_report: CompleteReport | None = None,
     *,
@@ -76,7 +77,7 @@ def run_local(
         raise (advised(error, job.config) if advises else error) from None
 
 
-def _run_local(job: Job, progress: bool, slave_count: int | None, complete_report: CompleteReport | None) -> dict[str, Any]:
+def _run_local(job: Job, progress: Wanted, slave_count: int | None, complete_report: CompleteReport | None) -> dict[str, Any]:
     started = time.monotonic()
     slave_count = default_slave_count() if slave_count is None else slave_count
     if not job.resumes:
@@ -90,8 +91,8 @@ def _run_local(job: Job, progress: bool, slave_count: int | None, complete_repor
     )
     with MasterHost(job, progress) as role_host:
         opened = time.monotonic()
-        load_master_kernels(job.config, role_host.layouts)
-        load_slave_kernels(job.config, role_host.layouts)
+        load_master_kernels(job.config, role_host.layouts, role_host.progress.compiling)
+        load_slave_kernels(job.config, role_host.layouts, role_host.progress.compiling)
         _LOG.debug("sources opened in %.3f s, kernels loaded in %.3f s", opened - started, time.monotonic() - opened)
         clock = RunClock()
         with role_host.make_collector(clock) as collector, stop_signals(job) as stop_wanted:

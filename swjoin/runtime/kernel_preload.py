@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numba.core.event import Event, Listener, install_listener
@@ -36,13 +36,16 @@ _PATIENCE_S = 1.0
 class _Compiled(Listener):  # type: ignore[misc]
     """Counts compilations, not loads from the cache; after a second of compiling it logs a line."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_compile: Callable[[int], object] | None) -> None:
         self.count = 0
+        self._on_compile = on_compile
         self.start = time.monotonic()
         self._reported = False
 
     def on_start(self, event: Event) -> None:
         self.count += 1
+        if self._on_compile is not None:
+            self._on_compile(self.count)
         if not self._reported and time.monotonic() - self.start > _PATIENCE_S:
             self._reported = True
             _LOG.info("compiling kernels for this machine, once after an installation")
@@ -52,9 +55,12 @@ class _Compiled(Listener):  # type: ignore[misc]
 
 
 @contextlib.contextmanager
-def report_compilations() -> Iterator[None]:
-    """Log one line if kernels were compiled inside, as happens once after an installation or a change."""
-    compiled = _Compiled()
+def report_compilations(on_compile: Callable[[int], object] | None = None) -> Iterator[None]:
+    """Log one line if kernels were compiled inside, as happens once after an installation or a change.
+
+    on_compile: called with the number of each kernel, by the thread that compiles it.
+    """
+    compiled = _Compiled(on_compile)
     with install_listener("numba:compile", compiled):
         yield
     if compiled.count:
@@ -83,31 +89,39 @@ def _alone(config: RunConfig) -> RunConfig:
     )
 
 
-@report_compilations()
-def load_master_kernels(config: RunConfig, layouts: tuple[RowLayout | None, RowLayout | None]) -> None:
+def load_master_kernels(
+    config: RunConfig,
+    layouts: tuple[RowLayout | None, RowLayout | None],
+    on_compile: Callable[[int], object] | None = None,
+) -> None:
     """Classify, sort and partition two tuples per stream."""
-    relaxed = dataclasses.replace(_alone(config), time=TimeConfig("event", 1_000_000, "drop"), pace="asap")
-    master = Master(relaxed, 1, layouts)
-    master.start()
-    for stream, layout in enumerate(layouts):
-        two = np.arange(2, dtype=np.int64)
-        master.handle(BatchRead(stream, SourceBatch(two, two, two.astype(np.uint64), None, None, _two_rows(layout))), 0)
-        master.handle(SourceEnded(stream), 0)
+    with report_compilations(on_compile):
+        relaxed = dataclasses.replace(_alone(config), time=TimeConfig("event", 1_000_000, "drop"), pace="asap")
+        master = Master(relaxed, 1, layouts)
+        master.start()
+        for stream, layout in enumerate(layouts):
+            two = np.arange(2, dtype=np.int64)
+            master.handle(BatchRead(stream, SourceBatch(two, two, two.astype(np.uint64), None, None, _two_rows(layout))), 0)
+            master.handle(SourceEnded(stream), 0)
 
 
-@report_compilations()
-def load_slave_kernels(config: RunConfig, layouts: tuple[RowLayout | None, RowLayout | None]) -> None:
+def load_slave_kernels(
+    config: RunConfig,
+    layouts: tuple[RowLayout | None, RowLayout | None],
+    on_compile: Callable[[int], object] | None = None,
+) -> None:
     """Join two tuples of each stream, with the payload layouts of the run."""
-    pages = 2 * PAGE_ROWS * sum(layout.fixed_bytes for layout in layouts if layout is not None)
-    module = dataclasses.replace(config.module, window_bytes=(1 << 20) + pages)
-    slave = Slave(SlaveId(0), dataclasses.replace(_alone(config), module=module), layouts)
-    batches = []
-    for layout in wire_layouts(layouts, count_windows=config.query.bounds.count_windows):
-        two = np.zeros(2, np.int64)
-        batches.append(TupleBatch(two, two, two.astype(np.uint64), two, _two_rows(layout)))
-    one, counts = np.zeros(1, np.int64), np.full(1, 2, np.int64)
-    end = END_OF_TIME_US
-    delivery = Delivery(QueryId(0), SlaveId(0), EpochIndex(0), end, end, one, counts, counts, batches[0], batches[1], True)
-    slave.handle(Received(MASTER, unpack_delivery(pack_delivery(delivery))), 0)
-    while not slave.finished:
-        slave.handle(WorkDue(), 0)
+    with report_compilations(on_compile):
+        pages = 2 * PAGE_ROWS * sum(layout.fixed_bytes for layout in layouts if layout is not None)
+        module = dataclasses.replace(config.module, window_bytes=(1 << 20) + pages)
+        slave = Slave(SlaveId(0), dataclasses.replace(_alone(config), module=module), layouts)
+        batches = []
+        for layout in wire_layouts(layouts, count_windows=config.query.bounds.count_windows):
+            two = np.zeros(2, np.int64)
+            batches.append(TupleBatch(two, two, two.astype(np.uint64), two, _two_rows(layout)))
+        one, counts = np.zeros(1, np.int64), np.full(1, 2, np.int64)
+        end = END_OF_TIME_US
+        delivery = Delivery(QueryId(0), SlaveId(0), EpochIndex(0), end, end, one, counts, counts, batches[0], batches[1], True)
+        slave.handle(Received(MASTER, unpack_delivery(pack_delivery(delivery))), 0)
+        while not slave.finished:
+            slave.handle(WorkDue(), 0)

@@ -31,6 +31,7 @@ from swjoin.core.errors import NotWritten, UserError
 from swjoin.core.log_lines import record_of
 from swjoin.core.storage import write_json
 from swjoin.runtime.preflight import find_mpirun
+from swjoin.runtime.progress import Progress, Wanted, can_be_drawn
 from swjoin.runtime.run_report import partial_report, rank_roles
 from swjoin.runtime.signals import handling
 
@@ -77,16 +78,18 @@ def mpirun_command(
     survives: bool = False,
     hostfile: Path | None = None,
     log_json: bool = True,
+    progress: bool = False,
 ) -> list[str]:
     """The command line that starts `ranks` ranks of a job, which log at the level of this process.
 
+    progress: rank 0 prints its own, for `Progress.take`.
     survives: the others survive the death of a rank (User Level Failure Mitigation of Open MPI 5).
     """
     options = mpirun_options(mpirun, ranks, hostfile)
     if survives:
         options += ["--with-ft", "ulfm"]
     level = logging.getLogger("swjoin").getEffectiveLevel()
-    flags = {"--log-json": log_json, "-v": level <= logging.DEBUG, "-q": level >= logging.ERROR}
+    flags = {"--log-json": log_json, "-v": level <= logging.DEBUG, "-q": level >= logging.ERROR, "--progress": progress}
     given = [name for name, wanted in flags.items() if wanted]
     command = [*options, sys.executable, "-m", "swjoin", "_rank", *given, str(job_file)]
     return [*command, "--debug"] if debug else command
@@ -117,27 +120,44 @@ def _job_file(job: Job, hostfile: Path | None) -> Iterator[Path]:
                 above.rmdir()
 
 
-def launch(job: Job, ranks: int, debug: bool, hostfile: Path | None = None, *, log_json: bool = False) -> int:
+def launch(
+    job: Job, ranks: int, debug: bool, hostfile: Path | None = None, *, log_json: bool = False, progress: Wanted = False
+) -> int:
     """Start the ranks, log their messages, return their exit code. SIGINT, SIGTERM, SIGHUP and SIGUSR1 end them all.
 
     log_json: of ranks that print their messages themselves, as they do with `debug`.
     """
-    return launch_with_reason(job, ranks, debug, hostfile=hostfile, log_json=log_json)[0]
+    return launch_with_reason(job, ranks, debug, hostfile=hostfile, log_json=log_json, progress=progress)[0]
 
 
 def launch_with_reason(
-    job: Job, ranks: int, debug: bool = False, *, quiet: bool = False, hostfile: Path | None = None, log_json: bool = False
+    job: Job,
+    ranks: int,
+    debug: bool = False,
+    *,
+    quiet: bool = False,
+    hostfile: Path | None = None,
+    log_json: bool = False,
+    progress: Wanted = False,
 ) -> tuple[int, str]:
     """As `launch`; returns the exit code and the error, empty without one. quiet: neither print the summary, nor log its
     warnings and the error."""
     check_outputs(job)
     report = None if job.run_dir is None else job.run_dir / "run.json"
     before = None if report is None else _stamp(report)
-    with _job_file(job, hostfile) as job_file:
+    drawn = not debug and can_be_drawn(progress)
+    with _job_file(job, hostfile) as job_file, Progress(progress) as shown:
         checkpointed = job.checkpoints is not None
         survives = checkpointed and job.config.checkpoint.recover
         command = mpirun_command(
-            find_mpirun(), ranks, job_file, debug, survives=survives, hostfile=hostfile, log_json=log_json or not debug
+            find_mpirun(),
+            ranks,
+            job_file,
+            debug,
+            survives=survives,
+            hostfile=hostfile,
+            log_json=log_json or not debug,
+            progress=drawn,
         )
         finished = None
         if report is not None and (hostfile is not None or several_hosts()):
@@ -156,7 +176,7 @@ def launch_with_reason(
                 start_new_session=True,
             )
             first_signal = signal.SIGUSR1 if checkpointed else signal.SIGTERM
-            code, failure = _watch(process, first_signal, quiet=quiet, again=again, finished=finished)
+            code, failure = _watch(process, first_signal, quiet=quiet, again=again, finished=finished, shown=shown)
             if code != _AGAIN:
                 break
         if code == 0 and finished is not None and not finished():  # observed after all processes of a host had died
@@ -213,13 +233,14 @@ def _watch(
     *,
     quiet: bool,
     again: bool,
+    shown: Progress,
     finished: Callable[[], bool] | None = None,
 ) -> tuple[int, str]:
     """Log the ranks' messages until the launcher ends; returns the exit code and the error.
 
-    again: return _AGAIN, and log nothing, when mpirun itself failed to start of a transient cause. first_signal: sent to the
-    launcher on the first stop signal; mpirun relays SIGUSR1 to the ranks, which then stop with a checkpoint. A second stop
-    signal other than SIGUSR1 sends SIGTERM.
+    shown: takes the progress of rank 0. again: return _AGAIN, and log nothing, when mpirun itself failed to start of a
+    transient cause. first_signal: sent to the launcher on the first stop signal; mpirun relays SIGUSR1 to the ranks, which then
+    stop with a checkpoint. A second stop signal other than SIGUSR1 sends SIGTERM.
     """
     stopping: list[int] = []
 
@@ -233,7 +254,7 @@ def _watch(
 
     def read(lines: TextIO) -> None:
         for line in lines:
-            record = _record_of(line)
+            record = None if shown.take(line) else _record_of(line)
             if record is None:
                 other_lines.append(line)
             elif record.levelno < logging.ERROR:

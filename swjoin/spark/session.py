@@ -7,6 +7,7 @@ Stays out: what is computed.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ from swjoin.spark.java import find_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_LOG = logging.getLogger(__name__)
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -53,7 +55,7 @@ def open_session(master: str | None, app: str, more: Mapping[str, str] | None = 
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.adaptive.enabled": "true",
         "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "true" if sys.stderr.isatty() else "false",
+        "spark.ui.showConsoleProgress": "true" if sys.stderr.isatty() and _LOG.isEnabledFor(logging.WARNING) else "false",
         "spark.log.level": "ERROR",
     }
     if local:

@@ -27,7 +27,7 @@ PROGRAM = """
             "switch interval": sys.getswitchinterval(),
             "backend": matplotlib.get_backend(),
             "warnings": list(warnings.filters),
-            "logging": (logging.getLogger().level, list(logging.getLogger().handlers), logging.root.manager.disable),
+            "logging": [(n.level, list(n.handlers)) for n in map(logging.getLogger, ("", "swjoin", "py.warnings"))],
             "environment": dict(os.environ),
             "directory": os.getcwd(),
             "umask": os.umask(os.umask(0o022)),
@@ -50,7 +50,8 @@ PROGRAM = """
 
     table = pa.table({"k": [i % 9 for i in range(200_000)], "t": list(range(200_000))})
     options = {"on": "k", "left_time": "t", "right_time": "t", "time_unit": "ms", "within": "20ms"}
-    assert swjoin.join(table, table, **options, threads=2).num_rows == swjoin.count(table, table, **options).count
+    rows = swjoin.count(table, table, **options, progress=True).count
+    assert swjoin.join(table, table, **options, threads=2).num_rows == rows
     with swjoin.WindowJoin(**options) as join:
         rows = sum(batch.num_rows for batch in join.push(left=table, right=table)) + sum(b.num_rows for b in join.close())
     assert rows

@@ -353,6 +353,7 @@ def test_a_page_on_standard_output(reported: Path, swjoin: Any, tmp_path: Path) 
     assert done.code == 0
     assert done.out.startswith("<!DOCTYPE html>")
     assert done.out.endswith("</html>\n")
+    assert [line.split(" (")[0] for line in done.err] == [f"swjoin: {tmp_path}/out.html"]
     assert (tmp_path / "out.html").is_symlink()
 
 

@@ -39,6 +39,7 @@ from swjoin.runtime.mpi.rank import FAILURE, EndedEarlyError
 from swjoin.runtime.mpi.resilient_channel import ResilientChannel, library_survives
 from swjoin.runtime.mpi.slave_rank import SlaveRank
 from swjoin.runtime.new_folder import forget_worthless
+from swjoin.runtime.progress import Wanted
 from swjoin.runtime.run_report import CompleteReport
 from swjoin.runtime.signals import stop_signals
 
@@ -49,7 +50,7 @@ _ROLES = ("master", "collector")
 
 def run_rank(
     job: Job,
-    progress: bool,
+    progress: Wanted,
     debug: bool = False,
     on_report: Callable[[dict[str, Any]], None] | None = None,
     complete_report: CompleteReport | None = None,

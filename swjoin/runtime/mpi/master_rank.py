@@ -27,6 +27,7 @@ from swjoin.runtime.mpi.channel import Channel
 from swjoin.runtime.mpi.rank import BYE, STATUS, SUMMARY, VERDICT, Rank, agree, identity, parse
 from swjoin.runtime.mpi.transport import MpiTransport
 from swjoin.runtime.plausibility import add_warnings
+from swjoin.runtime.progress import Wanted
 from swjoin.runtime.run_report import CompleteReport, RunOutcome, build_report, check_ledger, proof_of, publish
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class _Transport(MpiTransport):
 class MasterRank(Rank):
     """The master. Its `run` returns the content of run.json."""
 
-    def __init__(self, job: Job, place: list[str], progress: bool, complete_report: CompleteReport | None = None) -> None:
+    def __init__(self, job: Job, place: list[str], progress: Wanted, complete_report: CompleteReport | None = None) -> None:
         super().__init__(job, place)
         self._complete_report = complete_report
         self.started_s = time.monotonic()
@@ -107,7 +108,7 @@ class MasterRank(Rank):
         assert self._role_host is not None
         if self._role_host.ingest is not None:
             self._role_host.ingest.relay_from(results)
-        load_master_kernels(self.job.config, self._role_host.layouts)
+        load_master_kernels(self.job.config, self._role_host.layouts, self._role_host.progress.compiling)
 
     def lost(self, text: str) -> None:
         """A rank has died; `run` follows, on a new channel."""
