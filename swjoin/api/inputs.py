@@ -8,7 +8,7 @@ Stays out: reading frames (`connectors.frames`), which columns there must be (`c
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 from swjoin.config.connectors import TextConfig
@@ -42,13 +42,20 @@ class WholeInput:
     types are known. untyped: CSV files without rows, whose columns have no types of their own. unread:
     what lies beside its files, for warnings. text_columns: all columns of files of text.
 
-    time: its time column. wanted: of files, read these columns only. text: how text is read, if that is given. UserError for
-    what is no table, and for files that cannot be read.
+    time: its time column. wanted: of files, read these columns only. text: how text is read, if that is given. on_rows: called
+    with numbers of rows, as they are read of files. UserError for what is no table, and for files that cannot be read.
     """
 
     def __init__(
-        self, value: object, side: str, time: str, wanted: Collection[str] | None = None, text: TextConfig | None = None
+        self,
+        value: object,
+        side: str,
+        time: str,
+        wanted: Collection[str] | None = None,
+        text: TextConfig | None = None,
+        on_rows: Callable[[int], object] | None = None,
     ) -> None:
+        self._on_rows = on_rows
         self.csv = self.untyped = False
         self.unread: str | None = None
         self.text_columns: list[str] | None = None
@@ -73,7 +80,7 @@ class WholeInput:
         if wanted is not None:
             self.schema = pa.schema([field for field in self.schema if field.name in wanted])
         if not self.csv:
-            self._table = _from_files(self._files, self.schema, self._describer)
+            self._table = _from_files(self._files, self.schema, self._describer, self._on_rows)
 
     @property
     def empty(self) -> bool:
@@ -83,7 +90,7 @@ class WholeInput:
     def read(self, schema: pa.Schema) -> pa.Table:
         """All of it. schema: its own, with types for columns in which nothing is."""
         if self._table is None:
-            return _from_files(self._files, schema, self._describer)
+            return _from_files(self._files, schema, self._describer, self._on_rows)
         if self._table.schema == schema:
             return self._table
         return self._table.cast(schema) if self._table.num_rows else schema.empty_table()
@@ -95,7 +102,9 @@ def to_table(value: object, side: str, time: str) -> pa.Table:
     return found.read(found.schema)
 
 
-def _from_files(files: list[File], schema: pa.Schema, describer: File) -> pa.Table:
+def _from_files(
+    files: list[File], schema: pa.Schema, describer: File, on_rows: Callable[[int], object] | None = None
+) -> pa.Table:
     import pyarrow as pa
 
     batches = []
@@ -107,6 +116,9 @@ def _from_files(files: list[File], schema: pa.Schema, describer: File) -> pa.Tab
             kind = own.field(field.name).type
             if kind != field.type and not pa.types.is_null(kind) and file_format(file) != "CSV":
                 raise UserError(f"{file}: column {field.name} is {kind}, before it was {field.type}")
-        batches += list(read_batches(file, schema, schema.names, FILE_BATCH_ROWS))
+        for batch in read_batches(file, schema, schema.names, FILE_BATCH_ROWS):
+            batches.append(batch)
+            if on_rows is not None:
+                on_rows(batch.num_rows)
     with refusing(files[0]):
         return pa.Table.from_batches(batches, schema)

@@ -28,6 +28,7 @@ from swjoin.core.row_codec import storage
 from swjoin.expressions.compiler import resolve
 from swjoin.expressions.parser import parse_where, to_text
 from swjoin.runtime.launch import launch_with_reason
+from swjoin.runtime.progress import Wanted
 from swjoin.runtime.run_report import ledger_of
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 _PREDICATE = "judged_"  # before the names of a predicate's columns, so that they clash with none of ours
 
 
-def launch_quietly(job: Job, ranks: int, progress: bool | None) -> None:
+def launch_quietly(job: Job, ranks: int, progress: Wanted) -> None:
     """Run a job on MPI ranks. UserError or RunFailed with the error of a rank; nothing is printed here but the progress."""
     code, said = launch_with_reason(job, ranks, quiet=True, progress=progress)
     if code == 2:
@@ -54,7 +55,7 @@ def join_on_ranks(
     gathered: OutputGatherer | None,
     *,
     sort: bool,
-    progress: bool | None,
+    progress: Wanted,
 ) -> tuple[Proof, int | None]:
     """Join on ranks; pairs go to `gathered`, if there is one. Also how many matches there are."""
     with tempfile.TemporaryDirectory(prefix="swjoin-api-") as name:

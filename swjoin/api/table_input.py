@@ -9,7 +9,7 @@ Stays out: joining (`api.embedded_join`), threads (`api.tables`), ranks (`api.mp
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -199,16 +199,18 @@ def _with_one_dictionary(tables: list[pa.Table], configs: list[StreamConfig], *,
 
 
 def open_sides(
-    request: Request, left: object, right: object, *, materialise: bool
+    request: Request, left: object, right: object, *, materialise: bool, on_rows: Callable[[int], object]
 ) -> tuple[JoinInput, JoinInput, OutputColumns]:
-    """Both inputs, read and checked, and what result rows look like."""
+    """Both inputs, read and checked, and what result rows look like. on_rows: called with the number of rows read of files."""
     query = request.query
     wanted: set[str] | None = None
     configs = list(request.streams)
     if (configs[LEFT].columns is not None or not materialise) and query.where is None:
         wanted = {n for c in configs for n in (*c.key, c.time, c.id, *((c.columns or ()) if materialise else ())) if n}
     left, right = both_inputs(left, right)
-    whole = [WholeInput(v, n, c.time, wanted, c.csv) for v, n, c in zip((left, right), STREAM_NAMES, configs, strict=True)]
+    whole = [
+        WholeInput(v, n, c.time, wanted, c.csv, on_rows) for v, n, c in zip((left, right), STREAM_NAMES, configs, strict=True)
+    ]
     refuse_unknown([c.csv for c in configs], [w.text_columns for w in whole])
     one, two = configs
     found = [_without_types(w, c) for w, c in zip(whole, configs, strict=True)]

@@ -101,8 +101,8 @@ def count(left: Input, right: Input, **options: Unpack[CountOptions]) -> Proof:
     Only keys, times and ids are read. Raises UserError for input or arguments that are wrong, RunFailed when it fails.
     """
     given = complete(count, options)
-    with spelled("arguments"):
-        found = _Tables(given, left, right, materialise=False).run(None, None)
+    with spelled("arguments"), Progress(given["progress"]) as progress:
+        found = _Tables(given, left, right, progress, materialise=False).run(None, None)
     warn(found.warnings, 2)
     return found
 
@@ -110,8 +110,8 @@ def count(left: Input, right: Input, **options: Unpack[CountOptions]) -> Proof:
 def _join_into_table(options: dict[str, Any], left: object, right: object) -> pa.Table:
     import pyarrow as pa
 
-    with spelled("arguments"):
-        tables = _Tables(options, left, right)
+    with spelled("arguments"), Progress(options["progress"]) as progress:
+        tables = _Tables(options, left, right, progress)
         gathered = tables.gatherers()
         found = tables.run(gathered, None)
         blocks = [block for part in gathered for block in part.finish()]
@@ -130,14 +130,15 @@ def _join_into_file(options: dict[str, Any], left: object, right: object, out: o
     job = result_job(request, out, left, right)
     found = join_files(job, request, options["threads"], options["progress"]) if options["ranks"] is None else None
     if found is None:
-        tables = _Tables(options, left, right)
-        gathered = tables.gatherers(digests=True)
-        with ResultFile(job, tables.plan) as file:
-            found = tables.run(gathered, file.write)
-            for part in gathered:
-                file.write(part, last=True)
-            found = tables.with_ids(found, file.digest)
-            file.close(found)
+        with Progress(options["progress"]) as progress:
+            tables = _Tables(options, left, right, progress)
+            gathered = tables.gatherers(digests=True)
+            with ResultFile(job, tables.plan) as file:
+                found = tables.run(gathered, file.write)
+                for part in gathered:
+                    file.write(part, last=True)
+                found = tables.with_ids(found, file.digest)
+                file.close(found)
     warn(found.warnings, 3)
     return found
 
@@ -151,7 +152,7 @@ def _reader(options: dict[str, Any], left: object, right: object) -> pa.RecordBa
             raise UserError(f"{name}: a reader joins in the thread that reads it; leave {name} out")
     if options["progress"]:
         raise UserError("progress: a reader joins while it is read, at the pace of who reads it; leave progress out")
-    tables = _Tables(options, left, right)
+    tables = _Tables(options, left, right, Progress(False))
     known: list[weakref.ref[pa.RecordBatchReader]] = []
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -193,12 +194,14 @@ def _request_of(options: dict[str, Any]) -> Request:
 class _Tables:
     """A join of two inputs that are in memory. plan: columns of its result. UserError when it cannot be."""
 
-    def __init__(self, options: dict[str, Any], left: object, right: object, *, materialise: bool = True) -> None:
+    def __init__(
+        self, options: dict[str, Any], left: object, right: object, progress: Progress, *, materialise: bool = True
+    ) -> None:
         request, started = _request_of(options), time.monotonic()
         self._ranks: int | None = options["ranks"]
-        self._progress: bool | None = options["progress"]
+        self._progress = progress
         self._sort = request.max_out_of_order_us is None  # with a declared bound rows are read in their own order
-        one, two, self.plan = open_sides(request, left, right, materialise=materialise)
+        one, two, self.plan = open_sides(request, left, right, materialise=materialise, on_rows=progress.reading)
         self._sides = one, two
         partitions = JOIN_PARTITIONS if self._ranks is None else CLUSTER_PARTITIONS
         self._threads: int = options["threads"] or default_slave_count()
@@ -226,9 +229,10 @@ class _Tables:
         if self._ranks is not None:
             from swjoin.api.mpi_join import join_on_ranks
 
+            self._progress.close()  # the ranks have their own
             first = gathered[0] if gathered else None
             found, matches = join_on_ranks(
-                self._config, self._sides, self._ranks, first, sort=self._sort, progress=self._progress
+                self._config, self._sides, self._ranks, first, sort=self._sort, progress=self._progress.wanted
             )
         else:
             found, matches = self._run_here(gathered, write)
@@ -261,7 +265,7 @@ class _Tables:
         layouts = codecs[LEFT].layout, codecs[RIGHT].layout
         return Engine(config, layouts, slaves=slaves, result_bytes=_RESULT_BYTES, where=where, ids_alone=not config.sink.ids)
 
-    def epochs(self, engine: Engine, progress: Progress | None = None) -> Iterator[list[Delivery]]:
+    def epochs(self, engine: Engine) -> Iterator[list[Delivery]]:
         """Read the stream that is behind; a distribution epoch ends when enough tuples wait, at the time that both have
         reached."""
         sources = [iter(side.rows(sort=self._sort)) for side in self._sides]
@@ -276,8 +280,7 @@ class _Tables:
                 engine.end(stream)
             else:
                 engine.read(stream, batch)
-                if progress is not None:
-                    progress.advance(len(batch))
+                self._progress.advance(len(batch))
             if engine.waiting_tuples >= enough:
                 yield engine.deliver(min(engine.times_us))
         yield engine.deliver()
@@ -293,9 +296,9 @@ class _Tables:
             return lambda delivery: _collect(joiner, delivery, gathered[slave], write)
 
         works = [work(s) for s in range(self._threads)]
-        progress = Progress(self._progress, sum(side.table.num_rows for side in self._sides))
-        epochs = self.epochs(engine, progress)
-        with report_compilations(progress.compiling), progress:
+        self._progress.begin(sum(side.table.num_rows for side in self._sides))
+        epochs = self.epochs(engine)
+        with report_compilations(self._progress.compiling):
             first = next(epochs)
             if first[0].last and self._threads == 1:
                 works[0](first[0])

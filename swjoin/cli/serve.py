@@ -82,7 +82,7 @@ def run_push(args: argparse.Namespace) -> int:
     from swjoin.connectors.files.inputs import find_files, split_paths
 
     if args.file != "-" and (text := find_files(split_paths(args.file)).unread) is not None:
-        _LOG.info("%s", text)
+        _say(text)
     return _patiently(args, lambda: _push(args))
 
 
@@ -94,7 +94,7 @@ def _push(args: argparse.Namespace) -> int:
         if row:
             print(f"{name}: {row:,} rows are there already")
         began_s, sent = time.monotonic(), 0
-        with client.producer(args.stream, name, wanted, on_wait=_LOG.info) as producer:
+        with client.producer(args.stream, name, wanted, on_wait=_say) as producer:
             for batch in _batches(args, wanted, row):
                 producer.push(batch)
                 sent += batch.num_rows
@@ -104,6 +104,10 @@ def _push(args: argparse.Namespace) -> int:
                 producer.end()
         print(f"{args.stream}: {sent:,} rows pushed and accepted in {time.monotonic() - began_s:.1f} s")
     return 0
+
+
+def _say(text: str) -> None:
+    _LOG.info("%s", text)
 
 
 def _batches(args: argparse.Namespace, wanted: pa.Schema, skip: int) -> Iterator[pa.RecordBatch]:

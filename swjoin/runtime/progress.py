@@ -57,7 +57,7 @@ class Progress:
     def __init__(self, wanted: Wanted, total: float | None = None, unit: str = "tuples") -> None:
         self.total, self.unit, self.done, self.text = total, unit, 0.0, "joining"
         self.started_s = time.monotonic()
-        self._wanted = wanted
+        self.wanted = wanted
         self._due_s = float("inf") if wanted is False else self.started_s + (PATIENCE_S if wanted is None else 0.0)
         self._display: _Display | None = None
         self._lock = threading.Lock()
@@ -67,6 +67,15 @@ class Progress:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def reading(self, tuples: int) -> None:
+        """tuples: of files, read into memory since the last call, before the join of all of them."""
+        self.done, self.text = self.done + tuples, "reading"
+        self._redraw()
+
+    def begin(self, total: float) -> None:
+        """The join begins. total: of tuples."""
+        self.total, self.done, self.text = total, 0.0, "joining"
 
     def advance(self, tuples: float) -> None:
         """tuples: read since the last call; ignored by progress over time."""
@@ -108,7 +117,7 @@ class Progress:
             return
         try:
             if self._display is None:
-                self._display = _display(self._wanted)
+                self._display = _display(self.wanted)
             if self._display is not None:
                 self._display.show(self)
             self._due_s = float("inf") if self._display is None else now_s + self._display.every_s

@@ -14,6 +14,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import swjoin
@@ -136,6 +137,18 @@ def test_time_of_streams_in_realtime_pace(at_once: None, capfd: pytest.CaptureFi
     assert {"0", "1", "2"} == set(shown)
 
 
+def test_files_are_read_first(
+    at_once: None, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress._Lines, "every_s", 0.0)
+    pq.write_table(TABLE, tmp_path / "rows.parquet")
+    swjoin.count(tmp_path / "rows.parquet", TABLE, **OPTIONS, progress=True)
+    lines = capfd.readouterr().err.splitlines()
+    assert [line for line in lines if "reading" in line][-1] == "swjoin: reading: 300,000 tuples"
+    assert lines[-1] == "swjoin: joining: 600,000 of 600,000 tuples"
+    assert sorted(lines, key=lambda line: "joining" in line) == lines
+
+
 def test_compilations_are_shown(at_once: None, capfd: pytest.CaptureFixture[str]) -> None:
     with Progress(True, 10) as shown:
         shown.compiling(3)
@@ -212,8 +225,6 @@ def test_a_real_notebook() -> None:
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[object]:
-    import pyarrow.parquet as pq
-
     for name in ("left", "right"):
         pq.write_table(TABLE, tmp_path / f"{name}.parquet")
     options = ["--on", "k", "--left-time", "t", "--right-time", "t", "--time-unit", "ms", "--within", "9s"]
