@@ -128,9 +128,14 @@ _shared_spark = SharedSpark()
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     _shared_spark.in_doubt |= call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception)
-    return (yield)
+    report = yield
+    # a worker sends what was logged as UTF-8, and file names need not be text
+    report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
+    return report
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
