@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import tempfile
 import threading
+import weakref
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ class _File:
 
     def __init__(self, folder: Path) -> None:
         self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - lives as long as its batches
+        weakref.finalize(self, self._file.close)
         self._lock = threading.Lock()
 
     def write(self, offset: int, frame: U8) -> None:

@@ -231,7 +231,7 @@ def test_a_message_with_an_id_that_cannot_be_is_unusable(kind: str, wrong: int) 
     schema = parse_schema(columns, "test")
     views, keys = describe_streams((stream, schema), (stream, schema), carry=False, packed=True)
     tuples = TupleEncoder(stream, views[LEFT], keys, lambda row: f"row {row}")
-    decoder = MessageDecoder("json", schema, lambda batch: tuples.ids(batch, 0), "id")
+    decoder = MessageDecoder("json", schema, lambda batch: tuples.ids(batch, np.arange(batch.num_rows)), "id")
     decoded = decode(decoder, [b'{"key":1,"ts":1,"id":7}', b'{"key":1,"ts":2,"id":%d}' % wrong])
     assert decoded.unusable.tolist() == [False, True]
     assert decoder.complaint == f"row 0: id column id is {wrong}; ids are 0 to 2^64 - 2"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +123,16 @@ print((used() - before) >> 10)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 100, "MiB; all rows have 200"
+
+
+def test_files_are_closed_without_a_warning() -> None:
+    """Also those of a sort that nobody has finished."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        order = TimeOrder(100)
+        for time in (5, 4, 3, 2, 1):
+            order.add(pa.record_batch({"name": ["x" * 200]}), np.array([time]), None)
+        assert order.runs == 5
+        next(order.rows())
+        del order
+        gc.collect()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import itertools
 import tempfile
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
@@ -137,6 +138,7 @@ class _Run:
         self.schema, self.rows, self.last_us = schema, rows, 0
         with _on_disk():
             self._file: IO[bytes] = tempfile.TemporaryFile(prefix="swjoin-")  # noqa: SIM115 - lives as long as the run
+            weakref.finalize(self, self._file.close)
             self._writer = pa.ipc.new_stream(self._file, schema, options=pa.ipc.IpcWriteOptions(compression="lz4"))
 
     def write(self, batch: pa.RecordBatch) -> None:
