@@ -135,7 +135,7 @@ def test_verbose_prints_files_sizes_and_phases(before: bool, sides: list[object]
     assert "pairs             1" in done.out.splitlines()
 
 
-@pytest.mark.parametrize("ranks", [None, pytest.param(3, marks=pytest.mark.mpi)])
+@pytest.mark.parametrize("ranks", [None, pytest.param(3, marks=[pytest.mark.mpi, pytest.mark.long])])
 def test_quiet_prints_results_and_errors(ranks: int | None, sides: list[object], swjoin: Any, tmp_path: Path) -> None:
     """-o count: the result is a number. Here nothing matches, of which the summary and a warning would tell."""
     more = [] if ranks is None else ["-n", ranks]

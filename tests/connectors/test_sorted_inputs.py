@@ -25,7 +25,7 @@ from swjoin.core.errors import UserError
 
 ON: dict[str, Any] = {"on": "k", "left_time": "t", "right_time": "t", "within": "40ms"}
 CLI = ["--on", "k", "--left-time", "t", "--right-time", "t", "--within", "40ms"]
-ROWS = 3_000
+ROWS = 900
 
 
 @pytest.fixture(autouse=True, params=[1 << 27, 20_000], ids=["in memory", "on disk"])
@@ -63,10 +63,10 @@ def write(folder: Path, name: str, found: pa.Table, form: str) -> Path:
     """Three files in a folder."""
     path = folder / f"{name}-{form}"
     path.mkdir()
-    for i, start in enumerate(range(0, found.num_rows, 1_100)):
-        part, file = found.slice(start, 1_100), path / f"{i}.{form}"
+    for i, start in enumerate(range(0, found.num_rows, 350)):
+        part, file = found.slice(start, 350), path / f"{i}.{form}"
         if form == "parquet":
-            pq.write_table(part, file, row_group_size=200)
+            pq.write_table(part, file, row_group_size=100)
         elif form == "csv":
             csv.write_csv(part, file)
         elif form == "orc":
@@ -148,8 +148,8 @@ def test_rows_without_a_time(swjoin: Any, tmp_path: Path) -> None:
 
 
 def test_errors_name_the_row(swjoin: Any, tmp_path: Path) -> None:
-    left = table(6, 2_500)
-    ids = pa.array([-5 if i == 2_299 else i for i in range(2_500)])
+    left = table(6, 800)
+    ids = pa.array([-5 if i == 799 else i for i in range(800)])
     paths = [write(tmp_path, name, t, "parquet") for name, t in (("left", left.append_column("id", ids)), ("right", left))]
     done = swjoin("join", *paths, *CLI, "--sort", "--left-id", "id", "-o", "count")
     assert (done.code, len(done.err)) == (2, 1)

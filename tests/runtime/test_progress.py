@@ -231,7 +231,7 @@ def files(tmp_path: Path) -> list[object]:
     return ["join", tmp_path / "left.parquet", tmp_path / "right.parquet", *options, "-o", "count"]
 
 
-@pytest.mark.parametrize("ranks", [None, pytest.param(3, marks=pytest.mark.mpi)])
+@pytest.mark.parametrize("ranks", [None, pytest.param(3, marks=[pytest.mark.mpi, pytest.mark.long])])
 def test_the_command_shows_a_bar_on_terminals(ranks: int | None, files: list[object]) -> None:
     program = f"{AT_ONCE}raise SystemExit(main(sys.argv[1:]))"
     more = [] if ranks is None else ["-n", ranks]
