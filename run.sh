@@ -241,8 +241,8 @@ build_docs() {
 # Kernels for a level of processor (x86-64-v3, x86-64-v4) work on every machine that has it, with the same Python and numba; other
 # machines compile their own. They are in the wheel alone, never in a checkout.
 build_wheel() {
-  local level folder
-  folder=$(mktemp -d)
+  local level
+  folder=$(mktemp -d) # not local: the trap runs after the function
   trap 'rm -rf "$folder" "$root/swjoin/precompiled"' EXIT
   for level in $("$python" -c 'from swjoin.core.kernel_cache import host_levels; print(*host_levels())'); do
     echo "run.sh: compiling the kernels for $level" >&2

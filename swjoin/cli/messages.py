@@ -54,8 +54,11 @@ def messages(*, verbose: bool, quiet: bool, log_json: bool) -> Iterator[None]:
 
     log_json: as lines of JSON, Python's warnings (`warnings.warn`) among them. Afterwards `logging` is as it was.
     """
-    handler = _Handler(as_json=log_json)
     logger, warned = logging.getLogger("swjoin"), logging.getLogger("py.warnings")
+    if any(isinstance(handler, _Handler) for handler in logger.handlers):  # a command within a command, such as `kernels`
+        yield
+        return
+    handler = _Handler(as_json=log_json)
     before = logger.level
     logger.setLevel(logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO)
     logger.addHandler(handler)

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 import swjoin as api
+from swjoin.cli.main import main
 from swjoin.cli.messages import messages
 from swjoin.core.log_lines import json_line, record_of
 from tests.support.commands import command
@@ -210,3 +211,19 @@ def test_messages_of_ranks(sides: list[object], tmp_path: Path, caplog: pytest.L
     with caplog.at_level(logging.DEBUG, "swjoin"):
         api.count(TABLE, TABLE, **OPTIONS, within="1s", ranks=3)
     assert {getattr(record, "rank", None) for record in caplog.records} == {None, 0, 1, 2}
+
+
+def test_a_command_within_a_command_says_things_once(swjoin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`swjoin kernels --compile` runs joins."""
+    within: list[int] = []
+
+    def run(_: object) -> int:
+        logging.getLogger("swjoin.cli").warning("outside")
+        if not within:
+            within.append(1)
+            assert main(["kernels"]) == 0
+        return 0
+
+    monkeypatch.setattr("swjoin.cli.kernels.run_kernels", run)
+    assert swjoin("kernels").err == ["swjoin: warning: outside"] * 2
+    assert not logging.getLogger("swjoin").handlers
