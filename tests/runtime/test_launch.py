@@ -111,8 +111,8 @@ def test_a_launcher_that_waits_for_a_lost_host_is_ended(tmp_path: Path, monkeypa
 
 def test_usr1_is_passed_on_as_batch_systems_send_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A launcher without checkpoints ends its ranks; with them they are asked for a last one."""
+    heard = tmp_path / "heard"
     for sections, expected, code in (({}, "TERM", 128 + signal.SIGUSR1), ({"checkpoint": {"interval": "1s"}}, "USR1", 0)):
-        heard = tmp_path / "heard"
         traps = " ".join(f"trap 'echo {name} >{heard}; exit 0' {name};" for name in ("TERM", "USR1"))
         _fake_mpirun(tmp_path, f"{traps} touch {tmp_path}/up; while :; do sleep 0.05; done", monkeypatch)
         (tmp_path / "up").unlink(missing_ok=True)
@@ -120,13 +120,20 @@ def test_usr1_is_passed_on_as_batch_systems_send_it(tmp_path: Path, monkeypatch:
         def send() -> None:
             while not (tmp_path / "up").exists():
                 time.sleep(0.05)
-            os.kill(os.getpid(), signal.SIGUSR1)
+            while not heard.exists():  # the launcher may not listen yet
+                os.kill(os.getpid(), signal.SIGUSR1)
+                time.sleep(0.2)
 
         sender = threading.Thread(target=send)
-        sender.start()
-        assert launch.launch_with_reason(_job(tmp_path, **sections), 4, quiet=True)[0] == code
-        sender.join()
+        before = signal.signal(signal.SIGUSR1, lambda *_: None)  # not ignored: the launcher would inherit that
+        try:
+            sender.start()
+            assert launch.launch_with_reason(_job(tmp_path, **sections), 4, quiet=True)[0] == code
+            sender.join()
+        finally:
+            signal.signal(signal.SIGUSR1, before)
         assert heard.read_text().strip() == expected
+        heard.unlink()
 
 
 @pytest.mark.parametrize(
