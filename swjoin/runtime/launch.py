@@ -42,7 +42,7 @@ _LAST_WORDS_S = 2.0
 _SUMMARY = "swjoin.cli.summary"  # the logger of the warnings in a report
 FAILED_TO_START = "listener thread failed to start"  # in mpirun's own server, before any rank; once in thousands of starts
 _AGAIN = -1
-_TERMINATED = "stopped by SIGTERM"  # a rank that the launcher stopped because another one died
+_TERMINATED = "stopped by SIGTERM"  # ends the error of a rank; mpirun stops all ranks with it when one has died
 
 
 def several_hosts(environment: Mapping[str, str] = os.environ) -> bool:
@@ -167,7 +167,8 @@ def launch_with_reason(
             environment["SWJOIN_PLAIN"] = "1"
         _LOG.debug("%s", shlex.join(command))
         for again in (True, False):
-            process = subprocess.Popen(
+            start = functools.partial(
+                subprocess.Popen,
                 command,
                 env=environment,
                 stdout=subprocess.DEVNULL if quiet else None,
@@ -176,7 +177,7 @@ def launch_with_reason(
                 start_new_session=True,
             )
             first_signal = signal.SIGUSR1 if checkpointed else signal.SIGTERM
-            code, failure = _watch(process, first_signal, quiet=quiet, again=again, finished=finished, shown=shown)
+            code, failure = _watch(start, first_signal, quiet=quiet, again=again, finished=finished, shown=shown)
             if code != _AGAIN:
                 break
         if code == 0 and finished is not None and not finished():  # observed after all processes of a host had died
@@ -228,7 +229,7 @@ def _wait(process: subprocess.Popen[str], finished: Callable[[], bool] | None) -
 
 
 def _watch(
-    process: subprocess.Popen[str],
+    start: Callable[[], subprocess.Popen[str]],
     first_signal: signal.Signals,
     *,
     quiet: bool,
@@ -236,66 +237,97 @@ def _watch(
     shown: Progress,
     finished: Callable[[], bool] | None = None,
 ) -> tuple[int, str]:
-    """Log the ranks' messages until the launcher ends; returns the exit code and the error.
+    """Start the launcher, log the ranks' messages until it ends; returns the exit code and the error.
 
     shown: takes the progress of rank 0. again: return _AGAIN, and log nothing, when mpirun itself failed to start of a
     transient cause. first_signal: sent to the launcher on the first stop signal; mpirun relays SIGUSR1 to the ranks, which then
     stop with a checkpoint. A second stop signal other than SIGUSR1 sends SIGTERM.
     """
+    started: list[subprocess.Popen[str]] = []
     stopping: list[int] = []
 
     def stop(number: int) -> None:
         stopping.append(number)
         terminate = len(stopping) > 1 and number != signal.SIGUSR1  # batch systems may send it twice
-        process.send_signal(signal.SIGTERM if terminate else first_signal)
+        if started:
+            started[0].send_signal(signal.SIGTERM if terminate else first_signal)
 
-    errors: list[str] = []  # the first error of a rank
-    other_lines: list[str] = []
-
-    def read(lines: TextIO) -> None:
-        for line in lines:
-            record = None if shown.take(line) else _record_of(line)
-            if record is None:
-                other_lines.append(line)
-            elif record.levelno < logging.ERROR:
-                if not (quiet and record.name == _SUMMARY):
-                    _relay(record)
-            elif record.getMessage() != _TERMINATED and not errors:  # further ranks fail of the same cause, or of this failure
-                errors.append(record.getMessage())
-                if not quiet:
-                    _relay(record)
-
-    reader = None
-    if process.stderr is not None:
-        reader = threading.Thread(target=read, args=(process.stderr,), daemon=True)
-        reader.start()
-    try:
-        with handling(stop):
+    said = _Said()
+    with handling(stop):
+        if stopping:  # before anything was started
+            return _stopped(stopping[0], quiet)
+        process = start()
+        started.append(process)
+        reader = None
+        if process.stderr is not None:
+            reader = threading.Thread(target=said.read, args=(process.stderr, shown, quiet), daemon=True)
+            reader.start()
+        if stopping:  # while it was being started
+            process.send_signal(signal.SIGTERM)
+        try:
             code = _wait(process, finished)
-    finally:
-        _end(process)
-        if reader is not None and process.stderr is not None:
-            reader.join(_LAST_WORDS_S)  # processes left on other hosts may keep the pipe open
-            if not reader.is_alive():
-                process.stderr.close()
-    error = errors[0] if errors else ""
+        finally:
+            _end(process)
+            if reader is not None and process.stderr is not None:
+                reader.join(_LAST_WORDS_S)  # processes left on other hosts may keep the pipe open
+                if not reader.is_alive():
+                    process.stderr.close()
     if stopping and code == 0 and first_signal == signal.SIGUSR1:
         return 0, ""  # stopped with a checkpoint, or complete
     if stopping:
-        error = f"stopped by {signal.Signals(stopping[0]).name}"
-        _complain(error, quiet=quiet)
-        return 128 + stopping[0], error
+        return _stopped(stopping[0], quiet)
+    error = said.error
     if code and not error:
-        text = " ".join(" ".join(other_lines).split())
-        if again and FAILED_TO_START in text:
+        if again and said.failed_to_start:
             return _AGAIN, ""
-        killed = re.search(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)", text)
-        if killed is not None:
-            error = f"rank {killed[1]} on {killed[2]} was killed by signal {killed[3]}"
-        else:
-            error = f"mpirun ended with code {code}: {text[:400].strip(' -') or 'it said nothing'} (--debug shows all)"
+        error = said.cause(code)
         _complain(error, quiet=quiet)
     return (code if code in (0, 2) else 1), error
+
+
+def _stopped(number: int, quiet: bool) -> tuple[int, str]:
+    error = f"stopped by {signal.Signals(number).name}"
+    _complain(error, quiet=quiet)
+    return 128 + number, error
+
+
+class _Said:
+    """What the ranks and mpirun say; the ranks' messages are logged as they come."""
+
+    def __init__(self) -> None:
+        self.error = ""  # the first of a rank
+        self._terminated = ""
+        self._other_lines: list[str] = []
+
+    def read(self, lines: TextIO, shown: Progress, quiet: bool) -> None:
+        for line in lines:
+            record = None if shown.take(line) else _record_of(line)
+            if record is None:
+                self._other_lines.append(line)
+            elif record.levelno < logging.ERROR:
+                if not (quiet and record.name == _SUMMARY):
+                    _relay(record)
+            elif record.getMessage().endswith(_TERMINATED):
+                self._terminated = record.getMessage()
+            elif not self.error:  # further ranks fail of the same cause, or of this failure
+                self.error = record.getMessage()
+                if not quiet:
+                    _relay(record)
+
+    def cause(self, code: int) -> str:
+        """Why the launcher ended with `code`, where no rank gave an error."""
+        text = " ".join(" ".join(self._other_lines).split())
+        killed = re.search(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)", text)
+        if killed is not None:
+            return f"rank {killed[1]} on {killed[2]} was killed by signal {killed[3]}"
+        if self._terminated:
+            return self._terminated
+        return f"mpirun ended with code {code}: {text[:400].strip(' -') or 'it said nothing'} (--debug shows all)"
+
+    @property
+    def failed_to_start(self) -> bool:
+        """Of mpirun's transient failure, before any rank was started."""
+        return FAILED_TO_START in " ".join(" ".join(self._other_lines).split())
 
 
 def _complain(error: str, *, quiet: bool) -> None:

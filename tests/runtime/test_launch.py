@@ -120,9 +120,7 @@ def test_usr1_is_passed_on_as_batch_systems_send_it(tmp_path: Path, monkeypatch:
         def send() -> None:
             while not (tmp_path / "up").exists():
                 time.sleep(0.05)
-            while not heard.exists():  # the launcher may not listen yet
-                os.kill(os.getpid(), signal.SIGUSR1)
-                time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGUSR1)
 
         sender = threading.Thread(target=send)
         before = signal.signal(signal.SIGUSR1, lambda *_: None)  # not ignored: the launcher would inherit that
@@ -203,3 +201,35 @@ def test_the_container_is_built_and_runs(tmp_path: Path) -> None:
         [str(program), "run", str(image), "--version"], capture_output=True, text=True, timeout=PROCESS_S, check=True
     )
     assert done.stdout.startswith("swjoin ")
+
+
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        ("echo 'process rank 3 with PID 77 on node a exited on signal 9' >&2", "rank 3 on a was killed by signal 9"),
+        ("", "rank 1 (collector) on a: stopped by SIGTERM"),
+        ("echo 'swjoin: rank 0 (master) on a: the disk is full' >&2", "rank 0 (master) on a: the disk is full"),
+    ],
+)
+def test_a_rank_that_mpirun_stopped_is_not_the_cause(
+    script: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stopped = "echo 'swjoin: rank 1 (collector) on a: stopped by SIGTERM' >&2"
+    _fake_mpirun(tmp_path, f"{stopped}\n{script}\nexit 137", monkeypatch)
+    assert launch.launch_with_reason(_job(tmp_path), 4) == (1, error)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [error]
+
+
+def test_a_signal_while_mpirun_is_being_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _fake_mpirun(tmp_path, "exec sleep 600", monkeypatch)
+    started = []
+
+    class Popen(subprocess.Popen[str]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            super().__init__(*args, **options)
+            started.append(self)
+
+    monkeypatch.setattr(launch.subprocess, "Popen", Popen)
+    assert launch.launch_with_reason(_job(tmp_path), 4) == (128 + signal.SIGTERM, "stopped by SIGTERM")
+    assert started[0].poll() is not None
