@@ -20,7 +20,7 @@ from numba import njit
 from benchmarks import parse
 from benchmarks.join_module import new_join, touch
 from benchmarks.workloads import GROUPS, WORKLOADS, deliveries, sized, stream
-from swjoin.cluster.master.intake import StreamIntake
+from swjoin.cluster.gateway.intake import StreamIntake
 from swjoin.cluster.wire import pack_delivery
 from swjoin.config.run import TimeConfig
 from swjoin.core.batch import SourceBatch, TupleBatch

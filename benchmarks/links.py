@@ -80,17 +80,37 @@ class _Memory:
 
 
 def master(channel: Any, paths: list[str] | None, tuples: int) -> float:
-    """Tuples per second through the master to a null slave."""
+    """Tuples per second through the gateway to a null slave."""
+    from swjoin.cluster.gateway.gateway import Gateway
     from swjoin.cluster.master.master import Master
     from swjoin.cluster.messages import Report
-    from swjoin.cluster.role import BatchRead, Read, Received, Send, SourceEnded, slave_role
+    from swjoin.cluster.role import (
+        GATEWAY,
+        MASTER,
+        BatchRead,
+        Effect,
+        Event,
+        Read,
+        Received,
+        Role,
+        RoleId,
+        Send,
+        SourceEnded,
+        slave_role,
+    )
     from swjoin.cluster.wire import FORMATS
     from swjoin.connectors.files.source import open_sources
     from swjoin.core.data_messages import Delivery
+    from swjoin.runtime.host import settled
 
     config = _config(paths)
     delivered, reported = FORMATS[Delivery], FORMATS[Report]
-    role = Master(config, 1, (None, None))
+    role = Gateway(config, 1, (None, None))
+    roles: dict[RoleId, Role] = {MASTER: Master(config, 1), GATEWAY: role}
+
+    def handle(event: Event) -> list[Effect]:
+        return settled(roles, GATEWAY, role.handle(event, 0), 0)
+
     sources: Any = (
         open_sources(config.left, config.right, carry_payload=False)[:2]
         if paths
@@ -112,12 +132,12 @@ def master(channel: Any, paths: list[str] | None, tuples: int) -> float:
         commands = []
         if channel.probe(1, reported.tag):
             channel.receive()
-            commands += role.handle(Received(slave_role(0), Report(0.0)), 0)
+            commands += handle(Received(slave_role(0), Report(0.0)))
         elif wanted is not None or role.reading.pending is not None:
             side = wanted if wanted is not None else role.reading.pending
             assert side is not None
             batch = sources[side].read()
-            commands += role.handle(SourceEnded(side) if batch is None else BatchRead(side, batch), 0)
+            commands += handle(SourceEnded(side) if batch is None else BatchRead(side, batch))
         else:
             channel.sleep()
     channel.comm.Barrier()

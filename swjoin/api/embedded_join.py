@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from swjoin.cluster.master.arrival_sequence import ArrivalSequence, released
-from swjoin.cluster.master.ingress import ingress_of
-from swjoin.cluster.master.intake import StreamIntake, take_null_keys
-from swjoin.cluster.master.mini_buffers import Order
+from swjoin.cluster.gateway.arrival_sequence import ArrivalSequence, released
+from swjoin.cluster.gateway.ingress import ingress_of
+from swjoin.cluster.gateway.intake import StreamIntake, take_null_keys
+from swjoin.cluster.gateway.mini_buffers import Order
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import I64, LEFT, RIGHT, Pairs, RowLayout, SourceBatch
 from swjoin.core.data_messages import Delivery, no_moves

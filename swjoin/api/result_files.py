@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
-from swjoin.cluster.master.intake import LateRowError
+from swjoin.cluster.gateway.intake import LateRowError
 from swjoin.config.arguments import Request
 from swjoin.config.job import Job
 from swjoin.config.run import RunConfig, SinkConfig

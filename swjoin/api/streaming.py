@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, Unp
 import numpy as np
 
 from swjoin.api.embedded_join import Engine, Joiner, check_rows
-from swjoin.cluster.master.intake import StreamIntake
+from swjoin.cluster.gateway.intake import StreamIntake
 from swjoin.config.arguments import Request
 from swjoin.config.options import Columns, EngineOptions, complete, takes_options
 from swjoin.config.run import RunConfig, StreamConfig

@@ -1,8 +1,8 @@
 """Checkpointers: write each role's part of a checkpoint to the store, and restore a role from it.
 
-What: `MasterCheckpointer`: source positions, dictionary of keys, late rows, and the master's own state.
-`CollectorCheckpointer`: result files, rows of metrics, and the collector's state. `SlaveCheckpointer`: the log of deliveries,
-and the windows rebuilt from it.
+What: `MasterCheckpointer`: the store, and the master's own state. `GatewayCheckpointer`: source positions, dictionary of keys,
+late rows, and the gateway's own state. `CollectorCheckpointer`: result files, rows of metrics, and the collector's state.
+`SlaveCheckpointer`: the log of deliveries, and the windows rebuilt from it.
 Why: the roles decide what is saved and when; files, threads and positions are handled here, for all runtimes alike.
 Stays out: when a checkpoint is made (`cluster.master.checkpoint_coordinator`), formats (`checkpoint.store`,
 `checkpoint.delivery_log`).
@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 
 from swjoin.checkpoint.delivery_log import SegmentLog, replay, replay_epochs
-from swjoin.checkpoint.manifest import check_master_state, restoring
+from swjoin.checkpoint.manifest import check_gateway_state, check_master_state, restoring
 from swjoin.checkpoint.store import CheckpointStore, Manifest, read_manifest
 from swjoin.cluster.collector import Collector
+from swjoin.cluster.gateway.gateway import Gateway
 from swjoin.cluster.master.master import Master
 from swjoin.cluster.messages import PartSaved
-from swjoin.cluster.role import SavePart, Snapshot
+from swjoin.cluster.role import GATEWAY, MASTER, RoleId, SavePart, Snapshot
 from swjoin.cluster.slave.slave import Slave
 from swjoin.config.job import Job, leaves_rows_out
 from swjoin.config.run import RunConfig, digest, to_plain
@@ -79,24 +80,64 @@ def input_files(job: Job) -> list[list[Any]]:
 class MasterCheckpointer:
     """Saves and restores the master; opens the store. UserError as `checkpoint_folder`."""
 
-    def __init__(self, job: Job, sources: tuple[Source, Source], executors: Executors = Background) -> None:
+    def __init__(self, job: Job, executors: Executors = Background) -> None:
         self.folder = checkpoint_folder(job, executors)
+        self._job = job
+        self.manifest: Manifest | None = None  # the checkpoint that the roles were restored from
+
+    def begin(self, done: Callable[[RoleId, Any], None]) -> Manifest | None:
+        """Start or recover; returns the checkpoint to resume from. done: called with what has become durable, and the role that
+        it is for."""
+        self.folder.end()
+        manifest = self.manifest = self.folder.newest()
+
+        def tell(item: Any) -> None:
+            done(GATEWAY if isinstance(item, PartSaved) and item.part.startswith("gateway") else MASTER, item)
+
+        self.folder.begin(manifest, tell)
+        if manifest is None and any(side.flight for side in (self._job.config.left, self._job.config.right)):
+            self.folder.note_start()
+        return manifest
+
+    @property
+    def manifest_name(self) -> str | None:
+        """Name of the checkpoint that all roles resume from."""
+        return None if self.manifest is None else self.manifest.path.name
+
+    def restore(self, master: Master, manifest: Manifest | None, now_us: int) -> None:
+        """Restore a new master."""
+        if manifest is None:
+            return
+        state, groups = manifest.plain["master"]["state"], master.config.cluster.partition_count
+        check_master_state(manifest.path, state, manifest.generation, manifest.plain["epoch"], groups)
+        with restoring(manifest.path):
+            manifest.joined_until_us(groups)  # the next checkpoint takes it over
+            master.restore(state, now_us)
+
+    def save(self, generation: int, snapshot: Snapshot) -> None:
+        """The master's part of a checkpoint; `done` gets PartSaved."""
+        self.folder.submit(lambda: PartSaved(generation, "master", {"state": snapshot.plain}))
+
+    def close(self) -> None:
+        self.folder.end()
+        self.folder.unlock()
+
+
+class GatewayCheckpointer:
+    """Saves and restores a gateway and its sources. folder: the store of the run's checkpoints."""
+
+    def __init__(self, job: Job, sources: tuple[Source, Source], folder: CheckpointStore) -> None:
+        self._folder = folder
         self.late_rows: AppendedFile | None = None
         self._keys: tuple[AppendedFile, AppendedFile] | None = None
         self._job, self._sources = job, sources
         self._keys_saved = 0
-        self.manifest: Manifest | None = None  # the checkpoint that the roles were restored from
 
-    def begin(self, done: Callable[[Any], None]) -> Manifest | None:
-        """Start or recover; returns the checkpoint to resume from. done: called with what has become durable."""
-        self.folder.end()
-        manifest = self.manifest = self.folder.newest()
-        self.folder.begin(manifest, done)
-        if manifest is None and any(side.flight for side in (self._job.config.left, self._job.config.right)):
-            self.folder.note_start()
+    def begin(self, manifest: Manifest | None) -> None:
+        """Start or recover, from this checkpoint if one is given: files that grow are cut to its lengths."""
         nothing: dict[str, Any] = {"late": [0, 0], "keys": [0, [0, 0], [0, 0]]}
-        content = nothing if manifest is None else manifest.plain["master"]
-        path = self.folder.path
+        content = nothing if manifest is None else manifest.gateways[0]
+        path = self._folder.path
         if leaves_rows_out(self._job.config):
             self._close(self.late_rows)
             self.late_rows = AppendedFile(path / "late.rows", content["late"], LATE_ROW_BYTES)
@@ -107,7 +148,6 @@ class MasterCheckpointer:
             if lengths[0] != 8 * self._keys_saved:
                 raise RunFailed(f"{path / 'keys.lengths'}: holds {lengths[0]} bytes for {self._keys_saved} keys")
             self._keys = AppendedFile(path / "keys.lengths", lengths), AppendedFile(path / "keys.bytes", data)
-        return manifest
 
     @property
     def _dictionary(self) -> Any:
@@ -118,31 +158,26 @@ class MasterCheckpointer:
         if file is not None:
             file.close()
 
-    @property
-    def manifest_name(self) -> str | None:
-        """Name of the checkpoint that all roles resume from."""
-        return None if self.manifest is None else self.manifest.path.name
-
-    def restore(self, master: Master, manifest: Manifest | None, now_us: int) -> None:
-        """Restore a new master and its sources; without a checkpoint the sources are at the start."""
+    def restore(self, gateway: Gateway, manifest: Manifest | None, master: Master) -> None:
+        """Restore a new gateway and its sources; without a checkpoint the sources are at the start. master: the restored one,
+        whose placement holds."""
         if manifest is None:
             for source in self._sources:
                 source.seek(0)
             return
-        positions = manifest.plain["master"]["positions"]
-        snapshot = self.folder.read_master(manifest)
-        groups = master.config.cluster.partition_count
-        check_master_state(manifest.path, snapshot.plain, manifest.generation, manifest.plain["epoch"], groups)
+        positions = manifest.gateways[0]["positions"]
+        snapshot = self._folder.read_gateway(manifest)
+        check_gateway_state(manifest.path, snapshot.plain, manifest.plain["epoch"], gateway.config.cluster.partition_count)
         with restoring(manifest.path):
-            manifest.joined_until_us(groups)  # the next checkpoint takes it over
             for stream, name in ((LEFT, "left"), (RIGHT, "right")):
                 for what, batches in snapshot.tuples.items():
                     if what.startswith(name):
                         layout = self._sources[stream].layout
-                        if what.endswith("buffered") and master.order is not None:
+                        if what.endswith("buffered") and gateway.order is not None:
                             layout = stamped_layout(layout)
                         check_layout([in_memory(batch) for batch in batches], layout, what)
-            master.restore(snapshot.plain, snapshot.tuples, now_us)
+            gateway.place(master.controller.map.owner, master.controller.active)
+            gateway.restore(snapshot.plain, snapshot.tuples)
         dictionary = self._dictionary
         if (
             dictionary is not None and self._keys is not None and len(dictionary) == 0
@@ -151,7 +186,7 @@ class MasterCheckpointer:
                 lengths, data = (np.frombuffer(file.read(), kind) for file, kind in zip(self._keys, ("<i8", "u1"), strict=True))
                 dictionary.restore(lengths.astype(np.int64), data.astype(np.uint8))
         for stream in (LEFT, RIGHT):
-            source, rows = self._sources[stream], master.streams[stream].counts.tuples
+            source, rows = self._sources[stream], gateway.streams[stream].counts.tuples
             if is_live(source):
                 source.resume_at(rows, positions[stream])
             else:
@@ -159,13 +194,13 @@ class MasterCheckpointer:
 
     def forget(self) -> None:
         """After a completed checkpoint: release rows of live sources before the oldest checkpoint that is kept."""
-        manifests = self.folder.kept
+        manifests = self._folder.kept
         for stream, source in enumerate(self._sources):
             if manifests and is_live(source):
-                source.forget(manifests[0].plain["master"]["state"]["streams"][stream]["counts"]["tuples"])
+                source.forget(manifests[0].gateways[0]["state"]["streams"][stream]["counts"]["tuples"])
 
     def save(self, generation: int, snapshot: Snapshot) -> None:
-        """The master's part of a checkpoint; `done` gets PartSaved."""
+        """The gateway's part of a checkpoint; `done` gets PartSaved."""
         extra: dict[str, Any] = {"late": [0, 0], "keys": [0, [0, 0], [0, 0]]}
         extra["positions"] = [source.position() if is_live(source) else {} for source in self._sources]
         files = []
@@ -180,14 +215,13 @@ class MasterCheckpointer:
             extra["keys"] = [self._keys_saved, self._keys[0].flush(), self._keys[1].flush()]
             files += self._keys
         for file in files:
-            self.folder.submit(file.sync)
-        self.folder.save_master(generation, snapshot, extra)
+            self._folder.submit(file.sync)
+        self._folder.save_gateway(generation, snapshot, extra)
 
     def close(self) -> None:
-        self.folder.end()
+        self._folder.end()
         for file in self._keys or ():
             file.close()
-        self.folder.unlock()
 
 
 class CollectorCheckpointer:

@@ -1,6 +1,6 @@
 """Validation of manifests, before any value in one is used.
 
-What: `check_manifest`, `check_master_state`; `restoring`, around code that restores a role from a checkpoint.
+What: `check_manifest`, `check_master_state`, `check_gateway_state`; `restoring`, around code that restores a role.
 Why: a checksum proves that the file was not changed, not that it is a checkpoint. Names in it become paths, numbers become
 sizes and indexes.
 Stays out: the meaning of the values (`checkpoint.store`, the roles).
@@ -48,7 +48,7 @@ def _maybe_boundary(value: Any) -> bool:
 
 def _log_name(value: Any) -> bool:
     """A name in the folder of checkpoints, not a path."""
-    return isinstance(value, str) and re.fullmatch(r"(master|segment)-[\d-]+\.(frames|log)", value, re.ASCII) is not None
+    return isinstance(value, str) and re.fullmatch(r"(gateway|segment)-[\d-]+\.(frames|log)", value, re.ASCII) is not None
 
 
 def _result_name(value: Any) -> bool:
@@ -92,24 +92,30 @@ _STREAM = {
 }
 _MASTER = {
     "master": {
-        **dict.fromkeys(("generation", "completed", "epochs_closed"), is_count),
-        "origin_us": _maybe_boundary,
-        "boundary_us": _boundary,
-        "streams_ended_us": _maybe_time,
+        **dict.fromkeys(("generation", "completed"), is_count),
         "all_held": bool,
-        "promised": (_time, _time),
         "epoch": is_number,
-        "epoch_size": [(_time, is_count)],
-        "peaks": (is_count, is_count),
-        "order": _maybe_order,
     },
     "controller": {
         **dict.fromkeys(("slaves", "next_number"), is_count),
         **{key: [is_count] for key in ("active", "emptying", "owner")},
         "first_epoch": is_number,
         "random": dict,
-        "finished_moves": [(is_number, is_count)],
         "history": [{"epoch": is_number, "time_s": is_amount, "active_slaves": is_count}],
+    },
+}
+_GATEWAY = {
+    "gateway": {
+        "epochs_closed": is_count,
+        "origin_us": _maybe_boundary,
+        "boundary_us": _boundary,
+        "streams_ended_us": _maybe_time,
+        "promised": (_time, _time),
+        "epoch": is_number,
+        "epoch_size": [(_time, is_count)],
+        "peaks": (is_count, is_count),
+        "order": _maybe_order,
+        "finished_moves": [(is_number, is_count)],
     },
     "overload": {
         "by_group": ([is_count], [is_count]),
@@ -122,6 +128,14 @@ _SEGMENT = {
     "name": _log_name,
     **dict.fromkeys(("generation", "sub_group", "nbytes", "count", "tuples"), is_count),
     "newest_us": (_time, _time),
+}
+_GATEWAY_PART = {
+    "state": dict,
+    "frames": {"name": _log_name, "nbytes": is_count, "count": is_count},
+    "tuples": [(str, is_count)],
+    "late": _MARK,
+    "keys": (is_count, _MARK, _MARK),
+    "positions": (dict, dict),
 }
 _TALLY = {
     "count": is_count,
@@ -139,14 +153,8 @@ _MANIFEST = {
     "joined_until_us": [(_time, _time)],
     "joined_before_us?": [(_time, _time)],
     "segments": [_SEGMENT],
-    "master": {
-        "state": dict,
-        "frames": {"name": _log_name, "nbytes": is_count, "count": is_count},
-        "tuples": [(str, is_count)],
-        "late": _MARK,
-        "keys": (is_count, _MARK, _MARK),
-        "positions": (dict, dict),
-    },
+    "master": {"state": dict},
+    "gateways": (_GATEWAY_PART,),
     "collector": {"results": [_result_name], "metrics": _MARK, "state": {"epoch": is_number, "tally": _TALLY}},
     "inputs": [(str, is_count, is_count)],
     "command": str,
@@ -181,8 +189,6 @@ def check_master_state(path: Path, state: Any, generation: int, epoch: int, grou
             wrong = ".master.generation"
         elif not controller["history"]:
             wrong = ".controller.history"
-        elif any(len(counts) != group_count for counts in state["overload"]["by_group"]):
-            wrong = ".overload.by_group"
         elif len(controller["owner"]) != group_count or any(s >= slaves for s in members) or not controller["active"]:
             wrong = ".controller"
         elif len(set(controller["active"])) != len(controller["active"]) or not set(controller["owner"]) <= set(
@@ -191,6 +197,18 @@ def check_master_state(path: Path, state: Any, generation: int, epoch: int, grou
             wrong = ".controller.active"
     if wrong is not None:
         raise RunFailed(f"{path}: corrupt checkpoint (master.state{wrong} is not what it must be)")
+
+
+def check_gateway_state(path: Path, state: Any, epoch: int, group_count: int) -> None:
+    """Check a gateway's part. RunFailed, with file and key, when it is malformed, or of another run or checkpoint."""
+    wrong = first_mismatch(_GATEWAY, state)
+    if wrong is None:
+        if state["gateway"]["epoch"] != epoch:
+            wrong = ".gateway.epoch"
+        elif any(len(counts) != group_count for counts in state["overload"]["by_group"]):
+            wrong = ".overload.by_group"
+    if wrong is not None:
+        raise RunFailed(f"{path}: corrupt checkpoint (gateways[0].state{wrong} is not what it must be)")
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The checkpoint store: the folder of a run's checkpoints.
 
-What: `CheckpointStore` writes the master's part and the manifests, finds the newest manifest, and removes old files;
+What: `CheckpointStore` writes the gateways' parts and the manifests, finds the newest manifest, and removes old files;
 `Manifest`, one checkpoint as read back.
 Why: a checkpoint exists exactly when its manifest does, which appears under its name in one step: the newest manifest is a
 consistent cut at any time.
@@ -33,14 +33,14 @@ from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.storage import Background, Executor, Executors, locked, read_records, sync_folder, write_records, write_whole
 
 _LOG = logging.getLogger(__name__)
-FORMAT = 6  # 5: sums of another digest
+FORMAT = 7  # 6: without parts of gateways
 _LOCK = ".lock"
 _STARTED = "started.json"
 APPENDED = ("metrics.rows", "late.rows", "keys.bytes", "keys.lengths")  # append-only; a manifest has their lengths
 _KEPT = 2
 _MANIFEST = re.compile(r"\.?checkpoint-(\d{6,})\.json(?:\.tmp)?")
 # incarnation and generation
-_NUMBERED = re.compile(r"\.?(?:master|segment)-(\d{4})-(?:\d{4}-)?(\d{6,})\.(?:frames|log)(?:\.tmp)?")
+_NUMBERED = re.compile(r"\.?(?:gateway|segment)-(\d{4})-(?:\d{4}-)?(\d{6,})\.(?:frames|log)(?:\.tmp)?")
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,11 @@ class Manifest:
         return joined
 
     @property
+    def gateways(self) -> list[dict[str, Any]]:
+        """The parts of all gateways, by number."""
+        return list(self.plain["gateways"])
+
+    @property
     def joined(self) -> list[int]:
         """Left and right tuples that slaves had joined."""
         return list(self.plain["joined"])
@@ -87,7 +92,8 @@ class Manifest:
     @property
     def files(self) -> set[str]:
         """Names of all files of this checkpoint in the folder, its own included."""
-        return {self.path.name, self.plain["master"]["frames"]["name"], *(s.name for s in self.segments)}
+        frames = (gateway["frames"]["name"] for gateway in self.gateways)
+        return {self.path.name, *frames, *(s.name for s in self.segments)}
 
 
 def _checksum(plain: dict[str, Any]) -> str:
@@ -144,9 +150,9 @@ class CheckpointStore:
         paths = self.manifests()
         return read_manifest(paths[-1]) if paths else None
 
-    def read_master(self, manifest: Manifest) -> Snapshot:
-        """The master's part. RunFailed, with file and record, when it is corrupt."""
-        part = manifest.plain["master"]
+    def read_gateway(self, manifest: Manifest) -> Snapshot:
+        """The gateway's part. RunFailed, with file and record, when it is corrupt."""
+        part = manifest.gateways[0]
         path = self.path / part["frames"]["name"]
         records = read_records(path, part["frames"]["nbytes"], part["frames"]["count"])
         tuples: dict[str, list[TupleBatch]] = {}
@@ -229,16 +235,17 @@ class CheckpointStore:
             self._background.end()
             self._background = None
 
-    def save_master(self, generation: int, snapshot: Snapshot, extra: dict[str, Any]) -> None:
-        """Write the master's part in the background; `done` gets PartSaved. extra: further content."""
+    def save_gateway(self, generation: int, snapshot: Snapshot, extra: dict[str, Any]) -> None:
+        """Write the gateway's part in the background; `done` gets PartSaved. extra: further content."""
 
         def save() -> PartSaved:
             counts = [[name, len(batches)] for name, batches in snapshot.tuples.items()]
             records = (pack_tuples(in_memory(batch)) for batches in snapshot.tuples.values() for batch in batches)
-            path = self.path / f"master-{self.incarnation:04d}-{generation:06d}.frames"
+            path = self.path / f"gateway-{self.incarnation:04d}-{generation:06d}.frames"
             nbytes = write_records(path, records)
             frames = {"name": path.name, "nbytes": nbytes, "count": sum(len(b) for b in snapshot.tuples.values())}
-            return PartSaved(generation, "master", {"state": snapshot.plain, "frames": frames, "tuples": counts, **extra})
+            part = {"state": snapshot.plain, "frames": frames, "tuples": counts, **extra}
+            return PartSaved(generation, "gateway 0", part)
 
         self.submit(save)
 
@@ -271,6 +278,7 @@ class CheckpointStore:
             "joined_until_us": [command.parts[f"slave {number}"]["times_us"] for number in range(len(slaves))],
             "segments": [*older, *(s["segment"] for s in slaves if s["segment"] is not None)],
             "master": command.parts["master"],
+            "gateways": [command.parts["gateway 0"]],
             "collector": command.parts["collector"],
         }
         if last is not None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swjoin.cluster.messages import MeasuringStarted, PartSaved, PublishResults
+from swjoin.cluster.messages import CheckpointDurable, MeasuringStarted, PartSaved
 from swjoin.cluster.role import (
     MASTER,
     CommitEpoch,
@@ -108,7 +108,7 @@ class Collector:
         match event:
             case Received(message=ResultChunk() as chunk):
                 return self._collect(chunk)
-            case Received(message=PublishResults(generation, stop)):
+            case Received(message=CheckpointDurable(generation, stop)):
                 self.stopped = stop
                 return [Publish(generation)]
             case Received(message=MeasuringStarted(clock_us)):

@@ -12,10 +12,86 @@ from typing import Any
 
 from swjoin.core.data_messages import Delivery, GroupLoads, MoveEnd, ResultChunk, StateChunk
 
+# ---------------------------------------------------------------- between a gateway and the master
+
+
+@dataclass(frozen=True)
+class EpochWanted:
+    """From a gateway to the master: it is ready to close its share of distribution epoch `epoch`.
+
+    exhausted: none of its streams will yield another row. everything: this epoch can deliver all of its tuples. fed_bytes,
+    parked_bytes: of every slave, delivered since the last such message, and kept back while its stream buffer is full.
+    """
+
+    epoch: int
+    exhausted: bool
+    everything: bool
+    fed_bytes: tuple[int, ...]
+    parked_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """From the master to all gateways: what holds in one distribution epoch. Their deliveries of this epoch follow it.
+
+    served: slaves with a delivery, ascending. inactive: those of them that are inactive afterwards. everything: deliver all
+    tuples. last: the last epoch of the run. generation: number of checkpoints before. checkpoint: one ends with this epoch.
+    halt: the run stops with that checkpoint. moves: (move, partition-group, supplier, consumer) of each move that starts here.
+    """
+
+    epoch: int = -1
+    served: tuple[int, ...] = ()
+    inactive: tuple[int, ...] = ()
+    everything: bool = False
+    last: bool = False
+    generation: int = 0
+    checkpoint: bool = False
+    halt: bool = False
+    moves: tuple[tuple[int, int, int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class EpochClosed:
+    """From a gateway to the master: its share of this epoch is in deliveries.
+
+    needed_us: no later checkpoint needs left and right tuples below these times.
+    """
+
+    epoch: int
+    needed_us: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class GroupMoved:
+    """From the master to all gateways: supplier and consumer of this move have acknowledged it. state_bytes: of its tuples."""
+
+    move: int
+    state_bytes: int
+
+
+@dataclass(frozen=True)
+class PrefillJoined:
+    """From a gateway to the master: every active slave has joined its share of the prefill."""
+
+
+@dataclass(frozen=True)
+class StopReading:
+    """From the master to all gateways: the run is to stop with a checkpoint; read nothing more and deliver what was read."""
+
+
+# ---------------------------------------------------------------- others
+
 
 @dataclass(frozen=True)
 class Report:
-    """From a slave to the master: ready for its next delivery. occupancy_ratio: buffered bytes / stream buffer capacity."""
+    """From a slave to a gateway: ready for its next delivery. occupancy_ratio: buffered bytes / stream buffer capacity."""
+
+    occupancy_ratio: float
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """From a slave to the master, with each `Report`, when partition-groups may move. loads: for policies that ask for them."""
 
     occupancy_ratio: float
     loads: GroupLoads | None = None
@@ -37,7 +113,7 @@ class MeasuringStarted:
 
 @dataclass(frozen=True)
 class PartSaved:
-    """A role's part of a checkpoint is durable. part: `master`, `collector` or `slave N`. content: ready for JSON.
+    """A role's part of a checkpoint is durable. part: `master`, `gateway N`, `collector` or `slave N`. content: ready for JSON.
 
     An event for that role, which sends it to the master.
     """
@@ -48,14 +124,31 @@ class PartSaved:
 
 
 @dataclass(frozen=True)
-class PublishResults:
-    """From the master to the collector: publish the results up to the end of this generation. stop: the run stops here.
+class CheckpointDurable:
+    """From the master: the checkpoint that ends this generation is durable as a whole. stop: the run stops here.
 
-    A slave receives it with `stop` alone.
+    The collector publishes its results, gateways release the input before it. A slave receives it with `stop` alone.
     """
 
     generation: int
     stop: bool = False
 
 
-Message = Delivery | Report | ResultChunk | StateRequest | StateChunk | MoveEnd | MeasuringStarted | PartSaved | PublishResults
+Message = (
+    Delivery
+    | Report
+    | LoadReport
+    | ResultChunk
+    | StateRequest
+    | StateChunk
+    | MoveEnd
+    | MeasuringStarted
+    | PartSaved
+    | CheckpointDurable
+    | EpochWanted
+    | EpochPlan
+    | EpochClosed
+    | GroupMoved
+    | PrefillJoined
+    | StopReading
+)

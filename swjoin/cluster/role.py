@@ -3,7 +3,8 @@
 What: the `Role` protocol, `RoleId`, the events that roles handle and the effects that they return.
 Why: a runtime does not depend on single roles: `runtime.host` performs these effects and delivers these events for all roles.
 An effect without a performer is an error in every runtime, because a dropped effect leads to a wrong result.
-Stays out: messages between roles (`cluster.messages`), performing (`runtime`), decisions (`cluster.master`, `cluster.slave`).
+Stays out: messages between roles (`cluster.messages`), performing (`runtime`), decisions (`cluster.master`, `cluster.gateway`,
+`cluster.slave`).
 """
 
 from __future__ import annotations
@@ -18,17 +19,22 @@ from swjoin.core.data_messages import RunEvent
 from swjoin.core.ids import EpochIndex, SlaveId
 
 RoleId = NewType("RoleId", int)
-MASTER, COLLECTOR, FIRST_SLAVE = RoleId(0), RoleId(1), RoleId(2)
+_KIND = 1 << 24  # the numbers of one kind of role
+MASTER, GATEWAY, COLLECTOR, _SLAVE = RoleId(0), RoleId(_KIND), RoleId(2 * _KIND), 3 * _KIND
 
 
 def slave_role(slave: int) -> RoleId:
     """The role of the slave of this number."""
-    return RoleId(FIRST_SLAVE + slave)
+    return RoleId(_SLAVE + slave)
 
 
 def slave_of(role: RoleId) -> SlaveId:
     """The number of the slave that plays this role."""
-    return SlaveId(role - FIRST_SLAVE)
+    return SlaveId(role - _SLAVE)
+
+
+def is_slave(role: RoleId) -> bool:
+    return role >= _SLAVE
 
 
 # ---------------------------------------------------------------- events
@@ -261,7 +267,7 @@ Effect = (
 
 
 class Role(Protocol):
-    """Master, slave or collector. `start` first, then `handle` every event; `finished` once it has returned `Finish`."""
+    """Master, gateway, slave or collector: `start` first, then `handle` every event; `finished` after `Finish`."""
 
     @property
     def finished(self) -> bool: ...

@@ -5,21 +5,37 @@ Why: a message is machine-independent, is sent with one buffer call, and is read
 all indexes that kernels use are checked first, because kernels check nothing.
 Stays out: sending (`runtime.mpi.transport`).
 
-Frame: int64 header [magic, version, kind, integers, arrays, total bytes], the integers, one int64 quadruple per array
-[dtype code, dimensions or -1 for an absent array, rows, columns], then each array's bytes, aligned to 64.
+Frame: int64 header [magic, version, kind, integers, arrays, total bytes, sending role, receiving role], the integers, one int64
+quadruple per array [dtype code, dimensions or -1 for an absent array, rows, columns], then each array's bytes, aligned to 64.
+Data are arrays; a control message is one array of JSON.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swjoin.cluster.messages import MeasuringStarted, PartSaved, PublishResults, Report, StateRequest
+from swjoin.cluster.messages import (
+    CheckpointDurable,
+    EpochClosed,
+    EpochPlan,
+    EpochWanted,
+    GroupMoved,
+    LoadReport,
+    MeasuringStarted,
+    PartSaved,
+    PrefillJoined,
+    Report,
+    StateRequest,
+    StopReading,
+)
+from swjoin.cluster.role import RoleId
 from swjoin.core.batch import BOTH, LEFT, RIGHT, U8, Pairs, PayloadRows, TupleBatch
 from swjoin.core.data_messages import (
     Delivery,
@@ -38,12 +54,14 @@ from swjoin.core.ids import (
     QueryId,
     SlaveId,
 )
+from swjoin.core.path_patterns import Shape, first_mismatch, is_amount, is_count, is_number
 from swjoin.state.extendible_hash import MAX_DEPTH
 
 MAGIC = 0x6E696F6A7773  # "swjoin"
-VERSION = 4
-DELIVERY, RESULTS, STATE, REPORT, MOVE_END, TUPLES, STATE_REQUEST, MEASURING_STARTED, PART_SAVED, PUBLISH = range(1, 11)
-_HEADER = 6
+VERSION = 5
+DELIVERY, RESULTS, STATE, LOADS, TUPLES = range(1, 6)
+_CONTROL = 16  # the kinds from here on hold JSON
+_HEADER = 8
 _ALIGN = 64
 _DTYPES: tuple[np.dtype[Any], ...] = (np.dtype("<i8"), np.dtype("<u8"), np.dtype("<f8"), np.dtype("u1"))
 _CODES = {d: i for i, d in enumerate(_DTYPES)}
@@ -68,7 +86,7 @@ def pack(kind: int, integers: Sequence[int], arrays: Sequence[Array | None]) -> 
         head[at : at + 4] = (_CODES[array.dtype], array.ndim, array.shape[0], array.shape[1] if array.ndim == 2 else 1)
         places.append((offset, array))
         offset += _aligned(array.nbytes)
-    head[:_HEADER] = (MAGIC, VERSION, kind, len(integers), len(arrays), offset)
+    head[:_HEADER] = (MAGIC, VERSION, kind, len(integers), len(arrays), offset, 0, 0)
     head[_HEADER : _HEADER + len(integers)] = integers
     buffer = np.empty(offset, np.uint8)
     buffer[: head.nbytes] = head.view(np.uint8)
@@ -78,6 +96,17 @@ def pack(kind: int, integers: Sequence[int], arrays: Sequence[Array | None]) -> 
             buffer[start : start + array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
             buffer[start + array.nbytes : start + _aligned(array.nbytes)] = 0
     return buffer
+
+
+def address(frame: U8, sender: RoleId, to: RoleId) -> None:
+    """Write the roles between which a frame travels into its header."""
+    frame[6 * 8 : 8 * 8].view("<i8")[:] = sender, to
+
+
+def addresses(frame: U8) -> tuple[RoleId, RoleId]:
+    """The sending and the receiving role of a frame that has been unpacked."""
+    sender, to = frame[6 * 8 : 8 * 8].view("<i8").tolist()
+    return RoleId(sender), RoleId(to)
 
 
 # ---------------------------------------------------------------- the layout of each kind
@@ -159,14 +188,9 @@ _RESULTS = _Layout(
     ),
 )
 _TUPLES = _Layout(TUPLES, "a batch of tuples", 0, (), _tuples_of(""))
-_REPORT = _Layout(
-    REPORT, "a report", 1, (), (_Column("occupancy", _F), *_optional(_I, "partition-groups", "costs", "state bytes"))
+_LOADS = _Layout(
+    LOADS, "a load report", 1, (), (_Column("occupancy", _F), *_optional(_I, "partition-groups", "costs", "state bytes"))
 )
-_MOVE_END = _Layout(MOVE_END, "an acknowledgement", 8, (3,), ())
-_STATE_REQUEST = _Layout(STATE_REQUEST, "a request for state", 1, (), ())
-_MEASURING_STARTED = _Layout(MEASURING_STARTED, "a start of measuring", 1, (), ())
-_PART_SAVED = _Layout(PART_SAVED, "a part of a checkpoint", 1, (), (_Column("content", _B),))
-_PUBLISH = _Layout(PUBLISH, "a request to publish", 2, (1,), ())
 
 
 class _Frame:
@@ -363,39 +387,28 @@ def unpack_tuples(buffer: U8) -> TupleBatch:
     return _Frame(buffer, _TUPLES).tuples(0)
 
 
-def pack_report(report: Report) -> U8:
+def pack_loads(report: LoadReport) -> U8:
     loads = report.loads
     ratio = np.array([report.occupancy_ratio])
     if loads is None:
-        return pack(REPORT, [-1], [ratio, None, None, None])
-    return pack(REPORT, [loads.busy_us], [ratio, loads.groups, loads.cost_ns, loads.state_bytes])
+        return pack(LOADS, [-1], [ratio, None, None, None])
+    return pack(LOADS, [loads.busy_us], [ratio, loads.groups, loads.cost_ns, loads.state_bytes])
 
 
-def unpack_report(buffer: U8) -> Report:
+def unpack_loads(buffer: U8) -> LoadReport:
     """RunFailed when the bytes are not a whole report."""
-    frame = _Frame(buffer, _REPORT)
+    frame = _Frame(buffer, _LOADS)
     (busy_us,), a = frame.integers, frame.arrays
     ratio = float(a[0][0]) if len(a[0]) == 1 else -1.0
-    if not 0 <= ratio < float("inf"):
+    if not _is_ratio(ratio):
         raise frame.refuse(f"an occupancy of {ratio}")
     frame.same_length(1, 2, 3)
     if a[1] is None:
         if busy_us != -1:
             raise frame.refuse("work of no partition-groups")
-        return Report(ratio)
+        return LoadReport(ratio)
     frame.ascending(1)
-    return Report(ratio, GroupLoads(busy_us, a[1], a[2], a[3]))
-
-
-def pack_move_end(end: MoveEnd) -> U8:
-    integers = [end.move, end.group, end.slave, int(end.installed), end.tuples, end.state_bytes, end.started_us, end.ended_us]
-    return pack(MOVE_END, integers, [])
-
-
-def unpack_move_end(buffer: U8) -> MoveEnd:
-    """RunFailed when the bytes are not a whole acknowledgement."""
-    i = _Frame(buffer, _MOVE_END).integers
-    return MoveEnd(i[0], GroupId(i[1]), SlaveId(i[2]), bool(i[3]), *i[4:8])
+    return LoadReport(ratio, GroupLoads(busy_us, a[1], a[2], a[3]))
 
 
 def pack_results(chunk: ResultChunk) -> U8:
@@ -431,50 +444,57 @@ def unpack_results(buffer: U8) -> ResultChunk:
     return ResultChunk(*labels, pairs, results, a[14], a[15], i[5], bool(i[6]), i[7], bool(i[8]))
 
 
-def pack_state_request(request: StateRequest) -> U8:
-    return pack(STATE_REQUEST, [request.move], [])
+# ---------------------------------------------------------------- control messages
 
 
-def unpack_state_request(buffer: U8) -> StateRequest:
-    """RunFailed when the bytes are not a whole request."""
-    return StateRequest(*_Frame(buffer, _STATE_REQUEST).integers)
+def _is_ratio(value: Any) -> bool:
+    return is_amount(value) and value >= 0
 
 
-def pack_measuring_started(message: MeasuringStarted) -> U8:
-    return pack(MEASURING_STARTED, [message.clock_us], [])
+_NUMBERS: Shape = [is_count]
+_SHAPES: dict[type, tuple[str, Shape]] = {  # what a message is called, and the shape of its fields
+    Report: ("a report", (_is_ratio,)),
+    MoveEnd: ("an acknowledgement", (is_number, is_number, is_number, bool, *[is_number] * 4)),
+    StateRequest: ("a request for state", (is_number,)),
+    MeasuringStarted: ("a start of measuring", (is_number,)),
+    PartSaved: ("a part of a checkpoint", (is_number, str, dict)),
+    CheckpointDurable: ("a durable checkpoint", (is_number, bool)),
+    EpochWanted: ("a wish for an epoch", (is_number, bool, bool, _NUMBERS, _NUMBERS)),
+    EpochPlan: (
+        "a plan of an epoch",
+        (is_number, _NUMBERS, _NUMBERS, bool, bool, is_count, bool, bool, [(is_count, is_count, is_count, is_count)]),
+    ),
+    EpochClosed: ("the end of an epoch", (is_number, (is_number, is_number))),
+    GroupMoved: ("the end of a move", (is_count, is_count)),
+    PrefillJoined: ("the end of the prefill", ()),
+    StopReading: ("a request to stop", ()),
+}
+_CONTROL_LAYOUTS = {
+    kind: _Layout(_CONTROL + i, name, 0, (), (_Column("content", _B),)) for i, (kind, (name, _)) in enumerate(_SHAPES.items())
+}
 
 
-def unpack_measuring_started(buffer: U8) -> MeasuringStarted:
-    """RunFailed when the bytes are not whole."""
-    return MeasuringStarted(*_Frame(buffer, _MEASURING_STARTED).integers)
+def _pack_control(message: Any) -> U8:
+    content = json.dumps([getattr(message, field.name) for field in fields(message)]).encode()
+    return pack(_CONTROL_LAYOUTS[type(message)].kind, [], [np.frombuffer(content, np.uint8)])
 
 
-def pack_part_saved(part: PartSaved) -> U8:
-    content = json.dumps([part.part, part.content]).encode()
-    return pack(PART_SAVED, [part.generation], [np.frombuffer(content, np.uint8)])
-
-
-def unpack_part_saved(buffer: U8) -> PartSaved:
-    """RunFailed when the bytes are not a whole part."""
-    frame = _Frame(buffer, _PART_SAVED)
+def _unpack_control(kind: type, buffer: U8) -> Any:
+    """RunFailed when the bytes are not a whole message of this type."""
+    frame = _Frame(buffer, _CONTROL_LAYOUTS[kind])
     data = bytes(frame.arrays[0])
     try:
-        part, content = found = json.loads(data)
+        values = json.loads(data)
+        whole = json.dumps(values).encode() == data
     except (ValueError, TypeError, RecursionError):
-        raise frame.refuse("content that is no JSON of a name and a part") from None
-    if not isinstance(part, str) or not isinstance(content, dict) or json.dumps(found).encode() != data:
-        raise frame.refuse("content that is no name and part")
-    return PartSaved(frame.integers[0], part, content)
+        whole = False
+    if not whole or first_mismatch(_SHAPES[kind][1], values) is not None:
+        raise frame.refuse("content of another shape")
+    return kind(*(_as_tuple(value) for value in values))
 
 
-def pack_publish(message: PublishResults) -> U8:
-    return pack(PUBLISH, [message.generation, int(message.stop)], [])
-
-
-def unpack_publish(buffer: U8) -> PublishResults:
-    """RunFailed when the bytes are not a whole request."""
-    generation, stop = _Frame(buffer, _PUBLISH).integers
-    return PublishResults(generation, bool(stop))
+def _as_tuple(value: Any) -> Any:
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
 
 
 # ---------------------------------------------------------------- the table of messages
@@ -492,13 +512,12 @@ class Format:
 
 
 FORMATS: dict[type, Format] = {
-    Report: Format(1, pack_report, unpack_report),
     Delivery: Format(2, pack_delivery, unpack_delivery),
     ResultChunk: Format(3, pack_results, unpack_results),
-    StateRequest: Format(7, pack_state_request, unpack_state_request, later=True),
-    StateChunk: Format(8, pack_state, unpack_state, later=True),
-    MoveEnd: Format(9, pack_move_end, unpack_move_end),
-    MeasuringStarted: Format(10, pack_measuring_started, unpack_measuring_started),
-    PartSaved: Format(11, pack_part_saved, unpack_part_saved, later=True),
-    PublishResults: Format(12, pack_publish, unpack_publish),
+    StateChunk: Format(4, pack_state, unpack_state, later=True),
+    LoadReport: Format(5, pack_loads, unpack_loads),
+    **{
+        kind: Format(6 + i, _pack_control, functools.partial(_unpack_control, kind), later=kind in (StateRequest, PartSaved))
+        for i, kind in enumerate(_SHAPES)
+    },
 }

@@ -96,7 +96,7 @@ class QueryConfig:
     def needed_below(self, times_us: tuple[int, int]) -> tuple[int, int]:
         """Times below which left and right tuples are not needed after a crash, when the watermarks are `times_us`.
 
-        For time windows; `cluster.master.arrival_sequence` has the rule for count windows."""
+        For time windows; `cluster.gateway.arrival_sequence` has the rule for count windows."""
         alive_us = self.bounds.dead_below(times_us)
         # Match flags of tuples in the windows are rebuilt, also from partners that have expired.
         return self.bounds.partners_below(alive_us) if any(self.kind.marks) else alive_us

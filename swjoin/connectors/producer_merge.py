@@ -5,7 +5,7 @@ returns merged rows.
 Why: every producer sends in time order, up to the declared bound, but producers run ahead of each other. After the merge a row
 is late if and only if it was late among its own producer's rows.
 Stays out: the origin of rows (`connectors.flight.source`, `connectors.kafka.source`), the late policy
-(`cluster.master.intake`).
+(`cluster.gateway.intake`).
 
 A row's merge time is the running maximum of its lane's times; ties are broken by the lane's name. So the order of the merged
 stream depends on the rows of the lanes, not on when they arrived. A row waits until no other lane can receive a row with an

@@ -3,7 +3,7 @@
 What: `settle_types`, types for columns without values; `describe_streams`, the columns that a join needs of both sides and how
 a result row gets them back; `TupleEncoder`, Arrow batch -> `SourceBatch`.
 Why: files, streams and tables in memory share one interpretation of columns, and one set of checks.
-Stays out: the origin of batches (`connectors.files.source`, `api`), null keys and late rows (`cluster.master.intake`).
+Stays out: the origin of batches (`connectors.files.source`, `api`), null keys and late rows (`cluster.gateway.intake`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 What: `Source`, which the master reads; `LiveSource`, a stream without a known end; `BATCH_ROWS`.
 Why: the master reads batches and does not depend on their technology.
-Stays out: null keys and late rows (`cluster.master.intake`).
+Stays out: null keys and late rows (`cluster.gateway.intake`).
 """
 
 from __future__ import annotations

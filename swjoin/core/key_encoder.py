@@ -3,7 +3,7 @@
 What: `KeyEncoder`, shared by both sides: a single integer-like column is its own key; strings, binary and several columns get
 dictionary codes.
 Why: windows compare int64; equal codes mean equal keys, not only equal hashes.
-Stays out: the treatment of null keys (`cluster.master.intake`).
+Stays out: the treatment of null keys (`cluster.gateway.intake`).
 
 Several columns become one byte string per row: eight bytes per integer, length and bytes per string. The dictionary compares
 byte strings byte by byte.

@@ -2,7 +2,7 @@
 
 What: `StreamCounts`, `Ledger`, `Proof`.
 Why: every run carries its ledger, and a run whose ledger does not balance fails.
-Stays out: counting (`cluster.master.intake`, `cluster.collector`), the report (`runtime.run_report`).
+Stays out: counting (`cluster.gateway.intake`, `cluster.collector`), the report (`runtime.run_report`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 What: the two words after the payload of every tuple of a count window, and functions that write and read them.
 Why: two numbers define a tuple's window: its sequence number in its stream (1, 2, ...), and the number of preceding tuples of
 the other stream. They travel like payload, so buffers, messages, logs and moves of partition-groups need no change.
-Stays out: assigning sequence numbers (`cluster.master.arrival_sequence`), matching by them (`state.join_kernel`).
+Stays out: assigning sequence numbers (`cluster.gateway.arrival_sequence`), matching by them (`state.join_kernel`).
 
 Both words are int64. The first is the number of preceding tuples of the other stream. The second is the sequence number while
 the tuple is in time order at the master; from its delivery on it is the time, and `ts` is the sequence number.

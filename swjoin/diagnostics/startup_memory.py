@@ -39,7 +39,7 @@ def load(role: str) -> None:
     """Import the modules and load the kernels of a role."""
     from swjoin.config.run import QueryConfig, RunConfig
     from swjoin.core.batch import RowLayout
-    from swjoin.runtime.kernel_preload import load_master_kernels, load_slave_kernels
+    from swjoin.runtime.kernel_preload import load_gateway_kernels, load_slave_kernels
 
     config, layouts = RunConfig((QueryConfig(-1, 1),)), (RowLayout(8), RowLayout(8))
     keep_freed_memory()
@@ -64,7 +64,7 @@ def load(role: str) -> None:
         if role != "master":
             plan.decode(empty_pairs(plan.left.layout, plan.right.layout))
     if role in ("in-process", "master"):
-        load_master_kernels(config, layouts)
+        load_gateway_kernels(config, layouts)
     if role in ("in-process", "slave"):
         load_slave_kernels(config, layouts)
 

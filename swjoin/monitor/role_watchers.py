@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from swjoin.cluster.collector import Collector
+from swjoin.cluster.gateway.gateway import Gateway
 from swjoin.cluster.master.controller import Controller
 from swjoin.cluster.master.master import Master
 from swjoin.config.run import RunConfig
@@ -106,11 +107,12 @@ class _ReportedLoads:
         self._occupancy_ratios: dict[int, float] = {}
         self._cost_ns = np.zeros(partition_count)
 
-    def add(self, slave: int, occupancy_ratio: float, loads: GroupLoads | None) -> None:
-        self._occupancy_ratios[slave] = occupancy_ratio
-        if loads is not None:
-            decayed = self._cost_ns[loads.groups] * _DECAY
-            self._cost_ns[loads.groups] = decayed + loads.cost_ns * (1 - _DECAY)
+    def occupied(self, slave: int, ratio: float) -> None:
+        self._occupancy_ratios[slave] = ratio
+
+    def add(self, loads: GroupLoads) -> None:
+        decayed = self._cost_ns[loads.groups] * _DECAY
+        self._cost_ns[loads.groups] = decayed + loads.cost_ns * (1 - _DECAY)
 
     def slaves(self, controller: Controller) -> list[dict[str, Any]]:
         """One entry per slave."""
@@ -139,9 +141,9 @@ class _ReportedLoads:
 
 
 class MasterWatcher:
-    """Fills a board from the master's own thread.
+    """Fills a board from the thread of master and gateway.
 
-    The master's host calls `begin` with every new master, also after a recovery; `read`, `reported`, `delivered`,
+    Their hosts call `begin` with every new master, also after a recovery; `read`, `reported`, `loaded`, `delivered`,
     `measuring_started` and `on_log_event` as these happen; `sample` when `due`; `end` after success, `close` always.
     """
 
@@ -155,7 +157,7 @@ class MasterWatcher:
         self._checkpoints = config.checkpoint.enabled
         wanted = config.observe.hot_keys if config.observe.enabled else 0
         self._hot_keys = _HotKeySamples(wanted) if wanted else None
-        self._master: Master | None = None
+        self._roles: tuple[Master, Gateway] | None = None
         self._delivered = [0, 0]
         self._loads = _ReportedLoads()
         self._prefilling = config.measure.prefill_us > 0
@@ -163,10 +165,10 @@ class MasterWatcher:
 
     # ------------------------------------------------------------ what passes
 
-    def begin(self, master: Master) -> None:
-        """A new master, perhaps restored from a checkpoint, before its first delivery."""
-        self._master = master
-        self._delivered = [s.counts.tuples - _refused(s.counts) - master.waiting_tuples(s.stream) for s in master.streams]
+    def begin(self, master: Master, gateway: Gateway) -> None:
+        """A new master and gateway, perhaps restored from a checkpoint, before the first delivery."""
+        self._roles = master, gateway
+        self._delivered = [s.counts.tuples - _refused(s.counts) - gateway.waiting_tuples(s.stream) for s in gateway.streams]
         self._loads = _ReportedLoads(len(master.controller.map.owner))
         self._due_s = 0.0
         self.board.begin(self._phase)
@@ -180,12 +182,17 @@ class MasterWatcher:
         if self._hot_keys is not None:
             self._hot_keys.read(stream, batch)
 
-    def reported(self, slave: int, occupancy_ratio: float, loads: GroupLoads | None) -> None:
-        """A slave's report reached the master."""
-        self._loads.add(int(slave), occupancy_ratio, loads)
+    def reported(self, slave: int, occupancy_ratio: float) -> None:
+        """A slave's report reached the gateway."""
+        self._loads.occupied(int(slave), occupancy_ratio)
+
+    def loaded(self, loads: GroupLoads | None) -> None:
+        """A slave's load report reached the master."""
+        if loads is not None:
+            self._loads.add(loads)
 
     def delivered(self, delivery: Delivery) -> None:
-        """The master sends a delivery."""
+        """The gateway sends a delivery."""
         self._delivered[0] += len(delivery.left)
         self._delivered[1] += len(delivery.right)
 
@@ -209,10 +216,11 @@ class MasterWatcher:
 
     def sample(self, clock_us: int, sources: tuple[Source, Source]) -> None:
         """Put a sample of master and sources on the board. clock_us: of the run."""
-        if self._master is None:
+        if self._roles is None:
             return
         self._due_s = time.monotonic() + self._interval_s
-        self.board.set_master(self._view(self._master, clock_us), self._master.controller.map.owner)
+        master, gateway = self._roles
+        self.board.set_master(self._view(master, gateway, clock_us), master.controller.map.owner)
         self.board.enter(self._phase)
         for name, source in zip(STREAM_NAMES, sources, strict=True):
             if is_live(source):
@@ -220,9 +228,9 @@ class MasterWatcher:
         if self._hot_keys is not None:
             self._hot_keys.sample(sources, self.board)
 
-    def _view(self, master: Master, clock_us: int) -> dict[str, Any]:
+    def _view(self, master: Master, gateway: Gateway, clock_us: int) -> dict[str, Any]:
         controller = master.controller
-        streams = {name: self._stream(master, i) for i, name in enumerate(STREAM_NAMES)}
+        streams = {name: self._stream(gateway, i) for i, name in enumerate(STREAM_NAMES)}
         ledgers = {name: stream["ledger"] for name, stream in streams.items()}
         return {
             "clock_s": clock_us / 1e6,
@@ -231,11 +239,11 @@ class MasterWatcher:
             "streams": streams,
             "slaves": self._loads.slaves(controller),
             "buffers": {
-                "waiting_bytes": master.slots.waiting_bytes,
+                "waiting_bytes": gateway.slots.waiting_bytes,
                 "capacity_bytes": self._capacity_bytes,
-                "spilled_bytes": master.buffers.stored_bytes,
+                "spilled_bytes": gateway.buffers.stored_bytes,
                 "parked_bytes": sum(controller.loads.parked_bytes.values()),
-                "held_tuples": master.buffers.held_tuples,
+                "held_tuples": gateway.buffers.held_tuples,
             },
             "moving": [
                 {
@@ -247,7 +255,7 @@ class MasterWatcher:
                 }
                 for move in controller.moves.values()
             ],
-            "moves": _moves(controller),
+            "moves": _moves(gateway),
             "loads": self._loads.groups(),
             "checkpoints": _checkpoints(master, clock_us) if self._checkpoints else None,
             "ledger": {
@@ -256,9 +264,9 @@ class MasterWatcher:
             },
         }
 
-    def _stream(self, master: Master, stream: int) -> dict[str, Any]:
-        intake, counts = master.streams[stream], master.streams[stream].counts
-        waiting, delivered = master.waiting_tuples(stream), self._delivered[stream]
+    def _stream(self, gateway: Gateway, stream: int) -> dict[str, Any]:
+        intake, counts = gateway.streams[stream], gateway.streams[stream].counts
+        waiting, delivered = gateway.waiting_tuples(stream), self._delivered[stream]
         ledger = {
             "tuples": counts.tuples,
             "null_key": counts.null_key,
@@ -281,7 +289,7 @@ class MasterWatcher:
         """The run succeeded; the dashboard stays until `close`."""
         self.sample(clock_us, sources)
         self._ended = True
-        stopped = self._master is not None and self._master.checkpoints.stopped
+        stopped = self._roles is not None and self._roles[0].checkpoints.stopped
         self.board.enter("stopped" if stopped else "ended")
 
     def close(self) -> None:
@@ -296,9 +304,9 @@ def _refused(counts: StreamCounts) -> int:
     return int(counts.null_key + counts.late + counts.shed)
 
 
-def _moves(controller: Controller) -> dict[str, Any]:
+def _moves(gateway: Gateway) -> dict[str, Any]:
     """Finished moves; hold-back of the newest of them."""
-    moves = controller.movement.finished
+    moves = gateway.state.moving.finished
     recent_us = [hold_back_us for hold_back_us, _ in moves[-_RECENT_MOVES:]]
     return {
         "finished": len(moves),

@@ -2,7 +2,7 @@
 
 What: `advised(error, config)`.
 Why: the first row that lies too far behind says nothing of those after it; whoever raises the bound by it is refused again.
-Stays out: which rows are late (`cluster.master.intake`).
+Stays out: which rows are late (`cluster.gateway.intake`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 
 import numpy as np
 
-from swjoin.cluster.master.intake import LEAVE_OUT, LateRowError
+from swjoin.cluster.gateway.intake import LEAVE_OUT, LateRowError
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.core.errors import Spelled, SwjoinError, setting

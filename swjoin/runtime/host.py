@@ -1,14 +1,16 @@
-"""The host of a role: performs the effects of any role and delivers its events.
+"""The hosts of the roles that one rank plays: perform their effects and deliver their events.
 
-What: `Host` (a role, its clock, its timers and the performers of its effects), `Transport` (which a runtime provides),
-`Timers`, `WorkMeter`, `perform`.
+What: `Host` (a role, its clock, its timers and the performers of its effects), `HostedRoles` (all hosts of a rank, and their
+loop), `Transport` (which a runtime provides), `Timers`, `WorkMeter`, `perform`, `settled`.
 Why: runtimes differ only in the transport of messages, in waiting and in the clock. An effect without a performer is an error.
-Stays out: sources, sinks and checkpoints (`runtime.hosts`), the loop of a slave (`runtime.slave_host`), transports themselves.
+A rank plays any number of roles; messages between two of them need no transport.
+Stays out: sources, sinks and checkpoints (`runtime.hosts`), the work of a slave (`runtime.slave_host`), transports themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +19,7 @@ from swjoin.cluster.role import (
     Effect,
     Event,
     Finish,
+    Received,
     RestartClock,
     Role,
     RoleId,
@@ -70,14 +73,17 @@ class Clock(Protocol):
     def now_us(self) -> int: ...
 
 
+Addressed = tuple[RoleId, Event]  # an event, and the role that it is for
+
+
 class Transport(Protocol):
-    """The transport of one role, which a runtime provides."""
+    """The transport of one rank, which a runtime provides."""
 
     meter: WorkMeter
 
     @property
     def closed(self) -> bool:
-        """For the master: no other role of this process runs."""
+        """For the rank of the master: no other rank of this process runs."""
         ...
 
     @property
@@ -85,15 +91,15 @@ class Transport(Protocol):
         """Interval at which a role that expects a message polls; None: the message ends its wait."""
         ...
 
-    def send(self, to: RoleId, message: Message) -> None:
-        """Send a message; may wait until the receiver has room."""
+    def send(self, sender: RoleId, to: RoleId, message: Message) -> None:
+        """Send a message to a role of another rank; may wait until the receiver has room."""
         ...
 
-    def poll(self) -> Event | None:
-        """The next event: a message, or the report of a background thread. Raises an exception that another role raised."""
+    def poll(self) -> Addressed | None:
+        """The next event: a message, or the report of a background thread. Raises an exception that another rank raised."""
         ...
 
-    def wait(self, at_most_us: int) -> Event | None:
+    def wait(self, at_most_us: int) -> Addressed | None:
         """As `poll`, but waits for an event, at most this long; may return None earlier."""
         ...
 
@@ -102,7 +108,7 @@ class Transport(Protocol):
         ...
 
     def restart_clock(self, clock_us: int) -> None:
-        """Set the run's clock to `clock_us`; for this role at the latest before its next event."""
+        """Set the run's clock to `clock_us`; for this rank at the latest before the next event that is polled."""
         ...
 
 
@@ -139,17 +145,18 @@ class Timers:
 
 
 class Host:
-    """One role. transport, role, clock: set before `start`, anew after a recovery.
+    """One role. name: of the role. role, clock, rank: set before `start`, anew after a recovery.
 
     meter: of the rank, where the lateness of timers is measured; None where it is not.
     """
 
     role: Role
     clock: Clock
-    transport: Transport
+    rank: HostedRoles
 
-    def __init__(self, performers: Performers | None = None) -> None:
+    def __init__(self, name: RoleId, performers: Performers | None = None) -> None:
         """performers: for further effects, or instead of those of this class."""
+        self.name = name
         self.timers = Timers()
         self.meter: RankMeter | None = None
         self.performers: Performers = {
@@ -171,6 +178,23 @@ class Host:
     def perform(self, effects: Iterable[Effect]) -> None:
         perform(effects, self.performers)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the role needs no further event."""
+        return self.role.finished
+
+    def work(self) -> bool:
+        """Do one bounded piece of work that is no event, if there is some."""
+        return False
+
+    def observe(self) -> None:
+        """Called in every round of the rank's loop."""
+
+    def patience_us(self) -> int:
+        """How long the rank may wait for an event: at most until the next timer."""
+        until_us = self.until_timer_us()
+        return LONGEST_WAIT_US if until_us is None else min(until_us, LONGEST_WAIT_US)
+
     def fire(self) -> bool:
         """Deliver a timer that is due. False when no timer is due."""
         if self.timers.next_us is None:
@@ -190,7 +214,81 @@ class Host:
         return None if next_us is None else next_us - self.clock.now_us()
 
     def _send(self, effect: Send) -> None:
-        self.transport.send(effect.to, effect.message)
+        self.rank.send(self.name, effect.to, effect.message)
 
     def _restart_clock(self, effect: RestartClock) -> None:
-        self.transport.restart_clock(effect.clock_us)
+        self.rank.transport.restart_clock(effect.clock_us)
+
+
+def settled(roles: Mapping[RoleId, Role], sender: RoleId, effects: Iterable[Effect], now_us: int) -> list[Effect]:
+    """The effects of one of these roles, with what follows in them in place of the messages that they send each other."""
+    out: list[Effect] = []
+    left = deque((sender, effect) for effect in effects)
+    while left:
+        sender, effect = left.popleft()
+        if isinstance(effect, Send) and effect.to in roles:
+            left.extend((effect.to, e) for e in roles[effect.to].handle(Received(sender, effect.message), now_us))
+        else:
+            out.append(effect)
+    return out
+
+
+class HostedRoles:
+    """The hosts of all roles of one rank."""
+
+    def __init__(self, hosts: Sequence[Host], transport: Transport) -> None:
+        self.transport = transport
+        self._hosts = {host.name: host for host in hosts}
+        self._turns = deque(hosts)  # whose turn it is to work
+        self._mail: deque[Addressed] = deque()  # between roles of this rank
+        for host in hosts:
+            host.rank = self
+
+    def send(self, sender: RoleId, to: RoleId, message: Message) -> None:
+        """Send a message: over the transport, or to a role of this rank once the effects at hand are performed."""
+        if to in self._hosts:
+            self._mail.append((to, Received(sender, message)))
+        else:
+            self.transport.send(sender, to, message)
+
+    def deliver(self, to: RoleId, event: Event) -> None:
+        """Deliver an event, and the messages among roles of this rank that follow from it."""
+        self._hosts[to].deliver(event)
+        self._deliver_mail()
+
+    def _deliver_mail(self) -> None:
+        while self._mail:
+            to, event = self._mail.popleft()
+            self._hosts[to].deliver(event)
+
+    def run(self) -> None:
+        """Run all roles of this rank until each has ended, and for the master's rank until the other ranks have."""
+        transport, hosts = self.transport, list(self._hosts.values())
+        for host in hosts:
+            host.start()
+        self._deliver_mail()
+        while not (all(host.ended for host in hosts) and transport.closed):
+            transport.check()
+            for host in hosts:
+                host.observe()
+            found = transport.poll()
+            if found is None and not self._fire_or_work():
+                patience_us = min(host.patience_us() for host in hosts)  # a source that has rows again may have sent mail
+                found = None if self._mail else transport.wait(patience_us)
+                self._deliver_mail()
+            if found is not None:
+                self.deliver(*found)
+        for host in hosts:
+            host.observe()
+
+    def _fire_or_work(self) -> bool:
+        """Let one timer fire, or one role work."""
+        if not any(host.fire() for host in self._hosts.values()):
+            for _ in range(len(self._turns)):
+                self._turns.rotate(-1)
+                if self._turns[-1].work():
+                    break
+            else:
+                return False
+        self._deliver_mail()
+        return True

@@ -1,7 +1,7 @@
-"""The hosts of the master and of the collector, in every runtime in real time.
+"""The hosts of the master, the gateway and the collector, in every runtime in real time.
 
-What: `MasterHost` owns the sources, the side file of late rows and the event log; `CollectorHost` owns the sink and the metrics
-file. Each has the loop of its role, `run`.
+What: `GatewayHost` owns the sources and the side file of late rows, `MasterHost` the run's log and its checkpoints,
+`CollectorHost` the sink and the metrics file.
 Why: the in-process and the MPI runtime differ only in the transport of messages.
 Stays out: transports, processes, the slave (`runtime.slave_host`).
 """
@@ -20,12 +20,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from swjoin.checkpoint.checkpointers import CollectorCheckpointer, MasterCheckpointer
+from swjoin.checkpoint.checkpointers import CollectorCheckpointer, GatewayCheckpointer, MasterCheckpointer
 from swjoin.cluster.collector import Collector
-from swjoin.cluster.master.intake import LateRowError
+from swjoin.cluster.gateway.gateway import Gateway
+from swjoin.cluster.gateway.intake import LateRowError
 from swjoin.cluster.master.master import Master
-from swjoin.cluster.messages import Report
+from swjoin.cluster.messages import LoadReport, Report
 from swjoin.cluster.role import (
+    COLLECTOR,
+    GATEWAY,
+    MASTER,
     BatchRead,
     CommitEpoch,
     CompleteCheckpoint,
@@ -36,6 +40,7 @@ from swjoin.cluster.role import (
     Received,
     ReleaseInput,
     RestartClock,
+    RoleId,
     SavePart,
     Send,
     SetAside,
@@ -60,7 +65,7 @@ from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout, empty_pairs
 from swjoin.core.data_messages import Delivery, ResultChunk, RunEvent
 from swjoin.core.errors import RunFailed, Spelling, SwjoinError
 from swjoin.core.hashing import digest_pairs
-from swjoin.monitor.role_watchers import CollectorWatcher
+from swjoin.monitor.role_watchers import CollectorWatcher, MasterWatcher
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.flight_serving import ServedResults, open_flight
 from swjoin.runtime.host import LONGEST_WAIT_US, Host, nothing
@@ -95,170 +100,100 @@ def _progress_of(job: Job, sources: tuple[Source, Source], wanted: Wanted) -> Pr
     return Progress(wanted, None if None in totals else sum(filter(None, totals)))
 
 
-class MasterHost(Host):
-    """The master with its sources. Use as a context manager: sources are closed on the way out.
+class GatewayHost(Host):
+    """The gateway with its sources. Use as a context manager: sources are closed on the way out.
 
-    stop_wanted: whether the run is to stop with a checkpoint. on_observed: called after each update of the status board.
-    first_read_s, measured_s: when the first batch was read and the prefill had been joined, on the monotonic clock.
+    log: takes events for the run's log. first_read_s: when the first batch was read, on the monotonic clock.
     """
 
-    role: Master
+    role: Gateway
 
-    def __init__(self, job: Job, progress: Wanted) -> None:
-        super().__init__()
-        check_outputs(job)
+    def __init__(self, job: Job, progress: Wanted, watcher: MasterWatcher | None, log: Callable[[RunEvent], None]) -> None:
+        super().__init__(GATEWAY)
         self.job = job
         self.sources = open_job_sources(job)
         self.layouts: tuple[RowLayout | None, RowLayout | None] = (self.sources[0].layout, self.sources[1].layout)
         self.where = compile_job_where(job, self.sources)
         self.ingest: FlightIngest | None = open_flight(job, self.sources)
+        self.checkpointer: GatewayCheckpointer | None = None
+        self.first_read_s: float | None = None
         self.wanted: tuple[int, int | None] | None = None  # a stream, and one that may be read instead
         self._idle_detector = IdleDetector(job.config.time.idle_timeout_us)
-        self.first_read_s: float | None = None
-        self.measured_s: float | None = None
-        self.stop_wanted: Callable[[], bool] = lambda: False
-        self.on_observed: Callable[[], None] = lambda: None
-        self.checkpointer = None if job.checkpoints is None else MasterCheckpointer(job, self.sources)
         self._late: LateSink | None = None
         self._spill = open_spill(job)
-        self._events: EventsFile | None = None
         for name, source in zip(STREAM_NAMES, self.sources, strict=True):
             rows = "unknown" if source.rows_total is None else f"{source.rows_total:,}"
             _LOG.debug("%s: %s, rows: %s", name, type(source).__name__, rows)
         self.progress = _progress_of(job, self.sources, progress)
-        self.watcher = open_job_watcher(job)
-        if self.ingest is not None and self.watcher is not None:
-            self.ingest.status = partial(self.watcher.board.snapshot, math.inf)
-        self.performers |= {Read: self._want, SetAside: self._set_aside, Log: lambda effect: self._log(effect.event)}
-        checkpointer = self.checkpointer
-        if checkpointer is not None:
-            self.performers |= {
-                SavePart: lambda effect: checkpointer.save(effect.generation, effect.snapshot),
-                CompleteCheckpoint: checkpointer.folder.complete,
-                ReleaseInput: lambda _: checkpointer.forget(),
-            }
+        self._watcher = watcher
+        if self.ingest is not None and watcher is not None:
+            self.ingest.status = partial(watcher.board.snapshot, math.inf)
+        self.performers |= {Read: self._want, SetAside: self._set_aside, Log: lambda effect: log(effect.event)}
 
-    def __enter__(self) -> Self:
-        return self
+    def keep_checkpoints(self, checkpointer: GatewayCheckpointer) -> None:
+        self.checkpointer = checkpointer
+        self.performers |= {
+            SavePart: lambda effect: checkpointer.save(effect.generation, effect.snapshot),
+            ReleaseInput: lambda _: checkpointer.forget(),
+        }
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def close(self, error: BaseException | None, *, complete: bool) -> None:
+        """complete: the run has ended, and is not to be resumed."""
         self.progress.close()
-        if self.watcher is not None:
-            if kind is None:
-                self.watcher.end(self.clock.now_us(), self.sources)
-            else:
-                self.watcher.close()
         if self.ingest is not None:
             self.ingest.close()
         for source in self.sources:
             source.close()
         if self.checkpointer is not None:
             self.checkpointer.close()
-        with contextlib.suppress(*() if kind is None else (SwjoinError,)):  # a full disk has been reported already
-            if self._events is not None:
-                resumable = self.checkpointer is not None and (kind is not None or self.role.checkpoints.stopped)
-                self._events.close(resumable=resumable)
+        with contextlib.suppress(*() if error is None else (SwjoinError,)):  # a full disk has been reported already
             if self._late is not None:
-                if kind is None and not self.role.checkpoints.stopped:
+                if complete:
                     self._late.close()
                 else:
                     self._late.abort()
 
-    def make_collector(self, clock: RunClock) -> CollectorHost:
-        """The collector in the same process."""
-        role_host = CollectorHost(self.job, self.output_plan(), clock, None if self.ingest is None else self.ingest.endpoint)
-        if self.watcher is not None:
-            role_host.send_view = self.watcher.board.set_collector
-        return role_host
-
-    def open_flight(self) -> None:
-        """Let producers and consumers connect; called when sources and results are ready."""
-        if self.ingest is not None:
-            self.ingest.open()
-
-    def output_plan(self) -> OutputColumns:
-        """The columns of result rows, from the schemas of both sources."""
-        from swjoin.connectors.output_columns import OutputColumns
-
-        return OutputColumns.build(self.sources[LEFT], self.sources[RIGHT], self.job.config)
-
-    @property
-    def output_columns(self) -> list[str] | None:
-        """Names of the columns of result rows; None when results are only counted."""
-        return None if self.job.config.sink.kind == "count" else list(self.output_plan().schema.names)
-
-    def make(self, clock: RunClock, slave_count: int, on_saved: Callable[[Any], None] | None = None) -> None:
-        """Make the master, from the newest checkpoint if there is one; `run` starts it.
-
-        on_saved: receives the events of background threads, which the master's own thread delivers.
-        """
+    def make(self, clock: RunClock, slave_count: int) -> None:
+        """Make the gateway, at the start of its input."""
         self.clock = clock
         self.wanted = None
         self._idle_detector = IdleDetector(self.job.config.time.idle_timeout_us)
-        checkpointer, manifest = self.checkpointer, None
-        if checkpointer is not None:
-            assert on_saved is not None, "a run with checkpoints has to hear what is durable"
-            manifest = checkpointer.begin(on_saved)
         target = late_target(self.job)
-        if target is not None and (self._late is None or checkpointer is not None):
+        if target is not None and (self._late is None or self.checkpointer is not None):
             from swjoin.connectors.files.late_rows import LateSink
 
-            self._late = LateSink(target, None if checkpointer is None else checkpointer.late_rows)
-        if self.job.run_dir is not None and self._events is None:
-            self._events = EventsFile(self.job.run_dir, resumes=self.job.resumes)
-        self.role = Master(self.job.config.fitted_to(slave_count), slave_count, self.layouts, store=self._spill)
-        if checkpointer is not None:
-            checkpointer.restore(self.role, manifest, clock.now_us())
-            self.progress.advance(sum(s.counts.tuples for s in self.role.streams) - self.progress.done)
-        if self.watcher is not None:
-            self.watcher.begin(self.role)
-
-    def run(self) -> None:
-        """Run the master until it and every other role on its transport have ended."""
-        self.start()
-        transport = self.transport
-        while not (self.role.finished and transport.closed):
-            transport.check()
-            self.observe()
-            event = transport.poll()
-            if event is not None:
-                self.deliver(event)
-            elif self.stop_wanted() and self.checkpointer is not None and not self.role.checkpoints.stopping:
-                self.deliver(StopRequested())
-            elif self.fire():
-                continue
-            elif self.wanted is not None:
-                self.read()
-            else:
-                event = transport.wait(self._patience_us())
-                if event is not None:
-                    self.deliver(event)
-
-    def _patience_us(self) -> int:
-        """How long the master may wait: to its next timer, poll of idle sources, or status update. It resumes streams."""
-        if self.resume_sources():
-            return int(PATIENCE_S * 1e6)
-        if self.wanted is not None:  # a stream that has resumed is to be read now
-            return 0
-        until_us = self.until_timer_us()
-        if until_us is not None:
-            return min(until_us, _LONGEST_SLOT_WAIT_US)
-        return LONGEST_WAIT_US if self.watcher is None else int(self.watcher.patience_s * 1e6)
+            self._late = LateSink(target, None if self.checkpointer is None else self.checkpointer.late_rows)
+        self.role = Gateway(self.job.config.fitted_to(slave_count), slave_count, self.layouts, store=self._spill)
 
     def deliver(self, event: Event) -> None:
-        if self.watcher is not None and isinstance(event, Received) and isinstance(event.message, Report):
-            report = event.message
-            self.watcher.reported(slave_of(event.sender), report.occupancy_ratio, report.loads)
+        if self._watcher is not None and isinstance(event, Received) and isinstance(event.message, Report):
+            self._watcher.reported(slave_of(event.sender), event.message.occupancy_ratio)
         try:
             effects = self.role.handle(event, self.clock.now_us())
         except LateRowError as error:
             raise error.at(row_place(self.sources, error.stream, error.row_id)) from None
         self.perform(effects)
 
-    def read(self) -> None:
-        """Read the batch that the master wants; a source without rows for the idle timeout is idle instead."""
+    def work(self) -> bool:
+        """Read, if the gateway wants a batch."""
+        if self.wanted is None:
+            return False
+        self._read()
+        return True
+
+    def patience_us(self) -> int:
+        """How long the rank may wait: to the next timer or poll of idle sources. It resumes streams."""
+        if self._resume_sources():
+            return int(PATIENCE_S * 1e6)
+        if self.wanted is not None:  # a stream that has resumed is to be read now
+            return 0
+        until_us = self.until_timer_us()
+        return LONGEST_WAIT_US if until_us is None else min(until_us, _LONGEST_SLOT_WAIT_US)
+
+    def _read(self) -> None:
+        """Read the batch that the gateway wants; a source without rows for the idle timeout is idle instead."""
         if self._idle_detector.any_idle:
-            self.resume_sources()
+            self._resume_sources()
         if self.first_read_s is None:
             self.first_read_s = time.monotonic()
         assert self.wanted is not None
@@ -278,18 +213,14 @@ class MasterHost(Host):
             self.deliver(SourceEnded(stream))
         else:
             self.progress.advance(len(batch))
-            if self.watcher is not None:
-                self.watcher.read(stream, batch)
+            if self._watcher is not None:
+                self._watcher.read(stream, batch)
             self.deliver(BatchRead(stream, batch))
 
     def observe(self) -> None:
-        """Update the status board when that is due, and progress over time. Called in every round of the master's loop."""
         self.progress.reach(self.clock.now_us())
-        if self.watcher is not None and self.watcher.due():
-            self.watcher.sample(self.clock.now_us(), self.sources)
-            self.on_observed()
 
-    def resume_sources(self) -> bool:
+    def _resume_sources(self) -> bool:
         """Deliver `SourceResumed` for idle streams that have rows again. False when no stream is idle."""
         for stream in self._idle_detector.ended(self.sources):
             self.deliver(SourceResumed(stream))
@@ -301,12 +232,145 @@ class MasterHost(Host):
         if expected is not None and rows != expected:
             raise RunFailed(f"{STREAM_NAMES[stream]}: {rows} rows were read of {expected}; the input changed while it was read")
 
+    # ------------------------------------------------------------ performers
+
+    def _want(self, effect: Read) -> None:
+        self.wanted = effect.stream, effect.instead
+
+    def _set_aside(self, effect: SetAside) -> None:
+        if self._late is not None:
+            self._late.write(effect.stream, effect.batch, effect.reason)
+        if self.ingest is not None:
+            self.ingest.set_aside(effect.stream, effect.batch, effect.reason)
+
+    def _send(self, effect: Send) -> None:
+        super()._send(effect)
+        if self._watcher is not None and isinstance(effect.message, Delivery):
+            self._watcher.delivered(effect.message)
+
+
+class MasterHost(Host):
+    """The master with the run's log, its checkpoints and its status board, and the gateway of the same rank. Use as a context
+    manager: `gateway` is closed on the way out.
+
+    stop_wanted: whether the run is to stop with a checkpoint. on_observed: called after each update of the status board.
+    measured_s: when the prefill had been joined, on the monotonic clock.
+    """
+
+    role: Master
+
+    def __init__(self, job: Job, progress: Wanted) -> None:
+        super().__init__(MASTER)
+        check_outputs(job)
+        self.job = job
+        self.measured_s: float | None = None
+        self.stop_wanted: Callable[[], bool] = lambda: False
+        self.on_observed: Callable[[], None] = lambda: None
+        self._events: EventsFile | None = None
+        self.watcher = open_job_watcher(job)
+        self.gateway = GatewayHost(job, progress, self.watcher, self._log)
+        self.performers[Log] = lambda effect: self._log(effect.event)
+        self.checkpointer = None if job.checkpoints is None else MasterCheckpointer(job)
+        checkpointer = self.checkpointer
+        if checkpointer is not None:
+            self.gateway.keep_checkpoints(GatewayCheckpointer(job, self.gateway.sources, checkpointer.folder))
+            self.performers |= {
+                SavePart: lambda effect: checkpointer.save(effect.generation, effect.snapshot),
+                CompleteCheckpoint: checkpointer.folder.complete,
+            }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.watcher is not None:
+            if kind is None:
+                self.watcher.end(self.clock.now_us(), self.gateway.sources)
+            else:
+                self.watcher.close()
+        complete = kind is None and not self.role.checkpoints.stopped
+        self.gateway.close(error, complete=complete)
+        if self.checkpointer is not None:
+            self.checkpointer.close()
+        with contextlib.suppress(*() if kind is None else (SwjoinError,)):  # a full disk has been reported already
+            if self._events is not None:
+                self._events.close(resumable=self.checkpointer is not None and not complete)
+
+    def make_collector(self, clock: RunClock) -> CollectorHost:
+        """The collector in the same process."""
+        ingest = self.gateway.ingest
+        role_host = CollectorHost(self.job, self.output_plan(), clock, None if ingest is None else ingest.endpoint)
+        if self.watcher is not None:
+            role_host.send_view = self.watcher.board.set_collector
+        return role_host
+
+    def open_flight(self) -> None:
+        """Let producers and consumers connect; called when sources and results are ready."""
+        if self.gateway.ingest is not None:
+            self.gateway.ingest.open()
+
+    def output_plan(self) -> OutputColumns:
+        """The columns of result rows, from the schemas of both sources."""
+        from swjoin.connectors.output_columns import OutputColumns
+
+        return OutputColumns.build(self.gateway.sources[LEFT], self.gateway.sources[RIGHT], self.job.config)
+
+    @property
+    def output_columns(self) -> list[str] | None:
+        """Names of the columns of result rows; None when results are only counted."""
+        return None if self.job.config.sink.kind == "count" else list(self.output_plan().schema.names)
+
+    def make(self, clock: RunClock, slave_count: int, on_saved: Callable[[RoleId, Any], None] | None = None) -> None:
+        """Make master and gateway, from the newest checkpoint if there is one; the rank's loop starts them.
+
+        on_saved: receives the events of background threads, and the role that they are for.
+        """
+        self.clock = clock
+        checkpointer, gateway, manifest = self.checkpointer, self.gateway, None
+        if checkpointer is not None:
+            assert on_saved is not None, "a run with checkpoints has to hear what is durable"
+            manifest = checkpointer.begin(on_saved)
+        if gateway.checkpointer is not None:
+            gateway.checkpointer.begin(manifest)
+        if self.job.run_dir is not None and self._events is None:
+            self._events = EventsFile(self.job.run_dir, resumes=self.job.resumes)
+        self.role = Master(self.job.config.fitted_to(slave_count), slave_count)
+        gateway.make(clock, slave_count)
+        if checkpointer is not None and gateway.checkpointer is not None:
+            checkpointer.restore(self.role, manifest, clock.now_us())
+            gateway.checkpointer.restore(gateway.role, manifest, self.role)
+            gateway.progress.advance(sum(s.counts.tuples for s in gateway.role.streams) - gateway.progress.done)
+        if self.watcher is not None:
+            self.watcher.begin(self.role, gateway.role)
+
+    def deliver(self, event: Event) -> None:
+        if self.watcher is not None and isinstance(event, Received) and isinstance(event.message, LoadReport):
+            self.watcher.loaded(event.message.loads)
+        super().deliver(event)
+
+    def work(self) -> bool:
+        """Stop the run with a checkpoint, if that is wanted."""
+        if self.checkpointer is None or self.role.checkpoints.stopping or not self.stop_wanted():
+            return False
+        self.deliver(StopRequested())
+        return True
+
+    def patience_us(self) -> int:
+        """How long the rank may wait: to the next update of the status board."""
+        return LONGEST_WAIT_US if self.watcher is None else int(self.watcher.patience_s * 1e6)
+
+    def observe(self) -> None:
+        """Update the status board when that is due. Called in every round of the rank's loop."""
+        if self.watcher is not None and self.watcher.due():
+            self.watcher.sample(self.clock.now_us(), self.gateway.sources)
+            self.on_observed()
+
     def remove_checkpoints(self) -> None:
         """End monitoring and remove the checkpoints; called when the run is complete and its report is written."""
         if self.watcher is not None:
             self.watcher.close()
         if self.checkpointer is not None and not self.role.checkpoints.stopped:
-            for source in self.sources:
+            for source in self.gateway.sources:
                 if is_live(source):
                     source.done()
             self.checkpointer.folder.remove()
@@ -333,22 +397,6 @@ class MasterHost(Host):
         if self.watcher is not None:
             self.watcher.on_log_event(event)
 
-    # ------------------------------------------------------------ performers
-
-    def _want(self, effect: Read) -> None:
-        self.wanted = effect.stream, effect.instead
-
-    def _set_aside(self, effect: SetAside) -> None:
-        if self._late is not None:
-            self._late.write(effect.stream, effect.batch, effect.reason)
-        if self.ingest is not None:
-            self.ingest.set_aside(effect.stream, effect.batch, effect.reason)
-
-    def _send(self, effect: Send) -> None:
-        super()._send(effect)
-        if self.watcher is not None and isinstance(effect.message, Delivery):
-            self.watcher.delivered(effect.message)
-
     def _restart_clock(self, effect: RestartClock) -> None:
         super()._restart_clock(effect)
         if self.meter is not None:
@@ -369,7 +417,7 @@ class CollectorHost(Host):
 
     def __init__(self, job: Job, plan: OutputColumns, clock: RunClock, endpoint: Endpoint | None = None) -> None:
         """endpoint: of the master, in one process; without it the collector opens its own if the run serves results."""
-        super().__init__()
+        super().__init__(COLLECTOR)
         self.clock = clock
         self.job = job
         self._started = False
@@ -436,30 +484,24 @@ class CollectorHost(Host):
             if self._metrics is not None:
                 self._metrics.abort()
 
-    def make(self, slave_count: int, manifest_name: str | None = None, on_saved: Callable[[Any], None] | None = None) -> None:
-        """Make the collector, from this checkpoint if one is given; `run` starts it. on_saved: receives `PartSaved`, which
-        the collector's own thread delivers."""
+    def make(
+        self, slave_count: int, manifest_name: str | None = None, on_saved: Callable[[RoleId, Any], None] | None = None
+    ) -> None:
+        """Make the collector, from this checkpoint if one is given; the rank's loop starts it. on_saved: receives `PartSaved`,
+        which the rank's own thread delivers."""
         self.role = Collector(slave_count, materialised=self.job.config.sink.kind != "count")
         if self._watcher is not None:
             self._watcher.begin()
         if self.checkpointer is not None:
             assert on_saved is not None, "a run with checkpoints has to hear what is durable"
-            self._metrics = self.checkpointer.begin(self.role, manifest_name, on_saved)
+            self._metrics = self.checkpointer.begin(self.role, manifest_name, partial(on_saved, COLLECTOR))
         elif self.job.run_dir is not None and self._metrics is None:
             self._metrics = MetricsFile(self.job.run_dir)
         self._started = True
 
-    def run(self) -> None:
-        """Run the collector until it has finished, or the run is stopped."""
-        transport = self.transport
-        self.start()
-        while not self.role.finished and not self.role.stopped:
-            transport.check()
-            self.observe()
-            event = transport.poll() or transport.wait(LONGEST_WAIT_US)
-            if event is not None:
-                self.deliver(event)
-        self.observe(last=True)
+    @property
+    def ended(self) -> bool:
+        return self.role.finished or self.role.stopped
 
     def deliver(self, event: Event) -> None:
         effects = self.role.handle(event, self.clock.now_us())
@@ -473,9 +515,9 @@ class CollectorHost(Host):
                 self.offered.metrics.add(rows)
         self.perform(effects)
 
-    def observe(self, *, last: bool = False) -> None:
-        """Send a view to the status board when that is due. Called in every round of the collector's loop."""
-        if self._watcher is not None and (last or self._watcher.due()):
+    def observe(self) -> None:
+        """Send a view to the status board when that is due, and when the role has ended."""
+        if self._watcher is not None and (self.ended or self._watcher.due()):
             self.send_view(self._watcher.view(self.role))
 
     def summary(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 What: `IdleDetector`, called before each read and, while a stream is idle, in every poll.
 Why: a source without rows must not stop the other stream (`time.idle_timeout`).
-Stays out: the effect of an idle stream on time (`cluster.master.read_scheduler`).
+Stays out: the effect of an idle stream on time (`cluster.gateway.read_scheduler`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The in-process runtime: master, slaves and collector in one Python process, the embedded default.
+"""The in-process runtime: master, gateway, slaves and collector in one Python process, the embedded default.
 
 What: `run_local(job, progress) -> report`.
-Why: a join of two files needs no cluster; the same roles run here, and a message is an object in a queue. The master runs in
-the main thread, every slave and the collector in a thread of its own: kernels, decoding and writing release the GIL, so the
-master reads and partitions an epoch while the slaves join the one before.
+Why: a join of two files needs no cluster; the same roles run here, and a message is an object in a queue. Master and
+gateway run in the main thread, every slave and the collector in a thread of its own: kernels, decoding and writing release the
+GIL, so the gateway reads and partitions an epoch while the slaves join the one before.
 Stays out: decisions of the roles; MPI.
 """
 
@@ -14,15 +14,15 @@ import platform
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from swjoin.checkpoint.checkpointers import SlaveCheckpointer
 from swjoin.checkpoint.store import Manifest
-from swjoin.cluster.master.intake import LateRowError
+from swjoin.cluster.gateway.intake import LateRowError
 from swjoin.cluster.messages import Message
-from swjoin.cluster.role import COLLECTOR, MASTER, Event, Received, RoleId, slave_role
+from swjoin.cluster.role import COLLECTOR, GATEWAY, MASTER, Received, RoleId, slave_role
 from swjoin.cluster.slave.slave import Slave
 from swjoin.config.job import Job
 from swjoin.core.data_messages import ResultChunk
@@ -34,9 +34,9 @@ from swjoin.monitor.process_memory import FreedMemory, peak_rss_bytes, rss_bytes
 from swjoin.monitor.process_settings import join_settings
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.disorder import advised
-from swjoin.runtime.host import WorkMeter
+from swjoin.runtime.host import Addressed, HostedRoles, WorkMeter
 from swjoin.runtime.hosts import CollectorHost, MasterHost
-from swjoin.runtime.kernel_preload import load_master_kernels, load_slave_kernels
+from swjoin.runtime.kernel_preload import load_gateway_kernels, load_slave_kernels
 from swjoin.runtime.plausibility import add_warnings
 from swjoin.runtime.progress import Wanted
 from swjoin.runtime.run_report import CompleteReport, RunOutcome, build_report, check_ledger, proof_of, publish
@@ -91,8 +91,9 @@ def _run_local(job: Job, progress: Wanted, slave_count: int | None, complete_rep
     )
     with MasterHost(job, progress) as role_host:
         opened = time.monotonic()
-        load_master_kernels(job.config, role_host.layouts, role_host.progress.compiling)
-        load_slave_kernels(job.config, role_host.layouts, role_host.progress.compiling)
+        gateway = role_host.gateway
+        load_gateway_kernels(job.config, gateway.layouts, gateway.progress.compiling)
+        load_slave_kernels(job.config, gateway.layouts, gateway.progress.compiling)
         _LOG.debug("sources opened in %.3f s, kernels loaded in %.3f s", opened - started, time.monotonic() - opened)
         clock = RunClock()
         with role_host.make_collector(clock) as collector, stop_signals(job) as stop_wanted:
@@ -105,15 +106,16 @@ def _run_local(job: Job, progress: Wanted, slave_count: int | None, complete_rep
             machine = machine_report(
                 loop.meter.summary(),
                 [],
-                slot_us=role_host.role.slot_us,
+                slot_us=gateway.role.slot_us,
                 imitates=job.config.nodes.imitates,
             )
-            first_s, measured_s = role_host.first_read_s, role_host.measured_s
+            first_s, measured_s = gateway.first_read_s, role_host.measured_s
             join_s = ended_s - started if first_s is None else time.monotonic() - first_s
             report = build_report(
                 job,
                 RunOutcome(
                     master=role_host.role.summary(),
+                    gateways=[gateway.role.summary()],
                     slaves=[host.role.summary() for host in loop.slaves],
                     collector=collector.summary(),
                     ranks=[{**process, "peak_rss_bytes": peak_rss_bytes()}],
@@ -127,7 +129,7 @@ def _run_local(job: Job, progress: Wanted, slave_count: int | None, complete_rep
             )
             if not collector.role.stopped:
                 check_ledger(report)
-                add_warnings(report, job, role_host.sources)  # before the result files are closed, which contain them
+                add_warnings(report, job, gateway.sources)  # before the result files are closed, which contain them
                 collector.proof = proof_of(report)
     report["wall_s"] = time.monotonic() - started
     if report["join_s"] > 0:
@@ -146,7 +148,7 @@ class _StoppedError(Exception):
 
 
 class _Inbox(queue.SimpleQueue[Any]):
-    """Events for one role. None: another role's thread has ended; an exception: it has failed."""
+    """Events for the roles of one thread. None: another thread has ended; an exception: it has failed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,14 +156,17 @@ class _Inbox(queue.SimpleQueue[Any]):
 
 
 class LocalTransport:
-    """Messages between the threads of one process: objects in queues. running: for the master, other threads that run."""
+    """Messages between the threads of one process: objects in queues. running: for the main thread, other threads that run."""
 
     eager_us: int | None = None
 
-    def __init__(self, role: RoleId, inboxes: dict[RoleId, _Inbox], clock: RunClock, stop: threading.Event) -> None:
+    def __init__(
+        self, inboxes: Mapping[RoleId, _Inbox], role: RoleId, clock: RunClock, stop: threading.Event, *, main: bool = False
+    ) -> None:
+        """inboxes: of the threads of all roles. role: one of this thread. main: this is the main thread."""
         self.meter = WorkMeter(lambda: time.thread_time_ns() // 1000)
         self.running = 0
-        self._role, self._inboxes, self._inbox = role, inboxes, inboxes[role]
+        self._inboxes, self._inbox, self._main = inboxes, inboxes[role], main
         self._clock, self._stop = clock, stop
         self._freed = FreedMemory()
 
@@ -169,44 +174,46 @@ class LocalTransport:
     def closed(self) -> bool:
         return not self.running
 
-    def send(self, to: RoleId, message: Message) -> None:
+    def send(self, sender: RoleId, to: RoleId, message: Message) -> None:
         inbox = self._inboxes[to]
         if isinstance(message, ResultChunk):
             before_ns = time.monotonic_ns()
             while not inbox.room.acquire(timeout=_WAKE_S):
                 self.check()
             self.meter.communication_us += (time.monotonic_ns() - before_ns) // 1000
-        inbox.put(Received(self._role, message))
+        inbox.put((to, Received(sender, message)))
 
-    def poll(self) -> Event | None:
+    def poll(self) -> Addressed | None:
         try:
             return self._take(self._inbox.get_nowait())
         except queue.Empty:
             return None
 
-    def wait(self, at_most_us: int) -> Event | None:
-        longest_s = at_most_us / 1e6 if self._role == MASTER else min(at_most_us / 1e6, _WAKE_S)
+    def wait(self, at_most_us: int) -> Addressed | None:
+        longest_s = at_most_us / 1e6 if self._main else min(at_most_us / 1e6, _WAKE_S)
         before_ns = time.monotonic_ns()
         try:
             item = self._inbox.get(timeout=max(0.0, longest_s))
         except queue.Empty:
-            if self._role == MASTER:
+            if self._main:
                 self._freed.trim_if_due()
             return None
         finally:
             self.meter.idle_us += (time.monotonic_ns() - before_ns) // 1000
         return self._take(item)
 
-    def _take(self, item: Any) -> Event | None:
+    def _take(self, item: Any) -> Addressed | None:
         if item is None:
             self.running -= 1
             return None
         if isinstance(item, BaseException):
             raise item
-        if isinstance(item, Received) and isinstance(item.message, ResultChunk):
+        to, event = item
+        if isinstance(event, BaseException):
+            raise event
+        if isinstance(event, Received) and isinstance(event.message, ResultChunk):
             self._inbox.room.release()
-        event: Event = item
-        return event
+        return to, event
 
     def check(self) -> None:
         if self._stop.is_set():
@@ -214,49 +221,53 @@ class LocalTransport:
 
     def restart_clock(self, clock_us: int) -> None:
         """Restart the one clock of all roles, before the message of the restart is sent."""
-        if self._role == MASTER:
+        if self._main:
             self._clock.restart(clock_us)
 
 
 class _RoleThread(threading.Thread):
-    """A role in a thread of its own. Its exception, or its end (None), is put into the master's queue."""
+    """A role in a thread of its own. Its exception, or its end (None), is put into the main thread's queue."""
 
-    def __init__(self, name: str, run_role: Callable[[], None], to_master: _Inbox) -> None:
+    def __init__(self, name: str, run_role: Callable[[], None], to_main: _Inbox) -> None:
         super().__init__(name=name, daemon=True)
-        self._run_role, self._to_master = run_role, to_master
+        self._run_role, self._to_main = run_role, to_main
 
     def run(self) -> None:
         try:
             self._run_role()
-            self._to_master.put(None)
+            self._to_main.put(None)
         except _StoppedError:
             pass
         except BaseException as error:
-            self._to_master.put(error)
+            self._to_main.put(error)
 
 
 class _LocalLoop:
-    """All roles of one run, the master in the calling thread."""
+    """All roles of one run, master and gateway in the calling thread."""
 
     def __init__(self, job: Job, role_host: MasterHost, collector: CollectorHost, clock: RunClock, slave_count: int) -> None:
         self.role_host, self.collector = role_host, collector
         self.meter = RankMeter()
         self._stop = threading.Event()
         config = job.config.fitted_to(slave_count)
-        roles = [MASTER, COLLECTOR, *(slave_role(s) for s in range(slave_count))]
-        self._inboxes = {role: _Inbox() for role in roles}
-        transports = {role: LocalTransport(role, self._inboxes, clock, self._stop) for role in roles}
-        role_host.transport = self._transport = transports[MASTER]
-        role_host.meter = self.meter
-        collector.transport = transports[COLLECTOR]
-        self.slaves = [
-            SlaveHost(
-                Slave(SlaveId(s), config, role_host.layouts, where=role_host.where), config, clock, transports[slave_role(s)]
-            )
-            for s in range(slave_count)
-        ]
+        gateway = role_host.gateway
+        self._inboxes = {role: _Inbox() for role in (MASTER, COLLECTOR, *(slave_role(s) for s in range(slave_count)))}
+        self._inboxes[GATEWAY] = self._inboxes[MASTER]
+        self._transport = LocalTransport(self._inboxes, MASTER, clock, self._stop, main=True)
+        self._main = HostedRoles([role_host, gateway], self._transport)
+        role_host.meter = gateway.meter = self.meter
+        slaves = [Slave(SlaveId(s), config, gateway.layouts, where=gateway.where) for s in range(slave_count)]
+        self.slaves = [SlaveHost(slave, config, clock) for slave in slaves]
+        self._others = {
+            host.name: HostedRoles([host], LocalTransport(self._inboxes, host.name, clock, self._stop))
+            for host in (collector, *self.slaves)
+        }
         self.resumed_tuples = 0  # read before this process
         self.restored = self._restore(clock)
+
+    def _saved(self, role: RoleId, item: Any) -> None:
+        """Take an event of a background thread, or its exception, for this role."""
+        self._inboxes[role].put((role, item))
 
     def _restore(self, clock: RunClock) -> Manifest | None:
         """Make the roles, from the newest checkpoint if there is one; returns its manifest."""
@@ -269,14 +280,14 @@ class _LocalLoop:
         manifest = folder.newest()
         if manifest is not None:
             clock.restart(manifest.plain["clock_us"])
-        role_host.make(clock, count, self._inboxes[MASTER].put)
+        role_host.make(clock, count, self._saved)
         master = role_host.role
-        self.resumed_tuples = sum(s.counts.tuples for s in master.streams)
+        self.resumed_tuples = sum(s.counts.tuples for s in role_host.gateway.role.streams)
         name, owner = role_host.checkpointer.manifest_name, master.controller.map.owner.tolist()
-        self.collector.make(count, name, self._inboxes[COLLECTOR].put)
+        self.collector.make(count, name, self._saved)
         try:
             for host in self.slaves:
-                saved = self._inboxes[slave_role(host.role.id)].put
+                saved = partial(self._saved, host.name)
                 host.checkpointer = SlaveCheckpointer(folder.path, folder.incarnation, host.role, master.config, saved)
                 host.checkpointer.restore(name, owner, list(master.controller.active))
         except BaseException:
@@ -291,14 +302,15 @@ class _LocalLoop:
 
     def run(self) -> None:
         """Run the master until every role has ended. Raises the exception of any role."""
-        to_master = self._inboxes[MASTER]
-        threads = [_RoleThread("collector", self.collector.run, to_master)]
-        threads += [_RoleThread(f"slave {host.role.id}", partial(_run_slave, host), to_master) for host in self.slaves]
+        to_main = self._inboxes[MASTER]
+        threads = [_RoleThread("collector", self._others[COLLECTOR].run, to_main)]
+        for host in self.slaves:
+            threads.append(_RoleThread(f"slave {host.role.id}", partial(_run_slave, host, self._others[host.name]), to_main))
         self._transport.running = len(threads)
         try:
             for thread in threads:
                 thread.start()
-            self.role_host.run()
+            self._main.run()
         finally:
             self._stop.set()
             for thread in threads:
@@ -306,10 +318,9 @@ class _LocalLoop:
                     thread.join()
 
 
-def _run_slave(host: SlaveHost) -> None:
-    host.transport.meter.take()  # CPU time counts from here, in the slave's own thread
+def _run_slave(host: SlaveHost, roles: HostedRoles) -> None:
     try:
-        host.run()
+        roles.run()
     finally:
         if host.checkpointer is not None:
             host.checkpointer.close()

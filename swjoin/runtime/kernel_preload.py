@@ -1,6 +1,6 @@
 """A rank calls its own kernels once before the run's clock starts.
 
-What: `load_master_kernels`, `load_slave_kernels`; both log a line when a kernel has to be compiled (`report_compilations`).
+What: `load_gateway_kernels`, `load_slave_kernels`; both log a line when a kernel has to be compiled (`report_compilations`).
 Why: loading compiled kernels from the cache takes most of a second, which must not become production delay of the first
 distribution epochs.
 Stays out: compiling them in the first place (`cli.kernels`), measuring.
@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numba.core.event import Event, Listener, install_listener
 
-from swjoin.cluster.master.master import Master
-from swjoin.cluster.role import MASTER, BatchRead, Received, SourceEnded, WorkDue
+from swjoin.cluster.gateway.gateway import Gateway
+from swjoin.cluster.messages import EpochPlan
+from swjoin.cluster.role import GATEWAY, MASTER, BatchRead, Received, SourceEnded, WorkDue
 from swjoin.cluster.slave.slave import Slave
 from swjoin.cluster.wire import pack_delivery, unpack_delivery
 from swjoin.config.run import MeasureConfig, NodesConfig, OverloadConfig, ReorganizationConfig, RunConfig, TimeConfig
@@ -89,7 +90,7 @@ def _alone(config: RunConfig) -> RunConfig:
     )
 
 
-def load_master_kernels(
+def load_gateway_kernels(
     config: RunConfig,
     layouts: tuple[RowLayout | None, RowLayout | None],
     on_compile: Callable[[int], object] | None = None,
@@ -97,12 +98,13 @@ def load_master_kernels(
     """Classify, sort and partition two tuples per stream."""
     with report_compilations(on_compile):
         relaxed = dataclasses.replace(_alone(config), time=TimeConfig("event", 1_000_000, "drop"), pace="asap")
-        master = Master(relaxed, 1, layouts)
-        master.start()
+        gateway = Gateway(relaxed, 1, layouts)
+        gateway.start()
         for stream, layout in enumerate(layouts):
             two = np.arange(2, dtype=np.int64)
-            master.handle(BatchRead(stream, SourceBatch(two, two, two.astype(np.uint64), None, None, _two_rows(layout))), 0)
-            master.handle(SourceEnded(stream), 0)
+            gateway.handle(BatchRead(stream, SourceBatch(two, two, two.astype(np.uint64), None, None, _two_rows(layout))), 0)
+            gateway.handle(SourceEnded(stream), 0)
+        gateway.handle(Received(MASTER, EpochPlan(0, (0,), everything=True, last=True)), 0)
 
 
 def load_slave_kernels(
@@ -122,6 +124,6 @@ def load_slave_kernels(
         one, counts = np.zeros(1, np.int64), np.full(1, 2, np.int64)
         end = END_OF_TIME_US
         delivery = Delivery(QueryId(0), SlaveId(0), EpochIndex(0), end, end, one, counts, counts, batches[0], batches[1], True)
-        slave.handle(Received(MASTER, unpack_delivery(pack_delivery(delivery))), 0)
+        slave.handle(Received(GATEWAY, unpack_delivery(pack_delivery(delivery))), 0)
         while not slave.finished:
             slave.handle(WorkDue(), 0)

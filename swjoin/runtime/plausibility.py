@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from swjoin.cluster.master.intake import StreamIntake
+from swjoin.cluster.gateway.intake import StreamIntake
 from swjoin.config.job import Job
 from swjoin.config.run import QueryConfig, RunConfig, TimeConfig
 from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, U64, SourceBatch, TupleBatch

@@ -43,13 +43,14 @@ def versions() -> dict[str, str]:
 class RunOutcome:
     """Summaries of a run, from its roles and ranks.
 
-    master, slaves, collector: summaries of the roles, slaves in SlaveId order. ranks: one {rank, host, role, start_rss_bytes,
-    peak_rss_bytes} each. prefill_s: duration of the prefill, if there was one. machine: see `monitor.host_load`. restored: the
-    checkpoint from which these slaves continued. recoveries: after deaths of slaves. stopped: with a checkpoint, before the
-    end. columns: of the result rows; None when results are only counted.
+    master, gateways, slaves, collector: summaries of the roles, in the order of their numbers. ranks: one {rank, host, role,
+    start_rss_bytes, peak_rss_bytes} each. prefill_s: duration of the prefill, if there was one. machine: see
+    `monitor.host_load`. restored: the checkpoint from which these slaves continued. recoveries: after deaths of slaves.
+    stopped: with a checkpoint, before the end. columns: of the result rows; None when results are only counted.
     """
 
     master: dict[str, Any]
+    gateways: list[dict[str, Any]]
     slaves: list[dict[str, Any]]
     collector: dict[str, Any]
     ranks: list[dict[str, Any]]
@@ -70,7 +71,8 @@ class RunOutcome:
 def build_report(job: Job, outcome: RunOutcome) -> dict[str, Any]:
     """The content of run.json, `warnings` left empty (`runtime.plausibility` adds them)."""
     master, collector, ranks, measure = outcome.master, outcome.collector, outcome.ranks, job.config.measure
-    ledger, ended_us = _ledger(outcome), master["streams_ended_us"]
+    (gateway,) = outcome.gateways
+    ledger, ended_us = _ledger(outcome), gateway["streams_ended_us"]
     streams, prefill = {"left": ledger.left, "right": ledger.right}, collector["history"]
     return {
         "format": FORMAT,
@@ -107,15 +109,15 @@ def build_report(job: Job, outcome: RunOutcome) -> dict[str, Any]:
         "join_s": outcome.join_s,
         "input_tuples_per_s": (ledger.left.tuples + ledger.right.tuples) / outcome.join_s if outcome.join_s > 0 else 0.0,
         "delay_s": collector["delay_s"],
-        "overload": _overload(master["overload"], collector["count"]),
-        "moves": master["moves"],
-        "movement": master["movement"],
+        "overload": _overload(gateway["overload"], collector["count"]),
+        "moves": gateway["moves"],
+        "movement": gateway["movement"],
         "declustering": master["declustering"],
-        "memory": memory_report(job.config, master, outcome.slaves, ranks),
+        "memory": memory_report(job.config, gateway, outcome.slaves, ranks),
         "peak_rss_bytes": {str(r["rank"]): r["peak_rss_bytes"] for r in ranks},
-        "peak_pending_tuples": master["peak_pending_tuples"],
+        "peak_pending_tuples": gateway["peak_pending_tuples"],
         "peak_buffer_bytes": {
-            "master": master["peak_buffer_bytes"],
+            "master": gateway["peak_buffer_bytes"],
             "slaves": [s["peak_buffer_bytes"] for s in outcome.slaves],
         },
     }
@@ -123,7 +125,7 @@ def build_report(job: Job, outcome: RunOutcome) -> dict[str, Any]:
 
 def _ledger(outcome: RunOutcome) -> Ledger:
     """The ledger of both streams and all pairs, including those before the restored checkpoint."""
-    restored, counts = outcome.restored, outcome.master["counts"]
+    restored, counts = outcome.restored, outcome.gateways[0]["counts"]
     before = [0, 0] if restored is None else restored.joined
     left, right = (
         StreamCounts(

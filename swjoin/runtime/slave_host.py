@@ -1,7 +1,7 @@
 """The host of a slave, in every runtime in real time.
 
-What: `SlaveHost.run`: timers, then events, then join work, then waiting; it measures their times and emulates a slow node.
-Why: the loop is the same in a thread and in an MPI rank.
+What: `SlaveHost.work`: one piece of join work; it measures its times and emulates a slow node.
+Why: it is the same in a thread and in an MPI rank.
 Stays out: decisions of the slave (`cluster.slave.slave`), its log (`checkpoint.checkpointers`), transports.
 """
 
@@ -10,12 +10,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from swjoin.cluster.role import Event, Received, RestartClock, SavePart, WorkDue
+from swjoin.cluster.role import Event, Received, RestartClock, SavePart, WorkDue, slave_role
 from swjoin.cluster.slave.slave import Slave
 from swjoin.config.run import RunConfig
 from swjoin.core.data_messages import Delivery
 from swjoin.runtime.clock import RunClock
-from swjoin.runtime.host import LONGEST_WAIT_US, Host, Transport
+from swjoin.runtime.host import LONGEST_WAIT_US, Host
 from swjoin.runtime.slow_node import SLEEP_US, Throttle
 
 if TYPE_CHECKING:
@@ -27,34 +27,32 @@ class SlaveHost(Host):
 
     role: Slave
 
-    def __init__(self, slave: Slave, config: RunConfig, clock: RunClock, transport: Transport) -> None:
-        super().__init__()
-        self.role, self.clock, self.transport = slave, clock, transport
+    def __init__(self, slave: Slave, config: RunConfig, clock: RunClock) -> None:
+        super().__init__(slave_role(slave.id))
+        self.role, self.clock = slave, clock
         self.checkpointer: SlaveCheckpointer | None = None
         self._throttle = Throttle(config.nodes, slave.id)
         self._throttle.paused = slave.in_prefill
         self._rush = config.measure.rush
         self.performers[SavePart] = self._save
 
-    def run(self) -> None:
-        """Run the slave until it has finished, or the run is stopped."""
-        slave, transport = self.role, self.transport
-        self.start()
-        while not slave.finished and not slave.stopped:
-            transport.check()
-            if self.fire():
-                continue
-            event = transport.poll()
-            if event is not None:
-                self.deliver(event)
-            elif self._throttle.debt_us > 0:
-                self._sleep()
-            elif slave.has_work:
-                self._work()
-            else:
-                event = transport.wait(self._patience_us())
-                if event is not None:
-                    self.deliver(event)
+    @property
+    def ended(self) -> bool:
+        return self.role.finished or self.role.stopped
+
+    def start(self) -> None:
+        self.rank.transport.meter.take()  # times count from here
+        super().start()
+
+    def work(self) -> bool:
+        """Sleep as a slow node does, or do one piece of the slave's work."""
+        if self._throttle.debt_us > 0:
+            self._sleep()
+        elif self.role.has_work and not self.ended:
+            self._work()
+        else:
+            return False
+        return True
 
     def deliver(self, event: Event) -> None:
         if isinstance(event, Received) and isinstance(event.message, Delivery):
@@ -64,21 +62,21 @@ class SlaveHost(Host):
                 self._throttle.pause()  # a slow node is emulated only while the run is measured
         super().deliver(event)
 
-    def _patience_us(self) -> int:
+    def patience_us(self) -> int:
         """Longest time to wait or sleep: until the next timer, and less while a delivery is expected."""
         until_us = self.until_timer_us()
         if until_us is None:
             return LONGEST_WAIT_US
-        eager_us = self.transport.eager_us
+        eager_us = self.rank.transport.eager_us
         return until_us if eager_us is None or not self.role.expects_delivery else min(eager_us, until_us)
 
     def _sleep(self) -> None:
         now_us = self.clock.now_us()
-        self._throttle.after(0, now_us, min(SLEEP_US, self._patience_us()))
-        self.transport.meter.process_us += self.clock.now_us() - now_us
+        self._throttle.after(0, now_us, min(SLEEP_US, self.patience_us()))
+        self.rank.transport.meter.process_us += self.clock.now_us() - now_us
 
     def _work(self) -> None:
-        meter, now_us = self.transport.meter, self.clock.now_us()
+        meter, now_us = self.rank.transport.meter, self.clock.now_us()
         self.perform(self.role.handle(meter.take(), now_us))
         worked_ns = time.thread_time_ns()
         effects = self.role.handle(WorkDue(), now_us)
@@ -88,7 +86,7 @@ class SlaveHost(Host):
 
     def _restart_clock(self, effect: RestartClock) -> None:
         super()._restart_clock(effect)
-        self.transport.meter.take()  # drop the times of the prefill, and those by the clock before its restart
+        self.rank.transport.meter.take()  # drop the times of the prefill, and those by the clock before its restart
         self._throttle.paused = False
 
     def _save(self, effect: SavePart) -> None:

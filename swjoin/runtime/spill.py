@@ -2,7 +2,7 @@
 
 What: `SpillFolder`: called with a batch, it returns a `StoredBatch`.
 Why: disks are larger than memory, and tuples that wait long are read once, in order.
-Stays out: which tuples are spilled, and how many (`cluster.master.overload`).
+Stays out: which tuples are spilled, and how many (`cluster.gateway.overload`).
 
 Files have no names: the system frees their space at any end of the process, and the space of a file with the last of its
 batches. Tuples that must survive a crash are in the checkpoint.
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from swjoin.cluster.master.tuple_queue import StoreFullError
+from swjoin.cluster.gateway.tuple_queue import StoreFullError
 from swjoin.cluster.wire import pack_tuples, unpack_tuples
 from swjoin.core.batch import U8, TupleBatch
 from swjoin.core.errors import RunFailed, UserError

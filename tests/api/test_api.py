@@ -780,7 +780,7 @@ def test_empty_paths_are_not_the_working_directory(tmp_path: Path, monkeypatch: 
 
 def test_what_arrow_lends_compiles_no_kernel_anew() -> None:
     """Once for arrays that may be written to, once for those that may not, and for every mixture: ten seconds each."""
-    from swjoin.cluster.master.intake import classify
+    from swjoin.cluster.gateway.intake import classify
     from swjoin.core.arrow_views import borrowed
     from swjoin.routing import hash_partition
     from swjoin.state.join_kernel import join_groups

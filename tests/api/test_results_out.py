@@ -220,7 +220,7 @@ def growth_of(folder: Path, how: str, rows: int) -> tuple[str, int]:
     return answer, int(kilobytes) << 10
 
 
-@pytest.mark.parametrize("how", ["join", "read", "files"])
+@pytest.mark.parametrize("how", [*(pytest.param(how, marks=pytest.mark.long) for how in ("join", "read")), "files"])
 def test_duckdb_pulls_more_than_fits_in_bounded_memory(tmp_path: Path, how: str) -> None:
     """50 million pairs, 2.4 GB."""
     answer, grown_bytes = growth_of(tmp_path, how, 7100)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swjoin.cluster.master.master import SLOT, Master
-from swjoin.cluster.master.mini_buffers import MiniBuffers
+from swjoin.cluster.gateway.gateway import SLOT
+from swjoin.cluster.gateway.mini_buffers import MiniBuffers
 from swjoin.cluster.master.moves import MoveState
 from swjoin.cluster.role import MASTER, BatchRead, Log, Received, SourceEnded, TimerFired, slave_role
 from swjoin.cluster.slave.slave import Slave
@@ -24,6 +24,7 @@ from swjoin.policy.placement import round_robin
 from swjoin.policy.reorganization import Kind, SlaveLoad, at_random, balanced, classify, empty_slaves, paper
 from swjoin.routing.hash_partition import GroupMap, HashPartition
 from tests.support.effects import deliveries, reported
+from tests.support.roles import FirstRank
 
 CONFIG = ReorganizationConfig("paper")
 
@@ -143,13 +144,13 @@ def test_the_least_occupied_rests() -> None:
 # ---------------------------------------------------------------- master and controller
 
 
-def a_master(slaves: int, **reorganization: Any) -> Master:
+def first_rank(slaves: int, **reorganization: Any) -> FirstRank:
     plain = {
         "join": {"within": "1ms"},
         "cluster": {"distribution_epoch_us": 100, "partition_count": 4},
         "reorganization": {"policy": "random", "epoch_us": 200, "random_moves": 1, **reorganization},
     }
-    return Master(config_from_plain(plain), slaves, (None, None))
+    return FirstRank(config_from_plain(plain), slaves)
 
 
 def rows(start: int, stop: int) -> SourceBatch:
@@ -157,96 +158,94 @@ def rows(start: int, stop: int) -> SourceBatch:
     return SourceBatch(ts % 50, ts, ts.astype(np.uint64))
 
 
-def serve(master: Master, slaves: int, now: int) -> list[Delivery]:
+def serve(rank: FirstRank, slaves: int, now: int) -> list[Delivery]:
     out = []
     for slave in range(slaves):
-        out += deliveries(master.handle(reported(slave, 0.0), now))
+        out += deliveries(rank.handle(reported(slave, 0.0), now))
     return out
 
 
-def started(master: Master, slaves: int) -> dict[int, list[Delivery]]:
+def started(rank: FirstRank, slaves: int) -> dict[int, list[Delivery]]:
     """1,000 us of both streams, and epochs until a move is under way; deliveries by epoch."""
-    master.start()
-    master.handle(BatchRead(LEFT, rows(0, 1000)), 0)
+    rank.start()
+    rank.handle(BatchRead(LEFT, rows(0, 1000)), 0)
     out: dict[int, list[Delivery]] = {}
-    for delivery in deliveries(master.handle(BatchRead(RIGHT, rows(0, 1000)), 0)):
+    for delivery in deliveries(rank.handle(BatchRead(RIGHT, rows(0, 1000)), 0)):
         out.setdefault(delivery.epoch, []).append(delivery)
     for now in range(1, 4):
-        for delivery in serve(master, slaves, now):
+        for delivery in serve(rank, slaves, now):
             out.setdefault(delivery.epoch, []).append(delivery)
-    master.controller.config = dataclasses.replace(master.controller.config, random_moves=0)  # one move is enough
+    rank.master.controller.config = dataclasses.replace(rank.master.controller.config, random_moves=0)  # one move is enough
     return out
 
 
 def test_only_the_moving_group_is_held_back_and_until_both_have_acknowledged() -> None:
-    master = a_master(2)
-    by_epoch = started(master, 2)
-    (move,) = master.controller.moves.values()
-    assert move.state == MoveState.HELD
+    rank = first_rank(2)
+    by_epoch = started(rank, 2)
+    (move,) = rank.master.controller.moves.values()
+    assert move.state == MoveState.DECIDED
     ordered = by_epoch[2]
     assert ordered[move.supplier].moves_out.tolist() == [[move.number, move.group, move.consumer]]
     assert ordered[move.consumer].moves_in.tolist() == [[move.number, move.group, move.supplier]]
-    before = master.buffers.held_tuples
+    before = rank.gateway.buffers.held_tuples
     assert before > 0, "all of the moving partition-group that was read is held back"
-    assert all(move.group not in d.groups for d in serve(master, 2, 5)), "delivered while it moves"
-    assert master.buffers.held_tuples == before
+    assert all(move.group not in d.groups for d in serve(rank, 2, 5)), "delivered while it moves"
+    assert rank.gateway.buffers.held_tuples == before
 
     def end(installed: bool) -> Received:
         slave = move.consumer if installed else move.supplier
         return Received(slave_role(slave), MoveEnd(move.number, move.group, slave, installed, 10, 240, 2, 7))
 
-    master.handle(end(True), 7)
-    assert master.controller.map.owner[move.group] == move.supplier, "one acknowledgement is not enough"
+    rank.handle(end(True), 7)
+    assert rank.master.controller.map.owner[move.group] == move.supplier, "one acknowledgement is not enough"
     with pytest.raises(RunFailed, match="installed after installed"):
-        master.handle(end(True), 7)
-    commands = master.handle(end(False), 8)
-    assert master.controller.map.owner[move.group] == move.consumer
-    assert master.buffers.held_tuples == 0
-    later = deliveries(commands) + [d for now in range(9, 14) for d in serve(master, 2, now)]
+        rank.handle(end(True), 7)
+    commands = rank.handle(end(False), 8)
+    assert rank.master.controller.map.owner[move.group] == move.consumer
+    assert rank.gateway.buffers.held_tuples == 0
+    later = deliveries(commands) + [d for now in range(9, 14) for d in serve(rank, 2, now)]
     assert {int(d.slave) for d in later if move.group in d.groups} == {move.consumer}
-    master.validate()
+    rank.validate()
     with pytest.raises(RunFailed, match="which was not ordered"):
-        master.handle(end(False), 20)
+        rank.handle(end(False), 20)
 
 
 def test_nobody_is_promised_more_than_what_is_held_back() -> None:
     """Held-back tuples come after others of later times: the consumer must not expire what they still have to meet."""
-    master = a_master(2)
-    by_epoch = started(master, 2)
-    (move,) = master.controller.moves.values()
+    rank = first_rank(2)
+    by_epoch = started(rank, 2)
+    (move,) = rank.master.controller.moves.values()
     held_at = by_epoch[2][move.supplier].left_time_us
-    more = [d for now in range(5, 9) for d in serve(master, 2, now)]
+    more = [d for now in range(5, 9) for d in serve(rank, 2, now)]
     assert {d.left_time_us for d in more if d.slave == move.consumer} == {held_at}
     assert max(d.left_time_us for d in more if d.slave == move.supplier) > held_at
 
 
 def test_the_end_of_the_streams_waits_for_moves() -> None:
-    master = a_master(2)
-    started(master, 2)
-    (move,) = master.controller.moves.values()
+    rank = first_rank(2)
+    started(rank, 2)
+    (move,) = rank.master.controller.moves.values()
     for stream in (LEFT, RIGHT):
-        master.handle(SourceEnded(stream), 5)
-    served = [d for now in range(6, 30) for d in serve(master, 2, now)]
+        rank.handle(SourceEnded(stream), 5)
+    served = [d for now in range(6, 30) for d in serve(rank, 2, now)]
     assert not any(d.last for d in served)
     for installed, slave in ((False, move.supplier), (True, move.consumer)):
-        commands = master.handle(
-            Received(slave_role(slave), MoveEnd(move.number, move.group, slave, installed, 0, 0, 0, 0)), 40
-        )
-    served = deliveries(commands) + [d for now in range(41, 50) for d in serve(master, 2, now)]
+        commands = rank.handle(Received(slave_role(slave), MoveEnd(move.number, move.group, slave, installed, 0, 0, 0, 0)), 40)
+    served = deliveries(commands) + [d for now in range(41, 50) for d in serve(rank, 2, now)]
     assert [d.last for d in served if d.left_time_us == END_OF_TIME_US and d.last] == [True, True]
-    assert master.finished
+    assert rank.finished
 
 
 def test_a_resting_slave_gets_nothing_but_the_end() -> None:
     plain = {"join": {"within": "1ms"}, "cluster": {"distribution_epoch_us": 100, "partition_count": 4}}
     config = config_from_plain({**plain, "reorganization": {"active_slaves": 2}})
-    master = Master(config, 3, (None, None))
-    by_epoch = started(master, 3)
+    rank = FirstRank(config, 3)
+    by_epoch = started(rank, 3)
     assert all([d.slave for d in group] == [0, 1] for group in by_epoch.values())
     assert {d.served for group in by_epoch.values() for d in group} == {2}
     for stream in (LEFT, RIGHT):
-        master.handle(SourceEnded(stream), 5)
-    served = [d for now in range(6, 30) for d in serve(master, 3, now)]
+        rank.handle(SourceEnded(stream), 5)
+    served = [d for now in range(6, 30) for d in serve(rank, 3, now)]
     assert [(int(d.slave), d.last, d.served) for d in served if d.last or d.slave == 2][-3:] == [
         (0, True, 3),
         (1, True, 3),
@@ -255,17 +254,17 @@ def test_a_resting_slave_gets_nothing_but_the_end() -> None:
 
 
 def test_every_change_is_logged() -> None:
-    master = a_master(2)
+    rank = first_rank(2)
     logged: list[Any] = []
-    handle = master.handle
+    handle = rank.handle
 
     def spy(event: Any, now_us: int) -> list[Any]:
         commands = handle(event, now_us)
         logged.extend(c.event for c in commands if isinstance(c, Log))
         return commands
 
-    master.handle = spy  # type: ignore[method-assign]
-    started(master, 2)
+    rank.handle = spy  # type: ignore[method-assign]
+    started(rank, 2)
     kinds = [e.kind for e in logged]
     assert kinds[:4] == ["occupancy", "occupancy", "decided", "held"]
     assert logged[2].text == "at random"
@@ -301,20 +300,20 @@ def test_a_full_slave_holds_nobody_up_and_loses_nothing() -> None:
         "pace": "realtime",
         "cluster": {"distribution_epoch_us": 100, "partition_count": 4},
     }
-    master = Master(config_from_plain(plain), 2, (None, None))
-    master.start()
+    rank = FirstRank(config_from_plain(plain), 2)
+    rank.start()
     for slave in (0, 1):
-        master.handle(reported(slave, 0.0), 0)
-    master.handle(BatchRead(LEFT, rows(0, 1000)), 0)
-    master.handle(BatchRead(RIGHT, rows(0, 1000)), 0)
+        rank.handle(reported(slave, 0.0), 0)
+    rank.handle(BatchRead(LEFT, rows(0, 1000)), 0)
+    rank.handle(BatchRead(RIGHT, rows(0, 1000)), 0)
     got: dict[int, list[Delivery]] = {0: [], 1: []}
     for epoch, occupancy in enumerate([0.0, 1.0, 1.5, 0.3], 1):
         now = 100 * epoch
-        commands = master.handle(reported(0, occupancy), now)
-        commands += master.handle(reported(1, 0.0), now)
-        for delivery in deliveries(commands + master.handle(TimerFired(SLOT), now + 1)):
+        commands = rank.handle(reported(0, occupancy), now)
+        commands += rank.handle(reported(1, 0.0), now)
+        for delivery in deliveries(commands + rank.handle(TimerFired(SLOT), now + 1)):
             got[delivery.slave].append(delivery)
-        master.validate()
+        rank.validate()
     assert [len(d.left) > 0 for d in got[1]] == [True] * 4
     assert [len(d.left) > 0 for d in got[0]] == [True, False, False, True]
     assert [d.left_time_us for d in got[0]] == [100, 100, 100, 400], "nothing is promised that has not been sent"

@@ -14,9 +14,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from swjoin.checkpoint.manifest import check_master_state
-from swjoin.cluster.master.intake import StreamIntake
-from swjoin.cluster.master.master import Master
+from swjoin.checkpoint.manifest import check_gateway_state, check_master_state
+from swjoin.cluster.gateway.intake import StreamIntake
 from swjoin.cluster.role import BatchRead, SavePart, SourceIdle, StopRequested
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import TimeConfig
@@ -30,6 +29,7 @@ from tests.support.effects import reported
 from tests.support.limits import PROCESS_S
 from tests.support.overloaded import answer_without
 from tests.support.planted import complaints
+from tests.support.roles import FirstRank
 from tests.tools import random_runs
 
 
@@ -209,20 +209,22 @@ def test_a_stop_is_heard_when_nobody_has_ever_spoken() -> None:
             "cluster": {"distribution_epoch_us": 100, "partition_count": 4},
         }
     )
-    master = Master(config, 1, (None, None))
-    master.start()
+    rank = FirstRank(config, 1)
+    rank.start()
     for stream in (0, 1):
-        master.handle(SourceIdle(stream), 0)
-    master.handle(StopRequested(), 50)
-    commands = master.handle(reported(0, 0.0), 250)
-    (saved,) = [c.snapshot for c in commands if isinstance(c, SavePart)]
-    plain = json.loads(json.dumps(saved.plain))
-    check_master_state(Path("x"), plain, 0, 0, 4)
-    other = Master(config, 1, (None, None))
-    other.restore(plain, saved.tuples, 0)
+        rank.handle(SourceIdle(stream), 0)
+    rank.handle(StopRequested(), 50)
+    commands = rank.handle(reported(0, 0.0), 250)
+    master, gateway = sorted((c.snapshot for c in commands if isinstance(c, SavePart)), key=lambda part: len(part.tuples))
+    plain = [json.loads(json.dumps(part.plain)) for part in (master, gateway)]
+    check_master_state(Path("x"), plain[0], 0, 0, 4)
+    check_gateway_state(Path("x"), plain[1], 0, 4)
+    other = FirstRank(config, 1)
+    other.master.restore(plain[0], 0)
+    other.gateway.restore(plain[1], gateway.tuples)
     other.start()
     other.handle(BatchRead(0, rows([-5, 3])), 300)
-    assert other.streams[0].counts.late == 0  # nothing had been promised
+    assert other.gateway.streams[0].counts.late == 0  # nothing had been promised
 
 
 def test_without_a_timeout_the_join_waits() -> None:

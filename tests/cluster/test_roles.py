@@ -1,4 +1,4 @@
-"""Roles without a runtime: intake, the master's epochs, the collector's refusals, and the policies they ask."""
+"""Roles without a runtime: intake, the epochs of master and gateway, the collector's refusals, and the policies they ask."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swjoin.cluster.collector import Collector
-from swjoin.cluster.master.intake import LateRowError, StreamIntake
-from swjoin.cluster.master.master import SLOT, Master
+from swjoin.cluster.gateway.gateway import SLOT
+from swjoin.cluster.gateway.intake import LateRowError, StreamIntake
 from swjoin.cluster.messages import Report
 from swjoin.cluster.role import MASTER, BatchRead, Effect, Read, Received, SourceEnded, TimerFired, WorkDue, slave_role
 from swjoin.cluster.slave.slave import EXCHANGE, MOST_DELIVERIES, Slave
@@ -26,6 +26,7 @@ from swjoin.policy.epochs import boundary_after_us, next_exchange_us, slot_end_u
 from swjoin.policy.placement import round_robin
 from swjoin.state.delay_histogram import HISTOGRAM_SIZE
 from tests.support.effects import deliveries, reported, sent
+from tests.support.roles import FirstRank
 
 
 def rows(times: Sequence[int | None], keys: Sequence[int | None] | None = None, first: int = 0) -> SourceBatch:
@@ -131,24 +132,24 @@ def test_placement_is_even() -> None:
     assert np.bincount(owner).max() - np.bincount(owner).min() <= 1
 
 
-# ---------------------------------------------------------------- master
+# ---------------------------------------------------------------- master and gateway
 
 
-def a_master(slaves: int = 2, **cluster: int) -> Master:
+def first_rank(slaves: int = 2, **cluster: int) -> FirstRank:
     settings = {"distribution_epoch_us": 100, "partition_count": 4, **cluster}
-    return Master(config_from_plain({"join": {"within": "1ms"}, "cluster": settings}), slaves, (None, None))
+    return FirstRank(config_from_plain({"join": {"within": "1ms"}, "cluster": settings}), slaves)
 
 
 def test_slaves_are_served_in_fixed_order_each_after_its_report() -> None:
-    master = a_master(3)
-    assert master.start() == [Read(LEFT)]
-    assert master.handle(BatchRead(LEFT, rows(list(range(0, 300, 3)))), 0) == [Read(RIGHT)]
-    assert not deliveries(master.handle(reported(2, 0.0), 1))
-    commands = master.handle(BatchRead(RIGHT, rows(list(range(0, 300, 3)))), 2)
+    rank = first_rank(3)
+    assert rank.start() == [Read(LEFT)]
+    assert rank.handle(BatchRead(LEFT, rows(list(range(0, 300, 3)))), 0) == [Read(RIGHT)]
+    assert not deliveries(rank.handle(reported(2, 0.0), 1))
+    commands = rank.handle(BatchRead(RIGHT, rows(list(range(0, 300, 3)))), 2)
     assert not deliveries(commands), "slave 0 has not reported"
     served = []
     for slave in (1, 0):
-        served += deliveries(master.handle(reported(slave, 0.0), 3))
+        served += deliveries(rank.handle(reported(slave, 0.0), 3))
     assert [d.slave for d in served] == [0, 1, 2]
     assert {d.epoch for d in served} == {0}
     assert all(d.left_time_us == d.right_time_us == 100 for d in served)
@@ -157,16 +158,16 @@ def test_slaves_are_served_in_fixed_order_each_after_its_report() -> None:
 
 def test_every_delivery_carries_both_times_also_when_empty() -> None:
     """FLINK-38477: with an idle input, time must go on."""
-    master = a_master(1)
-    master.start()
-    master.handle(BatchRead(LEFT, rows(list(range(0, 1000, 10)))), 0)
-    master.handle(SourceEnded(RIGHT), 0)
+    rank = first_rank(1)
+    rank.start()
+    rank.handle(BatchRead(LEFT, rows(list(range(0, 1000, 10)))), 0)
+    rank.handle(SourceEnded(RIGHT), 0)
     found: list[Delivery] = []
     for _ in range(20):
-        commands = master.handle(reported(0, 0.0), 0)
+        commands = rank.handle(reported(0, 0.0), 0)
         found += deliveries(commands)
         if any(isinstance(c, Read) for c in commands):
-            commands = master.handle(SourceEnded(LEFT), 0)
+            commands = rank.handle(SourceEnded(LEFT), 0)
             found += deliveries(commands)
     assert [d.right_time_us for d in found[:3]] == [100, 200, 300]
     assert found[-1].last
@@ -175,11 +176,11 @@ def test_every_delivery_carries_both_times_also_when_empty() -> None:
 
 
 def test_full_mini_buffers_close_an_epoch_early() -> None:
-    master = a_master(1, distribution_epoch_us=10**12, mini_buffer_bytes=1 << 16)
-    master.start()
-    master.handle(reported(0, 0.0), 0)
-    master.handle(BatchRead(LEFT, rows(list(range(3000)))), 0)
-    commands = master.handle(BatchRead(RIGHT, rows(list(range(3000)))), 0)
+    rank = first_rank(1, distribution_epoch_us=10**12, mini_buffer_bytes=1 << 16)
+    rank.start()
+    rank.handle(reported(0, 0.0), 0)
+    rank.handle(BatchRead(LEFT, rows(list(range(3000)))), 0)
+    commands = rank.handle(BatchRead(RIGHT, rows(list(range(3000)))), 0)
     (delivery,) = deliveries(commands)
     assert len(delivery.left) == 3000
     assert delivery.left_time_us == 2999
@@ -189,27 +190,27 @@ def test_a_bound_that_the_buffers_cannot_hold_is_refused() -> None:
     config = config_from_plain(
         {"join": {"within": "1ms"}, "cluster": {"mini_buffer_bytes": 1 << 16}, "time": {"max_out_of_order": "1h"}}
     )
-    master = Master(config, 1, (None, None))
-    master.start()
-    master.handle(BatchRead(LEFT, rows(list(range(1000)))), 0)
+    rank = FirstRank(config, 1)
+    rank.start()
+    rank.handle(BatchRead(LEFT, rows(list(range(1000)))), 0)
     with pytest.raises(RunFailed, match=r"raise cluster\.mini_buffer"):
-        master.handle(BatchRead(RIGHT, rows(list(range(2000)))), 0)
+        rank.handle(BatchRead(RIGHT, rows(list(range(2000)))), 0)
 
 
 def test_realtime_follows_the_clock_and_not_the_arrivals() -> None:
     config = config_from_plain(
         {"join": {"within": "1ms"}, "pace": "realtime", "cluster": {"distribution_epoch_us": 100, "partition_count": 4}}
     )
-    master = Master(config, 1, (None, None))
-    master.start()
-    master.handle(reported(0, 0.0), 0)
-    master.handle(BatchRead(LEFT, rows([1000, 1050, 1990])), 0)
-    master.handle(BatchRead(RIGHT, rows([1000, 1990])), 0)
-    (delivery,) = deliveries(master.handle(TimerFired(SLOT), 105))
+    rank = FirstRank(config, 1)
+    rank.start()
+    rank.handle(reported(0, 0.0), 0)
+    rank.handle(BatchRead(LEFT, rows([1000, 1050, 1990])), 0)
+    rank.handle(BatchRead(RIGHT, rows([1000, 1990])), 0)
+    (delivery,) = deliveries(rank.handle(TimerFired(SLOT), 105))
     assert delivery.left.ts.tolist() == [1000, 1050]
     assert delivery.left.arrival_us.tolist() == [0, 50]
     assert (delivery.left_time_us, delivery.right_time_us) == (1100, 1100)
-    (delivery,) = deliveries(master.handle(reported(0, 0.0), 510))
+    (delivery,) = deliveries(rank.handle(reported(0, 0.0), 510))
     assert len(delivery.left) == 0
     assert delivery.left_time_us == 1500
 
@@ -219,17 +220,17 @@ def test_a_clock_that_steps_back_takes_no_promise_back() -> None:
     config = config_from_plain(
         {"join": {"within": "1ms"}, "pace": "realtime", "cluster": {"distribution_epoch_us": 100, "partition_count": 4}}
     )
-    master = Master(config, 1, (None, None))
-    master.start()
-    master.handle(BatchRead(LEFT, rows([1000, 1250, 1990])), 0)
-    master.handle(BatchRead(RIGHT, rows([1000, 1990])), 0)
+    rank = FirstRank(config, 1)
+    rank.start()
+    rank.handle(BatchRead(LEFT, rows([1000, 1250, 1990])), 0)
+    rank.handle(BatchRead(RIGHT, rows([1000, 1990])), 0)
     promised: list[int] = []
     delivered: list[list[int]] = []
     for now_us in (0, 305, 110, 5, 290, 420, 60, 510):
-        commands = master.handle(reported(0, 0.0), now_us)
+        commands = rank.handle(reported(0, 0.0), now_us)
         promised += [d.left_time_us for d in deliveries(commands)]
         delivered += [d.left.ts.tolist() for d in deliveries(commands)]
-        master.validate()
+        rank.validate()
     assert promised == [1300, 1400, 1500]
     assert delivered == [[1000, 1250], [], []]
 

@@ -8,12 +8,37 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from swjoin.cluster.messages import MeasuringStarted, Message, PartSaved, PublishResults, StateRequest
-from swjoin.cluster.wire import FORMATS, RESULTS, pack, pack_delivery, pack_results, unpack_delivery, unpack_results
+from swjoin.cluster.messages import (
+    CheckpointDurable,
+    EpochClosed,
+    EpochPlan,
+    EpochWanted,
+    GroupMoved,
+    LoadReport,
+    MeasuringStarted,
+    Message,
+    PartSaved,
+    PrefillJoined,
+    Report,
+    StateRequest,
+    StopReading,
+)
+from swjoin.cluster.role import GATEWAY, slave_role
+from swjoin.cluster.wire import (
+    FORMATS,
+    RESULTS,
+    address,
+    addresses,
+    pack,
+    pack_delivery,
+    pack_results,
+    unpack_delivery,
+    unpack_results,
+)
 from swjoin.core.batch import BOTH, LEFT, RIGHT, Pairs, PayloadRows, TupleBatch
-from swjoin.core.data_messages import Delivery, GroupResults, ResultChunk, Route
+from swjoin.core.data_messages import Delivery, GroupResults, MoveEnd, ResultChunk, Route
 from swjoin.core.errors import RunFailed
-from swjoin.core.ids import EpochIndex, QueryId, SlaveId
+from swjoin.core.ids import EpochIndex, GroupId, QueryId, SlaveId
 
 
 def tuples(n: int, payload: bool) -> TupleBatch:
@@ -105,7 +130,17 @@ def test_every_message_has_a_format_of_its_own() -> None:
         StateRequest(7),
         MeasuringStarted(5_000_000),
         PartSaved(2, "slave 1", {"joined": [3, 4], "segment": {"crc": 17}}),
-        PublishResults(4, stop=True),
+        CheckpointDurable(4, stop=True),
+        Report(0.25),
+        LoadReport(0.5),
+        MoveEnd(3, GroupId(1), SlaveId(2), True, 10, 640, 5, 9),
+        EpochWanted(3, True, False, (0, 64), (128, 0)),
+        EpochPlan(7, (0, 1, 2), (2,), True, False, 4, True, True, ((5, 9, 0, 1), (6, 3, 1, 0))),
+        EpochPlan(),
+        EpochClosed(7, (-(1 << 62), 5)),
+        GroupMoved(5, 4096),
+        PrefillJoined(),
+        StopReading(),
     ],
     ids=lambda message: type(message).__name__,
 )
@@ -120,11 +155,37 @@ def test_small_messages_come_out_as_they_went_in(message: Message) -> None:
         form.unpack(pack_delivery(a_delivery()))
 
 
+def test_a_frame_names_its_roles() -> None:
+    frame = FORMATS[Report].pack(Report(0.25))
+    address(frame, slave_role(3), GATEWAY)
+    assert addresses(frame) == (slave_role(3), GATEWAY)
+    assert FORMATS[Report].unpack(frame) == Report(0.25)
+
+
+@pytest.mark.parametrize(
+    ("message", "content"),
+    [
+        (Report(0.25), b"[-1.0]"),
+        (Report(0.25), b"[NaN]"),
+        (EpochPlan(), b"[0, [-1], [], false, false, 0, false, false, []]"),
+        (EpochPlan(), b"[0, [1], [], false, false, 0, false, false, [[1, 2, 3]]]"),
+        (GroupMoved(1, 2), b"[1, 2, 3]"),
+        (StopReading(), b"[ ]"),
+        (StateRequest(7), b"[true]"),
+    ],
+)
+def test_control_messages_of_another_shape_are_refused(message: Message, content: bytes) -> None:
+    form = FORMATS[type(message)]
+    kind = int(form.pack(message)[16:24].view("<i8")[0])
+    with pytest.raises(RunFailed, match="content of another shape"):
+        form.unpack(pack(kind, [], [np.frombuffer(content, np.uint8)]))
+
+
 def test_a_part_that_is_no_part_is_refused() -> None:
     frame = FORMATS[PartSaved].pack(PartSaved(2, "slave 1", {}))
-    for damaged in (b'["slave 1", [] ]', b'["slave 1", {} ]', b"not JSON but 16B"):
+    for damaged in (b'[2, "slave 1", [] ]', b'[2, "slave 1", {} ]', b"not JSON but 19 Byt"):
         part = frame.copy()
-        at = bytes(part).index(b'["slave 1", {}]')
-        part[at : at + 16] = np.frombuffer(damaged, np.uint8)
+        at = bytes(part).index(b'[2, "slave 1", {}]')
+        part[at : at + 19] = np.frombuffer(damaged, np.uint8)
         with pytest.raises(RunFailed, match="a part of a checkpoint"):
             FORMATS[PartSaved].unpack(part)

@@ -81,10 +81,10 @@ def _read_alone(folder: Path) -> None:
     checkpoints = CheckpointStore(folder / "checkpoints", {})
     manifest = checkpoints.newest()
     assert manifest is not None, "resumed_job has found one"
-    master, owned = manifest.plain["master"], np.ones(job.config.cluster.partition_count, np.bool_)
-    checkpoints.read_master(manifest)
-    marks = {"keys.lengths": master["keys"][1], "keys.bytes": master["keys"][2]} if master["keys"][0] else {}
-    marks |= {"late.rows": master["late"]} if job.config.time.late == "side" else {}
+    gateway, owned = manifest.gateways[0], np.ones(job.config.cluster.partition_count, np.bool_)
+    checkpoints.read_gateway(manifest)
+    marks = {"keys.lengths": gateway["keys"][1], "keys.bytes": gateway["keys"][2]} if gateway["keys"][0] else {}
+    marks |= {"late.rows": gateway["late"]} if job.config.time.late == "side" else {}
     for name, mark in {**marks, "metrics.rows": manifest.plain["collector"]["metrics"]}.items():
         AppendedFile(checkpoints.path / name, mark).close()
     for _ in replay(checkpoints.path, manifest.segments, owned, manifest.alive_us):
@@ -208,6 +208,7 @@ class CheckpointTarget:
                 "slave",
                 "collector",
                 "master",
+                "gateway",
                 "ledger",
                 "window",
                 ": holds no",
@@ -234,7 +235,7 @@ class CheckpointTarget:
     def _files(self, stopped: _Stopped) -> list[Path]:
         """Of the newest checkpoint, the manifest first."""
         plain = json.loads(stopped.newest.read_text())
-        names = [stopped.newest.name, plain["master"]["frames"]["name"], *(s["name"] for s in plain["segments"])]
+        names = [stopped.newest.name, plain["gateways"][0]["frames"]["name"], *(s["name"] for s in plain["segments"])]
         names += ["keys.lengths", "keys.bytes", "late.rows", "metrics.rows"]
         return [p for name in names if (p := self.case / "checkpoints" / name).exists()]
 
@@ -262,7 +263,7 @@ class CheckpointTarget:
 
     def _spoil_manifest(self, random: Random, stopped: _Stopped) -> str:
         plain = json.loads(stopped.newest.read_text())
-        section = random.choice(("", "master", "collector", "segments", "config", ""))
+        section = random.choice(("", "master", "gateways", "collector", "segments", "config", ""))
         if section and plain[section]:
             plain[section] = spoil_plain(random, plain[section])
         else:
@@ -273,7 +274,7 @@ class CheckpointTarget:
     def _spoil_record(self, random: Random, stopped: _Stopped) -> str:
         """A record that is another one, or whose header is, with the right checksum and size."""
         plain = json.loads(stopped.newest.read_text())
-        entry = random.choice([plain["master"]["frames"], *plain["segments"]])
+        entry = random.choice([plain["gateways"][0]["frames"], *plain["segments"]])
         path = self.case / "checkpoints" / entry["name"]
         data, records, at = path.read_bytes(), [], 0
         while at < len(data):
@@ -301,13 +302,13 @@ class CheckpointTarget:
         entry["nbytes"] = len(out)
         entry["count"] = len(records) if random.random() < 0.9 else pick_integer(random, len(records))
         self._sign(stopped, plain)
-        return f"{'master' if path.suffix == '.frames' else 'segment'}, signed"
+        return f"{'gateway' if path.suffix == '.frames' else 'segment'}, signed"
 
     def _spoil_appended(self, random: Random, stopped: _Stopped) -> str:
         """A file that grows, with the right length and checksum in the manifest."""
         plain = json.loads(stopped.newest.read_text())
-        marks = {"metrics.rows": plain["collector"]["metrics"], "late.rows": plain["master"]["late"]}
-        marks |= {"keys.lengths": plain["master"]["keys"][1], "keys.bytes": plain["master"]["keys"][2]}
+        marks = {"metrics.rows": plain["collector"]["metrics"], "late.rows": plain["gateways"][0]["late"]}
+        marks |= {"keys.lengths": plain["gateways"][0]["keys"][1], "keys.bytes": plain["gateways"][0]["keys"][2]}
         name = random.choice([n for n in marks if (self.case / "checkpoints" / n).exists()])
         path = self.case / "checkpoints" / name
         data = spoil_bytes(random, path.read_bytes()[: marks[name][0]], self.every)

@@ -20,7 +20,20 @@ from typing import Any
 import numpy as np
 
 from swjoin.cluster import wire
-from swjoin.cluster.messages import MeasuringStarted, PartSaved, PublishResults, Report, StateRequest
+from swjoin.cluster.messages import (
+    CheckpointDurable,
+    EpochClosed,
+    EpochPlan,
+    EpochWanted,
+    GroupMoved,
+    LoadReport,
+    MeasuringStarted,
+    PartSaved,
+    PrefillJoined,
+    Report,
+    StateRequest,
+    StopReading,
+)
 from swjoin.core.batch import Pairs, PayloadRows, TupleBatch
 from swjoin.core.data_messages import (
     Delivery,
@@ -53,7 +66,7 @@ Arrays = list[np.ndarray[Any, Any] | None]
 def write_frame(kind: int, integers: list[int], arrays: Arrays) -> bytes:
     """A frame with right sizes, whatever its arrays are."""
     words, body = list(integers), b""
-    start = -(-8 * (6 + len(integers) + 4 * len(arrays)) // 64) * 64
+    start = -(-8 * (8 + len(integers) + 4 * len(arrays)) // 64) * 64
     for array in arrays:
         if array is None:
             words += [0, -1, 0, 0]
@@ -62,7 +75,7 @@ def write_frame(kind: int, integers: list[int], arrays: Arrays) -> bytes:
         words += [code, array.ndim, array.shape[0], array.shape[1] if array.ndim == 2 else 1]
         data = array.tobytes()
         body += data + bytes(-len(data) % 64)
-    head = struct.pack("<6q", wire.MAGIC, wire.VERSION, kind, len(integers), len(arrays), start + len(body))
+    head = struct.pack("<8q", wire.MAGIC, wire.VERSION, kind, len(integers), len(arrays), start + len(body), 0, 0)
     table = struct.pack(f"<{len(words)}q", *words)
     return (head + table).ljust(start, b"\0") + body
 
@@ -70,10 +83,10 @@ def write_frame(kind: int, integers: list[int], arrays: Arrays) -> bytes:
 def read_frame(data: bytes) -> tuple[int, list[int], Arrays]:
     """Kind, integers and arrays of a frame that has been accepted; struct.error or ValueError if it cannot be read."""
     _, _, kind, count, array_count, total = struct.unpack_from("<6q", data)
-    words = struct.unpack_from(f"<{count + 4 * array_count}q", data, 48)
+    words = struct.unpack_from(f"<{count + 4 * array_count}q", data, 64)
     if total != len(data):
         raise ValueError(f"the header says {total} bytes, there are {len(data)}")
-    at = -(-8 * (6 + len(words)) // 64) * 64
+    at = -(-8 * (8 + len(words)) // 64) * 64
     arrays: Arrays = []
     for i in range(array_count):
         code, dimensions, rows, columns = words[count + 4 * i : count + 4 * i + 4]
@@ -127,6 +140,22 @@ def _state(index: int, *, pending: bool) -> StateChunk:
     return StateChunk(*labels, minis, counts, _tuples(5, 4, tail=index > 0), directory)
 
 
+CONTROL: tuple[Any, ...] = (
+    Report(0.5),
+    MoveEnd(3, GroupId(1), SlaveId(2), True, 10, 640, 5, 9),
+    StateRequest(7),
+    MeasuringStarted(5_000_000),
+    PartSaved(2, "slave 1", {"joined": [3, 4], "segment": {"crc": 17}}),
+    CheckpointDurable(4, True),
+    EpochWanted(3, True, False, (0, 64), (128, 0)),
+    EpochPlan(7, (0, 1, 2), (2,), True, False, 4, True, True, ((5, 9, 0, 1),)),
+    EpochClosed(7, (-5, 5)),
+    GroupMoved(5, 4096),
+    PrefillJoined(),
+    StopReading(),
+)
+
+
 def seeds() -> list[tuple[str, bytes]]:
     """Frames of every kind, empty and filled, with the name of their kind."""
     loads = GroupLoads(55, np.array([0, 3]), np.array([10, 20]), np.array([640, 64]))
@@ -138,13 +167,9 @@ def seeds() -> list[tuple[str, bytes]]:
         ("results", wire.pack_results(r)) for r in (_results(0, final=True), _results(4, final=False), _results(3, final=True))
     ]
     frames += [("state", wire.pack_state(_state(i, pending=p))) for i, p in ((0, False), (1, False), (2, True))]
-    frames += [("report", wire.pack_report(r)) for r in (Report(0.5), Report(0.25, loads))]
-    frames += [("move_end", wire.pack_move_end(MoveEnd(3, GroupId(1), SlaveId(2), True, 10, 640, 5, 9)))]
+    frames += [("loads", wire.pack_loads(r)) for r in (LoadReport(0.5), LoadReport(0.25, loads))]
     frames += [("tuples", wire.pack_tuples(b)) for b in batches]
-    frames += [("state_request", wire.pack_state_request(StateRequest(7)))]
-    frames += [("measuring_started", wire.pack_measuring_started(MeasuringStarted(5_000_000)))]
-    frames += [("part_saved", wire.pack_part_saved(PartSaved(2, "slave 1", {"joined": [3, 4], "segment": {"crc": 17}})))]
-    frames += [("publish", wire.pack_publish(PublishResults(4, stop))) for stop in (False, True)]
+    frames += [(type(m).__name__, wire.FORMATS[type(m)].pack(m)) for m in CONTROL]
     return [(name, bytes(frame)) for name, frame in frames]
 
 
@@ -152,13 +177,9 @@ CODECS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "delivery": (wire.unpack_delivery, wire.pack_delivery),
     "results": (wire.unpack_results, wire.pack_results),
     "state": (wire.unpack_state, wire.pack_state),
-    "report": (wire.unpack_report, wire.pack_report),
-    "move_end": (wire.unpack_move_end, wire.pack_move_end),
+    "loads": (wire.unpack_loads, wire.pack_loads),
     "tuples": (wire.unpack_tuples, wire.pack_tuples),
-    "state_request": (wire.unpack_state_request, wire.pack_state_request),
-    "measuring_started": (wire.unpack_measuring_started, wire.pack_measuring_started),
-    "part_saved": (wire.unpack_part_saved, wire.pack_part_saved),
-    "publish": (wire.unpack_publish, wire.pack_publish),
+    **{type(m).__name__: (wire.FORMATS[type(m)].unpack, wire.FORMATS[type(m)].pack) for m in CONTROL},
 }
 
 # ---------------------------------------------------------------- mutations
@@ -213,13 +234,13 @@ def spoil_frame(random: Random, data: bytes) -> bytes:
 def spoil_words(random: Random, data: bytes) -> bytes:
     """Words of the header or the table of arrays are other ones; the total is made right again, or not."""
     out = bytearray(data)
-    words = 6 + (len(out) >= 48 and sum(struct.unpack_from("<2q", out, 24)[i] * (1, 4)[i] for i in (0, 1)))
+    words = 8 + (len(out) >= 64 and sum(struct.unpack_from("<2q", out, 24)[i] * (1, 4)[i] for i in (0, 1)))
     for _ in range(random.choice((1, 1, 2, 3))):
         at = 8 * random.randrange(3, words)
         (old,) = struct.unpack_from("<q", out, at)
         struct.pack_into("<q", out, at, pick_integer(random, old) if random.random() < 0.5 else random.choice(BOUNDARIES))
     if random.random() < 0.3:
-        del out[random.randrange(48, len(out) + 1) :]
+        del out[random.randrange(64, len(out) + 1) :]
     if random.random() < 0.7:
         struct.pack_into("<q", out, 40, len(out))
     return bytes(out)
@@ -292,10 +313,10 @@ def check_message(message: Any) -> None:
         _check_counts(r.counts, sum(r.counts.tolist()), "results")
         if not (r.groups.shape == r.counts.shape == r.digests.shape) or r.digests.dtype != np.uint64:
             raise Wrong("results of partition-groups of unequal length were accepted")
-    if isinstance(message, Report):
+    if isinstance(message, Report | LoadReport):
         if not message.occupancy_ratio >= 0:
             raise Wrong(f"report: an occupancy of {message.occupancy_ratio} was accepted")
-        if message.loads is not None:
+        if isinstance(message, LoadReport) and message.loads is not None:
             _check_ascending(message.loads.groups, "report")
 
 
@@ -334,7 +355,7 @@ class WireTarget:
         name, data = random.choice(self.seeds)
         choice = random.randrange(3)
         if choice == 0:
-            data = spoil_bytes(random, data, [d for _, d in self.seeds], hot=48 + 8 * 80)
+            data = spoil_bytes(random, data, [d for _, d in self.seeds], hot=64 + 8 * 80)
         elif choice == 1:
             data = spoil_words(random, data)
         else:

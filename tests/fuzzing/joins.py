@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as t
 
-from swjoin.cluster.master.intake import LateRowError, StreamIntake
+from swjoin.cluster.gateway.intake import LateRowError, StreamIntake
 from swjoin.config.job import Job
 from swjoin.config.run import ModuleConfig, QueryConfig, RunConfig, SinkConfig, StreamConfig, TimeConfig
 from swjoin.connectors.files.inputs import list_files

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import swjoin
-from swjoin.cluster.master.arrival_sequence import ArrivalSequence
+from swjoin.cluster.gateway.arrival_sequence import ArrivalSequence
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import QueryConfig
 from swjoin.core.batch import PayloadRows, RowLayout, TupleBatch
@@ -102,7 +102,7 @@ def _blocks(count: int, often: int) -> list[Any]:
     return [pytest.param(block, marks=() if block < often else (pytest.mark.long,)) for block in range(count)]
 
 
-@pytest.mark.parametrize("block", _blocks(8, 3))
+@pytest.mark.parametrize("block", _blocks(8, 2))
 def test_random_workloads_row_by_row(block: int, tmp_path: Path) -> None:
     """25 workloads each: any kind, counts, skew, disorder, nulls; one slave or three, moves on or off, epochs by time or count.
 
@@ -167,7 +167,7 @@ def _told(row: dict[str, Any]) -> dict[str, Any]:
 @given(_STREAM, _STREAM, st.integers(0, 2**32))
 def test_places_do_not_depend_on_how_the_streams_come(left: Rows, right: Rows, seed: int) -> None:
     """Batches of any sizes, one stream ahead of the other or behind: places, and what is promised, are those of the whole."""
-    from swjoin.cluster.master.intake import StreamIntake
+    from swjoin.cluster.gateway.intake import StreamIntake
     from swjoin.config.run import TimeConfig
     from swjoin.core.batch import SourceBatch
 
@@ -249,7 +249,7 @@ def test_words_behind_the_payload_stay_with_their_tuples() -> None:
 
 def test_tuples_of_one_time_keep_their_order_across_a_crash() -> None:
     """What waits is put back part by part; a later part must not come before an earlier one of the same time."""
-    from swjoin.cluster.master.mini_buffers import MiniBuffers
+    from swjoin.cluster.gateway.mini_buffers import MiniBuffers
     from swjoin.policy.placement import round_robin
     from swjoin.routing.hash_partition import GroupMap, HashPartition
 
@@ -285,7 +285,7 @@ def test_the_order_goes_on_where_it_was() -> None:
 # ---------------------------------------------------------------- through crashes, moves, overload, in virtual time
 
 
-@pytest.mark.parametrize("count", [12, pytest.param(40, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [6, pytest.param(40, marks=pytest.mark.long)])
 def test_simulated_runs_with_crashes(count: int) -> None:
     """The suite's seeds draw count windows, too; here are those that crash while something joins, of any kind."""
     seen, seed = 0, 0

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from swjoin.cluster.master.intake import StreamIntake
+from swjoin.cluster.gateway.intake import StreamIntake
 from swjoin.config.run import QueryConfig
 from swjoin.core.batch import TupleBatch
 from swjoin.core.data_messages import StateChunk
@@ -102,7 +102,7 @@ def _by_duckdb(left: pa.Table, right: pa.Table, how: How, lower: int, upper: int
     return connection.execute(f"SELECT {columns} FROM lefts l {_SQL[how]} JOIN rights r ON {where}").fetchall()
 
 
-@pytest.mark.parametrize("block", _blocks(8, 3))
+@pytest.mark.parametrize("block", _blocks(8, 2))
 def test_random_workloads_row_by_row(block: int, tmp_path: Path) -> None:
     """25 workloads each: any kind, bounds, skew, keys of any type, with nulls; one slave or three, moves on or off."""
     for seed in range(25 * block, 25 * block + 25):

@@ -107,8 +107,8 @@ def _set(place: int, value: int) -> Callable[[list[int], list[Any]], None]:
         (wire.unpack_state, _spoilt("state", _set(11, 50), 0), "directory of depth 50"),
         (wire.unpack_state, _spoilt("state", _put(9, np.array([0, 0])), 0), "belong to none"),
         (wire.unpack_state, _spoilt("state", _put(0, np.array([0, 2])), 0), "mini-partition-group 2 of 2"),
-        (wire.unpack_report, _spoilt("report", _put(0, np.array([np.nan]))), "occupancy"),
-        (wire.unpack_report, _spoilt("report", _put(0, np.empty(0))), "occupancy"),
+        (wire.unpack_loads, _spoilt("loads", _put(0, np.array([np.nan]))), "occupancy"),
+        (wire.unpack_loads, _spoilt("loads", _put(0, np.empty(0))), "occupancy"),
         (wire.unpack_results, _spoilt("results", _put(13, np.zeros(1, np.uint64))), "unequal length"),
         (wire.unpack_tuples, _spoilt("tuples", _put(0, np.zeros((3, 1), np.int64))), "dimensions"),
     ],
@@ -122,7 +122,7 @@ def test_what_kernels_rely_on_is_checked(unpack: Callable[[Any], Any], buffer: A
 def test_rows_without_bytes_are_counted_before_they_are_believed() -> None:
     """2^62 rows of 0 bytes fit into any message; NumPy refused the array with a traceback."""
     data = bytearray(next(d for n, d in reversed(seeds()) if n == "tuples"))
-    struct.pack_into("<4q", data, 48 + 4 * 32, 3, 2, 1 << 62, 0)
+    struct.pack_into("<4q", data, 64 + 4 * 32, 3, 2, 1 << 62, 0)
     with pytest.raises(RunFailed, match=r"payload: dtype code 3, 2 dimensions, shape \(4611686018427387904, 0\)"):
         wire.unpack_tuples(np.frombuffer(bytes(data), np.uint8))
 
@@ -334,8 +334,8 @@ def test_forged_manifests_end_in_a_refusal(tmp_path: Path) -> None:
     target.prepare(tmp_path)
     stopped = target.stopped[0]
     forgeries: list[tuple[str, Any]] = [
-        ("master.state.master.boundary_us", 1 << 62),
-        ("master.keys", None),
+        ("gateways.0.state.gateway.boundary_us", 1 << 62),
+        ("gateways.0.keys", None),
         ("collector.state.tally.count", {}),
         ("collector.results", ["../../x.parquet"]),
         ("segments", [{"name": "segment-1.log"}]),
@@ -345,9 +345,9 @@ def test_forged_manifests_end_in_a_refusal(tmp_path: Path) -> None:
         target.lay_out(stopped)
         plain = json.loads(stopped.newest.read_text())
         *path, last = place.split(".")
-        holder = plain
+        holder: Any = plain
         for key in path:
-            holder = holder[key]
+            holder = holder[int(key) if key.isdigit() else key]
         holder[last] = value
         target._sign(stopped, plain)
         with pytest.raises(RunFailed, match=r"checkpoint-\d+\.json: corrupt checkpoint .* is not what it must be"):

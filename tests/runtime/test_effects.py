@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from swjoin.cluster.collector import Collector
+from swjoin.cluster.gateway.gateway import Gateway
 from swjoin.cluster.master.master import Master
 from swjoin.cluster.role import UnknownEffectError
 from swjoin.cluster.slave.slave import Slave
@@ -37,7 +38,8 @@ CONFIG = config_from_plain(
     }
 )
 ROLES: dict[str, tuple[type, str]] = {
-    "master": (Master, "start"),
+    "master": (Master, "handle"),
+    "gateway": (Gateway, "start"),
     "slave": (Slave, "start"),
     "collector": (Collector, "handle"),
 }
@@ -75,13 +77,13 @@ def test_an_unknown_effect_is_an_error(runtime: Callable[[], None], role: str, m
 
 
 def test_calibration_drops_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Master, "start", whistle)
+    monkeypatch.setattr(Gateway, "start", whistle)
     with pytest.raises(UnknownEffectError, match="Whistle"):
         _run_master(CONFIG, 1)
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("role", ["master", "slave"])
+@pytest.mark.parametrize("role", ["master", "gateway", "slave"])
 def test_an_unknown_effect_ends_an_mpi_job(role: str, tmp_path: Path) -> None:
     job = tmp_path / "job.json"
     job.write_text(Job(CONFIG, None, True, tmp_path / "run", None, "test").to_json())

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from swjoin.cluster.collector import Collector
-from swjoin.cluster.master.master import SLOT, Master
-from swjoin.cluster.messages import MeasuringStarted, PartSaved, PublishResults, Report, StateRequest
+from swjoin.cluster.gateway.gateway import SLOT, Gateway
+from swjoin.cluster.master.master import Master
+from swjoin.cluster.messages import CheckpointDurable, MeasuringStarted, PartSaved, Report, StateRequest
 from swjoin.cluster.role import (
     COLLECTOR,
+    GATEWAY,
     MASTER,
     BatchRead,
     Effect,
@@ -23,6 +25,7 @@ from swjoin.cluster.role import (
     TimerFired,
     UnexpectedEventError,
     UnknownEffectError,
+    is_slave,
     slave_of,
     slave_role,
 )
@@ -32,6 +35,7 @@ from swjoin.core.batch import LEFT, SourceBatch
 from swjoin.core.ids import SlaveId
 from swjoin.monitor.host_load import RankMeter
 from swjoin.runtime.host import Host, Timers
+from swjoin.runtime.mpi.transport import rank_of
 from tests.support.effects import sent
 
 
@@ -90,7 +94,7 @@ class _Clock:
 
 
 def test_a_host_fires_when_it_is_time_and_measures_how_late() -> None:
-    host, role, clock = Host(), _Echo(), _Clock()
+    host, role, clock = Host(MASTER), _Echo(), _Clock()
     host.role, host.clock, host.meter = role, clock, RankMeter()
     assert not host.fire()
     host.start()
@@ -106,12 +110,12 @@ def test_a_host_fires_when_it_is_time_and_measures_how_late() -> None:
         host.perform([Publish(1)])
 
 
-def test_the_master_sets_the_end_of_its_slot_and_skips_those_it_missed() -> None:
-    master = Master(realtime(), 2, (None, None))
-    assert timers(master.start(0)) == [SetTimer(SLOT, 500)]
-    assert timers(master.handle(TimerFired(SLOT), 500)) == [SetTimer(SLOT, 1000)]
-    assert timers(master.handle(TimerFired(SLOT), 2600)) == [SetTimer(SLOT, 3000)]
-    asap = Master(config_from_plain({"join": {"within": "1ms"}}), 2, (None, None))
+def test_the_gateway_sets_the_end_of_its_slot_and_skips_those_it_missed() -> None:
+    gateway = Gateway(realtime(), 2, (None, None))
+    assert timers(gateway.start(0)) == [SetTimer(SLOT, 500)]
+    assert timers(gateway.handle(TimerFired(SLOT), 500)) == [SetTimer(SLOT, 1000)]
+    assert timers(gateway.handle(TimerFired(SLOT), 2600)) == [SetTimer(SLOT, 3000)]
+    asap = Gateway(config_from_plain({"join": {"within": "1ms"}}), 2, (None, None))
     assert not timers(asap.start(0))
     assert asap.slot_us == 0
 
@@ -128,8 +132,8 @@ def test_a_slave_sets_its_exchange_in_its_own_slot() -> None:
 
 def test_slots_start_with_the_clock_after_the_warm_up() -> None:
     config = realtime(measure={"prefill": "2ms"}, cluster={"distribution_epoch_us": 1000, "partition_count": 4})
-    master, slave = Master(config, 1, (None, None)), Slave(SlaveId(0), config, (None, None))
-    assert not timers([*master.start(0), *slave.start(0)])
+    gateway, slave = Gateway(config, 1, (None, None)), Slave(SlaveId(0), config, (None, None))
+    assert not timers([*gateway.start(0), *slave.start(0)])
     started = MeasuringStarted(2000)
     assert slave.handle(Received(MASTER, started), 777) == [RestartClock(2000), SetTimer(EXCHANGE, 3000)]
     assert Collector(1, materialised=False).handle(Received(MASTER, started), 777) == [RestartClock(2000)]
@@ -139,26 +143,33 @@ def test_parts_of_a_checkpoint_go_to_the_master_by_every_role() -> None:
     part = PartSaved(0, "collector", {})
     collector, slave = Collector(1, materialised=False), Slave(SlaveId(0), realtime(), (None, None))
     assert collector.handle(part, 0) == slave.handle(part, 0) == [Send(MASTER, part)]
-    assert collector.handle(Received(MASTER, PublishResults(3, stop=True)), 0) == [Publish(3)]
-    assert slave.handle(Received(MASTER, PublishResults(3, stop=True)), 0) == []
+    assert Send(MASTER, part) in Gateway(realtime(), 1, (None, None)).handle(part, 0)
+    assert collector.handle(Received(MASTER, CheckpointDurable(3, stop=True)), 0) == [Publish(3)]
+    assert slave.handle(Received(MASTER, CheckpointDurable(3, stop=True)), 0) == []
     assert collector.stopped
     assert slave.stopped
 
 
 def test_events_for_another_role_are_refused() -> None:
     roles = (
-        Master(realtime(), 2, (None, None)),
+        Master(realtime(), 2),
+        Gateway(realtime(), 2, (None, None)),
         Collector(1, materialised=False),
         Slave(SlaveId(0), realtime(), (None, None)),
     )
     rows = np.arange(2)
-    for role in roles[1:]:
+    for role in (roles[0], *roles[2:]):
         with pytest.raises(UnexpectedEventError, match="BatchRead is not for this role"):
             role.handle(BatchRead(LEFT, SourceBatch(rows, rows, rows.astype(np.uint64))), 0)
     with pytest.raises(UnexpectedEventError, match="master: StateRequest"):
         roles[0].handle(Received(slave_role(0), StateRequest(1)), 0)
+    with pytest.raises(UnexpectedEventError, match="gateway: StateRequest"):
+        roles[1].handle(Received(slave_role(0), StateRequest(1)), 0)
 
 
-def test_roles_have_the_numbers_of_ranks() -> None:
-    assert (MASTER, COLLECTOR, slave_role(0), slave_role(7)) == (0, 1, 2, 9)
+def test_ranks_of_roles() -> None:
+    roles = (MASTER, GATEWAY, COLLECTOR, slave_role(0), slave_role(7))
+    assert len(set(roles)) == 5
+    assert [rank_of(role) for role in roles] == [0, 0, 1, 2, 9]
+    assert [is_slave(role) for role in roles] == [False, False, False, True, True]
     assert slave_of(slave_role(7)) == 7

@@ -26,8 +26,8 @@ import pytest
 
 from benchmarks.workloads.live_session import Session, run_session
 from swjoin.cli import serve as live_commands
-from swjoin.cluster.master.intake import StreamIntake
-from swjoin.cluster.master.master import Master
+from swjoin.cluster.gateway.gateway import Gateway
+from swjoin.cluster.gateway.intake import StreamIntake
 from swjoin.cluster.role import BatchRead, Read, SourceIdle, SourceResumed
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import TimeConfig
@@ -37,7 +37,7 @@ from swjoin.connectors.flight.client import connect
 from swjoin.core.batch import SourceBatch
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.join_semantics import format_digest, pair_digest
-from swjoin.runtime.hosts import MasterHost
+from swjoin.runtime.hosts import GatewayHost
 from swjoin.runtime.idle_sources import PATIENCE_S
 from tests.conftest import ROOT
 from tests.support.limits import LONG_S, PROCESS_S
@@ -286,15 +286,15 @@ def test_an_idle_producer_and_an_idle_stream_hold_nobody_up(tmp_path: Path) -> N
 def test_a_stream_that_resumes_alone_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other stream has ended and nothing else wakes the master: it waits no longer than between two polls."""
     waits_us: list[int] = []
-    patience = MasterHost._patience_us
+    patience = GatewayHost.patience_us
 
-    def watched(host: MasterHost) -> int:
+    def watched(host: GatewayHost) -> int:
         patience_us = patience(host)
         if host.wanted is not None:
             waits_us.append(patience_us)
         return patience_us
 
-    monkeypatch.setattr(MasterHost, "_patience_us", watched)
+    monkeypatch.setattr(GatewayHost, "patience_us", watched)
     plain = config(pace="asap", time={"idle_timeout": "50ms"})
     with live(plain, tmp_path / "run") as (run, client):
         client.push("left", rows(1, 50))
@@ -429,8 +429,8 @@ def _source_rows(times: list[int], first: int = 0) -> SourceBatch:
     return SourceBatch(np.zeros(len(ts), np.int64), ts, np.arange(first, first + len(ts), dtype=np.uint64))
 
 
-def _master(**sections: Any) -> Master:
-    master = Master(config_from_plain(config(**sections)), 1, (None, None))
+def _master(**sections: Any) -> Gateway:
+    master = Gateway(config_from_plain(config(**sections)), 1, (None, None))
     assert master.start(0)[-1] == Read(0, 1)
     return master
 
@@ -490,7 +490,7 @@ def test_reading_stops_when_slots_do_not_end() -> None:
 def test_with_arrival_times_no_stream_is_ahead() -> None:
     plain = config(time={"model": "arrival"})
     del plain["time"]["late"]
-    master = Master(config_from_plain(plain), 1, (None, None))
+    master = Gateway(config_from_plain(plain), 1, (None, None))
     master.start(0)
     master.handle(BatchRead(1, _source_rows([5])), 1)
     assert Read(0, 1) in master.handle(BatchRead(1, _source_rows([10**12])), 2)

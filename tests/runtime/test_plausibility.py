@@ -17,7 +17,7 @@ import pytest
 
 import swjoin
 from swjoin.cli.report import build
-from swjoin.cluster.master.intake import StreamIntake
+from swjoin.cluster.gateway.intake import StreamIntake
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import TimeConfig
 from swjoin.connectors.files.inputs import find_files

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from swjoin.checkpoint.checkpointers import MasterCheckpointer
-from swjoin.cluster.master.intake import StreamIntake
-from swjoin.cluster.master.read_scheduler import ReadScheduler
+from swjoin.checkpoint.checkpointers import GatewayCheckpointer
+from swjoin.cluster.gateway.intake import StreamIntake
+from swjoin.cluster.gateway.read_scheduler import ReadScheduler
 from swjoin.core.errors import SwjoinError
 from swjoin.runtime.simulator.result import SimulationError
 from tests.support.limits import LONG_S
@@ -85,17 +85,17 @@ def test_a_source_that_does_not_go_back_is_caught(monkeypatch: pytest.MonkeyPatc
 
 def test_rows_forgotten_too_early_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that have been read, instead of those that a checkpoint holds."""
-    masters: list[Any] = []
-    restore = MasterCheckpointer.restore
+    gateways: list[Any] = []
+    restore = GatewayCheckpointer.restore
 
-    def remember(self: MasterCheckpointer, master: Any, *more: Any) -> None:
-        masters.append(master)
-        restore(self, master, *more)
+    def remember(self: GatewayCheckpointer, gateway: Any, *more: Any) -> None:
+        gateways.append(gateway)
+        restore(self, gateway, *more)
 
-    def forget(self: MasterCheckpointer) -> None:
-        for source, intake in zip(self._sources, masters[-1].streams, strict=True):
+    def forget(self: GatewayCheckpointer) -> None:
+        for source, intake in zip(self._sources, gateways[-1].streams, strict=True):
             source.forget(intake.counts.tuples)  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(MasterCheckpointer, "restore", remember)
-    monkeypatch.setattr(MasterCheckpointer, "forget", forget)
+    monkeypatch.setattr(GatewayCheckpointer, "restore", remember)
+    monkeypatch.setattr(GatewayCheckpointer, "forget", forget)
     assert _complaints(_chosen(60, _crashing, 26), 1) == 1

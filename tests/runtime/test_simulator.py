@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from swjoin.cluster.master.master import Master
-from swjoin.cluster.master.mini_buffers import MiniBuffers
+from swjoin.cluster.gateway.mini_buffers import MiniBuffers
+from swjoin.cluster.gateway.outbox import Outbox
 from swjoin.cluster.role import Effect, Send
 from swjoin.cluster.slave.slave import Slave
 from swjoin.core.data_messages import Delivery
@@ -41,13 +41,13 @@ def _caught() -> int:
 
 
 def test_a_lost_delivery_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    serve = Master._serve
+    serve = Outbox.serve
 
-    def lossy(self: Master) -> list[Effect]:
+    def lossy(self: Outbox) -> list[Effect]:
         commands = serve(self)
         return [c for c in commands if not (isinstance(c, Send) and isinstance(c.message, Delivery) and c.message.epoch == 1)]
 
-    monkeypatch.setattr(Master, "_serve", lossy)
+    monkeypatch.setattr(Outbox, "serve", lossy)
     monkeypatch.setattr(Simulation, "MAX_STEPS", 10_000)  # in realtime pace a run that waits for ever goes on ticking
     assert _caught() == 6
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from swjoin.cluster.role import MASTER, SourceIdle, SourceResumed
+from swjoin.cluster.role import GATEWAY, SourceIdle, SourceResumed
 from swjoin.config.run import FlightConfig, ServeConfig, StreamConfig
 from swjoin.core.batch import STREAM_NAMES, RowLayout, SourceBatch
-from swjoin.runtime.simulator.simulator import Simulation
+from swjoin.runtime.simulator.simulator import Simulation, actor_of
 from swjoin.runtime.simulator.storage import BatchSource
 from tests.tools.random_runs import Scenario
 
@@ -108,16 +108,16 @@ class LiveSimulation(Simulation):
 
     def _ask(self, stream: int, instead: int | None) -> None:
         self._wanted, self._asked = (stream, instead), self._asked + 1
-        self._at(self.now_us + self._delays.work_us(MASTER), "a look at the sources", self._look)
+        self._at(self.now_us + self._delays.work_us(actor_of(GATEWAY)), "a look at the sources", self._look)
         timeout_us = self.config.time.idle_timeout_us
         if timeout_us:
             self._at(self.now_us + timeout_us, "patience is over", partial(self._give_up, self._asked))
 
     def _look(self) -> None:
-        """As `MasterHost.read`."""
+        """As `GatewayHost.work`."""
         for stream in [s for s in sorted(self._idle) if self._sources[s].ready(0)]:
             self._idle.remove(stream)
-            self._deliver(MASTER, SourceResumed(stream))
+            self._deliver(GATEWAY, SourceResumed(stream))
         for wanted in self._wanted or ():
             if wanted is not None and self._sources[wanted].ready(0):
                 self._wanted = None
@@ -128,7 +128,7 @@ class LiveSimulation(Simulation):
         if asked == self._asked and self._wanted is not None and not self._sources[self._wanted[0]].ready(0):
             stream, self._wanted = self._wanted[0], None
             self._idle.add(stream)
-            self._deliver(MASTER, SourceIdle(stream))
+            self._deliver(GATEWAY, SourceIdle(stream))
 
 
 def live_scenario(seed: int) -> Scenario:

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from swjoin.cluster.messages import PartSaved, PublishResults
-from swjoin.cluster.role import COLLECTOR, CheckpointCompleted, CompleteCheckpoint, Effect, ReleaseInput, Send, slave_role
+from swjoin.cluster.messages import CheckpointDurable, PartSaved
+from swjoin.cluster.role import COLLECTOR, GATEWAY, CheckpointCompleted, CompleteCheckpoint, Effect, Send, slave_role
 from swjoin.config.run import CheckpointConfig
 from swjoin.core.ids import EpochIndex
 
@@ -34,7 +34,7 @@ class Checkpoints:
         self.durations_us: list[int] = []
         self.nbytes = 0
         self._config = config
-        self._expected_parts = {"master", "collector", *(f"slave {s}" for s in range(slave_count))}
+        self._expected_parts = {"master", "gateway 0", "collector", *(f"slave {s}" for s in range(slave_count))}
         self._parts: dict[str, dict[str, Any]] | None = None  # None: none is under way
         self._ending = -1  # the generation that ends with the one under way
         self._started_us = 0
@@ -98,15 +98,15 @@ class Checkpoints:
         return [CompleteCheckpoint(part.generation, epoch, self._started_us, self._alive_us, self._parts)]
 
     def complete(self, event: CheckpointCompleted, now_us: int) -> list[Effect]:
-        """The whole checkpoint is durable: publish its results."""
+        """The whole checkpoint is durable: its results may be published, and the input before it released."""
         self._parts = None
         self.completed += 1
         self.stopped = self.is_last
         self.durations_us.append(now_us - self._started_us)
         self.nbytes = event.nbytes
-        published = PublishResults(event.generation, self.stopped)
-        slaves = range(len(self._expected_parts) - 2) if self.stopped else ()
-        return [*(Send(to, published) for to in (COLLECTOR, *map(slave_role, slaves))), ReleaseInput()]
+        durable = CheckpointDurable(event.generation, self.stopped)
+        slaves = range(len(self._expected_parts) - 3) if self.stopped else ()
+        return [Send(to, durable) for to in (GATEWAY, COLLECTOR, *map(slave_role, slaves))]
 
     # ------------------------------------------------------------ after a recovery
 

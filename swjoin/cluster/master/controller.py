@@ -1,18 +1,17 @@
 """The master's controller: ownership of partition-groups, the active slaves, and changes of both during the run.
 
 What: `Controller` collects the slaves' loads, asks the policies at the end of a reorganization epoch, turns their suggestions
-into orders that travel with deliveries, and follows every move to its end.
+into moves, and follows every move to its end.
 Why: policies are pure and the master handles tuples; only enacted decisions change state here, and each is logged.
-Stays out: choosing (`policy`), tuples and deliveries (`cluster.master.master`, `cluster.master.mini_buffers`), window state
-(`cluster.slave.state_mover`).
+Stays out: choosing (`policy`), tuples and deliveries (`cluster.gateway`), window state (`cluster.slave.state_mover`).
 
 Kinds of log events and their fields: `occupancy` (amount: ratio; duration_us: time in the join module; text: kind of slave),
-`decided` (a move; text: reason), `held` (the order is delivered, tuples are held back from now on), `left` and `installed`
-(acknowledged by supplier and consumer; tuples, state_bytes, duration_us at that slave), `released` (tuples: count of held-back
-tuples; duration_us: since `held`), `activated`, `emptying`, `kept` (emptying revoked), `rested` (amount: active slaves from
-then on), `checkpoint` (duration_us: from its start until durable; amount: generation), `recovered` (amount: slaves from then
-on; tuples: read again; text: cause), `idle` and `speaks` (a stream without rows, and with rows again; text: stream), `shed` and
-`spilled` (see `cluster.master.overload`).
+`decided` (a move; text: reason), `left` and `installed` (acknowledged by supplier and consumer; tuples, state_bytes,
+duration_us at that slave), `activated`, `emptying`, `kept` (emptying revoked), `rested` (amount: active slaves from then on),
+`checkpoint` (duration_us: from its start until durable; amount: generation), `recovered` (amount: slaves from then on; tuples:
+read again; text: cause). Gateways log `held` (a move's order is delivered, tuples are held back from now on), `released`
+(tuples: count of held-back tuples; duration_us: since `held`), `idle` and `speaks` (a stream without rows, and with rows again;
+text: stream), `shed` and `spilled` (see `cluster.gateway.overload`).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from swjoin.core.ids import SlaveId
 from swjoin.policy.declustering import Confirmation, next_to_rest, wanted_by_work, wanted_change
 from swjoin.policy.placement import round_robin
 from swjoin.policy.reorganization import POLICIES, SlaveLoad, Suggestion, classify, empty_slaves
-from swjoin.routing.hash_partition import GroupMap, HashPartition
+from swjoin.routing.hash_partition import GroupMap
 
 
 class Schedule:
@@ -60,7 +59,6 @@ class Controller:
         self.slave_count = slave_count
         self.active = [SlaveId(s) for s in range(self.config.active_slaves or slave_count)]
         self.map = GroupMap(round_robin(config.cluster.partition_count, len(self.active)))
-        self.router = HashPartition(self.map, slave_count)
         self.movement = Moves()
         self.resize_log: list[dict[str, Any]] = [{"epoch": 0, "time_s": 0.0, "active_slaves": len(self.active)}]
         self.loads = LoadStatistics(slave_count, config.cluster.partition_count, config.module.stream_buffer_bytes)
@@ -95,14 +93,8 @@ class Controller:
         )
         if move.state is not MoveState.DONE:
             return None
-        self._reroute(self.map.moved(move.group, move.consumer))
+        self.map = self.map.moved(move.group, move.consumer)
         return move
-
-    def released(self, move: Move, tuples: int, now_us: int) -> None:
-        """Log that the held-back tuples of a finished move are delivered."""
-        held_us = now_us - move.held_us
-        self.movement.finished.append((held_us, move.state_bytes))
-        self._log_move(now_us, "released", move, tuples=tuples, state_bytes=move.state_bytes, duration_us=held_us)
 
     # ------------------------------------------------------------ a distribution epoch starts
 
@@ -188,20 +180,10 @@ class Controller:
         move = self.movement.add(s.group, s.supplier, s.consumer)
         self._log_move(now_us, "decided", move, state_bytes=self.loads.state_bytes(s.group), text=s.reason)
 
-    def hold(self, number: int, times_us: tuple[int, int], now_us: int) -> Move:
-        """Mark a move held: the supplier's delivery has the order and its last tuples, up to these watermarks."""
-        move = self.movement.hold(number, times_us, now_us)
-        self._log_move(now_us, "held", move)
-        return move
-
     @property
     def emptying(self) -> frozenset[SlaveId]:
         """Active slaves that yield all partition-groups and become inactive afterwards."""
         return frozenset(self._emptying)
-
-    def owners(self) -> set[SlaveId]:
-        """Slaves that own partition-groups or receive some."""
-        return {SlaveId(s) for s in np.unique(self.map.owner).tolist()} | {m.consumer for m in self.moves.values()}
 
     # ------------------------------------------------------------ across a crash
 
@@ -215,8 +197,7 @@ class Controller:
             "random": self._random.bit_generator.state,
             "next_number": self.movement.next_number,
             "first_epoch": self._schedule.first_epoch,
-            "finished_moves": list(self.movement.finished),  # copies: the checkpoint is written while the run continues
-            "history": [dict(entry) for entry in self.resize_log],
+            "history": [dict(entry) for entry in self.resize_log],  # a copy: the checkpoint is written while the run continues
         }
 
     def restore(self, plain: dict[str, Any], now_us: int) -> None:
@@ -224,27 +205,22 @@ class Controller:
         self._random.bit_generator.state = plain["random"]
         self._schedule.first_epoch, self.loads.since_us = plain["first_epoch"], now_us
         self.movement.next_number = plain["next_number"]
-        self.movement.finished = [(held_us, size) for held_us, size in plain["finished_moves"]]
         self.resize_log = plain["history"]
         if plain["slaves"] == self.slave_count:
             self.active = [SlaveId(s) for s in plain["active"]]
             self._emptying = {SlaveId(s) for s in plain["emptying"]}
-            self._reroute(GroupMap(np.array(plain["owner"], np.int64)))
+            self.map = GroupMap(np.array(plain["owner"], np.int64))
             return
         all_active = len(plain["active"]) == plain["slaves"]
         count = self.slave_count if all_active else min(len(plain["active"]), self.slave_count)
         self.active = [SlaveId(s) for s in range(count)]
-        self._reroute(GroupMap(round_robin(len(self.map.owner), count)))
+        self.map = GroupMap(round_robin(len(self.map.owner), count))
 
     # ------------------------------------------------------------ the log
 
     def note(self, now_us: int, kind: str, **fields: Any) -> None:
         """Log an event of the whole run."""
         self._log(now_us, kind, **fields)
-
-    def _reroute(self, group_map: GroupMap) -> None:
-        self.map = group_map
-        self.router = HashPartition(group_map, self.slave_count)
 
     def _note_activity(self, kind: str, slave: SlaveId, now_us: int) -> None:
         count = len(self.active)
@@ -262,10 +238,6 @@ class Controller:
         """Remove and return the events logged since the last call."""
         events, self._events = self._events, []
         return events
-
-    def summary(self) -> dict[str, Any]:
-        """The controller's part of run.json: moves, their hold-back and bytes, the degree of declustering."""
-        return {**self.movement.summary(), "declustering": self.resize_log}
 
     def validate(self) -> None:
         self.map.validate(self.slave_count)

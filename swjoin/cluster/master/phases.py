@@ -1,19 +1,16 @@
-"""The phases of a master's run, and the value that describes one distribution epoch.
+"""The phases of a master's run.
 
-What: `Phases`: the phase, and `enter`, which takes the next step of `TRANSITIONS`; `EpochPlan`.
-Why: the phase alone decides whether slots are closed and whether the run ends; a step outside the table is a bug and raises.
+What: `Phases`: the phase, and `enter`, which takes the next step of `TRANSITIONS`.
+Why: the phase alone decides whether the run ends; a step outside the table is a bug and raises.
 docs/mechanisms/master-phases.md shows the table.
 Stays out: the work of a phase (`cluster.master.master`), states of a move (`cluster.master.moves`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 from swjoin.core.errors import RunFailed
-from swjoin.core.ids import SlaveId
 
 
 class Phase(StrEnum):
@@ -21,7 +18,6 @@ class Phase(StrEnum):
     RUNNING = "running"
     CHECKPOINTING = "checkpointing"
     LAST_EPOCH = "last_epoch"
-    DRAINING = "draining"
     HALTED = "halted"
     STOPPED = "stopped"
     FINISHED = "finished"
@@ -30,14 +26,12 @@ class Phase(StrEnum):
 TRANSITIONS: dict[tuple[Phase, Phase], str] = {
     (Phase.PREFILL, Phase.RUNNING): "every active slave has joined the prefill",
     (Phase.RUNNING, Phase.CHECKPOINTING): "a distribution epoch starts that ends with a checkpoint",
-    (Phase.CHECKPOINTING, Phase.RUNNING): "the cut is made, and the run goes on",
-    (Phase.CHECKPOINTING, Phase.HALTED): "the cut is made, and the run is to stop",
+    (Phase.CHECKPOINTING, Phase.RUNNING): "every gateway has closed it, and the run goes on",
+    (Phase.CHECKPOINTING, Phase.HALTED): "every gateway has closed it, and the run is to stop",
     (Phase.HALTED, Phase.STOPPED): "the checkpoint is durable",
     (Phase.RUNNING, Phase.LAST_EPOCH): "a distribution epoch starts that delivers everything, and a checkpoint may hold it",
-    (Phase.LAST_EPOCH, Phase.DRAINING): "the last slot is closed",
-    (Phase.DRAINING, Phase.FINISHED): "every slave has its last delivery",
+    (Phase.LAST_EPOCH, Phase.FINISHED): "every gateway has closed it",
 }
-_OPEN = frozenset({Phase.PREFILL, Phase.RUNNING, Phase.CHECKPOINTING, Phase.LAST_EPOCH})
 
 
 class Phases:
@@ -60,23 +54,5 @@ class Phases:
         return self.phase is Phase.PREFILL
 
     @property
-    def closes_slots(self) -> bool:
-        """Whether slots may still be closed."""
-        return self.phase in _OPEN
-
-    @property
     def ended(self) -> bool:
         return self.phase in (Phase.FINISHED, Phase.STOPPED)
-
-
-@dataclass(frozen=True)
-class EpochPlan:
-    """The plan of one distribution epoch.
-
-    served: slaves with a delivery, ascending. inactive: those of them that are inactive afterwards. everything: whether it
-    delivers all tuples.
-    """
-
-    served: Sequence[SlaveId] = ()
-    inactive: Sequence[SlaveId] = ()
-    everything: bool = False

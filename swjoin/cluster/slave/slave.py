@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from swjoin.cluster.messages import MeasuringStarted, PartSaved, PublishResults, Report, StateRequest
+from swjoin.cluster.messages import CheckpointDurable, LoadReport, MeasuringStarted, PartSaved, Report, StateRequest
 from swjoin.cluster.role import (
     COLLECTOR,
+    GATEWAY,
     MASTER,
     Effect,
     Event,
@@ -60,6 +61,7 @@ from swjoin.operators.join_operator import JoinOperator
 from swjoin.operators.join_step import Step, Work
 from swjoin.operators.window_join import WindowJoinOperator
 from swjoin.policy.epochs import next_exchange_us, slot_offset_us
+from swjoin.policy.reorganization import POLICIES
 from swjoin.state.delay_histogram import histogram_quantile
 
 EXCHANGE = "exchange"  # the timer of a slave's slot
@@ -118,7 +120,7 @@ class Slave:
         self._moved_last = False  # the last piece of work was a state movement's, not the join's
         self._settled: list[Work] = []  # pending tuples of imported partition-groups; counted with the next epoch
         self._inactive = 0 < reorganization.active_slaves <= slave
-        self._reports_loads = reorganization.policy == "balanced"
+        self._policy = reorganization.policy
         self._cost_ns = np.zeros(config.cluster.partition_count)
         self._busy_us = 0
         self._state_tuple_bytes = 24 + sum(layout.fixed_bytes for layout in layouts if layout is not None) // 2
@@ -149,7 +151,7 @@ class Slave:
         if self._realtime:
             self._awaiting = False
             return [self._next_exchange(now_us)]
-        return [Send(MASTER, Report(0.0))]
+        return [Send(GATEWAY, Report(0.0))]
 
     def _next_exchange(self, now_us: int) -> SetTimer:
         """The slave's next slot (realtime pace)."""
@@ -207,7 +209,7 @@ class Slave:
                 return [] if self.finished else [self._next_exchange(now_us), *self._report_if_due(now_us)]
             case PartSaved():
                 return [Send(MASTER, event)]
-            case Received(message=PublishResults(_, stop)):
+            case Received(message=CheckpointDurable(_, stop)):
                 self.stopped = stop
                 return []
             case TimesMeasured():
@@ -278,7 +280,14 @@ class Slave:
         if not self._awaiting:
             self._reported_us = None if self._inactive else now_us
         self._awaiting = True
-        return [Send(MASTER, Report(self.occupancy_ratio, self._loads() if self._reports_loads else None))]
+        report: list[Effect] = [Send(GATEWAY, Report(self.occupancy_ratio))]
+        if self._policy not in POLICIES or self.in_prefill:
+            return report
+        return [Send(MASTER, LoadReport(self.occupancy_ratio, self._loads() if self._measures_loads else None)), *report]
+
+    @property
+    def _measures_loads(self) -> bool:
+        return self._policy == "balanced"
 
     def _loads(self) -> GroupLoads:
         """The cost of every partition-group since the last report."""
@@ -354,7 +363,7 @@ class Slave:
         self.produced += work.pair_count
         self.matches += work.match_count(self._kind)
         self.prefill_produced += work.pair_count if self.in_prefill else 0
-        if self._reports_loads:
+        if self._measures_loads:
             tuples = delivery.left_counts + delivery.right_counts
             cost = _TUPLE_NS * tuples + _COMPARISON_NS * work.comparisons_by_group + _PAIR_NS * work.results.counts
             self._cost_ns[delivery.groups] += cost

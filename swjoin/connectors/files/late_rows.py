@@ -2,7 +2,7 @@
 
 What: `LateSink`, `late_schema`, `refuse_other_file`.
 Why: rows that are not joined can be found.
-Stays out: which rows are late (`cluster.master.intake`).
+Stays out: which rows are late (`cluster.gateway.intake`).
 """
 
 from __future__ import annotations

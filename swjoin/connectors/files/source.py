@@ -2,7 +2,7 @@
 
 What: `open_sources(left, right) -> (FileSource, FileSource, KeyEncoder)`.
 Why: any defect of a user's files becomes one line that names the file.
-Stays out: encoding rows (`connectors.row_encoder`), null keys and late rows (`cluster.master.intake`).
+Stays out: encoding rows (`connectors.row_encoder`), null keys and late rows (`cluster.gateway.intake`).
 
 A background thread reads up to two batches ahead; Arrow releases the GIL while it decodes. It sorts, too, where that is asked
 for (`connectors.files.time_order`).

@@ -3,7 +3,7 @@
 What: `TimeOrder`, which takes batches with their times and gives all rows back in order of time; equal times in the order of
 reading, rows without a time last.
 Why: files in no order are joined in bounded memory, whatever their size.
-Stays out: reading files, what a time is (`connectors.files.source`), rows that are late (`cluster.master.intake`).
+Stays out: reading files, what a time is (`connectors.files.source`), rows that are late (`cluster.gateway.intake`).
 
 Sorted runs of bounded size go to files in the folder for temporary files (TMPDIR). They have no names: the system frees their
 space when the process ends, however it ends. Where many runs exist, they are merged into one. Input that fits into one run

@@ -26,16 +26,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swjoin.cluster.collector import Collector
+from swjoin.cluster.gateway.gateway import Gateway
 from swjoin.cluster.master.master import Master
 from swjoin.cluster.messages import Report
 from swjoin.cluster.role import (
+    GATEWAY,
     MASTER,
     BatchRead,
     Effect,
+    Event,
     Finish,
     Log,
     Read,
     Received,
+    Role,
+    RoleId,
     Send,
     SourceEnded,
     UnknownEffectError,
@@ -56,7 +61,7 @@ from swjoin.forecast.calibrate.realtime import realtime_costs
 from swjoin.forecast.costs import PRESETS, CostModel
 from swjoin.monitor.process_settings import keep_freed_memory
 from swjoin.operators.join_operator import MoveId
-from swjoin.runtime.host import Performers, nothing, perform
+from swjoin.runtime.host import Performers, nothing, perform, settled
 from swjoin.runtime.launch import mpirun_options
 from swjoin.runtime.preflight import find_mpirun
 
@@ -118,15 +123,19 @@ def _run_master(config: RunConfig, slave_count: int) -> tuple[list[Any], float, 
     """All frames of a run, the master's seconds, its (tuples, bytes, messages), and the layouts."""
     batches, layouts = _batches(config)
     queues = [iter(b) for b in batches]
-    master = Master(config, slave_count, layouts)
+    gateway = Gateway(config, slave_count, layouts)
+    roles: dict[RoleId, Role] = {MASTER: Master(config, slave_count), GATEWAY: gateway}
     frames: list[Any] = []
     clock = time.thread_time
     counts = [0, 0, 0]
     wanted: list[Effect] = []
 
+    def answer(event: Event) -> None:
+        wanted.extend(settled(roles, GATEWAY, gateway.handle(event, 0), 0))
+
     def read(effect: Read) -> None:
         batch = next(queues[effect.stream], None)
-        wanted.extend(master.handle(SourceEnded(effect.stream) if batch is None else BatchRead(effect.stream, batch), 0))
+        answer(SourceEnded(effect.stream) if batch is None else BatchRead(effect.stream, batch))
 
     def send(effect: Send) -> None:
         delivery = effect.message
@@ -135,13 +144,13 @@ def _run_master(config: RunConfig, slave_count: int) -> tuple[list[Any], float, 
         counts[0] += len(delivery.left) + len(delivery.right)
         counts[1] += delivery.nbytes
         counts[2] += 1
-        wanted.extend(master.handle(Received(effect.to, Report(0.0)), 0))
+        answer(Received(effect.to, Report(0.0)))
 
     performers: Performers = {Read: read, Send: send, Log: nothing, Finish: nothing}
     start = clock()
-    wanted.extend(master.start())
+    wanted.extend(settled(roles, GATEWAY, gateway.start(), 0))
     for slave in range(slave_count):
-        wanted.extend(master.handle(Received(slave_role(slave), Report(0.0)), 0))
+        answer(Received(slave_role(slave), Report(0.0)))
     while wanted:
         effects, wanted = wanted, []
         perform(effects, performers)

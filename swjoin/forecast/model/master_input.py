@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swjoin.cluster.master.intake import StreamIntake
-from swjoin.cluster.master.mini_buffers import GroupedTuples, MiniBuffers
-from swjoin.cluster.master.tuple_queue import Pending, Store
+from swjoin.cluster.gateway.intake import StreamIntake
+from swjoin.cluster.gateway.mini_buffers import GroupedTuples, MiniBuffers
+from swjoin.cluster.gateway.tuple_queue import Pending, Store
 from swjoin.config.run import TimeConfig
 from swjoin.connectors.source import BATCH_ROWS
 from swjoin.core.batch import I64, LEFT, RIGHT, SourceBatch, TupleBatch

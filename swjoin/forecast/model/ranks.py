@@ -18,10 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swjoin.cluster.collector import Collector
+from swjoin.cluster.gateway.gateway import Gateway
 from swjoin.cluster.master.master import Master
-from swjoin.cluster.messages import MeasuringStarted, Report
+from swjoin.cluster.messages import LoadReport, MeasuringStarted
 from swjoin.cluster.role import (
     COLLECTOR,
+    GATEWAY,
     MASTER,
     BatchRead,
     CommitEpoch,
@@ -32,6 +34,8 @@ from swjoin.cluster.role import (
     Read,
     Received,
     RestartClock,
+    Role,
+    RoleId,
     Send,
     SetTimer,
     SourceEnded,
@@ -49,17 +53,22 @@ from swjoin.forecast.model.discrete_event import Action, Actor, Usage, World
 from swjoin.forecast.model.join import ModelJoin
 from swjoin.forecast.model.master_input import ModelBuffers, ModelSource
 from swjoin.forecast.model.windows import Meter
-from swjoin.runtime.host import Performers, Timers, nothing, perform
+from swjoin.runtime.host import Addressed, Performers, Timers, nothing, perform, settled
 
 _HEADER_BYTES = 1024
 _CHUNK_BYTES = 9_000  # a final result chunk without pairs: mostly the histogram of delays
 
 
 class ModelMaster(Actor):
-    def __init__(self, world: World, master: Master, sources: tuple[ModelSource, ModelSource], payload_bytes: int) -> None:
+    """The rank that plays master and gateway."""
+
+    def __init__(
+        self, world: World, master: Master, gateway: Gateway, sources: tuple[ModelSource, ModelSource], payload_bytes: int
+    ) -> None:
         super().__init__(world)
         self._payload_bytes = payload_bytes
-        self.master = master
+        self.master, self.gateway = master, gateway
+        self._roles: dict[RoleId, Role] = {MASTER: master, GATEWAY: gateway}
         self.slaves: list[ModelSlave] = []
         self.collector: ModelCollector
         self.events: list[RunEvent] = []
@@ -67,7 +76,7 @@ class ModelMaster(Actor):
         self.measured_from_us: float | None = None  # virtual time at the end of the prefill
         self._sources = sources
         self._outbox: deque[Delivery] = deque()
-        self._inbox: deque[Event] = deque()
+        self._inbox: deque[Addressed] = deque()
         self._wanted: int | None = None
         self._timers = Timers()
         self._performers: Performers = {
@@ -80,11 +89,15 @@ class ModelMaster(Actor):
         }
 
     def start(self) -> None:
-        perform(self.master.start(), self._performers)
+        perform(settled(self._roles, GATEWAY, self.gateway.start(), 0), self._performers)
         self.loop()
 
-    def receive(self, event: Event) -> None:
-        self._inbox.append(event)
+    @property
+    def finished(self) -> bool:
+        return all(role.finished for role in self._roles.values())
+
+    def receive(self, to: RoleId, event: Event) -> None:
+        self._inbox.append((to, event))
         self.wake()
 
     def loop(self) -> None:
@@ -94,9 +107,9 @@ class ModelMaster(Actor):
             work_us = (costs.message_ns + costs.master_byte_ns * delivery.nbytes) / 1000
             self.work(work_us, partial(self._deliver, delivery))
         elif self._inbox:
-            self._handle(self._inbox.popleft(), costs.message_ns / 1000)
+            self._handle(*self._inbox.popleft(), costs.message_ns / 1000)
         elif (timer := self._timers.take(now)) is not None:
-            self._handle(TimerFired(timer[0]), 0.0)
+            self._handle(GATEWAY, TimerFired(timer[0]), 0.0)
         elif self._wanted is not None:
             self._read()
         else:
@@ -105,7 +118,7 @@ class ModelMaster(Actor):
     def _deliver(self, delivery: Delivery) -> None:
         slave = self.slaves[delivery.slave]
         groups = 24 * len(delivery.groups) + 24 * (len(delivery.moves_in) + len(delivery.moves_out))
-        arrive = partial(slave.receive, Received(MASTER, delivery))
+        arrive = partial(slave.receive, Received(GATEWAY, delivery))
         self.send(_HEADER_BYTES + groups + delivery.nbytes, slave, arrive, self.loop)
 
     def _read(self) -> None:
@@ -119,14 +132,14 @@ class ModelMaster(Actor):
         source_ns = costs.source_tuple_ns + costs.source_byte_ns * self._payload_bytes
         event: Event = SourceEnded(stream) if batch is None else BatchRead(stream, batch)
         intake_us = costs.master_tuple_ns / 2 * rows / 1000
-        self.work(source_ns * rows / 1000 + intake_us, partial(self._handle, event, 0.0))
+        self.work(source_ns * rows / 1000 + intake_us, partial(self._handle, GATEWAY, event, 0.0))
 
-    def _handle(self, event: Event, work_us: float) -> None:
+    def _handle(self, to: RoleId, event: Event, work_us: float) -> None:
         """Let the role handle the event at once, then spend the time that it costs."""
-        buffers = self.master.buffers
+        buffers = self.gateway.buffers
         assert isinstance(buffers, ModelBuffers)
         before = buffers.drained_tuples
-        effects = self.master.handle(event, self.world.now_us)
+        effects = settled(self._roles, to, self._roles[to].handle(event, self.world.now_us), self.world.now_us)
         work_us += self.world.costs.master_tuple_ns / 2 * (buffers.drained_tuples - before) / 1000
 
         def then() -> None:
@@ -348,10 +361,10 @@ class ModelSlave(Actor):
         """Send a message without waiting."""
         message, time, transfer_us = effect.message, self.world.time, self.world.transfer_us
         event = Received(slave_role(self.slave.id), message)
-        if effect.to == MASTER:
-            loads = message.loads if isinstance(message, Report) else None
+        if effect.to in (MASTER, GATEWAY):
+            loads = message.loads if isinstance(message, LoadReport) else None
             nbytes = _HEADER_BYTES if loads is None else _HEADER_BYTES + 24 * len(loads.groups)
-            time.after(transfer_us(nbytes), partial(self.master.receive, event))
+            time.after(transfer_us(nbytes), partial(self.master.receive, effect.to, event))
             return
         peer = self.peers[slave_of(effect.to)]
         if not isinstance(message, StateChunk):

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swjoin.cluster.collector import Collector
-from swjoin.cluster.master.ingress import Ingress
+from swjoin.cluster.gateway.gateway import Gateway
+from swjoin.cluster.gateway.ingress import Ingress
 from swjoin.cluster.master.master import Master
 from swjoin.cluster.slave.slave import Slave
 from swjoin.config.run import RunConfig
@@ -43,13 +44,13 @@ class SimulatedRun:
     """Outcome of the model. begin_us, end_us: virtual time of the first read and of the end."""
 
     config: RunConfig
-    slave_count: int
     costs: CostModel
     begin_us: float
     end_us: float
     complete: bool
     steps: int
     master: Master
+    gateway: Gateway
     slaves: list[Slave]
     collector: Collector
     usage: dict[str, Any]
@@ -57,6 +58,10 @@ class SimulatedRun:
     results_bytes: float
     metrics: list[NDArray[np.float64]] = field(default_factory=list)
     events: list[RunEvent] = field(default_factory=list)
+
+    @property
+    def slave_count(self) -> int:
+        return len(self.slaves)
 
 
 @dataclass(frozen=True)
@@ -122,7 +127,8 @@ class _ModelCluster:
         )
         sources = (ModelSource(distribution, config.seed, LEFT), ModelSource(distribution, config.seed, RIGHT))
         self.world = world
-        self.master = ModelMaster(world, Master(config, slave_count, (layout, layout), ingress), sources, payload_bytes)
+        gateway = Gateway(config, slave_count, (layout, layout), ingress)
+        self.master = ModelMaster(world, Master(config, slave_count), gateway, sources, payload_bytes)
         self.collector = ModelCollector(world, Collector(slave_count, materialised=False))
         self.slaves = []
         for i in range(slave_count):
@@ -141,20 +147,20 @@ class _ModelCluster:
     @property
     def finished(self) -> bool:
         slaves = (rank.slave.finished for rank in self.slaves)
-        return self.collector.collector.finished and self.master.master.finished and all(slaves)
+        return self.collector.collector.finished and self.master.finished and all(slaves)
 
     def outcome(self, config: RunConfig, costs: CostModel) -> SimulatedRun:
         """The run before its first step. Roles, usage, metrics and events are shared with the ranks and grow with them."""
         master, collector, slaves = self.master, self.collector, self.slaves
         return SimulatedRun(
             config=config,
-            slave_count=len(slaves),
             costs=costs,
             begin_us=0.0,
             end_us=0.0,
             complete=False,
             steps=0,
             master=master.master,
+            gateway=master.gateway,
             slaves=[rank.slave for rank in slaves],
             collector=collector.collector,
             usage={"master": master.usage, "collector": collector.usage, "slaves": [rank.usage for rank in slaves]},

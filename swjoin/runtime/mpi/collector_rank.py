@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swjoin.cluster.messages import MeasuringStarted, PublishResults
-from swjoin.cluster.role import COLLECTOR, FIRST_SLAVE, MASTER, Event
+from swjoin.cluster.messages import CheckpointDurable, MeasuringStarted
 from swjoin.config.job import Job
 from swjoin.core.data_messages import ResultChunk
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.runtime.clock import RunClock
+from swjoin.runtime.host import Addressed, HostedRoles
 from swjoin.runtime.mpi.channel import Channel
 from swjoin.runtime.mpi.rank import BYE, STATUS, SUMMARY, VERDICT, Rank, agree, check_peers, identity, parse
-from swjoin.runtime.mpi.transport import MpiTransport
+from swjoin.runtime.mpi.transport import COLLECTOR_RANK, FIRST_SLAVE, ROOT, MpiTransport
 from swjoin.runtime.run_report import rank_roles
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class _Transport(MpiTransport):
-    def wait(self, at_most_us: int) -> Event | None:
+    def wait(self, at_most_us: int) -> Addressed | None:
         check_peers(self.channel)
         return super().wait(at_most_us)
 
@@ -53,7 +53,7 @@ class CollectorRank(Rank):
 
         if self.job.checkpoints is None:
             signal.signal(signal.SIGTERM, stop)
-        setup = agree(channel, MASTER, None)
+        setup = agree(channel, ROOT, None)
 
         def open_sink() -> dict[str, Any]:
             plan = OutputColumns.from_bytes(base64.b64decode(setup["plan"]))
@@ -68,7 +68,7 @@ class CollectorRank(Rank):
             role_host.ranks = rank_roles(channel.size, host if host == setup["host"] else "")
             return {"results": None if role_host.offered is None else role_host.offered.location}
 
-        agree(channel, COLLECTOR, open_sink)
+        agree(channel, COLLECTOR_RANK, open_sink)
 
     def lost(self, text: str) -> None:
         """No action after a death of another rank; `run` follows, on a new channel."""
@@ -76,27 +76,25 @@ class CollectorRank(Rank):
     def run(self, channel: Channel) -> None:
         role_host = self._role_host
         assert role_host is not None
-        setup = agree(channel, MASTER, None)
+        setup = agree(channel, ROOT, None)
         self.saved = deque()
-        role_host.make(channel.size - FIRST_SLAVE, setup["manifest"], self.saved.append)
+        role_host.make(channel.size - FIRST_SLAVE, setup["manifest"], self.save)
         role_host.clock = self.start_clock(channel, setup.get("clock_us"))
-        role_host.send_view = lambda view: channel.send_later(
-            np.frombuffer(json.dumps(view).encode(), np.uint8), MASTER, STATUS
-        )
+        role_host.send_view = lambda view: channel.send_later(np.frombuffer(json.dumps(view).encode(), np.uint8), ROOT, STATUS)
         receives: list[tuple[int, type]] = [(channel.any, ResultChunk)]
-        receives += [(MASTER, PublishResults)] if role_host.checkpointer is not None else []
-        receives += [(MASTER, MeasuringStarted)] if self.job.config.measure.prefill_us else []
-        role_host.transport = _Transport(channel, receives, self.saved, partial(self.start_measuring, channel))
-        role_host.run()
-        me = identity(COLLECTOR, "collector", self.meter, self.start_rss_bytes)
-        channel.send_json({"summary": role_host.summary(), "rank": me}, MASTER, SUMMARY)
-        while not channel.probe(MASTER, VERDICT):
+        receives += [(ROOT, CheckpointDurable)] if role_host.checkpointer is not None else []
+        receives += [(ROOT, MeasuringStarted)] if self.job.config.measure.prefill_us else []
+        transport = _Transport(channel, receives, self.saved, partial(self.start_measuring, channel))
+        HostedRoles([role_host], transport).run()
+        me = identity(COLLECTOR_RANK, "collector", self.meter, self.start_rss_bytes)
+        channel.send_json({"summary": role_host.summary(), "rank": me}, ROOT, SUMMARY)
+        while not channel.probe(ROOT, VERDICT):
             channel.check()
             check_peers(channel)
             channel.sleep()
         role_host.proof = parse(channel.receive())["proof"]
         self.close(None)
-        channel.send_json({"closed": True}, MASTER, VERDICT)
+        channel.send_json({"closed": True}, ROOT, VERDICT)
         channel.farewell(BYE)
 
     def close(self, error: BaseException | None) -> None:

@@ -1,4 +1,4 @@
-"""The MPI runtime: rank 0 master, rank 1 collector, ranks 2.. slaves.
+"""The MPI runtime: rank 0 master and gateway, rank 1 collector, ranks 2.. slaves.
 
 What: `run_rank(job, progress)`, called on every rank of an mpirun.
 Why: a real cluster. The master serves the slaves in a fixed order, each after it has reported, so that both sides of every
@@ -26,8 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from swjoin.cluster.master.intake import LateRowError
-from swjoin.cluster.role import COLLECTOR, FIRST_SLAVE, MASTER
+from swjoin.cluster.gateway.intake import LateRowError
 from swjoin.config.job import Job
 from swjoin.core.errors import NotWritten, SwjoinError, UserError, spelled
 from swjoin.monitor.process_settings import keep_freed_memory
@@ -38,6 +37,7 @@ from swjoin.runtime.mpi.master_rank import MasterRank
 from swjoin.runtime.mpi.rank import FAILURE, EndedEarlyError
 from swjoin.runtime.mpi.resilient_channel import ResilientChannel, library_survives
 from swjoin.runtime.mpi.slave_rank import SlaveRank
+from swjoin.runtime.mpi.transport import COLLECTOR_RANK, FIRST_SLAVE, ROOT
 from swjoin.runtime.new_folder import forget_worthless
 from swjoin.runtime.progress import Wanted
 from swjoin.runtime.run_report import CompleteReport
@@ -78,10 +78,10 @@ def run_rank(
     label = [f"rank {rank} ({name}) on {platform.node()}"]
     _LOG.debug("%s of %d, process %d", label[0], comm.size, os.getpid())
     role: MasterRank | CollectorRank | SlaveRank
-    if rank == MASTER:
+    if rank == ROOT:
         role = MasterRank(job, label, progress, complete_report)
     else:
-        role = CollectorRank(job, label) if rank == COLLECTOR else SlaveRank(job, label)
+        role = CollectorRank(job, label) if rank == COLLECTOR_RANK else SlaveRank(job, label)
     survives = job.checkpoints is not None and job.config.checkpoint.recover and library_survives()
     mend = f"go on from the last checkpoint with: {job.resume_command} -n {comm.size}"
     channel = ResilientChannel(comm, mend) if survives else Channel(comm)
@@ -100,7 +100,7 @@ def run_rank(
         raise
     except BaseException as failure:
         error = failure
-        if rank == COLLECTOR:
+        if rank == COLLECTOR_RANK:
             role.close(failure)  # before all ranks end: the collected results are kept, and marked
         _end_job(channel, _with_remedy(failure, job, comm.size), ", ".join(label), debug)
         raise
@@ -172,13 +172,13 @@ def _end_job(channel: Channel, error: BaseException, place: str, debug: bool) ->
                     channel.probe(channel.any, FAILURE)
                 time.sleep(0.01)
         leave(code)
-    if channel.comm.rank != COLLECTOR:
+    if channel.comm.rank != COLLECTOR_RANK:
         data = np.frombuffer(json.dumps({"text": text, "exit_code": code}).encode(), np.uint8)
         try:
-            channel.comm.Isend([data, channel.mpi.BYTE], dest=COLLECTOR, tag=FAILURE)
+            channel.comm.Isend([data, channel.mpi.BYTE], dest=COLLECTOR_RANK, tag=FAILURE)
             deadline = time.monotonic() + _FLUSH_S
             while time.monotonic() < deadline:  # probing makes the message move; the collector's Abort ends this loop
-                channel.comm.Iprobe(source=COLLECTOR, tag=FAILURE)
+                channel.comm.Iprobe(source=COLLECTOR_RANK, tag=FAILURE)
                 time.sleep(0.01)
         except channel.mpi.Exception:
             pass  # the collector is gone

@@ -1,4 +1,4 @@
-"""The master as an MPI rank.
+"""Master and gateway as an MPI rank.
 
 What: `MasterRank`, with `set_up`, `run`, which may be called again after a death, `finish` and `close`.
 Why: the master's set-up under MPI, the start of a run and of its recoveries, and its report.
@@ -14,31 +14,31 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from swjoin.cluster.messages import Message, PartSaved, Report
-from swjoin.cluster.role import COLLECTOR, FIRST_SLAVE, MASTER, Event
+from swjoin.cluster.messages import LoadReport, Message, PartSaved, Report
 from swjoin.cluster.wire import FORMATS
 from swjoin.config.job import Job
 from swjoin.core.data_messages import Delivery, MoveEnd
 from swjoin.core.errors import spelled
 from swjoin.monitor.host_load import machine_report
 from swjoin.runtime.clock import RunClock
-from swjoin.runtime.kernel_preload import load_master_kernels
+from swjoin.runtime.host import Addressed, HostedRoles
+from swjoin.runtime.kernel_preload import load_gateway_kernels
 from swjoin.runtime.mpi.channel import Channel
 from swjoin.runtime.mpi.rank import BYE, STATUS, SUMMARY, VERDICT, Rank, agree, identity, parse
-from swjoin.runtime.mpi.transport import MpiTransport
+from swjoin.runtime.mpi.transport import COLLECTOR_RANK, FIRST_SLAVE, ROOT, MpiTransport
 from swjoin.runtime.plausibility import add_warnings
 from swjoin.runtime.progress import Wanted
 from swjoin.runtime.run_report import CompleteReport, RunOutcome, build_report, check_ledger, proof_of, publish
 
 if TYPE_CHECKING:
     from swjoin.checkpoint.store import Manifest
-    from swjoin.cluster.master.master import Master
+    from swjoin.cluster.gateway.gateway import Gateway
     from swjoin.runtime.hosts import MasterHost
 
 
-def _delivered(master: Master) -> int:
-    """Tuples of both streams that have left the master."""
-    return sum(s.counts.tuples - master.waiting_tuples(s.stream) for s in master.streams)
+def _delivered(gateway: Gateway) -> int:
+    """Tuples of both streams that have left the gateway."""
+    return sum(s.counts.tuples - gateway.waiting_tuples(s.stream) for s in gateway.streams)
 
 
 class _Transport(MpiTransport):
@@ -46,7 +46,7 @@ class _Transport(MpiTransport):
 
     def __init__(self, rank: MasterRank, channel: Channel, host: MasterHost) -> None:
         config = rank.job.config
-        receives: list[tuple[int, type]] = [(channel.any, Report), (channel.any, MoveEnd)]
+        receives: list[tuple[int, type]] = [(channel.any, Report), (channel.any, LoadReport), (channel.any, MoveEnd)]
         receives += [(channel.any, PartSaved)] if host.checkpointer is not None else []
         super().__init__(channel, receives, rank.saved, partial(rank.start_measuring, channel))
         self._rank, self._host, self._nodes, self._rush = rank, host, config.nodes, config.measure.rush
@@ -58,7 +58,7 @@ class _Transport(MpiTransport):
         self._rank.place[0] = f"{self._rank.where}, epoch {self._host.role.epoch}"
         super().check()
 
-    def poll(self) -> Event | None:
+    def poll(self) -> Addressed | None:
         if self._clock_us is not None:
             super().restart_clock(self._clock_us)
             self._clock_us, self.link_bytes_per_s = None, self._nodes.link_bytes_per_s
@@ -98,17 +98,18 @@ class MasterRank(Rank):
                 self.job.config.check_slaves(slave_count)
             role_host = self._role_host = MasterHost(self.job, self._progress)
             plan = base64.b64encode(role_host.output_plan().to_bytes()).decode()
-            layouts = [None if layout is None else [layout.fixed_bytes, layout.has_var] for layout in role_host.layouts]
-            where = None if role_host.where is None else program_out(role_host.where)
+            layouts = [None if layout is None else [layout.fixed_bytes, layout.has_var] for layout in role_host.gateway.layouts]
+            where = None if role_host.gateway.where is None else program_out(role_host.gateway.where)
             named = {"host": platform.node(), "run_id": self.job.run_id}
             return {"plan": plan, "layouts": layouts, "where": where, **named}
 
-        agree(channel, MASTER, open_role_host)
-        results = agree(channel, COLLECTOR, None)["results"]
+        agree(channel, ROOT, open_role_host)
+        results = agree(channel, COLLECTOR_RANK, None)["results"]
         assert self._role_host is not None
-        if self._role_host.ingest is not None:
-            self._role_host.ingest.relay_from(results)
-        load_master_kernels(self.job.config, self._role_host.layouts, self._role_host.progress.compiling)
+        gateway = self._role_host.gateway
+        if gateway.ingest is not None:
+            gateway.ingest.relay_from(results)
+        load_gateway_kernels(self.job.config, gateway.layouts, gateway.progress.compiling)
 
     def lost(self, text: str) -> None:
         """A rank has died; `run` follows, on a new channel."""
@@ -116,34 +117,37 @@ class MasterRank(Rank):
             self._failed_s = time.monotonic()
             if self._role_host is not None and self._role_host.watcher is not None:
                 self._role_host.watcher.board.enter("recovering")
-            self._delivered_then = 0 if self._role_host is None else _delivered(self._role_host.role)
+            self._delivered_then = 0 if self._role_host is None else _delivered(self._role_host.gateway.role)
 
     def run(self, channel: Channel) -> dict[str, Any]:
         role_host = self._role_host
         assert role_host is not None
         manifest = self._start(channel, role_host)
         role_host.open_flight()  # not earlier: producers receive the restored positions
-        role_host.transport, role_host.meter = _Transport(self, channel, role_host), self.meter
+        gateway = role_host.gateway
+        roles = HostedRoles([role_host, gateway], _Transport(self, channel, role_host))
+        role_host.meter = gateway.meter = self.meter
         role_host.stop_wanted = self.stop_wanted
         role_host.on_observed = partial(self._take_status, channel, role_host)
-        role_host.run()
-        me = identity(MASTER, "master", self.meter, self.start_rss_bytes)
+        roles.run()
+        me = identity(ROOT, "master", self.meter, self.start_rss_bytes)
         parts = self._gather(channel, role_host)
         channel.slaves_are_done()
         stopped = role_host.role.checkpoints.stopped
-        first_s, measured_s = role_host.first_read_s, role_host.measured_s
+        first_s, measured_s = gateway.first_read_s, role_host.measured_s
         report = build_report(
             self.job,
             RunOutcome(
                 master=role_host.role.summary(),
+                gateways=[gateway.role.summary()],
                 slaves=[parts[r]["summary"] for r in range(FIRST_SLAVE, channel.size)],
-                collector=parts[COLLECTOR]["summary"],
+                collector=parts[COLLECTOR_RANK]["summary"],
                 ranks=[me, *(p["rank"] for p in parts.values())],
                 prefill_s=None if measured_s is None or first_s is None else measured_s - first_s,
                 machine=machine_report(
                     me["machine"],
                     [p["rank"]["machine"] for p in parts.values()],
-                    slot_us=role_host.role.slot_us,
+                    slot_us=gateway.role.slot_us,
                     imitates=self.job.config.nodes.imitates,
                 ),
                 restored=manifest,
@@ -155,10 +159,10 @@ class MasterRank(Rank):
         if not stopped:
             check_ledger(report)
             added_s = time.monotonic()
-            add_warnings(report, self.job, role_host.sources)  # before the collector closes the result files with them
+            add_warnings(report, self.job, gateway.sources)  # before the collector closes the result files with them
             self._warnings_s = time.monotonic() - added_s
-        channel.send_json({"proof": None if stopped else proof_of(report)}, COLLECTOR, VERDICT)
-        channel.wait(COLLECTOR, VERDICT)
+        channel.send_json({"proof": None if stopped else proof_of(report)}, COLLECTOR_RANK, VERDICT)
+        channel.wait(COLLECTOR_RANK, VERDICT)
         channel.farewell(BYE)
         return report
 
@@ -183,7 +187,7 @@ class MasterRank(Rank):
     @staticmethod
     def _drop(channel: Channel) -> bool:
         """Receive and drop one late message. False when there is none."""
-        for kind in (PartSaved, Report, MoveEnd):
+        for kind in (PartSaved, Report, LoadReport, MoveEnd):
             if channel.probe(channel.any, FORMATS[kind].tag):
                 channel.receive()
                 return True
@@ -191,14 +195,14 @@ class MasterRank(Rank):
 
     @staticmethod
     def _take_status(channel: Channel, role_host: MasterHost) -> None:
-        while role_host.watcher is not None and channel.probe(COLLECTOR, STATUS):
+        while role_host.watcher is not None and channel.probe(COLLECTOR_RANK, STATUS):
             role_host.watcher.board.set_collector(parse(channel.receive()))
 
     def finish(self, report: dict[str, Any]) -> None:
         """Complete and publish the report; called when all outputs are written and closed."""
         now = time.monotonic()
         report["wall_s"] = now - self.started_s
-        first_s = None if self._role_host is None else self._role_host.first_read_s
+        first_s = None if self._role_host is None else self._role_host.gateway.first_read_s
         report["join_s"] = 0.0 if first_s is None else now - first_s - self._warnings_s
         tuples = sum(report["input"][name]["tuples"] for name in ("left", "right")) - self._resumed_tuples
         report["input_tuples_per_s"] = tuples / report["join_s"] if report["join_s"] > 0 else 0.0
@@ -224,7 +228,7 @@ class MasterRank(Rank):
             newest = None if checkpointer is None else checkpointer.folder.newest()
             if self.clock is None and newest is not None:
                 clock.restart(newest.plain["clock_us"])
-            role_host.make(clock, slave_count, self.saved.append)
+            role_host.make(clock, slave_count, self.save)
             if checkpointer is None:
                 return {"manifest": None}
             manifest = checkpointer.manifest
@@ -237,12 +241,12 @@ class MasterRank(Rank):
                 "clock_us": None if manifest is None else manifest.plain["clock_us"],
             }
 
-        setup = agree(channel, MASTER, start)
+        setup = agree(channel, ROOT, start)
         if self.clock is None:
-            self._resumed_tuples = sum(s.counts.tuples for s in role_host.role.streams)
-        role_host.clock = self.start_clock(channel, setup.get("clock_us"))
+            self._resumed_tuples = sum(s.counts.tuples for s in role_host.gateway.role.streams)
+        role_host.clock = role_host.gateway.clock = self.start_clock(channel, setup.get("clock_us"))
         if self._failed_s is not None:
-            replayed = self._delivered_then - _delivered(role_host.role)
+            replayed = self._delivered_then - _delivered(role_host.gateway.role)
             took_s = time.monotonic() - self._failed_s
             self._failed_s = None
             self.recoveries.append({"slaves": slave_count, "s": took_s, "tuples": replayed, "from": setup["manifest"]})

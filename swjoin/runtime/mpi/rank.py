@@ -19,15 +19,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swjoin.cluster.role import MASTER
+from swjoin.cluster.role import RoleId
 from swjoin.config.job import Job
 from swjoin.core.errors import SwjoinError
 from swjoin.monitor.host_load import RankMeter
 from swjoin.monitor.process_memory import peak_rss_bytes, rss_bytes
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.mpi.channel import Channel, PeerFailedError
+from swjoin.runtime.mpi.transport import ROOT
 
-SUMMARY, VERDICT, FAILURE, BYE, STATUS = 4, 5, 6, 13, 14  # tags beside those of `cluster.wire.FORMATS`
+SUMMARY, VERDICT, FAILURE, BYE, STATUS = 22, 23, 24, 25, 26  # tags beside those of `cluster.wire.FORMATS`
 
 
 class EndedEarlyError(SwjoinError):
@@ -53,7 +54,7 @@ def agree(channel: Channel, root: int, attempt: Callable[[], dict[str, Any]] | N
             answer = {"error": str(error), "exit_code": error.exit_code}
     outcome: dict[str, Any] = json.loads(channel.broadcast(None if answer is None else json.dumps(answer), root))
     if "error" in outcome:
-        raise EndedEarlyError(outcome["error"] if channel.rank == MASTER else "", outcome["exit_code"])
+        raise EndedEarlyError(outcome["error"] if channel.rank == ROOT else "", outcome["exit_code"])
     return outcome
 
 
@@ -66,7 +67,7 @@ def identity(rank: int, role: str, meter: RankMeter, start_rss_bytes: int) -> di
 class Rank:
     """The common part of the three kinds of ranks: the clock, and its start.
 
-    saved: events of this rank's background threads, such as `PartSaved`, or their exceptions.
+    saved: events of this rank's background threads, such as `PartSaved`, or their exceptions, with the roles they are for.
     """
 
     def __init__(self, job: Job, place: list[str]) -> None:
@@ -78,6 +79,10 @@ class Rank:
         self.start_rss_bytes = 0
         self.saved: deque[Any] = deque()
         self.stop_wanted: Callable[[], bool] = lambda: False  # read by the master alone
+
+    def save(self, role: RoleId, item: Any) -> None:
+        """Take an event of a background thread, or its exception, for this role."""
+        self.saved.append((role, item))
 
     def start_clock(self, channel: Channel, resumed_us: int | None) -> RunClock:
         """Start the clock on all ranks at once; a recovery leaves it running."""

@@ -12,15 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swjoin.cluster.messages import MeasuringStarted, Message, PublishResults, StateRequest
-from swjoin.cluster.role import COLLECTOR, FIRST_SLAVE, MASTER, RoleId, slave_of
+from swjoin.cluster.messages import CheckpointDurable, MeasuringStarted, Message, StateRequest
+from swjoin.cluster.role import slave_role
 from swjoin.config.job import Job
 from swjoin.core.batch import RowLayout
 from swjoin.core.data_messages import Delivery, StateChunk
+from swjoin.core.ids import SlaveId
+from swjoin.runtime.host import HostedRoles
 from swjoin.runtime.kernel_preload import load_slave_kernels
 from swjoin.runtime.mpi.channel import Channel
 from swjoin.runtime.mpi.rank import BYE, SUMMARY, Rank, agree, identity
-from swjoin.runtime.mpi.transport import MpiTransport
+from swjoin.runtime.mpi.transport import COLLECTOR_RANK, FIRST_SLAVE, ROOT, MpiTransport
 from swjoin.runtime.slave_host import SlaveHost
 
 if TYPE_CHECKING:
@@ -38,9 +40,9 @@ class _Transport(MpiTransport):
 
     def __init__(self, rank: SlaveRank, channel: Channel) -> None:
         config = rank.job.config
-        receives: list[tuple[int, type]] = [(MASTER, Delivery), (channel.any, StateRequest), (channel.any, StateChunk)]
-        receives += [(MASTER, MeasuringStarted)] if config.measure.prefill_us else []
-        receives += [(MASTER, PublishResults)] if rank.job.checkpoints is not None else []
+        receives: list[tuple[int, type]] = [(ROOT, Delivery), (channel.any, StateRequest), (channel.any, StateChunk)]
+        receives += [(ROOT, MeasuringStarted)] if config.measure.prefill_us else []
+        receives += [(ROOT, CheckpointDurable)] if rank.job.checkpoints is not None else []
         super().__init__(channel, receives, rank.saved, partial(rank.start_measuring, channel))
         self._rank, self._nodes, self._rush = rank, config.nodes, config.measure.rush
         if not config.measure.prefill_us:
@@ -68,11 +70,11 @@ class SlaveRank(Rank):
     def set_up(self, channel: Channel) -> None:
         from swjoin.expressions.vm import program_in
 
-        setup = agree(channel, MASTER, None)
+        setup = agree(channel, ROOT, None)
         self._layouts = _layouts(setup)
         if setup["where"] is not None:
             self._where = program_in(setup["where"])
-        agree(channel, COLLECTOR, None)
+        agree(channel, COLLECTOR_RANK, None)
         load_slave_kernels(self.job.config, self._layouts)
 
     def lost(self, text: str) -> None:
@@ -87,20 +89,20 @@ class SlaveRank(Rank):
         from swjoin.cluster.slave.slave import Slave
 
         config = self.job.config.fitted_to(channel.size - FIRST_SLAVE)
-        slave = Slave(slave_of(RoleId(channel.rank)), config, self._layouts, where=self._where)
-        setup = agree(channel, MASTER, None)
+        slave = Slave(SlaveId(channel.rank - FIRST_SLAVE), config, self._layouts, where=self._where)
+        setup = agree(channel, ROOT, None)
         self.saved = deque()
         if self.job.checkpoints is not None:
             from swjoin.checkpoint.checkpointers import SlaveCheckpointer
 
             self._checkpointer = SlaveCheckpointer(
-                Path(setup["folder"]), setup["incarnation"], slave, config, self.saved.append
+                Path(setup["folder"]), setup["incarnation"], slave, config, partial(self.save, slave_role(slave.id))
             )
             self._checkpointer.restore(setup["manifest"], setup["owner"], setup["active"])
         clock = self.start_clock(channel, setup.get("clock_us"))
-        host = SlaveHost(slave, config, clock, _Transport(self, channel))
+        host = SlaveHost(slave, config, clock)
         host.checkpointer, host.meter = self._checkpointer, self.meter
-        host.run()
+        HostedRoles([host], _Transport(self, channel)).run()
         me = identity(channel.rank, f"slave {slave.id}", self.meter, self.start_rss_bytes)
-        channel.send_json({"summary": slave.summary(), "rank": me}, MASTER, SUMMARY)
+        channel.send_json({"summary": slave.summary(), "rank": me}, ROOT, SUMMARY)
         channel.farewell(BYE)

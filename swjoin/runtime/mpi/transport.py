@@ -1,8 +1,8 @@
 """Messages of a role between MPI ranks: frames of `cluster.wire` over a channel.
 
 What: `MpiTransport`.
-Why: the id of a role is the number of its rank; message types are polled in a fixed order, and no rank waits inside a send for
-a rank that waits for the first one.
+Why: a frame names the roles between which it travels, as a rank may play several; message types are polled in a fixed order,
+and no rank waits inside a send for a rank that waits for the first one.
 Stays out: the channel (`runtime.mpi.channel`), set-up and recovery (`runtime.mpi.rank`).
 """
 
@@ -13,19 +13,30 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from swjoin.cluster.messages import Message
-from swjoin.cluster.role import Event, Received, RoleId
-from swjoin.cluster.wire import FORMATS
+from swjoin.cluster.role import COLLECTOR, Received, RoleId, is_slave, slave_of
+from swjoin.cluster.wire import FORMATS, address, addresses
 from swjoin.core.data_messages import Delivery, StateChunk
 
 if TYPE_CHECKING:
-    from swjoin.runtime.host import WorkMeter
+    from swjoin.runtime.host import Addressed, WorkMeter
     from swjoin.runtime.mpi.channel import Channel
 
 
-class MpiTransport:
-    """The transport of one role. receives: (sender or `channel.any`, type) of its messages, in the order of polling.
+ROOT, COLLECTOR_RANK, FIRST_SLAVE = 0, 1, 2  # ranks; the root plays master and gateway
 
-    saved: events of background threads, or their exceptions. link_bytes_per_s: speed of an emulated link; 0: none.
+
+def rank_of(role: RoleId) -> int:
+    """The rank that plays a role."""
+    if is_slave(role):
+        return FIRST_SLAVE + slave_of(role)
+    return COLLECTOR_RANK if role == COLLECTOR else ROOT
+
+
+class MpiTransport:
+    """The transport of one rank. receives: (rank or `channel.any`, type) of its messages, in the order of polling.
+
+    saved: events of background threads and the roles that they are for, or exceptions. link_bytes_per_s: speed of an emulated
+    link; 0: none.
     restart: restarts the clocks of all ranks at once.
     """
 
@@ -44,34 +55,34 @@ class MpiTransport:
     def check(self) -> None:
         self.channel.check()
 
-    def send(self, to: RoleId, message: Message) -> None:
+    def send(self, sender: RoleId, to: RoleId, message: Message) -> None:
         form = FORMATS[type(message)]
         frame = form.pack(message)
+        address(frame, sender, to)
         if form.later:
-            self.channel.send_later(frame, to, form.tag)
+            self.channel.send_later(frame, rank_of(to), form.tag)
         else:
-            self.channel.send(frame, to, form.tag)
+            self.channel.send(frame, rank_of(to), form.tag)
         if isinstance(message, Delivery):
             self._passed(message)
 
-    def poll(self) -> Event | None:
+    def poll(self) -> Addressed | None:
         channel = self.channel
         if self._saved:
-            item = self._saved.popleft()
+            role, item = self._saved.popleft()
             if isinstance(item, BaseException):
                 raise item
-            event: Event = item
-            return event
+            return role, item
         for sender, form in self._receives:
             if channel.probe(sender, form.tag):
-                source = RoleId(channel.source)
                 frame = channel.receive()
                 message = form.unpack(frame)
                 self._passed(message)
-                return Received(source, message, frame)
+                source, to = addresses(frame)
+                return to, Received(source, message, frame)
         return None
 
-    def wait(self, at_most_us: int) -> Event | None:
+    def wait(self, at_most_us: int) -> Addressed | None:
         """Sleep between two polls; returns None."""
         self.channel.sleep(at_most_us)
         return None

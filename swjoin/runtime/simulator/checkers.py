@@ -11,18 +11,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from swjoin.checkpoint.store import Manifest
+from swjoin.cluster.gateway.gateway import Gateway
 from swjoin.cluster.master.controller import Controller
-from swjoin.cluster.master.master import Master
 from swjoin.cluster.slave.slave import Slave
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.ids import GroupId, SlaveId
 
 
-def check_ledger(master: Master, slaves: Sequence[Slave], in_flight: Sequence[int], joined_before: Sequence[int]) -> None:
+def check_ledger(gateway: Gateway, slaves: Sequence[Slave], in_flight: Sequence[int], joined_before: Sequence[int]) -> None:
     """The ledger during the run: every row read is counted exactly once. joined_before: tuples of the restored checkpoint."""
     for stream, name in enumerate(STREAM_NAMES):
-        counts = master.streams[stream].counts
-        somewhere = master.waiting_tuples(stream) + in_flight[stream] + joined_before[stream]
+        counts = gateway.streams[stream].counts
+        somewhere = gateway.waiting_tuples(stream) + in_flight[stream] + joined_before[stream]
         somewhere += sum(s.buffered_tuples(stream) + s.joined[stream] for s in slaves)
         good = counts.tuples - counts.null_key - counts.late - counts.shed
         assert somewhere == good, f"{name}: {good} good tuples were read, {somewhere} are somewhere"

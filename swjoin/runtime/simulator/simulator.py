@@ -1,6 +1,6 @@
 """The seeded simulator: the production roles in virtual time, under random delays that change the order of events.
 
-What: `Simulation(...).run() -> SimulationResult`, a discrete-event run of master, slaves, collector; checkers after every step.
+What: `Simulation(...).run() -> SimulationResult`, a discrete-event run of all roles; checkers after every step.
 Why: a protocol bug that loses a few tuples once a week on a cluster appears here within seconds, with a seed that repeats it.
 Stays out: real time, real files, choosing scenarios (`tests.tools.random_runs`).
 
@@ -18,14 +18,15 @@ from pathlib import Path
 
 import numpy as np
 
-from swjoin.checkpoint.checkpointers import CollectorCheckpointer, MasterCheckpointer, SlaveCheckpointer
+from swjoin.checkpoint.checkpointers import CollectorCheckpointer, GatewayCheckpointer, MasterCheckpointer, SlaveCheckpointer
 from swjoin.cluster import wire
 from swjoin.cluster.collector import Collector
+from swjoin.cluster.gateway.gateway import Gateway
 from swjoin.cluster.master.master import Master
 from swjoin.cluster.messages import Message
 from swjoin.cluster.role import (
     COLLECTOR,
-    FIRST_SLAVE,
+    GATEWAY,
     MASTER,
     BatchRead,
     CommitEpoch,
@@ -50,6 +51,7 @@ from swjoin.cluster.role import (
     TimerFired,
     WorkDue,
     Write,
+    is_slave,
     slave_of,
     slave_role,
 )
@@ -65,6 +67,14 @@ from swjoin.runtime.open import open_spill
 from swjoin.runtime.simulator.checkers import check_ledger, check_owners, check_results, check_shown
 from swjoin.runtime.simulator.result import Delays, SimulationError, SimulationResult
 from swjoin.runtime.simulator.storage import BatchSource, MemorySink, VirtualDisk
+
+ACTORS = 3  # beside slaves
+
+
+def actor_of(role: RoleId) -> int:
+    """Number of a role among those with delays of their own."""
+    return ACTORS + slave_of(role) if is_slave(role) else (MASTER, GATEWAY, COLLECTOR).index(role)
+
 
 Frame = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
@@ -82,8 +92,8 @@ class _VirtualClock:
 class _SimulatedHost(Host):
     """A host in the simulator. working: a piece of the slave's work is in the queue."""
 
-    def __init__(self, role: Role, clock: _VirtualClock, performers: Performers) -> None:
-        super().__init__(performers)
+    def __init__(self, name: RoleId, role: Role, clock: _VirtualClock, performers: Performers) -> None:
+        super().__init__(name, performers)
         self.role, self.clock = role, clock
         self.working = False
 
@@ -102,7 +112,7 @@ class Simulation:
     crash with 0 slaves is a request to stop, followed by a resumption with as many as before.
     """
 
-    MAX_STEPS = 200_000
+    MAX_STEPS = 400_000
     SOURCE: type[BatchSource] = BatchSource
 
     def __init__(
@@ -115,7 +125,6 @@ class Simulation:
         folder: Path | None = None,
         crashes: Sequence[tuple[int, int]] = (),
     ) -> None:
-        self.config = config
         self.now_us = self._clock_ahead_us = (
             0  # ahead: the run's clock minus virtual time, as the clock restarts after the prefill
         )
@@ -123,7 +132,7 @@ class Simulation:
         self._crashes = deque(sorted(crashes))
         self.recoveries = self._shown = 0
         self._sources = (self.SOURCE(sources[LEFT], layouts[LEFT]), self.SOURCE(sources[RIGHT], layouts[RIGHT]))
-        self._delays = Delays(np.random.default_rng(seed), FIRST_SLAVE + max([slave_count, *(n for _, n in crashes)]))
+        self._delays = Delays(np.random.default_rng(seed), ACTORS + max([slave_count, *(n for _, n in crashes)]))
         self._queue: list[tuple[int, int, str, Callable[[], None]]] = []
         self._sequence = 0
         self._channel_free_us: dict[tuple[int, int], int] = {}
@@ -137,41 +146,47 @@ class Simulation:
         self._moved = False  # moves were in flight after the previous step
         self._changed: set[SlaveId] = set()  # slaves that handled an event in this step
         self._job = Job(config, None, True, folder, None, "simulation")
-        self._checkpointers: tuple[MasterCheckpointer, CollectorCheckpointer] | None = None
+        self._checkpointers: tuple[MasterCheckpointer, GatewayCheckpointer, CollectorCheckpointer] | None = None
         if folder is not None:
-            self._checkpointers = (
-                MasterCheckpointer(self._job, self._sources, self._disk(MASTER)),
-                CollectorCheckpointer(self._job, self._sink, self._disk(COLLECTOR)),
-            )
+            master = MasterCheckpointer(self._job, self._disk(MASTER))
+            gateway = GatewayCheckpointer(self._job, self._sources, master.folder)
+            self._checkpointers = master, gateway, CollectorCheckpointer(self._job, self._sink, self._disk(COLLECTOR))
         self._slave_checkpointers: list[SlaveCheckpointer] = []
         self._hosts: dict[RoleId, _SimulatedHost] = {}
         self._make_roles(slave_count)
 
+    @property
+    def config(self) -> RunConfig:
+        return self._job.config
+
     # ------------------------------------------------------------ roles, hosts and disks
 
-    def _disk(self, actor: int) -> Executors:
-        """Disks of one actor."""
+    def _disk(self, role: RoleId) -> Executors:
+        """Disks of one role."""
 
         def schedule(name: str, action: Callable[[], None]) -> None:
-            self._at(self.now_us + self._delays.work_us(actor), name, action)
+            self._at(self.now_us + self._delays.work_us(actor_of(role)), name, action)
 
         return lambda name, done: VirtualDisk(name, done, schedule)
 
     def _make_roles(self, slave_count: int) -> None:
         """Make new roles, from the newest checkpoint if there is one."""
         config = self.config.fitted_to(slave_count)
-        self.master = Master(config, slave_count, self._layouts, store=open_spill(self._job))
+        self.master = Master(config, slave_count)
+        self.gateway = Gateway(config, slave_count, self._layouts, store=open_spill(self._job))
         self.slaves = [Slave(SlaveId(i), config, self._layouts) for i in range(slave_count)]
         self.collector = Collector(slave_count, materialised=config.sink.kind != "count")
         self._make_hosts()
         self._before: tuple[list[int], int] = ([0, 0], 0)  # joined tuples and produced pairs, before the checkpoint
         if self._checkpointers is None:
             return
-        master, collector = self._checkpointers
-        manifest = master.begin(partial(self._deliver, MASTER))
+        master, gateway, collector = self._checkpointers
+        manifest = master.begin(self._deliver)
+        gateway.begin(manifest)
         if manifest is not None:
             self._before = (manifest.joined, manifest.produced)
         master.restore(self.master, manifest, self.clock_us)
+        gateway.restore(self.gateway, manifest, self.master)
         collector.begin(self.collector, master.manifest_name, partial(self._deliver, COLLECTOR))
         owner = self.master.controller.map.owner.tolist()
         for slave in self.slaves:
@@ -187,23 +202,20 @@ class Simulation:
     def _make_hosts(self) -> None:
         """Make a host for every role, with the performers of its effects."""
         self._hosts.clear()
-        master: Performers = {
-            Read: self._read_wanted,
-            SetAside: self._set_aside,
-            RestartClock: self._restart_clock,
-            Log: self._log,
-        }
+        master: Performers = {RestartClock: self._restart_clock, Log: self._log}
+        gateway: Performers = {Read: self._read_wanted, SetAside: self._set_aside, Log: self._log}
         collector: Performers = {Write: self._write, CommitEpoch: self._commit}
         slave: Performers = {}
         if self._checkpointers is not None:
-            folder, results = self._checkpointers
+            store, input_files, results = self._checkpointers
             master |= {
-                SavePart: self._save_master,
-                CompleteCheckpoint: folder.folder.complete,
-                ReleaseInput: lambda _: folder.forget(),
+                SavePart: lambda effect: store.save(effect.generation, effect.snapshot),
+                CompleteCheckpoint: store.folder.complete,
             }
+            gateway |= {SavePart: self._save_gateway, ReleaseInput: lambda _: input_files.forget()}
             collector |= {SavePart: lambda effect: results.save(effect.generation, effect.snapshot), Publish: self._publish}
         self._host(MASTER, self.master, master)
+        self._host(GATEWAY, self.gateway, gateway)
         self._host(COLLECTOR, self.collector, collector)
         for role in self.slaves:
             if self._checkpointers is not None:
@@ -216,7 +228,7 @@ class Simulation:
             SetTimer: partial(self._set_timer, name),
             RestartClock: nothing,
         }
-        self._hosts[name] = _SimulatedHost(role, _VirtualClock(self), {**shared, **performers})
+        self._hosts[name] = _SimulatedHost(name, role, _VirtualClock(self), {**shared, **performers})
 
     def _crash(self, slave_count: int) -> None:
         """All processes die; new ones continue from the newest checkpoint."""
@@ -244,10 +256,11 @@ class Simulation:
         self._sequence += 1
         heapq.heappush(self._queue, (time_us, self._sequence, name, action))
 
-    def _send(self, sender: int, receiver: int, name: str, action: Callable[[], None]) -> None:
+    def _send(self, sender: RoleId, receiver: RoleId, name: str, action: Callable[[], None]) -> None:
         """Send a message: it arrives after a random delay, and after all earlier ones of the same channel."""
         channel = (sender, receiver)
-        arrival = max(self.now_us + self._delays.message_us(sender, receiver), self._channel_free_us.get(channel, 0) + 1)
+        delay_us = self._delays.message_us(actor_of(sender), actor_of(receiver))
+        arrival = max(self.now_us + delay_us, self._channel_free_us.get(channel, 0) + 1)
         self._channel_free_us[channel] = arrival
         self._at(arrival, name, action)
 
@@ -293,13 +306,14 @@ class Simulation:
         """Perform a remaining crash, when all results are visible and the checkpoints still exist; False when none remains."""
         if self._checkpointers is None or not self._crashes:
             return False
-        self._checkpointers[1].publish_all()
+        self._checkpointers[2].publish_all()
         self._crash(self._crashes.popleft()[1] or len(self.slaves))
         return True
 
     @property
     def _over(self) -> bool:
-        return self.master.finished and self.collector.finished and all(s.finished for s in self.slaves)
+        roles: tuple[Role, ...] = (self.master, self.gateway, self.collector)
+        return all(role.finished for role in roles) and all(s.finished for s in self.slaves)
 
     def _error(self, text: str) -> SimulationError:
         return SimulationError(f"{text}\n  last steps: " + "\n              ".join(self._steps))
@@ -309,7 +323,7 @@ class Simulation:
     def _deliver(self, name: RoleId, event: Event) -> None:
         """Deliver an event to a role."""
         self._hosts[name].deliver(event)
-        if name >= FIRST_SLAVE:
+        if is_slave(name):
             slave = self.slaves[slave_of(name)]
             self._changed.add(slave.id)
             self._keep_working(slave)
@@ -321,6 +335,7 @@ class Simulation:
         message, to = effect.message, effect.to
         self._count(message, 1)
         frame = wire.FORMATS[type(message)].pack(message)
+        wire.address(frame, sender, to)
         arrive = partial(self._arrive, sender, to, type(message), frame)
         self._send(sender, to, f"{_describe(message)} from role {sender} to role {to}", arrive)
 
@@ -341,7 +356,7 @@ class Simulation:
 
     def _set_timer(self, name: RoleId, effect: SetTimer) -> None:
         self._hosts[name].timers.set(effect)
-        due_us = max(self.now_us, effect.at_us - self._clock_ahead_us) + self._delays.work_us(name)
+        due_us = max(self.now_us, effect.at_us - self._clock_ahead_us) + self._delays.work_us(actor_of(name))
         self._at(due_us, f"timer {effect.timer} of role {name}", partial(self._fire, name, effect))
 
     def _fire(self, name: RoleId, effect: SetTimer) -> None:
@@ -358,7 +373,7 @@ class Simulation:
             host.working = False
             self._deliver(slave_role(slave.id), WorkDue())
 
-        self._at(self.now_us + self._delays.work_us(slave_role(slave.id)), f"work of slave {slave.id}", work)
+        self._at(self.now_us + self._delays.work_us(actor_of(slave_role(slave.id))), f"work of slave {slave.id}", work)
 
     # ------------------------------------------------------------ performers
 
@@ -367,17 +382,17 @@ class Simulation:
 
     def _ask(self, stream: int, instead: int | None) -> None:
         """Let a source read, or be idle for some time."""
-        patience_us, at = self.config.time.idle_timeout_us, self.now_us + self._delays.work_us(MASTER)
+        patience_us, at = self.config.time.idle_timeout_us, self.now_us + self._delays.work_us(actor_of(GATEWAY))
         stall_us = self._delays.stall_us(patience_us) if patience_us else 0
         if stall_us <= patience_us:
             self._at(at + stall_us, f"read {STREAM_NAMES[stream]}", partial(self._read, stream))
         else:
-            self._at(at + patience_us, "a stream is idle", partial(self._deliver, MASTER, SourceIdle(stream)))
-            self._at(at + stall_us, "a stream resumes", partial(self._deliver, MASTER, SourceResumed(stream)))
+            self._at(at + patience_us, "a stream is idle", partial(self._deliver, GATEWAY, SourceIdle(stream)))
+            self._at(at + stall_us, "a stream resumes", partial(self._deliver, GATEWAY, SourceResumed(stream)))
 
     def _read(self, stream: int) -> None:
         batch = self._sources[stream].read()
-        self._deliver(MASTER, SourceEnded(stream) if batch is None else BatchRead(stream, batch))
+        self._deliver(GATEWAY, SourceEnded(stream) if batch is None else BatchRead(stream, batch))
 
     def _restart_clock(self, effect: RestartClock) -> None:
         self._clock_ahead_us = effect.clock_us - self.now_us
@@ -394,17 +409,17 @@ class Simulation:
     def _commit(self, effect: CommitEpoch) -> None:
         self._commits.append(effect.epoch)
 
-    def _save_master(self, effect: SavePart) -> None:
+    def _save_gateway(self, effect: SavePart) -> None:
         assert self._checkpointers is not None
         self._side_counts[effect.generation] = len(self._side_rows)
-        self._checkpointers[0].save(effect.generation, effect.snapshot)
+        self._checkpointers[1].save(effect.generation, effect.snapshot)
 
     def _save_slave(self, slave: Slave, effect: SavePart) -> None:
         self._slave_checkpointers[slave.id].save(effect)
 
     def _publish(self, effect: Publish) -> None:
         assert self._checkpointers is not None
-        self._checkpointers[1].publish(effect.generation)
+        self._checkpointers[2].publish(effect.generation)
         shown, counted = self._sink.shown_count, self.config.sink.kind == "count"
         check_shown(shown, self._shown, effect.generation, self._checkpointers[0].folder.newest(), counted=counted)
         self._shown = shown
@@ -414,11 +429,12 @@ class Simulation:
     def _check(self) -> None:
         """Every role's own invariants, and those over all roles (`runtime.simulator.checkers`)."""
         self.master.validate()
+        self.gateway.validate()
         self.collector.validate()
         for slave in self._changed:
             self.slaves[slave].validate()
         self._changed.clear()
-        check_ledger(self.master, self.slaves, self._in_flight, self._before[0])
+        check_ledger(self.gateway, self.slaves, self._in_flight, self._before[0])
         if self.master.controller.moves or self._moved:
             check_owners(self.master.controller, self.slaves)
         self._moved = bool(self.master.controller.moves)
@@ -434,7 +450,7 @@ class Simulation:
             summary["count"],
             summary["digest"],
             {name: sum(s.joined[i] for s in self.slaves) + joined[i] for i, name in enumerate(STREAM_NAMES)},
-            self.master.summary()["counts"],
+            self.gateway.summary()["counts"],
             self._side_rows,
             steps,
             self._commits,

@@ -7,7 +7,7 @@ Stays out: buffering and delivering (`cluster.master.master`), the separate coun
 
 from __future__ import annotations
 
-from swjoin.cluster.master.intake import StreamIntake
+from swjoin.cluster.gateway.intake import StreamIntake
 
 Intakes = tuple[StreamIntake, StreamIntake]
 
@@ -17,6 +17,7 @@ class Prefill:
 
     def __init__(self, streams: Intakes, length_us: int) -> None:
         self.length_us = length_us
+        self.reported = False  # to the master, that all have joined it
         self._streams = streams
 
     def end_us(self, origin_us: int) -> int:

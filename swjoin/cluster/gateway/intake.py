@@ -5,7 +5,7 @@ What: `StreamIntake` turns `SourceBatch`es into time-ordered tuples. It counts a
 bound.
 Why: after the intake every stream is in time order and every removed row has a reason, which keeps windows and epochs simple.
 Lateness is a function of the input rows alone, never of speed.
-Stays out: partitioning and epochs (`cluster.master.mini_buffers`, `cluster.master.master`), reading files (`connectors`).
+Stays out: partitioning and epochs (`cluster.gateway.mini_buffers`, `cluster.master.master`), reading files (`connectors`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 What: `MatchEstimates` counts arrived and dropped tuples; it estimates matches per tuple and the lost pairs.
 Why: load shedding needs the value of tuples, and the size of its loss, without joining the dropped tuples.
-Stays out: choosing tuples (`cluster.master.overload`).
+Stays out: choosing tuples (`cluster.gateway.overload`).
 
 Each stream has a sketch: three rows of counters, each key with one counter per row, shared with other keys. The counters decay
 by a factor of e per span of the bounds; at a steady rate they count about the tuples of one window. The minimum of a key's

@@ -2,7 +2,7 @@
 
 What: `Ingress`, `ingress_of`.
 Why: the ingress is injected into the master and the API's engine, so that the forecast can substitute its model.
-Stays out: admission of rows (`cluster.master.intake`), the order of reads (`cluster.master.read_scheduler`).
+Stays out: admission of rows (`cluster.gateway.intake`), the order of reads (`cluster.gateway.read_scheduler`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from swjoin.cluster.master.intake import StreamIntake
-from swjoin.cluster.master.mini_buffers import MiniBuffers
+from swjoin.cluster.gateway.intake import StreamIntake
+from swjoin.cluster.gateway.mini_buffers import MiniBuffers
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import LEFT, RIGHT, RowLayout
 from swjoin.routing.hash_partition import HashPartition

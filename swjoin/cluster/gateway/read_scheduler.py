@@ -2,16 +2,16 @@
 
 What: `ReadScheduler`: `next_stream`, `origin_us`; idle and resumed streams, and their effect on the time of both.
 Why: both streams must advance together and within the buffers' limits, and an idle stream must not stop the other.
-Stays out: rows (`cluster.master.intake`), sources, the detection of idle sources (the runtimes).
+Stays out: rows (`cluster.gateway.intake`), sources, the detection of idle sources (the runtimes).
 """
 
 from __future__ import annotations
 
-from swjoin.cluster.master.intake import StreamIntake
-from swjoin.cluster.master.overload import Overload
-from swjoin.cluster.master.phases import Phases
-from swjoin.cluster.master.prefill import Prefill
-from swjoin.cluster.master.slots import Slots
+from swjoin.cluster.gateway.intake import StreamIntake
+from swjoin.cluster.gateway.overload import Overload
+from swjoin.cluster.gateway.prefill import Prefill
+from swjoin.cluster.gateway.run_state import RunState
+from swjoin.cluster.gateway.slots import Slots
 from swjoin.config.run import RunConfig
 
 _LEAST_LEAD_US = 1_000_000
@@ -28,12 +28,12 @@ class ReadScheduler:
         slots: Slots,
         overload: Overload,
         prefill: Prefill,
-        phases: Phases,
+        state: RunState,
     ) -> None:
         self.pending: int | None = None
         self._origin_us: int | None = None
         self._streams, self._slots, self._overload = streams, slots, overload
-        self._prefill, self._phases = prefill, phases
+        self._prefill, self._state = prefill, state
         self._realtime = config.pace == "realtime"
         self._live = config.live
         self._lead_us = max(_LEAST_LEAD_US, config.query.bounds.retention_us)  # with count windows the lower limit
@@ -68,7 +68,7 @@ class ReadScheduler:
         if self.pending is not None:
             return None
         origin = self.origin_us
-        if self._phases.in_prefill:
+        if self._state.in_prefill:
             # When nothing can be delivered, the prefill is read even past the limit of the mini-buffers.
             full = self._slots.waiting_bytes >= self._limit_bytes and delivering
             return None if full else self._prefill.stream_to_read(origin)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swjoin.cluster.master.tuple_queue import Pending, Store, StoreFullError
+from swjoin.cluster.gateway.tuple_queue import Pending, Store, StoreFullError
 from swjoin.core.batch import I64, LEFT, RIGHT, RowLayout, StoredBatch, TupleBatch
 from swjoin.core.data_messages import Delivery, Route
 from swjoin.core.ids import BEGIN_OF_TIME_US, EpochIndex, GroupId, QueryId, SlaveId
@@ -99,7 +99,7 @@ class MiniBuffers:
     ) -> None:
         """count_windows: tuples carry sequence numbers, which replace their times in deliveries (`core.sequence_numbers`)."""
         self._count_windows = count_windows
-        self.store: Store | None = None  # spilled tuples (`cluster.master.overload`)
+        self.store: Store | None = None  # spilled tuples (`cluster.gateway.overload`)
         self._layouts = wire_layouts(layouts, count_windows=count_windows)
         self._sub_group_count = sub_group_count
         self._shelves = [self._new_shelf() for _ in range(sub_group_count)]

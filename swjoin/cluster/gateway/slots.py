@@ -7,10 +7,9 @@ Stays out: realtime pace, where the clock decides (`policy.epochs`); delivering 
 
 from __future__ import annotations
 
-from swjoin.cluster.master.checkpoint_coordinator import Checkpoints
-from swjoin.cluster.master.controller import Controller
-from swjoin.cluster.master.intake import StreamIntake
-from swjoin.cluster.master.mini_buffers import MiniBuffers
+from swjoin.cluster.gateway.intake import StreamIntake
+from swjoin.cluster.gateway.mini_buffers import MiniBuffers
+from swjoin.cluster.gateway.run_state import RunState
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import RunFailed
@@ -26,13 +25,12 @@ class Slots:
         config: RunConfig,
         streams: tuple[StreamIntake, StreamIntake],
         buffers: MiniBuffers,
-        controller: Controller,
-        checkpoints: Checkpoints,
+        state: RunState,
     ) -> None:
         self.boundary_us = BEGIN_OF_TIME_US
         last = config.query.last
         self.size = EpochSize(config.cluster.epoch_tuples, sum(last) if last else config.query.bounds.retention_us)
-        self._streams, self._buffers, self._controller, self._checkpoints = streams, buffers, controller, checkpoints
+        self._streams, self._buffers, self._state = streams, buffers, state
         self._limit_bytes = config.cluster.mini_buffer_bytes
         self._count_windows = config.query.bounds.count_windows
         self._out_of_order_us = config.time.max_out_of_order_us
@@ -47,10 +45,9 @@ class Slots:
 
         origin_us: start of the time axis, None while unknown. mid_epoch: some sub-groups have not had their slot.
         """
-        moves = bool(self._controller.moves)
-        waits = moves or self._checkpoints.under_way
-        if self._checkpoints.stopping:  # deliver everything, but after the moves or the checkpoint in flight
-            return END_OF_TIME_US if mid_epoch or self._controller.movement.has_orders or not waits else None
+        waits = self._state.waits
+        if self._state.stopping:  # deliver everything, but after the moves or the checkpoint in flight
+            return END_OF_TIME_US if mid_epoch or self._state.moving.has_orders or not waits else None
         if self.exhausted and self._buffers.tuples == 0 and waits and not mid_epoch:
             return None  # held-back tuples remain, or the end needs a checkpoint first
         return self.ripe(origin_us, mid_epoch=mid_epoch)
@@ -105,9 +102,9 @@ class Slots:
 
     def check_room(self) -> None:
         """RunFailed when full buffers cannot be emptied by any delivery."""
-        if self._stuck_bytes < self._limit_bytes or self._buffers.tuples or self._controller.moves or self._null_keys_wait:
+        if self._stuck_bytes < self._limit_bytes or self._buffers.tuples or self._state.moving or self._null_keys_wait:
             return
         raise RunFailed(
-            f"master: {self._stuck_bytes} bytes wait for rows that may still come within max_out_of_order "
+            f"gateway: {self._stuck_bytes} bytes wait for rows that may still come within max_out_of_order "
             f"({self._out_of_order_us} us); raise cluster.mini_buffer or declare a smaller bound"
         )

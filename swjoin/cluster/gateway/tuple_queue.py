@@ -2,8 +2,8 @@
 
 What: `Pending`, a queue of batches: append, merge, take from the front, drop single tuples, store and load again.
 Why: tuples are taken from the front only, so the last ones can be spilled without an effect on callers.
-Stays out: the set of queues (`cluster.master.mini_buffers`), the choice of dropped or stored tuples
-(`cluster.master.overload`), files.
+Stays out: the set of queues (`cluster.gateway.mini_buffers`), the choice of dropped or stored tuples
+(`cluster.gateway.overload`), files.
 """
 
 from __future__ import annotations

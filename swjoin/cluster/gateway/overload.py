@@ -3,7 +3,7 @@
 What: `Overload.relieve`, after every step of the master: sheds tuples, or spills them to disk, until the buffers have room.
 Why: a source that cannot wait must not make the master's memory grow; shed tuples and lost pairs are counted, estimated and
 logged.
-Stays out: full slaves (`cluster.master.deferral`), files (`runtime.spill`), when a source waits (`cluster.master.master`).
+Stays out: full slaves (`cluster.gateway.deferral`), files (`runtime.spill`), when a source waits (`cluster.master.master`).
 
 Tuples of full slaves are removed first, then those that wait for their slot. The random choice has its own seed, so that a run
 is as repeatable as its timing.
@@ -13,16 +13,16 @@ data streams, SIGMOD 2003).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from swjoin.cluster.master.controller import Controller
-from swjoin.cluster.master.intake import StreamIntake
-from swjoin.cluster.master.mini_buffers import MiniBuffers
-from swjoin.cluster.master.selectivity import F64, MatchEstimates
-from swjoin.cluster.master.slots import Slots
-from swjoin.cluster.master.tuple_queue import Pending, Store, StoreFullError
+from swjoin.cluster.gateway.intake import StreamIntake
+from swjoin.cluster.gateway.mini_buffers import MiniBuffers
+from swjoin.cluster.gateway.selectivity import F64, MatchEstimates
+from swjoin.cluster.gateway.slots import Slots
+from swjoin.cluster.gateway.tuple_queue import Pending, Store, StoreFullError
 from swjoin.cluster.role import SetAside
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, SourceBatch, StoredBatch, TupleBatch
@@ -40,13 +40,13 @@ class Overload:
         streams: tuple[StreamIntake, StreamIntake],
         buffers: MiniBuffers,
         slots: Slots,
-        controller: Controller,
+        note: Callable[..., None],
         store: Store | None,
     ) -> None:
-        """store: spills tuples to disk."""
+        """note: takes time, kind and fields of an event for the run's log. store: spills tuples to disk."""
         self.config = config.on_overload
         self._streams, self._buffers, self._slots = streams, buffers, slots
-        self._controller, self._store = controller, store
+        self._note, self._store = note, store
         self._limit_bytes = config.cluster.mini_buffer_bytes
         self._count_windows = config.query.bounds.count_windows
         self._random = np.random.default_rng([config.seed, 0x5ED])
@@ -104,12 +104,12 @@ class Overload:
                         freed += pending.store(nbytes - freed, self._put)
         except StoreFullError as error:  # the limit until tuples are loaded again
             self._most_stored_bytes = self._buffers.stored_bytes
-            self._controller.note(now_us, "spilled", text=str(error), amount=float(self._most_stored_bytes))
+            self._note(now_us, "spilled", text=str(error), amount=float(self._most_stored_bytes))
         tuples, now_stored = self.spilled_tuples - before, self._buffers.stored_bytes
         if tuples:
             self.peak_stored_bytes = max(self.peak_stored_bytes, now_stored)
             spilled_bytes = now_stored - stored_bytes
-            self._controller.note(now_us, "spilled", tuples=tuples, state_bytes=spilled_bytes, amount=float(now_stored))
+            self._note(now_us, "spilled", tuples=tuples, state_bytes=spilled_bytes, amount=float(now_stored))
 
     def _put(self, batch: TupleBatch) -> StoredBatch:
         assert self._store is not None, "policy spill without a store"
@@ -133,7 +133,7 @@ class Overload:
             keys.append(np.concatenate([np.empty(0, np.int64), *(batch.key for batch in dropped[stream])]))
         if shed and self.estimates is not None:
             self.estimates.dropped((keys[LEFT], keys[RIGHT]))
-            self._controller.note(now_us, "shed", tuples=len(keys[LEFT]) + len(keys[RIGHT]), state_bytes=freed)
+            self._note(now_us, "shed", tuples=len(keys[LEFT]) + len(keys[RIGHT]), state_bytes=freed)
         return shed
 
     def _drop(self, waiting: list[tuple[int, Pending]], nbytes: int, dropped: tuple[list[TupleBatch], list[TupleBatch]]) -> int:

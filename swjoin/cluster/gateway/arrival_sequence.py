@@ -4,7 +4,7 @@ What: `ArrivalSequence.place` numbers the tuples whose order is final; `passed` 
 `released` takes tuples from the intake, numbered or not.
 Why: "the last N tuples" means nothing on a slave that receives a part of each stream. One order, fixed at the intake, makes the
 answer a function of the input alone, whatever the number of slaves.
-Stays out: numbered batches (`core.sequence_numbers`), sorting one stream (`cluster.master.intake`), matching
+Stays out: numbered batches (`core.sequence_numbers`), sorting one stream (`cluster.gateway.intake`), matching
 (`state.join_kernel`).
 
 Tuples are ordered by time; at equal times left before right, then by row. The order of a left tuple is final when no earlier
@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from swjoin.cluster.master.intake import StreamIntake
-from swjoin.cluster.master.mini_buffers import MiniBuffers
+from swjoin.cluster.gateway.intake import StreamIntake
+from swjoin.cluster.gateway.mini_buffers import MiniBuffers
 from swjoin.config.run import QueryConfig
 from swjoin.core.batch import I64, LEFT, RIGHT, TupleBatch, in_memory
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US

@@ -1,0 +1,1 @@
+"""The gateway: intake, mini-buffers, slots, overload, deliveries."""
