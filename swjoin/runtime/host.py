@@ -267,12 +267,12 @@ class HostedRoles:
         for host in hosts:
             host.start()
         self._deliver_mail()
-        while not (all(host.ended for host in hosts) and transport.closed):
+        while not self._over:
             transport.check()
             for host in hosts:
                 host.observe()
             found = transport.poll()
-            if found is None and not self._fire_or_work():
+            if found is None and not self._fire_or_work() and not self._over:  # polling may have found the end of a thread
                 patience_us = min(host.patience_us() for host in hosts)  # a source that has rows again may have sent mail
                 found = None if self._mail else transport.wait(patience_us)
                 self._deliver_mail()
@@ -280,6 +280,10 @@ class HostedRoles:
                 self.deliver(*found)
         for host in hosts:
             host.observe()
+
+    @property
+    def _over(self) -> bool:
+        return self.transport.closed and all(host.ended for host in self._hosts.values())
 
     def _fire_or_work(self) -> bool:
         """Let one timer fire, or one role work."""

@@ -21,7 +21,8 @@ from swjoin.core.errors import RunFailed
 from swjoin.core.join_semantics import format_digest, pair_digest
 from swjoin.core.metric_columns import COLUMNS
 from swjoin.core.storage import AppendedFile
-from swjoin.runtime.in_process import run_local
+from swjoin.runtime.host import Addressed
+from swjoin.runtime.in_process import LocalTransport, run_local
 from tests.support.cases import CASES, Case, by_name, moving
 from tests.support.in_process import answer, run
 
@@ -37,6 +38,23 @@ def test_known_cases(case: Case, slaves: int, moves: bool, tmp_path: Path) -> No
     assert table.num_rows == report["results"]["count"]
     gap = table["right_ts"].to_numpy() - table["left_ts"].to_numpy()
     assert ((gap >= case.bounds[0]) & (gap <= case.bounds[1])).all()
+
+
+def test_nobody_waits_for_threads_that_have_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every other short run took a second longer: the main thread had polled the last end, and waited for another one."""
+    waits: list[bool] = []
+    wait = LocalTransport.wait
+
+    def watched(self: LocalTransport, at_most_us: int) -> Addressed | None:
+        waits.append(self._main and self.closed)
+        return wait(self, at_most_us)
+
+    monkeypatch.setattr(LocalTransport, "wait", watched)
+    for number in range(10):
+        (tmp_path / str(number)).mkdir()
+        run(CASES[0].write(tmp_path / str(number)), tmp_path / str(number), 2)
+    assert waits
+    assert not any(waits)
 
 
 def test_case_null_rows_are_counted(tmp_path: Path) -> None:
