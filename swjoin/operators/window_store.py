@@ -20,12 +20,14 @@ from swjoin.state.window_state import WindowState
 class WindowSizes:
     """Sizes of one slave's windows. theta_tuples: fine tuning parameter in tuples of both streams; 0: no fine tuning.
 
-    window_bytes: limit of blocks, payload and directories together.
+    window_bytes: limit of blocks, payload and directories together. in_order: each partition-group's tuples of a stream come in
+    time order; otherwise only those of one delivery do.
     """
 
     block_tuples: int
     theta_tuples: int
     window_bytes: int
+    in_order: bool = True
 
 
 class WindowStore:
@@ -33,7 +35,7 @@ class WindowStore:
 
     def __init__(self, sizes: WindowSizes, layouts: tuple[RowLayout | None, RowLayout | None], owner: str) -> None:
         self.limit_bytes = sizes.window_bytes
-        self.state = WindowState(sizes.block_tuples, sizes.theta_tuples, sizes.window_bytes, owner)
+        self.state = WindowState(sizes.block_tuples, sizes.theta_tuples, sizes.window_bytes, owner, in_order=sizes.in_order)
         self.payload = tuple(None if layout is None else PayloadStore(layout, sizes.window_bytes) for layout in layouts)
         self._peak_bytes = 0
         self.limit_blocks()

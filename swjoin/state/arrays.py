@@ -30,7 +30,8 @@ PAIRS, FIRST_MATCHES, MARK_LEFT, MARK_RIGHT = 1, 2, 4, 8
 IDS_ALONE = 32  # write only ids of pairs
 COUNT_WINDOWS = 16  # TS of a stored tuple is its sequence number, of a fresh one the other stream's tuples before it
 
-# a block's header: the next newer block of the chain or -1, tuples in it, times of its oldest and newest tuple
+# a block's header: the next newer block of the chain or -1, tuples in it, times of its oldest and newest tuple (out of order:
+# times between which all of its tuples lie)
 NEXT, FILL, FIRST_TS, LAST_TS = 0, 1, 2, 3
 HEADER = 4
 
@@ -53,14 +54,17 @@ CANDIDATES = 1024  # per kind; enough for many cache misses at once, few enough 
 
 
 class Pool(NamedTuple):
-    """Blocks: block b holds the tuples b * block_tuples ... in time order, and their tags from b * tag_stride on."""
+    """Blocks: block b holds the tuples b * block_tuples ... and their tags from b * tag_stride on.
+
+    In order, the tuples of a mini-partition are in time order, within its blocks and from block to block.
+    """
 
     rows: I64  # (blocks * block_tuples * ROW,)
     tags: U16  # (blocks * tag_stride,)
     header: I64  # (blocks * HEADER,)
     free: I32  # recycled blocks, a stack
     control: I64  # (4,) recycled count, never used from here on, in use, most that may be in use now
-    shape: I64  # (2,) block_tuples, tag_stride (block_tuples rounded up to whole masks)
+    shape: I64  # (3,) block_tuples, tag_stride (block_tuples rounded up to whole masks), whether tuples come in order
 
 
 class Minis(NamedTuple):
@@ -164,7 +168,7 @@ def block_bytes(block_tuples: int) -> int:
     return 8 * ROW * block_tuples + 2 * stride + 8 * HEADER + 4
 
 
-def new_pool(block_count: int, block_tuples: int) -> Pool:
+def new_pool(block_count: int, block_tuples: int, *, in_order: bool = True) -> Pool:
     """A pool of at most `block_count` blocks; memory becomes resident as blocks are used."""
     stride = -(-block_tuples // LANES) * LANES
     return Pool(
@@ -173,7 +177,7 @@ def new_pool(block_count: int, block_tuples: int) -> Pool:
         _aligned(block_count * HEADER, np.int64),
         np.empty(block_count, np.int32),
         np.array([0, 0, 0, block_count], np.int64),
-        np.array([block_tuples, stride], np.int64),
+        np.array([block_tuples, stride, int(in_order)], np.int64),
     )
 
 

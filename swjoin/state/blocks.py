@@ -4,7 +4,7 @@ What: `take_block`, `give_block`, `append_row`, `append_columns`, `drain_runs`, 
 Why: joining, tuning and state movement all build chains; they must do it the same way.
 Stays out: joining (`state.join_kernel`), splitting and merging (`state.extendible_hash`).
 
-Blocks of one mini-partition form a chain from the oldest (FIRST) to the head block (HEAD), in time order.
+Blocks of one mini-partition form a chain from the oldest (FIRST) to the head block (HEAD), in time order where tuples come so.
 """
 
 from __future__ import annotations
@@ -80,6 +80,14 @@ def free_blocks(pool: Pool) -> int:
 
 
 @kernel(inline="always")
+def note_times(header, block, fill, first, last):  # type: ignore[no-untyped-def]
+    """Tuples with times from `first` to `last` are appended to a block that holds `fill` tuples."""
+    at = block * HEADER
+    header[at + FIRST_TS] = first if fill == 0 else min(header[at + FIRST_TS], first)
+    header[at + LAST_TS] = last if fill == 0 else max(header[at + LAST_TS], last)
+
+
+@kernel(inline="always")
 def append_row(rows, tags, header, free, control, shape, counters, counter, s, row, tag):  # type: ignore[no-untyped-def]
     """Append the tuple of record `row` (a pool position) to a mini-partition, copying it; the source stays as it is.
 
@@ -88,13 +96,12 @@ def append_row(rows, tags, header, free, control, shape, counters, counter, s, r
     head = counters[counter + HEAD + s]
     if head == NONE or header[head * HEADER + FILL] == shape[0]:
         head = take_block(header, free, control, counters, counter, s)
-        header[head * HEADER + FIRST_TS] = rows[row * ROW + TS]
     fill = header[head * HEADER + FILL]
     to = (head * shape[0] + fill) * ROW
     for f in range(ROW):
         rows[to + f] = rows[row * ROW + f]
     tags[head * shape[1] + fill] = tag
-    header[head * HEADER + LAST_TS] = rows[to + TS]
+    note_times(header, head, fill, rows[to + TS], rows[to + TS])
     header[head * HEADER + FILL] = fill + 1
     counters[counter + TUPLES + s] += 1
 
@@ -108,7 +115,6 @@ def append_columns(pool: Pool, minis: Minis, s: int, mini: int, key: I64, ts: I6
         head = counters[counter + HEAD + s]
         if head == NONE or header[head * HEADER + FILL] == pool.shape[0]:
             head = take_block(header, pool.free, pool.control, counters, counter, s)
-            header[head * HEADER + FIRST_TS] = ts[i]
         fill = header[head * HEADER + FILL]
         to = (head * pool.shape[0] + fill) * ROW
         rows[to + KEY] = key[i]
@@ -118,7 +124,7 @@ def append_columns(pool: Pool, minis: Minis, s: int, mini: int, key: I64, ts: I6
         if flags.shape[0] > 0:
             rows[to + REF] |= np.int64(flags[i]) << FLAG_BITS
         pool.tags[head * pool.shape[1] + fill] = tag_of(hash_key(key[i]))
-        header[head * HEADER + LAST_TS] = ts[i]
+        note_times(header, head, fill, ts[i], ts[i])
         header[head * HEADER + FILL] = fill + 1
     counters[counter + TUPLES + s] += key.shape[0]
 
@@ -233,7 +239,7 @@ def chain_blocks(header: I64, block: int) -> int:
 @kernel
 def expire(pool: Pool, minis: Minis, dead_below_left: int, dead_below_right: int) -> int:
     """Drop, in every mini-partition, the blocks whose newest tuple has ts below its stream's limit. Returns tuples dropped."""
-    header, free, control = pool.header, pool.free, pool.control
+    header, free, control, in_order = pool.header, pool.free, pool.control, pool.shape[2] != 0
     counters, group = minis.counters, minis.group
     dropped = 0
     for mini in range(minis.control[NEVER_USED]):
@@ -242,17 +248,25 @@ def expire(pool: Pool, minis: Minis, dead_below_left: int, dead_below_right: int
         counter = mini * COUNTERS
         for s in range(2):
             limit = dead_below_left if s == 0 else dead_below_right
-            block = counters[counter + FIRST + s]
-            while block != NONE and header[block * HEADER + LAST_TS] < limit:
-                n = header[block * HEADER + FILL]
+            before, block = NONE, counters[counter + FIRST + s]
+            while block != NONE:
                 following = header[block * HEADER + NEXT]
+                if header[block * HEADER + LAST_TS] >= limit:
+                    if in_order:
+                        break
+                    before, block = block, following
+                    continue
+                n = header[block * HEADER + FILL]
                 give_block(free, control, block)
                 counters[counter + TUPLES + s] -= n
                 dropped += n
+                if before == NONE:
+                    counters[counter + FIRST + s] = following
+                else:
+                    header[before * HEADER + NEXT] = following
                 block = following
-            counters[counter + FIRST + s] = block
             if block == NONE:
-                counters[counter + HEAD + s] = NONE
+                counters[counter + HEAD + s] = before
     return dropped
 
 

@@ -41,7 +41,7 @@ from swjoin.state.arrays import (
     Minis,
     Pool,
 )
-from swjoin.state.blocks import NONE, append_row, chain_blocks, free_blocks, give_block, give_chain, take_block
+from swjoin.state.blocks import NONE, append_row, chain_blocks, free_blocks, give_block, give_chain, note_times, take_block
 from swjoin.state.simd import copy_items, prefetch
 
 TUNED, NEED_MINIS, NEED_SLOTS = 0, 1, 2
@@ -179,21 +179,22 @@ def _point(directories: Directories, minis: Minis, mini: int) -> None:
 
 
 @kernel(inline="always")
-def _seal(header, rows, block, size, fill):  # type: ignore[no-untyped-def]
-    """Write a filled block's header."""
+def _seal(header, rows, block, size, fill, in_order):  # type: ignore[no-untyped-def]
+    """Write a filled block's header. In order, its last tuple is its newest; otherwise its times have been noted."""
     header[block * HEADER + FILL] = fill
-    header[block * HEADER + LAST_TS] = rows[(block * size + fill - 1) * ROW + TS]
+    if in_order:
+        header[block * HEADER + LAST_TS] = rows[(block * size + fill - 1) * ROW + TS]
 
 
 @kernel
 def _split(pool: Pool, minis: Minis, directories: Directories, mini: int) -> int:
-    """Tuples whose hash has the next bit set move to a new mini-partition-group, which is returned; time order is kept."""
+    """Tuples whose hash has the next bit set move to a new mini-partition-group, which is returned; their order is kept."""
     depth = minis.depth[mini]
     bit = np.uint64(depth)
     twin = int(take_mini(minis, np.int64(minis.group[mini]), depth + 1, minis.pattern[mini] | (1 << depth)))
     minis.depth[mini] = depth + 1
     counters, header, rows, tags = minis.counters, pool.header, pool.rows, pool.tags
-    free, control, size, stride = pool.free, pool.control, pool.shape[0], pool.shape[1]
+    free, control, size, stride, in_order = pool.free, pool.control, pool.shape[0], pool.shape[1], pool.shape[2] != 0
     counter = np.array([mini * COUNTERS, twin * COUNTERS])  # indexed by the bit, so that no branch depends on it
     head = np.empty(2, np.int64)
     fill = np.empty(2, np.int64)
@@ -204,6 +205,10 @@ def _split(pool: Pool, minis: Minis, directories: Directories, mini: int) -> int
         while block != NONE:
             at, at_tag = block * size, block * stride
             n = header[block * HEADER + FILL]
+            low, high = header[block * HEADER + FIRST_TS], header[block * HEADER + LAST_TS]
+            for side in range(2 if not in_order else 0):
+                if fill[side] < size:  # tuples of this block may follow in it
+                    note_times(header, head[side], fill[side], low, high)
             following = int(header[block * HEADER + NEXT])
             if following != NONE:  # it lies elsewhere in the pool, and is read in a moment
                 prefetch(header, following * HEADER)
@@ -213,10 +218,11 @@ def _split(pool: Pool, minis: Minis, directories: Directories, mini: int) -> int
                 goes = np.int64((hash_key(rows[(at + j) * ROW + KEY]) >> bit) & np.uint64(1))
                 if fill[goes] == size:
                     if counters[counter[goes] + FIRST + s] != NONE:
-                        _seal(header, rows, head[goes], size, size)
+                        _seal(header, rows, head[goes], size, size, in_order)
                         counters[counter[goes] + TUPLES + s] += size
                     head[goes] = take_block(header, free, control, counters, counter[goes], s)
-                    header[head[goes] * HEADER + FIRST_TS] = rows[(at + j) * ROW + TS]
+                    header[head[goes] * HEADER + FIRST_TS] = rows[(at + j) * ROW + TS] if in_order else low
+                    header[head[goes] * HEADER + LAST_TS] = high
                     fill[goes] = 0
                 to = head[goes] * size + fill[goes]
                 copy_items(rows, to * ROW, rows, (at + j) * ROW, ROW)
@@ -226,7 +232,7 @@ def _split(pool: Pool, minis: Minis, directories: Directories, mini: int) -> int
             block = following
         for side in range(2):
             if counters[counter[side] + FIRST + s] != NONE:
-                _seal(header, rows, head[side], size, fill[side])
+                _seal(header, rows, head[side], size, fill[side], in_order)
                 counters[counter[side] + TUPLES + s] += fill[side]
     _point(directories, minis, twin)
     return twin
@@ -234,7 +240,7 @@ def _split(pool: Pool, minis: Minis, directories: Directories, mini: int) -> int
 
 @kernel
 def _merge(pool: Pool, minis: Minis, directories: Directories, mini: int, buddy: int) -> None:
-    """Both buddies' tuples into `mini`, merged by time."""
+    """Both buddies' tuples into `mini`, merged by time where both are in order."""
     counters, header, rows, tags = minis.counters, pool.header, pool.rows, pool.tags
     free, control, shape = pool.free, pool.control, pool.shape
     counter = mini * COUNTERS

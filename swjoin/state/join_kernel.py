@@ -52,7 +52,7 @@ from swjoin.state.arrays import (
     Pool,
     Reaches,
 )
-from swjoin.state.blocks import NONE, free_blocks, take_block
+from swjoin.state.blocks import NONE, free_blocks, note_times, take_block
 from swjoin.state.candidates import take_candidates, verify
 from swjoin.state.fresh_tuples import scatter_fresh, sort_fresh
 from swjoin.state.simd import LANES, copy_items, match_mask, prefetch
@@ -143,10 +143,10 @@ def _join_group(
     """Join and store one partition-group's sorted fresh tuples, from the cursor on. False when the output is full.
 
     Parts per touched mini: 0 fresh left x stored right, 1 fresh right x stored left, 2 fresh left x fresh right, then both are
-    stored. Both the probes of a mini-partition and the blocks of a chain are in time order, so the probes that reach a block
-    are a range whose two ends only move forward.
+    stored. The probes of a mini-partition are in time order, so those that reach a block are a range. Where the blocks of a
+    chain are in time order, too, both ends of the range only move forward.
     """
-    size, stride = pool.shape[0], pool.shape[1]
+    size, stride, in_order = pool.shape[0], pool.shape[1], pool.shape[2] != 0
     rows, tags, header, free, control = pool.rows, pool.tags, pool.header, pool.free, pool.control
     counters, guard, due = minis.counters, minis.guard, minis.due
     home, mode = fresh.home, candidates.mode[0]
@@ -196,7 +196,10 @@ def _join_group(
                 while from_probe < end and fresh_rows[from_probe * ROW + TS] + reach_high < first_ts:
                     from_probe += 1
                 if from_probe == end:
-                    break  # in time order: later blocks are too new for all these probes
+                    if in_order:
+                        break  # later blocks are too new for all these probes
+                    position, from_probe, to_probe = following, begin, begin
+                    continue
                 if fresh_rows[(end - 1) * ROW + TS] + reach_low <= last_ts:
                     to_probe = end  # as for most blocks
                 while to_probe < end and fresh_rows[to_probe * ROW + TS] + reach_low <= last_ts:
@@ -244,6 +247,8 @@ def _join_group(
                         probe = strip_end
                     chunk += LANES
                     probe = from_probe
+                if not in_order:
+                    from_probe = to_probe = begin
                 position = following
             cursor[CUR_POSITION] = NONE
             part += 1
@@ -256,7 +261,6 @@ def _join_group(
             while i < end:
                 if head == NONE or header[head * HEADER + FILL] == size:
                     head = take_block(header, free, control, counters, counter, s)
-                    header[head * HEADER + FIRST_TS] = fresh.sequence[i] if count_windows else fresh_rows[i * ROW + TS]
                 fill = header[head * HEADER + FILL]
                 n = min(end - i, size - fill)
                 to, source = (head * size + fill) * ROW, i * ROW
@@ -269,9 +273,12 @@ def _join_group(
                 if mode & (MARK_LEFT | MARK_RIGHT) != 0:
                     for j in range(n):
                         home[i + j] = head * size + fill + j
+                if count_windows:
+                    note_times(header, head, fill, fresh.sequence[i], fresh.sequence[i + n - 1])
+                else:
+                    note_times(header, head, fill, fresh_rows[i * ROW + TS], fresh_rows[(i + n - 1) * ROW + TS])
                 i += n
                 header[head * HEADER + FILL] = fill + n
-                header[head * HEADER + LAST_TS] = fresh.sequence[i - 1] if count_windows else fresh_rows[(i - 1) * ROW + TS]
         stored = counters[counter + TUPLES] + counters[counter + TUPLES + 1]
         if theta > 0 and stored > 2 * theta and stored >= guard[touched[t]]:
             due[minis.control[DUE]] = touched[t]

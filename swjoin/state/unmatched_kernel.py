@@ -101,7 +101,7 @@ def sweep(
     cursor: (1,), 0 at first. emit: False if they were emitted before a crash. counts, digests: (groups,), of emitted rows,
     added to. Hidden partition-groups are skipped.
     """
-    rows, header, size = pool.rows, pool.header, pool.shape[0]
+    rows, header, size, in_order = pool.rows, pool.header, pool.shape[0], pool.shape[2] != 0
     counters, group = minis.counters, minis.group
     out_key, out_ts, out_id, out_ref = out.key, out.ts, out.id, out.ref
     capacity, used = out.capacity[0], out.used[0]
@@ -113,15 +113,19 @@ def sweep(
             continue
         stop = below_us[g]
         block = counters[mini * COUNTERS + FIRST + s]
-        while block != NONE and header[block * HEADER + FIRST_TS] < stop:
-            if header[block * HEADER + LAST_TS] >= from_us:
+        while block != NONE:
+            if header[block * HEADER + FIRST_TS] >= stop:
+                if in_order:
+                    break
+            elif header[block * HEADER + LAST_TS] >= from_us:
                 at, n = block * size, header[block * HEADER + FILL]
-                j = _first_not_below(rows, at, n, _guess(header, block, from_us), from_us)
+                j = _first_not_below(rows, at, n, _guess(header, block, from_us), from_us) if in_order else 0
                 while j < n:
                     row = (at + j) * ROW
                     if rows[row + TS] >= stop:
-                        break
-                    if rows[row + REF] & FLAGS == 0:
+                        if in_order:
+                            break
+                    elif rows[row + REF] & FLAGS == 0 and rows[row + TS] >= from_us:
                         if emit:
                             mine = uint64(rows[row + ID])
                             if capacity > 0:

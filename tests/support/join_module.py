@@ -58,7 +58,7 @@ def delivery(
 
 def make(bounds: Bounds, **options: Any) -> WindowJoinOperator:
     """A join of small sizes. options: of `WindowSizes` and `WindowJoinOperator`; left_layout, right_layout, materialise."""
-    sizes = {"block_tuples": 4, "theta_tuples": 8, "window_bytes": 1 << 20}
+    sizes: dict[str, Any] = {"block_tuples": 4, "theta_tuples": 8, "window_bytes": 1 << 20, "in_order": True}
     sizes = {name: options.pop(name, default) for name, default in sizes.items()}
     layouts = options.pop("left_layout", None), options.pop("right_layout", None)
     most = options.pop("result_tuples", 16)
