@@ -34,7 +34,7 @@ class Row(NamedTuple):
 class Answer(NamedTuple):
     """Count of a node's rows, and the sum of their ids mod 2^64."""
 
-    count: int
+    row_count: int
     digest: int
 
     @staticmethod
