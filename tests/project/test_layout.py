@@ -25,7 +25,7 @@ FLOORS: list[tuple[str, ...]] = [
     ("core",),
     ("expressions", "routing"),
     ("config", "state"),
-    ("connectors", "operators", "policy"),
+    ("connectors", "operators", "plan", "policy"),
     ("cluster", "duckdb", "spark"),
     ("checkpoint", "monitor"),
     ("runtime",),
@@ -113,7 +113,7 @@ def test_no_circle_of_imports() -> None:
     assert circle_in({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
-@pytest.mark.parametrize("name", ["policy", "cluster", "routing", "operators", "state"])
+@pytest.mark.parametrize("name", ["policy", "plan", "cluster", "routing", "operators", "state"])
 def test_roles_and_policies_are_pure(name: str) -> None:
     """No MPI, no Spark, no clock, no files, no randomness of their own (law 2)."""
     forbidden = {"mpi4py", "pyspark", "pyarrow", "time", "random", "datetime", "os", "pathlib", "threading", "socket", "pickle"}

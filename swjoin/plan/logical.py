@@ -1,0 +1,350 @@
+"""Logical plans: sources, interval joins, unions and results as nodes of a graph without cycles.
+
+What: `Source`, `IntervalJoin`, `Union`, `Result`; `LogicalPlan`, which is checked when it is made; the `Schema` of every node.
+Why: front ends make plans, and stages, explanations, runtimes and forecasts read them, without depending on each other.
+Stays out: watermarks (`plan.watermarks`), stages (`plan.stages`), evaluation of residual predicates (`expressions`).
+
+A node names its inputs. Row ids: a source's rows have their own; a union's `union_row_ids`; a join's row has the digest of the
+pair of its inputs' ids (`core.hashing.pair_hash`), MISSING_ID for a missing side.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from swjoin.config.sections import QueryConfig, check_key
+from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, U64
+from swjoin.core.errors import UserError
+from swjoin.core.join_semantics import mix64
+
+OutputTime: TypeAlias = Literal["max", "min", "left"]
+ARRIVAL_TIME: Final = "arrival time"  # the time of a source whose rows are stamped as they are read
+_GOLDEN = 0x9E3779B97F4A7C15
+_TIME_TYPES = re.compile(r"u?int(8|16|32|64)|timestamp\[.*|date(32|64)\[.*")
+
+
+class Column(NamedTuple):
+    """type: as Arrow writes it, such as `int64`, `string`, `timestamp[us]`."""
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Columns of a stream. time: name of the rows' time; no column has it if rows only carry the time. None: rows have none."""
+
+    columns: tuple[Column, ...]
+    time: str | None
+
+    @cached_property
+    def types(self) -> dict[str, str]:
+        return dict(self.columns)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A stream from outside. time: the column of the rows' time, or ARRIVAL_TIME; None: the rows have no time."""
+
+    name: str
+    columns: tuple[Column, ...]
+    time: str | None
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return ()
+
+
+@dataclass(frozen=True)
+class IntervalJoin:
+    """Pairs of two nodes' rows with equal keys and times within bounds.
+
+    left, right: names of the inputs. left_key, right_key: columns that are compared, the i-th with the i-th. query: bounds,
+    kind and residual predicate; None is refused. output_time: the time of a pair, the greater or the lesser of both rows'
+    times, or the left one's; a row that comes out alone keeps its own.
+    """
+
+    name: str
+    left: str
+    right: str
+    left_key: tuple[str, ...]
+    right_key: tuple[str, ...]
+    query: QueryConfig | None
+    output_time: OutputTime = "max"
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return self.left, self.right
+
+    @property
+    def keys(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return self.left_key, self.right_key
+
+    @property
+    def semantics(self) -> QueryConfig:
+        """The query. UserError if there is none."""
+        if self.query is None:
+            raise UserError("no time bound", subject=self.name, remedy="give lower and upper bounds of right time - left time")
+        return self.query
+
+
+@dataclass(frozen=True)
+class Union:
+    """The rows of all inputs, which have one schema, as a bag."""
+
+    name: str
+    inputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """An answer of the plan: the rows of a node, which go to the sinks."""
+
+    name: str
+    input: str
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (self.input,)
+
+
+Node: TypeAlias = Source | IntervalJoin | Union | Result
+
+
+def union_row_ids(input_index: int, ids: U64) -> U64:
+    """Ids, uint64 (n,), that rows of the union's input of this index, from 0 on, have after it."""
+    with np.errstate(over="ignore"):
+        return mix64(ids + np.uint64(input_index * _GOLDEN & (1 << 64) - 1))
+
+
+# ---------------------------------------------------------------- columns of a join
+
+
+def key_family(column: str, type_name: str) -> str:
+    """Family of a key's type; types of one family are comparable. UserError for types that cannot be keys."""
+    plain = re.sub(r"^dictionary<values=([^,]+),.*", r"\1", type_name)
+    if re.fullmatch(r"u?int(8|16|32|64)", plain):
+        return "integer"
+    if re.fullmatch(r"(large_)?string(_view)?", plain):
+        return "string"
+    if re.fullmatch(r"(large_)?binary(_view)?|fixed_size_binary\[\d+\]", plain):
+        return "binary"
+    if zone := re.fullmatch(r"timestamp\[(\w+), tz=.+\]", plain):
+        return f"timestamp[{zone[1]}] with time zone"
+    if re.fullmatch(r"bool|(timestamp|time(32|64)|date(32|64)|duration)\[\w+\]", plain):
+        return plain
+    hint = "round it to an integer first" if re.match("float|half|double|decimal", plain) else "use integers or strings"
+    raise UserError(f"type {type_name} cannot be a join key", subject=f"key column {column}", remedy=hint)
+
+
+def _common_type(left: str, right: str) -> str:
+    """Type of the key where right rows come out alone."""
+    if left == right:
+        return left
+    plain = [re.sub(r"^dictionary<values=([^,]+),.*", r"\1", name) for name in (left, right)]
+    family = key_family("", left)
+    if plain[0] == plain[1] or family not in ("integer", "string", "binary"):
+        return plain[0]
+    if family == "integer":
+        return "decimal128(20, 0)" if "uint64" in plain else "int64"
+    return f"large_{family}"
+
+
+class JoinColumn(NamedTuple):
+    """A column of a join's rows. side, origin: the input and the column of it that the values come from."""
+
+    name: str
+    type: str
+    side: int
+    origin: str
+
+
+def join_columns(join: IntervalJoin, left: Schema, right: Schema) -> tuple[JoinColumn, ...]:
+    """Columns of a join's rows: the key once, named as on the left, then all others of both sides, prefixed `left_` and
+    `right_` where names clash; semi and anti joins have the left ones only. Where a right row comes out alone, the right key's
+    values are in the key's columns."""
+    kind = join.semantics.kind
+    keys = [c for c in left.columns if c.name in join.left_key]
+    rest = [c for c in left.columns if c.name not in join.left_key]
+    others = [] if kind.one_sided else [c for c in right.columns if c.name not in join.right_key]
+    clashing = set(left.types) & {c.name for c in others}
+    taken: set[str] = set()
+    found = []
+    for side, column in [*((LEFT, c) for c in (*keys, *rest)), *((RIGHT, c) for c in others)]:
+        is_key = side == LEFT and column in keys
+        name, type_name = column
+        if is_key and kind.unmatched[RIGHT]:
+            type_name = _common_type(type_name, right.types[join.right_key[join.left_key.index(name)]])
+        if name in clashing and not is_key:
+            name = f"{STREAM_NAMES[side]}_{name}"
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        found.append(JoinColumn(name, type_name, side, column.name))
+    return tuple(found)
+
+
+def _join_schema(join: IntervalJoin, left: Schema, right: Schema) -> Schema:
+    columns = join_columns(join, left, right)
+    kind = join.semantics.kind
+    if kind.one_sided or (join.output_time == "left" and not kind.unmatched[RIGHT]):
+        time = next((c.name for c in columns if (c.side, c.origin) == (LEFT, left.time)), str(left.time))
+    else:
+        time = "ts"
+        while time in {c.name for c in columns}:
+            time += "_"
+    return Schema(tuple(Column(c.name, c.type) for c in columns), time)
+
+
+# ---------------------------------------------------------------- plans
+
+
+@dataclass(frozen=True)
+class LogicalPlan:
+    """Nodes of a plan, in any order. UserError, when it is made, for a plan that cannot be run."""
+
+    nodes: tuple[Node, ...]
+
+    def __post_init__(self) -> None:
+        names = Counter(node.name for node in self.nodes)
+        results = Counter(node.name for node in self.nodes if isinstance(node, Result))
+        for name, count in names.items():
+            what = "results" if results[name] == count else "nodes"
+            _check(count == 1, name, f"{count} {what} have this name", "name each node once")
+        for node in self.nodes:
+            if isinstance(node, Union):
+                _check(len(node.inputs) > 1, node.name, "a union needs two inputs or more", "name its inputs")
+            for port, name in zip(_ports(node), node.inputs, strict=True):
+                _check(bool(name), node.name, f"its {port} is missing", "name a source or another node")
+                known = ", ".join(n for n in names if not results[n])
+                _check(name in names, node.name, f"its {port} {name} is not in the plan", f"nodes are {known}")
+                _check(not results[name], node.name, f"its {port} {name} is a result", "read what the result reads")
+        _check(bool(results), "plan", "it has no result", "add a result that reads a node")
+        for node in self.ordered:
+            read = isinstance(node, Result) or bool(self.readers[node.name])
+            _check(read, node.name, "no node reads its rows", "add a result that reads it, or leave it out")
+            self.schema(node.name)
+        for node in self.ordered:
+            if isinstance(node, IntervalJoin) and node.semantics.bounds.count_windows:
+                self._check_count_windows(node)
+
+    def _check_count_windows(self, join: IntervalJoin) -> None:
+        alone = all(isinstance(self.node(name), Source) for name in join.inputs)
+        last = all(isinstance(reader, Result) for reader in self.readers[join.name])
+        remedy = "join within bounds of time, or read two sources and feed results alone"
+        _check(alone and last, join.name, "count windows need the order of sources, and give no time bound", remedy)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Node]:
+        return {node.name: node for node in self.nodes}
+
+    def node(self, name: str) -> Node:
+        return self._by_name[name]
+
+    @cached_property
+    def ordered(self) -> tuple[Node, ...]:
+        """The nodes, each after its inputs. UserError for a cycle."""
+        try:
+            names = tuple(TopologicalSorter({node.name: node.inputs for node in self.nodes}).static_order())
+        except CycleError as error:
+            cycle = " -> ".join(error.args[1])
+            raise UserError(f"a cycle: {cycle}", subject="plan", remedy="let no node read its own output") from None
+        return tuple(self.node(name) for name in names)
+
+    @cached_property
+    def readers(self) -> dict[str, tuple[Node, ...]]:
+        """For every node, those that read its rows, once each."""
+        return {name: tuple(node for node in self.nodes if name in node.inputs) for name in self._by_name}
+
+    @cached_property
+    def _schemas(self) -> dict[str, Schema]:
+        found: dict[str, Schema] = {}
+        for node in self.ordered:
+            found[node.name] = _schema(node, [found[name] for name in node.inputs])
+        return found
+
+    def schema(self, name: str) -> Schema:
+        """Columns and time of a node's rows."""
+        return self._schemas[name]
+
+
+def _check(ok: bool, subject: str, problem: str, remedy: str) -> None:
+    if not ok:
+        raise UserError(problem, subject=subject, remedy=remedy)
+
+
+def _ports(node: Node) -> Iterator[str]:
+    if isinstance(node, IntervalJoin):
+        return iter(("left input", "right input"))
+    return (f"input {i}" if isinstance(node, Union) else "input" for i in range(len(node.inputs)))
+
+
+def _schema(node: Node, inputs: Sequence[Schema]) -> Schema:
+    """Schema of a node. UserError if its inputs do not fit."""
+    match node:
+        case Source():
+            _check_source(node)
+            return Schema(node.columns, node.time)
+        case IntervalJoin():
+            _check_join(node, *inputs)
+            return _join_schema(node, *inputs)
+        case Union():
+            for i, schema in enumerate(inputs):
+                _check_union_input(node, i, schema, inputs[0])
+            return inputs[0]
+        case Result():
+            return inputs[0]
+
+
+def _check_source(source: Source) -> None:
+    names = [column.name for column in source.columns]
+    twice = [name for name in names if names.count(name) > 1]
+    _check(not twice, source.name, f"two columns are named {twice[0] if twice else ''}", "name each column once")
+    if source.time not in (None, ARRIVAL_TIME):
+        _check(source.time in names, source.name, f"no time column {source.time}", f"columns are {', '.join(names)}")
+        type_name = dict(source.columns)[str(source.time)]
+        ok = _TIME_TYPES.fullmatch(type_name) is not None
+        _check(ok, source.name, f"time column {source.time} is {type_name}", "use a timestamp or an integer column")
+
+
+def _check_join(join: IntervalJoin, left: Schema, right: Schema) -> None:
+    _check(join.output_time in ("max", "min", "left"), join.name, f"output time {join.output_time}", "use max, min or left")
+    counts = [len(key) for key in join.keys]
+    problem = f"{counts[LEFT]} key columns on the left, {counts[RIGHT]} on the right"
+    _check(counts[LEFT] == counts[RIGHT], join.name, problem, "name as many on both sides")
+    for side, (schema, key) in enumerate(zip((left, right), join.keys, strict=True)):
+        port = f"{STREAM_NAMES[side]} input {join.inputs[side]}"
+        _check(schema.time is not None, join.name, f"{port} has no time", "name the time column of its sources")
+        for name in key:
+            _check(name in schema.types, join.name, f"{port} has no column {name}", f"columns are {', '.join(schema.types)}")
+        try:
+            check_key(key)
+        except UserError as error:
+            raise error.prefixed(f"{join.name}: {port}") from None
+    for name, other in zip(*join.keys, strict=True):
+        types = left.types[name], right.types[other]
+        try:
+            families = key_family(name, types[LEFT]), key_family(other, types[RIGHT])
+        except UserError as error:
+            raise error.prefixed(join.name) from None
+        problem = f"left key {name} is {types[LEFT]}, right key {other} is {types[RIGHT]}"
+        _check(families[LEFT] == families[RIGHT], join.name, problem, "cast one side so that both agree")
+
+
+def _check_union_input(union: Union, index: int, schema: Schema, first: Schema) -> None:
+    for column, other in zip(schema.columns, first.columns, strict=False):
+        problem = f"input {union.inputs[index]} has {column.name} {column.type} where {union.inputs[0]} has {' '.join(other)}"
+        _check(column == other, union.name, problem, "give all inputs the same columns in the same order")
+    counts = len(schema.columns), len(first.columns)
+    problem = f"input {union.inputs[index]} has {counts[0]} columns, {union.inputs[0]} has {counts[1]}"
+    _check(counts[0] == counts[1], union.name, problem, "give all inputs the same columns in the same order")
+    problem = f"time is {schema.time} in input {union.inputs[index]}, {first.time} in {union.inputs[0]}"
+    _check(schema.time == first.time, union.name, problem, "give all inputs the same time")

@@ -1,0 +1,167 @@
+"""The stages of a plan, and the edges that join them.
+
+What: `cut(plan) -> StagePlan`, `allocate(work, instance_count)`, `describe(plan) -> lines`.
+Why: a stage is what instances play: a join with a port per side. Unions need none, they are several edges into one port.
+Stays out: which rank plays which instance, group maps, messages.
+
+Edges and stages have ids from 0 on, in topological order: an edge's sender comes before its receiver.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NewType, TypeAlias
+
+from swjoin.core.batch import STREAM_NAMES
+from swjoin.core.errors import UserError
+from swjoin.core.units import format_duration
+from swjoin.plan.logical import IntervalJoin, LogicalPlan, Result, Schema, Source, Union
+from swjoin.plan.watermarks import join_shifts
+
+StageId = NewType("StageId", int)
+EdgeId = NewType("EdgeId", int)
+Sender: TypeAlias = "Source | Stage"
+Receiver: TypeAlias = "Stage | Result"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A join and its ports. schemas: of the rows at its left and its right port. schema: of its rows."""
+
+    id: StageId
+    join: IntervalJoin
+    schemas: tuple[Schema, Schema]
+    schema: Schema
+
+
+@dataclass(frozen=True)
+class Edge:
+    """The way from a source's gateways or a stage to a port of a stage, or to the sinks of a result.
+
+    port: LEFT or RIGHT of a stage; 0 for a result. key: columns whose hash finds the receiver; () for a result, whose rows any
+    sink may take. union_inputs: input indexes of the unions on the way, in the order in which rows pass them; the sender
+    applies `union_row_ids` with each.
+    """
+
+    id: EdgeId
+    sender: Sender
+    receiver: Receiver
+    port: int
+    key: tuple[str, ...]
+    union_inputs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """What runtimes run. sources, results: in the order of the plan's nodes."""
+
+    sources: tuple[Source, ...]
+    stages: tuple[Stage, ...]
+    results: tuple[Result, ...]
+    edges: tuple[Edge, ...]
+
+    def edges_from(self, sender: Sender) -> tuple[Edge, ...]:
+        return tuple(edge for edge in self.edges if edge.sender == sender)
+
+    def edges_to(self, receiver: Receiver, port: int = 0) -> tuple[Edge, ...]:
+        return tuple(edge for edge in self.edges if edge.receiver == receiver and edge.port == port)
+
+
+def cut(plan: LogicalPlan) -> StagePlan:
+    """A stage for every join, and an edge for every way from a source or a join to a port of a join or a result."""
+    joins = [node for node in plan.ordered if isinstance(node, IntervalJoin)]
+    senders: dict[str, Sender] = {node.name: node for node in plan.nodes if isinstance(node, Source)}
+    receivers: list[tuple[Receiver, tuple[tuple[str, tuple[str, ...]], ...]]] = []
+    for i, join in enumerate(joins):
+        ports = plan.schema(join.left), plan.schema(join.right)
+        stage = Stage(StageId(i), join, ports, plan.schema(join.name))
+        senders[join.name] = stage
+        receivers.append((stage, tuple(zip(join.inputs, join.keys, strict=True))))
+    results = tuple(node for node in plan.nodes if isinstance(node, Result))
+    receivers += [(result, ((result.input, ()),)) for result in results]
+    edges: list[Edge] = []
+    for receiver, inputs in receivers:
+        for port, (name, key) in enumerate(inputs):
+            for sender, indexes in _ways_to(plan, name):
+                edges.append(Edge(EdgeId(len(edges)), senders[sender], receiver, port, key, indexes))
+    sources = tuple(node for node in plan.nodes if isinstance(node, Source))
+    stages = tuple(receiver for receiver, _ in receivers if isinstance(receiver, Stage))
+    return StagePlan(sources, stages, results, tuple(edges))
+
+
+def _ways_to(plan: LogicalPlan, name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The sources and joins whose rows a node has, and the union inputs that they pass on the way."""
+    node = plan.node(name)
+    if not isinstance(node, Union):
+        yield name, ()
+        return
+    for i, below in enumerate(node.inputs):
+        for sender, indexes in _ways_to(plan, below):
+            yield sender, (*indexes, i)
+
+
+def allocate(work: Mapping[StageId, float], instance_count: int) -> dict[StageId, int]:
+    """Instances of each stage: one each, then one by one to the bottleneck, the stage with most work per instance.
+
+    work: of each stage, in any one unit. UserError for fewer instances than stages, or for work that is no amount.
+    """
+    for stage, amount in work.items():
+        if not (amount >= 0 and math.isfinite(amount)):
+            raise UserError(f"work is {amount}", subject=f"stage {stage}", remedy="give a number of 0 or more")
+    if instance_count < len(work):
+        problem = f"{instance_count} instances for {len(work)} stages"
+        raise UserError(problem, subject="plan", remedy="give every stage an instance")
+    counts = dict.fromkeys(work, 1)
+    heap = [(-amount, stage) for stage, amount in work.items()]
+    heapq.heapify(heap)
+    for _ in range(instance_count - len(work) if work else 0):
+        stage = heap[0][1]
+        counts[stage] += 1
+        heapq.heapreplace(heap, (-work[stage] / counts[stage], stage))
+    return counts
+
+
+# ---------------------------------------------------------------- explanation
+
+
+def describe(plan: StagePlan) -> list[str]:
+    """The plan as lines of text: a line for every stage, its watermark, and the edges, in the order of their ids."""
+    lines = []
+    for stage in plan.stages:
+        join = stage.join
+        keys = ", ".join(f"{left} = {right}" for left, right in zip(*join.keys, strict=True))
+        lines.append(f"stage {stage.id} {join.name}: {join.semantics.description}; keys {keys}")
+        lines.append(f"  time of a row: {_output_time(join)}; watermark: {_watermark_rule(join)}")
+        lines.append(f"  columns: {', '.join(f'{name} {type_name}' for name, type_name in stage.schema.columns)}")
+    return lines + [_edge_line(edge) for edge in plan.edges]
+
+
+def _output_time(join: IntervalJoin) -> str:
+    alone = "its own"
+    pair = {"max": "the greater of both", "min": "the lesser of both", "left": "the left one"}[join.output_time]
+    kind = join.semantics.kind
+    if not kind.pairs:
+        return alone
+    return f"{pair}; alone, {alone}" if any(kind.unmatched) else pair
+
+
+def _watermark_rule(join: IntervalJoin) -> str:
+    if join.semantics.bounds.count_windows:
+        return "none before the end of both inputs"
+    terms = []
+    for side, by_us in zip(STREAM_NAMES, join_shifts(join), strict=True):
+        sign = "-" if by_us < 0 else "+"
+        terms.append(side if by_us == 0 else f"{side} {sign} {format_duration(abs(by_us))}")
+    return f"min({', '.join(terms)})"
+
+
+def _edge_line(edge: Edge) -> str:
+    sender = f"source {edge.sender.name}" if isinstance(edge.sender, Source) else f"stage {edge.sender.id}"
+    union = "".join(f", union input {i}" for i in edge.union_inputs)
+    if isinstance(edge.receiver, Result):
+        return f"edge {edge.id}: {sender}{union} -> result {edge.receiver.name}, any sink"
+    port = f"stage {edge.receiver.id} {STREAM_NAMES[edge.port]}"
+    return f"edge {edge.id}: {sender}{union} -> {port}, hash of {', '.join(edge.key)}"

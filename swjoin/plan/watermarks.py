@@ -1,0 +1,70 @@
+"""Watermark rules: what a node may promise about its later rows, given the watermarks of its inputs.
+
+What: `watermark_out(node, inputs)`, `join_shifts`, `needed_below(join, inputs)`.
+Why: rows between stages are in no order of time, so a join must know the least time that can still come; every runtime and
+the explanation of a plan use one rule.
+Stays out: merging the watermarks of a port's senders (the least), which is the receiver's.
+
+A watermark W says that every later row has ts >= W. END_OF_TIME_US: no row comes any more; BEGIN_OF_TIME_US: nothing is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from swjoin.core.batch import LEFT, RIGHT
+from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
+from swjoin.plan.logical import IntervalJoin, Node, Source
+
+
+def join_shifts(join: IntervalJoin) -> tuple[int, int]:
+    """Least time of a row that comes out, less that of the left row, of the right row, with which it comes out (microseconds).
+
+    A row comes out when a left or a right row comes that completes a pair, or when the other side's watermark has passed the
+    last partner that a row without a match could have had.
+    """
+    bounds, kind = join.semantics.bounds, join.semantics.kind
+    first, last = bounds.lower_us, bounds.upper_us  # right time - left time
+    of_left, of_right = [], []
+    if kind.pairs and join.output_time == "max":
+        of_left, of_right = [max(0, first)], [max(0, -last)]
+    elif kind.pairs and join.output_time == "min":
+        of_left, of_right = [min(0, first)], [min(0, -last)]
+    elif kind.pairs:
+        of_left, of_right = [0], [-last]
+    if kind.first or kind.unmatched[LEFT]:
+        of_left, of_right = [*of_left, 0], [*of_right, -last]
+    if kind.unmatched[RIGHT]:
+        of_left, of_right = [*of_left, first], [*of_right, 0]
+    return min(of_left), min(of_right)
+
+
+def _shifted(watermark_us: int, by_us: int) -> int:
+    if watermark_us in (BEGIN_OF_TIME_US, END_OF_TIME_US):  # nothing is known, or nothing comes
+        return watermark_us
+    return max(watermark_us + by_us, BEGIN_OF_TIME_US)
+
+
+def watermark_out(node: Node, inputs: Sequence[int]) -> int:
+    """The watermark of a node's rows, in microseconds: the greatest that holds whatever its inputs have brought and will bring.
+
+    inputs: those of its inputs, in the order of its ports; of a source, the one that its gateway gives.
+    """
+    if isinstance(node, Source):
+        return inputs[0]
+    if not isinstance(node, IntervalJoin):
+        return min(inputs)
+    if node.semantics.bounds.count_windows:  # a partner may be of any age
+        return END_OF_TIME_US if min(inputs) == END_OF_TIME_US else BEGIN_OF_TIME_US
+    return min(_shifted(watermark_us, by_us) for watermark_us, by_us in zip(inputs, join_shifts(node), strict=True))
+
+
+def needed_below(join: IntervalJoin, inputs: Sequence[int]) -> tuple[int, int]:
+    """Times below which the join needs no left and right rows after a crash, given the watermarks of its ports.
+
+    BEGIN_OF_TIME_US for count windows, whose rule is the gateway's.
+    """
+    if join.semantics.bounds.count_windows:
+        return BEGIN_OF_TIME_US, BEGIN_OF_TIME_US
+    left_us, right_us = join.semantics.needed_below((inputs[LEFT], inputs[RIGHT]))
+    return max(left_us, BEGIN_OF_TIME_US), max(right_us, BEGIN_OF_TIME_US)

@@ -1,0 +1,158 @@
+"""Stages: a plan that is cut gives the oracle's rows on any number of instances; allocation; the lines of `explain`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from swjoin.config.sections import QueryConfig
+from swjoin.core.batch import LEFT, RIGHT
+from swjoin.core.errors import UserError
+from swjoin.plan.logical import IntervalJoin, LogicalPlan, Result, Source
+from swjoin.plan.stages import Edge, Stage, StageId, StagePlan, allocate, cut, describe
+from tests.plan.plans import PLANS, plan, random_plans, random_rows, source
+from tests.tools.plan_oracle import Answer, Row, evaluate, join_rows, union_rows
+
+
+def run(stages: StagePlan, sources: Mapping[str, Sequence[Row]], instance_count: int) -> dict[str, list[Row]]:
+    """Rows of every result: every stage by so many instances, to which its edges send rows by the hash of their keys."""
+    made: dict[str, list[Row]] = {name: list(rows) for name, rows in sources.items()}
+
+    def name_of(sender: Source | Stage) -> str:
+        return sender.join.name if isinstance(sender, Stage) else sender.name
+
+    def brought(edge: Edge) -> list[Row]:
+        rows = made[name_of(edge.sender)]
+        for index in edge.union_inputs:
+            rows = union_rows(index, rows)
+        return rows
+
+    for stage in stages.stages:
+        ports: list[list[list[Row]]] = [[[] for _ in range(instance_count)] for _ in (LEFT, RIGHT)]
+        for port in (LEFT, RIGHT):
+            names = list(stage.schemas[port].types)
+            for edge in stages.edges_to(stage, port):
+                for row in brought(edge):
+                    key = tuple(row.values[names.index(name)] for name in edge.key)
+                    ports[port][hash(key) % instance_count].append(row)
+        instances = zip(*ports, strict=True)
+        made[stage.join.name] = [row for left, right in instances for row in join_rows(stage.join, stage.schemas, left, right)]
+    return {result.name: [row for edge in stages.edges_to(result) for row in brought(edge)] for result in stages.results}
+
+
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@given(st.data(), st.integers(1, 3))
+def test_stages_give_the_rows_of_the_plan(data: st.DataObject, instance_count: int) -> None:
+    logical = data.draw(st.one_of(random_plans(), st.sampled_from(sorted(PLANS)).map(plan)))
+    sources = data.draw(random_rows(logical))
+    expected = evaluate(logical, sources)
+    stages = cut(logical)
+    found = run(stages, sources, instance_count)
+    for name, rows in found.items():
+        assert Answer.of(rows) == Answer.of(expected[name])
+        assert sorted(map(repr, ((r.id, r.ts, r.values) for r in rows))) == sorted(
+            map(repr, ((r.id, r.ts, r.values) for r in expected[name]))
+        )
+    assert set(found) == {node.name for node in logical.nodes if isinstance(node, Result)}
+    check_order(stages)
+
+
+def check_order(stages: StagePlan) -> None:
+    """Ids count from 0; what an edge carries is made by an earlier stage than the one that it goes to."""
+    assert [stage.id for stage in stages.stages] == list(range(len(stages.stages)))
+    assert [edge.id for edge in stages.edges] == list(range(len(stages.edges)))
+    for edge in stages.edges:
+        if isinstance(edge.sender, Stage) and isinstance(edge.receiver, Stage):
+            assert edge.sender.id < edge.receiver.id
+    for stage in stages.stages:
+        assert stages.edges_from(stage)
+        assert {edge.key for edge in stages.edges_to(stage, LEFT)} == {stage.join.left_key}
+        assert {edge.key for edge in stages.edges_to(stage, RIGHT)} == {stage.join.right_key}
+
+
+def lines_of_edges(name: str) -> list[str]:
+    return [line.split(": ", 1)[1] for line in describe(cut(plan(name))) if line.startswith("edge")]
+
+
+def test_edges() -> None:
+    assert lines_of_edges("self-join") == [
+        "source a -> stage 0 left, hash of k",
+        "source a -> stage 0 right, hash of k",
+        "stage 0 -> result out, any sink",
+    ]
+    assert lines_of_edges("union then join") == [
+        "source a, union input 0 -> stage 0 left, hash of k",
+        "source b, union input 1 -> stage 0 left, hash of k",
+        "source c -> stage 0 right, hash of k",
+        "stage 0 -> result out, any sink",
+    ]
+    assert lines_of_edges("unions of unions") == [
+        "source c, union input 0 -> result out, any sink",
+        "source a, union input 0, union input 1 -> result out, any sink",
+        "source b, union input 1, union input 1 -> result out, any sink",
+        "source a, union input 2, union input 1 -> result out, any sink",
+    ]
+    diamond = cut(plan("diamond"))
+    assert [stage.join.name for stage in diamond.stages] == ["j", "i", "top"]
+    assert len(diamond.edges_from(diamond.sources[0])) == 2
+    assert [edge.sender for edge in diamond.edges_to(diamond.stages[2], RIGHT)] == [diamond.stages[1]]
+
+
+def test_description() -> None:
+    assert describe(cut(plan("two joins in a row"))) == [
+        "stage 0 j: -1e-06 s <= right - left <= 2e-06 s; keys k = k",
+        "  time of a row: the greater of both; watermark: min(left, right)",
+        "  columns: k int64, left_v int64, left_ts timestamp[us], right_v int64, right_ts timestamp[us]",
+        "stage 1 i: -3e-06 s <= right - left <= 0 s; keys k = k",
+        "  time of a row: the greater of both; watermark: min(left, right)",
+        "  columns: k int64, left_v int64, left_ts timestamp[us], right_v int64, right_ts timestamp[us], v int64, "
+        "ts timestamp[us]",
+        "edge 0: source a -> stage 0 left, hash of k",
+        "edge 1: source b -> stage 0 right, hash of k",
+        "edge 2: stage 0 -> stage 1 left, hash of k",
+        "edge 3: source c -> stage 1 right, hash of k",
+        "edge 4: stage 1 -> result out, any sink",
+    ]
+    queries = {
+        "full": (QueryConfig(-5_000_000, 7_000_000, how="full"), "min(left - 5s, right - 7s)", "alone, its own"),
+        "semi": (QueryConfig(2_000_000, 7_000_000, how="semi"), "min(left, right - 7s)", "time of a row: its own;"),
+        "apart": (QueryConfig(2_000_000, 7_000_000), "min(left + 2s, right)", "the greater of both;"),
+        "last": (QueryConfig(0, 0, last=(2, 3)), "none before the end of both inputs", "the greater of both;"),
+    }
+    for query, watermark, time in queries.values():
+        node = IntervalJoin("j", "a", "b", ("k",), ("v",), query)
+        lines = describe(cut(LogicalPlan((source("a"), source("b"), node, Result("out", "j")))))
+        assert lines[0].endswith("keys k = v")
+        assert lines[1].endswith(f"watermark: {watermark}")
+        assert time in lines[1]
+
+
+# ---------------------------------------------------------------- instances
+
+
+@given(st.lists(st.floats(0, 100, allow_nan=False), min_size=1, max_size=4), st.integers(0, 6))
+def test_allocation_is_the_best(work: list[float], more: int) -> None:
+    """No other division among the stages has a lower bottleneck."""
+    count = len(work) + more
+    found = allocate({StageId(i): amount for i, amount in enumerate(work)}, count)
+    assert sum(found.values()) == count
+    assert min(found.values()) >= 1
+    divisions = [d for d in itertools.product(range(1, more + 2), repeat=len(work)) if sum(d) == count]
+    best = min(max(w / n for w, n in zip(work, division, strict=True)) for division in divisions)
+    assert max(w / found[StageId(i)] for i, w in enumerate(work)) == best
+
+
+def test_allocation() -> None:
+    assert allocate({StageId(0): 1.0, StageId(1): 3.0}, 8) == {0: 2, 1: 6}
+    assert allocate({StageId(0): 0.0, StageId(1): 0.0}, 3) == {0: 2, 1: 1}
+    assert allocate({}, 4) == {}
+    with pytest.raises(UserError, match="plan: 1 instances for 2 stages; give every stage an instance"):
+        allocate({StageId(0): 1.0, StageId(1): 3.0}, 1)
+    for amount in (-1.0, math.nan, math.inf):
+        with pytest.raises(UserError, match="stage 0: work is"):
+            allocate({StageId(0): amount}, 2)

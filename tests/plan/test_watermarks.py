@@ -1,0 +1,170 @@
+"""Watermark rules: sound for random plans and inputs, and as great as the inputs allow, by enumeration of all small cases."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from swjoin.config.sections import QueryConfig
+from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
+from swjoin.core.join_semantics import JOIN_KINDS, How
+from swjoin.plan.logical import IntervalJoin, LogicalPlan, Node, OutputTime, Union
+from swjoin.plan.watermarks import join_shifts, needed_below, watermark_out
+from tests.plan.plans import OUTPUT_TIMES, join, plan, random_plans, random_rows, watermark_after
+from tests.tools.plan_oracle import Rule, emitted, evaluate
+
+SMALL = range(-4, 5)
+
+
+def check_soundness(logical: LogicalPlan, data: st.DataObject, rule: Rule) -> None:
+    """No row of any node that comes out after a cut of the input has a time below the node's watermark at the cut, and
+    watermarks never fall. A row without a match is out as soon as a watermark of the rule excludes partners."""
+    sources = data.draw(random_rows(logical))
+    rows = evaluate(logical, sources)
+    counts = dict.fromkeys(sources, 0)
+    before: dict[str, int] = dict.fromkeys(rows, BEGIN_OF_TIME_US)
+    for _ in range(3):
+        counts = {name: data.draw(st.integers(counts[name], len(sources[name]))) for name in sources}
+        arrived = {name: {row.id for row in sources[name][: counts[name]]} for name in sources}
+        at_sources = {name: watermark_after(sources[name], counts[name]) for name in sources}
+        out, promised = emitted(logical, rows, arrived, at_sources, rule)
+        for name, watermark_us in promised.items():
+            assert watermark_us >= before[name], f"the watermark of {name} has fallen"
+            for row in rows[name]:
+                assert row.id in out[name] or row.ts >= watermark_us, f"{name}: {row} comes out below {watermark_us}"
+        before = promised
+
+
+def sound(rule: Rule, examples: int, *, find: bool = False) -> None:
+    """Check the rule on random plans. find: the rule is wrong; do not shrink what is found."""
+
+    @settings(
+        max_examples=examples,
+        derandomize=find,
+        database=None,
+        phases=[Phase.generate] if find else [Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(random_plans(), st.data())
+    def property_holds(logical: LogicalPlan, data: st.DataObject) -> None:
+        check_soundness(logical, data, rule)
+
+    property_holds()
+
+
+def test_watermarks_are_sound() -> None:
+    sound(watermark_out, 300)
+
+
+def least_inputs(node: Node, inputs: Sequence[int]) -> int:
+    return min(inputs)
+
+
+def union_by_maximum(node: Node, inputs: Sequence[int]) -> int:
+    return max(inputs) if isinstance(node, Union) else watermark_out(node, inputs)
+
+
+def one_later(node: Node, inputs: Sequence[int]) -> int:
+    """Off by one: `<` in place of `<=` at a bound."""
+    found = watermark_out(node, inputs)
+    return found + 1 if isinstance(node, IntervalJoin) and abs(found) < END_OF_TIME_US else found
+
+
+def pairs_alone(node: Node, inputs: Sequence[int]) -> int:
+    """Forgets the rows without a match."""
+    if not isinstance(node, IntervalJoin) or not any(node.semantics.kind.unmatched) or not node.semantics.kind.pairs:
+        return watermark_out(node, inputs)
+    query = QueryConfig(node.semantics.lower_us, node.semantics.upper_us)
+    inner = IntervalJoin(node.name, node.left, node.right, node.left_key, node.right_key, query, node.output_time)
+    return watermark_out(inner, inputs)
+
+
+@pytest.mark.parametrize("bug", [least_inputs, union_by_maximum, one_later, pairs_alone], ids=lambda rule: rule.__name__)
+def test_wrong_rules_are_found(bug: Rule) -> None:
+    """`least_inputs` is the rule of a join with the lesser time that forgets its bounds."""
+    with pytest.raises(AssertionError, match="comes out below"):
+        sound(bug, 1000, find=True)
+
+
+# ---------------------------------------------------------------- the greatest watermark, by enumeration
+
+
+def least_possible(node: IntervalJoin, left_us: int, right_us: int) -> int:
+    """Least time of a row that can come out after the watermarks, over all small left and right rows, earlier and later ones.
+
+    A later row's time is not below its watermark. An earlier one's may be any; without a match it is still inside if a later
+    partner is possible.
+    """
+    query, found = node.semantics, []
+    kind, low, high = query.kind, query.lower_us, query.upper_us
+    span = range(-20, 30)
+    for left, right in itertools.product(span, span):
+        later = left >= left_us or right >= right_us
+        if low <= right - left <= high and later:
+            pair = {"max": max(left, right), "min": min(left, right), "left": left}[node.output_time]
+            found += [pair] if kind.pairs else []
+            found += [left] if kind.first else []
+    for ts in span:
+        if kind.unmatched[0] and (ts >= left_us or any(low <= right - ts <= high for right in range(right_us, 40))):
+            found.append(ts)
+        if kind.unmatched[1] and (ts >= right_us or any(low <= ts - left <= high for left in range(left_us, 40))):
+            found.append(ts)
+    return min(found)
+
+
+@pytest.mark.parametrize("how", sorted(JOIN_KINDS))
+@pytest.mark.parametrize("time", OUTPUT_TIMES)
+def test_joins_promise_all_that_holds(how: How, time: OutputTime) -> None:
+    for low, high in [(-2, 3), (0, 0), (0, 4), (-4, 0), (1, 3), (-3, -1), (2, 2)]:
+        node = join("j", "a", "b", (low, high), how, time)
+        for left_us, right_us in itertools.product((0, 1, 3, 6), (0, 2, 6)):
+            assert watermark_out(node, (left_us, right_us)) == least_possible(node, left_us, right_us), (low, high)
+
+
+@pytest.mark.parametrize(("low", "high"), [(-2, 3), (0, 0), (0, 4), (-4, 0)])
+def test_table_of_the_specification(low: int, high: int) -> None:
+    for left, right in itertools.product(SMALL, SMALL):
+        inner = {time: watermark_out(join("j", "a", "b", (low, high), "inner", time), (left, right)) for time in OUTPUT_TIMES}
+        assert inner["max"] == min(left, right)
+        assert inner["min"] == min(left + min(0, low), right - max(0, high))
+        assert inner["left"] == min(left, right - high)
+        for how in ("left", "semi", "anti"):
+            assert watermark_out(join("j", "a", "b", (low, high), how, "left"), (left, right)) == min(left, right - high)
+        assert watermark_out(join("j", "a", "b", (low, high), "right"), (left, right)) == min(left, right, left + low)
+        full = watermark_out(join("j", "a", "b", (low, high), "full"), (left, right))
+        assert full == min(left, right, right - high, left + low)
+        assert watermark_out(Union("u", ("a", "b", "c")), (left, right, 3)) == min(left, right, 3)
+
+
+def test_ends_of_time() -> None:
+    end, begin = END_OF_TIME_US, BEGIN_OF_TIME_US
+    for how in JOIN_KINDS:
+        node = join("j", "a", "b", (-5, 7), how, "min")
+        assert watermark_out(node, (end, end)) == end
+        assert watermark_out(node, (begin, end)) == begin
+        assert watermark_out(node, (end, begin)) == begin
+    assert watermark_out(join("j", "a", "b", (-5, 7)), (end, 100)) == 100
+    assert watermark_out(join("j", "a", "b", (-5, 7), "left"), (end, 100)) == 93
+    assert watermark_out(join("j", "a", "b", (-5, 7), "full"), (100, end)) == 95
+    assert watermark_out(join("j", "a", "b", (-5, 7), "inner", "min"), (begin + 3, end)) == begin
+    assert watermark_out(plan("one join").node("a"), [17]) == 17
+
+
+def test_count_windows_promise_nothing_until_the_end() -> None:
+    node = IntervalJoin("j", "a", "b", ("k",), ("k",), QueryConfig(0, 0, last=(3, 4)))
+    assert watermark_out(node, (5, 7)) == watermark_out(node, (END_OF_TIME_US, 7)) == BEGIN_OF_TIME_US
+    assert watermark_out(node, (END_OF_TIME_US, END_OF_TIME_US)) == END_OF_TIME_US
+    assert needed_below(node, (5, 7)) == (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
+
+
+def test_needed_below() -> None:
+    """A left row at ts meets later right rows up to ts + upper; match flags also need the partners of rows that are alive."""
+    assert needed_below(join("j", "a", "b", (-5, 7)), (100, 200)) == (193, 95)
+    assert needed_below(join("j", "a", "b", (-5, 7), "left"), (100, 200)) == (88, 95)
+    low = needed_below(join("j", "a", "b", (-5, 7)), (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US))
+    assert low == (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
+    assert join_shifts(join("j", "a", "b", (-5, 7), "full", "min")) == (-5, -7)

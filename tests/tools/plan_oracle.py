@@ -1,0 +1,158 @@
+"""The oracle of plans: the rows of every node of a logical plan by comparing every pair.
+
+What: `Row`, `evaluate`, `Answer`, `emitted` (which rows are out at a cut of the input).
+Why: plans of several stages are compared with this module; it has no stages, no engine, and its own arithmetic of ids.
+Stays out: residual predicates and count windows; the definition of a match (`swjoin.core.join_semantics`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from swjoin.core.join_semantics import JOIN_KINDS
+from swjoin.plan.logical import IntervalJoin, LogicalPlan, Node, Result, Schema, Source, Union, join_columns
+
+GOLDEN = 0x9E3779B97F4A7C15
+MASK = (1 << 64) - 1
+MISSING = MASK
+
+Rule = Callable[[Node, Sequence[int]], int]
+
+
+class Row(NamedTuple):
+    """values: in the order of the schema's columns. parents: of a join's row, ids of the left and the right row, None for none.
+    partners: of a row of a semi join, ids of the right rows that it matches."""
+
+    id: int
+    ts: int
+    values: tuple[Any, ...]
+    parents: tuple[int | None, int | None] = (None, None)
+    partners: tuple[int, ...] = ()
+
+
+class Answer(NamedTuple):
+    """Count of a node's rows, and the sum of their ids mod 2^64."""
+
+    row_count: int
+    digest: int
+
+    @staticmethod
+    def of(rows: Sequence[Row]) -> Answer:
+        return Answer(len(rows), sum(row.id for row in rows) & MASK)
+
+
+def mix64(value: int) -> int:
+    """The 64-bit finaliser of MurmurHash3 on Python's integers."""
+    h = value & MASK
+    h = (h ^ (h >> 33)) * 0xFF51AFD7ED558CCD & MASK
+    h = (h ^ (h >> 33)) * 0xC4CEB9FE1A85EC53 & MASK
+    return h ^ (h >> 33)
+
+
+def pair_id(left: int, right: int) -> int:
+    return mix64(left * GOLDEN + mix64(right * GOLDEN + GOLDEN))
+
+
+def union_rows(index: int, rows: Sequence[Row]) -> list[Row]:
+    """Rows of the input of this index as they come out of a union."""
+    return [Row(mix64(index * GOLDEN + row.id), row.ts, row.values) for row in rows]
+
+
+def join_rows(join: IntervalJoin, schemas: Sequence[Schema], lefts: Sequence[Row], rights: Sequence[Row]) -> list[Row]:
+    """Rows of a join of these rows. A null in any key column matches nothing."""
+    bounds, kind = join.semantics.bounds, JOIN_KINDS[join.semantics.how]
+    assert join.semantics.where is None
+    assert not bounds.count_windows
+    positions = [[list(s.types).index(name) for name in key] for s, key in zip(schemas, join.keys, strict=True)]
+
+    def key(side: int, row: Row) -> tuple[Any, ...]:
+        return tuple(row.values[at] for at in positions[side])
+
+    def made(left: Row | None, right: Row | None, partners: Sequence[int] = ()) -> Row:
+        times = [row.ts for row in (left, right) if row is not None]
+        ts = times[0] if join.output_time == "left" else {"max": max, "min": min}[join.output_time](times)
+        values = []
+        for _, _, side, name in join_columns(join, *schemas):
+            source, column = (left, right)[side], name
+            if source is None and side == 0 and right is not None and name in join.left_key:
+                side, source, column = 1, right, join.right_key[join.left_key.index(name)]
+            values.append(None if source is None else source.values[list(schemas[side].types).index(column)])
+        parents = None if left is None else left.id, None if right is None else right.id
+        digest = pair_id(*(MISSING if parent is None else parent for parent in parents))
+        return Row(digest, ts, tuple(values), parents, tuple(partners))
+
+    matches = [
+        (i, j)
+        for i, left in enumerate(lefts)
+        for j, right in enumerate(rights)
+        if None not in key(0, left)
+        and key(0, left) == key(1, right)
+        and bounds.lower_us <= right.ts - left.ts <= bounds.upper_us
+    ]
+    out = [made(lefts[i], rights[j]) for i, j in matches] if kind.pairs else []
+    matched = {i for i, _ in matches}, {j for _, j in matches}
+    partners = {i: [rights[j].id for k, j in matches if k == i] for i in matched[0]}
+    out += [made(lefts[i], None, partners[i]) for i in sorted(matched[0])] if kind.first else []
+    out += [made(row, None) for i, row in enumerate(lefts) if i not in matched[0]] if kind.unmatched[0] else []
+    out += [made(None, row) for j, row in enumerate(rights) if j not in matched[1]] if kind.unmatched[1] else []
+    return out
+
+
+def evaluate(plan: LogicalPlan, sources: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
+    """The rows of every node."""
+    found: dict[str, list[Row]] = {}
+    for node in plan.ordered:
+        match node:
+            case Source():
+                found[node.name] = list(sources[node.name])
+            case IntervalJoin():
+                schemas = [plan.schema(name) for name in node.inputs]
+                found[node.name] = join_rows(node, schemas, found[node.left], found[node.right])
+            case Union():
+                found[node.name] = [row for i, name in enumerate(node.inputs) for row in union_rows(i, found[name])]
+            case Result():
+                found[node.name] = found[node.input]
+    return found
+
+
+def emitted(
+    plan: LogicalPlan,
+    rows: Mapping[str, Sequence[Row]],
+    arrived: Mapping[str, set[int]],
+    watermarks: Mapping[str, int],
+    rule: Rule,
+) -> tuple[dict[str, set[int]], dict[str, int]]:
+    """Ids of every node's rows that are out at a cut of the input, and every node's watermark by a rule.
+
+    rows: by `evaluate`, of the whole input. arrived, watermarks: ids of each source's rows until the cut, and its watermark. A
+    pair is out when both rows are; a row without a match when the other input's watermark excludes further partners.
+    """
+    out: dict[str, set[int]] = {}
+    promised: dict[str, int] = {}
+    for node in plan.ordered:
+        if isinstance(node, Source):
+            out[node.name], promised[node.name] = arrived[node.name], rule(node, [watermarks[node.name]])
+            continue
+        inputs = [promised[name] for name in node.inputs]
+        promised[node.name] = rule(node, inputs)
+        if isinstance(node, Result):
+            out[node.name] = out[node.input]
+        elif isinstance(node, Union):
+            out[node.name] = {mix64(i * GOLDEN + row) for i, name in enumerate(node.inputs) for row in out[name]}
+        else:
+            ids = out[node.left], out[node.right]
+            out[node.name] = {row.id for row in rows[node.name] if _is_out(node, row, ids, inputs)}
+    return out, promised
+
+
+def _is_out(join: IntervalJoin, row: Row, out: tuple[set[int], set[int]], inputs: Sequence[int]) -> bool:
+    left, right = row.parents
+    bounds = join.semantics.bounds
+    if left is not None and right is not None:
+        return left in out[0] and right in out[1]
+    if left is None:
+        return right in out[1] and inputs[0] > row.ts - bounds.lower_us
+    if row.partners:
+        return left in out[0] and any(partner in out[1] for partner in row.partners)
+    return left in out[0] and inputs[1] > row.ts + bounds.upper_us
