@@ -201,11 +201,11 @@ class Gateway:
 
     def _advance(self, now_us: int) -> list[Effect]:
         effects = [*self._taken_effects(), *self.outbox.serve()]
-        if self.state.in_prefill and not self._prefill.reported and self._prefill_joined():
-            self._prefill.reported = True
-            return [*effects, Send(MASTER, PrefillJoined())]
         while self._may_close and self._close_slot(now_us):
             effects += [*self._taken_effects(), *self.outbox.serve()]
+        if self.state.in_prefill and not self._prefill.reported and self._prefill_joined():
+            self._prefill.reported = True
+            effects.append(Send(MASTER, PrefillJoined()))
         if self._plan.last and self.state.closed and not self.outbox and not self.finished:
             self.finished = True
             effects.append(Finish())
