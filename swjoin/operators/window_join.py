@@ -89,6 +89,8 @@ class WindowJoinOperator:
         self.kind = kind
         stored = layouts if result_tuples > 0 or where is not None else (None, None)
         self.windows = JoinWindows(bounds, kind, WindowStore(sizes, stored, name))
+        assert sizes.in_order or not bounds.count_windows, "count windows take tuples in order"
+        self._disorder = None if sizes.in_order else np.empty(0, np.int64)
         self._layouts = layouts
         self._where = where
         self._results = ResultBuffer(result_tuples, self.payload, ids_alone=ids_alone, count_windows=bounds.count_windows)
@@ -249,6 +251,7 @@ class WindowJoinOperator:
             residual,
             work.cursor,
             self.bounds.reaches,
+            self._disorder,
             now_us,
             state.theta_tuples,
             tuple_budget,

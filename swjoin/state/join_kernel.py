@@ -132,6 +132,7 @@ def _join_group(
     residual: Residual | None,
     cursor: I64,
     reaches: Reaches,
+    disorder: I64 | None,
     now: int,
     theta: int,
     out: Output,
@@ -144,9 +145,10 @@ def _join_group(
 
     Parts per touched mini: 0 fresh left x stored right, 1 fresh right x stored left, 2 fresh left x fresh right, then both are
     stored. The probes of a mini-partition are in time order, so those that reach a block are a range. Where the blocks of a
-    chain are in time order, too, both ends of the range only move forward.
+    chain are in time order, too, both ends of the range only move forward. disorder: not None where tuples come in any order; a
+    type of its own, so that numba compiles a version for each.
     """
-    size, stride, in_order = pool.shape[0], pool.shape[1], pool.shape[2] != 0
+    size, stride = pool.shape[0], pool.shape[1]
     rows, tags, header, free, control = pool.rows, pool.tags, pool.header, pool.free, pool.control
     counters, guard, due = minis.counters, minis.guard, minis.due
     home, mode = fresh.home, candidates.mode[0]
@@ -196,8 +198,8 @@ def _join_group(
                 while from_probe < end and fresh_rows[from_probe * ROW + TS] + reach_high < first_ts:
                     from_probe += 1
                 if from_probe == end:
-                    if in_order:
-                        break  # later blocks are too new for all these probes
+                    if disorder is None:
+                        break  # in time order: later blocks are too new for all these probes
                     position, from_probe, to_probe = following, begin, begin
                     continue
                 if fresh_rows[(end - 1) * ROW + TS] + reach_low <= last_ts:
@@ -247,7 +249,7 @@ def _join_group(
                         probe = strip_end
                     chunk += LANES
                     probe = from_probe
-                if not in_order:
+                if disorder is not None:
                     from_probe = to_probe = begin
                 position = following
             cursor[CUR_POSITION] = NONE
@@ -261,6 +263,7 @@ def _join_group(
             while i < end:
                 if head == NONE or header[head * HEADER + FILL] == size:
                     head = take_block(header, free, control, counters, counter, s)
+                    header[head * HEADER + FIRST_TS] = fresh.sequence[i] if count_windows else fresh_rows[i * ROW + TS]
                 fill = header[head * HEADER + FILL]
                 n = min(end - i, size - fill)
                 to, source = (head * size + fill) * ROW, i * ROW
@@ -273,12 +276,12 @@ def _join_group(
                 if mode & (MARK_LEFT | MARK_RIGHT) != 0:
                     for j in range(n):
                         home[i + j] = head * size + fill + j
-                if count_windows:
-                    note_times(header, head, fill, fresh.sequence[i], fresh.sequence[i + n - 1])
-                else:
+                if disorder is not None:
                     note_times(header, head, fill, fresh_rows[i * ROW + TS], fresh_rows[(i + n - 1) * ROW + TS])
                 i += n
                 header[head * HEADER + FILL] = fill + n
+                if disorder is None:
+                    header[head * HEADER + LAST_TS] = fresh.sequence[i - 1] if count_windows else fresh_rows[(i - 1) * ROW + TS]
         stored = counters[counter + TUPLES] + counters[counter + TUPLES + 1]
         if theta > 0 and stored > 2 * theta and stored >= guard[touched[t]]:
             due[minis.control[DUE]] = touched[t]
@@ -315,6 +318,7 @@ def join_groups(
     residual: Residual | None,
     cursor: I64,
     reaches: Reaches,
+    disorder: I64 | None,
     now: int,
     theta: int,
     budget: int,
@@ -372,6 +376,7 @@ def join_groups(
             residual,
             cursor,
             reaches,
+            disorder,
             now,
             theta,
             out,

@@ -125,7 +125,7 @@ def sweep(
                     if rows[row + TS] >= stop:
                         if in_order:
                             break
-                    elif rows[row + REF] & FLAGS == 0 and rows[row + TS] >= from_us:
+                    elif rows[row + REF] & FLAGS == 0 and (in_order or rows[row + TS] >= from_us):
                         if emit:
                             mine = uint64(rows[row + ID])
                             if capacity > 0:
