@@ -22,7 +22,7 @@ from swjoin.core.batch import I64, LEFT, RIGHT, Pairs, RowLayout, SourceBatch
 from swjoin.core.data_messages import Delivery, no_moves
 from swjoin.core.errors import RunFailed
 from swjoin.core.hashing import digest_pairs
-from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, QueryId, SlaveId
+from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, SlaveId
 from swjoin.core.join_semantics import format_digest
 from swjoin.core.ledger import Ledger, StreamCounts
 from swjoin.core.sequence_numbers import wire_layouts
@@ -183,7 +183,7 @@ class Engine:
         if self._order is not None and not last:
             promised = self._order.passed(below_us)
         moves = (no_moves(), no_moves())
-        orders = [Order(QueryId(0), SlaveId(s), EpochIndex(self._epoch), slaves, 0, False) for s in range(slaves)]
+        orders = [Order(SlaveId(s), EpochIndex(self._epoch), slaves, 0, False) for s in range(slaves)]
         self._epoch += 1
         drained = self._buffers.drain(below_us, 0, range(slaves))
         return [
@@ -235,7 +235,7 @@ class Engine:
 
 
 def check_rows(
-    streams: tuple[StreamIntake, StreamIntake], wanted: Sequence[tuple[int, SourceBatch | int]], highs_us: Sequence[int]
+    streams: tuple[StreamIntake, ...], wanted: Sequence[tuple[int, SourceBatch | int]], highs_us: Sequence[int]
 ) -> list[int]:
     """LateRowError if one of these rows, in this order, would be refused by streams that have come so far; nothing is taken.
 

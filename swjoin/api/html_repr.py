@@ -11,9 +11,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from swjoin.core.batch import STREAM_NAMES
 from swjoin.runtime.plausibility import report_ranges
-from swjoin.runtime.run_report import speed_means_something
+from swjoin.runtime.run_report import input_names, speed_means_something
 
 
 def run_as_html(path: Path, report: dict[str, Any]) -> str:
@@ -37,7 +36,7 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("pairs", "unknown" if count is None else f"{count:,}"), ("digest", str(results.get("digest")))]
     if report.get("input") is None:
         return [*rows, ("failed", str(report.get("failure") or "not complete"))]
-    for side in STREAM_NAMES:
+    for side in input_names(report):
         known = ((n, report.get(n)) for n in ("joined", "null_key", "late", "shed"))
         parts = ", ".join(f"{counts[side]:,} {n.replace('_', ' ')}" for n, counts in known if counts is not None)
         rows.append((side, f"{report['input'][side]['tuples']:,} rows = {parts}"))

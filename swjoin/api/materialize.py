@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swjoin.connectors.output_columns import OutputColumns, as_type
+from swjoin.connectors.output_columns import OutputColumns
 from swjoin.core import row_sizes
 from swjoin.core.arrow_views import decoded
 from swjoin.core.batch import I64, LEFT, MISSING_ID, RIGHT, U64, Pairs
 from swjoin.core.errors import UserError
 from swjoin.core.hashing import digest_pairs
 from swjoin.core.join_semantics import JOIN_KINDS
+from swjoin.core.pair_columns import as_type
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -20,10 +20,10 @@ import numpy as np
 from swjoin.api.table_input import JoinInput
 from swjoin.config.job import Job
 from swjoin.config.run import RunConfig, SinkConfig, StreamConfig
-from swjoin.connectors.output_columns import rebuilt
 from swjoin.core.batch import LEFT, MISSING_ID, RIGHT, STREAM_NAMES, Pairs, SourceBatch
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.ledger import Proof
+from swjoin.core.pair_columns import rebuilt
 from swjoin.core.row_codec import storage
 from swjoin.expressions.compiler import resolve
 from swjoin.expressions.parser import parse_where, to_text

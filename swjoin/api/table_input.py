@@ -18,10 +18,11 @@ from swjoin.api.inputs import WholeInput
 from swjoin.config.arguments import Request
 from swjoin.connectors.files.declared import refuse_unknown
 from swjoin.connectors.frames import both_inputs
-from swjoin.connectors.output_columns import OutputColumns, as_type
+from swjoin.connectors.output_columns import OutputColumns
 from swjoin.connectors.row_encoder import StreamColumns, TupleEncoder, describe_streams, settle_types
 from swjoin.core.arrow_views import decoded
 from swjoin.core.batch import I64, LEFT, MISSING_ID, RIGHT, STREAM_NAMES, U64, PayloadRows, SourceBatch
+from swjoin.core.pair_columns import as_type
 from swjoin.runtime.plausibility import key_text
 
 if TYPE_CHECKING:

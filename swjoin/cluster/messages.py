@@ -98,6 +98,15 @@ class LoadReport:
 
 
 @dataclass(frozen=True)
+class Granted:
+    """From an instance to one that sends to it: credit. until_epoch: it takes parts of epochs up to this one. consumed: parts
+    of this sender that it has worked on since the start."""
+
+    until_epoch: int
+    consumed: int
+
+
+@dataclass(frozen=True)
 class StateRequest:
     """From the consumer of a move to its supplier: there is room for one more chunk."""
 
@@ -138,6 +147,7 @@ Message = (
     Delivery
     | Report
     | LoadReport
+    | Granted
     | ResultChunk
     | StateRequest
     | StateChunk

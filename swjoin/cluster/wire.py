@@ -26,6 +26,7 @@ from swjoin.cluster.messages import (
     EpochClosed,
     EpochPlan,
     EpochWanted,
+    Granted,
     GroupMoved,
     LoadReport,
     MeasuringStarted,
@@ -37,6 +38,7 @@ from swjoin.cluster.messages import (
 )
 from swjoin.cluster.role import RoleId
 from swjoin.core.batch import BOTH, LEFT, RIGHT, U8, Pairs, PayloadRows, TupleBatch
+from swjoin.core.columns import Columns
 from swjoin.core.data_messages import (
     Delivery,
     Directory,
@@ -58,7 +60,7 @@ from swjoin.core.path_patterns import Shape, first_mismatch, is_amount, is_count
 from swjoin.state.extendible_hash import MAX_DEPTH
 
 MAGIC = 0x6E696F6A7773  # "swjoin"
-VERSION = 5
+VERSION = 6
 DELIVERY, RESULTS, STATE, LOADS, TUPLES = range(1, 6)
 _CONTROL = 16  # the kinds from here on hold JSON
 _HEADER = 8
@@ -131,7 +133,8 @@ def _rows_of(stream: str) -> tuple[_Column, ...]:
 
 def _tuples_of(stream: str, *, arrivals: bool = True) -> tuple[_Column, ...]:
     arrival = _Column(f"{stream}arrivals", _I, 1, not arrivals)
-    return _Column(f"{stream}keys", _I), _Column(f"{stream}times", _I), _Column(f"{stream}ids", _U), arrival, *_rows_of(stream)
+    always = _Column(f"{stream}keys", _I), _Column(f"{stream}times", _I), _Column(f"{stream}ids", _U), arrival
+    return *always, *_rows_of(stream), _Column(f"{stream}columns", _B, 1, True)
 
 
 def _absent(columns: tuple[_Column, ...]) -> tuple[_Column, ...]:
@@ -141,6 +144,9 @@ def _absent(columns: tuple[_Column, ...]) -> tuple[_Column, ...]:
 
 def _optional(code: int, *names: str) -> tuple[_Column, ...]:
     return tuple(_Column(name, code, 1, True) for name in names)
+
+
+_TUPLE_COLUMNS = 8  # of `_tuples_of`
 
 
 @dataclass(frozen=True)
@@ -157,8 +163,8 @@ class _Layout:
 _DELIVERY = _Layout(
     DELIVERY,
     "a delivery",
-    14,
-    (5, 9, 11),
+    15,
+    (5, 9, 11, 14),
     (
         *(_Column("partition-groups", _I), _Column("left counts", _I), _Column("right counts", _I)),
         *(*_tuples_of("left "), *_tuples_of("right ")),
@@ -266,16 +272,20 @@ class _Frame:
         return PayloadRows(fixed, offsets, tails)
 
     def tuples(self, first: int, arrivals: Array | None = None) -> TupleBatch:
-        """A batch from seven columns. arrivals: instead of the fourth."""
+        """A batch from its columns in the message. arrivals: instead of the fourth."""
         count = self.same_length(first, first + 1, first + 2, *([] if arrivals is not None else [first + 3]))
         key, ts, ids, arrival = self.arrays[first : first + 4]
-        return TupleBatch(key, ts, ids, arrival if arrivals is None else arrivals, self.rows(first + 4, count))
+        content = self.arrays[first + 7]
+        columns = None if content is None else Columns.from_bytes(content)
+        if columns is not None and len(columns) != count:
+            raise self.refuse(f"{self._layout.columns[first + 7].name}: {len(columns)} rows for {count} tuples")
+        return TupleBatch(key, ts, ids, arrival if arrivals is None else arrivals, self.rows(first + 4, count), columns)
 
     def tuples_if_any(self, first: int) -> TupleBatch:
-        """A batch from seven columns, all of which may be absent: no tuples then."""
+        """A batch from its columns in the message, all of which may be absent: no tuples then."""
         if self.arrays[first] is not None:
             return self.tuples(first)
-        if any(array is not None for array in self.arrays[first : first + 7]):
+        if any(array is not None for array in self.arrays[first : first + _TUPLE_COLUMNS]):
             raise self.refuse(f"{self._layout.columns[first].name} are missing, others are not")
         return TupleBatch.empty()
 
@@ -297,15 +307,16 @@ def _rows_out(rows: PayloadRows | None) -> list[Array | None]:
 
 
 def _tuples_out(batch: TupleBatch) -> list[Array | None]:
-    return [batch.key, batch.ts, batch.id, batch.arrival_us, *_rows_out(batch.rows)]
+    columns = None if batch.columns is None else batch.columns.to_bytes()
+    return [batch.key, batch.ts, batch.id, batch.arrival_us, *_rows_out(batch.rows), columns]
 
 
 def pack_delivery(d: Delivery) -> U8:
-    integers = [d.query, d.slave, d.epoch, d.left_time_us, d.right_time_us, int(d.last), int(d.left_route), int(d.right_route)]
-    integers += [d.served, int(d.inactive), d.generation, int(d.checkpoint), *d.needed_us]
+    integers = [d.edge, d.slave, d.epoch, d.left_time_us, d.right_time_us, int(d.last), *map(int, d.routes)]
+    integers += [d.served, int(d.inactive), d.generation, int(d.checkpoint), *d.needed_us, int(d.final)]
     columns = [d.groups, d.left_counts, d.right_counts, *_tuples_out(d.left), *_tuples_out(d.right), d.moves_out, d.moves_in]
     for batch in d.null_keys:
-        columns += _tuples_out(batch) if len(batch) else [None] * 7
+        columns += _tuples_out(batch) if len(batch) else [None] * _TUPLE_COLUMNS
     return pack(DELIVERY, integers, columns)
 
 
@@ -315,16 +326,21 @@ def unpack_delivery(buffer: U8) -> Delivery:
     i, a = frame.integers, frame.arrays
     frame.same_length(0, 1, 2)
     frame.ascending(0)
-    left, right = frame.tuples(3), frame.tuples(10)
+    at = [3 + _TUPLE_COLUMNS * n for n in range(3)]  # left tuples, right tuples, moves
+    left, right = frame.tuples(at[0]), frame.tuples(at[1])
+    moves_out, moves_in = a[at[2] : at[2] + 2]
     frame.sums_up(1, len(left))
     frame.sums_up(2, len(right))
-    if a[17].shape[1] != 3 or a[18].shape[1] != 3:
-        raise frame.refuse(f"moves of shape {a[17].shape} and {a[18].shape}")
+    if moves_out.shape[1] != 3 or moves_in.shape[1] != 3:
+        raise frame.refuse(f"moves of shape {moves_out.shape} and {moves_in.shape}")
     if not (1 <= i[6] <= 3 and 1 <= i[7] <= 3):
         raise frame.refuse(f"routes {i[6:8]}")
-    labels = (QueryId(i[0]), SlaveId(i[1]), EpochIndex(i[2]), i[3], i[4])
-    ends = (bool(i[9]), i[10], bool(i[11]), (frame.tuples_if_any(19), frame.tuples_if_any(26)), (i[12], i[13]))
-    return Delivery(*labels, a[0], a[1], a[2], left, right, bool(i[5]), Route(i[6]), Route(i[7]), i[8], a[17], a[18], *ends)
+    labels = (i[0], SlaveId(i[1]), EpochIndex(i[2]), i[3], i[4])
+    null_keys = frame.tuples_if_any(at[2] + 2), frame.tuples_if_any(at[2] + 2 + _TUPLE_COLUMNS)
+    routes = Route(i[6]), Route(i[7])
+    last, inactive, checkpoint, final = (bool(i[n]) for n in (5, 9, 11, 14))
+    head = Delivery(*labels, a[0], a[1], a[2], left, right, last, routes, i[8], moves_out, moves_in, inactive)
+    return replace(head, generation=i[10], checkpoint=checkpoint, null_keys=null_keys, needed_us=(i[12], i[13]), final=final)
 
 
 def pack_state(c: StateChunk) -> U8:
@@ -332,7 +348,8 @@ def pack_state(c: StateChunk) -> U8:
     t, d = c.tuples, c.directory
     arrival = t.arrival_us if c.pending else None  # the arrival of a window tuple is not needed
     directory: list[Array | None] = [None, None] if d is None else [d.patterns, d.depths]
-    columns = [c.minis, c.counts, t.key, t.ts, t.id, arrival, *_rows_out(t.rows), *directory, c.flags]
+    tuples = [t.key, t.ts, t.id, arrival, *_tuples_out(t)[4:]]
+    columns = [c.minis, c.counts, *tuples, *directory, c.flags]
     return pack(STATE, [*integers, -1 if d is None else d.depth], columns)
 
 
@@ -348,14 +365,14 @@ def unpack_state(buffer: U8) -> StateChunk:
     frame.ascending(0)
     frame.sums_up(1, 0 if pending else len(tuples))
     directory = None
-    if frame.same_length(9, 10) or a[9] is not None:
-        directory = Directory(i[11], a[9], a[10])
+    if frame.same_length(10, 11) or a[10] is not None:
+        directory = Directory(i[11], a[10], a[11])
         _check_directory(frame, directory)
-        if len(a[0]) and a[0][-1] >= len(a[9]):
-            raise frame.refuse(f"mini-partition-group {a[0][-1]} of {len(a[9])}")
+        if len(a[0]) and a[0][-1] >= len(a[10]):
+            raise frame.refuse(f"mini-partition-group {a[0][-1]} of {len(a[10])}")
     elif i[11] != -1:
         raise frame.refuse(f"a directory of depth {i[11]} that is not there")
-    flags = a[11]
+    flags = a[12]
     if flags is not None and (pending or len(flags) != len(tuples) or flags.max(initial=0) > 3):
         raise frame.refuse(
             f"{len(flags)} flags of {len(tuples)} tuples, or others than 0 to 3, or of tuples that are not joined"
@@ -468,6 +485,7 @@ _SHAPES: dict[type, tuple[str, Shape]] = {  # what a message is called, and the 
     GroupMoved: ("the end of a move", (is_count, is_count)),
     PrefillJoined: ("the end of the prefill", ()),
     StopReading: ("a request to stop", ()),
+    Granted: ("credit", (is_number, is_count)),
 }
 _CONTROL_LAYOUTS = {
     kind: _Layout(_CONTROL + i, name, 0, (), (_Column("content", _B),)) for i, (kind, (name, _)) in enumerate(_SHAPES.items())
@@ -517,7 +535,9 @@ FORMATS: dict[type, Format] = {
     StateChunk: Format(4, pack_state, unpack_state, later=True),
     LoadReport: Format(5, pack_loads, unpack_loads),
     **{
-        kind: Format(6 + i, _pack_control, functools.partial(_unpack_control, kind), later=kind in (StateRequest, PartSaved))
+        kind: Format(
+            6 + i, _pack_control, functools.partial(_unpack_control, kind), later=kind in (StateRequest, PartSaved, Granted)
+        )
         for i, kind in enumerate(_SHAPES)
     },
 }

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from swjoin.connectors.output_columns import as_type
 from swjoin.connectors.times import instants, zoned
 from swjoin.core.batch import Bool
 from swjoin.core.errors import UserError, one_line
+from swjoin.core.pair_columns import as_type
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -17,13 +17,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from swjoin.config.run import RunConfig
-from swjoin.core.arrow_views import booleans_of, decoded
-from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, Pairs, PayloadRows
+from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, Pairs
 from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import JOIN_KINDS, How
+from swjoin.core.pair_columns import PairColumn, PairColumns
 from swjoin.core.row_codec import RowCodec, StreamCodec
 
 if TYPE_CHECKING:
@@ -47,14 +45,14 @@ class OutputColumns:
 
     # ------------------------------------------------------------ columns
 
-    def _columns(self) -> list[tuple[str, Any, int, str, str]]:
-        """(output name, type, side, origin, input name) of every column from the streams."""
+    def _columns(self) -> list[PairColumn]:
+        """Every column from the streams."""
         right_columns = [] if JOIN_KINDS[self.how].one_sided else self.right.shown
         left_names = [name for name, _, _ in self.left.shown]
         right_names = [name for name, _, _ in right_columns if name not in self.right.key]
         reserved = {name for name, _, _ in self.id_columns}
         taken: set[str] = set(reserved)
-        out: list[tuple[str, Any, int, str, str]] = []
+        out: list[PairColumn] = []
         keys = [c for c in self.left.shown if c[0] in self.left.key]
         others = [c for c in self.left.shown if c[0] not in self.left.key]
         mine = [(c, 0) for c in [*keys, *others]] + [(c, 1) for c in right_columns if c[0] not in self.right.key]
@@ -65,7 +63,7 @@ class OutputColumns:
             while label in taken:
                 label += "_"
             taken.add(label)
-            out.append((label, self._key_type(name, kind) if is_key else kind, side, origin, name))
+            out.append(PairColumn(label, self._key_type(name, kind) if is_key else kind, side, origin, name))
         return out
 
     @cached_property
@@ -122,23 +120,11 @@ class OutputColumns:
         """Pairs as a batch of output rows."""
         import pyarrow as pa
 
-        unpacked = [_unpack(self.left.rows, pairs.left_rows), _unpack(self.right.rows, pairs.right_rows)]
-        times = (pairs.left_ts, pairs.right_ts)
         schema, n = self.schema, len(pairs)
         arrays: list[pa.Array] = []
         for name, field, side in self.id_columns:
             arrays.append(pa.nulls(n, schema.field(name).type) if pairs.side == 1 - side else pa.array(getattr(pairs, field)))
-        for _, kind, side, origin, name in self._columns():
-            is_key = side == LEFT and name in self.left.key
-            if is_key and pairs.side == RIGHT:
-                side, name = RIGHT, self.right.key[self.left.key.index(name)]
-            if pairs.side == 1 - side or (origin == "key" and pairs.null_keys):
-                arrays.append(pa.nulls(n, kind))
-            elif origin == "row":
-                array = unpacked[side][name]
-                arrays.append(array if array.type == kind else as_type(array, kind))
-            else:
-                arrays.append(rebuilt(pairs.key if origin == "key" else times[side], kind))
+        arrays += PairColumns(self.left, self.right, tuple(self._columns())).arrays(pairs)
         return pa.record_batch(arrays, schema=schema)
 
     # ------------------------------------------------------------ serialization
@@ -151,42 +137,6 @@ class OutputColumns:
     def from_bytes(data: bytes) -> OutputColumns:
         plain = json.loads(data)
         return OutputColumns(_codec_in(plain["left"]), _codec_in(plain["right"]), plain["ids"], plain["how"])
-
-
-def _unpack(codec: RowCodec | None, rows: PayloadRows | None) -> dict[str, pa.Array]:
-    if codec is None or rows is None:
-        return {}
-    return dict(zip(codec.schema.names, codec.decode(rows), strict=True))
-
-
-def as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A cast. Arrow has none to dictionaries of other types than strings, and none from dictionaries of views."""
-    import pyarrow as pa
-
-    plain = decoded(array)
-    if not pa.types.is_dictionary(kind):
-        return plain.cast(kind)
-    try:
-        encoded = plain.dictionary_encode()
-        indices, values = encoded.indices, encoded.dictionary
-    except pa.ArrowNotImplementedError:  # Arrow cannot hash the type: every row has its own value
-        indices, values = pa.array(np.arange(len(plain)), mask=~booleans_of(plain.is_valid())), plain
-    return pa.DictionaryArray.from_arrays(indices.cast(kind.index_type), as_type(values, kind.value_type), ordered=kind.ordered)
-
-
-def rebuilt(values: I64, kind: pa.DataType) -> pa.Array:
-    """A key or time column from int64 values."""
-    import pyarrow as pa
-
-    if pa.types.is_dictionary(kind):
-        return as_type(rebuilt(values, kind.value_type), kind)
-    if pa.types.is_uint64(kind):
-        return pa.array(values.view(np.uint64))
-    if pa.types.is_boolean(kind):
-        return pa.array(values != 0)
-    if pa.types.is_temporal(kind):
-        return pa.array(values).cast(pa.int32() if kind.bit_width == 32 else pa.int64()).cast(kind)
-    return pa.array(values).cast(kind)
 
 
 def _codec_out(codec: StreamCodec) -> dict[str, Any]:

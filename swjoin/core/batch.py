@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from swjoin.core.columns import Columns
 from swjoin.core.errors import RunFailed, SwjoinError
 from swjoin.core.kernel_cache import kernel
 
@@ -136,10 +137,10 @@ class PayloadRows:
 class TupleBatch:
     """n tuples of one stream, in stream order.
 
-    key: int64 (n,), the join attribute (dictionary codes for strings and multi-column keys).
+    key: int64 (n,), the join attribute (codes of strings and multi-column keys; between stages hashes of them).
     ts: int64 (n,), microseconds. id: uint64 (n,), position in the input, or the user's id.
     arrival_us: int64 (n,), when the master read the tuple, microseconds of the run's clock (production delay starts there).
-    rows: the payload, or None when no payload is carried.
+    rows: the payload, or None when no payload is carried. columns: what travels between the stages of a plan, instead of rows.
     """
 
     key: I64
@@ -147,13 +148,14 @@ class TupleBatch:
     id: U64
     arrival_us: I64
     rows: PayloadRows | None = None
+    columns: Columns | None = None
 
     def __len__(self) -> int:
         return int(self.key.shape[0])
 
     @property
     def nbytes(self) -> int:
-        return 32 * len(self) + (0 if self.rows is None else self.rows.nbytes)
+        return 32 * len(self) + sum(part.nbytes for part in (self.rows, self.columns) if part is not None)
 
     @staticmethod
     def empty(layout: RowLayout | None = None) -> TupleBatch:
@@ -162,12 +164,14 @@ class TupleBatch:
 
     def take(self, index: I64) -> TupleBatch:
         rows = None if self.rows is None else self.rows.take(index)
-        return TupleBatch(self.key[index], self.ts[index], self.id[index], self.arrival_us[index], rows)
+        columns = None if self.columns is None else self.columns.take(index)
+        return TupleBatch(self.key[index], self.ts[index], self.id[index], self.arrival_us[index], rows, columns)
 
     def slice(self, start: int, stop: int) -> TupleBatch:
         rows = None if self.rows is None else self.rows.slice(start, stop)
+        columns = None if self.columns is None else self.columns.slice(start, stop)
         cut = slice(start, stop)
-        return TupleBatch(self.key[cut], self.ts[cut], self.id[cut], self.arrival_us[cut], rows)
+        return TupleBatch(self.key[cut], self.ts[cut], self.id[cut], self.arrival_us[cut], rows, columns)
 
     @staticmethod
     def concat(parts: Sequence[TupleBatch]) -> TupleBatch:
@@ -179,12 +183,14 @@ class TupleBatch:
         rows = None
         if self.rows is not None:
             rows = PayloadRows.concat([p.rows for p in parts if p.rows is not None], self.rows.layout)
+        columns = [p.columns for p in parts if p.columns is not None]
         return TupleBatch(
             np.concatenate([p.key for p in parts]),
             np.concatenate([p.ts for p in parts]),
             np.concatenate([p.id for p in parts]),
             np.concatenate([p.arrival_us for p in parts]),
             rows,
+            Columns.concat(columns) if columns else None,
         )
 
 
@@ -228,7 +234,7 @@ class SourceBatch:
 
     key_valid, ts_valid: bool (n,), or None when every row is valid. A row with a null key never matches, a row with a null
     time follows the late policy; both keep their ids, and the master counts them. key and ts of invalid rows are unspecified.
-    id: uint64 (n,).
+    id: uint64 (n,). columns: of a source of a plan, whose keys are unspecified: each stage has keys of its own.
     """
 
     key: I64
@@ -237,6 +243,7 @@ class SourceBatch:
     key_valid: Bool | None = None
     ts_valid: Bool | None = None
     rows: PayloadRows | None = None
+    columns: Columns | None = None
 
     def __len__(self) -> int:
         return int(self.key.shape[0])

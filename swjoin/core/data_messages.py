@@ -39,20 +39,26 @@ _NOTHING = TupleBatch.empty()
 
 @dataclass(frozen=True)
 class Delivery:
-    """Master -> slave, once per distribution epoch, also when empty: the tuples of the slave's partition-groups.
+    """Tuples for the partition-groups of a slave, from the gateway or from a slave of the stage before, once per distribution
+    epoch, also when empty.
+
+    Between the stages of a plan there is one per edge, sender and receiver, in parts of bounded size; its tuples are in one of
+    the two streams, the receiver's port, and in any order of time. edge: of the plan; 0 for the join of two streams. final: no
+    part of this epoch follows; watermarks hold after it, and moves_out and moves_in are those of all stages, one beside the
+    other.
 
     groups: int64 (g,), ascending. left_counts, right_counts: int64 (g,), tuples of each group; `left` and `right` hold them
     group after group, each group in time order. left_time_us, right_time_us: watermarks; later tuples of the stream have ts >=
-    watermark. last: no delivery follows. served: number of slaves with a delivery of this distribution epoch. moves_out: int64
-    (m, 3), (move, partition-group, consumer); these groups leave with all tuples delivered so far, including this delivery.
-    moves_in: int64 (m, 3), (move, partition-group, supplier). Moves are numbered in the order of decision. null_keys: left and
-    right tuples with a null key. They never match; outer and anti joins emit them. They belong to no partition-group. rests:
-    the slave has no partition-groups and is inactive from this delivery to its next one. generation: number of checkpoints
-    before this distribution epoch. checkpoint: one ends with this distribution epoch, in which all slaves are served.
-    needed_us: no later checkpoint needs left and right tuples below these times.
+    watermark. last: no delivery follows. routes: of left and right tuples. served: number of slaves with a delivery of this
+    distribution epoch. moves_out: int64 (m, 3), (move, partition-group, consumer); these groups leave with all tuples delivered
+    so far, including this delivery. moves_in: int64 (m, 3), (move, partition-group, supplier). Moves are numbered in the order
+    of decision. null_keys: left and right tuples with a null key. They never match; outer and anti joins emit them. They belong
+    to no partition-group. inactive: the slave has no partition-groups from this delivery to its next one. generation: number of
+    checkpoints before this distribution epoch. checkpoint: one ends with this distribution epoch, in which all slaves are
+    served. needed_us: no later checkpoint needs left and right tuples below these times.
     """
 
-    query: QueryId
+    edge: int
     slave: SlaveId
     epoch: EpochIndex
     left_time_us: int
@@ -63,8 +69,7 @@ class Delivery:
     left: TupleBatch
     right: TupleBatch
     last: bool = False
-    left_route: Route = Route.BOTH
-    right_route: Route = Route.BOTH
+    routes: tuple[Route, Route] = (Route.BOTH, Route.BOTH)
     served: int = 1
     moves_out: I64 = field(default_factory=no_moves)
     moves_in: I64 = field(default_factory=no_moves)
@@ -73,6 +78,7 @@ class Delivery:
     checkpoint: bool = False
     null_keys: tuple[TupleBatch, TupleBatch] = (_NOTHING, _NOTHING)
     needed_us: tuple[int, int] = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
+    final: bool = True
 
     @property
     def nbytes(self) -> int:

@@ -1,8 +1,8 @@
 """Hashing of join keys and of result pairs, as kernels.
 
 What: `hash_key` (one 64-bit mix per key), `group_of` (partition-group from the high 32 bits), `tag_of` (16 bits that a block
-compares first; the directory uses the lowest 16, so the three are independent), `pair_hash` and
-`digest_pairs` (docs/semantics.md, Row ids and the digest), `hash_words` (bytes of a file).
+compares first; the directory uses the lowest 16, so the three are independent), `pair_hash`,
+`digest_pairs` and `pair_ids` (docs/semantics.md, Row ids and the digest), `hash_words` (bytes of a file).
 Why: routing, window state and the collector must agree on one hash.
 Stays out: the readable definition of the digest (`core.join_semantics`), which tests compare with this one.
 """
@@ -70,6 +70,19 @@ def _digest(left_id: U64, right_id: U64) -> np.uint64:
 def digest_pairs(left_id: U64, right_id: U64) -> int:
     """Sum of the pairs' digests mod 2^64; ids are uint64 (n,)."""
     return int(_digest(left_id, right_id))
+
+
+@kernel
+def _pair_ids(left_id: U64, right_id: U64, out: U64) -> None:
+    for i in range(out.shape[0]):
+        out[i] = pair_hash(left_id[i], right_id[i])
+
+
+def pair_ids(left_id: U64, right_id: U64) -> U64:
+    """Ids of the rows of a join, uint64 (n,): the digest of each pair of ids."""
+    out = np.empty(len(left_id), np.uint64)
+    _pair_ids(left_id, right_id, out)
+    return out
 
 
 @kernel

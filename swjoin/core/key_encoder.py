@@ -18,6 +18,7 @@ import numpy as np
 
 from swjoin.core.arrow_views import booleans_of, borrowed, decoded, integers_of
 from swjoin.core.batch import I64, U8, Bool, check_offsets
+from swjoin.core.columns import Columns
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.kernel_cache import kernel
 
@@ -34,6 +35,12 @@ def _hash_bytes(data: U8, start: int, stop: int) -> np.uint64:
         h = (h ^ np.uint64(data[i])) * np.uint64(0x100000001B3)
     h ^= h >> np.uint64(32)
     return h  # type: ignore[no-any-return]
+
+
+@kernel
+def _hash_strings(data: U8, offsets: I64, out: I64) -> None:
+    for i in range(offsets.shape[0] - 1):
+        out[i] = np.int64(_hash_bytes(data, offsets[i], offsets[i + 1]))
 
 
 @kernel
@@ -121,6 +128,23 @@ class Dictionary:
         """Lengths and bytes of the codes from `first` on; views that do not change."""
         offsets = self._offsets[first : len(self) + 1]
         return np.diff(offsets), self._arena[offsets[0] : offsets[-1]]
+
+    def of_codes(self, codes: I64) -> Columns:
+        """The byte strings of these codes, for `codes_of` of another dictionary."""
+        import pyarrow as pa
+
+        offsets = pa.py_buffer(self._offsets[: len(self) + 1].copy())
+        values = pa.Array.from_buffers(pa.large_binary(), len(self), [None, offsets, pa.py_buffer(self._arena)])
+        return Columns(pa.record_batch({"key": values.take(pa.array(codes))}))
+
+    def codes_of(self, columns: Columns | None) -> I64:
+        """Codes of the byte strings of another dictionary. RunFailed when there are none."""
+        import pyarrow as pa
+
+        column = None if columns is None or columns.names != ["key"] else columns.column("key")
+        if column is None or not pa.types.is_large_binary(column.type) or column.null_count:
+            raise RunFailed("keys of moved tuples are missing")
+        return self.encode(*_byte_strings(column), None)
 
     def text(self, code: int) -> str:
         """The key of a code as text; columns are separated by commas."""
@@ -232,18 +256,39 @@ class KeyEncoder:
 
     def encode(self, columns: list[pa.Array]) -> tuple[I64, Bool | None]:
         """int64 keys of n rows, and which are valid (None: all); a null in any column makes the key null."""
-        valid: Bool | None = None
-        columns = [decoded(column) for column in columns]
-        for column in columns:
-            if column.null_count:
-                here = booleans_of(column.is_valid())
-                valid = here if valid is None else valid & here
+        columns, valid = _valid(columns)
         if self.native:
             return _integers(columns[0]), valid
+        return self.dictionary.encode(*self._strings(columns), valid), valid
+
+    def hashed(self, columns: list[pa.Array]) -> tuple[I64, Bool | None]:
+        """As `encode`, but a key that is not its own code is a hash: equal for equal keys, and needs no dictionary."""
+        columns, valid = _valid(columns)
+        if self.native:
+            return _integers(columns[0]), valid
+        data, offsets = self._strings(columns)
+        check_offsets(offsets, len(data), "keys", UserError)
+        out = np.empty(len(offsets) - 1, np.int64)
+        _hash_strings(data, offsets, out)
+        return out, valid
+
+    def _strings(self, columns: list[pa.Array]) -> tuple[U8, I64]:
+        """One byte string per row, as bytes and offsets."""
         parts = [(_integers(c), None) if k == INTEGER else _byte_strings(c) for c, k in zip(columns, self._kinds, strict=True)]
         if len(parts) == 1 and parts[0][1] is not None:
-            return self.dictionary.encode(parts[0][0].view(np.uint8), parts[0][1], valid), valid
-        return self.dictionary.encode(*_concatenate(parts), valid), valid
+            return parts[0][0].view(np.uint8), parts[0][1]
+        return _concatenate(parts)
+
+
+def _valid(columns: list[pa.Array]) -> tuple[list[pa.Array], Bool | None]:
+    """The columns without dictionaries and views, and which rows have a value in all of them (None: all rows)."""
+    valid: Bool | None = None
+    columns = [decoded(column) for column in columns]
+    for column in columns:
+        if column.null_count:
+            here = booleans_of(column.is_valid())
+            valid = here if valid is None else valid & here
+    return columns, valid
 
 
 def _integers(column: pa.Array) -> I64:

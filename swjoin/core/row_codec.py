@@ -8,6 +8,7 @@ Stays out: files, keys (`core.key_encoder`), output names (`connectors.output_co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,11 @@ def storage(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
+def as_stored(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The values of an array as its type `storage` has them. kind: that type."""
+    return array if array.type == kind else decoded(array).cast(kind)
+
+
 def _width(kind: pa.DataType) -> int | None:
     """Bytes of one value of a fixed-width type; None for types that cannot be packed."""
     import pyarrow.types as t
@@ -121,6 +127,13 @@ class RowCodec:
         self._var = [i for i, f in enumerate(self.schema) if _is_var(f.type)]
         self.layout = RowLayout(at, bool(self._var))
 
+    @staticmethod
+    def of(columns: Sequence[tuple[str, Any]]) -> RowCodec:
+        """A codec of (name, type) pairs."""
+        import pyarrow as pa
+
+        return RowCodec(pa.schema(list(columns)))
+
     def slot_of(self, name: str) -> ColumnSlot:
         """Location of a column."""
         index = self.schema.names.index(name)
@@ -138,9 +151,7 @@ class RowCodec:
         lengths: list[I64] = []
         sources: list[tuple[U8, I64]] = []
         for i, column in enumerate(self.schema):
-            array = batch.column(column.name)
-            if array.type != column.type:
-                array = decoded(array).cast(column.type)
+            array = as_stored(batch.column(column.name), column.type)
             if array.null_count:
                 missing = booleans_of(array.is_null())
                 fixed[:, i // 8] |= missing.astype(np.uint8) << np.uint8(i % 8)

@@ -111,17 +111,20 @@ class WindowJoinOperator:
         where: Program | None = None,
         ids_alone: bool = False,
         result_bytes: int = 0,
+        in_order: bool = True,
+        rows: bool | None = None,
     ) -> WindowJoinOperator:
         """The join that a run's configuration describes. layouts: as they travel (`wire_layouts`). result_bytes: most bytes of
-        fixed size per step; 0: `module.result_buffer`."""
+        fixed size per step; 0: `module.result_buffer`. in_order: see `WindowSizes`. rows: emit rows; None: unless the sink
+        counts."""
         module = config.module
         pair_bytes = PAIR_BYTES + sum(layout.fixed_bytes for layout in layouts if layout is not None)
         result_tuples = max(1, (result_bytes or module.result_buffer_bytes) // pair_bytes)
         return cls(
             config.query.bounds,
-            WindowSizes(module.block_tuples, module.theta_tuples, module.window_bytes),
+            WindowSizes(module.block_tuples, module.theta_tuples, module.window_bytes, in_order),
             layouts,
-            result_tuples=0 if config.sink.kind == "count" else result_tuples,
+            result_tuples=result_tuples if rows or (rows is None and config.sink.kind != "count") else 0,
             kind=config.query.kind,
             where=where,
             ids_alone=ids_alone,
@@ -152,7 +155,7 @@ class WindowJoinOperator:
         assert self._open is None, "the delivery before is not done"
         self._results.clear()
         refs = self.windows.open(delivery, settles=settles)
-        routes = (delivery.left_route, delivery.right_route)
+        routes = delivery.routes
         left, right = delivery.left, delivery.right
         inputs = Inputs(
             (left.key, right.key),
@@ -273,7 +276,7 @@ class WindowJoinOperator:
         nothing = TupleBatch.empty()
         route = Route.BOTH if marks else Route.STORE
         again = replace(delivery, left_time_us=BEGIN_OF_TIME_US, right_time_us=BEGIN_OF_TIME_US)
-        work = self.open(replace(again, left_route=route, right_route=route, null_keys=(nothing, nothing)))
+        work = self.open(replace(again, routes=(route, route), null_keys=(nothing, nothing)))
         self._candidates.mode[0] = self._mode & (MARK_LEFT | MARK_RIGHT | COUNT_WINDOWS)
         while self._join(work, 0, max(1, len(delivery.left) + len(delivery.right)))[0] != DONE:
             pass

@@ -21,7 +21,7 @@ class WindowSizes:
     """Sizes of one slave's windows. theta_tuples: fine tuning parameter in tuples of both streams; 0: no fine tuning.
 
     window_bytes: limit of blocks, payload and directories together. in_order: each partition-group's tuples of a stream come in
-    time order; otherwise only those of one delivery do.
+    time order; otherwise in any order.
     """
 
     block_tuples: int

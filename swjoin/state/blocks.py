@@ -80,6 +80,16 @@ def free_blocks(pool: Pool) -> int:
 
 
 @kernel(inline="always")
+def time_range(rows, start, stop):  # type: ignore[no-untyped-def]
+    """The least and the greatest time of the records start .. stop, at least one."""
+    first = last = rows[start * ROW + TS]
+    for i in range(start + 1, stop):
+        first = min(first, rows[i * ROW + TS])
+        last = max(last, rows[i * ROW + TS])
+    return first, last
+
+
+@kernel(inline="always")
 def note_times(header, block, fill, first, last):  # type: ignore[no-untyped-def]
     """Tuples with times from `first` to `last` are appended to a block that holds `fill` tuples."""
     at = block * HEADER

@@ -52,7 +52,7 @@ from swjoin.state.arrays import (
     Pool,
     Reaches,
 )
-from swjoin.state.blocks import NONE, free_blocks, note_times, take_block
+from swjoin.state.blocks import NONE, free_blocks, note_times, take_block, time_range
 from swjoin.state.candidates import take_candidates, verify
 from swjoin.state.fresh_tuples import scatter_fresh, sort_fresh
 from swjoin.state.simd import LANES, copy_items, match_mask, prefetch
@@ -144,9 +144,9 @@ def _join_group(
     """Join and store one partition-group's sorted fresh tuples, from the cursor on. False when the output is full.
 
     Parts per touched mini: 0 fresh left x stored right, 1 fresh right x stored left, 2 fresh left x fresh right, then both are
-    stored. The probes of a mini-partition are in time order, so those that reach a block are a range. Where the blocks of a
-    chain are in time order, too, both ends of the range only move forward. disorder: not None where tuples come in any order; a
-    type of its own, so that numba compiles a version for each.
+    stored. Where tuples come in time order, the probes of a mini-partition that reach a block are a range, both ends of which
+    only move forward from block to block. disorder: not None where tuples come in any order: then either all of them probe a
+    block or none; a type of its own, so that numba compiles a version for each.
     """
     size, stride = pool.shape[0], pool.shape[1]
     rows, tags, header, free, control = pool.rows, pool.tags, pool.header, pool.free, pool.control
@@ -184,28 +184,33 @@ def _join_group(
             block_tags = fresh_tags if part == 2 else tags
             from_probe = begin
             to_probe = begin
+            if disorder is not None and position != NONE:
+                earliest, latest = time_range(fresh_rows, begin, end)
             while position != NONE:
                 if part == 2:
                     at, at_tag, fill = position, position, min(np.int64(LANES), stop - position)
                     following = position + fill if position + fill < stop else NONE
                     first_ts, last_ts = fresh_rows[position * ROW + TS], fresh_rows[(position + fill - 1) * ROW + TS]
-                    if count_windows:  # either tuple's window decides: `count_in_last` checks both
+                    if count_windows or disorder is not None:  # either tuple's window decides: `count_in_last` checks both
                         first_ts, last_ts = -_MAX_TIME, _MAX_TIME
                 else:
                     at, at_tag, fill = position * size, position * stride, header[position * HEADER + FILL]
                     following = header[position * HEADER + NEXT]
                     first_ts, last_ts = header[position * HEADER + FIRST_TS], header[position * HEADER + LAST_TS]
-                while from_probe < end and fresh_rows[from_probe * ROW + TS] + reach_high < first_ts:
-                    from_probe += 1
-                if from_probe == end:
-                    if disorder is None:
-                        break  # in time order: later blocks are too new for all these probes
-                    position, from_probe, to_probe = following, begin, begin
+                if disorder is None:
+                    while from_probe < end and fresh_rows[from_probe * ROW + TS] + reach_high < first_ts:
+                        from_probe += 1
+                    if from_probe == end:
+                        break  # later blocks are too new for all these probes
+                    if fresh_rows[(end - 1) * ROW + TS] + reach_low <= last_ts:
+                        to_probe = end  # as for most blocks
+                    while to_probe < end and fresh_rows[to_probe * ROW + TS] + reach_low <= last_ts:
+                        to_probe += 1
+                elif latest + reach_high < first_ts or earliest + reach_low > last_ts:
+                    position = following
                     continue
-                if fresh_rows[(end - 1) * ROW + TS] + reach_low <= last_ts:
-                    to_probe = end  # as for most blocks
-                while to_probe < end and fresh_rows[to_probe * ROW + TS] + reach_low <= last_ts:
-                    to_probe += 1
+                else:
+                    to_probe = end
                 if cursor[CUR_CHUNK] == NONE:
                     comparisons += fill * max(0, to_probe - from_probe)
                     chunk, probe = 0, from_probe
@@ -249,8 +254,6 @@ def _join_group(
                         probe = strip_end
                     chunk += LANES
                     probe = from_probe
-                if disorder is not None:
-                    from_probe = to_probe = begin
                 position = following
             cursor[CUR_POSITION] = NONE
             part += 1
@@ -277,7 +280,8 @@ def _join_group(
                     for j in range(n):
                         home[i + j] = head * size + fill + j
                 if disorder is not None:
-                    note_times(header, head, fill, fresh_rows[i * ROW + TS], fresh_rows[(i + n - 1) * ROW + TS])
+                    first, last = time_range(fresh_rows, i, i + n)
+                    note_times(header, head, fill, first, last)
                 i += n
                 header[head * HEADER + FILL] = fill + n
                 if disorder is None:

@@ -69,7 +69,7 @@ class HiddenGroup:
 class WindowState:
     """All window state of one slave for one query. theta_tuples 0: no fine tuning. owner: name for error messages.
 
-    in_order: each partition-group's tuples of a stream arrive in time order; otherwise only those of one delivery do.
+    in_order: each partition-group's tuples of a stream arrive in time order; otherwise in any order.
     """
 
     def __init__(

@@ -6,6 +6,7 @@ import dataclasses
 from typing import get_args
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from swjoin.cluster.messages import (
@@ -13,6 +14,7 @@ from swjoin.cluster.messages import (
     EpochClosed,
     EpochPlan,
     EpochWanted,
+    Granted,
     GroupMoved,
     LoadReport,
     MeasuringStarted,
@@ -36,6 +38,7 @@ from swjoin.cluster.wire import (
     unpack_results,
 )
 from swjoin.core.batch import BOTH, LEFT, RIGHT, Pairs, PayloadRows, TupleBatch
+from swjoin.core.columns import Columns
 from swjoin.core.data_messages import Delivery, GroupResults, MoveEnd, ResultChunk, Route
 from swjoin.core.errors import RunFailed
 from swjoin.core.ids import EpochIndex, GroupId, QueryId, SlaveId
@@ -55,7 +58,7 @@ def a_delivery() -> Delivery:
     groups = np.array([3, 9], np.int64)
     left, right = tuples(6, True), tuples(3, False)
     return Delivery(
-        QueryId(0), SlaveId(2), EpochIndex(5), -7, 1 << 62, groups, *counts, left, right, True, Route.STORE, Route.PROBE
+        QueryId(0), SlaveId(2), EpochIndex(5), -7, 1 << 62, groups, *counts, left, right, True, (Route.STORE, Route.PROBE)
     )
 
 
@@ -87,6 +90,14 @@ def test_round_trip() -> None:
     for stream in (LEFT, RIGHT):
         alone = dataclasses.replace(a_chunk(), pairs=Pairs.alone(stream, left, null_keys=bool(stream)))
         assert same(unpack_results(pack_results(alone)), alone)
+    columns = Columns(pa.record_batch({"k": pa.array(["a", None, "b"]), "v": pa.array([1, 2, None])}))
+    right = dataclasses.replace(tuples(3, False), columns=columns)
+    part = dataclasses.replace(a_delivery(), right=right, null_keys=(TupleBatch.empty(), right), final=False)
+    found = unpack_delivery(pack_delivery(part))
+    assert not found.final
+    for batch in (found.right, found.null_keys[RIGHT]):
+        assert batch.columns is not None
+        assert batch.columns.batch.equals(columns.batch)
     empty = ResultChunk(QueryId(0), SlaveId(0), EpochIndex(0), False, False)
     assert same(unpack_results(pack_results(empty)), empty)
 
@@ -141,6 +152,7 @@ def test_every_message_has_a_format_of_its_own() -> None:
         GroupMoved(5, 4096),
         PrefillJoined(),
         StopReading(),
+        Granted(5, 17),
     ],
     ids=lambda message: type(message).__name__,
 )

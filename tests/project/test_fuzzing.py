@@ -105,7 +105,7 @@ def _set(place: int, value: int) -> Callable[[list[int], list[Any]], None]:
         (wire.unpack_delivery, _spoilt("delivery", _set(6, 8)), "routes"),
         (wire.unpack_state, _spoilt("state", _set(9, 2)), "flags"),
         (wire.unpack_state, _spoilt("state", _set(11, 50), 0), "directory of depth 50"),
-        (wire.unpack_state, _spoilt("state", _put(9, np.array([0, 0])), 0), "belong to none"),
+        (wire.unpack_state, _spoilt("state", _put(10, np.array([0, 0])), 0), "belong to none"),
         (wire.unpack_state, _spoilt("state", _put(0, np.array([0, 2])), 0), "mini-partition-group 2 of 2"),
         (wire.unpack_loads, _spoilt("loads", _put(0, np.array([np.nan]))), "occupancy"),
         (wire.unpack_loads, _spoilt("loads", _put(0, np.empty(0))), "occupancy"),

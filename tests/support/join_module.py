@@ -52,7 +52,7 @@ def delivery(
         one.batch,
         two.batch,
         times[0] == END_OF_TIME_US,
-        *routes,
+        routes,
     )
 
 

@@ -13,26 +13,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from swjoin.cluster.gateway.tuple_queue import Pending, Store, StoreFullError
 from swjoin.core.batch import I64, LEFT, RIGHT, RowLayout, StoredBatch, TupleBatch
 from swjoin.core.data_messages import Delivery, Route
-from swjoin.core.ids import BEGIN_OF_TIME_US, EpochIndex, GroupId, QueryId, SlaveId
+from swjoin.core.ids import BEGIN_OF_TIME_US, EpochIndex, GroupId, SlaveId
 from swjoin.core.sequence_numbers import sequence_as_time, wire_layouts
 from swjoin.policy.epochs import sub_group_of
 from swjoin.routing.hash_partition import HashPartition, arrange
 
 _PUT_BACK_BYTES = 16 << 20
+_Shelf = tuple[Pending, ...]  # a queue per stream
 
 
 @dataclass(frozen=True)
 class Order:
     """The header of a delivery, as in `core.data_messages.Delivery`."""
 
-    query: QueryId
     slave: SlaveId
     epoch: EpochIndex
     served: int
@@ -64,7 +64,7 @@ class GroupedTuples:
     ) -> Delivery:
         """The delivery of these tuples. times_us: its punctuations. moves: out and in. null_keys: tuples of both streams."""
         return Delivery(
-            order.query,
+            0,
             order.slave,
             order.epoch,
             *times_us,
@@ -74,8 +74,7 @@ class GroupedTuples:
             self.left,
             self.right,
             last,
-            self.route,
-            self.route,
+            (self.route, self.route),
             order.served,
             *moves,
             inactive,
@@ -87,11 +86,12 @@ class GroupedTuples:
 
 
 class MiniBuffers:
-    """Pending tuples of both streams. Each sub-group, parked slave and moving partition-group has a pair of queues."""
+    """Pending tuples of both streams, or of all sources of a plan, which has neither sub-groups nor moves. Each sub-group,
+    parked slave and moving partition-group has a queue per stream."""
 
     def __init__(
         self,
-        layouts: tuple[RowLayout | None, RowLayout | None],
+        layouts: tuple[RowLayout | None, ...],
         router: HashPartition,
         sub_group_count: int = 1,
         *,
@@ -100,17 +100,17 @@ class MiniBuffers:
         """count_windows: tuples carry sequence numbers, which replace their times in deliveries (`core.sequence_numbers`)."""
         self._count_windows = count_windows
         self.store: Store | None = None  # spilled tuples (`cluster.gateway.overload`)
-        self._layouts = wire_layouts(layouts, count_windows=count_windows)
+        self._layouts = wire_layouts((layouts[LEFT], layouts[RIGHT]), count_windows=True) if count_windows else layouts
         self._sub_group_count = sub_group_count
         self._shelves = [self._new_shelf() for _ in range(sub_group_count)]
-        self._held: dict[GroupId, tuple[Pending, Pending]] = {}
-        self._parked: dict[SlaveId, tuple[Pending, Pending]] = {}
+        self._held: dict[GroupId, _Shelf] = {}
+        self._parked: dict[SlaveId, _Shelf] = {}
         self.router = router
         self._shelf_of_group = np.empty(0, np.int64)
         self._assign()
 
-    def _new_shelf(self) -> tuple[Pending, Pending]:
-        return Pending(self._layouts[LEFT]), Pending(self._layouts[RIGHT])
+    def _new_shelf(self) -> _Shelf:
+        return tuple(Pending(layout) for layout in self._layouts)
 
     def _assign(self) -> None:
         """Assign every partition-group to a shelf: its owner's sub-group, its parked owner, or its own while held back."""
@@ -145,10 +145,10 @@ class MiniBuffers:
         self._assign()
         self._shelve_again(shelf)
 
-    def _shelve_again(self, shelf: tuple[Pending, Pending]) -> None:
+    def _shelve_again(self, shelf: _Shelf) -> None:
         """Distribute a shelf's tuples again after a new assignment."""
-        for stream in (LEFT, RIGHT):
-            for batch, stored in shelf[stream].take_all():
+        for stream, queue in enumerate(shelf):
+            for batch, stored in queue.take_all():
                 self.append(stream, batch, self.store if stored else None)
 
     def park(self, slave: SlaveId) -> None:
@@ -244,7 +244,7 @@ class MiniBuffers:
     def waiting(self, *, parked: bool) -> list[tuple[int, Pending]]:
         """(stream, queue) of every shelf: those of parked slaves, or the others."""
         shelves = list(self._parked.values()) if parked else [*self._shelves, *self._held.values()]
-        return [(stream, shelf[stream]) for shelf in shelves for stream in (LEFT, RIGHT)]
+        return [(stream, queue) for shelf in shelves for stream, queue in enumerate(shelf)]
 
     @property
     def tuples(self) -> int:
@@ -282,6 +282,19 @@ class MiniBuffers:
 
     # ------------------------------------------------------------ draining
 
+    def take_below(
+        self, below_us: int, sub_group: int, *, rebase_us: int | None = None, rebase_ts: bool = False
+    ) -> list[TupleBatch]:
+        """The sub-group's tuples of every stream with ts < below_us. rebase_us, rebase_ts: see `drain`."""
+        batches = [queue.take_below(below_us) for queue in self._shelves[sub_group]]
+        if rebase_us is None:
+            return batches
+        rebased = []
+        for batch in batches:
+            arrival = np.maximum(batch.arrival_us - rebase_us, 0)
+            rebased.append(replace(batch, ts=arrival if rebase_ts else batch.ts, arrival_us=arrival))
+        return rebased
+
     def drain(
         self, below_us: int, sub_group: int, slaves: Sequence[int], *, rebase_us: int | None = None, rebase_ts: bool = False
     ) -> list[GroupedTuples]:
@@ -290,14 +303,8 @@ class MiniBuffers:
         slaves: all slaves of the sub-group that own partition-groups. rebase_us: subtracted from arrival stamps on the stream's
         time axis (realtime pace), and from ts with `rebase_ts` (time model arrival: ts is the arrival on the run's clock).
         """
-        parts = []
-        for stream in (LEFT, RIGHT):
-            batch = self._shelves[sub_group][stream].take_below(below_us)
-            if rebase_us is not None:
-                arrival = np.maximum(batch.arrival_us - rebase_us, 0)
-                batch = TupleBatch(batch.key, arrival if rebase_ts else batch.ts, batch.id, arrival, batch.rows)
-            parts.append(self.router.partition(sequence_as_time(batch) if self._count_windows else batch))
-        left, right = parts
+        batches = self.take_below(below_us, sub_group, rebase_us=rebase_us, rebase_ts=rebase_ts)
+        left, right = (self.router.partition(sequence_as_time(b) if self._count_windows else b) for b in batches)
         out = []
         for slave in slaves:
             span = self.router.slots_of(slave)

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swjoin.connectors.files.proofs import Claim, sampled_hash
-from swjoin.connectors.output_columns import OutputColumns, as_type
+from swjoin.connectors.output_columns import OutputColumns
 from swjoin.core.batch import Pairs
 from swjoin.core.errors import NotWritten, RunFailed, UserError
 from swjoin.core.hashing import digest_pairs
 from swjoin.core.join_semantics import format_digest
+from swjoin.core.pair_columns import as_type
 from swjoin.core.storage import not_written, refuse_special, resolved, special, sync_file, sync_folder, writing
 
 if TYPE_CHECKING:

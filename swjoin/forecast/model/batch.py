@@ -41,7 +41,7 @@ class ModelBatch(TupleBatch):
     def of(key: I64, ts: I64, stretch: I64, arrival_us: I64, arrival_end_us: I64, count: I64, tuple_bytes: int) -> ModelBatch:
         """Runs of these columns."""
         none = np.empty(0, np.uint64)
-        return ModelBatch(key, ts, none, arrival_us, None, count, stretch, arrival_end_us, tuple_bytes)
+        return ModelBatch(key, ts, none, arrival_us, None, None, count, stretch, arrival_end_us, tuple_bytes)
 
     def __len__(self) -> int:
         return self._total

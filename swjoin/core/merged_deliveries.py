@@ -1,0 +1,54 @@
+"""Tuples that are grouped by partition-group: merged from several parts, and cut into parts.
+
+What: `Grouped`, tuples of one stream group after group; `merged`, several of them as one.
+Why: a stage receives the parts of an epoch from many senders, and its join takes each partition-group in one piece.
+Stays out: routing (`routing`), what is merged when (`cluster.slave.merger`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from swjoin.core.batch import I64, TupleBatch
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """groups: int64 (g,), ascending partition-groups. counts: int64 (g,), tuples of each, one group after the other."""
+
+    groups: I64
+    counts: I64
+    tuples: TupleBatch
+
+    @staticmethod
+    def empty() -> Grouped:
+        return Grouped(np.empty(0, np.int64), np.empty(0, np.int64), TupleBatch.empty())
+
+    def cut(self, most: int) -> Iterator[Grouped]:
+        """In parts of at most so many tuples; a part may end within a group. At least one part."""
+        if len(self.tuples) <= most:
+            yield self
+            return
+        ends = np.cumsum(self.counts)
+        for start in range(0, len(self.tuples), most):
+            stop = min(start + most, len(self.tuples))
+            counts = np.minimum(ends, stop) - np.maximum(ends - self.counts, start)
+            used = np.flatnonzero(counts > 0)
+            yield Grouped(self.groups[used], counts[used], self.tuples.slice(start, stop))
+
+
+def merged(parts: Sequence[Grouped], tuples: TupleBatch) -> Grouped:
+    """The tuples of all parts, group after group. tuples: those of all parts, one part after the other."""
+    if len(parts) == 1:
+        return Grouped(parts[0].groups, parts[0].counts, tuples)
+    groups = np.concatenate([part.groups for part in parts])
+    counts = np.concatenate([part.counts for part in parts])
+    most = int(groups.max(initial=0))
+    of_tuple = np.repeat(groups.astype(np.int16 if most < 1 << 15 else np.int64), counts)  # short integers are sorted by digit
+    order = np.argsort(of_tuple, kind="stable")
+    sums = np.bincount(groups, weights=counts, minlength=most + 1).astype(np.int64)
+    used = np.flatnonzero(sums)
+    return Grouped(used, sums[used], tuples.take(order))
