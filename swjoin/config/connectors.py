@@ -90,8 +90,9 @@ class StreamConfig:
 
     path: a file, a directory, a glob, or a list of these: Parquet, ORC, CSV, TSV, JSON lines, Arrow IPC. flight: live,
     producers push it. kafka: live, a topic. watch: live, a directory in which Parquet files appear.
-    key: the join columns. time: the time column. time_unit: unit of an integer time column (s, ms, us, ns). assume_timezone:
-    the zone in which times without a zone are local times.
+    key: the join columns; none where the stream is an input of a plan, whose joins name theirs. time: the time column.
+    time_unit: unit of an integer time column (s, ms, us, ns). assume_timezone: the zone in which times without a zone are local
+    times.
     id: column of row ids; None: the 0-based position. columns: which other columns to carry; None: all.
     csv: how files of text are read. schema: a live stream's columns and their Arrow types, `user: int64, ts: timestamp[us],
     note: string`.
@@ -114,7 +115,8 @@ class StreamConfig:
         check(self.csv is None or not self.live, "stream: csv is for files")
         if self.assume_timezone is not None:
             check_time_zone(self.assume_timezone)
-        check_key(self.key)
+        if self.key:
+            check_key(self.key)
         given = [name for name in ("path", *LIVE_SOURCES) if getattr(self, name) is not None]
         check(len(given) <= 1, f"stream: {' and '.join(given)} given; a stream comes from one place")
         needs = self.flight is not None or self.kafka is not None

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swjoin.config.loader import config_from_plain
+from swjoin.config.connectors import StreamConfig
+from swjoin.config.loader import config_from_plain, stream_from_plain
 from swjoin.config.run import RunConfig, to_plain
 from swjoin.core.errors import Spelling
 from swjoin.core.storage import check_name
@@ -25,7 +26,8 @@ class Job:
     directory.
     run_dir: where metrics and run.json go (`run`), or None. report: another copy of run.json, or None. command: as typed.
     resumes: the run starts from the newest checkpoint. run_id: random, in run.json and in every result file; kept by a run that
-    is resumed. spelling: how the ranks' errors name settings.
+    is resumed. spelling: how the ranks' errors name settings. plan: a logical plan, as `plan_to_plain` writes it; None: the
+    join of the configuration's two streams. inputs: of the plan, one for each of its sources, in the order of its nodes.
     """
 
     config: RunConfig
@@ -37,6 +39,8 @@ class Job:
     resumes: bool = False
     run_id: str = field(default_factory=lambda: secrets.token_hex(8))
     spelling: Spelling = "keys"
+    plan: dict[str, Any] | None = None
+    inputs: tuple[StreamConfig, ...] = ()
 
     def __post_init__(self) -> None:
         for path in (self.target, self.run_dir):
@@ -66,6 +70,7 @@ class Job:
     def to_json(self) -> str:
         plain: dict[str, Any] = {"config": to_plain(self.config), "directory": self.directory, "command": self.command}
         plain |= {"resumes": self.resumes, "run_id": self.run_id, "spelling": self.spelling}
+        plain |= {"plan": self.plan, "inputs": to_plain(self.inputs)}
         for name in ("target", "run_dir", "report"):
             value = getattr(self, name)
             plain[name] = None if value is None else str(value)
@@ -85,6 +90,8 @@ class Job:
             plain["resumes"],
             plain["run_id"],
             plain["spelling"],
+            plain["plan"],
+            tuple(stream_from_plain(stream, f"inputs.{index}") for index, stream in enumerate(plain["inputs"])),
         )
 
 

@@ -1,6 +1,6 @@
 """Configurations from YAML files and `--set`: an unknown key is an error, with the nearest known one.
 
-What: `load_config`, `config_from_plain`, `apply_overrides` (--set), `workload_from_plain`.
+What: `load_config`, `config_from_plain`, `apply_overrides` (--set); `value_from_plain`, any other dataclass from plain values.
 Why: dataclasses define a run; how a file spells it, and every error about the spelling, is here. Files are untrusted: anything
 but plain values of bounded size is refused (objects, aliases that unfold without end, numbers beyond 64 bits).
 Stays out: what values mean and which are allowed (`config.run`, `config.sections`), names of options (`config.option_keys`).
@@ -25,7 +25,7 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from swjoin.config.connectors import LIVE_SOURCES, TextConfig
 from swjoin.config.option_keys import JOIN_KEYS, OPTION_KEYS, bare, in_sections, targets
@@ -35,6 +35,7 @@ from swjoin.core.errors import UserError, spelled
 from swjoin.core.resources import relative_to
 from swjoin.core.units import is_utf8, named_path, parse_duration_us, parse_size_bytes
 
+T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 LISTEN = "127.0.0.1:8815"
 _MOST_BYTES = 1 << 18  # of a file; reading more would take PyYAML seconds
@@ -89,6 +90,8 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
         kinds = [a for a in typing.get_args(kind) if a is not type(None)]
         listed = next((a for a in kinds if typing.get_origin(a) is tuple), kinds[0])
         return None if value is None else _convert(listed if isinstance(value, (list, tuple)) else kinds[0], value, where)
+    if isinstance(kind, type) and issubclass(kind, tuple):
+        return _named_tuple(kind, value, where)
     if kind is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63:
         return float(value)
     if kind is bool:
@@ -100,6 +103,14 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
     if (isinstance(value, float) and not math.isfinite(value)) or (kind is int and not -(1 << 63) <= value < 1 << 63):
         raise UserError(f"{where}: {shown(value)} is out of range")
     return value
+
+
+def _named_tuple(kind: type, value: Any, where: str) -> Any:
+    """A NamedTuple, which `to_plain` writes as a list."""
+    kinds = typing.get_type_hints(kind)
+    if not isinstance(value, (list, tuple)) or len(value) != len(kinds):
+        raise UserError(f"{where}: expected a list of {' and '.join(kinds)}, got {shown(value)}")
+    return kind(*(_convert(kinds[name], item, where) for name, item in zip(kinds, value, strict=True)))
 
 
 def _build(kind: type, data: Any, where: str) -> Any:
@@ -391,15 +402,23 @@ def _check_beside(config: RunConfig, folder: Path) -> None:
                 )
 
 
+def value_from_plain(kind: type[T], plain: object, where: str) -> T:
+    """A dataclass from what `to_plain` makes of it, or from parsed YAML. UserError names `where` and the key."""
+    found = _build(kind, dict(plain) if isinstance(plain, Mapping) else plain, where)
+    assert isinstance(found, kind)
+    return found
+
+
+def stream_from_plain(data: object, where: str) -> StreamConfig:
+    """A stream alone (of a plan's inputs). UserError names the offending key."""
+    return value_from_plain(StreamConfig, data, where)
+
+
 def text_from_plain(data: object, where: str) -> TextConfig:
     """How text is read, from an option's mapping. UserError names the offending key."""
-    text = _build(TextConfig, dict(data) if isinstance(data, Mapping) else data, where)
-    assert isinstance(text, TextConfig)
-    return text
+    return value_from_plain(TextConfig, data, where)
 
 
-def workload_from_plain(data: Any) -> WorkloadConfig:
+def workload_from_plain(data: object) -> WorkloadConfig:
     """Build a WorkloadConfig alone (for `generate`). UserError names the offending key."""
-    workload = _build(WorkloadConfig, data, "workload")
-    assert isinstance(workload, WorkloadConfig)
-    return workload
+    return value_from_plain(WorkloadConfig, data, "workload")

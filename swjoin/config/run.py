@@ -32,6 +32,7 @@ from swjoin.config.sections import (
     WorkloadConfig,
     check,
 )
+from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.errors import Spelled, setting
 from swjoin.core.units import format_duration
 
@@ -91,6 +92,8 @@ class RunConfig:
         check(len(self.queries) == 1, f"join: {len(self.queries)} queries given; one query per run for now")
         check(self.seed >= 0, "seed: must not be negative")
         check((self.left.path is None) == (self.right.path is None), "left and right: give both paths, or neither (generator)")
+        for side in STREAM_NAMES:
+            check(len(getattr(self, side).key) > 0, f"{side}: stream: key names no column")
         self._check_live()
         self._choose_epoch()
         if self.pace == "realtime":

@@ -1,6 +1,6 @@
 """Base of the sources whose rows are Arrow batches.
 
-What: `EncodedSource`: encodes batches as tuples, numbers rows, describes rows in error messages.
+What: `EncodedSource`: encodes batches as tuples or as columns, numbers rows, describes rows in error messages.
 Why: files, directories and live streams give the same tuples for the same columns.
 Stays out: the encoding itself (`connectors.row_encoder`), where batches come from (the subclasses).
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from swjoin.config.run import StreamConfig
-from swjoin.connectors.row_encoder import StreamColumns, TupleEncoder
+from swjoin.connectors.row_encoder import ColumnsEncoder, RowEncoder, StreamColumns, TupleEncoder
 from swjoin.core.batch import I64, RowLayout, SourceBatch
 from swjoin.core.key_encoder import Dictionary, KeyEncoder
 from swjoin.core.row_codec import StreamCodec
@@ -24,13 +24,18 @@ class EncodedSource:
 
     rows_total: int | None = None
 
-    def __init__(self, where: str, config: StreamConfig, view: StreamColumns, keys: KeyEncoder) -> None:
+    def __init__(self, where: str, config: StreamConfig, view: StreamColumns, keys: KeyEncoder | None) -> None:
+        """keys: None for an input of a plan, whose rows have columns instead of keys and payload rows."""
         self.where = where
         self.config = config
         self.codec: StreamCodec = view.codec
         self.rows = 0
         self._keys = keys
-        self._encoder = TupleEncoder(config, view, keys, self.describe_row)
+        self._encoder: RowEncoder = (
+            ColumnsEncoder(config, view, self.describe_row)
+            if keys is None
+            else TupleEncoder(config, view, keys, self.describe_row)
+        )
 
     @property
     def layout(self) -> RowLayout | None:
@@ -38,10 +43,10 @@ class EncodedSource:
 
     @property
     def dictionary(self) -> Dictionary | None:
-        return None if self._keys.native else self._keys.dictionary
+        return None if self._keys is None or self._keys.native else self._keys.dictionary
 
     def encode(self, batch: pa.RecordBatch, positions: I64 | None = None) -> SourceBatch:
-        """The next rows as tuples. positions: of these rows, where they are not read in their own order. UserError when a time
+        """The next rows. positions: of these rows, where they are not read in their own order. UserError when a time
         or an id cannot be used."""
         first, self.rows = self.rows, self.rows + batch.num_rows
         return self._encoder.of(batch, first if positions is None else positions)

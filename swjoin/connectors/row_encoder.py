@@ -1,7 +1,8 @@
 """Encoding of Arrow batches as tuples: keys, times, ids and payload.
 
 What: `settle_types`, types for columns without values; `describe_streams`, the columns that a join needs of both sides and how
-a result row gets them back; `TupleEncoder`, Arrow batch -> `SourceBatch`.
+a result row gets them back; `describe_input`, those of an input of a plan; `TupleEncoder` and `ColumnsEncoder`, Arrow batch ->
+`SourceBatch`.
 Why: files, streams and tables in memory share one interpretation of columns, and one set of checks.
 Stays out: the origin of batches (`connectors.files.source`, `api`), null keys and late rows (`cluster.gateway.intake`).
 """
@@ -16,13 +17,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from swjoin.config.run import QueryConfig, StreamConfig
+from swjoin.config.sections import check_key
 from swjoin.connectors.times import TimeColumn, check_times, times_us, zoned
 from swjoin.core.arrow_views import booleans_of, integers_of
 from swjoin.core.batch import I64, LEFT, MISSING_ID, RIGHT, STREAM_NAMES, U64, Bool, SourceBatch
+from swjoin.core.columns import Columns, type_named
 from swjoin.core.errors import SwjoinError, UserError
 from swjoin.core.join_semantics import JOIN_KINDS
 from swjoin.core.key_encoder import KeyEncoder
-from swjoin.core.row_codec import RowCodec, StreamCodec, returned
+from swjoin.core.row_codec import RowCodec, StreamCodec, as_stored, returned, storage
 from swjoin.expressions.compiler import resolve
 from swjoin.expressions.parser import columns_of, parse_where
 
@@ -30,24 +33,23 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class TupleEncoder:
-    """Encodes one stream's batches. describe_row: position of a row -> its description in error messages."""
+class RowEncoder:
+    """Times and ids of one stream's batches. describe_row: position of a row -> its description in error messages."""
 
-    def __init__(self, config: StreamConfig, view: StreamColumns, keys: KeyEncoder, describe_row: Callable[[int], str]) -> None:
+    def __init__(self, config: StreamConfig, time: TimeColumn, describe_row: Callable[[int], str]) -> None:
         self._config = config
-        self._codec = view.codec
-        self._time = view.time
-        self._keys = keys
+        self._time = time
         self._describe_row = describe_row
 
     def of(self, batch: pa.RecordBatch, first: int | I64) -> SourceBatch:
         """n rows; `first` is the position of the first one, or the positions of all. UserError when a time or an id cannot be
         used."""
         at = first if isinstance(first, np.ndarray) else np.arange(first, first + batch.num_rows, dtype=np.int64)
-        key, key_valid = self._keys.encode([batch.column(name) for name in self._config.key])
-        ts, ts_valid = self.times(batch.column(self._config.time), at)
-        rows = None if self._codec.rows is None else self._codec.rows.encode(batch)
-        return SourceBatch(key, ts, self.ids(batch, at), key_valid, ts_valid, rows)
+        return self._encode(batch, at)
+
+    def _encode(self, batch: pa.RecordBatch, at: I64) -> SourceBatch:
+        """The rows at these positions, int64 (n,)."""
+        raise NotImplementedError
 
     def ids(self, batch: pa.RecordBatch, at: I64) -> U64:
         """Ids of the rows at these positions. UserError when one is null, negative, or reserved for a missing side."""
@@ -76,13 +78,50 @@ class TupleEncoder:
         return times_us(column, self._time, lambda row: self._describe_row(int(at[row])))
 
 
+class TupleEncoder(RowEncoder):
+    """Encodes batches of one side of a join: with keys and packed payload rows."""
+
+    def __init__(self, config: StreamConfig, view: StreamColumns, keys: KeyEncoder, describe_row: Callable[[int], str]) -> None:
+        super().__init__(config, view.time, describe_row)
+        self._codec = view.codec
+        self._keys = keys
+
+    def _encode(self, batch: pa.RecordBatch, at: I64) -> SourceBatch:
+        key, key_valid = self._keys.encode([batch.column(name) for name in self._config.key])
+        ts, ts_valid = self.times(batch.column(self._config.time), at)
+        rows = None if self._codec.rows is None else self._codec.rows.encode(batch)
+        return SourceBatch(key, ts, self.ids(batch, at), key_valid, ts_valid, rows)
+
+
+class ColumnsEncoder(RowEncoder):
+    """Encodes batches of an input of a plan: with the columns that travel, and all keys zero."""
+
+    def __init__(self, config: StreamConfig, view: StreamColumns, describe_row: Callable[[int], str]) -> None:
+        super().__init__(config, view.time, describe_row)
+        assert view.sent is not None, "an input of a plan, by describe_input"
+        self._sent = view.sent
+
+    def _encode(self, batch: pa.RecordBatch, at: I64) -> SourceBatch:
+        import pyarrow as pa
+
+        ts, ts_valid = self.times(batch.column(self._config.time), at)
+        sent = batch.select(self._sent.names)  # has its number of rows without any column, too
+        if self._sent.names:
+            arrays = [as_stored(column, field.type) for column, field in zip(sent.columns, self._sent, strict=True)]
+            sent = pa.RecordBatch.from_arrays(arrays, schema=self._sent)
+        zero = np.zeros(len(at), np.int64)
+        return SourceBatch(zero, ts, self.ids(batch, at), None, ts_valid, columns=Columns(sent))
+
+
 @dataclass(frozen=True)
 class StreamColumns:
-    """columns: names of the columns to read. codec: how a result row gets them back. time: the time column."""
+    """columns: names of the columns to read. codec: how a result row gets them back. time: the time column. sent: columns that
+    travel, with their types there; None: those of a join, which are packed."""
 
     codec: StreamCodec
     columns: list[str]
     time: TimeColumn
+    sent: pa.Schema | None = None
 
 
 def _origin(config: StreamConfig) -> str:
@@ -90,17 +129,17 @@ def _origin(config: StreamConfig) -> str:
     return ", ".join(config.paths) or config.watch or ("stream" if config.live else "table")
 
 
-def _find(schema: pa.Schema, name: str, side: str, path: str, role: str) -> pa.DataType:
+def _find(schema: pa.Schema, name: str, where: str, role: str) -> pa.DataType:
     """Type of a column. UserError, with the nearest name, when it is missing or ambiguous."""
     count = schema.names.count(name)
     if count == 1:
         return schema.field(name).type
     if count > 1:
-        raise UserError(f"{side} {path}: column {name} is there {count} times; rename one")
+        raise UserError(f"{where}: column {name} is there {count} times; rename one")
     name = name[:200]
     near = difflib.get_close_matches(name, schema.names, 1, 0.5)
     hint = f"did you mean {near[0]}?" if near else f"its columns are {', '.join(schema.names)[:1000] or 'none'}"
-    raise UserError(f"{side} {path}: {role} column {name} is missing; {hint}")
+    raise UserError(f"{where}: {role}{' ' if role else ''}column {name} is missing; {hint}")
 
 
 def settle_types(
@@ -218,7 +257,7 @@ def _check_chosen(left: tuple[StreamConfig, pa.Schema], right: tuple[StreamConfi
     for side, (config, schema) in zip(STREAM_NAMES, (left, right), strict=True):
         for name in config.columns or ():
             if name not in both:
-                _find(schema, name, side, _origin(config), "chosen")
+                _find(schema, name, f"{side} {_origin(config)}", "chosen")
             elif name not in left[1].names and name not in right[1].names:
                 there = list(dict.fromkeys([*left[1].names, *right[1].names]))
                 near = difflib.get_close_matches(name[:200], there, 1, 0.5)
@@ -237,6 +276,19 @@ def _predicate_columns(query: QueryConfig | None, *streams: tuple[StreamConfig, 
     return found
 
 
+def _time_column(config: StreamConfig, schema: pa.Schema, side: str) -> TimeColumn:
+    where = f"{side} {_origin(config)}"
+    kind = _find(schema, config.time, where, "time")
+    return TimeColumn(side, where, config.time, kind, config.time_unit, config.assume_timezone)
+
+
+def _check_id(config: StreamConfig, schema: pa.Schema, where: str) -> None:
+    import pyarrow.types as t
+
+    if config.id is not None and not t.is_integer(_find(schema, config.id, where, "id")):
+        raise UserError(f"{where}: id column {config.id} must hold integers")
+
+
 def describe_streams(
     left: tuple[StreamConfig, pa.Schema],
     right: tuple[StreamConfig, pa.Schema],
@@ -252,20 +304,16 @@ def describe_streams(
     whether columns travel as payload rows, which restricts their types; columns of a predicate always do. time_is_ts: whether
     result times are the time columns (not arrival times). query: None: an inner join without a predicate.
     """
-    import pyarrow.types as t
-
     keys, times = [], []
     for side, (config, schema) in zip(STREAM_NAMES, (left, right), strict=True):
-        where = _origin(config)
-        keys.append([(name, _find(schema, name, side, where, "key")) for name in config.key])
-        kind = _find(schema, config.time, side, where, "time")
-        unit, zone = config.time_unit, config.assume_timezone
-        times.append(TimeColumn(side, f"{side} {where}", config.time, kind, unit, zone))
-        if config.id is not None and not t.is_integer(_find(schema, config.id, side, where, "id")):
-            raise UserError(f"{side} {where}: id column {config.id} must hold integers")
+        where = f"{side} {_origin(config)}"
+        check_key(config.key)
+        keys.append([(name, _find(schema, name, where, "key")) for name in config.key])
+        times.append(_time_column(config, schema, side))
+        _check_id(config, schema, where)
         if carry and len(set(schema.names)) < len(schema.names):
             twice = next(n for n in schema.names if schema.names.count(n) > 1)
-            raise UserError(f"{side} {where}: column {twice} is there {schema.names.count(twice)} times; rename one")
+            raise UserError(f"{where}: column {twice} is there {schema.names.count(twice)} times; rename one")
     _check_chosen(left, right)
     check_times(times[LEFT], times[RIGHT])
     encoder, predicate = KeyEncoder(keys[0], keys[1]), _predicate_columns(query, left, right)
@@ -281,3 +329,48 @@ def describe_streams(
             raise error.prefixed(f"{STREAM_NAMES[index]} {_origin(config)}") from None
         views.append(view)
     return (views[0], views[1]), encoder
+
+
+# ---------------------------------------------------------------- inputs of plans
+
+
+def settle_input(
+    config: StreamConfig, schema: pa.Schema, strings: bool, name: str, expected: Sequence[tuple[str, str]] = ()
+) -> pa.Schema:
+    """The schema of an input of a plan with types for columns of the type null, which have no values: the expected ones, or as
+    `settle_types` does. strings: whether the remaining columns become strings. name: of the input in error messages. expected:
+    names and types, as text, of columns that the input must have. UserError when one is missing or has another type."""
+    import pyarrow as pa
+
+    where = f"{name} {_origin(config)}"
+    for column, text in expected:
+        kind = _find(schema, column, where, "")
+        if pa.types.is_null(kind):
+            field = pa.field(column, type_named(text))
+            schema = schema.set(schema.names.index(column), field)
+        elif str(kind) != text:
+            raise UserError(f"{where}: column {column} is {kind}, the plan has {text}")
+    return settle_types((config, config), (schema, schema), (strings, strings))[0]
+
+
+def describe_input(config: StreamConfig, schema: pa.Schema, name: str, columns: Sequence[str]) -> StreamColumns:
+    """An input of a plan, checked by its schema. columns: names of those that travel. UserError names the input and the column.
+
+    `StreamConfig.key` and `StreamConfig.columns` are not used: the plan has both.
+    """
+    import pyarrow as pa
+
+    where = f"{name} {_origin(config)}"
+    time = _time_column(config, schema, name)
+    check_times(time, time)
+    _check_id(config, schema, where)
+    sent = []
+    for column in dict.fromkeys(columns):
+        kind = storage(_find(schema, column, where, ""))
+        try:
+            type_named(str(kind))
+        except UserError as error:
+            raise error.prefixed(f"{where}: column {column}") from None
+        sent.append((column, kind))
+    read = dict.fromkeys([config.time, *([config.id] if config.id else []), *columns])
+    return StreamColumns(StreamCodec((), (), None), list(read), time, pa.schema(sent))

@@ -1,6 +1,6 @@
 """Opens the inputs and outputs of a job: sources, sink, spill folder, watcher.
 
-What: `open_job_sources`, `open_job_sink`, `open_spill`, `open_job_watcher`.
+What: `open_job_sources`, `open_plan_sources`, `instances_of`, `open_job_sink`, `open_spill`, `open_job_watcher`.
 Why: all runtimes open them in the same way.
 Stays out: the job itself (`config.job`).
 """
@@ -9,19 +9,27 @@ from __future__ import annotations
 
 import platform
 import tempfile
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swjoin.cluster.instances import Instances
+from swjoin.config.connectors import StreamConfig
+from swjoin.config.job import Job
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
+from swjoin.core.errors import UserError
+from swjoin.plan import logical
+from swjoin.plan.plain import plan_from_plain
 
 if TYPE_CHECKING:
+    from swjoin.connectors.files.source import ColumnsSource
     from swjoin.connectors.output_columns import OutputColumns
     from swjoin.connectors.sink import Sink
     from swjoin.connectors.source import Source
     from swjoin.expressions.vm import Program
     from swjoin.monitor.role_watchers import MasterWatcher
     from swjoin.runtime.spill import SpillFolder
-from swjoin.config.job import Job
 
 
 def open_job_sources(job: Job, *, as_stored: bool = False) -> tuple[Source, Source]:
@@ -54,6 +62,56 @@ def open_job_sources(job: Job, *, as_stored: bool = False) -> tuple[Source, Sour
         sort=config.time.sort and not as_stored,
     )
     return left, right
+
+
+def open_plan_sources(job: Job, plan: logical.LogicalPlan, columns: Mapping[str, Sequence[str]]) -> tuple[ColumnsSource, ...]:
+    """The inputs of a plan, one for each of its sources, in the order of its nodes. columns: by name of a source, names of the
+    columns that travel from it; sources that are not in it send none.
+
+    UserError when an input cannot be opened, is live, or has other columns or another time column than its source, when a
+    source has no time column, and when the times of inputs that meet in a join or a union cannot be compared.
+    """
+    from swjoin.connectors.files.source import open_columns_source
+
+    nodes = [node for node in plan.nodes if isinstance(node, logical.Source)]
+    if len(job.inputs) != len(nodes):
+        names = ", ".join(node.name for node in nodes)
+        problem = f"{len(job.inputs)} inputs are given, the plan has {len(nodes)} sources ({names})"
+        raise UserError(problem, subject="plan", remedy="give one input for each source")
+    for node, config in zip(nodes, job.inputs, strict=True):
+        _check_input(node, config)
+    found = tuple(
+        open_columns_source(
+            config, columns.get(node.name, ()), sort=job.config.time.sort, name=node.name, expected=node.columns
+        )
+        for node, config in zip(nodes, job.inputs, strict=True)
+    )
+    _check_plan_times(plan, {node.name: source for node, source in zip(nodes, found, strict=True)})
+    return found
+
+
+def _check_input(source: logical.Source, config: StreamConfig) -> None:
+    """UserError when a source of a plan cannot be read from this input."""
+    if config.live:
+        raise UserError("its input is live", subject=source.name, remedy="plans read files; give it a path")
+    if source.time is None or source.time == logical.ARRIVAL_TIME:
+        problem = "it has no time" if source.time is None else f"its time is {logical.ARRIVAL_TIME}"
+        raise UserError(problem, subject=source.name, remedy="rows of files need a time column; name it")
+    if config.time != source.time:
+        problem = f"its time column is {source.time}, that of its input is {config.time}"
+        raise UserError(problem, subject=source.name, remedy="name the same column in both")
+
+
+def _check_plan_times(plan: logical.LogicalPlan, sources: Mapping[str, ColumnsSource]) -> None:
+    """UserError unless all sources that reach the same join or union, on whatever way, have comparable times."""
+    from swjoin.connectors.times import check_times
+
+    reaching: dict[str, tuple[str, ...]] = {}
+    for node in plan.ordered:
+        names = [name for below in node.inputs for name in reaching[below]] or [node.name]
+        reaching[node.name] = tuple(dict.fromkeys(names))
+        for left, right in combinations(reaching[node.name], 2):
+            check_times(sources[left].time, sources[right].time)
 
 
 def compile_job_where(job: Job, sources: tuple[Source, Source]) -> Program | None:
@@ -117,6 +175,14 @@ def open_job_watcher(job: Job) -> MasterWatcher | None:
     )
 
 
-def row_place(sources: tuple[Source, Source], stream: int, row_id: int) -> str:
-    """File and row of a row id, for error lines."""
-    return f"{STREAM_NAMES[stream]}: {sources[stream].locate(row_id)}"
+def row_place(sources: Sequence[Source], stream: int, row_id: int, names: Sequence[str] = STREAM_NAMES) -> str:
+    """File and row of a row id, for error lines. names: of the streams."""
+    return f"{names[stream]}: {sources[stream].locate(row_id)}"
+
+
+def instances_of(job: Job, width: int, first_epoch: int = 0, owners: Sequence[Sequence[int]] = ()) -> Instances | None:
+    """The instances of a job's plan, so many per stage; None for the join of two streams. first_epoch, owners: after a restored
+    checkpoint. UserError for a plan that cannot be run."""
+    if job.plan is None:
+        return None
+    return Instances.of(plan_from_plain(job.plan), job.config.fitted_to(width), width, first_epoch, owners)

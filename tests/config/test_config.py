@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swjoin.config.job import Job
-from swjoin.config.loader import apply_overrides, config_from_plain, load_config
-from swjoin.config.run import RunConfig, digest, to_plain
+from swjoin.config.loader import apply_overrides, config_from_plain, load_config, stream_from_plain
+from swjoin.config.run import RunConfig, StreamConfig, digest, to_plain
 from swjoin.connectors.files.inputs import list_files
 from swjoin.core.errors import UserError
 from swjoin.core.units import parse_duration_us, parse_size_bytes
@@ -296,3 +296,37 @@ def test_unreadable_files(tmp_path: Path) -> None:
     (tmp_path / "list.yaml").write_text("- 1")
     with pytest.raises(UserError, match="expected a mapping"):
         load_config(tmp_path / "list.yaml")
+
+
+def test_a_job_travels_as_text() -> None:
+    config = config_from_plain({"join": {"within": "5s"}})
+    job = Job(config, Path("out"), True, Path("run"), None, "test", resumes=True, spelling="options")
+    assert Job.from_json(job.to_json()) == job
+    assert (job.plan, job.inputs) == (None, ())
+
+
+def test_a_job_of_a_plan_travels_as_text() -> None:
+    text = {"types": "k: string"}
+    inputs = (
+        StreamConfig("a.parquet", (), "at", "ms", "id"),
+        StreamConfig(("b.csv", "c.csv"), (), "ts", assume_timezone="Europe/Berlin"),
+        stream_from_plain({"path": "d.csv", "on": [], "csv": text}, "d"),
+    )
+    plan = {"nodes": [{"kind": "source", "name": "a", "columns": [["at", "int64"]], "time": "at"}]}
+    job = Job(config_from_plain({"join": {"within": "5s"}}), None, True, None, None, "test", plan=plan, inputs=inputs)
+    assert Job.from_json(job.to_json()) == job
+
+
+def test_a_wrong_input_of_a_job_is_named() -> None:
+    job = Job(config_from_plain({"join": {"within": "5s"}}), None, True, None, None, "test", inputs=(StreamConfig("a", ()),))
+    plain = json.loads(job.to_json())
+    plain["inputs"][0]["tine"] = "ts"
+    with pytest.raises(UserError, match=r"^inputs\.0\.tine: unknown configuration key; did you mean time\?$"):
+        Job.from_json(json.dumps(plain))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_only_inputs_of_plans_have_no_key(side: str) -> None:
+    assert stream_from_plain({"key": []}, side).key == ()
+    with pytest.raises(UserError, match=f"^{side}: stream: key names no column$"):
+        config_from_plain({"join": {"within": "5s"}, side: {"key": []}})

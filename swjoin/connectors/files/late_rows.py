@@ -7,6 +7,7 @@ Stays out: which rows are late (`cluster.gateway.intake`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,11 +52,11 @@ def late_schema() -> pa.Schema:
 class LateSink:
     """Columns: stream (string), row_id (uint64), ts (int64 microseconds, null for null times), reason (string).
 
-    rows: file for the rows until the end; None: a temporary file.
+    rows: file for the rows until the end; None: a temporary file. names: of the streams, by number.
     """
 
-    def __init__(self, target: Path, rows: AppendedFile | None = None) -> None:
-        self._target = target
+    def __init__(self, target: Path, rows: AppendedFile | None = None, names: Sequence[str] = STREAM_NAMES) -> None:
+        self._target, self._names = target, list(names)
         self._kept = rows is not None
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -86,14 +87,14 @@ class LateSink:
 
         schema = late_schema()
         rows = np.frombuffer(self.rows.read(), _ROW)
-        if len(rows) and (int(rows["stream"].max()) >= len(STREAM_NAMES) or int(rows["reason"].max()) >= len(_REASONS)):
+        if len(rows) and (int(rows["stream"].max()) >= len(self._names) or int(rows["reason"].max()) >= len(_REASONS)):
             raise RunFailed(f"{self.rows.path}: corrupt: a row of no stream, or for no reason")
         with replacing(target) as temporary, pq.ParquetWriter(temporary, schema) as writer:
             for at in range(0, len(rows), GROUP_ROWS):
                 part = rows[at : at + GROUP_ROWS]
                 names = [
                     pa.DictionaryArray.from_arrays(pa.array(part[field]), list(names)).cast(pa.string())
-                    for field, names in (("stream", STREAM_NAMES), ("reason", _REASONS))
+                    for field, names in (("stream", self._names), ("reason", _REASONS))
                 ]
                 times = pa.array(part["ts"].copy(), mask=part["known"] == 0)
                 columns = [names[0], pa.array(part["id"].copy()), times, names[1]]

@@ -1,6 +1,6 @@
 """Files in the directory of a run, read and validated: run.json, verified.json, metrics of slaves, events.
 
-What: `read_report`, `read_verified`, `read_metrics`, `read_events`; `not_verifiable(config)`.
+What: `read_report`, `read_verified`, `read_metrics`, `read_events`; `not_verifiable(report, config)`.
 Why: a run may have been killed at any time, and files are copied, truncated and edited: readers get values of the declared
 types, or one line that names the file. A value that the run did not have is missing or null.
 Stays out: the use of the values (`cli.report`, `cli.events`, `plots`, `api.runs`, `spark`).
@@ -36,7 +36,7 @@ def _is_time(value: Any) -> bool:
 
 _SIDES = dict.fromkeys(STREAM_NAMES, is_count)
 _TAKEN = {"start?": is_amount, "predicted?": is_amount, "peak": is_amount, "limit?": is_amount}
-_REPORT: Shape = {
+_REPORT: dict[str, Shape] = {
     "config": dict,
     "ledger": {"balanced?": bool, "complaints?": [str]},
     "results": {"count?": is_count, "digest?": str, "produced?": is_count, "columns?": [str]},
@@ -66,6 +66,14 @@ _REPORT: Shape = {
         "unforeseen?": str,
     },
     "peak_rss_bytes?": {"*": is_count},
+}
+_COUNTS = {"*": is_count}
+_PLAN_REPORT: dict[str, Shape] = {
+    **_REPORT,
+    **dict.fromkeys(("joined?", "null_key?", "late?", "shed?"), _COUNTS),
+    "input?": {"*": {"tuples": is_count, "earliest_us?": _is_time, "latest_us?": _is_time}},
+    "stages": [{"join": str, "description": str, "received": _SIDES, "null_key": _SIDES, "produced": is_count}],
+    "edges": [{"from": str, "to": str, "port": str, "sent": {"rows": is_count}, "bytes": is_count, "null_key": is_count}],
 }
 _VERIFIED: Shape = {
     "equal": bool,
@@ -102,7 +110,7 @@ def read_report(run_dir: Path) -> dict[str, Any]:
         raise UserError(f"{path}: cannot be read ({error.strerror}); is {run_dir} the directory of a run?") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: is not valid JSON ({one_line(error)})") from None
-    wrong = first_mismatch(_REPORT, found)
+    wrong = first_mismatch(_PLAN_REPORT if isinstance(found, dict) and "stages" in found else _REPORT, found)
     if wrong is not None:
         raise UserError(f"{path}: is not the report of a run{f' ({wrong[1:]} is not what it must be)' if wrong else ''}")
     if not _is_text(found):
@@ -126,8 +134,10 @@ def read_verified(run_dir: Path) -> dict[str, Any] | None:
     return verified
 
 
-def not_verifiable(config: RunConfig) -> str | None:
+def not_verifiable(report: dict[str, Any], config: RunConfig) -> str | None:
     """Why the result of such a run cannot be recomputed; None when it can."""
+    if "stages" in report:
+        return "verify does not recompute plans with several joins yet"
     if config.live:
         return "its streams arrived live, and are not kept; there is nothing to verify it from"
     if config.time.idle_timeout_us and config.time.late != "side":

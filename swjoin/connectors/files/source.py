@@ -1,6 +1,7 @@
 """File source: Parquet, CSV or Arrow IPC; files of an input; read in batches, in bounded memory.
 
-What: `open_sources(left, right) -> (FileSource, FileSource, KeyEncoder)`.
+What: `open_sources(left, right) -> (FileSource, FileSource, KeyEncoder)`, both sides of a join; `open_columns_source(config,
+columns) -> ColumnsSource`, an input of a plan; `describe_columns(config)`, what such an input has.
 Why: any defect of a user's files becomes one line that names the file.
 Stays out: encoding rows (`connectors.row_encoder`), null keys and late rows (`cluster.gateway.intake`).
 
@@ -15,7 +16,7 @@ import dataclasses
 import functools
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,7 +36,7 @@ from swjoin.connectors.files.formats import (
 from swjoin.connectors.files.inputs import File, InputFiles, file_format, find_files, refusing
 from swjoin.connectors.files.read_ahead import ReadAhead
 from swjoin.connectors.files.time_order import TimeOrder
-from swjoin.connectors.row_encoder import StreamColumns, describe_streams, settle_types
+from swjoin.connectors.row_encoder import StreamColumns, describe_input, describe_streams, settle_input, settle_types
 from swjoin.connectors.source import BATCH_ROWS
 from swjoin.core.batch import I64, SourceBatch
 from swjoin.core.errors import RunFailed, UserError
@@ -56,11 +57,12 @@ class FileSource(EncodedSource):
         found: InputFiles,
         described: Described,
         view: StreamColumns,
-        keys: KeyEncoder,
+        keys: KeyEncoder | None,
         *,
         sort: bool = False,
     ) -> None:
-        """described: has types for all columns that are read. sort: rows come in order of time, with their own positions."""
+        """described: has types for all columns that are read. keys: None for an input of a plan. sort: rows come in order of
+        time, with their own positions."""
         super().__init__(str(found.files[0]).rpartition("/")[0] or ".", config, view, keys)
         self.untyped = described.untyped
         self.unread = found.unread
@@ -187,6 +189,17 @@ class FileSource(EncodedSource):
             self._ahead.close()
 
 
+class ColumnsSource(FileSource):
+    """An input of a plan: batches have `Columns`, and neither keys nor payload rows. time: the time column."""
+
+    def __init__(
+        self, config: StreamConfig, found: InputFiles, described: Described, view: StreamColumns, *, sort: bool = False
+    ) -> None:
+        """As of `FileSource`. view: of `describe_input`."""
+        super().__init__(config, found, described, view, None, sort=sort)
+        self.time = view.time
+
+
 def _rows_total(found: InputFiles) -> int | None:
     if found.format != "Parquet":
         return None
@@ -194,6 +207,17 @@ def _rows_total(found: InputFiles) -> int | None:
         return sum(row_count(path) for path in found.files)
     except UserError:
         return None  # reading the file will raise it
+
+
+def _described(*configs: StreamConfig) -> tuple[list[InputFiles], list[Described]]:
+    """Files and columns of all inputs of a run. UserError names the file."""
+    inputs = [find_files(config.path or "", config.csv) for config in configs]
+    described = [common_schema(found.files) for found in inputs]
+    for config, d in zip(configs, described, strict=True):
+        refuse_mixed_times(d.file, d.schema, config.time)
+    names = [d.schema.names if file_format(d.file) in TEXT else None for d in described]
+    refuse_unknown([config.csv for config in configs], names)
+    return inputs, described
 
 
 def open_sources(
@@ -210,12 +234,8 @@ def open_sources(
     carry_payload: read and pack all columns, as far as the kind of join has them in result rows. time_is_ts: result times are
     the time columns (not arrival times). query: None: an inner join without a predicate. sort: read rows in order of time.
     """
-    inputs = [find_files(config.path or "", config.csv) for config in (left, right)]
-    described = [common_schema(found.files) for found in inputs]
-    for config, d in zip((left, right), described, strict=True):
-        refuse_mixed_times(d.file, d.schema, config.time)
+    inputs, described = _described(left, right)
     strings = [file_format(d.file) == "CSV" for d in described]
-    refuse_unknown((left.csv, right.csv), [d.schema.names if file_format(d.file) in TEXT else None for d in described])
     schemas = settle_types((left, right), [d.schema for d in described], strings)
     views, encoder = describe_streams(
         (left, schemas[0]), (right, schemas[1]), carry=carry_payload, time_is_ts=time_is_ts, packed=True, query=query
@@ -225,3 +245,36 @@ def open_sources(
         for config, found, d, schema, view in zip((left, right), inputs, described, schemas, views, strict=True)
     ]
     return sources[0], sources[1], encoder
+
+
+def _settled(config: StreamConfig, name: str, expected: Sequence[tuple[str, str]]) -> tuple[InputFiles, Described]:
+    """An input of a plan, with types for all columns. UserError as of `open_columns_source`."""
+    if config.path is None:
+        raise UserError("no path", subject=name, remedy="inputs of plans are files: Parquet, ORC, CSV, JSON lines, Arrow IPC")
+    (found,), (described,) = _described(config)
+    schema = settle_input(config, described.schema, file_format(described.file) == "CSV", name, expected)
+    return found, dataclasses.replace(described, schema=schema)
+
+
+def open_columns_source(
+    config: StreamConfig,
+    columns: Sequence[str],
+    *,
+    sort: bool = False,
+    name: str = "input",
+    expected: Sequence[tuple[str, str]] = (),
+) -> ColumnsSource:
+    """An input of a plan, checked before any row is read. UserError names the input, the file and the column.
+
+    columns: names of the columns that travel, with types as of `storage`; time and id are read besides. sort: read rows in
+    order of time. name: of the input in error messages. expected: names and types that the input must have, as
+    `describe_columns` has them.
+    """
+    found, described = _settled(config, name, expected)
+    return ColumnsSource(config, found, described, describe_input(config, described.schema, name, columns), sort=sort)
+
+
+def describe_columns(config: StreamConfig) -> tuple[tuple[str, str], ...]:
+    """Names and types, as Arrow writes them, of all columns of an input of a plan. UserError when it cannot be read."""
+    _, described = _settled(config, "input", ())
+    return tuple((field.name, str(field.type)) for field in described.schema)

@@ -85,7 +85,7 @@ def claimed(run_dir: Path) -> tuple[dict[str, Any], RunConfig]:
     if report["results"].get("count") is None or report["results"].get("digest") is None:
         raise UserError(f"{run_dir / 'run.json'}: holds no count and digest to verify; the file is damaged")
     config = config_from_plain(report["config"])
-    why = not_verifiable(config)
+    why = not_verifiable(report, config)
     if why is not None:
         raise UserError(f"{run_dir}: {why}")
     for stream in (config.left, config.right):

@@ -1,0 +1,167 @@
+"""The columns of a plan's stages: which are read, travel on edges, are stored in windows and come out.
+
+What: `columns_of(plan, stages, rows=...) -> PlanColumns`, with `StageColumns` per stage.
+Why: a column travels and is stored only if a later stage or the result needs it, and all runtimes choose alike.
+Stays out: moving columns (`cluster.exchange`), the columns of result files (`connectors.output_columns`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from swjoin.core.batch import LEFT, RIGHT
+from swjoin.core.columns import type_named
+from swjoin.core.errors import UserError
+from swjoin.core.key_encoder import KeyEncoder
+from swjoin.core.pair_columns import PairColumn, PairColumns
+from swjoin.core.row_codec import RowCodec, StreamCodec, returned, storage
+from swjoin.expressions.compiler import compile_text, resolve
+from swjoin.expressions.parser import columns_of as columns_read
+from swjoin.expressions.parser import parse_where
+from swjoin.expressions.vm import Program
+from swjoin.plan.logical import IntervalJoin, LogicalPlan, Result, Source, Union, join_columns
+from swjoin.plan.stages import Edge, EdgeId, Stage, StagePlan
+
+_Types = list[tuple[str, Any]]
+
+
+@dataclass(frozen=True)
+class StageColumns:
+    """codecs: of both ports' stored rows. keys: types of both ports' key columns. produced: columns of the rows that come out
+    for the stages after it."""
+
+    stage: Stage
+    codecs: tuple[StreamCodec, StreamCodec]
+    keys: tuple[_Types, _Types]
+    produced: PairColumns
+
+    def new_keys(self) -> KeyEncoder:
+        """An encoder of the stage's keys, with a dictionary of its own."""
+        return KeyEncoder(*self.keys)
+
+    def compiled_where(self) -> Program | None:
+        """The residual predicate over stored rows. UserError when its types do not fit."""
+        join = self.stage.join
+        try:
+            return compile_text(join.semantics.where, *self.codecs, count_windows=join.semantics.bounds.count_windows)
+        except UserError as error:
+            raise error.prefixed(join.name) from None
+
+
+@dataclass(frozen=True)
+class PlanColumns:
+    """read: columns of each source. travels: columns of each edge between a source or a stage and a stage. stages: by id."""
+
+    read: Mapping[str, tuple[str, ...]]
+    travels: Mapping[EdgeId, tuple[str, ...]]
+    stages: tuple[StageColumns, ...]
+
+
+def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool) -> PlanColumns:
+    """rows: whether results have columns, or are only counted. UserError for a column whose type cannot travel."""
+    needed = _needed(plan, rows=rows)
+    described = tuple(_stage_columns(plan, stage, needed) for stage in stages.stages)
+    travels: dict[EdgeId, tuple[str, ...]] = {}
+    sent: dict[str, set[str]] = {node.name: set() for node in plan.nodes}
+    for edge in stages.edges:
+        if isinstance(edge.receiver, Stage):
+            columns = described[edge.receiver.id]
+            codec, key = columns.codecs[edge.port], edge.key if not columns.new_keys().native else ()
+            stored = {name for name, _, origin in codec.columns if origin == "row"}
+            schema = edge.receiver.schemas[edge.port]
+            travels[edge.id] = tuple(c.name for c in schema.columns if c.name in stored or c.name in key)
+            sent[_name(edge)] |= {*travels[edge.id], *edge.key}
+    read = {s.name: tuple(c.name for c in s.columns if c.name in sent[s.name]) for s in stages.sources}
+    out = tuple(_with_produced(plan, columns, sent[columns.stage.join.name]) for columns in described)
+    return PlanColumns(read, travels, out)
+
+
+def _name(edge: Edge) -> str:
+    return edge.sender.name if isinstance(edge.sender, Source) else edge.sender.join.name
+
+
+def _needed(plan: LogicalPlan, *, rows: bool) -> dict[str, set[str]]:
+    """For every node, the columns of its rows that a later node needs."""
+    needed: dict[str, set[str]] = {node.name: set() for node in plan.nodes}
+    for node in reversed(plan.ordered):
+        match node:
+            case Result() if rows:
+                needed[node.input] |= set(plan.schema(node.input).types)
+            case Union():
+                for name in node.inputs:
+                    needed[name] |= needed[node.name]
+            case IntervalJoin():
+                for side, names in enumerate(_of_sides(plan, node, needed[node.name])):
+                    needed[node.inputs[side]] |= names | set(node.keys[side])
+            case _:
+                pass
+    return needed
+
+
+def _of_sides(plan: LogicalPlan, join: IntervalJoin, wanted: set[str]) -> tuple[set[str], set[str]]:
+    """Columns of both inputs from which a join makes these columns of its rows, or that its predicate reads."""
+    schemas = plan.schema(join.left), plan.schema(join.right)
+    found: tuple[set[str], set[str]] = set(), set()
+    for column in join_columns(join, *schemas):
+        if column.name in wanted:
+            found[column.side].add(column.origin)
+            if column.side == LEFT and column.origin in join.left_key and join.semantics.kind.unmatched[RIGHT]:
+                found[RIGHT].add(join.right_key[join.left_key.index(column.origin)])
+    for side, name in _predicate_columns(plan, join):
+        found[side].add(name)
+    return found
+
+
+def _predicate_columns(plan: LogicalPlan, join: IntervalJoin) -> list[tuple[int, str]]:
+    """(side, name) of the columns that a join's predicate reads. UserError when one does not exist."""
+    where = join.semantics.where
+    if where is None:
+        return []
+    names = list(plan.schema(join.left).types), list(plan.schema(join.right).types)
+    try:
+        return [resolve(name, names, join.keys) for name in columns_read(parse_where(where))]
+    except UserError as error:
+        raise error.prefixed(join.name) from None
+
+
+def _types(pairs: Mapping[str, str], names: tuple[str, ...] | set[str], stage: str) -> _Types:
+    """Arrow types of these columns, in the order of `names`, or of the schema."""
+    found = []
+    for name in names if isinstance(names, tuple) else [n for n in pairs if n in names]:
+        try:
+            found.append((name, type_named(pairs[name])))
+        except UserError as error:
+            raise error.prefixed(f"{stage}: column {name}") from None
+    return found
+
+
+def _stage_columns(plan: LogicalPlan, stage: Stage, needed: Mapping[str, set[str]]) -> StageColumns:
+    join = stage.join
+    keys = tuple(_types(schema.types, key, join.name) for schema, key in zip(stage.schemas, join.keys, strict=True))
+    native = KeyEncoder(keys[LEFT], keys[RIGHT]).native
+    shown = _of_sides(plan, join, needed[join.name])
+    read = _predicate_columns(plan, join)
+    codecs = []
+    for side, schema in enumerate(stage.schemas):
+        columns = []
+        for name, kind in _types(schema.types, shown[side], join.name):
+            columns.append((name, returned(kind), "key" if native and name in join.keys[side] else "row"))
+        stored = [(name, kind) for name, kind, origin in columns if origin == "row"]
+        wanted = {c.origin for c in join_columns(join, *stage.schemas) if c.side == side and c.name in needed[join.name]}
+        hidden = tuple(name for s, name in read if s == side and name not in wanted and name not in join.keys[side])
+        codecs.append(StreamCodec(tuple(columns), join.keys[side], RowCodec.of(stored) if stored else None, hidden))
+    pair = codecs[LEFT], codecs[RIGHT]
+    return StageColumns(stage, pair, (keys[LEFT], keys[RIGHT]), PairColumns(*pair, ()))
+
+
+def _with_produced(plan: LogicalPlan, columns: StageColumns, wanted: set[str]) -> StageColumns:
+    """With the columns that the stages after it need of its rows, in the order of its schema."""
+    origins = [{name: origin for name, _, origin in codec.columns} for codec in columns.codecs]
+    out = []
+    for name, type_name, side, origin in join_columns(columns.stage.join, *columns.stage.schemas):
+        if name in wanted:
+            kind = storage(_types({name: type_name}, (name,), columns.stage.join.name)[0][1])
+            out.append(PairColumn(name, kind, side, origins[side][origin], origin))
+    return StageColumns(columns.stage, columns.codecs, columns.keys, PairColumns(*columns.codecs, tuple(out)))

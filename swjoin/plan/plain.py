@@ -1,0 +1,46 @@
+"""Logical plans as plain values, ready for JSON.
+
+What: `plan_to_plain`, `plan_from_plain`.
+Why: a plan travels in the job file to all ranks of a run; values from outside are untrusted, and checked.
+Stays out: the dataclasses' values (`config.loader`), what a plan must fulfil (`plan.logical`), job files (`config.job`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from swjoin.config.loader import shown, value_from_plain, word
+from swjoin.config.run import to_plain
+from swjoin.core.errors import UserError
+from swjoin.plan.logical import IntervalJoin, LogicalPlan, Node, Result, Source, Union
+
+_KINDS: dict[str, type[Node]] = {"source": Source, "interval_join": IntervalJoin, "union": Union, "result": Result}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def plan_to_plain(plan: LogicalPlan) -> dict[str, Any]:
+    """`{"nodes": [{"kind": ..., and the node's fields}, ...]}` with strings, numbers, lists and None as values."""
+    return {"nodes": [{"kind": _NAMES[type(node)], **to_plain(node)} for node in plan.nodes]}
+
+
+def plan_from_plain(plain: dict[str, Any]) -> LogicalPlan:
+    """The plan of which `plan_to_plain` made this. UserError names the node and the key of what is wrong."""
+    if not isinstance(plain, dict) or plain.keys() != {"nodes"} or not isinstance(plain["nodes"], (list, tuple)):
+        raise UserError(f"expected a mapping with a list of nodes, got {shown(plain)}", subject="plan")
+    return LogicalPlan(tuple(_node(node, index) for index, node in enumerate(plain["nodes"])))
+
+
+def _node(plain: object, index: int) -> Node:
+    where = f"plan: node {index} (counting from 0)"
+    if not isinstance(plain, dict):
+        raise UserError(f"expected a mapping, got {shown(plain)}", subject=where)
+    fields = dict(plain)
+    if isinstance(fields.get("name"), str):
+        where = f"plan: {word(fields['name'])}"
+    kind = fields.pop("kind", None)
+    if not isinstance(kind, str) or kind not in _KINDS:
+        near = difflib.get_close_matches(kind, _KINDS, 1) if isinstance(kind, str) else []
+        remedy = f"did you mean {near[0]}?" if near else f"one of: {', '.join(_KINDS)}"
+        raise UserError(f"{shown(kind)} is no kind of node", subject=f"{where}.kind", remedy=remedy)
+    return value_from_plain(_KINDS[kind], fields, where)
