@@ -10,7 +10,8 @@ Stays out: when a checkpoint is made (`cluster.master.checkpoint_coordinator`), 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,19 @@ from swjoin.checkpoint.manifest import check_gateway_state, check_master_state, 
 from swjoin.checkpoint.store import CheckpointStore, Manifest, read_manifest
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.gateway.gateway import Gateway
+from swjoin.cluster.master.controller import Controller
 from swjoin.cluster.master.master import Master
 from swjoin.cluster.messages import PartSaved
 from swjoin.cluster.role import GATEWAY, MASTER, RoleId, SavePart, Snapshot
 from swjoin.cluster.slave.slave import Slave
+from swjoin.cluster.slave.stage import StageInstance
 from swjoin.config.job import Job, leaves_rows_out
 from swjoin.config.run import RunConfig, digest, to_plain
 from swjoin.connectors.files.late_rows import LATE_ROW_BYTES
 from swjoin.connectors.files.run_files import METRICS_ROW_BYTES, MetricsFile
 from swjoin.connectors.sink import Sink
 from swjoin.connectors.source import Source, is_live
-from swjoin.core.batch import LEFT, RIGHT, check_layout, in_memory
+from swjoin.core.batch import LEFT, STREAM_NAMES, TupleBatch, check_layout, in_memory
 from swjoin.core.data_messages import Delivery
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.sequence_numbers import stamped_layout
@@ -44,6 +47,8 @@ def checkpoint_folder(job: Job, executors: Executors = Background) -> Checkpoint
     path = job.checkpoints
     assert path is not None, "the job makes no checkpoints"
     identity = {"config": to_plain(job.config), "config_digest": digest(job.config), "inputs": input_files(job)}
+    if job.plan is not None:
+        identity |= {"plan": job.plan, "plan_inputs": [to_plain(stream) for stream in job.inputs]}
     identity |= {"command": job.command, "run_dir": str(job.run_dir), "run_id": job.run_id, "swjoin": __version__}
     folder = CheckpointStore(path, identity, executors)
     manifest = folder.newest()
@@ -57,6 +62,8 @@ def checkpoint_folder(job: Job, executors: Executors = Background) -> Checkpoint
         return folder
     if not job.resumes:
         raise UserError(f"{path}: holds checkpoints of a run that did not end; resume it with --resume, or remove them")
+    if any(manifest.plain.get(name) != identity.get(name) for name in ("plan", "plan_inputs")):
+        raise UserError(f"{manifest.path}: is a checkpoint of another plan")
     if manifest.plain["config_digest"] != identity["config_digest"]:
         raise UserError(f"{manifest.path}: is a checkpoint of another configuration")
     for old, new in zip(manifest.plain["inputs"], identity["inputs"], strict=False):
@@ -73,8 +80,25 @@ def input_files(job: Job) -> list[list[Any]]:
     from swjoin.connectors.files.formats import edges_checksum
     from swjoin.connectors.files.inputs import file_size, list_files
 
-    paths = [p for stream in (job.config.left, job.config.right) if stream.path is not None for p in list_files(stream.path)]
+    streams = (job.config.left, job.config.right) if job.plan is None else job.inputs
+    paths = [p for stream in streams if stream.path is not None for p in list_files(stream.path)]
     return [[str(path), file_size(path), edges_checksum(path)] for path in paths]
+
+
+def owners_of(manifest: Manifest | None, config: RunConfig, width: int) -> list[list[int]]:
+    """Owners of the partition-groups of every stage of a plan when a run goes on with so many instances per stage; none without
+    a checkpoint. RunFailed when it is corrupt."""
+    if manifest is None:
+        return []
+    state = manifest.plain["master"]["state"]
+    check_master_state(manifest.path, state, manifest.generation, manifest.plain["epoch"], config.cluster.partition_count)
+    owners = []
+    with restoring(manifest.path):
+        for stage, plain in enumerate([state["controller"], *state.get("more_stages", [])]):
+            controller = Controller(config, width, stage)
+            controller.restore(plain, 0)
+            owners.append(controller.map.owner.tolist())
+    return owners
 
 
 class MasterCheckpointer:
@@ -111,7 +135,8 @@ class MasterCheckpointer:
         state, groups = manifest.plain["master"]["state"], master.config.cluster.partition_count
         check_master_state(manifest.path, state, manifest.generation, manifest.plain["epoch"], groups)
         with restoring(manifest.path):
-            manifest.joined_until_us(groups)  # the next checkpoint takes it over
+            if manifest.plan is None:
+                manifest.joined_until_us(groups)  # the next checkpoint takes it over
             master.restore(state, now_us)
 
     def save(self, generation: int, snapshot: Snapshot) -> None:
@@ -126,7 +151,7 @@ class MasterCheckpointer:
 class GatewayCheckpointer:
     """Saves and restores a gateway and its sources. folder: the store of the run's checkpoints."""
 
-    def __init__(self, job: Job, sources: tuple[Source, Source], folder: CheckpointStore) -> None:
+    def __init__(self, job: Job, sources: Sequence[Source], folder: CheckpointStore) -> None:
         self._folder = folder
         self.late_rows: AppendedFile | None = None
         self._keys: tuple[AppendedFile, AppendedFile] | None = None
@@ -167,15 +192,11 @@ class GatewayCheckpointer:
             return
         positions = manifest.gateways[0]["positions"]
         snapshot = self._folder.read_gateway(manifest)
-        check_gateway_state(manifest.path, snapshot.plain, manifest.plain["epoch"], gateway.config.cluster.partition_count)
+        groups = gateway.config.cluster.partition_count
+        check_gateway_state(manifest.path, snapshot.plain, manifest.plain["epoch"], groups, len(self._sources))
         with restoring(manifest.path):
-            for stream, name in ((LEFT, "left"), (RIGHT, "right")):
-                for what, batches in snapshot.tuples.items():
-                    if what.startswith(name):
-                        layout = self._sources[stream].layout
-                        if what.endswith("buffered") and gateway.order is not None:
-                            layout = stamped_layout(layout)
-                        check_layout([in_memory(batch) for batch in batches], layout, what)
+            for what, batches in snapshot.tuples.items():
+                self._check_tuples(gateway, what, [in_memory(batch) for batch in batches])
             gateway.place(master.controller.map.owner, master.controller.active)
             gateway.restore(snapshot.plain, snapshot.tuples)
         dictionary = self._dictionary
@@ -185,12 +206,26 @@ class GatewayCheckpointer:
             with restoring(self._keys[0].path):
                 lengths, data = (np.frombuffer(file.read(), kind) for file, kind in zip(self._keys, ("<i8", "u1"), strict=True))
                 dictionary.restore(lengths.astype(np.int64), data.astype(np.uint8))
-        for stream in (LEFT, RIGHT):
-            source, rows = self._sources[stream], gateway.streams[stream].counts.tuples
+        for stream, source in enumerate(self._sources):
+            rows = gateway.streams[stream].counts.tuples
             if is_live(source):
                 source.resume_at(rows, positions[stream])
             else:
                 source.seek(rows)
+
+    def _check_tuples(self, gateway: Gateway, what: str, batches: list[TupleBatch]) -> None:
+        """RunFailed unless saved tuples have the payload, or the columns, of their stream. what: its name, and a queue's."""
+        name, _, queue = what.rpartition(" ")
+        if gateway.feeds is None:
+            layout = self._sources[STREAM_NAMES.index(name)].layout
+            if queue == "buffered" and gateway.order is not None:
+                layout = stamped_layout(layout)
+            check_layout(batches, layout, what)
+            return
+        names = gateway.feeds.columns_of(int(name.removeprefix("source ")))
+        for batch in batches:
+            if batch.columns is None or batch.columns.names != list(names):
+                raise RunFailed(f"{what}: tuples with other columns than {', '.join(names)}")
 
     def forget(self) -> None:
         """After a completed checkpoint: release rows of live sources before the oldest checkpoint that is kept."""
@@ -310,34 +345,60 @@ class SlaveCheckpointer:
     ) -> None:
         self._folder = folder
         self._slave = slave
+        self._early: list[tuple[Delivery, Any]] = []  # of a plan, of epochs that are not open yet
         self._marks = any(config.query.kind.marks)
         sub_groups = config.cluster.sub_group_count
-        self._log = SegmentLog(folder, incarnation, slave.id, sub_groups, done, executors, promises=self._marks)
+        stage = 0 if slave.stage is None else int(slave.stage.stage.id)
+        self._log = SegmentLog(folder, incarnation, slave.id, sub_groups, done, executors, promises=self._marks, stage=stage)
 
     def restore(self, manifest_name: str | None, owner: list[int], active: list[int]) -> None:
         """Rebuild the windows of the partition-groups that this slave owns. RunFailed names the corrupt file and record."""
         self._slave.set_active(active)
         if manifest_name is None:
             return
-        manifest = read_manifest(self._folder / manifest_name)
+        manifest, stage = read_manifest(self._folder / manifest_name), self._slave.stage
         mine = np.array(owner, np.int64) == self._slave.id
+        number = 0 if stage is None else int(stage.stage.id)
+        if stage is not None:
+            mine = stage.owned
+        segments = [segment for segment in manifest.segments if segment.stage == number]
+        with restoring(manifest.path):
+            alive_us = manifest.alive[number]
         if not self._marks:
-            for delivery in replay(self._folder, manifest.segments, mine, manifest.alive_us):
+            for delivery in replay(self._folder, segments, mine, alive_us):
                 self._slave.restore(delivery)
             return
-        for times_us, deliveries in replay_epochs(self._folder, manifest.segments, mine, manifest.alive_us):
+        for times_us, deliveries in replay_epochs(self._folder, segments, mine, alive_us):
             for delivery in deliveries:
                 self._slave.restore(delivery)
             self._slave.restored_until(times_us)
         with restoring(manifest.path):
-            self._slave.restored(manifest.joined_until_us(len(owner)))
+            if manifest.plan is None:
+                self._slave.restored(manifest.joined_until_us(len(owner)))
+            else:
+                self._slave.restored(np.array([manifest.plan.stages[number]["joined_until_us"]] * len(mine), np.int64))
 
     def received(self, delivery: Delivery, frame: Any = None) -> None:
-        """Append a delivery to the log."""
-        self._log.append(delivery, frame)
+        """Append a delivery to the log. Parts of a plan are logged in the order of epochs: what comes earlier waits."""
+        if self._slave.stage is None:
+            self._log.append(delivery, frame)
+        else:
+            self._early.append((delivery, frame))
+            self._append_until(self._slave.stage)
+
+    def _append_until(self, stage: StageInstance) -> None:
+        """Append the parts up to the open epoch."""
+        waiting, self._early = sorted(self._early, key=lambda part: part[0].epoch), []
+        for delivery, frame in waiting:
+            if delivery.epoch <= stage.merger.epoch:
+                self._log.append(replace(delivery, needed_us=stage.needed_us), frame)
+            else:
+                self._early.append((delivery, frame))
 
     def save(self, command: SavePart) -> None:
         """The slave's part of a checkpoint; `done` gets PartSaved."""
+        if self._slave.stage is not None:
+            self._append_until(self._slave.stage)
         self._log.seal(command.generation, command.snapshot.plain)
 
     def close(self) -> None:

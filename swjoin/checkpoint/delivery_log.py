@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import groupby
 from pathlib import Path
@@ -34,7 +34,8 @@ UNWRITTEN_LIMIT_BYTES = 128 << 20  # limit of unwritten deliveries of one slave
 
 @dataclass(frozen=True)
 class Segment:
-    """The deliveries of one slave in one generation. newest_us: highest time of the left and of the right tuples."""
+    """The deliveries of one slave in one generation. newest_us: highest time of the left and of the right tuples. stage: of the
+    slave in a plan."""
 
     name: str
     generation: int
@@ -43,6 +44,7 @@ class Segment:
     count: int
     tuples: int
     newest_us: tuple[int, int]
+    stage: int = 0
 
     def to_plain(self) -> dict[str, Any]:
         return asdict(self)
@@ -53,9 +55,10 @@ class Segment:
         values = {field.name: plain[field.name] for field in fields(Segment)}
         return Segment(**{**values, "newest_us": (left, right)})
 
-    def alive(self, alive_us: tuple[int, int]) -> bool:
-        """Whether some of its tuples may still match."""
-        return self.newest_us[LEFT] >= alive_us[LEFT] or self.newest_us[RIGHT] >= alive_us[RIGHT]
+    def alive(self, alive_us: Mapping[int, tuple[int, int]]) -> bool:
+        """Whether some of its tuples may still match. alive_us: of every stage."""
+        left_us, right_us = alive_us[self.stage]
+        return self.newest_us[LEFT] >= left_us or self.newest_us[RIGHT] >= right_us
 
 
 @dataclass(frozen=True)
@@ -134,8 +137,9 @@ class SegmentLog:
         executors: Executors = Background,
         *,
         promises: bool = False,
+        stage: int = 0,
     ) -> None:
-        self._folder, self._slave, self._promises = folder, slave, promises
+        self._folder, self._slave, self._promises, self._stage = folder, slave, promises, stage
         self._stem = f"segment-{incarnation:04d}-{slave:04d}"
         self._sub_group = sub_group_of(slave, sub_group_count)
         self._open: dict[int, _Open] = {}  # by generation
@@ -174,7 +178,8 @@ class SegmentLog:
             file.close()
             sync_folder(self._folder)
             newest = (segment.newest_us[LEFT], segment.newest_us[RIGHT])
-            sealed = Segment(file.path.name, generation, self._sub_group, file.nbytes, file.count, segment.tuples, newest)
+            size = file.nbytes, file.count, segment.tuples
+            sealed = Segment(file.path.name, generation, self._sub_group, *size, newest, self._stage)
         plain = None if sealed is None else sealed.to_plain()
         return PartSaved(generation, f"slave {self._slave}", {**content, "segment": plain})
 
@@ -186,18 +191,19 @@ class SegmentLog:
                 segment.file.discard()
 
 
-def living(segments: Sequence[Segment], alive_us: tuple[int, int], *, whole: bool) -> list[Segment]:
-    """Segments with live tuples. whole: all segments of a generation, or none."""
-    generations = {s.generation for s in segments if s.alive(alive_us)}
-    return [s for s in segments if (s.generation in generations if whole else s.alive(alive_us))]
+def living(segments: Sequence[Segment], alive_us: Mapping[int, tuple[int, int]], *, whole: bool) -> list[Segment]:
+    """Segments with live tuples. alive_us: of every stage. whole: all segments of a stage's generation, or none."""
+    generations = {(s.stage, s.generation) for s in segments if s.alive(alive_us)}
+    return [s for s in segments if ((s.stage, s.generation) in generations if whole else s.alive(alive_us))]
 
 
 def replay(folder: Path, segments: Sequence[Segment], mine: Bool, alive_us: tuple[int, int]) -> Iterator[Delivery]:
-    """The live tuples of partition-groups with `mine[group]`, in the order of delivery.
+    """The live tuples of partition-groups with `mine[group]`, in the order of delivery. segments: of one stage.
 
     RunFailed, with file and record, when a segment is corrupt.
     """
-    for _, deliveries in replay_epochs(folder, living(segments, alive_us, whole=False), mine, alive_us):
+    found = [s for s in segments if s.alive({s.stage: alive_us})]
+    for _, deliveries in replay_epochs(folder, found, mine, alive_us):
         yield from deliveries
 
 

@@ -90,19 +90,21 @@ _STREAM = {
     "idle": bool,
     "arrived_high_us": _time,
 }
+_CONTROLLER = {
+    **dict.fromkeys(("slaves", "next_number"), is_count),
+    **{key: [is_count] for key in ("active", "emptying", "owner")},
+    "first_epoch": is_number,
+    "random": dict,
+    "history": [{"epoch": is_number, "time_s": is_amount, "active_slaves": is_count}],
+}
 _MASTER = {
     "master": {
         **dict.fromkeys(("generation", "completed"), is_count),
         "all_held": bool,
         "epoch": is_number,
     },
-    "controller": {
-        **dict.fromkeys(("slaves", "next_number"), is_count),
-        **{key: [is_count] for key in ("active", "emptying", "owner")},
-        "first_epoch": is_number,
-        "random": dict,
-        "history": [{"epoch": is_number, "time_s": is_amount, "active_slaves": is_count}],
-    },
+    "controller": _CONTROLLER,
+    "more_stages?": [_CONTROLLER],
 }
 _GATEWAY = {
     "gateway": {
@@ -122,11 +124,12 @@ _GATEWAY = {
         "estimates": _maybe_estimates,
         **dict.fromkeys(("spilled_tuples", "peak_stored_bytes"), is_count),
     },
-    "streams": (_STREAM, _STREAM),
+    "streams": [_STREAM],
+    "edges?": dict,
 }
 _SEGMENT = {
     "name": _log_name,
-    **dict.fromkeys(("generation", "sub_group", "nbytes", "count", "tuples"), is_count),
+    **dict.fromkeys(("generation", "sub_group", "nbytes", "count", "tuples", "stage"), is_count),
     "newest_us": (_time, _time),
 }
 _GATEWAY_PART = {
@@ -135,13 +138,18 @@ _GATEWAY_PART = {
     "tuples": [(str, is_count)],
     "late": _MARK,
     "keys": (is_count, _MARK, _MARK),
-    "positions": (dict, dict),
+    "positions": [dict],
 }
 _TALLY = {
     "count": is_count,
     "digest": _digest,
     **dict.fromkeys(("delay_sum_us", "delay_max_us"), is_amount),
     "histogram": ([_bin], [is_count]),
+}
+_STAGE = {
+    **dict.fromkeys(("joined", "null_key"), (is_count, is_count)),
+    "produced": is_count,
+    **dict.fromkeys(("alive_us", "joined_until_us"), (_time, _time)),
 }
 _MANIFEST = {
     "config": dict,
@@ -156,6 +164,10 @@ _MANIFEST = {
     "master": {"state": dict},
     "gateways": (_GATEWAY_PART,),
     "collector": {"results": [_result_name], "metrics": _MARK, "state": {"epoch": is_number, "tally": _TALLY}},
+    "stages?": [_STAGE],
+    "edges?": dict,
+    "plan?": dict,
+    "plan_inputs?": list,
     "inputs": [(str, is_count, is_count)],
     "command": str,
     "run_dir": str,
@@ -172,6 +184,8 @@ def check_manifest(path: Path, plain: dict[str, Any]) -> None:
         wrong = ".collector.state.epoch"  # the collector would wait for epochs that never come
     if wrong is None and len(plain["segments"]) != len({s["name"] for s in plain["segments"]}):
         wrong = ".segments (one comes twice)"
+    if wrong is None and any(s["stage"] >= len(plain.get("stages", [None])) for s in plain["segments"]):
+        wrong = ".segments (of a stage that there is not)"
     if wrong is not None:
         raise RunFailed(f"{path}: corrupt checkpoint ({wrong[1:]} is not what it must be)")
 
@@ -180,26 +194,28 @@ def check_master_state(path: Path, state: Any, generation: int, epoch: int, grou
     """Check the master's part. RunFailed, with file and key, when it is malformed, or of another run or checkpoint."""
     wrong = first_mismatch(_MASTER, state)
     if wrong is None:
-        controller = state["controller"]
-        slaves = controller["slaves"]
-        members = [*controller["active"], *controller["emptying"], *controller["owner"]]
         if state["master"]["epoch"] != epoch:
             wrong = ".master.epoch"
         elif state["master"]["generation"] != generation + 1:
             wrong = ".master.generation"
-        elif not controller["history"]:
-            wrong = ".controller.history"
-        elif len(controller["owner"]) != group_count or any(s >= slaves for s in members) or not controller["active"]:
-            wrong = ".controller"
-        elif len(set(controller["active"])) != len(controller["active"]) or not set(controller["owner"]) <= set(
-            controller["active"]
-        ):
-            wrong = ".controller.active"
+        for controller in [state["controller"], *state.get("more_stages", [])]:
+            wrong = wrong or _wrong_in_controller(controller, group_count)
     if wrong is not None:
         raise RunFailed(f"{path}: corrupt checkpoint (master.state{wrong} is not what it must be)")
 
 
-def check_gateway_state(path: Path, state: Any, epoch: int, group_count: int) -> None:
+def _wrong_in_controller(controller: Any, group_count: int) -> str | None:
+    """The key that contradicts others; None if there is none."""
+    active, owner = controller["active"], controller["owner"]
+    members = [*active, *controller["emptying"], *owner]
+    if not controller["history"]:
+        return ".controller.history"
+    if len(owner) != group_count or any(s >= controller["slaves"] for s in members) or not active:
+        return ".controller"
+    return None if len(set(active)) == len(active) and set(owner) <= set(active) else ".controller.active"
+
+
+def check_gateway_state(path: Path, state: Any, epoch: int, group_count: int, stream_count: int) -> None:
     """Check a gateway's part. RunFailed, with file and key, when it is malformed, or of another run or checkpoint."""
     wrong = first_mismatch(_GATEWAY, state)
     if wrong is None:
@@ -207,6 +223,8 @@ def check_gateway_state(path: Path, state: Any, epoch: int, group_count: int) ->
             wrong = ".gateway.epoch"
         elif any(len(counts) != group_count for counts in state["overload"]["by_group"]):
             wrong = ".overload.by_group"
+        elif len(state["streams"]) != stream_count:
+            wrong = ".streams"
     if wrong is not None:
         raise RunFailed(f"{path}: corrupt checkpoint (gateways[0].state{wrong} is not what it must be)")
 

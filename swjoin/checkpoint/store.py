@@ -25,6 +25,7 @@ import numpy as np
 
 from swjoin.checkpoint.delivery_log import Segment, living
 from swjoin.checkpoint.manifest import check_manifest
+from swjoin.cluster.edge_ledger import summed
 from swjoin.cluster.messages import PartSaved
 from swjoin.cluster.role import CheckpointCompleted, CompleteCheckpoint, Snapshot
 from swjoin.cluster.wire import pack_tuples, unpack_tuples
@@ -33,7 +34,7 @@ from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.storage import Background, Executor, Executors, locked, read_records, sync_folder, write_records, write_whole
 
 _LOG = logging.getLogger(__name__)
-FORMAT = 7  # 6: without parts of gateways
+FORMAT = 8  # 6: without parts of gateways; 7: without stages
 _LOCK = ".lock"
 _STARTED = "started.json"
 APPENDED = ("metrics.rows", "late.rows", "keys.bytes", "keys.lengths")  # append-only; a manifest has their lengths
@@ -41,6 +42,38 @@ _KEPT = 2
 _MANIFEST = re.compile(r"\.?checkpoint-(\d{6,})\.json(?:\.tmp)?")
 # incarnation and generation
 _NUMBERED = re.compile(r"\.?(?:gateway|segment)-(\d{4})-(?:\d{4}-)?(\d{6,})\.(?:frames|log)(?:\.tmp)?")
+
+
+@dataclass(frozen=True)
+class PlanState:
+    """What a plan had done up to a checkpoint. stages: by number, {joined, null_key: [left, right], produced, alive_us,
+    joined_until_us: watermarks of its ports}. edges: as `EdgeLedger.to_plain`, sums over all roles."""
+
+    stages: list[dict[str, Any]]
+    edges: dict[str, dict[str, list[int]]]
+
+    @staticmethod
+    def of(slaves: list[dict[str, Any]], gateways: list[dict[str, Any]], before: PlanState | None) -> PlanState:
+        """slaves, gateways: parts of a checkpoint. before: at the restored one."""
+        stages: list[dict[str, Any]] = []
+        for number in range(1 + max(slave["stage"] for slave in slaves)):
+            mine = [slave for slave in slaves if slave["stage"] == number]
+            null_keys = [list(slave["null_key"].values()) for slave in mine]
+            stage = {
+                "joined": [sum(slave["joined"][i] for slave in mine) for i in (0, 1)],
+                "null_key": [sum(rows[i] for rows in null_keys) for i in (0, 1)],
+                "produced": sum(slave["produced"] for slave in mine),
+                "alive_us": [min(slave["needed_us"][i] for slave in mine) for i in (0, 1)],
+                "joined_until_us": [min(slave["times_us"][i] for slave in mine) for i in (0, 1)],
+            }
+            if before is not None:
+                then = before.stages[number]
+                stage["joined"] = [a + b for a, b in zip(stage["joined"], then["joined"], strict=True)]
+                stage["null_key"] = [a + b for a, b in zip(stage["null_key"], then["null_key"], strict=True)]
+                stage["produced"] += then["produced"]
+            stages.append(stage)
+        ledgers = [*(g["state"]["edges"] for g in gateways), *(slave["edges"] for slave in slaves)]
+        return PlanState(stages, summed([*ledgers, *([] if before is None else [before.edges])]))
 
 
 @dataclass(frozen=True)
@@ -59,6 +92,20 @@ class Manifest:
     def alive_us(self) -> tuple[int, int]:
         left, right = self.plain["alive_us"]
         return left, right
+
+    @property
+    def alive(self) -> dict[int, tuple[int, int]]:
+        """`alive_us` of every stage of a plan; of the join of two streams as stage 0."""
+        stages = self.plain.get("stages")
+        if stages is None:
+            return {0: self.alive_us}
+        return {number: (stage["alive_us"][0], stage["alive_us"][1]) for number, stage in enumerate(stages)}
+
+    @property
+    def plan(self) -> PlanState | None:
+        """The counts of a plan's stages and edges; None for the join of two streams."""
+        stages = self.plain.get("stages")
+        return None if stages is None else PlanState(stages, self.plain["edges"])
 
     def joined_until_us(self, group_count: int | None = None) -> I64:
         """Watermarks up to which each partition-group had been joined: int64 (groups, 2).
@@ -94,6 +141,11 @@ class Manifest:
         """Names of all files of this checkpoint in the folder, its own included."""
         frames = (gateway["frames"]["name"] for gateway in self.gateways)
         return {self.path.name, *frames, *(s.name for s in self.segments)}
+
+
+def first_epoch_of(manifest: Manifest | None) -> int:
+    """The distribution epoch with which a run goes on from this checkpoint; 0 without one."""
+    return 0 if manifest is None else int(manifest.plain["epoch"]) + 1
 
 
 def _checksum(plain: dict[str, Any]) -> str:
@@ -263,7 +315,11 @@ class CheckpointStore:
         restored, last = self._restored, self._kept[-1] if self._kept else None
         joined = [sum(s["joined"][i] for s in slaves) + (0 if restored is None else restored.joined[i]) for i in (0, 1)]
         produced = sum(s["produced"] for s in slaves) + (0 if restored is None else restored.produced)
-        kept = [] if last is None else living(last.segments, command.alive_us, whole=True)
+        before = None if restored is None else restored.plan
+        plan = PlanState.of(slaves, [command.parts["gateway 0"]], before) if "stage" in slaves[0] else None
+        more = {} if plan is None else {"stages": plan.stages, "edges": plan.edges}
+        alive = Manifest(self.path, 0, {"alive_us": list(command.alive_us), **more}).alive
+        kept = [] if last is None else living(last.segments, alive, whole=True)
         older = [segment.to_plain() for segment in kept]
         plain: dict[str, Any] = {
             "format": FORMAT,
@@ -280,8 +336,9 @@ class CheckpointStore:
             "master": command.parts["master"],
             "gateways": [command.parts["gateway 0"]],
             "collector": command.parts["collector"],
+            **more,
         }
-        if last is not None:
+        if last is not None and plan is None:
             plain["joined_before_us"] = last.joined_until_us().tolist()
         plain["checksum"] = _checksum(plain)
         path = self.path / f"checkpoint-{command.generation:06d}.json"

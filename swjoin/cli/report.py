@@ -31,7 +31,7 @@ from swjoin.core.path_patterns import is_amount
 from swjoin.core.resources import load_figures
 from swjoin.core.storage import is_standard_output, write_out
 from swjoin.runtime.plausibility import report_ranges
-from swjoin.runtime.run_report import speed_means_something
+from swjoin.runtime.run_report import input_names, speed_means_something
 
 _LOG = logging.getLogger(__name__)
 _MOST_EVENTS = 300  # lines of the timeline
@@ -45,7 +45,7 @@ def verified(run_dir: Path, report: dict[str, Any]) -> tuple[bool | None, str]:
     """Whether `swjoin verify` found this very answer right; None: it has not been asked."""
     try:
         found = read_verified(run_dir)
-        why = not_verifiable(config_from_plain(report["config"])) if found is None else None
+        why = not_verifiable(report, config_from_plain(report["config"])) if found is None else None
     except UserError as error:
         return None, f"Not verified: {error}."
     if found is None:
@@ -92,7 +92,7 @@ def _tiles(report: dict[str, Any]) -> Html:
     results, delay, memory = report["results"], report.get("delay_s") or {}, report.get("memory") or {}
     values: list[tuple[str, object]] = [("pairs", _count(results.get("count")))]
     if report.get("input") is not None:
-        values.append(("input tuples", f"{sum(report['input'][n]['tuples'] for n in STREAM_NAMES):,}"))
+        values.append(("input tuples", f"{sum(report['input'][n]['tuples'] for n in input_names(report)):,}"))
     speed = speed_means_something(report)
     if report.get("input_tuples_per_s") and speed:
         values.append(("input tuples per second", f"{report['input_tuples_per_s']:,.0f}"))
@@ -114,7 +114,7 @@ def _ledger(report: dict[str, Any]) -> list[Html]:
         return [paragraph("No account was made: the run ended before." if report.get("failure") else complaints or "Unknown.")]
     parts = ("joined", "null_key", "late", "shed")
     rows = []
-    for name in STREAM_NAMES:
+    for name in input_names(report):
         counts = [(report.get(part) or {}).get(name, 0) for part in parts]
         read_in = report["input"][name]["tuples"]
         missing = read_in - sum(counts)
@@ -125,6 +125,8 @@ def _ledger(report: dict[str, Any]) -> list[Html]:
     shown.append(table(["stream", "times"], report_ranges(report), text=True))
     if results.get("columns"):
         shown.append(paragraph(f"Columns: {', '.join(results['columns'])}."))
+    if "stages" in report:
+        shown += _stages(report)
     if produced is not None:
         shown.append(paragraph(f"Pairs produced by slaves: {produced:,}; collected: {_count(results.get('count'))}."))
     if prefill:
@@ -132,6 +134,26 @@ def _ledger(report: dict[str, Any]) -> list[Html]:
     if complaints:
         shown.append(paragraph(complaints))
     return shown
+
+
+def _stages(report: dict[str, Any]) -> list[Html]:
+    """The joins of a plan, and the edges between them."""
+    heads = ["join", "condition", "left rows", "right rows", "null key", "produced"]
+    stages = [
+        [
+            stage["join"],
+            stage["description"],
+            *(f"{stage['received'][side]:,}" for side in STREAM_NAMES),
+            f"{sum(stage['null_key'].values()):,}",
+            f"{stage['produced']:,}",
+        ]
+        for stage in report["stages"]
+    ]
+    edges = [
+        [f"{e['from']} to {e['to']}, {e['port']}", f"{e['sent']['rows']:,}", size_text(e["bytes"]), f"{e['null_key']:,}"]
+        for e in report["edges"]
+    ]
+    return [table(heads, stages, text=True), table(["edge", "rows", "bytes", "null key, not sent"], edges)]
 
 
 # ---------------------------------------------------------------- figures and timeline
@@ -299,7 +321,9 @@ def _configuration(page: Page, report: dict[str, Any]) -> None:
         count = max(1, len(report["memory"]["slaves"]))
     try:
         config = config_from_plain(report["config"])
-        if ranks:
+        if "stages" in report:
+            parts.append(paragraph("A plan with several joins; its stages and edges are in the ledger."))
+        elif ranks:
             setting = Setting(config, count, len(ranks) == 1, None, "see the files' schemas")
             parts.append(pre("\n".join(diagram(setting))))
             parts.append(listing((title, " ".join(said)) for title, said in explain(setting).items()))

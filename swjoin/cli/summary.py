@@ -15,7 +15,7 @@ from typing import Any
 
 from swjoin.config.job import Job
 from swjoin.runtime.plausibility import report_ranges
-from swjoin.runtime.run_report import speed_means_something
+from swjoin.runtime.run_report import input_names, speed_means_something
 
 _LOG = logging.getLogger(__name__)
 
@@ -99,11 +99,12 @@ def _memory_text(memory: dict[str, Any]) -> str:
 
 def summary_rows(report: dict[str, Any], job: Job) -> list[tuple[str, str]]:
     """(name, value) lines of the summary."""
-    sides = [(name, report["input"][name]["tuples"]) for name in ("left", "right")]
+    names = input_names(report)
+    sides = [(name, report["input"][name]["tuples"]) for name in names]
     left_out = [
         f"{report[kind][name]:,} {label} {name}"
         for kind, label in (("null_key", "null keys"), ("late", "late"), ("shed", "shed"))
-        for name in ("left", "right")
+        for name in names
         if report[kind][name]
     ]
     rows = [("input", ", ".join(f"{count:,} {name}" for name, count in sides) + " tuples")]

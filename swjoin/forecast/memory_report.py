@@ -24,6 +24,8 @@ def job_profile(job: Job, *, with_rates: bool = True) -> InputProfile:
     """The input profile of a job. with_rates: rates from files' metadata. UserError when it cannot be estimated or read."""
     from swjoin.forecast.input_profile import NotEstimableError, file_profile, workload_profile
 
+    if job.plan is not None:
+        raise NotEstimableError("plan: the memory of plans with several joins is not estimated yet")
     if job.config.query.last is not None:
         raise NotEstimableError(
             "plan: count windows are not estimated; they hold as many tuples of each stream as join.last says"

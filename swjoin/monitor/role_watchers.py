@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +88,7 @@ class _HotKeySamples:
     def read(self, stream: int, batch: SourceBatch) -> None:
         self._sketches[stream].read(batch.key, batch.key_valid, time.monotonic())
 
-    def sample(self, sources: tuple[Source, Source], board: Board) -> None:
+    def sample(self, sources: Sequence[Source], board: Board) -> None:
         """Put the most frequent keys on the board, when HOT_KEYS_S have passed."""
         now_s = time.monotonic()
         if now_s < self._due_s:
@@ -214,7 +215,7 @@ class MasterWatcher:
     def due(self) -> bool:
         return time.monotonic() >= self._due_s
 
-    def sample(self, clock_us: int, sources: tuple[Source, Source]) -> None:
+    def sample(self, clock_us: int, sources: Sequence[Source]) -> None:
         """Put a sample of master and sources on the board. clock_us: of the run."""
         if self._roles is None:
             return
@@ -285,7 +286,7 @@ class MasterWatcher:
             "ledger": ledger,
         }
 
-    def end(self, clock_us: int, sources: tuple[Source, Source]) -> None:
+    def end(self, clock_us: int, sources: Sequence[Source]) -> None:
         """The run succeeded; the dashboard stays until `close`."""
         self.sample(clock_us, sources)
         self._ended = True

@@ -13,17 +13,20 @@ import logging
 import math
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from swjoin.checkpoint.checkpointers import CollectorCheckpointer, GatewayCheckpointer, MasterCheckpointer
+from swjoin.checkpoint.checkpointers import CollectorCheckpointer, GatewayCheckpointer, MasterCheckpointer, owners_of
+from swjoin.checkpoint.store import Manifest, first_epoch_of
 from swjoin.cluster.collector import Collector
+from swjoin.cluster.gateway.feeds import Feeds
 from swjoin.cluster.gateway.gateway import Gateway
 from swjoin.cluster.gateway.intake import LateRowError
+from swjoin.cluster.instances import Instances
 from swjoin.cluster.master.master import Master
 from swjoin.cluster.messages import LoadReport, Report
 from swjoin.cluster.role import (
@@ -72,9 +75,11 @@ from swjoin.runtime.host import LONGEST_WAIT_US, Host, nothing
 from swjoin.runtime.idle_sources import PATIENCE_S, IdleDetector
 from swjoin.runtime.open import (
     compile_job_where,
+    instances_of,
     open_job_sink,
     open_job_sources,
     open_job_watcher,
+    open_plan_sources,
     open_spill,
     row_place,
 )
@@ -86,15 +91,16 @@ if TYPE_CHECKING:
     from swjoin.connectors.flight.ingest import FlightIngest
     from swjoin.connectors.flight.server import Endpoint
     from swjoin.connectors.output_columns import OutputColumns
+    from swjoin.expressions.vm import Program
 
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_SLOT_WAIT_US = 20_000  # while a timer runs
 
 
-def _progress_of(job: Job, sources: tuple[Source, Source], wanted: Wanted) -> Progress:
+def _progress_of(job: Job, sources: tuple[Source, ...], wanted: Wanted) -> Progress:
     """Progress over the rows that are read, or over the time of generated streams in realtime pace."""
-    if job.config.pace == "realtime" and job.config.left.path is None and not job.config.live:
+    if job.config.pace == "realtime" and job.config.left.path is None and not job.config.live and job.plan is None:
         return Progress(wanted, job.config.workload.duration_us / 1e6, "s")
     totals = [source.rows_total for source in sources]
     return Progress(wanted, None if None in totals else sum(filter(None, totals)))
@@ -111,17 +117,23 @@ class GatewayHost(Host):
     def __init__(self, job: Job, progress: Wanted, watcher: MasterWatcher | None, log: Callable[[RunEvent], None]) -> None:
         super().__init__(GATEWAY)
         self.job = job
-        self.sources = open_job_sources(job)
-        self.layouts: tuple[RowLayout | None, RowLayout | None] = (self.sources[0].layout, self.sources[1].layout)
-        self.where = compile_job_where(job, self.sources)
-        self.ingest: FlightIngest | None = open_flight(job, self.sources)
+        self.instances = instances_of(job, 1)  # until `make`
+        self.sources: tuple[Source, ...]
+        self.where: Program | None = None
+        self.ingest: FlightIngest | None = None
+        if self.instances is None:
+            self.sources = left, right = open_job_sources(job)
+            self.where = compile_job_where(job, (left, right))
+            self.ingest = open_flight(job, (left, right))
+        else:
+            self.sources = open_plan_sources(job, self.instances.logical, self.instances.columns.read)
         self.checkpointer: GatewayCheckpointer | None = None
         self.first_read_s: float | None = None
         self.wanted: tuple[int, int | None] | None = None  # a stream, and one that may be read instead
         self._idle_detector = IdleDetector(job.config.time.idle_timeout_us)
         self._late: LateSink | None = None
         self._spill = open_spill(job)
-        for name, source in zip(STREAM_NAMES, self.sources, strict=True):
+        for name, source in zip(self.names, self.sources, strict=True):
             rows = "unknown" if source.rows_total is None else f"{source.rows_total:,}"
             _LOG.debug("%s: %s, rows: %s", name, type(source).__name__, rows)
         self.progress = _progress_of(job, self.sources, progress)
@@ -129,6 +141,16 @@ class GatewayHost(Host):
         if self.ingest is not None and watcher is not None:
             self.ingest.status = partial(watcher.board.snapshot, math.inf)
         self.performers |= {Read: self._want, SetAside: self._set_aside, Log: lambda effect: log(effect.event)}
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the streams, or of the sources of a plan."""
+        return STREAM_NAMES if self.instances is None else [source.name for source in self.instances.stages.sources]
+
+    @property
+    def layouts(self) -> tuple[RowLayout | None, RowLayout | None]:
+        """Of the payload rows of both streams; None without payload, and with a plan."""
+        return (None, None) if self.instances is not None else (self.sources[LEFT].layout, self.sources[RIGHT].layout)
 
     def keep_checkpoints(self, checkpointer: GatewayCheckpointer) -> None:
         self.checkpointer = checkpointer
@@ -153,8 +175,9 @@ class GatewayHost(Host):
                 else:
                     self._late.abort()
 
-    def make(self, clock: RunClock, slave_count: int) -> None:
-        """Make the gateway, at the start of its input."""
+    def make(self, clock: RunClock, slave_count: int, manifest: Manifest | None = None) -> None:
+        """Make the gateway, at the start of its input. slave_count: of a plan, instances per stage. manifest: of the checkpoint
+        that is to be restored."""
         self.clock = clock
         self.wanted = None
         self._idle_detector = IdleDetector(self.job.config.time.idle_timeout_us)
@@ -162,8 +185,13 @@ class GatewayHost(Host):
         if target is not None and (self._late is None or self.checkpointer is not None):
             from swjoin.connectors.files.late_rows import LateSink
 
-            self._late = LateSink(target, None if self.checkpointer is None else self.checkpointer.late_rows)
-        self.role = Gateway(self.job.config.fitted_to(slave_count), slave_count, self.layouts, store=self._spill)
+            self._late = LateSink(target, None if self.checkpointer is None else self.checkpointer.late_rows, self.names)
+        self.instances = instances_from(self.job, slave_count, manifest)
+        if self.instances is None:
+            self.role = Gateway(self.job.config.fitted_to(slave_count), slave_count, self.layouts, store=self._spill)
+        else:
+            instances = self.instances
+            self.role = Gateway(instances.config_of_gateway, instances.slave_count, self.layouts, feeds=Feeds(instances))
 
     def deliver(self, event: Event) -> None:
         if self._watcher is not None and isinstance(event, Received) and isinstance(event.message, Report):
@@ -171,7 +199,7 @@ class GatewayHost(Host):
         try:
             effects = self.role.handle(event, self.clock.now_us())
         except LateRowError as error:
-            raise error.at(row_place(self.sources, error.stream, error.row_id)) from None
+            raise error.at(row_place(self.sources, error.stream, error.row_id, self.names)) from None
         self.perform(effects)
 
     def work(self) -> bool:
@@ -230,7 +258,7 @@ class GatewayHost(Host):
         """RunFailed when a source ended early or late: the ledger would balance over a wrong answer."""
         rows, expected = self.role.streams[stream].counts.tuples, self.sources[stream].rows_total
         if expected is not None and rows != expected:
-            raise RunFailed(f"{STREAM_NAMES[stream]}: {rows} rows were read of {expected}; the input changed while it was read")
+            raise RunFailed(f"{self.names[stream]}: {rows} rows were read of {expected}; the input changed while it was read")
 
     # ------------------------------------------------------------ performers
 
@@ -268,9 +296,13 @@ class MasterHost(Host):
         self.on_observed: Callable[[], None] = lambda: None
         self._events: EventsFile | None = None
         self.watcher = open_job_watcher(job)
-        self.gateway = GatewayHost(job, progress, self.watcher, self._log)
+        with contextlib.ExitStack() as opened:  # a job that is refused leaves no dashboard behind
+            if self.watcher is not None:
+                opened.callback(self.watcher.close)
+            self.gateway = GatewayHost(job, progress, self.watcher, self._log)
+            self.checkpointer = None if job.checkpoints is None else MasterCheckpointer(job)
+            opened.pop_all()
         self.performers[Log] = lambda effect: self._log(effect.event)
-        self.checkpointer = None if job.checkpoints is None else MasterCheckpointer(job)
         checkpointer = self.checkpointer
         if checkpointer is not None:
             self.gateway.keep_checkpoints(GatewayCheckpointer(job, self.gateway.sources, checkpointer.folder))
@@ -313,7 +345,11 @@ class MasterHost(Host):
         """The columns of result rows, from the schemas of both sources."""
         from swjoin.connectors.output_columns import OutputColumns
 
-        return OutputColumns.build(self.gateway.sources[LEFT], self.gateway.sources[RIGHT], self.job.config)
+        instances = self.gateway.instances
+        if instances is None:
+            return OutputColumns.build(self.gateway.sources[LEFT], self.gateway.sources[RIGHT], self.job.config)
+        codecs, how = instances.columns.stages[instances.last.id].codecs, instances.last.join.semantics.how
+        return OutputColumns(codecs[LEFT], codecs[RIGHT], self.job.config.sink.ids, how)
 
     @property
     def output_columns(self) -> list[str] | None:
@@ -334,8 +370,12 @@ class MasterHost(Host):
             gateway.checkpointer.begin(manifest)
         if self.job.run_dir is not None and self._events is None:
             self._events = EventsFile(self.job.run_dir, resumes=self.job.resumes)
-        self.role = Master(self.job.config.fitted_to(slave_count), slave_count)
-        gateway.make(clock, slave_count)
+        gateway.make(clock, slave_count, manifest)
+        instances = gateway.instances
+        if instances is None:
+            self.role = Master(self.job.config.fitted_to(slave_count), slave_count)
+        else:
+            self.role = Master(instances.config_of_gateway, instances.slave_count, len(instances.stages.stages))
         if checkpointer is not None and gateway.checkpointer is not None:
             checkpointer.restore(self.role, manifest, clock.now_us())
             gateway.checkpointer.restore(gateway.role, manifest, self.role)
@@ -522,6 +562,13 @@ class CollectorHost(Host):
 
     def summary(self) -> dict[str, Any]:
         return self.role.summary()
+
+
+def instances_from(job: Job, width: int, manifest: Manifest | None) -> Instances | None:
+    """The instances of a job's plan as they go on from this checkpoint; None for the join of two streams."""
+    if job.plan is None:
+        return None
+    return instances_of(job, width, first_epoch_of(manifest), owners_of(manifest, job.config.fitted_to(width), width))
 
 
 def _reason(error: BaseException, spelling: Spelling) -> str:

@@ -14,7 +14,7 @@ import platform
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,9 +22,10 @@ from swjoin.checkpoint.checkpointers import SlaveCheckpointer
 from swjoin.checkpoint.store import Manifest
 from swjoin.cluster.gateway.intake import LateRowError
 from swjoin.cluster.messages import Message
-from swjoin.cluster.role import COLLECTOR, GATEWAY, MASTER, Received, RoleId, slave_role
+from swjoin.cluster.role import COLLECTOR, GATEWAY, MASTER, Received, RoleId
 from swjoin.cluster.slave.slave import Slave
 from swjoin.config.job import Job
+from swjoin.config.run import RunConfig
 from swjoin.core.data_messages import ResultChunk
 from swjoin.core.errors import NotWritten
 from swjoin.core.ids import SlaveId
@@ -34,9 +35,9 @@ from swjoin.monitor.process_memory import FreedMemory, peak_rss_bytes, rss_bytes
 from swjoin.monitor.process_settings import join_settings
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.disorder import advised
-from swjoin.runtime.host import Addressed, HostedRoles, WorkMeter
-from swjoin.runtime.hosts import CollectorHost, MasterHost
-from swjoin.runtime.kernel_preload import load_gateway_kernels, load_slave_kernels
+from swjoin.runtime.host import Addressed, Host, HostedRoles, WorkMeter
+from swjoin.runtime.hosts import CollectorHost, MasterHost, instances_from
+from swjoin.runtime.kernel_preload import load_gateway_kernels, load_plan_kernels, load_slave_kernels
 from swjoin.runtime.plausibility import add_warnings
 from swjoin.runtime.progress import Wanted
 from swjoin.runtime.run_report import CompleteReport, RunOutcome, build_report, check_ledger, proof_of, publish
@@ -92,8 +93,11 @@ def _run_local(job: Job, progress: Wanted, slave_count: int | None, complete_rep
     with MasterHost(job, progress) as role_host:
         opened = time.monotonic()
         gateway = role_host.gateway
-        load_gateway_kernels(job.config, gateway.layouts, gateway.progress.compiling)
-        load_slave_kernels(job.config, gateway.layouts, gateway.progress.compiling)
+        if gateway.instances is None:
+            load_gateway_kernels(job.config, gateway.layouts, gateway.progress.compiling)
+            load_slave_kernels(job.config, gateway.layouts, gateway.progress.compiling)
+        else:
+            load_plan_kernels(gateway.instances, gateway.progress.compiling)
         _LOG.debug("sources opened in %.3f s, kernels loaded in %.3f s", opened - started, time.monotonic() - opened)
         clock = RunClock()
         with role_host.make_collector(clock) as collector, stop_signals(job) as stop_wanted:
@@ -125,15 +129,18 @@ def _run_local(job: Job, progress: Wanted, slave_count: int | None, complete_rep
                     prefill_s=None if measured_s is None else measured_s - (first_s or measured_s),
                     machine=machine,
                     columns=role_host.output_columns,
+                    plan=gateway.instances,
                 ),
             )
             if not collector.role.stopped:
                 check_ledger(report)
-                add_warnings(report, job, gateway.sources)  # before the result files are closed, which contain them
+                if gateway.instances is None:
+                    left, right = gateway.sources
+                    add_warnings(report, job, (left, right))  # before the result files are closed, which contain them
                 collector.proof = proof_of(report)
     report["wall_s"] = time.monotonic() - started
     if report["join_s"] > 0:
-        tuples = sum(report["input"][name]["tuples"] for name in ("left", "right"))
+        tuples = sum(stream["tuples"] for stream in report["input"].values())
         report["input_tuples_per_s"] = (tuples - loop.resumed_tuples) / report["join_s"]
     _LOG.debug("joined in %.3f s, %.3f s in all: %s pairs", report["join_s"], report["wall_s"], report["results"]["count"])
     if complete_report is not None:
@@ -251,19 +258,35 @@ class _LocalLoop:
         self._stop = threading.Event()
         config = job.config.fitted_to(slave_count)
         gateway = role_host.gateway
-        self._inboxes = {role: _Inbox() for role in (MASTER, COLLECTOR, *(slave_role(s) for s in range(slave_count)))}
+        self._width = slave_count
+        self._slave_hosts = self._make_slaves(config, clock)  # by thread
+        self.slaves = sorted((host for hosts in self._slave_hosts for host in hosts), key=lambda host: host.role.id)
+        self._inboxes = {role: _Inbox() for role in (MASTER, COLLECTOR)}
         self._inboxes[GATEWAY] = self._inboxes[MASTER]
+        for hosts in self._slave_hosts:
+            self._inboxes |= dict.fromkeys((host.name for host in hosts), _Inbox())
         self._transport = LocalTransport(self._inboxes, MASTER, clock, self._stop, main=True)
         self._main = HostedRoles([role_host, gateway], self._transport)
         role_host.meter = gateway.meter = self.meter
-        slaves = [Slave(SlaveId(s), config, gateway.layouts, where=gateway.where) for s in range(slave_count)]
-        self.slaves = [SlaveHost(slave, config, clock) for slave in slaves]
-        self._others = {
-            host.name: HostedRoles([host], LocalTransport(self._inboxes, host.name, clock, self._stop))
-            for host in (collector, *self.slaves)
-        }
+        threads: list[list[Host]] = [[collector], *(list[Host](hosts) for hosts in self._slave_hosts)]
+        self._others = [
+            HostedRoles(hosts, LocalTransport(self._inboxes, hosts[0].name, clock, self._stop)) for hosts in threads
+        ]
         self.resumed_tuples = 0  # read before this process
         self.restored = self._restore(clock)
+
+    def _make_slaves(self, config: RunConfig, clock: RunClock) -> list[list[SlaveHost]]:
+        """The slaves of each thread: one, or an instance of every stage of a plan."""
+        gateway, count = self.role_host.gateway, self._width
+        checkpointer = self.role_host.checkpointer
+        manifest = None if checkpointer is None else checkpointer.folder.newest()
+        instances = instances_from(self.role_host.job, count, manifest)
+        if instances is None:
+            slaves = [[Slave(SlaveId(s), config, gateway.layouts, where=gateway.where)] for s in range(count)]
+        else:
+            numbers = [range(i, instances.slave_count, count) for i in range(count)]
+            slaves = [[Slave.of_plan(instances, SlaveId(s)) for s in mine] for mine in numbers]
+        return [[SlaveHost(slave, config, clock) for slave in mine] for mine in slaves]
 
     def _saved(self, role: RoleId, item: Any) -> None:
         """Take an event of a background thread, or its exception, for this role."""
@@ -271,10 +294,10 @@ class _LocalLoop:
 
     def _restore(self, clock: RunClock) -> Manifest | None:
         """Make the roles, from the newest checkpoint if there is one; returns its manifest."""
-        role_host, count = self.role_host, len(self.slaves)
+        role_host, count = self.role_host, self._width
         if role_host.checkpointer is None:
             role_host.make(clock, count)
-            self.collector.make(count)
+            self.collector.make(len(self.slaves))
             return None
         folder = role_host.checkpointer.folder
         manifest = folder.newest()
@@ -284,11 +307,13 @@ class _LocalLoop:
         master = role_host.role
         self.resumed_tuples = sum(s.counts.tuples for s in role_host.gateway.role.streams)
         name, owner = role_host.checkpointer.manifest_name, master.controller.map.owner.tolist()
-        self.collector.make(count, name, self._saved)
+        self.collector.make(len(self.slaves), name, self._saved)
         try:
             for host in self.slaves:
                 saved = partial(self._saved, host.name)
-                host.checkpointer = SlaveCheckpointer(folder.path, folder.incarnation, host.role, master.config, saved)
+                stage, instances = host.role.stage, role_host.gateway.instances
+                config = master.config if stage is None or instances is None else instances.config_of(host.role.id)
+                host.checkpointer = SlaveCheckpointer(folder.path, folder.incarnation, host.role, config, saved)
                 host.checkpointer.restore(name, owner, list(master.controller.active))
         except BaseException:
             self._close_logs()
@@ -303,9 +328,9 @@ class _LocalLoop:
     def run(self) -> None:
         """Run the master until every role has ended. Raises the exception of any role."""
         to_main = self._inboxes[MASTER]
-        threads = [_RoleThread("collector", self._others[COLLECTOR].run, to_main)]
-        for host in self.slaves:
-            threads.append(_RoleThread(f"slave {host.role.id}", partial(_run_slave, host, self._others[host.name]), to_main))
+        threads = [_RoleThread("collector", self._others[0].run, to_main)]
+        for i, (hosts, roles) in enumerate(zip(self._slave_hosts, self._others[1:], strict=True)):
+            threads.append(_RoleThread(f"slave {i}", partial(_run_slaves, hosts, roles), to_main))
         self._transport.running = len(threads)
         try:
             for thread in threads:
@@ -318,9 +343,10 @@ class _LocalLoop:
                     thread.join()
 
 
-def _run_slave(host: SlaveHost, roles: HostedRoles) -> None:
+def _run_slaves(hosts: Sequence[SlaveHost], roles: HostedRoles) -> None:
     try:
         roles.run()
     finally:
-        if host.checkpointer is not None:
-            host.checkpointer.close()
+        for host in hosts:
+            if host.checkpointer is not None:
+                host.checkpointer.close()

@@ -12,22 +12,40 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numba.core.event import Event, Listener, install_listener
 
+from swjoin.cluster.gateway.feeds import Feeds
 from swjoin.cluster.gateway.gateway import Gateway
+from swjoin.cluster.instances import Instances
 from swjoin.cluster.messages import EpochPlan
-from swjoin.cluster.role import GATEWAY, MASTER, BatchRead, Received, SourceEnded, WorkDue
+from swjoin.cluster.role import (
+    GATEWAY,
+    MASTER,
+    BatchRead,
+    Received,
+    Role,
+    RoleId,
+    Send,
+    SourceEnded,
+    WorkDue,
+    slave_role,
+)
 from swjoin.cluster.slave.slave import Slave
 from swjoin.cluster.wire import pack_delivery, unpack_delivery
 from swjoin.config.run import MeasureConfig, NodesConfig, OverloadConfig, ReorganizationConfig, RunConfig, TimeConfig
 from swjoin.core.batch import PayloadRows, RowLayout, SourceBatch, TupleBatch
+from swjoin.core.columns import Columns, type_named
 from swjoin.core.data_messages import Delivery
 from swjoin.core.ids import END_OF_TIME_US, EpochIndex, QueryId, SlaveId
 from swjoin.core.kernel_cache import stored_kernels
+from swjoin.core.pair_columns import rebuilt
+from swjoin.core.row_codec import storage
 from swjoin.core.sequence_numbers import wire_layouts
+from swjoin.plan.logical import Source
 from swjoin.state.payload_store import PAGE_ROWS
 
 _LOG = logging.getLogger(__name__)
@@ -127,3 +145,45 @@ def load_slave_kernels(
         slave.handle(Received(GATEWAY, unpack_delivery(pack_delivery(delivery))), 0)
         while not slave.finished:
             slave.handle(WorkDue(), 0)
+
+
+def load_plan_kernels(instances: Instances, on_compile: Callable[[int], object] | None = None) -> None:
+    """Run a plan over two rows of every source, with one instance of each stage."""
+    with report_compilations(on_compile):
+        config = _alone(instances.config)
+        relaxed = dataclasses.replace(config, time=TimeConfig("event", 1_000_000, "drop"), pace="asap")
+        small = Instances.of(instances.logical, relaxed, 1)
+        count = small.slave_count
+        gateway = Gateway(small.config_of_gateway, count, (None, None), feeds=Feeds(small))
+        roles: dict[RoleId, Role] = {GATEWAY: gateway}
+        roles |= {slave_role(s): Slave.of_plan(small, SlaveId(s)) for s in range(count)}
+        mail = deque((GATEWAY, effect) for effect in gateway.start())
+        plan = EpochPlan(0, tuple(range(count)), everything=True, last=True)
+        for stream, source in enumerate(small.stages.sources):
+            two = _two_rows_of(source, small.columns.read[source.name])
+            mail += [(GATEWAY, effect) for effect in gateway.handle(BatchRead(stream, two), 0)]
+            mail += [(GATEWAY, effect) for effect in gateway.handle(SourceEnded(stream), 0)]
+        mail += [(GATEWAY, effect) for effect in gateway.handle(Received(MASTER, plan), 0)]
+        while not all(role.finished for role in roles.values()):
+            while mail:
+                sender, effect = mail.popleft()
+                if isinstance(effect, Send) and effect.to in roles:
+                    mail += [(effect.to, e) for e in roles[effect.to].handle(Received(sender, effect.message), 0)]
+            for name, role in roles.items():
+                if isinstance(role, Slave) and role.has_work:
+                    mail += [(name, effect) for effect in role.handle(WorkDue(), 0)]
+
+
+def _two_rows_of(source: Source, names: Sequence[str]) -> SourceBatch:
+    """Equal rows of a plan's source."""
+    import pyarrow as pa
+
+    two, arrays = np.zeros(2, np.int64), []
+    for name in names:
+        kind = storage(type_named(dict(source.columns)[name]))
+        try:
+            arrays.append(rebuilt(two, kind))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # binary: without a value is enough
+            arrays.append(pa.nulls(2, kind))
+    columns = Columns(pa.RecordBatch.from_arrays(arrays, list(names)))
+    return SourceBatch(two, two, two.astype(np.uint64), None, None, None, columns)

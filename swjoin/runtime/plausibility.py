@@ -27,7 +27,7 @@ from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, U64, SourceBatch, 
 from swjoin.core.errors import ImplausibleWarning, SwjoinError
 from swjoin.core.join_semantics import Bounds, mix64
 from swjoin.core.ledger import StreamCounts
-from swjoin.runtime.run_report import iso_text, ledger_of
+from swjoin.runtime.run_report import input_names, iso_text, ledger_of
 
 if TYPE_CHECKING:
     from swjoin.connectors.source import Source
@@ -150,9 +150,10 @@ def range_texts(counts: Sequence[StreamCounts]) -> list[str]:
 
 def report_ranges(report: dict[str, Any]) -> list[tuple[str, str]]:
     """(stream, its first and last time) from run.json."""
-    found = [report["input"][name] for name in STREAM_NAMES]
+    names = input_names(report)
+    found = [report["input"][name] for name in names]
     counts = [StreamCounts(earliest_us=f.get("earliest_us"), latest_us=f.get("latest_us")) for f in found]
-    return list(zip(STREAM_NAMES, range_texts(counts), strict=True))
+    return list(zip(names, range_texts(counts), strict=True))
 
 
 # ---------------------------------------------------------------- warnings from counts and time ranges
@@ -250,7 +251,7 @@ def key_text(keys: KeyEncoder, stream: int, key: int) -> str:
     """A key as text, from its code."""
     import pyarrow as pa
 
-    from swjoin.connectors.output_columns import rebuilt
+    from swjoin.core.pair_columns import rebuilt
 
     if not keys.native:
         return repr(keys.dictionary.text(key))

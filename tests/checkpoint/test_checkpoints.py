@@ -431,10 +431,10 @@ def test_a_corrupt_checkpoint_is_refused_with_its_place(what: str, how: str, sto
 
 def test_a_checkpoint_of_an_older_format_is_refused(stopped: tuple[Any, Path], swjoin: Any) -> None:
     newest = CheckpointStore(stopped[1] / "checkpoints", {}).manifests()[-1]
-    newest.write_text(json.dumps({**json.loads(newest.read_text()), "format": 6}))
+    newest.write_text(json.dumps({**json.loads(newest.read_text()), "format": 7}))
     outcome = swjoin("run", "--resume", stopped[1])
     assert (outcome.code, len(outcome.err)) == (2, 1)
-    assert f"{newest.name}: a checkpoint of format 6; this version reads format 7: resume with the version" in outcome.err[0]
+    assert f"{newest.name}: a checkpoint of format 7; this version reads format 8: resume with the version" in outcome.err[0]
 
 
 def test_records_come_back_or_are_refused(tmp_path: Path) -> None:

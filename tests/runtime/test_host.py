@@ -170,6 +170,6 @@ def test_events_for_another_role_are_refused() -> None:
 def test_ranks_of_roles() -> None:
     roles = (MASTER, GATEWAY, COLLECTOR, slave_role(0), slave_role(7))
     assert len(set(roles)) == 5
-    assert [rank_of(role) for role in roles] == [0, 0, 1, 2, 9]
+    assert [rank_of(role, 8) for role in roles] == [0, 0, 1, 2, 9]
     assert [is_slave(role) for role in roles] == [False, False, False, True, True]
     assert slave_of(slave_role(7)) == 7

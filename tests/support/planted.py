@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from swjoin.core.errors import SwjoinError
 from swjoin.runtime.simulator.result import SimulationError
@@ -12,11 +13,17 @@ from tests.tools.random_runs import run_simulated
 def complaints(seeds: Iterable[int], enough: int) -> int:
     """Of the scenarios with these seeds, until that is enough."""
     found = 0
+    for _ in texts(seeds, run_simulated):
+        found += 1
+        if found == enough:
+            break
+    return found
+
+
+def texts(seeds: Iterable[int], run: Callable[[int], Any]) -> Iterator[str]:
+    """The complaints of the runs of these seeds."""
     for seed in seeds:
         try:
-            run_simulated(seed)
-        except (SimulationError, SwjoinError):
-            found += 1
-            if found == enough:
-                break
-    return found
+            run(seed)
+        except (SimulationError, SwjoinError) as error:
+            yield str(error)

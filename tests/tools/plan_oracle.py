@@ -59,8 +59,14 @@ def union_rows(index: int, rows: Sequence[Row]) -> list[Row]:
     return [Row(mix64(index * GOLDEN + row.id), row.ts, row.values) for row in rows]
 
 
-def join_rows(join: IntervalJoin, schemas: Sequence[Schema], lefts: Sequence[Row], rights: Sequence[Row]) -> list[Row]:
-    """Rows of a join of these rows. A null in any key column matches nothing."""
+class TooManyRowsError(Exception):
+    """A node has more rows than are wanted."""
+
+
+def join_rows(
+    join: IntervalJoin, schemas: Sequence[Schema], lefts: Sequence[Row], rights: Sequence[Row], most: int | None = None
+) -> list[Row]:
+    """Rows of a join of these rows. A null in any key column matches nothing. TooManyRowsError for more than `most` pairs."""
     bounds, kind = join.semantics.bounds, JOIN_KINDS[join.semantics.how]
     assert join.semantics.where is None
     assert not bounds.count_windows
@@ -82,25 +88,28 @@ def join_rows(join: IntervalJoin, schemas: Sequence[Schema], lefts: Sequence[Row
         digest = pair_id(*(MISSING if parent is None else parent for parent in parents))
         return Row(digest, ts, tuple(values), parents, tuple(partners))
 
-    matches = [
-        (i, j)
-        for i, left in enumerate(lefts)
-        for j, right in enumerate(rights)
-        if None not in key(0, left)
-        and key(0, left) == key(1, right)
-        and bounds.lower_us <= right.ts - left.ts <= bounds.upper_us
-    ]
+    matches: list[tuple[int, int]] = []
+    keys = [key(1, right) for right in rights]
+    for i, left in enumerate(lefts):
+        mine = key(0, left)
+        if None not in mine:
+            near = ((j, right.ts - left.ts) for j, right in enumerate(rights) if keys[j] == mine)
+            matches += [(i, j) for j, difference in near if bounds.lower_us <= difference <= bounds.upper_us]
+        if most is not None and len(matches) > most and kind.pairs:
+            raise TooManyRowsError(f"{join.name}: more than {most} pairs")
     out = [made(lefts[i], rights[j]) for i, j in matches] if kind.pairs else []
     matched = {i for i, _ in matches}, {j for _, j in matches}
-    partners = {i: [rights[j].id for k, j in matches if k == i] for i in matched[0]}
+    partners: dict[int, list[int]] = {i: [] for i in matched[0]}
+    for i, j in matches:
+        partners[i].append(rights[j].id)
     out += [made(lefts[i], None, partners[i]) for i in sorted(matched[0])] if kind.first else []
     out += [made(row, None) for i, row in enumerate(lefts) if i not in matched[0]] if kind.unmatched[0] else []
     out += [made(None, row) for j, row in enumerate(rights) if j not in matched[1]] if kind.unmatched[1] else []
     return out
 
 
-def evaluate(plan: LogicalPlan, sources: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
-    """The rows of every node."""
+def evaluate(plan: LogicalPlan, sources: Mapping[str, Sequence[Row]], most: int | None = None) -> dict[str, list[Row]]:
+    """The rows of every node. TooManyRowsError as soon as one has more than `most`."""
     found: dict[str, list[Row]] = {}
     for node in plan.ordered:
         match node:
@@ -108,11 +117,13 @@ def evaluate(plan: LogicalPlan, sources: Mapping[str, Sequence[Row]]) -> dict[st
                 found[node.name] = list(sources[node.name])
             case IntervalJoin():
                 schemas = [plan.schema(name) for name in node.inputs]
-                found[node.name] = join_rows(node, schemas, found[node.left], found[node.right])
+                found[node.name] = join_rows(node, schemas, found[node.left], found[node.right], most)
             case Union():
                 found[node.name] = [row for i, name in enumerate(node.inputs) for row in union_rows(i, found[name])]
             case Result():
                 found[node.name] = found[node.input]
+        if most is not None and len(found[node.name]) > most:
+            raise TooManyRowsError(f"{node.name}: {len(found[node.name])} rows")
     return found
 
 

@@ -108,11 +108,17 @@ def mapped_of(pid: int) -> Mapped | None:
 class LaunchedRun:
     """One `swjoin run`, its processes, and its output."""
 
-    def __init__(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
-        """environment: added to that of this process."""
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        module: Sequence[str] = ("swjoin", "run"),
+    ) -> None:
+        """environment: added to that of this process. module: that Python runs, and its first arguments."""
         self._log = log
         with log.open("w") as out:
-            command = [sys.executable, "-m", "swjoin", "run", *arguments]
+            command = [sys.executable, "-m", *module, *arguments]
             ours = {**os.environ, **(environment or {})}
             self.process = subprocess.Popen(command, stdout=out, stderr=out, env=ours, start_new_session=True)
 

@@ -52,7 +52,7 @@ class ArrivalSequence:
         """Count of numbered tuples of both streams."""
         return sum(self.placed)
 
-    def place(self, streams: tuple[StreamIntake, StreamIntake]) -> Iterator[tuple[int, TupleBatch]]:
+    def place(self, streams: tuple[StreamIntake, ...]) -> Iterator[tuple[int, TupleBatch]]:
         """(stream, numbered tuples in time order) of both streams; tuples whose order is not final stay in the intake."""
         left = streams[LEFT].take_certain(streams[RIGHT].watermark_us, equal=True)
         right = streams[RIGHT].take_certain(streams[LEFT].watermark_us, equal=False)
@@ -144,7 +144,7 @@ class ArrivalSequence:
 
 
 def released(
-    wanted: Iterable[StreamIntake], order: ArrivalSequence | None, streams: tuple[StreamIntake, StreamIntake]
+    wanted: Iterable[StreamIntake], order: ArrivalSequence | None, streams: tuple[StreamIntake, ...]
 ) -> Iterator[tuple[int, TupleBatch]]:
     """(stream, tuples in time order) of the wanted streams, ready to be partitioned; with an order, of both streams."""
     if order is not None:

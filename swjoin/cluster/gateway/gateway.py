@@ -22,8 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from swjoin.cluster.exchange import EpochHeader
 from swjoin.cluster.gateway.arrival_sequence import ArrivalSequence, released
 from swjoin.cluster.gateway.deferral import defer_full_slaves
+from swjoin.cluster.gateway.feeds import Feeds
 from swjoin.cluster.gateway.ingress import Ingress, ingress_of
 from swjoin.cluster.gateway.intake import take_null_keys
 from swjoin.cluster.gateway.mini_buffers import Order
@@ -39,6 +41,7 @@ from swjoin.cluster.messages import (
     EpochClosed,
     EpochPlan,
     EpochWanted,
+    Granted,
     GroupMoved,
     MeasuringStarted,
     Message,
@@ -72,13 +75,13 @@ from swjoin.cluster.role import (
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, RowLayout, StoredBatch, TupleBatch, in_memory
 from swjoin.core.data_messages import RunEvent
-from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, QueryId, SlaveId
+from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, SlaveId
 from swjoin.policy.epochs import next_exchange_us, slot_end_us, slots_ended, slots_to_skip, sub_group_of
 from swjoin.policy.placement import round_robin
 from swjoin.routing.hash_partition import GroupMap, HashPartition
 
 SLOT = "slot"  # the timer of the end of a slot
-_Closing = tuple[int, tuple[int, int], int | None]  # of a slot: deliver below this time, watermarks, start of the time axis
+_Closing = tuple[int, tuple[int, ...], int | None]  # of a slot: deliver below this time, watermarks, start of the time axis
 
 
 class Gateway:
@@ -91,12 +94,15 @@ class Gateway:
         layouts: tuple[RowLayout | None, RowLayout | None],
         ingress: Ingress | None = None,
         store: Store | None = None,
+        feeds: Feeds | None = None,
     ) -> None:
-        """ingress: intakes and mini-buffers to use instead of those for tuples. store: spills tuples to disk."""
+        """ingress: intakes and mini-buffers to use instead of those for tuples. store: spills tuples to disk. feeds: edges to
+        the stages of a plan."""
         self.config = config
         self.slave_count = slave_count
         self.active = [SlaveId(s) for s in range(config.reorganization.active_slaves or slave_count)]
-        ingress = ingress or ingress_of(config, layouts)
+        self.feeds = feeds
+        ingress = ingress or (ingress_of(config, layouts) if feeds is None else feeds.ingress())
         group_map = GroupMap(round_robin(config.cluster.partition_count, len(self.active)))
         self.streams, self.buffers = ingress.streams, ingress.buffers(HashPartition(group_map, slave_count))
         self.order = ArrivalSequence.of(config.query)
@@ -105,7 +111,6 @@ class Gateway:
         self.peak_buffer_bytes = 0
         self.peak_pending_tuples = 0  # arrived and not delivered
         self._epoch_us = config.cluster.distribution_epoch_us
-        self._sub_groups = config.cluster.sub_group_count
         self._realtime = config.pace == "realtime"
         self.outbox = Outbox(slave_count)
         self._sub_group = self._sub_groups - 1  # of the slot closed last
@@ -130,6 +135,10 @@ class Gateway:
         return SetTimer(SLOT, next_exchange_us(now_us, self.slot_us))
 
     @property
+    def _sub_groups(self) -> int:
+        return self.config.cluster.sub_group_count
+
+    @property
     def slot_us(self) -> int:
         """Length of a slot on the run's clock; 0 in asap pace."""
         return max(1, self._epoch_us // self._sub_groups) if self._realtime else 0
@@ -152,13 +161,15 @@ class Gateway:
                 self._collect(stream)
             case SourceIdle(stream):
                 self.reading.become_idle(stream)
-                self._note(now_us, "idle", text=STREAM_NAMES[stream])
+                self._note(now_us, "idle", text=self.streams[stream].name)
                 self._collect(stream)
             case SourceResumed(stream):
                 self.reading.stream_resumed(stream)
-                self._note(now_us, "speaks", text=STREAM_NAMES[stream])
+                self._note(now_us, "speaks", text=self.streams[stream].name)
             case Received(sender, Report(occupancy_ratio)):
                 self.outbox.report(slave_of(sender), occupancy_ratio)
+            case Received(sender, Granted() as credit) if self.feeds is not None:
+                effects += self.feeds.granted(sender, credit)
             case Received(message=MeasuringStarted(clock_us)):
                 return self._start_measuring(clock_us)
             case Received(message=message):
@@ -176,6 +187,8 @@ class Gateway:
         match message:
             case EpochPlan():
                 self._begin_epoch(message, now_us)
+            case GroupMoved() if self.feeds is not None:
+                pass  # it was routed to its consumer at once
             case GroupMoved(number, state_bytes):
                 move = self.state.moving.end(number)
                 router = HashPartition(self.buffers.router.map.moved(move.group, move.consumer), self.slave_count)
@@ -206,7 +219,7 @@ class Gateway:
         if self.state.in_prefill and not self._prefill.reported and self._prefill_joined():
             self._prefill.reported = True
             effects.append(Send(MASTER, PrefillJoined()))
-        if self._plan.last and self.state.closed and not self.outbox and not self.finished:
+        if self._plan.last and self.state.closed and self._delivered and not self.finished:
             self.finished = True
             effects.append(Finish())
         if not self.state.in_prefill:
@@ -217,7 +230,7 @@ class Gateway:
         unknown = self._realtime and self.reading.origin_us is None  # no slot can be closed before the origin is known
         wanted = None
         if unknown or not self.state.stopping:
-            delivering = bool(self.buffers.tuples or self.outbox)
+            delivering = bool(self.buffers.tuples or self._delivers)
             wanted = self.reading.next_stream(self._next_end_us, mid_epoch=self._mid_epoch, delivering=delivering)
         if wanted is not None:
             self.reading.pending = wanted
@@ -271,7 +284,17 @@ class Gateway:
 
     @property
     def _may_close(self) -> bool:
-        return not (self.outbox or self.state.closed or self._closing)
+        return not (self._delivers or self.state.closed or self._closing)
+
+    @property
+    def _delivers(self) -> bool:
+        """Whether deliveries wait for their receivers."""
+        return bool(self.outbox) if self.feeds is None else self.feeds.outlet.waits
+
+    @property
+    def _delivered(self) -> bool:
+        """Whether all deliveries have left; those of a plan have been worked on, too, so that no credit is on its way."""
+        return not self.outbox if self.feeds is None else self.feeds.outlet.idle
 
     def _close_slot(self, now_us: int) -> bool:
         """Close the current slot if it has ended: its deliveries wait in `outbox`, or it waits for the plan of its epoch."""
@@ -305,7 +328,7 @@ class Gateway:
             return False
         self._slots_closed += slots_to_skip(self._slots_closed, due, self._sub_groups) + 1
         if origin is None:
-            self._closing = END_OF_TIME_US, (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US), 0
+            self._closing = END_OF_TIME_US, (BEGIN_OF_TIME_US,) * len(self.streams), 0
             return True
         axis_us = origin + slot_end_us(due - 1, self._epoch_us, self._sub_groups)
         self.overload.advance(axis_us if self.order is None else self.order.total)
@@ -323,11 +346,13 @@ class Gateway:
             self.slots.check_room()
         if self.config.time.model == "arrival":
             times = [t if t == END_OF_TIME_US else t - origin for t in times]
-        self._closing = END_OF_TIME_US, (times[LEFT], times[RIGHT]), origin
+        self._closing = END_OF_TIME_US, tuple(times), origin
         return True
 
     def _all_reported(self) -> bool:
-        """Whether all slaves of the slot have reported their occupancy, as they do in every slot."""
+        """Whether all slaves of the slot have reported their occupancy, as they do in every slot, or take the next epoch."""
+        if self.feeds is not None:
+            return self.feeds.outlet.until_epoch > self.epoch
         sub_group = (self._sub_group + 1) % self._sub_groups
         slaves = self._plan.served if self._mid_epoch else self.active
         return all(s in self.outbox.occupancies for s in slaves if sub_group_of(s, self._sub_groups) == sub_group)
@@ -352,7 +377,8 @@ class Gateway:
         self.epoch, self._plan = EpochIndex(plan.epoch), plan
         self.active = [SlaveId(s) for s in plan.served if s not in plan.inactive]
         self.state.checkpoint_under_way |= plan.checkpoint
-        self.state.moving.begin(plan)
+        if self.feeds is None:
+            self.state.moving.begin(plan)
         self._drain(now_us)
 
     def _make_room(self, slaves: list[SlaveId], rebase_us: int) -> dict[SlaveId, tuple[int, int]]:
@@ -373,9 +399,22 @@ class Gateway:
         self._sub_group = (self._sub_group + 1) % self._sub_groups
         if not self.state.in_prefill:
             self.peak_pending_tuples = max(self.peak_pending_tuples, self.buffers.tuples + self.buffers.held_tuples)
-        plan, by_arrival = self._plan, self.config.time.model == "arrival"
+        plan = self._plan
         if plan.everything:
             below_us = END_OF_TIME_US
+        if self.feeds is None:
+            self._deliver(below_us, (times_us[LEFT], times_us[RIGHT]), rebase_us, now_us)
+        else:
+            times_us = (END_OF_TIME_US,) * len(self.streams) if plan.everything else times_us
+            header = EpochHeader(self.epoch, len(plan.served), plan.generation, plan.checkpoint, plan.last, plan.moves)
+            batches = self.buffers.take_below(below_us, 0, rebase_us=rebase_us)
+            self._effects += self.feeds.deliver(batches, times_us, header)
+        if not self._mid_epoch:
+            self._close_epoch()
+
+    def _deliver(self, below_us: int, times_us: tuple[int, int], rebase_us: int | None, now_us: int) -> None:
+        """Put a delivery to each slave of the slot into the outbox."""
+        plan, by_arrival = self._plan, self.config.time.model == "arrival"
         if self.order is not None:
             times_us = self.order.passed(below_us)
         if plan.everything:
@@ -395,7 +434,7 @@ class Gateway:
                 self._note_move(now_us, "held", move)
             self.outbox.put(
                 tuples.delivery(
-                    Order(QueryId(0), slave, *epoch),
+                    Order(slave, *epoch),
                     (left_us, right_us),
                     (moves_out, moves_in),
                     last=plan.last,
@@ -407,8 +446,6 @@ class Gateway:
             held_us = now_us - move.held_us
             counts = {"tuples": move.released, "state_bytes": move.state_bytes}
             self._note_move(now_us, "released", move, **counts, duration_us=held_us)
-        if not self._mid_epoch:
-            self._close_epoch()
 
     def _close_epoch(self) -> None:
         """After the last slot of the distribution epoch. If it ends with a checkpoint, all deliveries before the cut have been
@@ -426,6 +463,8 @@ class Gateway:
     @property
     def _needed_us(self) -> tuple[int, int]:
         """Times below which a recovery needs no tuple. Slaves without partition-groups need none."""
+        if self.feeds is not None:
+            return BEGIN_OF_TIME_US, BEGIN_OF_TIME_US
         owners = {SlaveId(s) for s in np.unique(self.buffers.router.map.owner).tolist()} | self.state.moving.consumers
         return (self.order or self.config.query).needed_below(self.outbox.least_promised(owners))
 
@@ -444,11 +483,17 @@ class Gateway:
             "streams": [stream.plain_state() for stream in self.streams],
         }
         tuples: dict[str, Sequence[TupleBatch | StoredBatch]] = {}
-        for stream in (LEFT, RIGHT):
-            name = STREAM_NAMES[stream]
+        for stream, intake in enumerate(self.streams):
+            name = self._label(stream)
             tuples[f"{name} buffered"] = self.buffers.pending(stream)
-            tuples |= {f"{name} {what}": batches for what, batches in self.streams[stream].tuples_kept().items()}
+            tuples |= {f"{name} {what}": batches for what, batches in intake.tuples_kept().items()}
+        if self.feeds is not None:
+            plain["edges"] = self.feeds.outlet.ledger.to_plain()
         return Snapshot(plain, tuples)
+
+    def _label(self, stream: int) -> str:
+        """A stream in the names of a snapshot's tuples."""
+        return STREAM_NAMES[stream] if self.feeds is None else f"source {stream}"
 
     def place(self, owner: I64, active: Sequence[int]) -> None:
         """Before `restore`: the owners of partition-groups, and the active slaves. owner: int64 (partition_count,)."""
@@ -457,8 +502,8 @@ class Gateway:
 
     def restore(self, plain: dict[str, Any], tuples: Mapping[str, Sequence[TupleBatch | StoredBatch]]) -> None:
         """Continue a run from a snapshot, in a new gateway. tuples: as in the snapshot. `place` comes first."""
-        for stream in (LEFT, RIGHT):
-            name = STREAM_NAMES[stream]
+        for stream in range(len(self.streams)):
+            name = self._label(stream)
             kept: dict[str, list[TupleBatch]] = {
                 what.removeprefix(f"{name} "): [in_memory(batch) for batch in batches]
                 for what, batches in tuples.items()
@@ -473,7 +518,7 @@ class Gateway:
         """State without streams and buffers, ready for JSON."""
         return {
             "epoch": int(self.epoch),
-            "promised": self.outbox.least_promised(),
+            "promised": self.outbox.least_promised() if self.feeds is None else (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US),
             "epochs_closed": self._slots_closed // self._sub_groups,
             "origin_us": self.reading.origin_us,
             "boundary_us": self.slots.boundary_us,
@@ -490,7 +535,8 @@ class Gateway:
         self.outbox.promised = {
             SlaveId(s): (plain["promised"][LEFT], plain["promised"][RIGHT]) for s in range(self.slave_count)
         }
-        if self._realtime and self.buffers.nbytes + self.buffers.stored_bytes > self.config.module.stream_buffer_bytes:
+        waiting_bytes = self.buffers.nbytes + self.buffers.stored_bytes
+        if self._realtime and self.feeds is None and waiting_bytes > self.config.module.stream_buffer_bytes:
             for slave in range(self.slave_count):  # released to each slave as its stream buffer has room
                 self.buffers.park(SlaveId(slave))
         self.reading.restore(plain["origin_us"])
@@ -506,12 +552,13 @@ class Gateway:
 
     def waiting_tuples(self, stream: int) -> int:
         """Good tuples of a stream that have been read but are in no delivery yet."""
-        return self.streams[stream].waiting_tuples + self.buffers.stream_tuples(stream) + self.outbox.tuples(stream)
+        delivered = self.outbox.tuples(stream) if self.feeds is None else 0
+        return self.streams[stream].waiting_tuples + self.buffers.stream_tuples(stream) + delivered
 
     def summary(self) -> dict[str, Any]:
         """The gateway's part of run.json: its counts, its peaks, count and bytes of moves and quantiles of their hold-back."""
         counts = {
-            field: {name: getattr(self.streams[i].counts, field) for i, name in enumerate(STREAM_NAMES)}
+            field: {stream.name: getattr(stream.counts, field) for stream in self.streams}
             for field in ("tuples", "null_key", "late", "shed", "earliest_us", "latest_us")
         }
         finished = self.state.moving.finished
@@ -519,6 +566,7 @@ class Gateway:
         quantiles = {f"p{q}": float(np.quantile(hold_backs_s, q / 100)) if len(hold_backs_s) else None for q in (50, 99)}
         return {
             "counts": counts,
+            "edges": {} if self.feeds is None else self.feeds.outlet.ledger.to_plain(),
             "peak_buffer_bytes": self.peak_buffer_bytes,
             "peak_pending_tuples": self.peak_pending_tuples,
             "streams_ended_us": self.streams_ended_us,
@@ -536,3 +584,5 @@ class Gateway:
         for intake in self.streams:
             intake.validate()
         self.outbox.validate()
+        if self.feeds is not None:
+            self.feeds.outlet.validate()

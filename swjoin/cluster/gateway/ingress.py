@@ -1,4 +1,4 @@
-"""The master's ingress: one intake per stream and the mini-buffers they feed.
+"""A gateway's ingress: one intake per stream and the mini-buffers they feed.
 
 What: `Ingress`, `ingress_of`.
 Why: the ingress is injected into the master and the API's engine, so that the forecast can substitute its model.
@@ -21,7 +21,7 @@ from swjoin.routing.hash_partition import HashPartition
 class Ingress:
     """buffers: factory of the mini-buffers for a given ownership of partition-groups."""
 
-    streams: tuple[StreamIntake, StreamIntake]
+    streams: tuple[StreamIntake, ...]
     buffers: Callable[[HashPartition], MiniBuffers]
 
 

@@ -34,8 +34,8 @@ class LateRowError(UserError):
     """Late policy `error`: a row without a time (no_time) or past the declared bound. The runtime adds file and row from
     `row_id`."""
 
-    def __init__(self, stream: int, row_id: int, problem: Text, remedy: Text, *, no_time: bool = False) -> None:
-        super().__init__(problem, subject=f"{STREAM_NAMES[stream]}, row id {row_id}", remedy=remedy)
+    def __init__(self, stream: int, row_id: int, problem: Text, remedy: Text, *, no_time: bool = False, name: str = "") -> None:
+        super().__init__(problem, subject=f"{name or STREAM_NAMES[stream]}, row id {row_id}", remedy=remedy)
         self.stream, self.row_id, self.no_time = stream, row_id, no_time
 
     def at(self, location: str) -> LateRowError:
@@ -92,8 +92,11 @@ class StreamIntake:
     only the clock).
     """
 
-    def __init__(self, stream: int, time: TimeConfig, keeps_null_keys: bool = False, *, live: bool = False) -> None:
+    def __init__(
+        self, stream: int, time: TimeConfig, keeps_null_keys: bool = False, *, live: bool = False, name: str = ""
+    ) -> None:
         self.stream = stream
+        self.name = name or STREAM_NAMES[stream]
         self.live = live
         self.time = time
         self._keeps_null_keys = keeps_null_keys
@@ -161,14 +164,15 @@ class StreamIntake:
         times = stamps if self.time.model == "arrival" else batch.ts
         if null_keys and self._keeps_null_keys:
             self._keep_null_keys(batch, times, verdict)
-        rows = batch.rows
+        rows, columns = batch.rows, batch.columns
         key, ts, ids = batch.key, times, batch.id
         if null_keys or late:
             keep = np.flatnonzero(verdict == GOOD)
             key, ts, ids, stamps = key[keep], ts[keep], ids[keep], stamps[keep]
             rows = None if rows is None else rows.take(keep)
+            columns = None if columns is None else columns.take(keep)
         if len(key):
-            self._arriving.append(TupleBatch(key, ts, ids, stamps, rows))
+            self._arriving.append(TupleBatch(key, ts, ids, stamps, rows, columns))
         return side_rows
 
     def _extend_range(self, batch: SourceBatch, least_us: int, *, rises: bool, regular: bool) -> None:
@@ -216,7 +220,7 @@ class StreamIntake:
         row_id = int(batch.id[index])
         if verdict == NULL_TIME:
             remedy = ("choose ", *LEAVE_OUT, " to leave such rows out")
-            raise LateRowError(self.stream, row_id, "no time", remedy, no_time=True)
+            raise LateRowError(self.stream, row_id, "no time", remedy, no_time=True, name=self.name)
         behind = high_us - int(batch.ts[index])
         declared = setting("max_out_of_order", "time.max_out_of_order", format_duration(behind))
         raise LateRowError(
@@ -225,6 +229,7 @@ class StreamIntake:
             f"its time is {format_duration(behind)} behind an earlier row, more than the declared "
             f"{format_duration(self.time.max_out_of_order_us)}",
             ("sort the input, declare ", declared, " or more, or choose ", *LEAVE_OUT),
+            name=self.name,
         )
 
     def _late_rows(self, batch: SourceBatch, verdict: U8) -> list[tuple[SourceBatch, str]]:
@@ -398,13 +403,13 @@ class StreamIntake:
 
     def validate(self) -> None:
         for batch in self._released:
-            assert (np.diff(batch.ts) >= 0).all(), f"{STREAM_NAMES[self.stream]}: released tuples out of time order"
+            assert (np.diff(batch.ts) >= 0).all(), f"{self.name}: released tuples out of time order"
         counts = self.counts
-        assert counts.null_key + counts.late <= counts.tuples, f"{STREAM_NAMES[self.stream]}: more rows refused than read"
+        assert counts.null_key + counts.late <= counts.tuples, f"{self.name}: more rows refused than read"
 
 
 def take_null_keys(
-    streams: tuple[StreamIntake, StreamIntake], rebase_us: int = 0, *, count_windows: bool = False
+    streams: tuple[StreamIntake, ...], rebase_us: int = 0, *, count_windows: bool = False
 ) -> tuple[TupleBatch, TupleBatch]:
     """`StreamIntake.take_null_keys` of both streams. count_windows: in the layout of tuples with sequence numbers."""
     left, right = (stream.take_null_keys(rebase_us) for stream in streams)

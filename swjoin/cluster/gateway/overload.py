@@ -37,7 +37,7 @@ class Overload:
     def __init__(
         self,
         config: RunConfig,
-        streams: tuple[StreamIntake, StreamIntake],
+        streams: tuple[StreamIntake, ...],
         buffers: MiniBuffers,
         slots: Slots,
         note: Callable[..., None],

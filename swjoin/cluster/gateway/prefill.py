@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from swjoin.cluster.gateway.intake import StreamIntake
 
-Intakes = tuple[StreamIntake, StreamIntake]
+Intakes = tuple[StreamIntake, ...]
 
 
 class Prefill:

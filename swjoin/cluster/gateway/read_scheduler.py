@@ -24,7 +24,7 @@ class ReadScheduler:
     def __init__(
         self,
         config: RunConfig,
-        streams: tuple[StreamIntake, StreamIntake],
+        streams: tuple[StreamIntake, ...],
         slots: Slots,
         overload: Overload,
         prefill: Prefill,
@@ -44,7 +44,7 @@ class ReadScheduler:
 
     @property
     def origin_us(self) -> int | None:
-        """Start of the time axis: the lowest first time of both streams; known once each stream has a time, ended or is idle.
+        """Start of the time axis: the lowest first time of all streams; known once each stream has a time, ended or is idle.
 
         Live streams in realtime pace: 0, as their tuples are stamped on the run's clock.
         """
@@ -89,8 +89,10 @@ class ReadScheduler:
     def instead_of(self, stream: int) -> int | None:
         """Live streams: the stream to read when `stream` has no rows, or None. It may be ahead by the window length or
         one second, which bounds the windows while the other has no rows; with arrival times, the clock advances both."""
+        if not self._live:
+            return None
         mine, other = self._streams[stream], self._streams[1 - stream]
-        if not self._live or other.ended or other.idle:
+        if other.ended or other.idle:
             return None
         if self._by_arrival:
             return other.stream
@@ -115,7 +117,7 @@ class ReadScheduler:
             self.pending = None
 
     def carry(self) -> None:
-        """Advance an idle stream to the other's time (asap pace, live streams). In realtime pace the clock advances it."""
-        for mine, other in (self._streams, self._streams[::-1]):
+        """Advance an idle stream to the others' time (asap pace, live streams). In realtime pace the clock advances it."""
+        for mine in self._streams:
             if mine.idle and (self._live or not self._realtime):
-                mine.carry(other.high_us)
+                mine.carry(max(other.high_us for other in self._streams if other is not mine))

@@ -11,7 +11,6 @@ from swjoin.cluster.gateway.intake import StreamIntake
 from swjoin.cluster.gateway.mini_buffers import MiniBuffers
 from swjoin.cluster.gateway.run_state import RunState
 from swjoin.config.run import RunConfig
-from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import RunFailed
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.policy.epochs import EpochSize, boundary_after_us
@@ -23,7 +22,7 @@ class Slots:
     def __init__(
         self,
         config: RunConfig,
-        streams: tuple[StreamIntake, StreamIntake],
+        streams: tuple[StreamIntake, ...],
         buffers: MiniBuffers,
         state: RunState,
     ) -> None:
@@ -70,11 +69,11 @@ class Slots:
             return boundary
         return END_OF_TIME_US if self.full() else None
 
-    def closed(self, end_us: int) -> tuple[int, int]:
-        """Close the slot at `end_us`; returns the watermarks of both streams."""
+    def closed(self, end_us: int) -> tuple[int, ...]:
+        """Close the slot at `end_us`; returns the watermarks of all streams."""
         if end_us < END_OF_TIME_US:
             self.boundary_us = end_us
-        return min(end_us, self._streams[LEFT].watermark_us), min(end_us, self._streams[RIGHT].watermark_us)
+        return tuple(min(end_us, stream.watermark_us) for stream in self._streams)
 
     @property
     def exhausted(self) -> bool:

@@ -52,9 +52,9 @@ class Schedule:
 
 
 class Controller:
-    """Placement, activity and moves of one run. slave_count: all slaves, active or not."""
+    """Placement, activity and moves of one run, or of one stage of a plan. slave_count: all slaves, active or not."""
 
-    def __init__(self, config: RunConfig, slave_count: int) -> None:
+    def __init__(self, config: RunConfig, slave_count: int, stage: int = 0) -> None:
         self.config = config.reorganization
         self.slave_count = slave_count
         self.active = [SlaveId(s) for s in range(self.config.active_slaves or slave_count)]
@@ -62,7 +62,7 @@ class Controller:
         self.movement = Moves()
         self.resize_log: list[dict[str, Any]] = [{"epoch": 0, "time_s": 0.0, "active_slaves": len(self.active)}]
         self.loads = LoadStatistics(slave_count, config.cluster.partition_count, config.module.stream_buffer_bytes)
-        self._random = np.random.default_rng([config.seed & (2**64 - 1), 0x6D6F7665])
+        self._random = np.random.default_rng([config.seed & (2**64 - 1), 0x6D6F7665, *([stage] if stage else [])])
         self._policy = POLICIES.get(self.config.policy)
         self._confirmation = Confirmation(self.config.confirmations)
         t_d = config.cluster.distribution_epoch_us

@@ -9,6 +9,7 @@ Stays out: rows and deliveries (`cluster.gateway`), window state, files, message
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from swjoin.cluster.master.checkpoint_coordinator import Checkpoints
@@ -46,7 +47,7 @@ from swjoin.cluster.role import (
     slave_role,
 )
 from swjoin.config.run import RunConfig
-from swjoin.core.data_messages import MoveEnd
+from swjoin.core.data_messages import MoveEnd, RunEvent
 from swjoin.core.ids import EpochIndex, SlaveId
 
 
@@ -56,17 +57,30 @@ class Master:
     Raises UserError when the configuration needs more slaves than the run has.
     """
 
-    def __init__(self, config: RunConfig, slave_count: int) -> None:
+    def __init__(self, config: RunConfig, slave_count: int, stage_count: int | None = None) -> None:
+        """slave_count: of all stages together. stage_count: of a plan, whose instances all take part in every epoch."""
         config.check_slaves(slave_count)
         self.config = config
         self.slave_count = slave_count
-        self.controller = Controller(config, slave_count)
+        self._of_plan = stage_count is not None
+        self._width = slave_count // (stage_count or 1)
+        self.controllers = [Controller(config, self._width, stage) for stage in range(stage_count or 1)]
         self.checkpoints = Checkpoints(config.checkpoint, slave_count)
         self.epoch = EpochIndex(-1)
         self.phases = Phases(prefill=config.measure.prefill_us > 0)
         self._gateways: tuple[RoleId, ...] = (GATEWAY,)
         self._wanted: dict[RoleId, EpochWanted] = {}  # by gateways that are ready for the next epoch
         self._closed: dict[RoleId, tuple[int, int]] = {}  # by gateways that have closed this epoch: times that they need
+
+    @property
+    def controller(self) -> Controller:
+        """Of the first stage, the only one if two streams are joined."""
+        return self.controllers[0]
+
+    @property
+    def _moves(self) -> bool:
+        """Whether moves are in flight."""
+        return any(controller.moves for controller in self.controllers)
 
     @property
     def finished(self) -> bool:
@@ -91,20 +105,36 @@ class Master:
                 effects = [Send(gateway, StopReading()) for gateway in self._gateways]
             case _:
                 raise UnexpectedEventError("master", event)
-        return effects + [Log(event) for event in self.controller.take_events()]
+        return effects + [Log(event) for event in self._taken_events()]
+
+    def _taken_events(self) -> list[RunEvent]:
+        """Events of all stages; controllers number the slaves of their stage."""
+        events = list(self.controller.take_events())
+        for stage, controller in enumerate(self.controllers[1:], 1):
+            first = stage * self._width
+            for e in controller.take_events():
+                slave, peer = (number + first if number >= 0 else number for number in (e.slave, e.peer))
+                events.append(replace(e, slave=slave, peer=peer))
+        return events
+
+    def _stage_of(self, slave: SlaveId) -> tuple[Controller, SlaveId]:
+        """The controller of a slave's stage, and the slave's number there."""
+        return self.controllers[slave // self._width], SlaveId(slave % self._width)
 
     def _receive(self, sender: RoleId, message: Message, now_us: int) -> list[Effect]:
         match message:
             case LoadReport(occupancy_ratio, loads):
                 if not self.phases.in_prefill:
-                    self.controller.loads.sample(slave_of(sender), occupancy_ratio, loads)
+                    controller, slave = self._stage_of(slave_of(sender))
+                    controller.loads.sample(slave, occupancy_ratio, loads)
                 return []
             case EpochWanted():
                 return self._want(sender, message, now_us)
             case EpochClosed():
                 return self._close(sender, message)
             case MoveEnd():
-                move = self.controller.acknowledge(message, now_us)
+                controller, slave = self._stage_of(message.slave)
+                move = controller.acknowledge(replace(message, slave=slave), now_us)
                 return [] if move is None else self._to_gateways(GroupMoved(move.number, move.state_bytes))
             case PartSaved():
                 return self.checkpoints.saved(message)
@@ -123,14 +153,14 @@ class Master:
         assert wanted.epoch == self.epoch + 1, f"master: epoch {wanted.epoch} is wanted after epoch {self.epoch}"
         self._wanted[gateway] = wanted
         loads = self.controller.loads
-        for slave, fed_bytes in enumerate(wanted.fed_bytes):
+        for slave, fed_bytes in enumerate(wanted.fed_bytes[: self._width]):
             loads.delivered(SlaveId(slave), fed_bytes)
         if len(self._wanted) < len(self._gateways):
             return []
         parked = [w.parked_bytes for w in self._wanted.values()]
         loads.parked_bytes = {SlaveId(s): sum(column) for s, column in enumerate(zip(*parked, strict=True)) if any(column)}
         exhausted = all(w.exhausted for w in self._wanted.values())
-        everything = all(w.everything for w in self._wanted.values()) and not self.controller.moves
+        everything = all(w.everything for w in self._wanted.values()) and not self._moves
         self._wanted.clear()
         return self._to_gateways(self._plan_epoch(now_us, exhausted=exhausted, everything=everything))
 
@@ -140,9 +170,11 @@ class Master:
         prefill = self.phases.in_prefill
         last = everything and self.checkpoints.run_may_end
         due = not prefill and not last and self.checkpoints.due(self.epoch, now_us, everything=everything)
-        checkpoint = due and not self.controller.moves
+        checkpoint = due and not self._moves
         still = due or self.checkpoints.being_joined
-        inactive = self.controller.begin_epoch(self.epoch, now_us, ending=exhausted or prefill, still=still)
+        ending = exhausted or prefill
+        resting = [c.begin_epoch(self.epoch, now_us, ending=ending, still=still) for c in self.controllers]
+        inactive = [] if self._of_plan else resting[0]
         generation = self.checkpoints.generation
         if last:
             self.phases.enter(Phase.LAST_EPOCH)
@@ -150,14 +182,20 @@ class Master:
             self.phases.enter(Phase.CHECKPOINTING)
             self.checkpoints.begin(self.epoch, now_us, everything=everything)
         else:
+            moves = tuple(
+                (m.number, m.group, m.supplier + stage * self._width, m.consumer + stage * self._width)
+                for stage, controller in enumerate(self.controllers)
+                for m in controller.movement.take_new()
+            )
+            if self._of_plan:
+                return EpochPlan(self.epoch, tuple(range(self.slave_count)), generation=generation, moves=moves)
             served = tuple(sorted([*self.controller.active, *inactive]))
-            moves = tuple((m.number, m.group, m.supplier, m.consumer) for m in self.controller.movement.take_new())
             return EpochPlan(self.epoch, served, tuple(inactive), generation=generation, moves=moves)
         slaves = tuple(range(self.slave_count))  # inactive ones too, to end them or to get their part
         return EpochPlan(
             self.epoch,
             slaves,
-            tuple(s for s in slaves if checkpoint and s not in self.controller.active),
+            tuple(s for s in slaves if checkpoint and not self._of_plan and s not in self.controller.active),
             everything=everything,
             last=last,
             generation=generation,
@@ -203,14 +241,15 @@ class Master:
 
     def snapshot(self) -> Snapshot:
         """The master's state between two distribution epochs, with no move in flight."""
-        assert not self.controller.moves, "a snapshot in the middle of a state movement"
+        assert not self._moves, "a snapshot in the middle of a state movement"
         master = {
             "epoch": int(self.epoch),
             "generation": self.checkpoints.generation,
             "completed": self.checkpoints.completed,
             "all_held": self.checkpoints.covers_run,
         }
-        return Snapshot({"master": master, "controller": self.controller.plain_state()})
+        first, *more = [controller.plain_state() for controller in self.controllers]
+        return Snapshot({"master": master, "controller": first, **({"more_stages": more} if more else {})})
 
     def restore(self, plain: dict[str, Any], now_us: int) -> None:
         """Continue a run from a snapshot, in a new master.
@@ -218,7 +257,8 @@ class Master:
         With as many slaves as before, every partition-group goes to the slave of the same number; with another number of
         slaves, partition-groups are placed again.
         """
-        self.controller.restore(plain["controller"], now_us)
+        for controller, state in zip(self.controllers, [plain["controller"], *plain.get("more_stages", [])], strict=True):
+            controller.restore(state, now_us)
         master = plain["master"]
         self.epoch = EpochIndex(master["epoch"])
         self.checkpoints.restore(master["generation"], master["epoch"], now_us, master["completed"] + 1)
@@ -235,5 +275,6 @@ class Master:
         }
 
     def validate(self) -> None:
-        self.controller.validate()
+        for controller in self.controllers:
+            controller.validate()
         self.checkpoints.validate()

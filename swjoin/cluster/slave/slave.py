@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
 
-from swjoin.cluster.messages import CheckpointDurable, LoadReport, MeasuringStarted, PartSaved, Report, StateRequest
+from swjoin.cluster.instances import Instances
+from swjoin.cluster.messages import CheckpointDurable, Granted, LoadReport, MeasuringStarted, PartSaved, Report, StateRequest
 from swjoin.cluster.role import (
     COLLECTOR,
     GATEWAY,
@@ -27,6 +28,7 @@ from swjoin.cluster.role import (
     Finish,
     Received,
     RestartClock,
+    RoleId,
     SavePart,
     Send,
     SetTimer,
@@ -36,6 +38,7 @@ from swjoin.cluster.role import (
     UnexpectedEventError,
     WorkDue,
 )
+from swjoin.cluster.slave.stage import StageInstance
 from swjoin.cluster.slave.state_mover import StateMover
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, RowLayout
@@ -71,6 +74,9 @@ MOST_DELIVERIES = 64  # in the stream buffer, most of them empty; then the maste
 _TUPLE_NS, _COMPARISON_NS, _PAIR_NS = 30.0, 0.007, 8.0  # nominal work: only ratios matter, to compare partition-groups
 
 
+_NO_RESULTS = GroupResults(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint64))
+
+
 class Slave:
     """One slave for one run. `start` first, then `handle` every event; `finished` once it has returned `Finish`."""
 
@@ -81,12 +87,15 @@ class Slave:
         layouts: tuple[RowLayout | None, RowLayout | None],
         join: JoinOperator | None = None,
         where: Program | None = None,
+        stage: StageInstance | None = None,
     ) -> None:
-        """join: a join module to use instead of the configured one. where: residual predicate, for rows of these layouts."""
+        """join: a join module to use instead of the configured one. where: residual predicate, for rows of these layouts.
+        stage: in a run of a plan, what is around the join."""
         reorganization = config.reorganization
         layouts = wire_layouts(layouts, count_windows=config.query.bounds.count_windows)
         self.id = slave
         self.finished = self.stopped = False  # stopped: the run is to be resumed from a checkpoint
+        self.stage = stage
         self._config = config
         self.join: JoinOperator = join or WindowJoinOperator.for_run(config, layouts, name=f"slave {slave}", where=where)
         self.joined = [0, 0]
@@ -101,7 +110,6 @@ class Slave:
         slowest = min([config.nodes.speed_of(slave, 0), *(config.nodes.speed_of(slave, c.at_us) for c in config.nodes.changes)])
         self.step_tuples = max(LEAST_STEP_TUPLES, int(STEP_TUPLES * slowest))
         self._awaiting = True  # a report or its delivery is in flight
-        self._capacity_bytes = config.module.stream_buffer_bytes
         self._buffer: deque[Delivery] = deque()
         self._buffered_bytes = 0.0
         self._work: Work | None = None
@@ -114,19 +122,35 @@ class Slave:
         self._last_delivered = False
         self._times = TimesMeasured()
         self._query = QueryId(0)
-        self.mover = StateMover(slave, self._query, self.join, layouts, reorganization.chunk_bytes)
+        self.mover = StateMover(slave, self._query, self.join, layouts, reorganization.chunk_bytes, stage)
         self._mover_turn = True
         self._promised_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
         self._moved_last = False  # the last piece of work was a state movement's, not the join's
         self._settled: list[Work] = []  # pending tuples of imported partition-groups; counted with the next epoch
-        self._inactive = 0 < reorganization.active_slaves <= slave
+        self._inactive = stage is None and 0 < reorganization.active_slaves <= slave
         self._policy = reorganization.policy
         self._cost_ns = np.zeros(config.cluster.partition_count)
         self._busy_us = 0
         self._state_tuple_bytes = 24 + sum(layout.fixed_bytes for layout in layouts if layout is not None) // 2
 
+    @staticmethod
+    def of_plan(instances: Instances, slave: SlaveId) -> Slave:
+        """The slave that plays one instance of a stage. UserError when the types of a predicate do not fit."""
+        config, stage = instances.config_of(slave), StageInstance(instances, slave)
+        join = WindowJoinOperator.for_run(
+            config,
+            stage.layouts,
+            name=f"slave {slave}",
+            where=stage.columns.compiled_where(),
+            in_order=False,
+            rows=config.sink.kind != "count" or not stage.is_last,
+        )
+        return Slave(slave, config, stage.layouts, join, stage=stage)
+
     def restore(self, delivery: Delivery) -> None:
         """Before `start`: restore tuples that were joined before a crash, in the order of their delivery."""
+        if self.stage is not None:
+            delivery = self.stage.packed(delivery)
         self._check_fits(delivery)
         self.join.restore(delivery)
 
@@ -148,6 +172,9 @@ class Slave:
         In realtime pace the slave sends no report before its first slot. An extra report would shift every later one by a slot,
         and slaves with slow clocks would receive deliveries one slot early.
         """
+        if self.stage is not None:
+            self._awaiting = False
+            return []
         if self._realtime:
             self._awaiting = False
             return [self._next_exchange(now_us)]
@@ -175,11 +202,18 @@ class Slave:
 
     @property
     def _joins(self) -> bool:
-        return self._work is not None or bool(self._buffer)
+        if self.stage is not None and self.stage.outlet.waits:
+            return False  # until the rows that came out have room; partition-groups move meanwhile
+        return self._work is not None or bool(self._buffer) or self._stage_ready
+
+    @property
+    def _stage_ready(self) -> bool:
+        """Whether parts of a plan's epoch can be joined: not before a partition-group that comes here is whole."""
+        return self.stage is not None and self.stage.ready and not self.mover.imports
 
     @property
     def occupancy_ratio(self) -> float:
-        return max(0.0, self._buffered_bytes) / self._capacity_bytes  # rounding of fractional pieces
+        return max(0.0, self._buffered_bytes) / self._config.module.stream_buffer_bytes  # rounding of fractional pieces
 
     def handle(self, event: Event, now_us: int) -> list[Effect]:
         """Take one event at `now_us` on the run's clock; the effects are to be performed in order.
@@ -187,8 +221,10 @@ class Slave:
         Raises RunFailed when the window state reaches its limit, or a delivery has tuples below an earlier watermark.
         """
         match event:
-            case Received(message=Delivery() as delivery):
-                return self._receive(delivery, now_us)
+            case Received(sender, Delivery() as delivery):
+                return self._receive(sender, delivery, now_us)
+            case Received(sender, Granted() as credit) if self.stage is not None:
+                return [*self.stage.granted(sender, credit), *self._finish_if_ended()]
             case WorkDue():
                 return self._work_some(now_us)
             case Received(message=MeasuringStarted(clock_us)):
@@ -225,7 +261,11 @@ class Slave:
             case _:
                 raise UnexpectedEventError(f"slave {self.id}", event)
 
-    def _receive(self, delivery: Delivery, now_us: int) -> list[Effect]:
+    def _receive(self, sender: RoleId, delivery: Delivery, now_us: int) -> list[Effect]:
+        if self.stage is not None:
+            self.stage.add(sender, delivery)
+            self.peak_buffer_bytes = max(self.peak_buffer_bytes, int(self._buffered_bytes) + self.stage.merger.waiting_bytes)
+            return []
         self._check_fits(delivery)
         self._check_promise(delivery)
         self._buffer.append(delivery)
@@ -265,7 +305,7 @@ class Slave:
         realtime: in every slot, with the occupancy of the stream buffer, unless it has `MOST_DELIVERIES`. An inactive slave
         reports once and then waits.
         """
-        if self._last_delivered:
+        if self._last_delivered or self.stage is not None:
             return []
         if self._inactive:
             ready = not self._awaiting and not self.has_work
@@ -313,7 +353,7 @@ class Slave:
         if self.mover.ready and (self._mover_turn or not self._joins):
             self._moved_last = True
             return self.mover.step(now_us) + (self._report_if_due(now_us) if self._inactive else [])
-        return self._join_some(now_us)
+        return self._join_some(now_us) if self._joins else []
 
     def _settle(self) -> list[Effect]:
         """Join the pending tuples of an imported partition-group, which its supplier had not joined."""
@@ -325,9 +365,9 @@ class Slave:
 
     def _join_some(self, now_us: int) -> list[Effect]:
         if self._work is None:
-            if not self._buffer:
+            delivery = self._next_delivery()
+            if delivery is None:
                 return []
-            delivery = self._buffer.popleft()
             self._work = self.join.open(delivery)
             self._work_bytes = float(delivery.nbytes)
             self.epoch, self._generation = delivery.epoch, delivery.generation
@@ -340,20 +380,46 @@ class Slave:
         used = work.delivery.nbytes * step.tuples / tuples if tuples else 0.0
         self._work_bytes -= used
         self._buffered_bytes -= used
-        if step.done and not work.settles:
+        ends_epoch = work.delivery.final and not work.settles
+        inner = self.stage is not None and not self.stage.is_last
+        if step.done and ends_epoch and not inner:
             self._joined = step
             return []
-        effects: list[Effect] = []
-        if step.pairs is not None and len(step.pairs):
-            labels = (self._query, self.id, self.epoch, False, False)
-            chunk = ResultChunk(*labels, step.pairs, prefill=self.in_prefill, generation=self._generation)
-            effects.append(Send(COLLECTOR, chunk))
-        if step.done:
+        effects = self._emit(step, work.delivery)
+        if step.done and ends_epoch:
+            self._joined = replace(step, pairs=None)
+        elif step.done:
             self._buffered_bytes = max(0.0, self._buffered_bytes - self._work_bytes)
             self._work = None
             self._settled.append(work)
             self._account(work)
+            if self.stage is not None:
+                effects += self.stage.joined(ended=False)
         return effects
+
+    def _next_delivery(self) -> Delivery | None:
+        """The delivery to be joined next, if there is one."""
+        if self.stage is None:
+            return self._buffer.popleft() if self._buffer else None
+        if not self._stage_ready:
+            return None
+        delivery = self.stage.take()
+        self._buffered_bytes += delivery.nbytes
+        if delivery.final:
+            self._occupancies.append(self.occupancy_ratio)
+            self._exchanges_us.append(0)
+        return delivery
+
+    def _emit(self, step: Step, delivery: Delivery) -> list[Effect]:
+        """Send the rows of a step on: to the collector, or to the next stages of a plan."""
+        if step.pairs is None or not len(step.pairs):
+            return []
+        if self.stage is not None and not self.stage.is_last:
+            return self.stage.emit(step.pairs, delivery)
+        labels = (self._query, self.id, self.epoch, False, False)
+        return [
+            Send(COLLECTOR, ResultChunk(*labels, step.pairs, prefill=self.in_prefill, generation=self._generation)),
+        ]
 
     def _account(self, work: Work) -> None:
         """Count a joined delivery."""
@@ -373,15 +439,28 @@ class Slave:
         self._buffered_bytes = max(0.0, self._buffered_bytes - self._work_bytes)
         self._work = self._joined = None
         effects: list[Effect] = [Send(COLLECTOR, self._complete(work, step, now_us))]
+        if self.stage is not None:
+            effects += [*self.stage.end(work.delivery), *self.stage.joined(ended=True)]
+            effects += self.mover.order(work.delivery, now_us)
+            if self._policy in POLICIES:
+                effects.append(Send(MASTER, LoadReport(self.occupancy_ratio)))
         if work.delivery.checkpoint:
             times_us = [work.delivery.left_time_us, work.delivery.right_time_us]
-            plain = {"joined": list(self.joined), "produced": self.produced, "times_us": times_us}
+            plain: dict[str, Any] = {"joined": list(self.joined), "produced": self.produced, "times_us": times_us}
+            plain |= {} if self.stage is None else self.stage.plain_state()
             effects.append(SavePart(self._generation, Snapshot(plain)))
             self._generation += 1
-        if work.delivery.last:
+        if work.delivery.last and self.stage is None:
             self.finished = True
-            effects.append(Finish())
-        return effects + self._report_if_due(now_us)
+            return [*effects, Finish()]
+        return effects + self._finish_if_ended() + self._report_if_due(now_us)
+
+    def _finish_if_ended(self) -> list[Effect]:
+        """An instance of a stage ends when the next stages have taken all of its rows."""
+        if self.stage is None or not self.stage.ended or self.finished or not self.stage.outlet.idle:
+            return []
+        self.finished = True
+        return [Finish()]
 
     def _complete(self, work: Work, step: Step, now_us: int) -> ResultChunk:
         """The final chunk of an epoch, with its counts and metrics."""
@@ -390,9 +469,10 @@ class Slave:
         works, self._settled = [*self._settled, work], []
         left, right = (sum(len(w.delivery.left if s == LEFT else w.delivery.right) for w in works) for s in (LEFT, RIGHT))
         pairs = sum(w.pair_count for w in works)
-        parts = [part for w in works for part in w.all_results]
+        is_result = self.stage is None or self.stage.is_last
+        parts = [part for w in works for part in w.all_results] if is_result else [_NO_RESULTS]
         results = GroupResults(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(GroupResults)))
-        histogram = np.add.reduce([w.delay_histogram for w in works], dtype=np.int64)
+        histogram = np.add.reduce([w.delay_histogram if is_result else 0 * w.delay_histogram for w in works], dtype=np.int64)
         timed = int(histogram.sum())  # unmatched rows have no delay
         delay_max_us = max(w.delay_max_us for w in works)
         values = {
@@ -439,11 +519,14 @@ class Slave:
             "history_produced": self.prefill_produced,
             "peak_buffer_bytes": self.peak_buffer_bytes,
             "windows": asdict(self.join.window_memory()),
+            **({} if self.stage is None else self.stage.summary()),
         }
 
     def validate(self) -> None:
         self.join.validate()
         self.mover.validate()
+        if self.stage is not None:
+            self.stage.validate()
         assert not self.finished or self.mover.idle, f"slave {self.id}: finished in the middle of a state movement"
         assert self._buffered_bytes > -1, f"slave {self.id}: stream buffer below zero ({self._buffered_bytes})"
         assert not self.finished or (not self.has_work and sum(self.join.window_tuples()) == 0), (

@@ -27,6 +27,7 @@ from swjoin.runtime.host import Addressed, HostedRoles
 from swjoin.runtime.mpi.channel import Channel
 from swjoin.runtime.mpi.rank import BYE, STATUS, SUMMARY, VERDICT, Rank, agree, check_peers, identity, parse
 from swjoin.runtime.mpi.transport import COLLECTOR_RANK, FIRST_SLAVE, ROOT, MpiTransport
+from swjoin.runtime.open import instances_of
 from swjoin.runtime.run_report import rank_roles
 
 if TYPE_CHECKING:
@@ -78,7 +79,9 @@ class CollectorRank(Rank):
         assert role_host is not None
         setup = agree(channel, ROOT, None)
         self.saved = deque()
-        role_host.make(channel.size - FIRST_SLAVE, setup["manifest"], self.save)
+        ranks = channel.size - FIRST_SLAVE
+        instances = instances_of(self.job, ranks)
+        role_host.make(ranks if instances is None else instances.slave_count, setup["manifest"], self.save)
         role_host.clock = self.start_clock(channel, setup.get("clock_us"))
         role_host.send_view = lambda view: channel.send_later(np.frombuffer(json.dumps(view).encode(), np.uint8), ROOT, STATUS)
         receives: list[tuple[int, type]] = [(channel.any, ResultChunk)]
@@ -87,7 +90,7 @@ class CollectorRank(Rank):
         transport = _Transport(channel, receives, self.saved, partial(self.start_measuring, channel))
         HostedRoles([role_host], transport).run()
         me = identity(COLLECTOR_RANK, "collector", self.meter, self.start_rss_bytes)
-        channel.send_json({"summary": role_host.summary(), "rank": me}, ROOT, SUMMARY)
+        channel.send_json({"summaries": [role_host.summary()], "rank": me}, ROOT, SUMMARY)
         while not channel.probe(ROOT, VERDICT):
             channel.check()
             check_peers(channel)

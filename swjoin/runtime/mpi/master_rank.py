@@ -14,7 +14,8 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from swjoin.cluster.messages import LoadReport, Message, PartSaved, Report
+from swjoin.checkpoint.store import first_epoch_of
+from swjoin.cluster.messages import Granted, LoadReport, Message, PartSaved, Report
 from swjoin.cluster.wire import FORMATS
 from swjoin.config.job import Job
 from swjoin.core.data_messages import Delivery, MoveEnd
@@ -22,7 +23,7 @@ from swjoin.core.errors import spelled
 from swjoin.monitor.host_load import machine_report
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.host import Addressed, HostedRoles
-from swjoin.runtime.kernel_preload import load_gateway_kernels
+from swjoin.runtime.kernel_preload import load_gateway_kernels, load_plan_kernels
 from swjoin.runtime.mpi.channel import Channel
 from swjoin.runtime.mpi.rank import BYE, STATUS, SUMMARY, VERDICT, Rank, agree, identity, parse
 from swjoin.runtime.mpi.transport import COLLECTOR_RANK, FIRST_SLAVE, ROOT, MpiTransport
@@ -48,6 +49,7 @@ class _Transport(MpiTransport):
         config = rank.job.config
         receives: list[tuple[int, type]] = [(channel.any, Report), (channel.any, LoadReport), (channel.any, MoveEnd)]
         receives += [(channel.any, PartSaved)] if host.checkpointer is not None else []
+        receives += [(channel.any, Granted)] if rank.job.plan is not None else []
         super().__init__(channel, receives, rank.saved, partial(rank.start_measuring, channel))
         self._rank, self._host, self._nodes, self._rush = rank, host, config.nodes, config.measure.rush
         self._clock_us: int | None = None  # at which all clocks restart, once the messages that announce it have left
@@ -109,7 +111,10 @@ class MasterRank(Rank):
         gateway = self._role_host.gateway
         if gateway.ingest is not None:
             gateway.ingest.relay_from(results)
-        load_gateway_kernels(self.job.config, gateway.layouts, gateway.progress.compiling)
+        if gateway.instances is None:
+            load_gateway_kernels(self.job.config, gateway.layouts, gateway.progress.compiling)
+        else:
+            load_plan_kernels(gateway.instances, gateway.progress.compiling)
 
     def lost(self, text: str) -> None:
         """A rank has died; `run` follows, on a new channel."""
@@ -133,6 +138,7 @@ class MasterRank(Rank):
         me = identity(ROOT, "master", self.meter, self.start_rss_bytes)
         parts = self._gather(channel, role_host)
         channel.slaves_are_done()
+        slaves = [summary for r in range(FIRST_SLAVE, channel.size) for summary in parts[r]["summaries"]]
         stopped = role_host.role.checkpoints.stopped
         first_s, measured_s = gateway.first_read_s, role_host.measured_s
         report = build_report(
@@ -140,8 +146,8 @@ class MasterRank(Rank):
             RunOutcome(
                 master=role_host.role.summary(),
                 gateways=[gateway.role.summary()],
-                slaves=[parts[r]["summary"] for r in range(FIRST_SLAVE, channel.size)],
-                collector=parts[COLLECTOR_RANK]["summary"],
+                slaves=sorted(slaves, key=lambda summary: int(summary["slave"])),
+                collector=parts[COLLECTOR_RANK]["summaries"][0],
                 ranks=[me, *(p["rank"] for p in parts.values())],
                 prefill_s=None if measured_s is None or first_s is None else measured_s - first_s,
                 machine=machine_report(
@@ -154,12 +160,15 @@ class MasterRank(Rank):
                 recoveries=self.recoveries,
                 stopped=stopped,
                 columns=role_host.output_columns,
+                plan=gateway.instances,
             ),
         )
         if not stopped:
             check_ledger(report)
             added_s = time.monotonic()
-            add_warnings(report, self.job, gateway.sources)  # before the collector closes the result files with them
+            if gateway.instances is None:
+                left, right = gateway.sources
+                add_warnings(report, self.job, (left, right))  # before the collector closes the result files with them
             self._warnings_s = time.monotonic() - added_s
         channel.send_json({"proof": None if stopped else proof_of(report)}, COLLECTOR_RANK, VERDICT)
         channel.wait(COLLECTOR_RANK, VERDICT)
@@ -204,7 +213,7 @@ class MasterRank(Rank):
         report["wall_s"] = now - self.started_s
         first_s = None if self._role_host is None else self._role_host.gateway.first_read_s
         report["join_s"] = 0.0 if first_s is None else now - first_s - self._warnings_s
-        tuples = sum(report["input"][name]["tuples"] for name in ("left", "right")) - self._resumed_tuples
+        tuples = sum(stream["tuples"] for stream in report["input"].values()) - self._resumed_tuples
         report["input_tuples_per_s"] = tuples / report["join_s"] if report["join_s"] > 0 else 0.0
         if self._complete_report is not None:
             self._complete_report(report, self.job)
@@ -230,10 +239,12 @@ class MasterRank(Rank):
                 clock.restart(newest.plain["clock_us"])
             role_host.make(clock, slave_count, self.save)
             if checkpointer is None:
-                return {"manifest": None}
+                return {"manifest": None, "first_epoch": 0, "owners": []}
             manifest = checkpointer.manifest
             return {
                 "manifest": checkpointer.manifest_name,
+                "first_epoch": first_epoch_of(manifest),
+                "owners": [controller.map.owner.tolist() for controller in role_host.role.controllers],
                 "folder": str(checkpointer.folder.path),
                 "incarnation": checkpointer.folder.incarnation,
                 "owner": role_host.role.controller.map.owner.tolist(),

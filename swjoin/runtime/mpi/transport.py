@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 ROOT, COLLECTOR_RANK, FIRST_SLAVE = 0, 1, 2  # ranks; the root plays master and gateway
 
 
-def rank_of(role: RoleId) -> int:
-    """The rank that plays a role."""
+def rank_of(role: RoleId, slave_ranks: int) -> int:
+    """The rank that plays a role. slave_ranks: their number; with a plan each plays an instance of every stage."""
     if is_slave(role):
-        return FIRST_SLAVE + slave_of(role)
+        return FIRST_SLAVE + slave_of(role) % slave_ranks
     return COLLECTOR_RANK if role == COLLECTOR else ROOT
 
 
@@ -59,10 +59,11 @@ class MpiTransport:
         form = FORMATS[type(message)]
         frame = form.pack(message)
         address(frame, sender, to)
-        if form.later:
-            self.channel.send_later(frame, rank_of(to), form.tag)
+        rank = rank_of(to, self.channel.size - FIRST_SLAVE)
+        if form.later or (is_slave(sender) and is_slave(to)):  # instances of a plan may send to each other
+            self.channel.send_later(frame, rank, form.tag)
         else:
-            self.channel.send(frame, rank_of(to), form.tag)
+            self.channel.send(frame, rank, form.tag)
         if isinstance(message, Delivery):
             self._passed(message)
 

@@ -1,21 +1,26 @@
 """Invariants over all roles, checked after every step of a simulated run and at its end.
 
-What: `check_ledger`, `check_owners`, `check_results`, `check_shown`; AssertionError names the broken invariant.
+What: `check_ledger`, `check_stages`, `check_owners`, `check_results`, `check_shown`; AssertionError names the broken invariant.
 Why: each role validates itself; only a check over all roles detects losses between them.
 Stays out: stepping (`runtime.simulator.simulator`), the oracle (`tests.tools.random_runs`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swjoin.checkpoint.store import Manifest
+from swjoin.checkpoint.store import Manifest, PlanState
+from swjoin.cluster.exchange import Outlet
 from swjoin.cluster.gateway.gateway import Gateway
+from swjoin.cluster.instances import Instances
 from swjoin.cluster.master.controller import Controller
 from swjoin.cluster.slave.slave import Slave
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.ids import GroupId, SlaveId
+from swjoin.plan.logical import Source
+from swjoin.plan.stages import Stage
 
 
 def check_ledger(gateway: Gateway, slaves: Sequence[Slave], in_flight: Sequence[int], joined_before: Sequence[int]) -> None:
@@ -28,14 +33,56 @@ def check_ledger(gateway: Gateway, slaves: Sequence[Slave], in_flight: Sequence[
         assert somewhere == good, f"{name}: {good} good tuples were read, {somewhere} are somewhere"
 
 
-def check_owners(controller: Controller, slaves: Sequence[Slave]) -> None:
-    """Every partition-group is open at one slave at most: its owner, or during a move its supplier or its consumer."""
+def check_stages(
+    instances: Instances,
+    gateway: Gateway,
+    slaves: Sequence[Slave],
+    in_flight: Mapping[int, int],
+    before: PlanState | None,
+) -> None:
+    """The ledger of a plan during the run: every row that was read is sent over each edge of its source; what was sent over an
+    edge was taken, waits, or is in flight; what a stage has taken is joined. in_flight: by edge. before: at the restored
+    checkpoint."""
+    assert gateway.feeds is not None, "the gateway of a plan has feeds"
+    stages = [slave.stage for slave in slaves if slave.stage is not None]
+    senders: list[Outlet] = [gateway.feeds.outlet, *(stage.outlet for stage in stages)]
+    taken: Counter[tuple[int, int]] = Counter()  # by stage and port
+    for edge in instances.stages.edges:
+        if not isinstance(edge.receiver, Stage):
+            continue
+        label = f"edge {edge.id}"
+        sent = sum(sender.ledger.sent[edge.id][0] for sender in senders)
+        waiting = sum(sender.rows_waiting(edge.id) for sender in senders) + in_flight.get(edge.id, 0)
+        waiting += sum(stage.merger.waiting_rows(edge.id) for stage in stages)
+        received = sum(stage.ledger.received[edge.id][0] for stage in stages)
+        assert sent == received + waiting, f"{label}: {sent} rows were sent, {received} were taken, {waiting} are on their way"
+        taken[edge.receiver.id, edge.port] += received
+        if isinstance(edge.sender, Source):
+            index = instances.stages.sources.index(edge.sender)
+            counts = gateway.streams[index].counts
+            good = counts.tuples - counts.late - gateway.waiting_tuples(index)
+            fed = sent + gateway.feeds.outlet.ledger.null_keys[edge.id]
+            if before is not None:
+                fed += sum(before.edges[side].get(str(edge.id), [0])[0] for side in ("sent", "null_keys"))
+            assert fed == good, f"{label}: {good} rows of {edge.sender.name} have left the buffers, {fed} were sent"
+    for stage in instances.stages.stages:
+        mine = [slaves[slave] for slave in instances.slaves_of(stage)]
+        for port, name in enumerate(STREAM_NAMES):
+            there = sum(s.joined[port] + s.buffered_tuples(port) + s.stage.null_key_rows[port] for s in mine if s.stage)
+            assert there == taken[stage.id, port], (
+                f"stage {stage.id}, {name}: {taken[stage.id, port]} rows came, {there} are there"
+            )
+
+
+def check_owners(controller: Controller, slaves: Sequence[Slave], first: int = 0) -> None:
+    """Every partition-group is open at one slave at most: its owner, or during a move its supplier or its consumer. first:
+    number of the first of these slaves, those of a stage."""
     moves = {m.group: m for m in controller.moves.values()}
     owner = controller.map.owner
     places: dict[int, list[SlaveId]] = {}
     for slave in slaves:
         for group in slave.join.group_ids():
-            places.setdefault(group, []).append(slave.id)
+            places.setdefault(group, []).append(SlaveId(slave.id - first))
     for place, at in places.items():
         move = moves.get(GroupId(place))
         allowed = {owner[place]} if move is None else {move.supplier, move.consumer}

@@ -11,7 +11,7 @@ speed of its own. Messages travel as packed frames, so the wire format is tested
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from swjoin.checkpoint.checkpointers import CollectorCheckpointer, GatewayCheckpointer, MasterCheckpointer, SlaveCheckpointer
+from swjoin.checkpoint.store import Manifest
 from swjoin.cluster import wire
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.gateway.gateway import Gateway
@@ -118,7 +119,7 @@ class Simulation:
     def __init__(
         self,
         config: RunConfig,
-        sources: tuple[Sequence[SourceBatch], Sequence[SourceBatch]],
+        sources: Sequence[Sequence[SourceBatch]],
         slave_count: int,
         seed: int,
         layouts: tuple[RowLayout | None, RowLayout | None] = (None, None),
@@ -131,12 +132,13 @@ class Simulation:
         self._layouts = layouts
         self._crashes = deque(sorted(crashes))
         self.recoveries = self._shown = 0
-        self._sources = (self.SOURCE(sources[LEFT], layouts[LEFT]), self.SOURCE(sources[RIGHT], layouts[RIGHT]))
-        self._delays = Delays(np.random.default_rng(seed), ACTORS + max([slave_count, *(n for _, n in crashes)]))
+        self._sources = self._open_sources(sources)
+        actors = self._actor_count(max([slave_count, *(n for _, n in crashes)]))
+        self._delays = Delays(np.random.default_rng(seed), actors)
         self._queue: list[tuple[int, int, str, Callable[[], None]]] = []
         self._sequence = 0
         self._channel_free_us: dict[tuple[int, int], int] = {}
-        self._in_flight = [0, 0]  # tuples in messages in flight
+        self._in_flight: Counter[int] = Counter()  # tuples in messages in flight, by stream, or by edge of a plan
         self._steps: deque[str] = deque(maxlen=12)
         self._sink = MemorySink()
         self._commits: list[int] = []
@@ -169,22 +171,32 @@ class Simulation:
 
         return lambda name, done: VirtualDisk(name, done, schedule)
 
-    def _make_roles(self, slave_count: int) -> None:
-        """Make new roles, from the newest checkpoint if there is one."""
+    def _open_sources(self, sources: Sequence[Sequence[SourceBatch]]) -> tuple[BatchSource, ...]:
+        return tuple(self.SOURCE(batches, layout) for batches, layout in zip(sources, self._layouts, strict=True))
+
+    def _actor_count(self, slave_count: int) -> int:
+        return ACTORS + slave_count
+
+    def _new_roles(self, slave_count: int) -> None:
+        """Make new roles, at the start of the run."""
         config = self.config.fitted_to(slave_count)
         self.master = Master(config, slave_count)
         self.gateway = Gateway(config, slave_count, self._layouts, store=open_spill(self._job))
         self.slaves = [Slave(SlaveId(i), config, self._layouts) for i in range(slave_count)]
         self.collector = Collector(slave_count, materialised=config.sink.kind != "count")
+
+    def _make_roles(self, slave_count: int) -> None:
+        """Make new roles, from the newest checkpoint if there is one."""
+        config = self.config.fitted_to(slave_count)
+        self._new_roles(slave_count)
         self._make_hosts()
-        self._before: tuple[list[int], int] = ([0, 0], 0)  # joined tuples and produced pairs, before the checkpoint
+        self._before: Manifest | None = None  # the checkpoint from which the roles were restored
         if self._checkpointers is None:
             return
         master, gateway, collector = self._checkpointers
         manifest = master.begin(self._deliver)
         gateway.begin(manifest)
-        if manifest is not None:
-            self._before = (manifest.joined, manifest.produced)
+        self._before = manifest
         master.restore(self.master, manifest, self.clock_us)
         gateway.restore(self.gateway, manifest, self.master)
         collector.begin(self.collector, master.manifest_name, partial(self._deliver, COLLECTOR))
@@ -193,11 +205,14 @@ class Simulation:
             actor = slave_role(slave.id)
             folder, incarnation = master.folder.path, master.folder.incarnation
             checkpointer = SlaveCheckpointer(
-                folder, incarnation, slave, config, partial(self._deliver, actor), self._disk(actor)
+                folder, incarnation, slave, self._config_of(slave, config), partial(self._deliver, actor), self._disk(actor)
             )
             checkpointer.restore(master.manifest_name, owner, list(self.master.controller.active))
             slave.validate()
             self._slave_checkpointers.append(checkpointer)
+
+    def _config_of(self, _slave: Slave, config: RunConfig) -> RunConfig:
+        return config
 
     def _make_hosts(self) -> None:
         """Make a host for every role, with the performers of its effects."""
@@ -234,7 +249,7 @@ class Simulation:
         """All processes die; new ones continue from the newest checkpoint."""
         self._queue.clear()
         self._channel_free_us.clear()
-        self._in_flight, self._moved = [0, 0], False
+        self._in_flight, self._moved = Counter(), False
         self._changed.clear()
         for checkpointer in self._slave_checkpointers:
             checkpointer.close()
@@ -244,6 +259,11 @@ class Simulation:
         del self._side_rows[self._side_counts.get(self.master.checkpoints.generation - 1, 0) :]
         self._commits = [c for c in self._commits if c <= self.master.epoch]
         self._start()
+
+    @property
+    def _width(self) -> int:
+        """Slaves, or instances of each stage."""
+        return len(self.slaves)
 
     @property
     def clock_us(self) -> int:
@@ -307,7 +327,7 @@ class Simulation:
         if self._checkpointers is None or not self._crashes:
             return False
         self._checkpointers[2].publish_all()
-        self._crash(self._crashes.popleft()[1] or len(self.slaves))
+        self._crash(self._crashes.popleft()[1] or self._width)
         return True
 
     @property
@@ -328,7 +348,7 @@ class Simulation:
             self._changed.add(slave.id)
             self._keep_working(slave)
         elif name == COLLECTOR and self.collector.stopped:
-            self._crash(len(self.slaves))
+            self._crash(self._width)
 
     def _dispatch(self, sender: RoleId, effect: Send) -> None:
         """Send a message as a frame."""
@@ -385,7 +405,7 @@ class Simulation:
         patience_us, at = self.config.time.idle_timeout_us, self.now_us + self._delays.work_us(actor_of(GATEWAY))
         stall_us = self._delays.stall_us(patience_us) if patience_us else 0
         if stall_us <= patience_us:
-            self._at(at + stall_us, f"read {STREAM_NAMES[stream]}", partial(self._read, stream))
+            self._at(at + stall_us, f"read {self.gateway.streams[stream].name}", partial(self._read, stream))
         else:
             self._at(at + patience_us, "a stream is idle", partial(self._deliver, GATEWAY, SourceIdle(stream)))
             self._at(at + stall_us, "a stream resumes", partial(self._deliver, GATEWAY, SourceResumed(stream)))
@@ -434,15 +454,30 @@ class Simulation:
         for slave in self._changed:
             self.slaves[slave].validate()
         self._changed.clear()
-        check_ledger(self.gateway, self.slaves, self._in_flight, self._before[0])
-        if self.master.controller.moves or self._moved:
-            check_owners(self.master.controller, self.slaves)
-        self._moved = bool(self.master.controller.moves)
+        self._check_ledger()
+        moving = any(controller.moves for controller in self.master.controllers)
+        if moving or self._moved:
+            self._check_owners()
+        self._moved = moving
+
+    def _check_owners(self) -> None:
+        check_owners(self.master.controller, self.slaves)
+
+    @property
+    def _produced_before(self) -> int:
+        """Rows of the result that were produced before the restored checkpoint."""
+        return 0 if self._before is None else self._before.produced
+
+    def _check_ledger(self) -> None:
+        in_flight = [self._in_flight[stream] for stream in (LEFT, RIGHT)]
+        check_ledger(self.gateway, self.slaves, in_flight, [0, 0] if self._before is None else self._before.joined)
 
     def _result(self, steps: int) -> SimulationResult:
-        summary, (joined, produced) = self.collector.summary(), self._before
+        summary, before = self.collector.summary(), self._before
+        joined = [0, 0] if before is None else before.joined
         try:
-            check_results(summary, produced + sum(s.produced for s in self.slaves), self._commits, self.master.epoch)
+            produced = self._produced_before + sum(s.produced for s in self.slaves if s.stage is None or s.stage.is_last)
+            check_results(summary, produced, self._commits, self.master.epoch)
         except AssertionError as error:
             raise self._error(str(error)) from error
         return SimulationResult(

@@ -1,0 +1,279 @@
+"""The sender's side of an exchange: rows of a source or a stage become deliveries to the instances of the stages after it.
+
+What: `KeyedEdge`, which gives rows the key and the columns of an edge; `Outlet`, all edges of one sender: parts of bounded
+size, a final part with the watermark, and the credit of each receiver.
+Why: gateways and instances send alike, whatever the number of senders and receivers.
+Stays out: what is sent (`cluster.gateway.feeds`, `cluster.slave.stage`), merging (`cluster.slave.merger`).
+
+A delivery goes over every edge to every receiver in every distribution epoch, also when empty. A receiver grants epochs and
+parts; a sender ends an epoch on all of its edges before it begins the next, so a plan with a diamond cannot block.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from swjoin.cluster.edge_ledger import EdgeLedger, count
+from swjoin.cluster.instances import Instances
+from swjoin.cluster.messages import Granted
+from swjoin.cluster.role import Effect, RoleId, Send, slave_role
+from swjoin.core.batch import I64, LEFT, TupleBatch
+from swjoin.core.data_messages import Delivery
+from swjoin.core.ids import END_OF_TIME_US, EpochIndex, SlaveId
+from swjoin.core.key_encoder import KeyEncoder
+from swjoin.core.merged_deliveries import Grouped
+from swjoin.plan.logical import union_row_ids
+from swjoin.plan.stages import Edge, Stage
+from swjoin.routing.hash_partition import HashPartition
+
+PART_ROWS, PART_BYTES = 16_384, 4 << 20  # most of a part, about
+PARTS_AHEAD = 8  # parts from one sender that a receiver has not worked on
+EPOCHS_AHEAD = 2  # epochs that a sender may begin beyond the last one that its receiver has ended
+
+
+Moved = tuple[int, int, int, int]  # move, partition-group, supplier, consumer
+
+
+def move_rows(moves: Sequence[Sequence[int]]) -> I64:
+    """(move, partition-group, slave) triples as in `Delivery.moves_out`."""
+    return np.array(moves, np.int64).reshape(-1, 3)
+
+
+def moves_of(delivery: Delivery) -> tuple[Moved, ...]:
+    """The moves of all stages, of which the final part of a delivery between stages tells."""
+    both = zip(delivery.moves_in.tolist(), delivery.moves_out.tolist(), strict=True)
+    return tuple((number, group, supplier, consumer) for (number, group, supplier), (_, _, consumer) in both)
+
+
+@dataclass(frozen=True)
+class EpochHeader:
+    """What the deliveries of an epoch have in common, see `core.data_messages.Delivery`. moves: of partition-groups of all
+    stages: from the next epoch on all senders route them to their consumers."""
+
+    epoch: EpochIndex
+    served: int
+    generation: int = 0
+    checkpoint: bool = False
+    last: bool = False
+    moves: tuple[Moved, ...] = ()
+
+
+@dataclass(frozen=True)
+class KeyedEdge:
+    """An edge between a source or a stage and a stage. columns: that travel. keeps_null_keys: rows with a null key, which match
+    nothing, come out of the join; otherwise they are dropped here."""
+
+    edge: Edge
+    columns: tuple[str, ...]
+    keys: KeyEncoder
+    keeps_null_keys: bool
+
+    @staticmethod
+    def of(instances: Instances, edge: Edge) -> KeyedEdge:
+        assert isinstance(edge.receiver, Stage), "results have no keys"
+        keeps = edge.receiver.join.semantics.kind.unmatched[edge.port]
+        keys = instances.columns.stages[edge.receiver.id].new_keys()
+        return KeyedEdge(edge, instances.columns.travels[edge.id], keys, keeps)
+
+    def keyed(self, rows: TupleBatch) -> tuple[TupleBatch, TupleBatch]:
+        """The rows as they travel, and apart from them those with a null key. rows: with the sender's columns."""
+        assert rows.columns is not None, f"edge {self.edge.id}: rows without columns, among which the key is"
+        key, valid = self.keys.hashed([rows.columns.column(name) for name in self.edge.key])
+        ids = rows.id
+        for index in self.edge.union_inputs:
+            ids = union_row_ids(index, ids)
+        columns = rows.columns.select(self.columns) if self.columns else None
+        whole = TupleBatch(key, rows.ts, ids, rows.arrival_us, None, columns)
+        if valid is None or bool(valid.all()):
+            return whole, TupleBatch.empty()
+        return whole.take(np.flatnonzero(valid)), whole.take(np.flatnonzero(~valid))
+
+
+@dataclass
+class _Receiver:
+    """Deliveries to one receiver, and its credit. until_epoch: the last epoch whose parts it takes."""
+
+    role: RoleId
+    until_epoch: int
+    parts: deque[Delivery] = field(default_factory=deque)
+    sent: int = 0
+    consumed: int = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next part may be sent."""
+        return bool(self.parts) and self.parts[0].epoch <= self.until_epoch and self.sent - self.consumed < PARTS_AHEAD
+
+
+@dataclass
+class _Lane:
+    """An edge of one sender: its rows that are in no part yet."""
+
+    keyed: KeyedEdge
+    receivers: list[SlaveId]
+    router: HashPartition
+    rows: list[TupleBatch] = field(default_factory=list)
+    row_count: int = 0
+    null_keys: list[TupleBatch] = field(default_factory=list)
+
+
+class Outlet:
+    """All edges of one sender, in every epoch `add` for its rows, then `close`."""
+
+    def __init__(self, instances: Instances, edges: Sequence[Edge], index: int) -> None:
+        """index: of the sender among its like; it serves the receivers from the next index on, so that nobody is served first
+        by all."""
+        self.ledger = EdgeLedger()
+        self.waiting_bytes = self.peak_bytes = 0  # of parts that wait for credit
+        self._index = index
+        self._lanes: dict[int, _Lane] = {}
+        self._receivers: dict[RoleId, _Receiver] = {}
+        for edge in edges:
+            assert isinstance(edge.receiver, Stage)
+            slaves = instances.slaves_of(edge.receiver)
+            turn = (index + 1) % len(slaves)
+            for slave in slaves[turn:] + slaves[:turn]:
+                until = instances.first_epoch + EPOCHS_AHEAD - 1
+                self._receivers.setdefault(slave_role(slave), _Receiver(slave_role(slave), until))
+            group_map = instances.group_maps[edge.receiver.id]
+            self._lanes[edge.id] = _Lane(KeyedEdge.of(instances, edge), slaves, HashPartition(group_map, instances.width))
+
+    def add(self, edge: int, rows: TupleBatch, header: EpochHeader) -> None:
+        """Rows of the sender for this edge, of the epoch of `header`."""
+        if not len(rows):
+            return
+        lane = self._lanes[edge]
+        good, null_keys = lane.keyed.keyed(rows)
+        if len(null_keys) and lane.keyed.keeps_null_keys:
+            lane.null_keys.append(null_keys)
+        else:
+            self.ledger.null_keys[edge] += len(null_keys)
+        if len(good):
+            lane.rows.append(good)
+            lane.row_count += len(good)
+        if lane.row_count >= PART_ROWS * len(lane.receivers):
+            for slave, part in self._make_parts(lane, header).items():
+                if len(part.tuples):
+                    self._put(self._part(lane, slave, header, part))
+
+    def add_to_all(self, rows: TupleBatch, header: EpochHeader) -> None:
+        for edge in self._lanes:
+            self.add(edge, rows, header)
+
+    def close(self, header: EpochHeader, watermarks_us: Mapping[int, int]) -> None:
+        """End the epoch on all edges. watermarks_us: by edge; later rows have ts >= watermark."""
+        for edge, lane in self._lanes.items():
+            finals = self._make_parts(lane, header)
+            null_keys, lane.null_keys = lane.null_keys, []
+            kept = TupleBatch.concat(null_keys) if null_keys else TupleBatch.empty()
+            for index, slave in enumerate(lane.receivers):
+                mine = kept if index == self._index % len(lane.receivers) else TupleBatch.empty()
+                last = finals.get(slave, Grouped.empty())
+                self._put(self._part(lane, slave, header, last, mine, watermarks_us[edge]))
+            for _, group, _, consumer in (move for move in header.moves if move[3] in lane.receivers):
+                moved = lane.router.map.moved(group, lane.receivers.index(SlaveId(consumer)))
+                lane.router = HashPartition(moved, len(lane.receivers))
+
+    def _make_parts(self, lane: _Lane, header: EpochHeader) -> dict[SlaveId, Grouped]:
+        """Route the rows at hand. Full parts are put in the queue; returns what is left for each receiver."""
+        if not lane.rows:
+            return {}
+        rows = TupleBatch.concat(lane.rows)
+        lane.rows.clear()
+        lane.row_count = 0
+        most = max(1, min(PART_ROWS, PART_BYTES * len(rows) // rows.nbytes))
+        arranged, rest = lane.router.partition(rows), {}
+        for index, slave in enumerate(lane.receivers):
+            span = lane.router.slots_of(index)
+            used = span.start + np.flatnonzero(arranged.counts[span])
+            tuples = arranged.batch.slice(int(arranged.starts[span.start]), int(arranged.starts[span.stop]))
+            *full, end = Grouped(lane.router.groups_in_order[used], arranged.counts[used], tuples).cut(most)
+            for part in full:
+                self._put(self._part(lane, slave, header, part))
+            rest[slave] = end
+        return rest
+
+    def _part(
+        self,
+        lane: _Lane,
+        slave: SlaveId,
+        header: EpochHeader,
+        part: Grouped,
+        null_keys: TupleBatch | None = None,
+        watermark_us: int | None = None,
+    ) -> Delivery:
+        """watermark_us: of the final part."""
+        edge, final = lane.keyed.edge, watermark_us is not None
+        nothing, none = TupleBatch.empty(), np.zeros(len(part.groups), np.int64)
+        time_us = END_OF_TIME_US if watermark_us is None else watermark_us  # END_OF_TIME_US: says nothing
+        kept = nothing if null_keys is None else null_keys
+        counts: tuple[I64, I64] = (part.counts, none)
+        tuples, times, nulls = (part.tuples, nothing), (time_us, END_OF_TIME_US), (kept, nothing)
+        if edge.port != LEFT:
+            counts, tuples, times, nulls = counts[::-1], tuples[::-1], times[::-1], nulls[::-1]
+        delivery = Delivery(edge.id, slave, header.epoch, *times, part.groups, *counts, *tuples, header.last and final)
+        if final and header.moves:
+            out = move_rows([(number, group, consumer) for number, group, _, consumer in header.moves])
+            into = move_rows([(number, group, supplier) for number, group, supplier, _ in header.moves])
+            delivery = replace(delivery, moves_out=out, moves_in=into)
+        delivery = replace(delivery, served=header.served, generation=header.generation, checkpoint=header.checkpoint)
+        return replace(delivery, null_keys=nulls, final=final)
+
+    def _put(self, delivery: Delivery) -> None:
+        count(self.ledger.sent, delivery.edge, delivery.left, delivery.right, *delivery.null_keys)
+        self._receivers[slave_role(delivery.slave)].parts.append(delivery)
+        self.waiting_bytes += delivery.nbytes
+        self.peak_bytes = max(self.peak_bytes, self.waiting_bytes)
+
+    # ------------------------------------------------------------ credit
+
+    def granted(self, receiver: RoleId, credit: Granted) -> None:
+        """A receiver has worked on so many parts, and takes epochs up to this one."""
+        mine = self._receivers[receiver]
+        assert mine.consumed <= credit.consumed <= mine.sent, f"{credit.consumed} parts worked on, {mine.sent} sent"
+        mine.consumed, mine.until_epoch = credit.consumed, max(mine.until_epoch, credit.until_epoch)
+
+    def serve(self) -> list[Effect]:
+        """Send the parts for which there is credit."""
+        effects: list[Effect] = []
+        for receiver in self._receivers.values():
+            while receiver.ready:
+                part = receiver.parts.popleft()
+                self.waiting_bytes -= part.nbytes
+                receiver.sent += 1
+                effects.append(Send(receiver.role, part))
+        return effects
+
+    @property
+    def edges(self) -> list[int]:
+        return list(self._lanes)
+
+    @property
+    def waits(self) -> bool:
+        """Whether parts wait for credit."""
+        return any(receiver.parts for receiver in self._receivers.values())
+
+    @property
+    def idle(self) -> bool:
+        """Everything has been sent, and worked on by its receiver."""
+        return not self.waits and all(r.sent == r.consumed for r in self._receivers.values())
+
+    @property
+    def until_epoch(self) -> int:
+        """The last epoch that all receivers take."""
+        return min((receiver.until_epoch for receiver in self._receivers.values()), default=1 << 62)
+
+    def rows_waiting(self, edge: int) -> int:
+        """Rows of an edge that wait for credit."""
+        parts = [part for receiver in self._receivers.values() for part in receiver.parts if part.edge == edge]
+        return sum(len(part.left) + len(part.right) + sum(map(len, part.null_keys)) for part in parts)
+
+    def validate(self) -> None:
+        for receiver in self._receivers.values():
+            assert 0 <= receiver.sent - receiver.consumed <= PARTS_AHEAD, f"credit of role {receiver.role} out of bounds"
+            epochs = [part.epoch for part in receiver.parts]
+            assert epochs == sorted(epochs), f"parts to role {receiver.role} out of their order"

@@ -1,0 +1,55 @@
+"""The gateway of a run of a plan: tuples of any number of sources, and their way to the stages that read them.
+
+What: `Feeds`, the edges from the sources.
+Why: a plan has any number of sources, and each stage has keys and columns of its own.
+Stays out: rows that are read (`cluster.gateway.intake`), epochs (`cluster.gateway.gateway`), the exchange (`cluster.exchange`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from swjoin.cluster.exchange import EpochHeader, Outlet
+from swjoin.cluster.gateway.ingress import Ingress
+from swjoin.cluster.gateway.intake import StreamIntake
+from swjoin.cluster.gateway.mini_buffers import MiniBuffers
+from swjoin.cluster.instances import Instances
+from swjoin.cluster.messages import Granted
+from swjoin.cluster.role import Effect, RoleId
+from swjoin.core.batch import TupleBatch
+
+
+class Feeds:
+    """The edges from the sources of a plan to its stages."""
+
+    def __init__(self, instances: Instances) -> None:
+        sources = instances.stages.sources
+        self._edges = [[edge.id for edge in instances.edges_from(source)] for source in sources]
+        self.outlet = Outlet(instances, [edge for source in sources for edge in instances.edges_from(source)], 0)
+        self.source_count = len(sources)
+        self._instances = instances
+
+    def columns_of(self, source: int) -> tuple[str, ...]:
+        """Names of the columns that are read from a source."""
+        return self._instances.columns.read[self._instances.stages.sources[source].name]
+
+    def ingress(self) -> Ingress:
+        """Intakes and buffers of all sources."""
+        config = self._instances.config
+        names = [source.name for source in self._instances.stages.sources]
+        streams = tuple(StreamIntake(i, config.time, name=name) for i, name in enumerate(names))
+        return Ingress(streams, lambda router: MiniBuffers((None,) * len(names), router))
+
+    def deliver(self, batches: Sequence[TupleBatch], watermarks_us: Sequence[int], header: EpochHeader) -> list[Effect]:
+        """End an epoch with these tuples of every source. watermarks_us: by source."""
+        watermarks: dict[int, int] = {}
+        for edges, batch, watermark_us in zip(self._edges, batches, watermarks_us, strict=True):
+            for edge in edges:
+                self.outlet.add(edge, batch, header)
+                watermarks[edge] = watermark_us
+        self.outlet.close(header, watermarks)
+        return self.outlet.serve()
+
+    def granted(self, receiver: RoleId, credit: Granted) -> list[Effect]:
+        self.outlet.granted(receiver, credit)
+        return self.outlet.serve()

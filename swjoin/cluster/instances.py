@@ -1,0 +1,135 @@
+"""The instances of a plan: which slave plays which instance of which stage, and between whom tuples travel.
+
+What: `Instances`, made of a plan, a configuration and a width (instances per stage).
+Why: gateway, slaves, sink and runtimes derive the same numbers from the same plan, so that nothing has to be agreed on.
+Stays out: ranks (`runtime`), deliveries (`cluster.exchange`).
+
+Slave `stage * width + i` plays instance i of a stage; with n slave ranks, rank i plays instance i of every stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from swjoin.cluster.role import GATEWAY, RoleId, slave_role
+from swjoin.config.run import RunConfig
+from swjoin.core.errors import UserError
+from swjoin.core.ids import SlaveId
+from swjoin.plan.columns import PlanColumns, StageColumns, columns_of
+from swjoin.plan.logical import LogicalPlan, Source
+from swjoin.plan.stages import Edge, Stage, StagePlan, cut
+from swjoin.policy.placement import round_robin
+from swjoin.routing.hash_partition import GroupMap
+
+
+@dataclass(frozen=True)
+class Instances:
+    """width: instances of every stage. first_epoch: the distribution epoch with which this incarnation of the run begins.
+    group_maps: by stage, indexes of the instances that own its partition-groups then."""
+
+    config: RunConfig
+    logical: LogicalPlan
+    stages: StagePlan
+    columns: PlanColumns
+    width: int
+    first_epoch: int
+    group_maps: tuple[GroupMap, ...]
+
+    @staticmethod
+    def of(
+        logical: LogicalPlan, config: RunConfig, width: int, first_epoch: int = 0, owners: Sequence[Sequence[int]] = ()
+    ) -> Instances:
+        """owners: of partition-groups, by stage; none: the placement at the start of a run. UserError for a plan or a setting
+        that runs of plans do not have yet."""
+        stages = cut(logical)
+        _check_plan(stages)
+        _check_config(config)
+        columns = columns_of(logical, stages, rows=config.sink.kind != "count")
+        for stage in columns.stages:
+            stage.compiled_where()  # a predicate whose types do not fit is refused before any slave starts
+        active = min(width, config.reorganization.active_slaves) or width
+        maps = [round_robin(config.cluster.partition_count, active)] * len(stages.stages)
+        group_maps = tuple(GroupMap(np.array(owner, np.int64)) for owner in owners or maps)
+        return Instances(config, logical, stages, columns, width, first_epoch, group_maps)
+
+    @property
+    def slave_count(self) -> int:
+        return self.width * len(self.stages.stages)
+
+    @property
+    def last(self) -> Stage:
+        """The stage whose rows are the result."""
+        (edge,) = self.stages.edges_to(self.stages.results[0])
+        assert isinstance(edge.sender, Stage)
+        return edge.sender
+
+    def stage_of(self, slave: int) -> Stage:
+        return self.stages.stages[slave // self.width]
+
+    def columns_of(self, slave: int) -> StageColumns:
+        return self.columns.stages[slave // self.width]
+
+    def index_of(self, slave: int) -> int:
+        """The slave's number among the instances of its stage."""
+        return slave % self.width
+
+    def slaves_of(self, stage: Stage) -> list[SlaveId]:
+        return [SlaveId(stage.id * self.width + i) for i in range(self.width)]
+
+    def edges_from(self, sender: Source | Stage) -> list[Edge]:
+        """Edges to other stages."""
+        return [edge for edge in self.stages.edges_from(sender) if isinstance(edge.receiver, Stage)]
+
+    def senders_to(self, stage: Stage) -> dict[tuple[int, RoleId], int]:
+        """The port of every edge and sender from which a stage receives."""
+        found: dict[tuple[int, RoleId], int] = {}
+        for edge in self.stages.edges:
+            if edge.receiver == stage:
+                senders = [GATEWAY] if isinstance(edge.sender, Source) else map(slave_role, self.slaves_of(edge.sender))
+                found |= {(edge.id, sender): edge.port for sender in senders}
+        return found
+
+    def config_of(self, slave: int) -> RunConfig:
+        """The run as the slave's join sees it."""
+        return replace(self.config, queries=(self.stage_of(slave).join.semantics,))
+
+    @cached_property
+    def config_of_gateway(self) -> RunConfig:
+        """The run as the gateway sees it: its epochs follow the longest window."""
+        queries = [stage.join.semantics for stage in self.stages.stages]
+        return replace(self.config, queries=(max(queries, key=lambda query: query.bounds.retention_us),))
+
+
+def _check_plan(stages: StagePlan) -> None:
+    result = stages.results[0]
+    many = len(stages.results) > 1
+    if many:
+        raise UserError(f"{len(stages.results)} results", subject="plan", remedy="runs of plans have one result for now")
+    edges = stages.edges_to(result)
+    if len(edges) != 1 or not isinstance(edges[0].sender, Stage):
+        raise UserError("it reads no join", subject=result.name, remedy="runs of plans end with a join for now")
+    for stage in stages.stages:
+        if stage.join.semantics.bounds.count_windows:
+            raise UserError("count windows", subject=stage.join.name, remedy="runs of plans join within bounds of time for now")
+
+
+def _check_config(config: RunConfig) -> None:
+    reorganization, cluster = config.reorganization, config.cluster
+    refused = {
+        "reorganization.policy: balanced": reorganization.policy == "balanced",
+        "cluster.sub_group_count": cluster.sub_group_count > 1,
+        "cluster.communication: synchronous": cluster.communication == "synchronous",
+        "measure.prefill": config.measure.prefill_us > 0,
+        f"on_overload: {config.on_overload.policy}": config.on_overload.policy != "block",
+        "time.model: arrival": config.time.model == "arrival",
+        "nodes": config.nodes.imitates,
+        "observe": config.observed,
+        "live streams": config.live,
+    }
+    for name, given in refused.items():
+        if given:
+            raise UserError("runs of plans do not have this yet", subject=name, remedy="leave it out")

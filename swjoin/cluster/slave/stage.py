@@ -1,0 +1,213 @@
+"""An instance of a plan's stage: what a slave has around its join: merger, packing of rows, exchange with the next stages.
+
+What: `StageInstance`: `add` a part, `take` the next delivery for the join, `emit` its rows, `end` an epoch; credit for the
+senders.
+Why: a join takes packed rows and keys of 64 bits, whatever travels between stages.
+Stays out: the join and its occupancy (`cluster.slave.slave`), merging (`cluster.slave.merger`), routing (`cluster.exchange`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from swjoin.cluster.edge_ledger import EdgeLedger, count
+from swjoin.cluster.exchange import EPOCHS_AHEAD, PARTS_AHEAD, EpochHeader, Moved, Outlet, move_rows
+from swjoin.cluster.instances import Instances
+from swjoin.cluster.messages import Granted
+from swjoin.cluster.role import Effect, RoleId, Send
+from swjoin.cluster.slave.merger import Merger, Piece
+from swjoin.core.batch import BOTH, LEFT, RIGHT, STREAM_NAMES, Bool, Pairs, RowLayout, TupleBatch
+from swjoin.core.data_messages import Delivery, Directory, StateChunk
+from swjoin.core.hashing import pair_ids
+from swjoin.core.ids import SlaveId
+from swjoin.core.merged_deliveries import Grouped, merged
+from swjoin.plan.watermarks import needed_below, watermark_out
+
+_GRANT_PARTS = PARTS_AHEAD // 4  # worked on since the last credit
+
+
+class StageInstance:
+    """One instance of one stage. is_last: its rows are the result, and go to the sink. outlet: otherwise, its exchange. ended:
+    the last epoch has been joined."""
+
+    def __init__(self, instances: Instances, slave: SlaveId) -> None:
+        self.stage = instances.stage_of(slave)
+        self.columns = instances.columns_of(slave)
+        name = f"slave {slave} ({self.stage.join.name})"
+        self.merger = Merger(name, instances.senders_to(self.stage), instances.first_epoch)
+        edges = [] if self.stage == instances.last else instances.edges_from(self.stage)
+        self.outlet = Outlet(instances, edges, instances.index_of(slave))
+        self.null_key_rows = [0, 0]  # that were taken
+        self.ended = False
+        self._slave, self._instances = slave, instances
+        self._moves: tuple[Moved, ...] = ()  # of all stages, that start at the end of the open epoch
+        self._keys = self.columns.new_keys()
+        self._open: Piece | None = None  # is being joined
+        self._consumed: Counter[RoleId] = Counter()  # parts worked on
+        self._granted: Counter[RoleId] = Counter()  # of these, those of which the sender knows
+        self._arrival_us = 0  # of the rows that come out now
+        self.watermark_us = watermark_out(self.stage.join, self.merger.times_us)
+
+    @property
+    def layouts(self) -> tuple[RowLayout | None, RowLayout | None]:
+        """Of the rows that the join stores."""
+        return self.columns.codecs[LEFT].layout, self.columns.codecs[RIGHT].layout
+
+    @property
+    def ledger(self) -> EdgeLedger:
+        return self.outlet.ledger
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage == self._instances.last
+
+    @property
+    def owned(self) -> Bool:
+        """Which partition-groups this instance owns: bool (partition_count,)."""
+        owner = self._instances.group_maps[self.stage.id].owner
+        owned: Bool = owner == self._instances.index_of(self._slave)
+        return owned
+
+    @property
+    def needed_us(self) -> tuple[int, int]:
+        """Times below which no later checkpoint needs left and right tuples."""
+        return needed_below(self.stage.join, self.merger.times_us)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the join can go on: what it brings forth has room."""
+        return self.merger.ready and not self.outlet.waits
+
+    def add(self, sender: RoleId, delivery: Delivery) -> None:
+        """Take a part. RunFailed as `Merger.add`."""
+        self.merger.add(sender, delivery)
+
+    def take(self) -> Delivery:
+        """What is ready, as the join takes it: both ports, packed rows, keys of 64 bits. Only if `ready`."""
+        piece = self._open = self.merger.take()
+        for delivery in piece.deliveries:  # counted as they are taken, so that a checkpoint has the counts of its cut
+            count(self.ledger.received, delivery.edge, delivery.left, delivery.right, *delivery.null_keys)
+            for port in (LEFT, RIGHT):
+                self.null_key_rows[port] += len(delivery.null_keys[port])
+        sides = [self._side(port, piece.parts[port]) for port in (LEFT, RIGHT)]
+        groups = np.union1d(sides[LEFT].groups, sides[RIGHT].groups)
+        counts = np.zeros((2, len(groups)), np.int64)
+        for port, side in enumerate(sides):
+            counts[port, np.searchsorted(groups, side.groups)] = side.counts
+        tuples = sides[LEFT].tuples, sides[RIGHT].tuples
+        self._arrival_us = min((int(batch.arrival_us.min()) for batch in tuples if len(batch)), default=0)
+        of = piece.deliveries[0]
+        labels = (0, self._slave, of.epoch, *piece.times_us)
+        taken = Delivery(*labels, groups, counts[LEFT], counts[RIGHT], *tuples, piece.final and piece.last)
+        nulls = self._packed(LEFT, piece.null_keys[LEFT]), self._packed(RIGHT, piece.null_keys[RIGHT])
+        self._moves = piece.moves
+        mine = [[m for m in piece.moves if m[i] == self._slave] for i in (2, 3)]
+        out, into = ([(number, group, pair[1 - i]) for number, group, *pair in moves] for i, moves in enumerate(mine))
+        taken = replace(taken, moves_out=move_rows(out), moves_in=move_rows(into))
+        cut = replace(taken, served=of.served, generation=of.generation, checkpoint=of.checkpoint)
+        return replace(cut, null_keys=nulls, final=piece.final)
+
+    def packed(self, delivery: Delivery) -> Delivery:
+        """A logged part, as the join restores it: rows with a null key have come out, and no window holds them."""
+        left, right = self._packed(LEFT, [delivery.left]), self._packed(RIGHT, [delivery.right])
+        nothing = TupleBatch.empty()
+        return replace(delivery, left=left, right=right, null_keys=(nothing, nothing))
+
+    def _side(self, port: int, parts: Sequence[Grouped]) -> Grouped:
+        if not parts:
+            return replace(Grouped.empty(), tuples=TupleBatch.empty(self.layouts[port]))
+        return merged(parts, self._packed(port, [part.tuples for part in parts]))
+
+    def _packed(self, port: int, batches: Sequence[TupleBatch]) -> TupleBatch:
+        """Tuples as they travel, as the join stores them. Rows with a null key have no key."""
+        if not any(map(len, batches)):
+            return TupleBatch.empty(self.layouts[port])
+        batch, codec = TupleBatch.concat(batches), self.columns.codecs[port].rows
+        key = batch.key
+        if batch.columns is not None and not self._keys.native:
+            key = self._keys.encode([batch.columns.column(name) for name in self.stage.join.keys[port]])[0]
+        assert codec is None or batch.columns is not None, "tuples without the columns that windows store"
+        rows = None if codec is None or batch.columns is None else codec.encode(batch.columns.batch)
+        return TupleBatch(key, batch.ts, batch.id, batch.arrival_us, rows)
+
+    def joined(self, *, ended: bool) -> list[Effect]:
+        """The delivery taken last has been joined: its parts make room. ended: its epoch is complete."""
+        assert self._open is not None, "nothing is being joined"
+        self._consumed.update(self._open.senders)
+        self._open = None
+        effects: list[Effect] = []
+        for sender in {sender for _, sender in self.merger.feeds}:
+            consumed = self._consumed[sender]
+            if ended or consumed - self._granted[sender] >= _GRANT_PARTS:
+                self._granted[sender] = consumed
+                effects.append(Send(sender, Granted(self.merger.epoch + EPOCHS_AHEAD - 1, consumed)))
+        return effects
+
+    # ------------------------------------------------------------ rows that come out
+
+    def emit(self, pairs: Pairs, delivery: Delivery) -> list[Effect]:
+        """Send rows of the join, made of this delivery, to the next stages."""
+        if pairs.side == BOTH:
+            time_of = {"max": np.maximum, "min": np.minimum}.get(self.stage.join.output_time)
+            ts = pairs.left_ts if time_of is None else time_of(pairs.left_ts, pairs.right_ts)
+        else:
+            ts = pairs.left_ts if pairs.side == LEFT else pairs.right_ts
+        nothing, arrival = np.zeros(len(pairs), np.int64), np.full(len(pairs), self._arrival_us, np.int64)
+        ids = pair_ids(pairs.left_id, pairs.right_id)
+        columns = self.columns.produced.of(pairs)
+        self.outlet.add_to_all(TupleBatch(nothing, ts, ids, arrival, None, columns), _header(delivery))
+        return self.outlet.serve()
+
+    def end(self, delivery: Delivery) -> list[Effect]:
+        """The epoch that ends with this delivery has been joined: the final parts, with the watermark."""
+        self.watermark_us = watermark_out(self.stage.join, (delivery.left_time_us, delivery.right_time_us))
+        self.ended = delivery.last
+        header, self._moves = replace(_header(delivery), moves=self._moves), ()
+        self.outlet.close(header, dict.fromkeys(self.outlet.edges, self.watermark_us))
+        return self.outlet.serve()
+
+    # ------------------------------------------------------------ partition-groups that move
+
+    def sent_state(self, chunk: StateChunk) -> StateChunk:
+        """A chunk of a partition-group that leaves, as it travels: codes of keys are those of this instance alone, so the keys
+        go along as text."""
+        if self._keys.native:
+            return chunk
+        keys = self._keys.dictionary.of_codes(chunk.tuples.key)
+        return replace(chunk, tuples=replace(chunk.tuples, columns=keys))
+
+    def received_state(self, chunk: StateChunk) -> StateChunk:
+        """The inverse. With other codes the tuples belong to other mini-partition-groups: all come into one, which is tuned."""
+        if self._keys.native:
+            return chunk
+        tuples = replace(chunk.tuples, key=self._keys.dictionary.codes_of(chunk.tuples.columns), columns=None)
+        directory = None if chunk.directory is None else Directory(0, np.zeros(1, np.int64), np.zeros(1, np.int64))
+        some = 0 if chunk.pending else min(1, len(tuples))
+        minis, counts = np.zeros(some, np.int64), np.full(some, len(tuples), np.int64)
+        return replace(chunk, tuples=tuples, directory=directory, minis=minis, counts=counts)
+
+    def granted(self, receiver: RoleId, credit: Granted) -> list[Effect]:
+        self.outlet.granted(receiver, credit)
+        return self.outlet.serve()
+
+    def summary(self) -> dict[str, Any]:
+        """The stage's part of run.json."""
+        null_keys = dict(zip(STREAM_NAMES, self.null_key_rows, strict=True))
+        return {"stage": int(self.stage.id), "edges": self.ledger.to_plain(), "null_key": null_keys}
+
+    def plain_state(self) -> dict[str, Any]:
+        """The stage's part of a checkpoint, at the end of an epoch."""
+        return {**self.summary(), "needed_us": list(self.needed_us)}
+
+    def validate(self) -> None:
+        self.merger.validate()
+        self.outlet.validate()
+
+
+def _header(delivery: Delivery) -> EpochHeader:
+    return EpochHeader(delivery.epoch, delivery.served, delivery.generation, delivery.checkpoint, delivery.last)

@@ -1,0 +1,118 @@
+"""Stages, edges and sources of a plan in run.json, and their ledger.
+
+What: `plan_counts(instances, gateways, slaves, collector) -> PlanCounts`.
+Why: every row that a source gave is sent over each of its edges, every edge's rows arrive, every stage joins what arrived, and
+the sink has what the last stage produced; one place finds what is missing.
+Stays out: the other fields of run.json (`runtime.run_report`), counting (`cluster.edge_ledger`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from swjoin.checkpoint.store import PlanState
+from swjoin.cluster.edge_ledger import summed
+from swjoin.cluster.instances import Instances
+from swjoin.core.batch import STREAM_NAMES
+from swjoin.core.join_semantics import format_digest
+from swjoin.core.ledger import StreamCounts
+from swjoin.plan.logical import Source
+from swjoin.plan.stages import Edge, Stage
+
+_Plain = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PlanCounts:
+    """stages, edges: as in run.json. sources: by name. produced: rows of the last stage. complaints: a line per imbalance."""
+
+    stages: list[_Plain]
+    edges: list[_Plain]
+    sources: dict[str, StreamCounts]
+    produced: int
+    complaints: list[str]
+
+
+def plan_counts(
+    instances: Instances,
+    gateways: Sequence[_Plain],
+    slaves: Sequence[_Plain],
+    collector: _Plain,
+    before: PlanState | None = None,
+) -> PlanCounts:
+    """gateways, slaves, collector: summaries of these roles. before: at the restored checkpoint."""
+    complaints: list[str] = []
+    inner = [edge for edge in instances.stages.edges if isinstance(edge.receiver, Stage)]
+    ledger = summed([*(role["edges"] for role in [*gateways, *slaves]), *([] if before is None else [before.edges])])
+    edges = [_edge(edge, ledger) for edge in inner]
+    for edge in edges:
+        if edge["sent"] != edge["received"]:
+            complaints.append(f"edge {edge['edge']}: {edge['sent']} sent, {edge['received']} received")
+    stages = [_stage(instances, stage, edges, slaves, before) for stage in instances.stages.stages]
+    for stage in stages:
+        for name in STREAM_NAMES:
+            came, joined, null_key = (stage[what][name] for what in ("received", "joined", "null_key"))
+            if came != joined + null_key:
+                complaints.append(f"stage {stage['stage']}: {came} {name} rows came, {joined} joined, {null_key} without a key")
+    out = {instances.stages.stages[stage["stage"]].join.name: stage["produced"] for stage in stages}
+    sources = {source.name: _source(source, gateways) for source in instances.stages.sources}
+    for name, counts in sources.items():
+        out[name] = counts.tuples - counts.late - counts.shed
+        counts.joined = out[name]
+    for edge in edges:
+        sent = edge["sent"]["rows"] + edge["null_key"]
+        if sent != out[edge["from"]]:
+            complaints.append(f"edge {edge['edge']}: {edge['from']} gave {out[edge['from']]} rows, {sent} were sent")
+    produced = out[instances.last.join.name]
+    if produced != collector["count"]:
+        complaints.append(f"results: slaves produced {produced}, the collector collected {collector['count']}")
+    return PlanCounts(stages, edges, sources, produced, complaints)
+
+
+def _edge(edge: Edge, ledger: dict[str, dict[str, list[int]]]) -> _Plain:
+    found = {side: by.get(str(edge.id), [0, 0, 0]) for side, by in ledger.items()}
+    sides = {side: {"rows": found[side][0], "digest": format_digest(found[side][1])} for side in ("sent", "received")}
+    assert isinstance(edge.receiver, Stage)
+    return {
+        "edge": int(edge.id),
+        "from": edge.sender.name if isinstance(edge.sender, Source) else edge.sender.join.name,
+        "to": edge.receiver.join.name,
+        "port": STREAM_NAMES[edge.port],
+        "key": list(edge.key),
+        **sides,
+        "bytes": found["sent"][2],
+        "null_key": found["null_keys"][0],  # left out by the sender, as they match nothing
+    }
+
+
+def _stage(
+    instances: Instances, stage: Stage, edges: Sequence[_Plain], slaves: Sequence[_Plain], before: PlanState | None
+) -> _Plain:
+    mine = [slave for slave in slaves if slave["stage"] == stage.id]
+    then: _Plain = {"joined": [0, 0], "null_key": [0, 0], "produced": 0} if before is None else before.stages[stage.id]
+    received = dict.fromkeys(STREAM_NAMES, 0)
+    for edge in edges:
+        if edge["to"] == stage.join.name:
+            received[edge["port"]] += edge["received"]["rows"]
+    return {
+        "stage": int(stage.id),
+        "join": stage.join.name,
+        "description": stage.join.semantics.description,
+        "slaves": [int(slave) for slave in instances.slaves_of(stage)],
+        "received": received,
+        **{
+            what: {name: then[what][i] + sum(slave[what][name] for slave in mine) for i, name in enumerate(STREAM_NAMES)}
+            for what in ("joined", "null_key")
+        },
+        "produced": then["produced"] + sum(int(slave["produced"]) for slave in mine),
+        "peak_window_bytes": [int(slave["windows"]["peak_bytes"]) for slave in mine],
+    }
+
+
+def _source(source: Source, gateways: Sequence[_Plain]) -> StreamCounts:
+    counts = gateways[0]["counts"]
+    fields = ("tuples", "late", "shed", "earliest_us", "latest_us")
+    tuples, late, shed, earliest_us, latest_us = (counts[field][source.name] for field in fields)
+    return StreamCounts(tuples, 0, 0, late, shed, earliest_us, latest_us)

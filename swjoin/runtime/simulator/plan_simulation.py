@@ -1,0 +1,102 @@
+"""The simulator over a plan of several stages.
+
+What: `PlanSimulation`: as `Simulation`, with the instances of all stages and the ledger of all edges.
+Why: merging, watermarks and credit between many senders and receivers break only under unlucky delays.
+Stays out: virtual time, messages and hosts (`runtime.simulator.simulator`), the oracle (`tests.tools.plan_oracle`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from swjoin.checkpoint.checkpointers import owners_of
+from swjoin.checkpoint.store import PlanState, first_epoch_of
+from swjoin.cluster.collector import Collector
+from swjoin.cluster.gateway.feeds import Feeds
+from swjoin.cluster.gateway.gateway import Gateway
+from swjoin.cluster.instances import Instances
+from swjoin.cluster.master.master import Master
+from swjoin.cluster.messages import Message
+from swjoin.cluster.slave.slave import Slave
+from swjoin.config.run import RunConfig
+from swjoin.core.batch import SourceBatch
+from swjoin.core.data_messages import Delivery
+from swjoin.core.ids import SlaveId
+from swjoin.plan.logical import LogicalPlan
+from swjoin.plan.stages import cut
+from swjoin.runtime.simulator.checkers import check_owners, check_stages
+from swjoin.runtime.simulator.result import SimulationResult
+from swjoin.runtime.simulator.simulator import ACTORS, Simulation
+from swjoin.runtime.simulator.storage import BatchSource
+
+
+class PlanSimulation(Simulation):
+    """One run of a plan in virtual time. sources: batches of each of the plan's sources, with columns. width: instances of each
+    stage."""
+
+    def __init__(
+        self,
+        plan: LogicalPlan,
+        config: RunConfig,
+        sources: Sequence[Sequence[SourceBatch]],
+        width: int,
+        seed: int,
+        folder: Path | None = None,
+        crashes: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """folder, crashes: as of `Simulation`; the crashes say how many instances each stage has from then on."""
+        self._plan = plan
+        super().__init__(config, sources, width, seed, folder=folder, crashes=crashes)
+
+    def _open_sources(self, sources: Sequence[Sequence[SourceBatch]]) -> tuple[BatchSource, ...]:
+        return tuple(self.SOURCE(batches, None) for batches in sources)
+
+    def _actor_count(self, slave_count: int) -> int:
+        return ACTORS + slave_count * len(cut(self._plan).stages)
+
+    def _new_roles(self, slave_count: int) -> None:
+        fitted = self.config.fitted_to(slave_count)
+        manifest = None if self._checkpointers is None else self._checkpointers[0].folder.newest()
+        owners = owners_of(manifest, fitted, slave_count)
+        self.instances = instances = Instances.of(self._plan, fitted, slave_count, first_epoch_of(manifest), owners)
+        config, count = instances.config_of_gateway, instances.slave_count
+        self.master = Master(config, count, len(instances.stages.stages))
+        self.gateway = Gateway(config, count, (None, None), feeds=Feeds(instances))
+        self.slaves = [Slave.of_plan(instances, SlaveId(i)) for i in range(count)]
+        self.collector = Collector(count, materialised=config.sink.kind != "count")
+
+    def _check_owners(self) -> None:
+        for stage, controller in zip(self.instances.stages.stages, self.master.controllers, strict=True):
+            slaves = self.instances.slaves_of(stage)
+            check_owners(controller, [self.slaves[slave] for slave in slaves], slaves[0])
+
+    def _count(self, message: Message, sign: int) -> None:
+        if isinstance(message, Delivery):
+            rows = len(message.left) + len(message.right) + sum(map(len, message.null_keys))
+            self._in_flight[message.edge] += sign * rows
+
+    def _check_ledger(self) -> None:
+        check_stages(self.instances, self.gateway, self.slaves, self._in_flight, self._plan_before)
+
+    @property
+    def _plan_before(self) -> PlanState | None:
+        return None if self._before is None else self._before.plan
+
+    @property
+    def _produced_before(self) -> int:
+        before = self._plan_before
+        return 0 if before is None else int(before.stages[self.instances.last.id]["produced"])
+
+    @property
+    def _width(self) -> int:
+        return self.instances.width
+
+    def _config_of(self, slave: Slave, _config: RunConfig) -> RunConfig:
+        return self.instances.config_of(slave.id)
+
+    def _result(self, steps: int) -> SimulationResult:
+        for role in (self.gateway.feeds, *(slave.stage for slave in self.slaves)):
+            assert role is not None, "a role without a stage"
+            assert role.outlet.idle, "the run has ended with rows on their way"
+        return super()._result(steps)

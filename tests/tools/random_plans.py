@@ -1,0 +1,333 @@
+"""Random plans of several stages in the simulator, against the oracle of plans.
+
+What: `PlanScenario.draw(seed)`, `run_plan(seed)`, and `python -m tests.tools.random_plans N [--seed S]`.
+Why: joins in a row, unions, diamonds and self-joins meet random epochs, widths, delays, null keys and late rows; a failing run
+prints its seed.
+Stays out: the oracle (`tests.tools.plan_oracle`), the simulator (`runtime.simulator`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+
+from swjoin.cluster import exchange
+from swjoin.cluster.instances import Instances
+from swjoin.cluster.slave import merger
+from swjoin.config.loader import config_from_plain
+from swjoin.config.run import RunConfig, to_plain
+from swjoin.config.sections import QueryConfig
+from swjoin.connectors.output_columns import OutputColumns
+from swjoin.core.batch import LEFT, RIGHT, SourceBatch
+from swjoin.core.columns import Columns, type_named
+from swjoin.core.errors import SwjoinError
+from swjoin.core.join_semantics import JOIN_KINDS, format_digest
+from swjoin.core.row_codec import storage
+from swjoin.plan.logical import Column, IntervalJoin, LogicalPlan, Node, Result, Schema, Source, Union
+from swjoin.runtime.simulator.plan_simulation import PlanSimulation
+from swjoin.runtime.simulator.result import SimulationError, SimulationResult
+from tests.tools.plan_oracle import Answer, Row, TooManyRowsError, evaluate
+
+_OUTPUT_TIMES = ("max", "min", "left")
+MOST_ROWS = 3_000  # of a node; larger ones are drawn again with fewer rows, as the oracle compares every pair
+
+LEAST_EPOCH_US = 40  # in realtime pace: shorter ones are beside messages' delays mostly empty
+
+
+@dataclass(frozen=True)
+class PlanScenario:
+    """rows: of each source, as they are read. valid: of each source, which rows have a time. part_rows: most of a part between
+    stages; None: as in production, where the epochs of a random plan have one part each. crashes: as `PlanSimulation` takes
+    them."""
+
+    seed: int
+    plan: LogicalPlan
+    config: RunConfig
+    rows: dict[str, list[Row]]
+    valid: dict[str, list[bool]]
+    width: int
+    batch_rows: int
+    part_rows: int | None = None
+    crashes: tuple[tuple[int, int], ...] = ()
+
+    @staticmethod
+    def draw(seed: int, *, calm: bool = False) -> PlanScenario:
+        """A scenario from a seed. calm: without moves, checkpoints and crashes; otherwise the same."""
+        random = np.random.default_rng([seed, 20])
+        span = int(random.choice([20, 200, 5_000]))
+        plan = _draw_plan(random, span)
+        bound = int(random.choice([0, 0, span // 10, span // 3]))
+        config = _draw_config(random, span, bound, plan)
+        most, domain = int(random.choice([5, 30, 120])), int(random.choice([1, 4, 20]))
+        width, batch_rows = int(random.integers(1, 4)), int(random.choice([1, 7, 1000]))
+        part_rows = (None, 1, 2, 10)[seed % 4] if config.pace == "asap" else None  # slots end while small parts wait
+        while True:
+            rows, valid = _draw_rows(random, plan, span, bound, most, domain)
+            scenario = PlanScenario(seed, plan, config, rows, valid, width, batch_rows, part_rows)
+            if most <= 5 or scenario._answer is not None:
+                return scenario if calm else scenario.with_events()
+            most, domain = most // 2, domain * 4
+
+    def with_events(self) -> PlanScenario:
+        """The same, in many cases with moves and resizes, and with checkpoints and crashes."""
+        random = np.random.default_rng([self.seed, 21])
+        plain: dict[str, Any] = to_plain(self.config)
+        epoch_us = self.config.cluster.distribution_epoch_us
+        if epoch_us and random.random() < 0.6:
+            if self.config.pace == "realtime":  # messages take up to 0.1 s: many epochs meanwhile, but not many thousands
+                epoch_us = plain["cluster"]["distribution_epoch_us"] = max(epoch_us, int(random.choice([300, 3_000, 30_000])))
+            plain["reorganization"] |= {
+                "policy": "random",
+                "epoch_us": epoch_us * int(random.choice([1, 1, 2, 5])),
+                "declustering": str(random.choice(["fixed", "adaptive"])),
+                "active_slaves": int(random.integers(0, 3)),
+                "random_moves": int(random.choice([1, 3, 20])),
+                "chunk_bytes": 1 << 10,
+            }
+        crashes: list[tuple[int, int]] = []
+        if random.random() < 0.5:
+            plain["checkpoint"]["epochs"] = int(random.choice([1, 2, 5]))
+            for _ in range(int(random.integers(0, 4))):
+                crashes.append((int(random.geometric(1 / random.choice([50, 300, 1000]))), int(random.integers(0, 4))))
+        return replace(self, config=config_from_plain(plain), crashes=tuple(crashes))
+
+    def good_rows(self) -> dict[str, list[Row]]:
+        """The rows of every source that take part: with a time, and not late."""
+        good: dict[str, list[Row]] = {}
+        for name, rows in self.rows.items():
+            high, kept = -(1 << 62), []
+            for row, valid in zip(rows, self.valid[name], strict=True):
+                if valid and row.ts >= high - self.config.time.max_out_of_order_us:
+                    kept.append(row)
+                high = max(high, row.ts) if valid else high
+            good[name] = kept
+        return good
+
+    def evaluated(self) -> dict[str, list[Row]]:
+        """The rows of every node."""
+        return self._answer or evaluate(self.plan, self.good_rows())
+
+    @cached_property
+    def _answer(self) -> dict[str, list[Row]] | None:
+        """The rows of every node; None if a node has more than MOST_ROWS."""
+        try:
+            return evaluate(self.plan, self.good_rows(), MOST_ROWS)
+        except TooManyRowsError:
+            return None
+
+    def sources(self) -> list[list[SourceBatch]]:
+        """Batches of every source, as a file would give them."""
+        instances = Instances.of(self.plan, self.config, self.width)
+        out = []
+        for node in instances.stages.sources:
+            whole = source_batch(node, self.rows[node.name], self.valid[node.name], instances.columns.read[node.name])
+            out.append([_sliced(whole, at, at + self.batch_rows) for at in range(0, len(whole), self.batch_rows)])
+        return out
+
+
+def _draw_plan(random: np.random.Generator, span: int) -> LogicalPlan:
+    """1 to 3 joins over 1 to 4 sources and some unions; the last join is the result, and everything leads to it."""
+    key_type = str(random.choice(["int64", "string", "int64", "uint32"]))
+    columns = (Column("k", key_type), Column("s", "string"), Column("v", "int64"), Column("ts", "timestamp[us]"))
+    nodes: list[Node] = [Source(f"s{i}", columns, "ts") for i in range(int(random.integers(1, 5)))]
+    schemas: dict[str, Schema] = {node.name: Schema(columns, "ts") for node in nodes}
+    joins = int(random.integers(1, 4))
+    while joins:
+        name, names = f"n{len(nodes)}", list(schemas)
+        recent = names[-3:]
+        left = str(random.choice(recent if random.random() < 0.7 else names))
+        if random.random() < 0.25:
+            alike = [other for other in names if schemas[other] == schemas[left]]
+            node: Node = Union(name, (left, str(random.choice(alike))))
+        else:
+            joins -= 1
+            node = _draw_join(random, name, left, str(random.choice(names)), span, schemas)
+        nodes.append(node)
+        schemas[name] = _schema_with(nodes, name)
+    reached, last = {nodes[-1].name}, nodes[-1].name
+    for node in reversed(nodes):
+        if node.name in reached:
+            reached |= set(node.inputs)
+    return LogicalPlan((*(node for node in nodes if node.name in reached), Result("out", last)))
+
+
+def _schema_with(nodes: Sequence[Node], name: str) -> Schema:
+    read = {input_name for node in nodes for input_name in node.inputs}
+    results = [Result(f"r_{node.name}", node.name) for node in nodes if node.name not in read]
+    return LogicalPlan((*nodes, *results)).schema(name)
+
+
+def _draw_join(
+    random: np.random.Generator, name: str, left: str, right: str, span: int, schemas: dict[str, Schema]
+) -> IntervalJoin:
+    wanted = ["k"] if random.random() < 0.7 else [["s"], ["k", "s"]][int(random.integers(0, 2))]
+    keys = [tuple(_named(random, schemas[side], letter) for letter in wanted) for side in (left, right)]
+    low, high = sorted(random.integers(-span // 4, span // 4 + 1, 2).tolist())
+    if random.random() < 0.3:
+        low = high = 0
+    how = str(random.choice(list(JOIN_KINDS) if random.random() < 0.6 else ["inner"]))
+    time = str(random.choice(_OUTPUT_TIMES))
+    return IntervalJoin(name, left, right, *keys, QueryConfig(low, high, how=how), time)  # type: ignore[arg-type, call-arg]
+
+
+def _named(random: np.random.Generator, schema: Schema, letter: str) -> str:
+    """A column of this name, which joins may have prefixed."""
+    return str(random.choice([name for name in schema.types if name.strip("_").split("_")[-1] == letter]))
+
+
+def _draw_config(random: np.random.Generator, span: int, bound: int, plan: LogicalPlan) -> RunConfig:
+    realtime = random.random() < 0.3
+    epoch = int(random.choice([max(1, span // 50), span // 5, 3 * span]))
+    by_count = not realtime and random.random() < 0.5
+    block_tuples = int(random.choice([1, 2, 8, 64]))
+    plain: dict[str, Any] = {
+        "join": {"lower_us": 0, "upper_us": 0},
+        "pace": "realtime" if realtime else "asap",
+        "time": {"max_out_of_order_us": bound, "late": "drop"},
+        "cluster": {
+            "partition_count": int(random.choice([1, 2, 7, 60])),
+            "distribution_epoch_us": 0 if by_count else max(LEAST_EPOCH_US if realtime else 1, epoch),
+            "epoch_tuples": int(random.choice([1, 20, 100, 10_000])),
+        },
+        "module": {
+            "block_bytes": 64 * block_tuples,
+            "theta_bytes": 64 * block_tuples * int(random.choice([0, 1, 5, 1000])),
+            "result_buffer_bytes": int(random.choice([4096, 1 << 16])),
+            "stream_buffer_bytes": 1 << 20,
+            "window_bytes": 8 << 20,
+        },
+        "sink": {"kind": str(random.choice(["parquet", "count"]))},
+    }
+    return config_from_plain(plain)
+
+
+def _draw_rows(
+    random: np.random.Generator, plan: LogicalPlan, span: int, bound: int, most: int, domain: int
+) -> tuple[dict[str, list[Row]], dict[str, list[bool]]]:
+    rows: dict[str, list[Row]] = {}
+    valid: dict[str, list[bool]] = {}
+    for node in plan.nodes:
+        if not isinstance(node, Source):
+            continue
+        n = int(random.integers(0, most + 1)) if random.random() < 0.9 else 0
+        base = np.sort(random.integers(0, span, n))
+        if random.random() < 0.3:  # the stream ends early, or starts late
+            base = base // 2 + int(random.choice([0, span // 2]))
+        ts = base - (random.integers(0, bound + 1, n) if bound else 0)
+        late = random.random(n) < random.choice([0, 0.05])
+        ts = np.where(late, ts - span // 3, ts)
+        valid[node.name] = (random.random(n) >= random.choice([0, 0, 0.05])).tolist()
+        null_key = random.random(n) < random.choice([0, 0.1])
+        keys = random.integers(0, domain, n)
+        text = dict(node.columns)["k"] == "string"
+        found = []
+        for i in range(n):
+            key: Any = None if null_key[i] else f"key {keys[i]}" if text else int(keys[i])
+            found.append(Row(i, int(ts[i]), (key, f"s{int(keys[i]) % 3}", i, int(ts[i]))))
+        rows[node.name] = found
+    return rows, valid
+
+
+def source_batch(node: Source, rows: Sequence[Row], valid: Sequence[bool], names: Sequence[str]) -> SourceBatch:
+    """Rows of a source, with the columns of these names."""
+    n, ts = len(rows), np.array([row.ts for row in rows], np.int64)
+    at = {column.name: i for i, column in enumerate(node.columns)}
+    types = dict(node.columns)
+    arrays = {name: pa.array([row.values[at[name]] for row in rows], storage(type_named(types[name]))) for name in names}
+    columns = Columns(pa.record_batch(arrays)) if names else None
+    ids = np.array([row.id for row in rows], np.uint64)
+    mask = None if all(valid) else np.array(valid, np.bool_)
+    return SourceBatch(np.zeros(n, np.int64), ts, ids, None, mask, None, columns)
+
+
+def _sliced(batch: SourceBatch, start: int, stop: int) -> SourceBatch:
+    columns = None if batch.columns is None else batch.columns.slice(start, min(stop, len(batch)))
+    valid = None if batch.ts_valid is None else batch.ts_valid[start:stop]
+    return SourceBatch(batch.key[start:stop], batch.ts[start:stop], batch.id[start:stop], None, valid, None, columns)
+
+
+def decoded(instances: Instances, result: SimulationResult) -> Counter[tuple[Any, ...]]:
+    """The rows of the result, times as microseconds."""
+    columns = instances.columns.stages[instances.last.id].codecs
+    output = OutputColumns(columns[LEFT], columns[RIGHT], False, instances.last.join.semantics.how)
+    found: Counter[tuple[Any, ...]] = Counter()
+    for pairs in result.pairs:
+        batch = output.decode(pairs)
+        assert batch.schema.names == [c.name for c in instances.last.schema.columns]
+        arrays = [a.cast(pa.int64()) if pa.types.is_timestamp(a.type) else a for a in batch.columns]
+        found.update(zip(*(array.to_pylist() for array in arrays), strict=True))
+    return found
+
+
+def run_plan(seed: int, *, calm: bool = False) -> PlanScenario:
+    """Simulate one scenario. SimulationError, SwjoinError or AssertionError when the run or its answer is wrong."""
+    scenario = PlanScenario.draw(seed, calm=calm)
+    simulate(scenario, scenario.evaluated()["out"])
+    return scenario
+
+
+def simulate(scenario: PlanScenario, expected: Sequence[Row]) -> None:
+    """Run a scenario in the simulator, whose rows must be the expected ones."""
+    with parts_of(scenario.part_rows), tempfile.TemporaryDirectory() as folder:
+        where = Path(folder) if scenario.config.checkpoint.enabled else None
+        run = scenario.plan, scenario.config, scenario.sources(), scenario.width, scenario.seed
+        simulation = PlanSimulation(*run, where, scenario.crashes)
+        result = simulation.run()
+    check_answer(scenario, simulation.instances, result, expected)
+
+
+@contextmanager
+def parts_of(rows: int | None) -> Iterator[None]:
+    """Parts between stages have about so many rows at most, and several of them are joined at once."""
+    if rows is None:
+        yield
+        return
+    with (
+        patch.object(exchange, "PART_ROWS", rows),
+        patch.object(merger, "READY_ROWS", rows),
+        patch.object(merger, "MERGED_ROWS", 3 * rows),
+    ):
+        yield
+
+
+def check_answer(scenario: PlanScenario, instances: Instances, result: SimulationResult, expected: Sequence[Row]) -> None:
+    """SimulationError unless count, digest and rows are the expected ones."""
+    answer = Answer.of(expected)
+    if (result.count, result.digest) != (answer.row_count, format_digest(answer.digest)):
+        raise SimulationError(f"{result.count} rows, digest {result.digest}; the oracle has {answer.row_count}")
+    if scenario.config.sink.kind != "count":
+        rows = decoded(instances, result)
+        if rows != Counter(row.values for row in expected):
+            raise SimulationError(f"count and digest are right, rows are not: {(rows - Counter(r.values for r in expected))}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="random plans in the simulator, against the oracle")
+    parser.add_argument("count", type=int)
+    parser.add_argument("--seed", type=int, default=0, help="of the first one")
+    args = parser.parse_args()
+    failures = 0
+    for seed in range(args.seed, args.seed + args.count):
+        try:
+            run_plan(seed)
+        except (SimulationError, SwjoinError, AssertionError) as error:
+            failures += 1
+            print(f"seed {seed}: {type(error).__name__}: {error}", flush=True)
+    print(f"{args.count} plans, {failures} failures")
+    return min(failures, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
