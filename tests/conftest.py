@@ -28,7 +28,10 @@ class Outcome:
         self.code, self.out, self.err = code, out, [line for line in err.splitlines() if line]
 
 
-FREE = ("test_mpi.py", "test_join_kinds.py", "test_simulator.py", "test_planted_bugs.py")  # their tests share nothing
+FREE = (  # their tests share nothing
+    *("test_mpi.py", "test_join_kinds.py", "test_simulator.py", "test_planted_bugs.py"),
+    *("test_plans.py", "test_planted_plan_bugs.py"),
+)
 
 
 @pytest.hookimpl(tryfirst=True)

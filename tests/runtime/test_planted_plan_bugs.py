@@ -1,0 +1,282 @@
+"""Planted bugs of merging, watermarks, credit and the exchange: the simulator's checkers and the oracle of plans must catch
+each one in 5 of 60 random plans. Without a bug the same plans are right (`test_plans`)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from swjoin.cluster import exchange
+from swjoin.cluster.exchange import EpochHeader, KeyedEdge, Outlet
+from swjoin.cluster.messages import Granted
+from swjoin.cluster.role import Effect, Send
+from swjoin.cluster.slave import stage
+from swjoin.cluster.slave.merger import Merger, Piece
+from swjoin.cluster.slave.stage import StageInstance
+from swjoin.core.batch import LEFT, RIGHT, Pairs, TupleBatch
+from swjoin.core.data_messages import Delivery
+from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
+from swjoin.core.key_encoder import KeyEncoder
+from swjoin.operators.join_windows import JoinWindows
+from swjoin.runtime.simulator.simulator import Simulation
+from tests.support.planted import texts
+from tests.tools.random_plans import run_plan
+
+SEEDS, ENOUGH = 60, 5
+RARE = {"the greatest watermark of the senders": 1, "< for <= in windows": 4}  # of 60
+Monkey = pytest.MonkeyPatch
+
+
+def _caught(enough: int = ENOUGH) -> list[str]:
+    """Complaints, until there are enough."""
+    return list(itertools.islice(texts(range(SEEDS), partial(run_plan, calm=True)), enough))
+
+
+def _moved(watermark_us: int, by_us: int) -> int:
+    return watermark_us if watermark_us in (BEGIN_OF_TIME_US, END_OF_TIME_US) else watermark_us + by_us
+
+
+# ---------------------------------------------------------------- merging and watermarks
+
+
+class _Forgiving(set[Any]):
+    remove = set.discard
+
+
+def _short_of_one_sender(monkeypatch: Monkey) -> None:
+    next_epoch = Merger._next_epoch
+
+    def short(self: Merger) -> None:
+        next_epoch(self)
+        self._missing = _Forgiving(sorted(self.feeds)[: max(1, len(self.feeds) - 1)])
+
+    monkeypatch.setattr(Merger, "_next_epoch", short)
+
+
+def _moved_by_any_part(monkeypatch: Monkey) -> None:
+    """Each piece moves the watermarks to those of the final parts that have come, also when others are missing."""
+    take = Merger.take
+
+    def hasty(self: Merger) -> Piece:
+        piece = take(self)
+        if not piece.final:
+            self.times_us = self._least(LEFT), self._least(RIGHT)
+            piece.times_us = self.times_us
+        return piece
+
+    monkeypatch.setattr(Merger, "take", hasty)
+
+
+def _greatest_of_senders(monkeypatch: Monkey) -> None:
+    def greatest(self: Merger, port: int) -> int:
+        return max((feed.next_watermark_us for feed in self.feeds.values() if feed.port == port), default=END_OF_TIME_US)
+
+    monkeypatch.setattr(Merger, "_least", greatest)
+
+
+def _promise_without_the_window(monkeypatch: Monkey) -> None:
+    monkeypatch.setattr(stage, "watermark_out", lambda join, inputs: min(inputs))
+
+
+def _promise_of_what_is_to_come(monkeypatch: Monkey) -> None:
+    rule = stage.watermark_out
+    monkeypatch.setattr(stage, "watermark_out", lambda join, inputs: _moved(rule(join, inputs), 50))
+
+
+def _promise_before_its_rows(monkeypatch: Monkey) -> None:
+    """The final parts of a stage leave before the rows of its epoch."""
+    close = Outlet.close
+
+    def early(self: Outlet, header: EpochHeader, watermarks_us: Mapping[int, int]) -> None:
+        held = {} if header.last else {edge: (lane.rows, lane.row_count) for edge, lane in self._lanes.items()}
+        for edge in held:
+            self._lanes[edge].rows, self._lanes[edge].row_count = [], 0
+        close(self, header, watermarks_us)
+        for edge, (rows, count) in held.items():
+            self._lanes[edge].rows, self._lanes[edge].row_count = rows, count
+
+    def end(self: StageInstance, delivery: Delivery) -> list[Effect]:
+        monkeypatch.setattr(Outlet, "close", early)
+        try:
+            return real_end(self, delivery)
+        finally:
+            monkeypatch.setattr(Outlet, "close", close)
+
+    real_end = StageInstance.end
+    monkeypatch.setattr(StageInstance, "end", end)
+
+
+def _strict_promise(monkeypatch: Monkey) -> None:
+    """`<` for `<=`: later rows are taken to be above the watermark."""
+    close = Outlet.close
+
+    def strict(self: Outlet, header: EpochHeader, watermarks_us: Mapping[int, int]) -> None:
+        close(self, header, {edge: _moved(time_us, 1) for edge, time_us in watermarks_us.items()})
+
+    monkeypatch.setattr(Outlet, "close", strict)
+
+
+def _strict_windows(monkeypatch: Monkey) -> None:
+    """`<=` for `<`: windows forget rows that are as old as a partner may be."""
+    dead_below = JoinWindows.dead_below
+
+    def early(self: JoinWindows) -> Any:
+        left_us, right_us = dead_below(self)
+        return _moved(left_us, 1), _moved(right_us, 1)
+
+    monkeypatch.setattr(JoinWindows, "dead_below", early)
+
+
+# ---------------------------------------------------------------- rows
+
+
+def _union_without_ids(monkeypatch: Monkey) -> None:
+    monkeypatch.setattr(exchange, "union_row_ids", lambda index, ids: ids)
+
+
+def _keyed_by(change: Callable[[KeyedEdge, TupleBatch, TupleBatch], tuple[TupleBatch, TupleBatch]]) -> Callable[[Monkey], None]:
+    keyed = KeyedEdge.keyed
+    return lambda monkeypatch: monkeypatch.setattr(KeyedEdge, "keyed", lambda self, rows: change(self, *keyed(self, rows)))
+
+
+def _distinct(edge: KeyedEdge, rows: TupleBatch, nulls: TupleBatch) -> tuple[TupleBatch, TupleBatch]:
+    """Of a union's rows, those with a key and a time of their own."""
+    if not edge.edge.union_inputs or not len(rows):
+        return rows, nulls
+    return rows.take(np.sort(np.unique(np.stack([rows.key, rows.ts]), axis=1, return_index=True)[1])), nulls
+
+
+def _hash_for_equality(monkeypatch: Monkey) -> None:
+    """Hashes, of which many are equal, are joined as keys."""
+    _short_hashes(monkeypatch)
+    packed = StageInstance._packed
+
+    def hashes(self: StageInstance, port: int, batches: list[TupleBatch]) -> TupleBatch:
+        batch = packed(self, port, batches)
+        return batch if self._keys.native or not batches else replace(batch, key=TupleBatch.concat(batches).key)
+
+    monkeypatch.setattr(StageInstance, "_packed", hashes)
+
+
+def _short_hashes(monkeypatch: Monkey) -> None:
+    hashed = KeyEncoder.hashed
+
+    def short(self: KeyEncoder, columns: list[Any]) -> Any:
+        keys, valid = hashed(self, columns)
+        return keys if self.native else keys & 1, valid
+
+    monkeypatch.setattr(KeyEncoder, "hashed", short)
+
+
+def _null_keys_are_equal(monkeypatch: Monkey) -> None:
+    hashed = KeyEncoder.hashed
+    monkeypatch.setattr(KeyEncoder, "hashed", lambda self, columns: (hashed(self, columns)[0], None))
+
+
+def _key_of_the_edge_before(monkeypatch: Monkey) -> None:
+    """Rows of a stage have the key by which they were joined, not that of the edge over which they leave."""
+    keys: list[Any] = []
+    emit, hashed = StageInstance.emit, KeyEncoder.hashed
+
+    def noting(self: StageInstance, pairs: Pairs, delivery: Delivery) -> list[Effect]:
+        keys.append(pairs.key)
+        try:
+            return emit(self, pairs, delivery)
+        finally:
+            keys.pop()
+
+    def stale(self: KeyEncoder, columns: list[Any]) -> Any:
+        found, valid = hashed(self, columns)
+        return (keys[-1] if keys else found), valid
+
+    monkeypatch.setattr(StageInstance, "emit", noting)
+    monkeypatch.setattr(KeyEncoder, "hashed", stale)
+
+
+# ---------------------------------------------------------------- parts and credit
+
+
+def _served_by(change: Callable[[Send, int], list[Effect]]) -> Callable[[Monkey], None]:
+    """change: of the part that is sent as the n-th one of an outlet."""
+
+    def plant(monkeypatch: Monkey) -> None:
+        serve = Outlet.serve
+
+        def changed(self: Outlet) -> list[Effect]:
+            before = sum(receiver.sent for receiver in self._receivers.values())
+            sends = [effect for effect in serve(self) if isinstance(effect, Send)]
+            return [out for i, send in enumerate(sends) for out in change(send, before + i)]
+
+        monkeypatch.setattr(Outlet, "serve", changed)
+        monkeypatch.setattr(Simulation, "MAX_STEPS", 10_000)
+
+    return plant
+
+
+def _credit_ignored(monkeypatch: Monkey) -> None:
+    """A sender begins epochs that its receivers do not take yet."""
+    monkeypatch.setattr(exchange._Receiver, "ready", property(lambda self: bool(self.parts)))
+
+
+def _null_keys_are_dropped(edge: KeyedEdge, rows: TupleBatch, nulls: TupleBatch) -> tuple[TupleBatch, TupleBatch]:
+    return rows, nulls.slice(0, 0)
+
+
+BUGS: dict[str, Callable[[Monkey], None]] = {
+    "a merger short of one sender": _short_of_one_sender,
+    "a watermark moved by a part that is not final": _moved_by_any_part,
+    "the greatest watermark of the senders": _greatest_of_senders,
+    "a join's promise without the window": _promise_without_the_window,
+    "a promise of what is to come": _promise_of_what_is_to_come,
+    "a promise before its rows": _promise_before_its_rows,
+    "< for <= at an edge": _strict_promise,
+    "< for <= in windows": _strict_windows,
+    "a union that keeps ids": _union_without_ids,
+    "a union that deduplicates": _keyed_by(_distinct),
+    "a hash taken for equality": _hash_for_equality,
+    "null keys are equal": _null_keys_are_equal,
+    "null keys are dropped": _keyed_by(_null_keys_are_dropped),
+    "the key of another edge": _key_of_the_edge_before,
+    "a part lost": _served_by(lambda send, n: [] if n == 5 else [send]),
+    "a part twice": _served_by(lambda send, n: [send] * (1 + (n == 5))),
+    "credit ignored": _credit_ignored,
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_planted_bugs_are_caught(name: str, monkeypatch: Monkey) -> None:
+    BUGS[name](monkeypatch)
+    monkeypatch.setattr(
+        Simulation, "MAX_STEPS", 20_000
+    )  # the plans need fewer than 10,000; in realtime pace a run that waits for ever goes on ticking
+    enough = RARE.get(name, ENOUGH)
+    assert len(_caught(enough)) == enough
+
+
+def test_equal_hashes_of_other_keys_do_no_harm(monkeypatch: Monkey) -> None:
+    """Hashes only route: with two of them for all strings, every answer is right."""
+    _short_hashes(monkeypatch)
+    assert not _caught()
+
+
+def test_lost_credit_is_caught(monkeypatch: Monkey) -> None:
+    """Credit is a total, so the last one is lost: its sender waits for ever, and so do the others."""
+    joined = StageInstance.joined
+
+    def silent(self: StageInstance, *, ended: bool) -> list[Effect]:
+        assert self._open is not None
+        last = self._open.last and self._open.final
+        return [e for e in joined(self, ended=ended) if not (last and isinstance(e, Send) and isinstance(e.message, Granted))]
+
+    monkeypatch.setattr(StageInstance, "joined", silent)
+    monkeypatch.setattr(Simulation, "MAX_STEPS", 10_000)  # in realtime pace a run that waits for ever goes on ticking
+    found = _caught()
+    assert len(found) == ENOUGH
+    assert all(text.startswith(("every role waits for another", "no end in sight")) for text in found)
+    assert sum(text.startswith("every role waits for another") for text in found) >= 3
