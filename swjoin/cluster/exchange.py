@@ -237,6 +237,10 @@ class Outlet:
         assert mine.consumed <= credit.consumed <= mine.sent, f"{credit.consumed} parts worked on, {mine.sent} sent"
         mine.consumed, mine.until_epoch = credit.consumed, max(mine.until_epoch, credit.until_epoch)
 
+    def consumed(self, receiver: RoleId) -> int:
+        """Parts that a receiver has worked on."""
+        return self._receivers[receiver].consumed
+
     def serve(self) -> list[Effect]:
         """Send the parts for which there is credit."""
         effects: list[Effect] = []

@@ -1,0 +1,267 @@
+"""Plans of several stages: what a second join costs, and what it costs to merge four senders instead of one.
+
+What: `row`: two joins in a row over one join, input tuples/s of one core: gateway and one instance of each stage in one
+thread, count and digest. `senders`: one instance of the second stage, whose left port has one sender or four at the same
+total rate, time per tuple. Turn by turn; every answer is compared with one that sorting gives.
+Why: the exchange between stages is new work for every tuple of an intermediate result.
+
+Usage: python -m benchmarks.stages [--repeat N] [--tiny]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections import Counter, deque
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks import parse
+from swjoin.cluster.exchange import EpochHeader, Outlet
+from swjoin.cluster.gateway.feeds import Feeds
+from swjoin.cluster.gateway.gateway import Gateway
+from swjoin.cluster.instances import Instances
+from swjoin.cluster.messages import EpochPlan, EpochWanted, Granted
+from swjoin.cluster.role import (
+    COLLECTOR,
+    GATEWAY,
+    MASTER,
+    BatchRead,
+    Effect,
+    Read,
+    Received,
+    Role,
+    RoleId,
+    Send,
+    SourceEnded,
+    WorkDue,
+    slave_role,
+)
+from swjoin.cluster.slave.slave import Slave
+from swjoin.config.loader import config_from_plain
+from swjoin.config.sections import QueryConfig
+from swjoin.core.batch import LEFT, SourceBatch, TupleBatch
+from swjoin.core.columns import Columns
+from swjoin.core.data_messages import Delivery, ResultChunk
+from swjoin.core.ids import END_OF_TIME_US, EpochIndex, SlaveId
+from swjoin.core.join_semantics import mix64
+from swjoin.plan.logical import Column, IntervalJoin, LogicalPlan, Result, Source
+
+WINDOW_US, RATE, SECONDS = 10_000_000, 100_000, 30
+DOMAIN = 2 * RATE * WINDOW_US // 1_000_000  # one partner each
+ROWS = 65_536
+Rows = tuple[Any, Any, Any]  # keys, times, ids
+
+
+def plan_of(joins: int) -> LogicalPlan:
+    """One join, or two in a row, of streams with an integer key."""
+    columns = (Column("k", "int64"), Column("ts", "timestamp[us]"))
+    sources = [Source(name, columns, "ts") for name in "abc"[: joins + 1]]
+    query = QueryConfig(-WINDOW_US, WINDOW_US)
+    chain = [IntervalJoin("j", "a", "b", ("k",), ("k",), query), IntervalJoin("i", "j", "c", ("k",), ("k",), query)]
+    return LogicalPlan((*sources, *chain[:joins], Result("out", chain[joins - 1].name)))
+
+
+def stream(seed: int, rows: int) -> Rows:
+    random = np.random.default_rng(seed)
+    ts = np.sort(random.integers(0, rows * 1_000_000 // RATE, rows))
+    return random.integers(0, DOMAIN, rows), ts, np.arange(rows, dtype=np.uint64)
+
+
+def joined(left: Rows, right: Rows) -> Rows:
+    """Keys, times and ids of the rows of a join, found by sorting."""
+    from swjoin.core.hashing import pair_ids
+
+    span = 1 << 33
+    order = np.argsort(right[0] * span + right[1], kind="stable")
+    flat = (right[0] * span + right[1])[order]
+    low = np.searchsorted(flat, left[0] * span + np.maximum(left[1] - WINDOW_US, 0), "left")
+    high = np.searchsorted(flat, left[0] * span + left[1] + WINDOW_US, "right")
+    count = high - low
+    i = np.repeat(np.arange(len(left[0])), count)
+    j = order[np.repeat(low - np.concatenate([[0], np.cumsum(count)[:-1]]), count) + np.arange(len(i))]
+    return left[0][i], np.maximum(left[1][i], right[1][j]), pair_ids(left[2][i], right[2][j])
+
+
+def answer(rows: Rows) -> tuple[int, int]:
+    return len(rows[2]), int(np.add.reduce(rows[2], dtype=np.uint64))
+
+
+class _Run:
+    """All roles of a plan in one thread, with one instance of each stage; the master grants every epoch."""
+
+    def __init__(self, plan: LogicalPlan, streams: list[Rows]) -> None:
+        config = config_from_plain({"join": {"lower_us": 0, "upper_us": 0}, "sink": {"kind": "count"}})
+        self.instances = instances = Instances.of(plan, config, 1)
+        self._batches = [deque(_batches(rows)) for rows in streams]
+        self._gateway = Gateway(instances.config_of_gateway, instances.slave_count, (None, None), feeds=Feeds(instances))
+        self._roles: dict[RoleId, Role] = {GATEWAY: self._gateway}
+        self._roles |= {slave_role(s): Slave.of_plan(instances, SlaveId(s)) for s in range(instances.slave_count)}
+        self.count = self.digest = 0
+
+    def run(self) -> float:
+        """Seconds."""
+        start = time.perf_counter()
+        mail: deque[tuple[RoleId, Effect]] = deque((GATEWAY, effect) for effect in self._gateway.start())
+        while not all(role.finished for role in self._roles.values()):
+            while mail:
+                mail += self._perform(*mail.popleft())
+            for name, role in self._roles.items():
+                if isinstance(role, Slave) and role.has_work:
+                    mail += [(name, effect) for effect in role.handle(WorkDue(), 0)]
+        return time.perf_counter() - start
+
+    def _perform(self, sender: RoleId, effect: Effect) -> list[tuple[RoleId, Effect]]:
+        match effect:
+            case Send(to, message) if to in self._roles:
+                return [(to, e) for e in self._roles[to].handle(Received(sender, message), 0)]
+            case Send(_, EpochWanted() as wanted):
+                slaves = tuple(range(self.instances.slave_count))
+                plan = EpochPlan(wanted.epoch, slaves, everything=wanted.everything, last=wanted.everything)
+                return [(GATEWAY, e) for e in self._gateway.handle(Received(MASTER, plan), 0)]
+            case Send(to, ResultChunk(results=results)) if to == COLLECTOR and results is not None:
+                self.count += int(results.counts.sum())
+                self.digest = (self.digest + int(np.add.reduce(results.digests, dtype=np.uint64))) % 2**64
+            case Read(stream):
+                queue = self._batches[stream]
+                event = BatchRead(stream, queue.popleft()) if queue else SourceEnded(stream)
+                return [(GATEWAY, e) for e in self._gateway.handle(event, 0)]
+        return []
+
+
+def _batches(rows: Rows) -> list[SourceBatch]:
+    keys, ts, ids = rows
+    columns = Columns(pa.record_batch({"k": pa.array(keys)}))
+    cuts = [(a, min(a + ROWS, len(keys))) for a in range(0, len(keys), ROWS)]
+    nothing = np.zeros(ROWS, np.int64)
+    return [SourceBatch(nothing[: b - a], ts[a:b], ids[a:b], None, None, None, columns.slice(a, b)) for a, b in cuts]
+
+
+def _tuples(rows: Rows, start: int, stop: int) -> TupleBatch:
+    keys, ts, ids = (column[start:stop] for column in rows)
+    columns = Columns(pa.record_batch({"k": pa.array(keys)}))
+    return TupleBatch(np.zeros(len(keys), np.int64), ts, ids, ts, None, columns)
+
+
+class _Receiver:
+    """Instance 0 of the second stage, with so many senders at its left port, and their deliveries, made before."""
+
+    def __init__(self, width: int, left: Rows, right: Rows, epochs: int) -> None:
+        config = config_from_plain({"join": {"lower_us": 0, "upper_us": 0}, "sink": {"kind": "count"}})
+        instances = Instances.of(plan_of(2), config, width)
+        stages = instances.stages.stages
+        edges = [edge for edge in instances.stages.edges if edge.receiver == stages[1]]
+        (inner,), (outer,) = ([e for e in edges if (e.port == LEFT) is left_port] for left_port in (True, False))
+        outlets = [(slave_role(s), inner, Outlet(instances, [inner], s)) for s in range(width)]
+        outlets += [(GATEWAY, outer, Outlet(instances, [outer], 0))]
+        self.me = slave_role(instances.slaves_of(stages[1])[0])
+        self._slave = Slave.of_plan(instances, SlaveId(instances.slaves_of(stages[1])[0]))
+        self._parts: list[list[tuple[RoleId, Delivery]]] = []  # by epoch
+        for epoch in range(epochs):
+            ends = (
+                [END_OF_TIME_US] * 2
+                if epoch == epochs - 1
+                else [int(r[1][len(r[1]) * (epoch + 1) // epochs]) for r in (left, right)]
+            )
+            header = EpochHeader(EpochIndex(epoch), instances.slave_count, last=epoch == epochs - 1)
+            found: list[list[tuple[RoleId, Delivery]]] = []
+            for i, (sender, edge, outlet) in enumerate(outlets):
+                rows, end, share, of = (left, ends[0], i, width) if edge is inner else (right, ends[1], 0, 1)
+                start, stop = (len(rows[0]) * (epoch + n) // epochs for n in (0, 1))
+                length = stop - start
+                outlet.add(edge.id, _tuples(rows, start + length * share // of, start + length * (share + 1) // of), header)
+                outlet.close(header, {edge.id: end})
+                found.append([(sender, part) for part in _drained(outlet, self.me)])
+            self._parts.append(found[-1] + [part for parts in zip(*found[:-1], strict=False) for part in parts])
+            rest = [part for parts in found[:-1] for part in parts[min(map(len, found[:-1])) :]]
+            self._parts[-1] += rest
+        owner = instances.group_maps[1].owner
+        groups = ((mix64(left[0].astype(np.uint64)) >> np.uint64(32)) * np.uint64(len(owner))) >> np.uint64(32)
+        mine = owner[groups.astype(np.int64)] == 0
+        self.expected = len(joined((left[0][mine], left[1][mine], left[2][mine]), right)[0])
+        self.tuples = sum(len(d.left) + len(d.right) for parts in self._parts for _, d in parts)
+
+    def run(self) -> tuple[float, int]:
+        """Nanoseconds per tuple, and rows."""
+        slave, start = self._slave, time.perf_counter_ns()
+        for parts in self._parts:
+            for sender, part in parts:
+                slave.handle(Received(sender, part), 0)
+                while slave.has_work:
+                    slave.handle(WorkDue(), 0)
+        took_ns = time.perf_counter_ns() - start
+        if not slave.finished:
+            raise SystemExit("the instance waits for a part")
+        return took_ns / self.tuples, slave.produced
+
+
+def _drained(outlet: Outlet, me: RoleId) -> list[Delivery]:
+    """All parts for one receiver, whatever the credit."""
+    found: list[Delivery] = []
+    sent: Counter[RoleId] = Counter()
+    while True:
+        effects = outlet.serve()
+        for effect in effects:
+            assert isinstance(effect, Send)
+            sent[effect.to] += 1
+            if effect.to == me and isinstance(effect.message, Delivery):
+                found.append(effect.message)
+        if not effects:
+            return found
+        for role, count in sent.items():
+            outlet.granted(role, Granted(1 << 40, count + outlet.consumed(role)))
+        sent.clear()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--seconds", type=int, default=SECONDS, help="length of the streams")
+    args = parse(parser, repeat=1, seconds=1)
+    rows = args.seconds * RATE
+    streams = [stream(seed, rows) for seed in (1, 2, 3)]
+    first = joined(streams[0], streams[1])
+    right = {1: answer(first), 2: answer(joined(first, streams[2]))}
+    print(
+        f"three streams of {rows:,} tuples, {RATE:,}/s each, keys uniform in {DOMAIN:,}, W = {WINDOW_US // 10**6} s; one core"
+    )
+    speeds: dict[int, list[float]] = {1: [], 2: []}
+    for turn in range(args.repeat + 1):
+        for joins, took in speeds.items():
+            run = _Run(plan_of(joins), streams[: joins + 1])
+            seconds = run.run()
+            if (run.count, run.digest) != right[joins]:
+                raise SystemExit(f"{joins} joins: {run.count} rows, digest {run.digest:x}; expected {right[joins]}")
+            if turn:
+                took.append((joins + 1) * rows / seconds)
+    _table("joins in a row", "M input tuples/s", [(str(n), [v / 1e6 for v in took]) for n, took in speeds.items()])
+    order = np.argsort(first[1], kind="stable")
+    left: Rows = (first[0][order], first[1][order], first[2][order])
+    costs: dict[int, list[float]] = {1: [], 4: []}
+    for turn in range(args.repeat + 1):
+        for width, took in costs.items():
+            thin = 4 // width  # the receiver has about as many rows in every case
+            share = [(r[0][::thin], r[1][::thin], r[2][::thin]) for r in (left, streams[2])]
+            receiver = _Receiver(width, share[0], share[1], max(1, args.seconds))
+            cost_ns, found = receiver.run()
+            if found != receiver.expected:
+                raise SystemExit(f"{width} senders: {found} rows, expected {receiver.expected}")
+            if turn:
+                took.append(1e3 / cost_ns)
+    _table("senders", "M tuples/s of the receiver", [(str(n), took) for n, took in costs.items()])
+
+
+def _table(what: str, unit: str, rows: list[tuple[str, list[float]]]) -> None:
+    """Medians, and the ratio to the first row turn by turn."""
+    print(f"| {what} | {unit} | over one | range |\n|---|---|---|---|")
+    for name, values in rows:
+        ratios = [value / one for value, one in zip(values, rows[0][1], strict=True)]
+        ratio = f"{statistics.median(ratios):.2f} | {min(ratios):.2f} to {max(ratios):.2f}"
+        print(f"| {name} | {statistics.median(values):.2f} | {ratio} |")
+
+
+if __name__ == "__main__":
+    main()
