@@ -218,7 +218,7 @@ def test_a_stop_is_heard_when_nobody_has_ever_spoken() -> None:
     master, gateway = sorted((c.snapshot for c in commands if isinstance(c, SavePart)), key=lambda part: len(part.tuples))
     plain = [json.loads(json.dumps(part.plain)) for part in (master, gateway)]
     check_master_state(Path("x"), plain[0], 0, 0, 4)
-    check_gateway_state(Path("x"), plain[1], 0, 4)
+    check_gateway_state(Path("x"), plain[1], 0, 4, 2)
     other = FirstRank(config, 1)
     other.master.restore(plain[0], 0)
     other.gateway.restore(plain[1], gateway.tuples)

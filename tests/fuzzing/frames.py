@@ -173,8 +173,8 @@ def seeds() -> list[tuple[str, bytes]]:
     loads = GroupLoads(55, np.array([0, 3]), np.array([10, 20]), np.array([640, 64]))
     batches = [_tuples(0, None), _tuples(9, None), _tuples(4, 8), _tuples(6, 5, tail=True), _tuples(3, 0)]
     frames = [("delivery", wire.pack_delivery(d)) for d in (
-        _delivery([], None), _delivery([(3, 4, 0), (9, 2, 3)], None),
-        _delivery([(0, 2, 2), (1, 3, 1)], 6, tail=True, moves=2), _part(),
+        _delivery([], None), _delivery([(3, 4, 0), (9, 2, 3)], None), _part(),
+        _delivery([(0, 2, 2), (1, 3, 1)], 6, tail=True, moves=2),
     )]  # fmt: skip
     frames += [
         ("results", wire.pack_results(r)) for r in (_results(0, final=True), _results(4, final=False), _results(3, final=True))

@@ -376,8 +376,7 @@ def test_predicates_that_do_not_fit_name_their_join(where: str, line: str, strea
 @pytest.mark.parametrize(
     ("name", "sections"),
     [
-        ("reorganization.policy", {"reorganization": {"policy": "random"}}),
-        ("reorganization.active_slaves", {"reorganization": {"active_slaves": 1}}),
+        ("reorganization.policy: balanced", {"reorganization": {"policy": "balanced"}}),
         ("cluster.sub_group_count", {"cluster": {"sub_group_count": 2}}),
         ("cluster.communication: synchronous", {"cluster": {"communication": "synchronous"}}),
         ("measure.prefill", {"pace": "realtime", "measure": {"prefill": "1s"}}),
