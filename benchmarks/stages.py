@@ -1,8 +1,8 @@
 """Plans of several stages: what a second join costs, and what it costs to merge four senders instead of one.
 
 What: `row`: two joins in a row over one join, input tuples/s of one core: gateway and one instance of each stage in one
-thread, count and digest. `senders`: one instance of the second stage, whose left port has one sender or four at the same
-total rate, time per tuple. Turn by turn; every answer is compared with one that sorting gives.
+thread, count and digest. `senders`: one of four instances of the second stage, whose left port has one sender or four at
+the same total rate, time per tuple. Turn by turn; every answer is compared with one that sorting gives.
 Why: the exchange between stages is new work for every tuple of an intermediate result.
 
 Usage: python -m benchmarks.stages [--repeat N] [--tiny]
@@ -40,6 +40,7 @@ from swjoin.cluster.role import (
     WorkDue,
     slave_role,
 )
+from swjoin.cluster.slave.merger import Merger
 from swjoin.cluster.slave.slave import Slave
 from swjoin.config.loader import config_from_plain
 from swjoin.config.sections import QueryConfig
@@ -52,7 +53,7 @@ from swjoin.plan.logical import Column, IntervalJoin, LogicalPlan, Result, Sourc
 
 WINDOW_US, RATE, SECONDS = 10_000_000, 100_000, 30
 DOMAIN = 2 * RATE * WINDOW_US // 1_000_000  # one partner each
-ROWS = 65_536
+ROWS, WIDTH = 65_536, 4
 Rows = tuple[Any, Any, Any]  # keys, times, ids
 
 
@@ -147,29 +148,29 @@ def _tuples(rows: Rows, start: int, stop: int) -> TupleBatch:
 
 
 class _Receiver:
-    """Instance 0 of the second stage, with so many senders at its left port, and their deliveries, made before."""
+    """Instance 0 of four of the second stage, with so many senders at its left port, and their deliveries, made before."""
 
-    def __init__(self, width: int, left: Rows, right: Rows, epochs: int) -> None:
+    def __init__(self, senders: int, left: Rows, right: Rows, epochs: int) -> None:
         config = config_from_plain({"join": {"lower_us": 0, "upper_us": 0}, "sink": {"kind": "count"}})
-        instances = Instances.of(plan_of(2), config, width)
+        instances = Instances.of(plan_of(2), config, WIDTH)
         stages = instances.stages.stages
         edges = [edge for edge in instances.stages.edges if edge.receiver == stages[1]]
         (inner,), (outer,) = ([e for e in edges if (e.port == LEFT) is left_port] for left_port in (True, False))
-        outlets = [(slave_role(s), inner, Outlet(instances, [inner], s)) for s in range(width)]
+        outlets = [(slave_role(s), inner, Outlet(instances, [inner], s)) for s in range(senders)]
         outlets += [(GATEWAY, outer, Outlet(instances, [outer], 0))]
         self.me = slave_role(instances.slaves_of(stages[1])[0])
         self._slave = Slave.of_plan(instances, SlaveId(instances.slaves_of(stages[1])[0]))
+        stage = self._slave.stage
+        assert stage is not None
+        stage.merger = Merger("receiver", {(edge.id, sender): edge.port for sender, edge, _ in outlets})
         self._parts: list[list[tuple[RoleId, Delivery]]] = []  # by epoch
         for epoch in range(epochs):
-            ends = (
-                [END_OF_TIME_US] * 2
-                if epoch == epochs - 1
-                else [int(r[1][len(r[1]) * (epoch + 1) // epochs]) for r in (left, right)]
-            )
-            header = EpochHeader(EpochIndex(epoch), instances.slave_count, last=epoch == epochs - 1)
+            last = epoch == epochs - 1
+            ends = [END_OF_TIME_US if last else int(r[1][len(r[1]) * (epoch + 1) // epochs]) for r in (left, right)]
+            header = EpochHeader(EpochIndex(epoch), instances.slave_count, last=last)
             found: list[list[tuple[RoleId, Delivery]]] = []
             for i, (sender, edge, outlet) in enumerate(outlets):
-                rows, end, share, of = (left, ends[0], i, width) if edge is inner else (right, ends[1], 0, 1)
+                rows, end, share, of = (left, ends[0], i, senders) if edge is inner else (right, ends[1], 0, 1)
                 start, stop = (len(rows[0]) * (epoch + n) // epochs for n in (0, 1))
                 length = stop - start
                 outlet.add(edge.id, _tuples(rows, start + length * share // of, start + length * (share + 1) // of), header)
@@ -242,13 +243,11 @@ def main() -> None:
     left: Rows = (first[0][order], first[1][order], first[2][order])
     costs: dict[int, list[float]] = {1: [], 4: []}
     for turn in range(args.repeat + 1):
-        for width, took in costs.items():
-            thin = 4 // width  # the receiver has about as many rows in every case
-            share = [(r[0][::thin], r[1][::thin], r[2][::thin]) for r in (left, streams[2])]
-            receiver = _Receiver(width, share[0], share[1], max(1, args.seconds))
+        for senders, took in costs.items():
+            receiver = _Receiver(senders, left, streams[2], max(1, args.seconds))
             cost_ns, found = receiver.run()
             if found != receiver.expected:
-                raise SystemExit(f"{width} senders: {found} rows, expected {receiver.expected}")
+                raise SystemExit(f"{senders} senders: {found} rows, expected {receiver.expected}")
             if turn:
                 took.append(1e3 / cost_ns)
     _table("senders", "M tuples/s of the receiver", [(str(n), took) for n, took in costs.items()])
