@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from swjoin.core.errors import SwjoinError
 from swjoin.runtime.simulator.result import SimulationError
@@ -20,8 +20,11 @@ def complaints(seeds: Iterable[int], enough: int) -> int:
     return found
 
 
-def texts(seeds: Iterable[int], run: Callable[[int], Any]) -> Iterator[str]:
-    """The complaints of the runs of these seeds."""
+T = TypeVar("T")
+
+
+def texts(seeds: Iterable[T], run: Callable[[T], Any]) -> Iterator[str]:
+    """The complaints of the runs of these seeds, or scenarios."""
     for seed in seeds:
         try:
             run(seed)
