@@ -26,11 +26,11 @@ from swjoin.cluster.gateway.gateway import Gateway
 from swjoin.cluster.instances import Instances
 from swjoin.cluster.messages import EpochPlan, EpochWanted, Granted
 from swjoin.cluster.role import (
-    COLLECTOR,
     GATEWAY,
     MASTER,
     BatchRead,
     Effect,
+    Event,
     Read,
     Received,
     Role,
@@ -50,6 +50,7 @@ from swjoin.core.data_messages import Delivery, ResultChunk
 from swjoin.core.ids import END_OF_TIME_US, EpochIndex, SlaveId
 from swjoin.core.join_semantics import mix64
 from swjoin.plan.logical import Column, IntervalJoin, LogicalPlan, Result, Source
+from swjoin.runtime.host import settled
 
 WINDOW_US, RATE, SECONDS = 10_000_000, 100_000, 30
 DOMAIN = 2 * RATE * WINDOW_US // 1_000_000  # one partner each
@@ -106,31 +107,34 @@ class _Run:
     def run(self) -> float:
         """Seconds."""
         start = time.perf_counter()
-        mail: deque[tuple[RoleId, Effect]] = deque((GATEWAY, effect) for effect in self._gateway.start())
+        self._settle(GATEWAY, self._gateway.start())
         while not all(role.finished for role in self._roles.values()):
-            while mail:
-                mail += self._perform(*mail.popleft())
             for name, role in self._roles.items():
                 if isinstance(role, Slave) and role.has_work:
-                    mail += [(name, effect) for effect in role.handle(WorkDue(), 0)]
+                    self._settle(name, role.handle(WorkDue(), 0))
         return time.perf_counter() - start
 
-    def _perform(self, sender: RoleId, effect: Effect) -> list[tuple[RoleId, Effect]]:
+    def _settle(self, sender: RoleId, effects: list[Effect]) -> None:
+        """Perform effects, and what follows from them in other roles, until nothing does."""
+        left = deque(settled(self._roles, sender, effects, 0))
+        while left:
+            event = self._answer(left.popleft())
+            if event is not None:
+                left += settled(self._roles, GATEWAY, self._gateway.handle(event, 0), 0)
+
+    def _answer(self, effect: Effect) -> Event | None:
+        """What the master or a source tells the gateway; results are counted."""
         match effect:
-            case Send(to, message) if to in self._roles:
-                return [(to, e) for e in self._roles[to].handle(Received(sender, message), 0)]
             case Send(_, EpochWanted() as wanted):
                 slaves = tuple(range(self.instances.slave_count))
-                plan = EpochPlan(wanted.epoch, slaves, everything=wanted.everything, last=wanted.everything)
-                return [(GATEWAY, e) for e in self._gateway.handle(Received(MASTER, plan), 0)]
-            case Send(to, ResultChunk(results=results)) if to == COLLECTOR and results is not None:
+                return Received(MASTER, EpochPlan(wanted.epoch, slaves, everything=wanted.everything, last=wanted.everything))
+            case Send(_, ResultChunk(results=results)) if results is not None:
                 self.count += int(results.counts.sum())
                 self.digest = (self.digest + int(np.add.reduce(results.digests, dtype=np.uint64))) % 2**64
             case Read(stream):
                 queue = self._batches[stream]
-                event = BatchRead(stream, queue.popleft()) if queue else SourceEnded(stream)
-                return [(GATEWAY, e) for e in self._gateway.handle(event, 0)]
-        return []
+                return BatchRead(stream, queue.popleft()) if queue else SourceEnded(stream)
+        return None
 
 
 def _batches(rows: Rows) -> list[SourceBatch]:
@@ -163,6 +167,7 @@ class _Receiver:
         stage = self._slave.stage
         assert stage is not None
         stage.merger = Merger("receiver", {(edge.id, sender): edge.port for sender, edge, _ in outlets})
+        sent: list[Counter[RoleId]] = [Counter() for _ in outlets]
         self._parts: list[list[tuple[RoleId, Delivery]]] = []  # by epoch
         for epoch in range(epochs):
             last = epoch == epochs - 1
@@ -175,7 +180,7 @@ class _Receiver:
                 length = stop - start
                 outlet.add(edge.id, _tuples(rows, start + length * share // of, start + length * (share + 1) // of), header)
                 outlet.close(header, {edge.id: end})
-                found.append([(sender, part) for part in _drained(outlet, self.me)])
+                found.append([(sender, part) for part in _drained(outlet, self.me, sent[i])])
             self._parts.append(found[-1] + [part for parts in zip(*found[:-1], strict=False) for part in parts])
             rest = [part for parts in found[:-1] for part in parts[min(map(len, found[:-1])) :]]
             self._parts[-1] += rest
@@ -199,8 +204,8 @@ class _Receiver:
         return took_ns / self.tuples, slave.produced
 
 
-def _drained(outlet: Outlet, me: RoleId) -> list[Delivery]:
-    """All parts for one receiver, whatever the credit."""
+def _drained(outlet: Outlet, me: RoleId, total: Counter[RoleId]) -> list[Delivery]:
+    """All parts for one receiver, whatever the credit. total: parts sent to each receiver before; grows."""
     found: list[Delivery] = []
     sent: Counter[RoleId] = Counter()
     while True:
@@ -213,7 +218,8 @@ def _drained(outlet: Outlet, me: RoleId) -> list[Delivery]:
         if not effects:
             return found
         for role, count in sent.items():
-            outlet.granted(role, Granted(1 << 40, count + outlet.consumed(role)))
+            outlet.granted(role, Granted(1 << 40, total[role] + count))
+        total += sent
         sent.clear()
 
 

@@ -346,7 +346,7 @@ class SlaveCheckpointer:
         self._folder = folder
         self._slave = slave
         self._early: list[tuple[Delivery, Any]] = []  # of a plan, of epochs that are not open yet
-        self._marks = any(config.query.kind.marks)
+        self._marks = any(slave.kind.marks)
         sub_groups = config.cluster.sub_group_count
         stage = 0 if slave.stage is None else int(slave.stage.stage.id)
         self._log = SegmentLog(folder, incarnation, slave.id, sub_groups, done, executors, promises=self._marks, stage=stage)

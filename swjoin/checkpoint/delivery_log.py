@@ -55,10 +55,9 @@ class Segment:
         values = {field.name: plain[field.name] for field in fields(Segment)}
         return Segment(**{**values, "newest_us": (left, right)})
 
-    def alive(self, alive_us: Mapping[int, tuple[int, int]]) -> bool:
-        """Whether some of its tuples may still match. alive_us: of every stage."""
-        left_us, right_us = alive_us[self.stage]
-        return self.newest_us[LEFT] >= left_us or self.newest_us[RIGHT] >= right_us
+    def alive(self, alive_us: tuple[int, int]) -> bool:
+        """Whether some of its tuples may still match. alive_us: of its stage."""
+        return self.newest_us[LEFT] >= alive_us[LEFT] or self.newest_us[RIGHT] >= alive_us[RIGHT]
 
 
 @dataclass(frozen=True)
@@ -191,10 +190,10 @@ class SegmentLog:
                 segment.file.discard()
 
 
-def living(segments: Sequence[Segment], alive_us: Mapping[int, tuple[int, int]], *, whole: bool) -> list[Segment]:
-    """Segments with live tuples. alive_us: of every stage. whole: all segments of a stage's generation, or none."""
-    generations = {(s.stage, s.generation) for s in segments if s.alive(alive_us)}
-    return [s for s in segments if ((s.stage, s.generation) in generations if whole else s.alive(alive_us))]
+def living(segments: Sequence[Segment], alive_us: Mapping[int, tuple[int, int]]) -> list[Segment]:
+    """All segments of every stage's generations that have live tuples. alive_us: of every stage."""
+    generations = {(s.stage, s.generation) for s in segments if s.alive(alive_us[s.stage])}
+    return [s for s in segments if (s.stage, s.generation) in generations]
 
 
 def replay(folder: Path, segments: Sequence[Segment], mine: Bool, alive_us: tuple[int, int]) -> Iterator[Delivery]:
@@ -202,8 +201,7 @@ def replay(folder: Path, segments: Sequence[Segment], mine: Bool, alive_us: tupl
 
     RunFailed, with file and record, when a segment is corrupt.
     """
-    found = [s for s in segments if s.alive({s.stage: alive_us})]
-    for _, deliveries in replay_epochs(folder, found, mine, alive_us):
+    for _, deliveries in replay_epochs(folder, [s for s in segments if s.alive(alive_us)], mine, alive_us):
         yield from deliveries
 
 

@@ -52,6 +52,11 @@ class PlanState:
     stages: list[dict[str, Any]]
     edges: dict[str, dict[str, list[int]]]
 
+    @property
+    def alive(self) -> dict[int, tuple[int, int]]:
+        """By stage: left and right tuples below these times match nothing to come."""
+        return {number: (stage["alive_us"][0], stage["alive_us"][1]) for number, stage in enumerate(self.stages)}
+
     @staticmethod
     def of(slaves: list[dict[str, Any]], gateways: list[dict[str, Any]], before: PlanState | None) -> PlanState:
         """slaves, gateways: parts of a checkpoint. before: at the restored one."""
@@ -96,10 +101,7 @@ class Manifest:
     @property
     def alive(self) -> dict[int, tuple[int, int]]:
         """`alive_us` of every stage of a plan; of the join of two streams as stage 0."""
-        stages = self.plain.get("stages")
-        if stages is None:
-            return {0: self.alive_us}
-        return {number: (stage["alive_us"][0], stage["alive_us"][1]) for number, stage in enumerate(stages)}
+        return {0: self.alive_us} if self.plan is None else self.plan.alive
 
     @property
     def plan(self) -> PlanState | None:
@@ -318,8 +320,7 @@ class CheckpointStore:
         before = None if restored is None else restored.plan
         plan = PlanState.of(slaves, [command.parts["gateway 0"]], before) if "stage" in slaves[0] else None
         more = {} if plan is None else {"stages": plan.stages, "edges": plan.edges}
-        alive = Manifest(self.path, 0, {"alive_us": list(command.alive_us), **more}).alive
-        kept = [] if last is None else living(last.segments, alive, whole=True)
+        kept = [] if last is None else living(last.segments, {0: command.alive_us} if plan is None else plan.alive)
         older = [segment.to_plain() for segment in kept]
         plain: dict[str, Any] = {
             "format": FORMAT,

@@ -34,7 +34,6 @@ PART_ROWS, PART_BYTES = 16_384, 4 << 20  # most of a part, about
 PARTS_AHEAD = 8  # parts from one sender that a receiver has not worked on
 EPOCHS_AHEAD = 2  # epochs that a sender may begin beyond the last one that its receiver has ended
 
-
 Moved = tuple[int, int, int, int]  # move, partition-group, supplier, consumer
 
 
@@ -110,7 +109,7 @@ class _Receiver:
 
 
 @dataclass
-class _Lane:
+class _Sending:
     """An edge of one sender: its rows that are in no part yet."""
 
     keyed: KeyedEdge
@@ -128,9 +127,8 @@ class Outlet:
         """index: of the sender among its like; it serves the receivers from the next index on, so that nobody is served first
         by all."""
         self.ledger = EdgeLedger()
-        self.waiting_bytes = self.peak_bytes = 0  # of parts that wait for credit
         self._index = index
-        self._lanes: dict[int, _Lane] = {}
+        self._sendings: dict[int, _Sending] = {}
         self._receivers: dict[RoleId, _Receiver] = {}
         for edge in edges:
             assert isinstance(edge.receiver, Stage)
@@ -140,66 +138,66 @@ class Outlet:
                 until = instances.first_epoch + EPOCHS_AHEAD - 1
                 self._receivers.setdefault(slave_role(slave), _Receiver(slave_role(slave), until))
             group_map = instances.group_maps[edge.receiver.id]
-            self._lanes[edge.id] = _Lane(KeyedEdge.of(instances, edge), slaves, HashPartition(group_map, instances.width))
+            self._sendings[edge.id] = _Sending(KeyedEdge.of(instances, edge), slaves, HashPartition(group_map, instances.width))
 
     def add(self, edge: int, rows: TupleBatch, header: EpochHeader) -> None:
         """Rows of the sender for this edge, of the epoch of `header`."""
         if not len(rows):
             return
-        lane = self._lanes[edge]
-        good, null_keys = lane.keyed.keyed(rows)
-        if len(null_keys) and lane.keyed.keeps_null_keys:
-            lane.null_keys.append(null_keys)
+        sending = self._sendings[edge]
+        good, null_keys = sending.keyed.keyed(rows)
+        if len(null_keys) and sending.keyed.keeps_null_keys:
+            sending.null_keys.append(null_keys)
         else:
             self.ledger.null_keys[edge] += len(null_keys)
         if len(good):
-            lane.rows.append(good)
-            lane.row_count += len(good)
-        if lane.row_count >= PART_ROWS * len(lane.receivers):
-            for slave, part in self._make_parts(lane, header).items():
+            sending.rows.append(good)
+            sending.row_count += len(good)
+        if sending.row_count >= PART_ROWS * len(sending.receivers):
+            for slave, part in self._make_parts(sending, header).items():
                 if len(part.tuples):
-                    self._put(self._part(lane, slave, header, part))
+                    self._put(self._part(sending, slave, header, part))
 
     def add_to_all(self, rows: TupleBatch, header: EpochHeader) -> None:
-        for edge in self._lanes:
+        for edge in self._sendings:
             self.add(edge, rows, header)
 
     def close(self, header: EpochHeader, watermarks_us: Mapping[int, int]) -> None:
         """End the epoch on all edges. watermarks_us: by edge; later rows have ts >= watermark."""
-        for edge, lane in self._lanes.items():
-            finals = self._make_parts(lane, header)
-            null_keys, lane.null_keys = lane.null_keys, []
+        for edge, sending in self._sendings.items():
+            finals = self._make_parts(sending, header)
+            null_keys, sending.null_keys = sending.null_keys, []
             kept = TupleBatch.concat(null_keys) if null_keys else TupleBatch.empty()
-            for index, slave in enumerate(lane.receivers):
-                mine = kept if index == self._index % len(lane.receivers) else TupleBatch.empty()
+            for index, slave in enumerate(sending.receivers):
+                mine = kept if index == self._index % len(sending.receivers) else TupleBatch.empty()
                 last = finals.get(slave, Grouped.empty())
-                self._put(self._part(lane, slave, header, last, mine, watermarks_us[edge]))
-            for _, group, _, consumer in (move for move in header.moves if move[3] in lane.receivers):
-                moved = lane.router.map.moved(group, lane.receivers.index(SlaveId(consumer)))
-                lane.router = HashPartition(moved, len(lane.receivers))
+                self._put(self._part(sending, slave, header, last, mine, watermarks_us[edge]))
+            for _, group, _, consumer in (move for move in header.moves if move[3] in sending.receivers):
+                moved = sending.router.map.moved(group, sending.receivers.index(SlaveId(consumer)))
+                sending.router = HashPartition(moved, len(sending.receivers))
 
-    def _make_parts(self, lane: _Lane, header: EpochHeader) -> dict[SlaveId, Grouped]:
+    def _make_parts(self, sending: _Sending, header: EpochHeader) -> dict[SlaveId, Grouped]:
         """Route the rows at hand. Full parts are put in the queue; returns what is left for each receiver."""
-        if not lane.rows:
+        if not sending.rows:
             return {}
-        rows = TupleBatch.concat(lane.rows)
-        lane.rows.clear()
-        lane.row_count = 0
+        rows = TupleBatch.concat(sending.rows)
+        sending.rows.clear()
+        sending.row_count = 0
         most = max(1, min(PART_ROWS, PART_BYTES * len(rows) // rows.nbytes))
-        arranged, rest = lane.router.partition(rows), {}
-        for index, slave in enumerate(lane.receivers):
-            span = lane.router.slots_of(index)
+        arranged, rest = sending.router.partition(rows), {}
+        for index, slave in enumerate(sending.receivers):
+            span = sending.router.slots_of(index)
             used = span.start + np.flatnonzero(arranged.counts[span])
             tuples = arranged.batch.slice(int(arranged.starts[span.start]), int(arranged.starts[span.stop]))
-            *full, end = Grouped(lane.router.groups_in_order[used], arranged.counts[used], tuples).cut(most)
+            *full, end = Grouped(sending.router.groups_in_order[used], arranged.counts[used], tuples).cut(most)
             for part in full:
-                self._put(self._part(lane, slave, header, part))
+                self._put(self._part(sending, slave, header, part))
             rest[slave] = end
         return rest
 
     def _part(
         self,
-        lane: _Lane,
+        sending: _Sending,
         slave: SlaveId,
         header: EpochHeader,
         part: Grouped,
@@ -207,7 +205,7 @@ class Outlet:
         watermark_us: int | None = None,
     ) -> Delivery:
         """watermark_us: of the final part."""
-        edge, final = lane.keyed.edge, watermark_us is not None
+        edge, final = sending.keyed.edge, watermark_us is not None
         nothing, none = TupleBatch.empty(), np.zeros(len(part.groups), np.int64)
         time_us = END_OF_TIME_US if watermark_us is None else watermark_us  # END_OF_TIME_US: says nothing
         kept = nothing if null_keys is None else null_keys
@@ -226,8 +224,6 @@ class Outlet:
     def _put(self, delivery: Delivery) -> None:
         count(self.ledger.sent, delivery.edge, delivery.left, delivery.right, *delivery.null_keys)
         self._receivers[slave_role(delivery.slave)].parts.append(delivery)
-        self.waiting_bytes += delivery.nbytes
-        self.peak_bytes = max(self.peak_bytes, self.waiting_bytes)
 
     # ------------------------------------------------------------ credit
 
@@ -237,24 +233,18 @@ class Outlet:
         assert mine.consumed <= credit.consumed <= mine.sent, f"{credit.consumed} parts worked on, {mine.sent} sent"
         mine.consumed, mine.until_epoch = credit.consumed, max(mine.until_epoch, credit.until_epoch)
 
-    def consumed(self, receiver: RoleId) -> int:
-        """Parts that a receiver has worked on."""
-        return self._receivers[receiver].consumed
-
     def serve(self) -> list[Effect]:
         """Send the parts for which there is credit."""
         effects: list[Effect] = []
         for receiver in self._receivers.values():
             while receiver.ready:
-                part = receiver.parts.popleft()
-                self.waiting_bytes -= part.nbytes
                 receiver.sent += 1
-                effects.append(Send(receiver.role, part))
+                effects.append(Send(receiver.role, receiver.parts.popleft()))
         return effects
 
     @property
     def edges(self) -> list[int]:
-        return list(self._lanes)
+        return list(self._sendings)
 
     @property
     def waits(self) -> bool:

@@ -311,9 +311,7 @@ class _LocalLoop:
         try:
             for host in self.slaves:
                 saved = partial(self._saved, host.name)
-                stage, instances = host.role.stage, role_host.gateway.instances
-                config = master.config if stage is None or instances is None else instances.config_of(host.role.id)
-                host.checkpointer = SlaveCheckpointer(folder.path, folder.incarnation, host.role, config, saved)
+                host.checkpointer = SlaveCheckpointer(folder.path, folder.incarnation, host.role, master.config, saved)
                 host.checkpointer.restore(name, owner, list(master.controller.active))
         except BaseException:
             self._close_logs()

@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -29,7 +28,6 @@ from swjoin.cluster.role import (
     Received,
     Role,
     RoleId,
-    Send,
     SourceEnded,
     WorkDue,
     slave_role,
@@ -46,6 +44,7 @@ from swjoin.core.pair_columns import rebuilt
 from swjoin.core.row_codec import storage
 from swjoin.core.sequence_numbers import wire_layouts
 from swjoin.plan.logical import Source
+from swjoin.runtime.host import settled
 from swjoin.state.payload_store import PAGE_ROWS
 
 _LOG = logging.getLogger(__name__)
@@ -157,21 +156,17 @@ def load_plan_kernels(instances: Instances, on_compile: Callable[[int], object] 
         gateway = Gateway(small.config_of_gateway, count, (None, None), feeds=Feeds(small))
         roles: dict[RoleId, Role] = {GATEWAY: gateway}
         roles |= {slave_role(s): Slave.of_plan(small, SlaveId(s)) for s in range(count)}
-        mail = deque((GATEWAY, effect) for effect in gateway.start())
         plan = EpochPlan(0, tuple(range(count)), everything=True, last=True)
+        events: list[BatchRead | SourceEnded] = []
         for stream, source in enumerate(small.stages.sources):
-            two = _two_rows_of(source, small.columns.read[source.name])
-            mail += [(GATEWAY, effect) for effect in gateway.handle(BatchRead(stream, two), 0)]
-            mail += [(GATEWAY, effect) for effect in gateway.handle(SourceEnded(stream), 0)]
-        mail += [(GATEWAY, effect) for effect in gateway.handle(Received(MASTER, plan), 0)]
+            events += [BatchRead(stream, _two_rows_of(source, small.columns.read[source.name])), SourceEnded(stream)]
+        settled(roles, GATEWAY, gateway.start(), 0)
+        for event in [*events, Received(MASTER, plan)]:
+            settled(roles, GATEWAY, gateway.handle(event, 0), 0)
         while not all(role.finished for role in roles.values()):
-            while mail:
-                sender, effect = mail.popleft()
-                if isinstance(effect, Send) and effect.to in roles:
-                    mail += [(effect.to, e) for e in roles[effect.to].handle(Received(sender, effect.message), 0)]
             for name, role in roles.items():
                 if isinstance(role, Slave) and role.has_work:
-                    mail += [(name, effect) for effect in role.handle(WorkDue(), 0)]
+                    settled(roles, name, role.handle(WorkDue(), 0), 0)
 
 
 def _two_rows_of(source: Source, names: Sequence[str]) -> SourceBatch:

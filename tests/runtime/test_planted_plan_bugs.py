@@ -94,12 +94,12 @@ def _promise_before_its_rows(monkeypatch: Monkey) -> None:
     close = Outlet.close
 
     def early(self: Outlet, header: EpochHeader, watermarks_us: Mapping[int, int]) -> None:
-        held = {} if header.last else {edge: (lane.rows, lane.row_count) for edge, lane in self._lanes.items()}
+        held = {} if header.last else {edge: (sending.rows, sending.row_count) for edge, sending in self._sendings.items()}
         for edge in held:
-            self._lanes[edge].rows, self._lanes[edge].row_count = [], 0
+            self._sendings[edge].rows, self._sendings[edge].row_count = [], 0
         close(self, header, watermarks_us)
         for edge, (rows, count) in held.items():
-            self._lanes[edge].rows, self._lanes[edge].row_count = rows, count
+            self._sendings[edge].rows, self._sendings[edge].row_count = rows, count
 
     def end(self: StageInstance, delivery: Delivery) -> list[Effect]:
         monkeypatch.setattr(Outlet, "close", early)

@@ -61,10 +61,10 @@ def _fence_of_one_sender(monkeypatch: Monkey) -> None:
     close = Outlet.close
 
     def deaf(self: Outlet, header: EpochHeader, watermarks_us: Mapping[int, int]) -> None:
-        routers = {edge: lane.router for edge, lane in self._lanes.items()}
+        routers = {edge: sending.router for edge, sending in self._sendings.items()}
         close(self, header, watermarks_us)
-        for edge, lane in self._lanes.items():
-            lane.router = routers[edge] if self._index == 0 else lane.router
+        for edge, sending in self._sendings.items():
+            sending.router = routers[edge] if self._index == 0 else sending.router
 
     monkeypatch.setattr(Outlet, "close", deaf)
 
@@ -74,12 +74,12 @@ def _routed_too_early(monkeypatch: Monkey) -> None:
     close = Outlet.close
 
     def hasty(self: Outlet, header: EpochHeader, watermarks_us: Mapping[int, int]) -> None:
-        rows = {edge: list(lane.rows) for edge, lane in self._lanes.items()}
-        for lane in self._lanes.values():
-            lane.rows.clear()
+        rows = {edge: list(sending.rows) for edge, sending in self._sendings.items()}
+        for sending in self._sendings.values():
+            sending.rows.clear()
         close(self, header, watermarks_us)
-        for edge, lane in self._lanes.items():
-            lane.rows = rows[edge]
+        for edge, sending in self._sendings.items():
+            sending.rows = rows[edge]
 
     monkeypatch.setattr(Outlet, "close", hasty)
 

@@ -26,7 +26,6 @@ class Feeds:
         sources = instances.stages.sources
         self._edges = [[edge.id for edge in instances.edges_from(source)] for source in sources]
         self.outlet = Outlet(instances, [edge for source in sources for edge in instances.edges_from(source)], 0)
-        self.source_count = len(sources)
         self._instances = instances
 
     def columns_of(self, source: int) -> tuple[str, ...]:

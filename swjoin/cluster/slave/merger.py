@@ -90,7 +90,7 @@ class Merger:
         for batch in (sides[feed.port], delivery.null_keys[feed.port]):
             oldest_us = int(batch.ts.min()) if len(batch) else END_OF_TIME_US
             if oldest_us < feed.watermark_us:
-                raise RunFailed(f"{where}: a tuple of time {oldest_us} us came after the promise of {feed.watermark_us} us")
+                raise RunFailed(f"{where}: a tuple of time {oldest_us} us is below the watermark of {feed.watermark_us} us")
         if delivery.final:
             time_us = (delivery.left_time_us, delivery.right_time_us)[feed.port]
             if time_us < feed.watermark_us:

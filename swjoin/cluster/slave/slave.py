@@ -65,7 +65,7 @@ from swjoin.operators.join_step import Step, Work
 from swjoin.operators.window_join import WindowJoinOperator
 from swjoin.policy.epochs import next_exchange_us, slot_offset_us
 from swjoin.policy.reorganization import POLICIES
-from swjoin.state.delay_histogram import histogram_quantile
+from swjoin.state.delay_histogram import HISTOGRAM_SIZE, histogram_quantile
 
 EXCHANGE = "exchange"  # the timer of a slave's slot
 STEP_TUPLES = 16_384  # one WorkDue joins about this many tuples, some milliseconds of work
@@ -100,7 +100,7 @@ class Slave:
         self.join: JoinOperator = join or WindowJoinOperator.for_run(config, layouts, name=f"slave {slave}", where=where)
         self.joined = [0, 0]
         self.produced = self.matches = 0
-        self._kind = config.query.kind
+        self.kind = config.query.kind
         self.epoch = EpochIndex(-1)
         self._generation = 0  # of the next joined tuples
         self.peak_buffer_bytes = 0
@@ -151,7 +151,8 @@ class Slave:
         """Before `start`: restore tuples that were joined before a crash, in the order of their delivery."""
         if self.stage is not None:
             delivery = self.stage.packed(delivery)
-        self._check_fits(delivery)
+        self._check_numbers(delivery)
+        self.join.check_rows(delivery, f"slave {self.id}, epoch {delivery.epoch}")
         self.join.restore(delivery)
 
     def restored_until(self, times_us: tuple[int, int]) -> None:
@@ -262,11 +263,12 @@ class Slave:
                 raise UnexpectedEventError(f"slave {self.id}", event)
 
     def _receive(self, sender: RoleId, delivery: Delivery, now_us: int) -> list[Effect]:
+        self._check_numbers(delivery)
         if self.stage is not None:
-            self.stage.add(sender, delivery)
+            self.stage.merger.add(sender, delivery)
             self.peak_buffer_bytes = max(self.peak_buffer_bytes, int(self._buffered_bytes) + self.stage.merger.waiting_bytes)
             return []
-        self._check_fits(delivery)
+        self.join.check_rows(delivery, f"slave {self.id}, epoch {delivery.epoch}")
         self._check_promise(delivery)
         self._buffer.append(delivery)
         self._buffered_bytes += delivery.nbytes
@@ -279,14 +281,13 @@ class Slave:
         self._inactive = delivery.inactive
         return self.mover.order(delivery, now_us)
 
-    def _check_fits(self, delivery: Delivery) -> None:
-        """Check that a delivery is well-formed and of this run, as kernels trust partition-group ids and row widths."""
+    def _check_numbers(self, delivery: Delivery) -> None:
+        """Check the partition-groups of a delivery, whose ids kernels trust, as they do the widths of rows."""
         label = f"slave {self.id}, epoch {delivery.epoch}"
         groups, moves = delivery.groups, (delivery.moves_out, delivery.moves_in)
         largest = [int(groups[-1]) if len(groups) else 0, *(int(m[:, 1].max()) for m in moves if len(m))]
         if max(largest) >= len(self._cost_ns) or any((m < 0).any() for m in moves):
             raise RunFailed(f"{label}: a delivery of partition-group {max(largest)}, the run has {len(self._cost_ns)}")
-        self.join.check_rows(delivery, label)
 
     def _check_promise(self, delivery: Delivery) -> None:
         """Check tuples against the earlier watermarks: windows have expired by them, so an older tuple would lose pairs."""
@@ -417,9 +418,7 @@ class Slave:
         if self.stage is not None and not self.stage.is_last:
             return self.stage.emit(step.pairs, delivery)
         labels = (self._query, self.id, self.epoch, False, False)
-        return [
-            Send(COLLECTOR, ResultChunk(*labels, step.pairs, prefill=self.in_prefill, generation=self._generation)),
-        ]
+        return [Send(COLLECTOR, ResultChunk(*labels, step.pairs, prefill=self.in_prefill, generation=self._generation))]
 
     def _account(self, work: Work) -> None:
         """Count a joined delivery."""
@@ -427,7 +426,7 @@ class Slave:
         self.joined[LEFT] += len(delivery.left)
         self.joined[RIGHT] += len(delivery.right)
         self.produced += work.pair_count
-        self.matches += work.match_count(self._kind)
+        self.matches += work.match_count(self.kind)
         self.prefill_produced += work.pair_count if self.in_prefill else 0
         if self._measures_loads:
             tuples = delivery.left_counts + delivery.right_counts
@@ -470,11 +469,12 @@ class Slave:
         left, right = (sum(len(w.delivery.left if s == LEFT else w.delivery.right) for w in works) for s in (LEFT, RIGHT))
         pairs = sum(w.pair_count for w in works)
         is_result = self.stage is None or self.stage.is_last
-        parts = [part for w in works for part in w.all_results] if is_result else [_NO_RESULTS]
+        emitted = works if is_result else []  # rows for the next stages are no results, and have no production delay
+        parts = [_NO_RESULTS, *(part for w in emitted for part in w.all_results)]
         results = GroupResults(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(GroupResults)))
-        histogram = np.add.reduce([w.delay_histogram if is_result else 0 * w.delay_histogram for w in works], dtype=np.int64)
+        histogram = sum((w.delay_histogram for w in emitted), np.zeros(HISTOGRAM_SIZE, np.int64))
         timed = int(histogram.sum())  # unmatched rows have no delay
-        delay_max_us = max(w.delay_max_us for w in works)
+        delay_max_us = max((w.delay_max_us for w in emitted), default=0)
         values = {
             "slave": self.id,
             "epoch": delivery.epoch,
@@ -490,7 +490,7 @@ class Slave:
             "exchange_us": self._exchanges_us.popleft(),
             "idle_us": self._times.idle_us,
             "occupancy_ratio": self._occupancies.popleft(),
-            "delay_mean_us": sum(w.delay_sum_us for w in works) / timed if timed else 0.0,
+            "delay_mean_us": sum(w.delay_sum_us for w in emitted) / timed if timed else 0.0,
             "delay_p99_us": histogram_quantile(histogram, 0.99, delay_max_us),
             "delay_max_us": delay_max_us,
             "window_tuples": sum(self.join.window_tuples()),

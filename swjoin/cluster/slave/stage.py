@@ -1,7 +1,7 @@
 """An instance of a plan's stage: what a slave has around its join: merger, packing of rows, exchange with the next stages.
 
-What: `StageInstance`: `add` a part, `take` the next delivery for the join, `emit` its rows, `end` an epoch; credit for the
-senders.
+What: `StageInstance`: its `merger` takes parts; `take` the next delivery for the join, `emit` its rows, `end` an epoch; credit
+for the senders.
 Why: a join takes packed rows and keys of 64 bits, whatever travels between stages.
 Stays out: the join and its occupancy (`cluster.slave.slave`), merging (`cluster.slave.merger`), routing (`cluster.exchange`).
 """
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from swjoin.cluster.edge_ledger import EdgeLedger, count
-from swjoin.cluster.exchange import EPOCHS_AHEAD, PARTS_AHEAD, EpochHeader, Moved, Outlet, move_rows
+from swjoin.cluster.exchange import EPOCHS_AHEAD, PARTS_AHEAD, EpochHeader, Outlet, move_rows
 from swjoin.cluster.instances import Instances
 from swjoin.cluster.messages import Granted
 from swjoin.cluster.role import Effect, RoleId, Send
@@ -45,13 +45,11 @@ class StageInstance:
         self.null_key_rows = [0, 0]  # that were taken
         self.ended = False
         self._slave, self._instances = slave, instances
-        self._moves: tuple[Moved, ...] = ()  # of all stages, that start at the end of the open epoch
         self._keys = self.columns.new_keys()
         self._open: Piece | None = None  # is being joined
         self._consumed: Counter[RoleId] = Counter()  # parts worked on
         self._granted: Counter[RoleId] = Counter()  # of these, those of which the sender knows
         self._arrival_us = 0  # of the rows that come out now
-        self.watermark_us = watermark_out(self.stage.join, self.merger.times_us)
 
     @property
     def layouts(self) -> tuple[RowLayout | None, RowLayout | None]:
@@ -83,10 +81,6 @@ class StageInstance:
         """Whether the join can go on: what it brings forth has room."""
         return self.merger.ready and not self.outlet.waits
 
-    def add(self, sender: RoleId, delivery: Delivery) -> None:
-        """Take a part. RunFailed as `Merger.add`."""
-        self.merger.add(sender, delivery)
-
     def take(self) -> Delivery:
         """What is ready, as the join takes it: both ports, packed rows, keys of 64 bits. Only if `ready`."""
         piece = self._open = self.merger.take()
@@ -105,7 +99,6 @@ class StageInstance:
         labels = (0, self._slave, of.epoch, *piece.times_us)
         taken = Delivery(*labels, groups, counts[LEFT], counts[RIGHT], *tuples, piece.final and piece.last)
         nulls = self._packed(LEFT, piece.null_keys[LEFT]), self._packed(RIGHT, piece.null_keys[RIGHT])
-        self._moves = piece.moves
         mine = [[m for m in piece.moves if m[i] == self._slave] for i in (2, 3)]
         out, into = ([(number, group, pair[1 - i]) for number, group, *pair in moves] for i, moves in enumerate(mine))
         taken = replace(taken, moves_out=move_rows(out), moves_in=move_rows(into))
@@ -165,10 +158,11 @@ class StageInstance:
 
     def end(self, delivery: Delivery) -> list[Effect]:
         """The epoch that ends with this delivery has been joined: the final parts, with the watermark."""
-        self.watermark_us = watermark_out(self.stage.join, (delivery.left_time_us, delivery.right_time_us))
+        assert self._open is not None, "no epoch is being joined"
+        watermark_us = watermark_out(self.stage.join, (delivery.left_time_us, delivery.right_time_us))
         self.ended = delivery.last
-        header, self._moves = replace(_header(delivery), moves=self._moves), ()
-        self.outlet.close(header, dict.fromkeys(self.outlet.edges, self.watermark_us))
+        header = replace(_header(delivery), moves=self._open.moves)
+        self.outlet.close(header, dict.fromkeys(self.outlet.edges, watermark_us))
         return self.outlet.serve()
 
     # ------------------------------------------------------------ partition-groups that move

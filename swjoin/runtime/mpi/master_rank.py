@@ -196,7 +196,7 @@ class MasterRank(Rank):
     @staticmethod
     def _drop(channel: Channel) -> bool:
         """Receive and drop one late message. False when there is none."""
-        for kind in (PartSaved, Report, LoadReport, MoveEnd):
+        for kind in (PartSaved, Report, LoadReport, MoveEnd, Granted):
             if channel.probe(channel.any, FORMATS[kind].tag):
                 channel.receive()
                 return True

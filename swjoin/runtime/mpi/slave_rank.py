@@ -97,10 +97,8 @@ class SlaveRank(Rank):
 
         count, number = channel.size - FIRST_SLAVE, SlaveId(channel.rank - FIRST_SLAVE)
         setup = agree(channel, ROOT, None)
-        config, instances = (
-            self.job.config.fitted_to(count),
-            instances_of(self.job, count, setup["first_epoch"], setup["owners"]),
-        )
+        config = self.job.config.fitted_to(count)
+        instances = instances_of(self.job, count, setup["first_epoch"], setup["owners"])
         if instances is None:
             slaves = [Slave(number, config, self._layouts, where=self._where)]
         else:
@@ -111,8 +109,7 @@ class SlaveRank(Rank):
 
             for slave in slaves:
                 saved = partial(self.save, slave_role(slave.id))
-                mine = config if instances is None else instances.config_of(slave.id)
-                checkpointer = SlaveCheckpointer(Path(setup["folder"]), setup["incarnation"], slave, mine, saved)
+                checkpointer = SlaveCheckpointer(Path(setup["folder"]), setup["incarnation"], slave, config, saved)
                 self._checkpointers.append(checkpointer)
                 checkpointer.restore(setup["manifest"], setup["owner"], setup["active"])
         clock = self.start_clock(channel, setup.get("clock_us"))

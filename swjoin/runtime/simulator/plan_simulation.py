@@ -92,9 +92,6 @@ class PlanSimulation(Simulation):
     def _width(self) -> int:
         return self.instances.width
 
-    def _config_of(self, slave: Slave, _config: RunConfig) -> RunConfig:
-        return self.instances.config_of(slave.id)
-
     def _result(self, steps: int) -> SimulationResult:
         for role in (self.gateway.feeds, *(slave.stage for slave in self.slaves)):
             assert role is not None, "a role without a stage"

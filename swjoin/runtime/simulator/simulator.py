@@ -205,14 +205,11 @@ class Simulation:
             actor = slave_role(slave.id)
             folder, incarnation = master.folder.path, master.folder.incarnation
             checkpointer = SlaveCheckpointer(
-                folder, incarnation, slave, self._config_of(slave, config), partial(self._deliver, actor), self._disk(actor)
+                folder, incarnation, slave, config, partial(self._deliver, actor), self._disk(actor)
             )
             checkpointer.restore(master.manifest_name, owner, list(self.master.controller.active))
             slave.validate()
             self._slave_checkpointers.append(checkpointer)
-
-    def _config_of(self, _slave: Slave, config: RunConfig) -> RunConfig:
-        return config
 
     def _make_hosts(self) -> None:
         """Make a host for every role, with the performers of its effects."""
