@@ -47,9 +47,13 @@ def checkpoint_folder(job: Job, executors: Executors = Background) -> Checkpoint
     path = job.checkpoints
     assert path is not None, "the job makes no checkpoints"
     identity = {"config": to_plain(job.config), "config_digest": digest(job.config), "inputs": input_files(job)}
-    if job.plan is not None:
-        identity |= {"plan": job.plan, "plan_inputs": [to_plain(stream) for stream in job.inputs]}
-    identity |= {"command": job.command, "run_dir": str(job.run_dir), "run_id": job.run_id, "swjoin": __version__}
+    identity |= {
+        **job.plan_keys,
+        "command": job.command,
+        "run_dir": str(job.run_dir),
+        "run_id": job.run_id,
+        "swjoin": __version__,
+    }
     folder = CheckpointStore(path, identity, executors)
     manifest = folder.newest()
     if manifest is None:

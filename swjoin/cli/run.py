@@ -17,7 +17,7 @@ from pathlib import Path
 
 from swjoin.cli.common_args import given_ranks, hostfile
 from swjoin.config.job import Job
-from swjoin.config.loader import config_from_plain, load_config, stream_from_plain
+from swjoin.config.loader import config_from_plain, load_config
 from swjoin.config.run import RunConfig
 from swjoin.core.errors import UserError
 from swjoin.core.resources import find_resource
@@ -126,8 +126,6 @@ def resumed_job(folder: Path) -> Job:
             raise UserError(f"{path if manifest is None else manifest.path}: {error}") from None
         out = folder if path != folder else Path(saved["run_dir"])
         target = None if config.sink.kind == "count" else out / "results"
-        job = Job(config, target, True, out, None, saved["command"], resumes=True, plan=saved.get("plan"))
-        inputs = tuple(stream_from_plain(stream, "input") for stream in saved.get("plan_inputs", ()))
-        job = dataclasses.replace(job, inputs=inputs)
+        job = Job(config, target, True, out, None, saved["command"], resumes=True).with_plan_of(saved)
         return dataclasses.replace(job, run_id=saved.get("run_id") or job.run_id)
     raise UserError(f"{folder}: holds no checkpoints to resume from")

@@ -1,6 +1,7 @@
 """A job: a configuration, and where its results and reports go.
 
-What: `Job`, its JSON form for the ranks of one run, and what follows from a job alone.
+What: `Job`, its JSON form for the ranks of one run, and what follows from a job alone; `load_job`, from a configuration or an
+earlier run.
 Why: the command line, the Python API and every runtime hand over one value.
 Stays out: opening sources and sinks (`runtime.open`).
 """
@@ -9,14 +10,15 @@ from __future__ import annotations
 
 import json
 import secrets
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from swjoin.config.connectors import StreamConfig
-from swjoin.config.loader import config_from_plain, stream_from_plain
+from swjoin.config.loader import config_from_plain, load_config, read_config, stream_from_plain
 from swjoin.config.run import RunConfig, to_plain
-from swjoin.core.errors import Spelling
+from swjoin.core.errors import Spelling, UserError, one_line
 from swjoin.core.storage import check_name
 
 
@@ -46,6 +48,19 @@ class Job:
         for path in (self.target, self.run_dir):
             if path is not None:
                 check_name(path)
+
+    @property
+    def plan_keys(self) -> dict[str, Any]:
+        """What run.json and checkpoints say of the job's plan; nothing without one."""
+        return {} if self.plan is None else {"plan": self.plan, "plan_inputs": [to_plain(stream) for stream in self.inputs]}
+
+    def with_plan_of(self, saved: Mapping[str, Any]) -> Job:
+        """The job with the plan of a run.json or of a checkpoint, if there is one. UserError when its keys are damaged."""
+        inputs = saved.get("plan_inputs") or ()
+        if not isinstance(inputs, (list, tuple)) or not isinstance(saved.get("plan", {}), dict):
+            raise UserError("is not what it must be", subject="plan")
+        found = tuple(stream_from_plain(stream, f"plan_inputs.{index}") for index, stream in enumerate(inputs))
+        return replace(self, plan=saved.get("plan"), inputs=found)
 
     @property
     def checkpoints(self) -> Path | None:
@@ -93,6 +108,32 @@ class Job:
             plain["plan"],
             tuple(stream_from_plain(stream, f"inputs.{index}") for index, stream in enumerate(plain["inputs"])),
         )
+
+
+def load_job(path: Path, overrides: Sequence[str], command: str) -> Job:
+    """The job, without outputs, of a configuration, or of an earlier run: its directory, or its run.json; with --set overrides.
+
+    UserError names the file and the key of what is wrong.
+    """
+    path = path / "run.json" if path.is_dir() else path
+    if path.suffix != ".json":
+        return Job(load_config(path, list(overrides)), None, False, None, None, command)
+    try:
+        saved = json.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); is it the directory of a run that has ended?") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: is not valid JSON ({one_line(error)})") from None
+    if not isinstance(saved, dict) or not isinstance(saved.get("config"), dict):
+        raise UserError(f"{path}: is neither a configuration nor the run.json of a run")
+    config = saved["config"]
+    if isinstance(queries := config.get("queries"), list) and len(queries) == 1:  # so that --set join.KEY finds it
+        config = {**{key: value for key, value in config.items() if key != "queries"}, "join": queries[0]}
+    job = Job(read_config(config, overrides, str(path)), None, False, None, None, command)
+    try:
+        return job.with_plan_of(saved)
+    except UserError as error:
+        raise error.prefixed(str(path)) from None
 
 
 def leaves_rows_out(config: RunConfig) -> bool:

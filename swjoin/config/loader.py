@@ -23,7 +23,7 @@ import re
 import reprlib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -381,14 +381,22 @@ def load_config(path: Path, overrides: list[str] | None = None, *, served: bool 
     plain = load_plain(path)
     if "question" in plain and not {"join", "queries"} & plain.keys():
         raise UserError(f"{path}: is an experiment, not the configuration of a run; run it with: swjoin sweep {path}")
-    data = apply_overrides(plain, overrides or [])
+    config = read_config(plain, overrides or [], str(path), served=served)
     try:
-        config = config_from_plain(_with_live_defaults(data, served))
         _check_beside(config, path.parent)
     except UserError as error:
         raise error.prefixed(str(path)) from None
     _LOG.debug("%s: read, with %d --set; %s, %s pace", path, len(overrides or []), config.query.description, config.pace)
     return config
+
+
+def read_config(plain: dict[str, Any], overrides: Sequence[str], where: str, *, served: bool = False) -> RunConfig:
+    """The configuration in a mapping with --set overrides applied. UserError names `where` and the key."""
+    data = apply_overrides(plain, list(overrides))
+    try:
+        return config_from_plain(_with_live_defaults(data, served))
+    except UserError as error:
+        raise error.prefixed(where) from None
 
 
 def _check_beside(config: RunConfig, folder: Path) -> None:

@@ -73,6 +73,8 @@ _PLAN_REPORT: dict[str, Shape] = {
     **dict.fromkeys(("joined?", "null_key?", "late?", "shed?"), _COUNTS),
     "input?": {"*": {"tuples": is_count, "earliest_us?": _is_time, "latest_us?": _is_time}},
     "stages": [{"join": str, "description": str, "received": _SIDES, "null_key": _SIDES, "produced": is_count}],
+    "plan?": dict,
+    "plan_inputs?": [dict],
     "edges": [{"from": str, "to": str, "port": str, "sent": {"rows": is_count}, "bytes": is_count, "null_key": is_count}],
 }
 _VERIFIED: Shape = {
