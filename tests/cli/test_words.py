@@ -31,7 +31,6 @@ OFTEN = {
     "bench kinds --tiny": r"\| anti \| [1-9]",
     "bench stages --tiny": r"(?s)\| 2 \| \d.*\| 4 \| \d",
     "bench api --tiny": r"(?s)[1-9]\d* pairs, .*answer right in every turn.*\| swjoin\.join \|",
-    "bench small --tiny": r"(?s)first result.*import swjoin.*1,000 rows a side, [1-9].*polars",
     "figures": r"docs/reproduction\.md",
     "fuzz 10 --target wire": r"(?m)^wire: .*10",
     "chaos --simulated 2": r"2 of 2 simulated runs right",
@@ -44,6 +43,7 @@ RARELY = {
         r"test_simulator(?s:.)*tests that measure"
     ),
     "bench --tiny": r"(?s)every answer checked.*slave to collector.*## Curves",
+    "bench small --tiny": r"(?s)first result.*import swjoin.*1,000 rows a side, [1-9].*polars",
     "bench spark --tiny": r"every answer right",
     "bench adaptation --tiny": r"(?s)pause of a state movement.*slowed to a quarter.*sine-shaped.*### Sub-groups.*figures:",
     "bench live session --tiny": r"\n\| [1-9]\d* \| [0-9a-f]{16} \|",

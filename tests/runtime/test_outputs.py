@@ -30,6 +30,7 @@ from tests.conftest import ROOT
 from tests.support.limits import PROCESS_S
 from tests.support.small_files import PLAIN, TIMES, config, rows, state
 
+UNWRITABLE = ["folder", "n" * 254, "no/r.json", "a.csv/r.json", ""]
 IN_PROCESS_AND_ON_RANKS = pytest.mark.parametrize("ranks", [None, pytest.param(3, marks=pytest.mark.mpi)])
 COUNT = {"sink": {"kind": "count"}}
 
@@ -225,8 +226,14 @@ def test_late_rows_replace_late_rows_alone(swjoin: Any, tmp_path: Path) -> None:
     assert pq.read_metadata(late).num_rows == 0
 
 
-@pytest.mark.parametrize("report", ["folder", "n" * 254, "no/r.json", "a.csv/r.json", ""], ids="abcde")
-@IN_PROCESS_AND_ON_RANKS
+@pytest.mark.parametrize(
+    ("report", "ranks"),
+    [
+        *((report, None) for report in UNWRITABLE),
+        pytest.param(UNWRITABLE[0], 3, marks=pytest.mark.mpi),
+        *(pytest.param(report, 3, marks=[pytest.mark.mpi, pytest.mark.long]) for report in UNWRITABLE[1:]),
+    ],
+)
 def test_a_report_that_cannot_be_written_is_refused_first(report: str, ranks: int | None, swjoin: Any, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     argv = [*joining(tmp_path, ranks), "-o", tmp_path / "o.csv"]

@@ -63,7 +63,7 @@ def verify(folder: Path) -> VerifyResult:
 
 
 @pytest.mark.parametrize(
-    ("partitions", "drift_us"), [(1, 0), (3, 300_000), *(pytest.param(n, 0, marks=pytest.mark.long) for n in (3, 8))]
+    ("partitions", "drift_us"), [(3, 300_000), *(pytest.param(n, 0, marks=pytest.mark.long) for n in (1, 3, 8))]
 )
 def test_generate_writes_the_same_rows(partitions: int, drift_us: int, spark: Any, tmp_path: Path) -> None:
     workload = dataclasses.replace(WORKLOAD, drift_us=drift_us)
@@ -125,6 +125,7 @@ def test_verify_agrees_and_notices_every_kind_of_damage(a_run: Path, swjoin: Any
     assert shown == [f"{what}: left {left}, right {right}" for what, (left, right) in (("missing", lost), ("surplus", twice))]
 
 
+@pytest.mark.long
 def test_verify_agrees_with_a_run_that_moved_on_real_ranks(finished: Path, tmp_path: Path) -> None:
     """Forced moves in every reorganization epoch on 6 MPI ranks, digest equal to Spark's."""
     config = json.loads((finished / "config.yaml").read_text())
@@ -288,7 +289,13 @@ def test_verify_of_line_breaks_and_quotes_in_csv(spark: Any, tmp_path: Path) -> 
     assert result.count > 100
 
 
-@pytest.mark.parametrize(("kind", "suffix"), [(pa.float64(), "csv"), (pa.float64(), "parquet"), (pa.float32(), "arrow")])
+@pytest.mark.parametrize(
+    ("kind", "suffix"),
+    [
+        (pa.float64(), "csv"),
+        *(pytest.param(*odd, marks=pytest.mark.long) for odd in ((pa.float64(), "parquet"), (pa.float32(), "arrow"))),
+    ],
+)
 def test_verify_of_conditions_over_nan(kind: pa.DataType, suffix: str, spark: Any, tmp_path: Path) -> None:
     """Spark takes NaN for equal to itself and for the greatest number, and a CSV column with `nan` for text."""
     plain: dict[str, Any] = {"join": {"within": "1us"}, "sink": {"kind": "count"}}
@@ -342,7 +349,7 @@ def test_conditions_in_sparks_sql_mean_what_they_mean_here(spark: Any) -> None:
         assert got == wanted, text
 
 
-@pytest.mark.parametrize("suffix", ["csv", "parquet", "arrow"])
+@pytest.mark.parametrize("suffix", ["csv", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("parquet", "arrow"))])
 def test_verify_of_local_times(suffix: str, spark: Any, tmp_path: Path) -> None:
     """Over a change of the clocks; the right side's are instants, local times, or dates."""
     for form, zone in (("utc", None), ("local", "Europe/Berlin"), ("date", "UTC")):
