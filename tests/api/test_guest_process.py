@@ -7,6 +7,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import platformdirs
 import pytest
 
 from tests.conftest import ROOT
@@ -80,7 +81,10 @@ def test_nothing_of_the_process_has_changed(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PROGRAM)],
         cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        env={
+            **{"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+            "XDG_CACHE_HOME": str(platformdirs.user_cache_path()),  # kernels that are compiled
+        },
         capture_output=True,
         text=True,
         timeout=PROCESS_S,
