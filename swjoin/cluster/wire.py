@@ -520,24 +520,19 @@ def _as_tuple(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Format:
-    """How messages of one type travel. tag: between two roles. later: the sender does not wait until it has left, because
-    the receiver may be waiting for the sender."""
+    """How messages of one type travel. tag: between two roles. waits: the sender may wait until the receiver takes it: along
+    the stream, from gateway to slave and from slave to collector, as ranks that wait for each other would wait for ever."""
 
     tag: int
     pack: Callable[[Any], U8]
     unpack: Callable[[U8], Any]
-    later: bool = False
+    waits: bool = False
 
 
 FORMATS: dict[type, Format] = {
-    Delivery: Format(2, pack_delivery, unpack_delivery),
-    ResultChunk: Format(3, pack_results, unpack_results),
-    StateChunk: Format(4, pack_state, unpack_state, later=True),
+    Delivery: Format(2, pack_delivery, unpack_delivery, waits=True),
+    ResultChunk: Format(3, pack_results, unpack_results, waits=True),
+    StateChunk: Format(4, pack_state, unpack_state),
     LoadReport: Format(5, pack_loads, unpack_loads),
-    **{
-        kind: Format(
-            6 + i, _pack_control, functools.partial(_unpack_control, kind), later=kind in (StateRequest, PartSaved, Granted)
-        )
-        for i, kind in enumerate(_SHAPES)
-    },
+    **{kind: Format(6 + i, _pack_control, functools.partial(_unpack_control, kind)) for i, kind in enumerate(_SHAPES)},
 }

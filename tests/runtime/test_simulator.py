@@ -15,6 +15,7 @@ from swjoin.cluster.role import Effect, Send
 from swjoin.cluster.slave.slave import Slave
 from swjoin.core.data_messages import Delivery
 from swjoin.operators.join_windows import JoinWindows
+from swjoin.runtime.simulator import simulator
 from swjoin.runtime.simulator.simulator import Simulation
 from tests.support.limits import PROCESS_S
 from tests.support.planted import complaints
@@ -74,6 +75,13 @@ def test_tuples_shipped_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(MiniBuffers, "append", twice)
     assert _caught() == 2
+
+
+def test_ranks_that_wait_for_each_other_inside_sends_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control messages that travel against the stream, and wait until they are received."""
+    monkeypatch.setattr(simulator, "waits", lambda *_: True)
+    monkeypatch.setattr(Simulation, "MAX_STEPS", 10_000)
+    assert complaints(range(3, 80, 4), 2) == 2
 
 
 def test_kernels_run_without_the_compiler() -> None:

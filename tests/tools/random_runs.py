@@ -369,6 +369,8 @@ def run_scenario(scenario: Scenario, kind: type[Simulation] = Simulation) -> Sim
     with tempfile.TemporaryDirectory(prefix="swjoin-chaos-", dir=memory if memory.is_dir() else None) as folder:
         checkpoints = Path(folder) if scenario.config.checkpoint.enabled else None
         simulation = kind(scenario.config, sources, scenario.slave_count, seed, layouts, checkpoints, scenario.crashes)
+        if seed % 4 == 3:
+            simulation.block_sends()
         result = simulation.run()
     aside = ids_aside(result)
     expected, digest = scenario.expected(aside, ids_shed(result))

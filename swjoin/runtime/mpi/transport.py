@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from swjoin.cluster.messages import Message
 from swjoin.cluster.role import COLLECTOR, Received, RoleId, is_slave, slave_of
-from swjoin.cluster.wire import FORMATS, address, addresses
+from swjoin.cluster.wire import FORMATS, Format, address, addresses
 from swjoin.core.data_messages import Delivery, StateChunk
 
 if TYPE_CHECKING:
@@ -30,6 +30,11 @@ def rank_of(role: RoleId, slave_ranks: int) -> int:
     if is_slave(role):
         return FIRST_SLAVE + slave_of(role) % slave_ranks
     return COLLECTOR_RANK if role == COLLECTOR else ROOT
+
+
+def waits(sender: RoleId, to: RoleId, form: Format) -> bool:
+    """Whether a rank may wait inside a send until the receiver takes it. Instances of a plan send to each other."""
+    return form.waits and not (is_slave(sender) and is_slave(to))
 
 
 class MpiTransport:
@@ -60,10 +65,10 @@ class MpiTransport:
         frame = form.pack(message)
         address(frame, sender, to)
         rank = rank_of(to, self.channel.size - FIRST_SLAVE)
-        if form.later or (is_slave(sender) and is_slave(to)):  # instances of a plan may send to each other
-            self.channel.send_later(frame, rank, form.tag)
-        else:
+        if waits(sender, to, form):
             self.channel.send(frame, rank, form.tag)
+        else:
+            self.channel.send_later(frame, rank, form.tag)
         if isinstance(message, Delivery):
             self._passed(message)
 

@@ -64,7 +64,9 @@ from swjoin.core.data_messages import Delivery, RunEvent, StateChunk
 from swjoin.core.ids import SlaveId
 from swjoin.core.storage import Executors
 from swjoin.runtime.host import Host, Performers, nothing
+from swjoin.runtime.mpi.transport import rank_of, waits
 from swjoin.runtime.open import open_spill
+from swjoin.runtime.simulator.blocking_sends import BlockingSends
 from swjoin.runtime.simulator.checkers import check_ledger, check_owners, check_results, check_shown
 from swjoin.runtime.simulator.result import Delays, SimulationError, SimulationResult
 from swjoin.runtime.simulator.storage import BatchSource, MemorySink, VirtualDisk
@@ -155,6 +157,7 @@ class Simulation:
             self._checkpointers = master, gateway, CollectorCheckpointer(self._job, self._sink, self._disk(COLLECTOR))
         self._slave_checkpointers: list[SlaveCheckpointer] = []
         self._hosts: dict[RoleId, _SimulatedHost] = {}
+        self._blocking: BlockingSends | None = None
         self._make_roles(slave_count)
 
     @property
@@ -253,6 +256,8 @@ class Simulation:
         self._slave_checkpointers.clear()
         self.recoveries += 1
         self._make_roles(slave_count)
+        if self._blocking is not None:
+            self.block_sends()
         del self._side_rows[self._side_counts.get(self.master.checkpoints.generation - 1, 0) :]
         self._commits = [c for c in self._commits if c <= self.master.epoch]
         self._start()
@@ -268,6 +273,12 @@ class Simulation:
         return self.now_us + self._clock_ahead_us
 
     # ------------------------------------------------------------ the event queue
+
+    def block_sends(self) -> None:
+        """From the start, or from a crash on, ranks wait inside their sends, where MPI may make them wait."""
+        self._blocking = BlockingSends(
+            lambda role: rank_of(role, self._width), lambda name, action: self._at(self.now_us, name, action)
+        )
 
     def _at(self, time_us: int, name: str, action: Callable[[], None]) -> None:
         self._sequence += 1
@@ -338,7 +349,13 @@ class Simulation:
     # ------------------------------------------------------------ events and messages
 
     def _deliver(self, name: RoleId, event: Event) -> None:
-        """Deliver an event to a role."""
+        """Deliver an event to a role, when its rank waits in no send."""
+        if self._blocking is None:
+            self._handle(name, event)
+        else:
+            self._blocking.when_free(name, partial(self._handle, name, event))
+
+    def _handle(self, name: RoleId, event: Event) -> None:
         self._hosts[name].deliver(event)
         if is_slave(name):
             slave = self.slaves[slave_of(name)]
@@ -354,14 +371,32 @@ class Simulation:
         frame = wire.FORMATS[type(message)].pack(message)
         wire.address(frame, sender, to)
         arrive = partial(self._arrive, sender, to, type(message), frame)
-        self._send(sender, to, f"{_describe(message)} from role {sender} to role {to}", arrive)
+        text = f"{_describe(message)} from role {sender} to role {to}"
+        if self._blocking is None:
+            self._send(sender, to, text, arrive)
+            return
+        blocks = waits(sender, to, wire.FORMATS[type(message)])
+        receive = partial(self._receive, sender, to, blocks, arrive)
+        self._blocking.send(sender, to, blocks, partial(self._send, sender, to, text, receive))
+
+    def _receive(self, sender: RoleId, to: RoleId, blocks: bool, arrive: Callable[[], None]) -> None:
+        """Take a message when the receiver's rank waits in no send; only then a sender that waits goes on."""
+        sends = self._blocking
+        assert sends is not None
+
+        def take() -> None:
+            if blocks and rank_of(sender, self._width) != rank_of(to, self._width):
+                sends.received(sender)
+            arrive()
+
+        sends.when_free(to, take)
 
     def _arrive(self, sender: RoleId, to: RoleId, kind: type, frame: Frame) -> None:
         message = wire.FORMATS[kind].unpack(frame)
         self._count(message, -1)
         if isinstance(message, Delivery) and self._slave_checkpointers:
             self._slave_checkpointers[slave_of(to)].received(message, frame)
-        self._deliver(to, Received(sender, message, frame))
+        self._handle(to, Received(sender, message, frame))
 
     def _count(self, message: Message, sign: int) -> None:
         """Count the tuples of messages in flight."""
