@@ -1,12 +1,13 @@
-"""The command `explain`: what a configuration will do, in words and a diagram.
+"""The command `explain`: what a configuration will do, or what an earlier run has done, in words and a diagram.
 
-What: `explain(config, slaves, in_process)` -> sections of sentences; `diagram`; `run_explain`.
+What: `setting_of(job, slaves)`; `explain(setting)` -> sections of sentences; `diagram(setting)`; `run_explain`.
 Why: forty keys say what a run is; its author wants to read where tuples come from, where they go, and what happens when
 something goes wrong.
-Stays out: how much and how fast (`plan`), the parser (`cli.main`). Reads schemas, no data.
+Stays out: how much and how fast (`plan`), the parser (`cli.main`), what plans of several stages alone have
+(`cli.explain_plan`). Reads schemas, no data.
 
-A table of sections, each a function from what is known to sentences. A section or key that is not in the tables here (a source
-or a service that came later) is shown as it is spelled.
+A table of sections, each a function from what is known to sentences; a section without sentences is left out. A section or key
+that is not in the tables here (a source or a service that came later) is shown as it is spelled.
 """
 
 from __future__ import annotations
@@ -22,16 +23,21 @@ from typing import Any
 
 import numpy as np
 
+from swjoin.cli import explain_plan
 from swjoin.cli.common_args import in_process_or_ranks
+from swjoin.cli.explain_plan import joints, shortened
 from swjoin.cli.summary import size_text
-from swjoin.config.loader import load_config
+from swjoin.cluster.instances import Instances
+from swjoin.config.connectors import StreamConfig
+from swjoin.config.job import Job, load_job
 from swjoin.config.run import RunConfig, to_plain
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.errors import SwjoinError
 from swjoin.core.resources import find_resource
 from swjoin.policy.placement import round_robin
 
-_WIDTH = 100
+_WRAP = textwrap.TextWrapper(100, break_long_words=False, break_on_hyphens=False)
+_LISTS = {"stages", "edges"}  # sections with a line for every sentence
 _STREAM_KEYS = {"path", "key", "time", "time_unit", "id", "columns", "assume_timezone"}
 _LIVE = {
     "flight": "Arrow Flight: clients send record batches to the master",
@@ -50,13 +56,23 @@ _KNOWN = {
 
 @dataclass(frozen=True)
 class Setting:
-    """in_process: threads of one process instead of MPI ranks. columns: of the results; None: not known (why: `unknown`)."""
+    """slaves: of a plan, instances per stage. in_process: threads of one process instead of MPI ranks. columns: of the results;
+    None: not known (why: `unknown`). plan: of several stages, with its inputs; None: the join of two streams."""
 
     config: RunConfig
     slaves: int
     in_process: bool
     columns: list[tuple[str, str]] | None = None
     unknown: str = ""
+    plan: Instances | None = None
+    inputs: tuple[StreamConfig, ...] = ()
+
+    @property
+    def streams(self) -> dict[str, StreamConfig]:
+        """The inputs by name."""
+        if self.plan is None:
+            return {name: getattr(self.config, name) for name in STREAM_NAMES}
+        return {source.name: config for source, config in zip(self.plan.stages.sources, self.inputs, strict=True)}
 
     @property
     def active(self) -> int:
@@ -94,9 +110,9 @@ def _settings(value: Any) -> str:
     return str(plain)
 
 
-def _source(config: RunConfig, name: str) -> tuple[str, str]:
+def _source(config: RunConfig, stream: StreamConfig) -> tuple[str, str]:
     """(a few words for the diagram, a sentence) about where a stream comes from."""
-    stream, workload = getattr(config, name), config.workload
+    workload = config.workload
     live = _live(stream)
     if live:
         kind, settings = live[0]
@@ -117,18 +133,18 @@ def _source(config: RunConfig, name: str) -> tuple[str, str]:
 
 def _inputs(s: Setting) -> list[str]:
     out: list[str] = []
-    for name in STREAM_NAMES:
-        stream = getattr(s.config, name)
-        source = _source(s.config, name)[1]
-        if name == "right" and s.config.left.path is None and not _live(stream) and not _live(s.config.left):
-            out[0] = f"Both streams are {source}."
+    for name, stream in s.streams.items():
+        source = _source(s.config, stream)[1]
+        if stream.path is None and not _live(stream):
+            out = [f"Both streams are {source}."]
             break
-        text = f"{name.capitalize()}: {source}."
+        text = f"{name.capitalize() if s.plan is None else name}: {source}."
         if stream.path is not None or _live(stream):
             unit = f" ({stream.time_unit})" if stream.time_unit else ""
             unit += f" (local times of {stream.assume_timezone})" if stream.assume_timezone else ""
             ids = f"row ids from column {stream.id}" if stream.id else "row ids are positions"
-            text += f" Key {', '.join(stream.key)}; time {stream.time}{unit}; {ids}."
+            key = f"Key {', '.join(stream.key)}; time" if s.plan is None else "Time"
+            text += f" {key} {stream.time}{unit}; {ids}."
         out.append(text)
     if s.config.pace == "asap":
         out.append("Pace asap: streams are replayed as fast as the slaves join; the source waits for them.")
@@ -138,6 +154,8 @@ def _inputs(s: Setting) -> list[str]:
 
 
 def _query(s: Setting) -> list[str]:
+    if s.plan is not None:
+        return []
     query = s.config.query
     if query.last is not None:
         left, right = query.last
@@ -177,7 +195,8 @@ def _time(s: Setting) -> list[str]:
     if time.idle_timeout_us:
         out.append(f"A stream that is silent for {_span(time.idle_timeout_us)} does not hold time back any more.")
     else:
-        out.append("Time goes on with both streams: a stream that is silent, but has not ended, is waited for.")
+        streams = "both streams" if s.plan is None else "all sources"
+        out.append(f"Time goes on with {streams}: a stream that is silent, but has not ended, is waited for.")
     return out
 
 
@@ -185,9 +204,10 @@ def _routing(s: Setting) -> list[str]:
     cluster, groups = s.config.cluster, s.config.cluster.partition_count
     owned = np.bincount(round_robin(groups, s.active), minlength=s.active)
     share = f"{owned.min()} to {owned.max()}" if owned.min() != owned.max() else f"{owned.max()}"
+    start, one = ("The", "slave") if s.plan is None else ("In each stage the", "instance")
     out = [
-        f"The key's hash says which of {_plural(groups, 'partition-group')} a tuple belongs to; tuples of equal keys meet at "
-        f"one slave. {_plural(s.active, 'slave')} with {share} of them each"
+        f"{start} key's hash says which of {_plural(groups, 'partition-group')} a tuple belongs to; tuples of equal keys meet "
+        f"at one {one}. {_plural(s.active, one)} with {share} of them each"
         + (f"; {s.slaves - s.active} more stand by." if s.active < s.slaves else ".")
     ]
     if cluster.sub_group_count > 1:
@@ -195,8 +215,8 @@ def _routing(s: Setting) -> list[str]:
         out.append(f"Slaves form {cluster.sub_group_count} sub-groups, each served in a slot of its own, {slot} long.")
     module = s.config.module
     out.append(
-        f"Within a slave, partition-groups above {size_text(2 * module.theta_bytes)} are split by more bits of the hash "
-        "(fine tuning)."
+        f"Within {'a slave' if s.plan is None else 'an instance'}, partition-groups above {size_text(2 * module.theta_bytes)} "
+        "are split by more bits of the hash (fine tuning)."
         if module.theta_bytes
         else "Partition-groups are not fine-tuned: each tuple is compared with the whole opposite window of its group."
     )
@@ -209,6 +229,8 @@ def _epochs(s: Setting) -> list[str]:
         length = f"Every {_span(cluster.distribution_epoch_us)} of stream time"
     else:
         length = f"Every {cluster.epoch_tuples:,} tuples, or a sixteenth of the windows if that is more,"
+    if s.plan is not None:
+        return explain_plan.epochs(length)
     mode = "receives while it joins" if cluster.communication == "overlapped" else "asks for more when it has joined all it has"
     out = [f"{length} the master sends each slave what has come for it (distribution epoch). A slave {mode}."]
     if s.config.pace == "realtime":
@@ -222,7 +244,17 @@ def _epochs(s: Setting) -> list[str]:
     return out
 
 
+def _stages(s: Setting) -> list[str]:
+    return [] if s.plan is None else explain_plan.stages(s.plan)
+
+
+def _edges(s: Setting) -> list[str]:
+    return [] if s.plan is None else explain_plan.edges(s.plan)
+
+
 def _memory(s: Setting) -> list[str]:
+    if s.plan is not None:
+        return explain_plan.memory(s.plan)
     cluster, module = s.config.cluster, s.config.module
     return [
         f"Windows and payload of a slave: at most {size_text(module.window_bytes)}, or the run ends and says so. Its stream "
@@ -232,14 +264,20 @@ def _memory(s: Setting) -> list[str]:
 
 
 def _ranks(s: Setting) -> list[str]:
+    if s.plan is not None:
+        return explain_plan.roles(s.plan, in_process=s.in_process)
+    stages = [f"One stage, the join, with {_plural(s.slaves, 'instance')} (the slaves).",
+              "Edges: gateway to join, left and right, by the key's hash; join to collector."]  # fmt: skip
     if s.in_process:
-        return [f"One process: the master in its main thread, a thread for each slave ({s.slaves}), one for the collector."]
+        threads = f"One process: the master in its main thread, a thread for each slave ({s.slaves}), one for the collector."
+        return [threads, *stages]
     last = s.slaves + 1
     names = "Rank 2 is the slave: keeps" if s.slaves == 1 else f"Ranks 2 to {last} are slaves 0 to {s.slaves - 1}: keep"
     out = [
         "Rank 0 is the master: reads, judges lateness, routes, decides moves, keeps the ledger. "
         "Rank 1 is the collector: merges and writes results and metrics.",
         f"{names} windows, find{'s' if s.slaves == 1 else ''} pairs.",
+        *stages,
     ]
     nodes = s.config.nodes
     if nodes.imitates:
@@ -331,6 +369,8 @@ def _services(s: Setting) -> list[str]:
 SECTIONS: tuple[tuple[str, Callable[[Setting], list[str]]], ...] = (
     ("what comes in", _inputs),
     ("what matches", _query),
+    ("stages", _stages),
+    ("edges", _edges),
     ("time", _time),
     ("where keys go", _routing),
     ("epochs", _epochs),
@@ -353,10 +393,13 @@ def explain(setting: Setting) -> dict[str, list[str]]:
 
 
 def diagram(s: Setting) -> list[str]:
-    """Sources, master, slaves, collector, results, from left to right."""
+    """Sources, master, slaves, collector, results, from left to right; of a plan, a line for every edge."""
     config = s.config
-    left, right = (f"{n}: {_short(_source(config, n)[0])}" for n in STREAM_NAMES)
+    sources = [f"{name}: {shortened(_source(config, stream)[0])}" for name, stream in s.streams.items()]
     sink = "count and digest" if config.sink.kind == "count" else f"results/*.{config.sink.kind}"
+    if s.plan is not None:
+        return explain_plan.plan_diagram(s.plan, sources, sink, in_process=s.in_process)
+    left, right = sources
     role = (lambda rank, name: name) if s.in_process else (lambda rank, name: f"{rank} {name}")
     shown = list(range(s.slaves)) if s.slaves <= 4 else [0, 1, -1, s.slaves - 1]
     boxes = ["..." if i < 0 else role(i + 2, f"slave {i}") + (" (stands by)" if i >= s.active else "") for i in shown]
@@ -373,41 +416,27 @@ def diagram(s: Setting) -> list[str]:
             head = feeds[1] + " " * len(master)
         else:
             head = " " * (len(feeds[0]) + len(master))
-        joints = _joint(row, len(boxes), middle)
+        before, behind = joints(row, len(boxes), middle)
         tail = collector if row == middle else ""
-        out.append(f"{head}{joints[0]}▶ {box:<{wide}} {joints[1]}{tail}".rstrip())
+        out.append(f"{head}{before}▶ {box:<{wide}} {behind}{tail}".rstrip())
     if len(boxes) == 1:
         out.append(feeds[1])
     return out
 
 
-def _joint(row: int, rows: int, middle: int) -> tuple[str, str]:
-    """Lines before and behind the slave of this row."""
-    if rows == 1:
-        return "──", "──"
-    first, last = row == 0, row == rows - 1
-    if row == middle:
-        return ("─┬" if first else "─┴" if last else "─┼"), ("─┬" if first else "─┴" if last else "─┼")
-    return (" ┌" if first else " └" if last else " ├"), ("─┐" if first else "─┘" if last else "─┤")
-
-
-def _short(text: str, most: int = 34) -> str:
-    return text if len(text) <= most else "..." + text[3 - most :]
-
-
 # ---------------------------------------------------------------- the command
 
 
-def result_columns(config: RunConfig) -> tuple[list[tuple[str, str]] | None, str]:
+def result_columns(job: Job) -> tuple[list[tuple[str, str]] | None, str]:
     """(name, type) of the result's columns by the inputs' schemas; or None and why they are not known."""
-    from swjoin.config.job import Job
     from swjoin.connectors.output_columns import OutputColumns
     from swjoin.runtime.open import open_job_sources
 
+    config = job.config
     if any(_live(getattr(config, name)) for name in STREAM_NAMES):
         return None, "their names and types come with the live streams"
     try:
-        sources = open_job_sources(Job(config, None, False, None, None, "explain"))
+        sources = open_job_sources(job)
     except SwjoinError as error:
         return None, f"names and types are not known yet: {error}"
     try:
@@ -418,30 +447,48 @@ def result_columns(config: RunConfig) -> tuple[list[tuple[str, str]] | None, str
     return [(field.name, str(field.type)) for field in schema], ""
 
 
-def setting_of(config: RunConfig, slaves: int, *, in_process: bool) -> Setting:
-    """What there is to explain. UserError when the configuration needs more slaves."""
+def setting_of(job: Job, slaves: int, *, in_process: bool) -> Setting:
+    """What there is to explain. UserError when the configuration needs more slaves, and for a plan that cannot be run."""
+    from swjoin.runtime.open import instances_of, open_plan_sources
+
+    config = job.config
     config.check_slaves(slaves)
-    columns, unknown = (None, "") if config.sink.kind == "count" else result_columns(config)
-    return Setting(config, slaves, in_process, columns, unknown)
+    plan = instances_of(job, slaves)
+    if plan is None:
+        columns, unknown = (None, "") if config.sink.kind == "count" else result_columns(job)
+        return Setting(config, slaves, in_process, columns, unknown)
+    for source in open_plan_sources(job, plan.logical, plan.columns.read):
+        source.close()
+    return setting_of_plan(job, plan, in_process=in_process)
+
+
+def setting_of_plan(job: Job, plan: Instances, *, in_process: bool) -> Setting:
+    """What there is to explain of a job with this plan."""
+    from swjoin.runtime.open import plan_output
+
+    columns = None if job.config.sink.kind == "count" else [(c.name, str(c.type)) for c in plan_output(plan).schema]
+    return Setting(job.config, plan.width, in_process, columns, "", plan, job.inputs)
 
 
 def run_explain(args: argparse.Namespace) -> int:
     ranks, slaves = in_process_or_ranks(args)
-    config = load_config(find_resource(args.config), args.overrides)
+    job = load_job(find_resource(args.config), args.overrides, "explain")
+    config = job.config
     if ranks is None and args.threads is None:
         named = [config.reorganization.active_slaves, config.cluster.sub_group_count, len(config.nodes.speed)]
         slaves = max(slaves, *named, *(c.slave + 1 for c in config.nodes.changes))
-    setting = setting_of(config, slaves, in_process=ranks is None)
+    setting = setting_of(job, slaves, in_process=ranks is None)
     said = explain(setting)
     if args.json:
         columns = None if setting.columns is None else [{"name": n, "type": t} for n, t in setting.columns]
         plain = {"slaves": slaves, "ranks": ranks, "sections": said, "columns": columns, "diagram": diagram(setting)}
-        print(json.dumps(plain | {"config": to_plain(config)}, indent=2, ensure_ascii=False))
+        print(json.dumps(plain | {"config": to_plain(config), **job.plan_keys}, indent=2, ensure_ascii=False))
         return 0
     print("\n".join(diagram(setting)))
     for title, sentences in said.items():
         print()
-        lines = textwrap.wrap(" ".join(sentences), _WIDTH, break_long_words=False, break_on_hyphens=False)
+        paragraphs = sentences if title in _LISTS else [" ".join(sentences)]
+        lines = [line for text in paragraphs for line in _WRAP.wrap(text)]
         for i, line in enumerate(lines):
             print(f"{title if i == 0 else '':<16}{line}")
     return 0

@@ -104,7 +104,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "swjoin plan mpi_configs/local.yaml -n 6",
         "swjoin plan mpi_configs/local.yaml --target-rate 100000 --target-delay 1s",
     ),
-    "explain": ("swjoin explain mpi_configs/local.yaml -n 6", "swjoin explain live.yaml --set time.late=drop --json"),
+    "explain": (
+        "swjoin explain mpi_configs/local.yaml -n 6",
+        "swjoin explain live.yaml --set time.late=drop --json",
+        "swjoin explain runs/latest -n 6",
+    ),
     "report": ("swjoin report runs/latest", "swjoin report runs/latest -o report.html"),
     "calibrate": ("swjoin calibrate --quick -o costs.yaml",),
     "init": ("swjoin init", "swjoin init rides.yaml trips.csv payments.csv --within 1h30m"),

@@ -69,7 +69,7 @@ def build_parser(*, log_json: bool = False) -> argparse.ArgumentParser:
     _add_plan(
         commands.add_parser("plan", help="foretell a run: memory of each rank, network, delay, saturation; ranks for a rate")
     )
-    _add_explain(commands.add_parser("explain", help="say in words and a diagram what a configuration will do"))
+    _add_explain(commands.add_parser("explain", help="say in words and a diagram what a configuration or a plan will do"))
     _add_report(commands.add_parser("report", help="one HTML file about a run: verdict, figures, tables"))
     _add_calibrate(commands.add_parser("calibrate", help="measure this machine's costs for simulate"))
     _add_doctor(commands.add_parser("doctor", help="check this machine or these hosts, and say how to mend what is wrong"))
@@ -343,8 +343,10 @@ def _add_plan(p: argparse.ArgumentParser) -> None:
 
 
 def _add_explain(p: argparse.ArgumentParser) -> None:
-    p.description = "What goes where: sources, time, keys, epochs, memory, overload, crashes, results. Reads no data."
-    p.add_argument("config", metavar="CONFIG.yaml", help=CONFIG)
+    p.description = (
+        "What goes where: sources, stages and edges, time, keys, epochs, memory, overload, crashes, results. Reads no data."
+    )
+    p.add_argument("config", metavar="CONFIG.yaml|DIR", help=f"{CONFIG}; or an earlier run: its directory or its run.json")
     _add_ranks(p)
     _add_threads(p)
     _add_overrides(p)

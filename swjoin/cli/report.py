@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from swjoin.cli.events import closing, read_events, timeline
-from swjoin.cli.explain import Setting, diagram, explain
+from swjoin.cli.explain import Setting, diagram, explain, setting_of_plan
 from swjoin.cli.report_html import BEGINNING, Html, Page, bar, escape, folded, listing, paragraph, picture, pre, table, tiles
 from swjoin.cli.summary import duration_text, size_text
+from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain
 from swjoin.connectors.files.inputs import local_paths
 from swjoin.connectors.files.run_folder import not_verifiable, read_metrics, read_report, read_verified
@@ -30,6 +31,7 @@ from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.path_patterns import is_amount
 from swjoin.core.resources import load_figures
 from swjoin.core.storage import is_standard_output, write_out
+from swjoin.runtime.open import instances_of
 from swjoin.runtime.plausibility import report_ranges
 from swjoin.runtime.run_report import input_names, speed_means_something
 
@@ -321,10 +323,12 @@ def _configuration(page: Page, report: dict[str, Any]) -> None:
         count = max(1, len(report["memory"]["slaves"]))
     try:
         config = config_from_plain(report["config"])
-        if "stages" in report:
-            parts.append(paragraph("A plan with several joins; its stages and edges are in the ledger."))
-        elif ranks:
+        job = Job(config, None, False, None, None, "report").with_plan_of(report)
+        plan = instances_of(job, max(1, count // len(report.get("stages") or [0])))
+        if ranks:
             setting = Setting(config, count, len(ranks) == 1, None, "see the files' schemas")
+            if plan is not None:
+                setting = setting_of_plan(job, plan, in_process=len(ranks) == 1)
             parts.append(pre("\n".join(diagram(setting))))
             parts.append(listing((title, " ".join(said)) for title, said in explain(setting).items()))
         else:

@@ -9,6 +9,7 @@ Stays out: opening sources and sinks (`runtime.open`).
 from __future__ import annotations
 
 import json
+import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -115,7 +116,7 @@ def load_job(path: Path, overrides: Sequence[str], command: str) -> Job:
 
     UserError names the file and the key of what is wrong.
     """
-    path = path / "run.json" if path.is_dir() else path
+    path = path / "run.json" if os.path.isdir(path) else path  # unlike Path.is_dir, it accepts names that are too long
     if path.suffix != ".json":
         return Job(load_config(path, list(overrides)), None, False, None, None, command)
     try:

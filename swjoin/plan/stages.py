@@ -1,6 +1,6 @@
 """The stages of a plan, and the edges that join them.
 
-What: `cut(plan) -> StagePlan`, `allocate(work, instance_count)`, `describe(plan) -> lines`.
+What: `cut(plan) -> StagePlan`, `allocate(work, instance_count)`; `describe_stage` and `describe_edge`, a line of text each.
 Why: a stage is what instances play: a join with a port per side. Unions need none, they are several edges into one port.
 Stays out: which rank plays which instance, group maps, messages.
 
@@ -127,16 +127,13 @@ def allocate(work: Mapping[StageId, float], instance_count: int) -> dict[StageId
 # ---------------------------------------------------------------- explanation
 
 
-def describe(plan: StagePlan) -> list[str]:
-    """The plan as lines of text: a line for every stage, its watermark, and the edges, in the order of their ids."""
-    lines = []
-    for stage in plan.stages:
-        join = stage.join
-        keys = ", ".join(f"{left} = {right}" for left, right in zip(*join.keys, strict=True))
-        lines.append(f"stage {stage.id} {join.name}: {join.semantics.description}; keys {keys}")
-        lines.append(f"  time of a row: {_output_time(join)}; watermark: {_watermark_rule(join)}")
-        lines.append(f"  columns: {', '.join(f'{name} {type_name}' for name, type_name in stage.schema.columns)}")
-    return lines + [_edge_line(edge) for edge in plan.edges]
+def describe_stage(stage: Stage) -> str:
+    """Its join, keys, time of a row and watermark."""
+    join = stage.join
+    kind = "inner join, " if join.semantics.how == "inner" else ""
+    keys = ", ".join(f"{left} = {right}" for left, right in zip(*join.keys, strict=True))
+    times = f"time of a row: {_output_time(join)}; watermark: {_watermark_rule(join)}"
+    return f"stage {stage.id} {join.name}: {kind}{join.semantics.description}; keys {keys}; {times}"
 
 
 def _output_time(join: IntervalJoin) -> str:
@@ -158,7 +155,8 @@ def _watermark_rule(join: IntervalJoin) -> str:
     return f"min({', '.join(terms)})"
 
 
-def _edge_line(edge: Edge) -> str:
+def describe_edge(edge: Edge) -> str:
+    """Its sender, the union inputs on the way, its receiver and the key that it is routed by."""
     sender = f"source {edge.sender.name}" if isinstance(edge.sender, Source) else f"stage {edge.sender.id}"
     union = "".join(f", union input {i}" for i in edge.union_inputs)
     if isinstance(edge.receiver, Result):

@@ -81,6 +81,7 @@ from swjoin.runtime.open import (
     open_job_watcher,
     open_plan_sources,
     open_spill,
+    plan_output,
     row_place,
 )
 from swjoin.runtime.progress import Progress, Wanted
@@ -348,8 +349,7 @@ class MasterHost(Host):
         instances = self.gateway.instances
         if instances is None:
             return OutputColumns.build(self.gateway.sources[LEFT], self.gateway.sources[RIGHT], self.job.config)
-        codecs, how = instances.columns.stages[instances.last.id].codecs, instances.last.join.semantics.how
-        return OutputColumns(codecs[LEFT], codecs[RIGHT], self.job.config.sink.ids, how)
+        return plan_output(instances)
 
     @property
     def output_columns(self) -> list[str] | None:

@@ -1,6 +1,6 @@
 """Opens the inputs and outputs of a job: sources, sink, spill folder, watcher.
 
-What: `open_job_sources`, `open_plan_sources`, `instances_of`, `open_job_sink`, `open_spill`, `open_job_watcher`.
+What: `open_job_sources`, `open_plan_sources`, `instances_of`, `plan_output`, `open_job_sink`, `open_spill`, `open_job_watcher`.
 Why: all runtimes open them in the same way.
 Stays out: the job itself (`config.job`).
 """
@@ -73,11 +73,7 @@ def open_plan_sources(job: Job, plan: logical.LogicalPlan, columns: Mapping[str,
     """
     from swjoin.connectors.files.source import open_columns_source
 
-    nodes = [node for node in plan.nodes if isinstance(node, logical.Source)]
-    if len(job.inputs) != len(nodes):
-        names = ", ".join(node.name for node in nodes)
-        problem = f"{len(job.inputs)} inputs are given, the plan has {len(nodes)} sources ({names})"
-        raise UserError(problem, subject="plan", remedy="give one input for each source")
+    nodes = _sources_of(job, plan)
     for node, config in zip(nodes, job.inputs, strict=True):
         _check_input(node, config)
     found = tuple(
@@ -88,6 +84,16 @@ def open_plan_sources(job: Job, plan: logical.LogicalPlan, columns: Mapping[str,
     )
     _check_plan_times(plan, {node.name: source for node, source in zip(nodes, found, strict=True)})
     return found
+
+
+def _sources_of(job: Job, plan: logical.LogicalPlan) -> list[logical.Source]:
+    """The plan's sources. UserError unless the job has an input for each."""
+    nodes = [node for node in plan.nodes if isinstance(node, logical.Source)]
+    if len(job.inputs) != len(nodes):
+        names = ", ".join(node.name for node in nodes)
+        problem = f"{len(job.inputs)} inputs are given, the plan has {len(nodes)} sources ({names})"
+        raise UserError(problem, subject="plan", remedy="give one input for each source")
+    return nodes
 
 
 def _check_input(source: logical.Source, config: StreamConfig) -> None:
@@ -123,6 +129,14 @@ def compile_job_where(job: Job, sources: tuple[Source, Source]) -> Program | Non
         return None
     query = job.config.query
     return compile_text(query.where, sources[LEFT].codec, sources[RIGHT].codec, count_windows=query.bounds.count_windows)
+
+
+def plan_output(instances: Instances) -> OutputColumns:
+    """The columns of a plan's result rows."""
+    from swjoin.connectors.output_columns import OutputColumns
+
+    codecs, how = instances.columns.stages[instances.last.id].codecs, instances.last.join.semantics.how
+    return OutputColumns(codecs[LEFT], codecs[RIGHT], instances.config.sink.ids, how)
 
 
 def open_job_sink(job: Job, plan: OutputColumns) -> Sink:
@@ -185,4 +199,6 @@ def instances_of(job: Job, width: int, first_epoch: int = 0, owners: Sequence[Se
     checkpoint. UserError for a plan that cannot be run."""
     if job.plan is None:
         return None
-    return Instances.of(plan_from_plain(job.plan), job.config.fitted_to(width), width, first_epoch, owners)
+    plan = plan_from_plain(job.plan)
+    _sources_of(job, plan)
+    return Instances.of(plan, job.config.fitted_to(width), width, first_epoch, owners)

@@ -11,12 +11,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from swjoin.cli.explain import SECTIONS, Setting, diagram, explain, setting_of
+from swjoin.cli.explain import SECTIONS, Setting, diagram, explain
+from swjoin.cli.explain import setting_of as setting_of_job
+from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain, load_config
 from swjoin.config.run import FlightConfig, QueryConfig, RunConfig, ServeConfig, StreamConfig, TimeConfig
 from tests.conftest import ROOT
 
 SHIPPED = sorted((ROOT / "mpi_configs").glob("*.yaml"))
+
+
+def setting_of(config: RunConfig, slaves: int, *, in_process: bool) -> Setting:
+    return setting_of_job(Job(config, None, False, None, None, "explain"), slaves, in_process=in_process)
 
 
 def said(slaves: int = 3, *, in_process: bool = False, **sections: Any) -> dict[str, str]:
@@ -31,11 +37,12 @@ def test_every_shipped_configuration_is_explained(path: Path, in_process: bool) 
     config = load_config(path, [])
     setting = setting_of(config, 6, in_process=in_process)
     told = explain(setting)
-    assert set(told) == {title for title, _ in SECTIONS} - {"besides"}
+    assert set(told) == {title for title, _ in SECTIONS} - {"stages", "edges", "besides"}  # of plans, of later versions
     text = " ".join(" ".join(sentences) for sentences in told.values())
     assert "None" not in text
     assert "Config(" not in text
     assert f"{config.cluster.partition_count:,} partition-groups" in text
+    assert "One stage, the join, with 6 instances (the slaves). Edges: gateway to join, left and right, " in text
     picture = "\n".join(diagram(setting))
     assert picture.count("slave") == 3
     assert ("0 master" in picture) != in_process

@@ -14,7 +14,7 @@ from swjoin.config.sections import QueryConfig
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import UserError
 from swjoin.plan.logical import IntervalJoin, LogicalPlan, Result, Source
-from swjoin.plan.stages import Edge, Stage, StageId, StagePlan, allocate, cut, describe
+from swjoin.plan.stages import Edge, Stage, StageId, StagePlan, allocate, cut, describe_edge, describe_stage
 from tests.plan.plans import PLANS, plan, random_plans, random_rows, source
 from tests.tools.plan_oracle import Answer, Row, evaluate, join_rows, union_rows
 
@@ -76,7 +76,7 @@ def check_order(stages: StagePlan) -> None:
 
 
 def lines_of_edges(name: str) -> list[str]:
-    return [line.split(": ", 1)[1] for line in describe(cut(plan(name))) if line.startswith("edge")]
+    return [describe_edge(edge).split(": ", 1)[1] for edge in cut(plan(name)).edges]
 
 
 def test_edges() -> None:
@@ -104,14 +104,14 @@ def test_edges() -> None:
 
 
 def test_description() -> None:
-    assert describe(cut(plan("two joins in a row"))) == [
-        "stage 0 j: -1e-06 s <= right - left <= 2e-06 s; keys k = k",
-        "  time of a row: the greater of both; watermark: min(left, right)",
-        "  columns: k int64, left_v int64, left_ts timestamp[us], right_v int64, right_ts timestamp[us]",
-        "stage 1 i: -3e-06 s <= right - left <= 0 s; keys k = k",
-        "  time of a row: the greater of both; watermark: min(left, right)",
-        "  columns: k int64, left_v int64, left_ts timestamp[us], right_v int64, right_ts timestamp[us], v int64, "
-        "ts timestamp[us]",
+    stages = cut(plan("two joins in a row"))
+    assert [describe_stage(stage) for stage in stages.stages] == [
+        "stage 0 j: inner join, -1e-06 s <= right - left <= 2e-06 s; keys k = k; time of a row: the greater of both; "
+        "watermark: min(left, right)",
+        "stage 1 i: inner join, -3e-06 s <= right - left <= 0 s; keys k = k; time of a row: the greater of both; "
+        "watermark: min(left, right)",
+    ]
+    assert [describe_edge(edge) for edge in stages.edges] == [
         "edge 0: source a -> stage 0 left, hash of k",
         "edge 1: source b -> stage 0 right, hash of k",
         "edge 2: stage 0 -> stage 1 left, hash of k",
@@ -126,10 +126,11 @@ def test_description() -> None:
     }
     for query, watermark, time in queries.values():
         node = IntervalJoin("j", "a", "b", ("k",), ("v",), query)
-        lines = describe(cut(LogicalPlan((source("a"), source("b"), node, Result("out", "j")))))
-        assert lines[0].endswith("keys k = v")
-        assert lines[1].endswith(f"watermark: {watermark}")
-        assert time in lines[1]
+        (stage,) = cut(LogicalPlan((source("a"), source("b"), node, Result("out", "j")))).stages
+        line = describe_stage(stage)
+        assert "; keys k = v; " in line
+        assert line.endswith(f"watermark: {watermark}")
+        assert time in line
 
 
 # ---------------------------------------------------------------- instances

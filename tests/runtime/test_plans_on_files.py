@@ -564,6 +564,7 @@ def test_commands_on_the_run_of_a_plan(sink: str, streams: Streams, swjoin: Any,
     assert (done.code, done.err) == (0, [])
     page = (folder / "report.html").read_text()
     assert "Complete, and the ledger balances" in page
+    assert "edge 6: stage 2 -&gt; result out, any sink" in page
     assert "verify does not recompute plans with several joins yet" in page
     for edge in json.loads((folder / "run.json").read_text())["edges"]:
         assert f"{edge['from']} to {edge['to']}, {edge['port']}" in page

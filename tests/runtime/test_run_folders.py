@@ -313,7 +313,7 @@ def failed(folder: Path, count: int | None, ranks: int | None) -> None:
 def test_a_run_that_failed_on_ranks(tmp_path: Path) -> None:
     failed(tmp_path / "run", None, 5)
     codes = check(tmp_path / "run", tmp_path)
-    assert codes == {"report": 0, "plot": 2, "events": 2, "verify": 1, "aggregate": 2, "top": 2, "explain": 2, "run": 2}
+    assert codes == {"report": 0, "plot": 2, "events": 2, "verify": 1, "aggregate": 2, "top": 2, "explain": 0, "run": 2}
     page = (tmp_path / "page.html").read_text()
     assert "The run failed" in page
     assert "how many pairs is not known" in page

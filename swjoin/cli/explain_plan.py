@@ -1,0 +1,146 @@
+"""What `explain` says of a plan of several stages: its diagram, stages, edges, and who plays what.
+
+What: `plan_diagram`, and a function per section: `stages`, `edges`, `epochs`, `memory`, `roles`.
+Why: a plan has any number of sources and stages, so its diagram is a line for every edge.
+Stays out: sections that plans share with joins of two streams (`cli.explain`), the lines of stages and edges (`plan.stages`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from swjoin.cli.summary import size_text
+from swjoin.cluster.exchange import EPOCHS_AHEAD, PART_BYTES, PART_ROWS, PARTS_AHEAD
+from swjoin.cluster.instances import Instances
+from swjoin.core.batch import STREAM_NAMES
+from swjoin.plan.logical import Source
+from swjoin.plan.stages import Edge, Stage, describe_edge, describe_stage
+
+_SHOWN = 34  # characters of a path, and of the columns of an edge, in the diagram
+
+
+def shortened(text: str) -> str:
+    """The end of a text that is too long."""
+    return text if len(text) <= _SHOWN else "..." + text[3 - _SHOWN :]
+
+
+def _carried(instances: Instances, edge: Edge) -> list[tuple[str, str]]:
+    """Names and types of the columns that travel on an edge, besides id, time and key."""
+    types = instances.logical.schema(_sender(edge)).types
+    return [(name, types[name]) for name in instances.columns.travels.get(edge.id, ())]
+
+
+def _sender(edge: Edge) -> str:
+    return edge.sender.name if isinstance(edge.sender, Source) else edge.sender.join.name
+
+
+def _ranks(instances: Instances, *, in_process: bool) -> str:
+    last = instances.width + 1
+    return "" if in_process else " on rank 2" if last == 2 else f" on ranks 2 to {last}"
+
+
+# ---------------------------------------------------------------- the diagram
+
+
+def plan_diagram(instances: Instances, sources: Sequence[str], sink: str, *, in_process: bool) -> list[str]:
+    """Sources and the gateway; then a line for every edge, those to one stage together. sources: a few words each."""
+    gateway, collector = ("master and gateway", "collector") if in_process else ("0 master and gateway", "1 collector")
+    wide, middle = max(map(len, sources)), (len(sources) - 1) // 2
+    out = []
+    for i, source in enumerate(sources):
+        line = f"{source:<{wide}} {joints(i, len(sources), middle)[1]}"
+        out.append(line + (f"▶ {gateway}" if i == middle else ""))
+    rows = [(_ends(instances, edge), edge) for edge in instances.stages.edges]
+    widths = [max(len(ends[i]) for ends, _ in rows) for i in range(3)]
+    for stage in (*instances.stages.stages, None):
+        mine = [row for row in rows if row[1].receiver == stage or (stage is None and not isinstance(row[1].receiver, Stage))]
+        middle = (len(mine) - 1) // 2
+        out.append("")
+        for i, ((number, sender, carried), edge) in enumerate(mine):
+            line = f"{number:<{widths[0]}}  {sender:<{widths[1]}} ─ {carried:<{widths[2]}} ─▶ "
+            if stage is None:
+                line += f"{collector} ─▶ {sink}"
+            else:
+                line += f"{STREAM_NAMES[edge.port]:<5} {joints(i, len(mine), middle)[1]}"
+                where = f"─ stage {stage.id}  {stage.join.name} x {instances.width}{_ranks(instances, in_process=in_process)}"
+                line += where if i == middle else ""
+            out.append(line)
+    return out
+
+
+def joints(row: int, rows: int, middle: int) -> tuple[str, str]:
+    """Lines before and behind the box of this row, out of one and into one at the row `middle`."""
+    if rows == 1:
+        return "──", "──"
+    first, last = row == 0, row == rows - 1
+    if row == middle:
+        return ("─┬" if first else "─┴" if last else "─┼"), ("─┬" if first else "─┴" if last else "─┼")
+    return (" ┌" if first else " └" if last else " ├"), ("─┐" if first else "─┘" if last else "─┤")
+
+
+def _ends(instances: Instances, edge: Edge) -> tuple[str, str, str]:
+    """Number, sender, and what the edge is routed by and carries."""
+    stage = f"stage {edge.sender.id}" if isinstance(edge.sender, Stage) else "gateway"
+    if not isinstance(edge.receiver, Stage):
+        return f"edge {edge.id}", f"{stage}, {_sender(edge)}", "results"
+    columns = ", ".join(name for name, _ in _carried(instances, edge)) or "no columns"
+    columns = columns if len(columns) <= _SHOWN else f"{columns[: _SHOWN - 3]}..."
+    return f"edge {edge.id}", f"{stage}, {_sender(edge)}", f"hash of {', '.join(edge.key)}: {columns}"
+
+
+# ---------------------------------------------------------------- sections
+
+
+def stages(instances: Instances) -> list[str]:
+    return [f"{describe_stage(stage)}." for stage in instances.stages.stages]
+
+
+def edges(instances: Instances) -> list[str]:
+    """A line each: way, key, union inputs, columns with types."""
+    return [f"{describe_edge(edge)}; {_load(instances, edge)}." for edge in instances.stages.edges]
+
+
+def _load(instances: Instances, edge: Edge) -> str:
+    if not isinstance(edge.receiver, Stage):
+        return "counts and digests only" if instances.config.sink.kind == "count" else "result rows"
+    native = instances.columns.stages[edge.receiver.id].new_keys().native
+    always = ["id", "time", "key" if native else "hash of the key"]
+    return f"carries {', '.join([*always, *(f'{name} {kind}' for name, kind in _carried(instances, edge))])}"
+
+
+def epochs(length: str) -> list[str]:
+    """length: of a distribution epoch, as the beginning of a sentence."""
+    return [
+        f"{length} the gateway ends a distribution epoch on all of its edges. Every sender sends each instance a final part "
+        "with its watermark, also when it has no rows. An instance joins parts as they come, and ends the epoch when the final "
+        "part of every sender has come."
+    ]
+
+
+def memory(instances: Instances) -> list[str]:
+    cluster, module = instances.config.cluster, instances.config.module
+    senders = max(len({role for _, role in instances.senders_to(stage)}) for stage in instances.stages.stages)
+    return [
+        f"Windows and payload of an instance: at most {size_text(module.window_bytes)}, or the run ends and says so. The "
+        f"gateway's mini-buffers: {size_text(cluster.mini_buffer_bytes)}.",
+        f"Credit: an instance grants each of its senders ({senders} at most) {EPOCHS_AHEAD} epochs and {PARTS_AHEAD} parts, of "
+        f"about {PART_ROWS:,} rows or {size_text(PART_BYTES)} at most; a sender without credit waits.",
+        "State is given back when windows have passed.",
+    ]
+
+
+def roles(instances: Instances, *, in_process: bool) -> list[str]:
+    width = instances.width
+    if in_process:
+        threads = "a thread" if width == 1 else f"{width} threads"
+        return [f"One process: master and gateway in its main thread, {threads} with an instance of every stage, one for the "
+                "collector."]  # fmt: skip
+    plays = (
+        "Rank 2 plays the instance of every stage" if width == 1 else f"Ranks 2 to {width + 1} play the instances: rank 2 + i "
+    )
+    plays += "" if width == 1 else f"instance i of every stage (slave {width} * stage + i)"
+    return [
+        "Rank 0 is the master (plans epochs, moves and checkpoints) and the gateway (reads, judges lateness, routes). Rank 1 "
+        "is the collector: writes results and metrics.",
+        f"{plays}: keeps windows, finds pairs, sends its rows to the next stages.",
+    ]
