@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,14 @@ def test_shapes_are_right_at_every_width(name: str) -> None:
         simulate(scenario, shape.expected(scenario))
 
 
+def test_full_buffers_end_epochs_before_their_time() -> None:
+    """Then sources that are ahead have sent watermarks beyond the ends of later epochs."""
+    shape = SHAPES["two in a row"]
+    scenario = shape.scenario(2)
+    cluster = replace(scenario.config.cluster, mini_buffer_bytes=1 << 10)
+    simulate(replace(scenario, config=replace(scenario.config, cluster=cluster), batch_rows=20), shape.expected(scenario))
+
+
 def test_shapes_have_rows() -> None:
     """An empty answer compares nothing."""
     empty = [name for name, shape in SHAPES.items() if not shape.expected(shape.scenario(1))]
@@ -72,7 +81,9 @@ def test_the_balanced_policy_evens_out_every_stage() -> None:
     scenario = PlanScenario(1, plan, config, rows, {name: [True] * 300 for name in rows}, 3, 10)
     simulation = _ByRows(plan, config, scenario.sources(), 3, 1)
     simulation._delays._channel[:] = simulation._delays._actor[:] = 1.0
-    check_answer(scenario, simulation.instances, simulation.run(), scenario.evaluated()["out"])
+    result = simulation.run()
+    check_answer(scenario, simulation.instances, result, scenario.evaluated()["out"])
+    assert simulation.gateway.summary()["moves"] == sum(event.kind == "decided" for event in result.events)
     owned = [np.bincount(c.map.owner[[groups[key] for key in keys]], minlength=3) for c in simulation.master.controllers]
     assert max(float(count.max() / count.mean()) for count in owned) < 1.5
 
