@@ -118,11 +118,9 @@ def _check_plan(stages: StagePlan) -> None:
 
 
 def _check_config(config: RunConfig) -> None:
-    reorganization, cluster = config.reorganization, config.cluster
     refused = {
-        "reorganization.policy: balanced": reorganization.policy == "balanced",
-        "cluster.sub_group_count": cluster.sub_group_count > 1,
-        "cluster.communication: synchronous": cluster.communication == "synchronous",
+        "cluster.sub_group_count": config.cluster.sub_group_count > 1,
+        "cluster.communication: synchronous": config.cluster.communication == "synchronous",
         "measure.prefill": config.measure.prefill_us > 0,
         f"on_overload: {config.on_overload.policy}": config.on_overload.policy != "block",
         "time.model: arrival": config.time.model == "arrival",

@@ -32,10 +32,10 @@ class SlaveLoad:
     """An active slave at the end of a reorganization epoch.
 
     occupancy_ratio: average over its distribution epochs. groups: movable partition-groups, int64 (g,), ascending. busy_ratio:
-    share of time in the join module. cost_ns, state_bytes: nominal work and window bytes of each partition-group, int64 (g,);
-    zeros when not reported. speed: nominal work per time, 1 on an idle node of full speed. emptying: about to become inactive.
-    coming_cost_ns: work of incoming partition-groups. moving: a move from or to it is in flight. backlog_ratio: unjoined bytes
-    over bytes delivered since the last reorganization epoch.
+    share of time in the join module, in all stages that its rank plays. cost_ns, state_bytes: nominal work and window bytes of
+    each partition-group, int64 (g,); zeros when not reported. speed: nominal work per time, 1 on an idle node of full speed.
+    emptying: about to become inactive. coming_cost_ns: work of incoming partition-groups. moving: a move from or to it is in
+    flight. backlog_ratio: unjoined bytes over bytes delivered since the last reorganization epoch.
     """
 
     slave: SlaveId

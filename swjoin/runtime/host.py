@@ -51,18 +51,17 @@ def nothing(_effect: Effect) -> None:
 
 @dataclass
 class WorkMeter:
-    """Where a role's time went since the last `take`, microseconds. read_cpu_us: CPU time of its thread or process."""
+    """Where a rank's time went since the last `take`, microseconds. read_cpu_us: CPU time of its thread or process."""
 
     read_cpu_us: Callable[[], int]
     communication_us: int = 0
     idle_us: int = 0
-    process_us: int = 0
     cpu_at_us: int = 0
 
     def take(self) -> TimesMeasured:
         cpu = self.read_cpu_us()
-        out = TimesMeasured(cpu - self.cpu_at_us, self.communication_us, self.idle_us, self.process_us)
-        self.communication_us = self.idle_us = self.process_us = 0
+        out = TimesMeasured(cpu - self.cpu_at_us, self.communication_us, self.idle_us)
+        self.communication_us = self.idle_us = 0
         self.cpu_at_us = cpu
         return out
 

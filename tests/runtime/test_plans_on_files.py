@@ -376,7 +376,6 @@ def test_predicates_that_do_not_fit_name_their_join(where: str, line: str, strea
 @pytest.mark.parametrize(
     ("name", "sections"),
     [
-        ("reorganization.policy: balanced", {"reorganization": {"policy": "balanced"}}),
         ("cluster.sub_group_count", {"cluster": {"sub_group_count": 2}}),
         ("cluster.communication: synchronous", {"cluster": {"communication": "synchronous"}}),
         ("measure.prefill", {"pace": "realtime", "measure": {"prefill": "1s"}}),

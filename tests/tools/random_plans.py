@@ -84,24 +84,35 @@ class PlanScenario:
         """The same, in many cases with moves and resizes, and with checkpoints and crashes."""
         random = np.random.default_rng([self.seed, 21])
         plain: dict[str, Any] = to_plain(self.config)
-        epoch_us = self.config.cluster.distribution_epoch_us
-        if epoch_us and random.random() < 0.6:
-            if self.config.pace == "realtime":  # messages take up to 0.1 s: many epochs meanwhile, but not many thousands
-                epoch_us = plain["cluster"]["distribution_epoch_us"] = max(epoch_us, int(random.choice([300, 3_000, 30_000])))
+        epoch_us, batch_rows, width = self.config.cluster.distribution_epoch_us, self.batch_rows, self.width
+        moving = random.random() < 0.6
+        if moving and self.config.pace == "realtime":  # messages take up to 0.1 s: many epochs meanwhile, not many thousands
+            epoch_us = max(epoch_us, int(random.choice([300, 3_000, 30_000])))
+        elif moving:  # nothing moves once all rows are read, so they are read over many epochs
+            times = [row.ts for rows in self.rows.values() for row in rows] or [0]
+            epoch_us = max(1, (max(times) - min(times)) // int(random.choice([6, 12, 24])))
+            batch_rows = min(batch_rows, 1 + sum(map(len, self.rows.values())) // 20)
+        if moving:
+            width = int(random.choice([2, 3])) if random.random() < 0.9 else width
+            groups = max(self.config.cluster.partition_count, int(random.choice([1, 2, 7])))
+            plain["cluster"] |= {"distribution_epoch_us": epoch_us, "partition_count": groups}
+            declustering = str(random.choice(["fixed", "adaptive"]))
             plain["reorganization"] |= {
                 "policy": "random",
                 "epoch_us": epoch_us * int(random.choice([1, 1, 2, 5])),
-                "declustering": str(random.choice(["fixed", "adaptive"])),
-                "active_slaves": int(random.integers(0, 3)),
-                "random_moves": int(random.choice([1, 3, 20])),
+                "declustering": declustering,
+                "active_slaves": int(random.choice([0, 2] if declustering == "fixed" else [0, 1, 2])),
+                "random_moves": int(random.choice([1, 3, 10])),
                 "chunk_bytes": 1 << 10,
             }
         crashes: list[tuple[int, int]] = []
         if random.random() < 0.5:
-            plain["checkpoint"]["epochs"] = int(random.choice([1, 2, 5]))
+            plain["checkpoint"]["epochs"] = int(random.choice([5, 10] if moving else [1, 2, 5]))  # nothing moves meanwhile
             for _ in range(int(random.integers(0, 4))):
                 crashes.append((int(random.geometric(1 / random.choice([50, 300, 1000]))), int(random.integers(0, 4))))
-        return replace(self, config=config_from_plain(plain), crashes=tuple(crashes))
+        if plain["reorganization"]["policy"] == "random" and random.random() < 0.15:
+            plain["reorganization"]["policy"] = "balanced"
+        return replace(self, config=config_from_plain(plain), crashes=tuple(crashes), width=width, batch_rows=batch_rows)
 
     def good_rows(self) -> dict[str, list[Row]]:
         """The rows of every source that take part: with a time, and not late."""

@@ -17,6 +17,7 @@ from swjoin.cluster.instances import Instances
 from swjoin.cluster.messages import Granted
 from swjoin.cluster.role import Effect, RoleId
 from swjoin.core.batch import TupleBatch
+from swjoin.core.ids import BEGIN_OF_TIME_US
 
 
 class Feeds:
@@ -27,6 +28,7 @@ class Feeds:
         self._edges = [[edge.id for edge in instances.edges_from(source)] for source in sources]
         self.outlet = Outlet(instances, [edge for source in sources for edge in instances.edges_from(source)], 0)
         self._instances = instances
+        self._watermarks_us = dict.fromkeys(self.outlet.edges, BEGIN_OF_TIME_US)  # sent last
 
     def columns_of(self, source: int) -> tuple[str, ...]:
         """Names of the columns that are read from a source."""
@@ -40,13 +42,13 @@ class Feeds:
         return Ingress(streams, lambda router: MiniBuffers((None,) * len(names), router))
 
     def deliver(self, batches: Sequence[TupleBatch], watermarks_us: Sequence[int], header: EpochHeader) -> list[Effect]:
-        """End an epoch with these tuples of every source. watermarks_us: by source."""
-        watermarks: dict[int, int] = {}
+        """End an epoch with these tuples of every source. watermarks_us: by source; an epoch that full buffers have ended sends
+        those of rows that were read, which the ends of later epochs may be below."""
         for edges, batch, watermark_us in zip(self._edges, batches, watermarks_us, strict=True):
             for edge in edges:
                 self.outlet.add(edge, batch, header)
-                watermarks[edge] = watermark_us
-        self.outlet.close(header, watermarks)
+                self._watermarks_us[edge] = max(self._watermarks_us[edge], watermark_us)
+        self.outlet.close(header, self._watermarks_us)
         return self.outlet.serve()
 
     def granted(self, receiver: RoleId, credit: Granted) -> list[Effect]:

@@ -28,6 +28,7 @@ class LoadStatistics:
         self._capacity_bytes = capacity_bytes
         self._occupancies: list[list[float]] = [[] for _ in range(slave_count)]
         self._busy_us = np.zeros(slave_count, np.int64)
+        self._busy_elsewhere_us = np.zeros(slave_count, np.int64)
         self._worked_ns = np.zeros(slave_count, np.int64)
         self._delivered_bytes = np.zeros(slave_count, np.int64)
         self._cost_ns = np.zeros(partition_count, np.int64)
@@ -43,6 +44,10 @@ class LoadStatistics:
         np.add.at(self._cost_ns, loads.groups, loads.cost_ns)
         self._state_bytes[loads.groups] = loads.state_bytes
         self._worked_ns[slave] += int(loads.cost_ns.sum())
+
+    def worked_elsewhere(self, slave: SlaveId, busy_us: int) -> None:
+        """The rank of this slave was busy in another stage of the plan."""
+        self._busy_elsewhere_us[slave] += busy_us
 
     def delivered(self, slave: SlaveId, nbytes: int) -> None:
         self._delivered_bytes[slave] += nbytes
@@ -70,7 +75,7 @@ class LoadStatistics:
             slave,
             sum(samples) / len(samples) if samples else 0.0,
             groups,
-            self.busy_us(slave) / max(1, now_us - self.since_us),
+            (self.busy_us(slave) + int(self._busy_elsewhere_us[slave])) / max(1, now_us - self.since_us),
             self._cost_ns[groups],
             self._state_bytes[groups],
             float(self._speed[slave]) or usual,
@@ -89,7 +94,7 @@ class LoadStatistics:
         """The next reorganization epoch starts; state sizes and speeds stay known."""
         for samples in self._occupancies:
             samples.clear()
-        for sums in (self._busy_us, self._cost_ns, self._delivered_bytes):
+        for sums in (self._busy_us, self._busy_elsewhere_us, self._cost_ns, self._delivered_bytes):
             sums[:] = 0
         self.since_us = now_us
 

@@ -324,7 +324,10 @@ class Slave:
         report: list[Effect] = [Send(GATEWAY, Report(self.occupancy_ratio))]
         if self._policy not in POLICIES or self.in_prefill:
             return report
-        return [Send(MASTER, LoadReport(self.occupancy_ratio, self._loads() if self._measures_loads else None)), *report]
+        return [self._load_report(), *report]
+
+    def _load_report(self) -> Send:
+        return Send(MASTER, LoadReport(self.occupancy_ratio, self._loads() if self._measures_loads else None))
 
     @property
     def _measures_loads(self) -> bool:
@@ -442,7 +445,7 @@ class Slave:
             effects += [*self.stage.end(work.delivery), *self.stage.joined(ended=True)]
             effects += self.mover.order(work.delivery, now_us)
             if self._policy in POLICIES:
-                effects.append(Send(MASTER, LoadReport(self.occupancy_ratio)))
+                effects.append(self._load_report())
         if work.delivery.checkpoint:
             times_us = [work.delivery.left_time_us, work.delivery.right_time_us]
             plain: dict[str, Any] = {"joined": list(self.joined), "produced": self.produced, "times_us": times_us}

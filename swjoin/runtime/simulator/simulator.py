@@ -50,6 +50,7 @@ from swjoin.cluster.role import (
     SourceResumed,
     StopRequested,
     TimerFired,
+    TimesMeasured,
     WorkDue,
     Write,
     is_slave,
@@ -421,11 +422,18 @@ class Simulation:
             return
         host.working = True
 
+        work_us = self._work_us(slave)
+
         def work() -> None:
             host.working = False
+            slave.handle(TimesMeasured(process_us=work_us), self.clock_us)
             self._deliver(slave_role(slave.id), WorkDue())
 
-        self._at(self.now_us + self._delays.work_us(actor_of(slave_role(slave.id))), f"work of slave {slave.id}", work)
+        self._at(self.now_us + work_us, f"work of slave {slave.id}", work)
+
+    def _work_us(self, slave: Slave) -> int:
+        """Duration of a slave's next piece of work."""
+        return self._delays.work_us(actor_of(slave_role(slave.id)))
 
     # ------------------------------------------------------------ performers
 
