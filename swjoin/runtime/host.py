@@ -56,13 +56,12 @@ class WorkMeter:
     read_cpu_us: Callable[[], int]
     communication_us: int = 0
     idle_us: int = 0
-    process_us: int = 0
     cpu_at_us: int = 0
 
     def take(self) -> TimesMeasured:
         cpu = self.read_cpu_us()
-        out = TimesMeasured(cpu - self.cpu_at_us, self.communication_us, self.idle_us, self.process_us)
-        self.communication_us = self.idle_us = self.process_us = 0
+        out = TimesMeasured(cpu - self.cpu_at_us, self.communication_us, self.idle_us)
+        self.communication_us = self.idle_us = 0
         self.cpu_at_us = cpu
         return out
 

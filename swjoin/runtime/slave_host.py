@@ -8,6 +8,7 @@ Stays out: decisions of the slave (`cluster.slave.slave`), its log (`checkpoint.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from swjoin.cluster.role import Event, Received, RestartClock, SavePart, WorkDue, slave_role
@@ -34,6 +35,7 @@ class SlaveHost(Host):
         self._throttle = Throttle(config.nodes, slave.id)
         self._throttle.paused = slave.in_prefill
         self._rush = config.measure.rush
+        self._process_us = self._join_cpu_us = 0  # since the times were last told; of this slave, not of its thread
         self.performers[SavePart] = self._save
 
     @property
@@ -73,20 +75,23 @@ class SlaveHost(Host):
     def _sleep(self) -> None:
         now_us = self.clock.now_us()
         self._throttle.after(0, now_us, min(SLEEP_US, self.patience_us()))
-        self.rank.transport.meter.process_us += self.clock.now_us() - now_us
+        self._process_us += self.clock.now_us() - now_us
 
     def _work(self) -> None:
-        meter, now_us = self.rank.transport.meter, self.clock.now_us()
-        self.perform(self.role.handle(meter.take(), now_us))
+        now_us = self.clock.now_us()
+        times = replace(self.rank.transport.meter.take(), process_us=self._process_us, join_cpu_us=self._join_cpu_us)
+        self.perform(self.role.handle(times, now_us))
         worked_ns = time.thread_time_ns()
         effects = self.role.handle(WorkDue(), now_us)
-        self._throttle.after((time.thread_time_ns() - worked_ns) // 1000, now_us, 0)
-        meter.process_us += self.clock.now_us() - now_us
+        self._join_cpu_us = (time.thread_time_ns() - worked_ns) // 1000
+        self._throttle.after(self._join_cpu_us, now_us, 0)
+        self._process_us = self.clock.now_us() - now_us
         self.perform(effects)
 
     def _restart_clock(self, effect: RestartClock) -> None:
         super()._restart_clock(effect)
         self.rank.transport.meter.take()  # drop the times of the prefill, and those by the clock before its restart
+        self._process_us = self._join_cpu_us = 0
         self._throttle.paused = False
 
     def _save(self, effect: SavePart) -> None:
