@@ -2,8 +2,8 @@
 
 What: `run_plan` and its table of memory.
 Why: a script can ask, by the exit code, whether the windows fit, and how many slaves they need.
-Stays out: parsing (`cli.main`), planning (`forecast.memory`), all but memory (`cli.plan_forecast`), what a process takes at
-its start (`diagnostics.startup_memory`).
+Stays out: parsing (`cli.main`), planning (`forecast.memory`), all but memory (`cli.plan_forecast`), plans of stages
+(`cli.plan_stages`), what a process takes at its start (`diagnostics.startup_memory`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 from swjoin.cli.common_args import in_process_or_ranks, one_or_two, size_of
 from swjoin.cli.parser import positive
 from swjoin.cli.plan_forecast import ForecastOptions
+from swjoin.cli.plan_stages import StagesForecast, stages_excess, stages_lines
 from swjoin.cli.summary import size_text
-from swjoin.config.job import Job
-from swjoin.config.loader import load_config
+from swjoin.config.job import Job, load_job
 from swjoin.config.run import RunConfig
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.resources import find_resource
@@ -145,9 +145,21 @@ def excess(plan: MemoryEstimate) -> str:
     )
 
 
+def _plan_stages(forecast: StagesForecast, *, as_json: bool) -> int:
+    plain = forecast.to_plain()
+    print(json.dumps(plain, indent=2) if as_json else "\n".join(stages_lines(plain, forecast.origin)), flush=True)
+    if not plain["fits"]:
+        raise RunFailed(stages_excess(plain))
+    return 0
+
+
 def run_plan(args: argparse.Namespace) -> int:
     ranks, slaves = in_process_or_ranks(args)
-    config = load_config(find_resource(args.config), args.overrides)
+    path = find_resource(args.config)
+    job = load_job(path, args.overrides, "plan")
+    if job.plan is not None:
+        return _plan_stages(StagesForecast.of(args, job, path, slaves), as_json=args.json)
+    config = job.config
     config.check_slaves(slaves)
     estimate_memory = ForecastOptions.of(args)
     profile = _profile(args, config)

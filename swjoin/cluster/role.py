@@ -92,12 +92,14 @@ class WorkDue:
 
 @dataclass(frozen=True)
 class TimesMeasured:
-    """What the runtime measured since the last such event, in microseconds: CPU, communication, idle, join work."""
+    """What the runtime measured since the last such event, in microseconds: CPU, communication, idle, join work, and its CPU
+    time."""
 
     cpu_us: int = 0
     communication_us: int = 0
     idle_us: int = 0
     process_us: int = 0
+    join_cpu_us: int = 0
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,11 @@ def _stage(
             for what in ("joined", "null_key")
         },
         "produced": then["produced"] + sum(int(slave["produced"]) for slave in mine),
+        "matches": sum(int(slave["matches"]) for slave in mine) if before is None else None,
         "peak_window_bytes": [int(slave["windows"]["peak_bytes"]) for slave in mine],
+        "peak_window_tuples": [slave["peak_window_tuples"] for slave in mine],
+        "work_s": [slave["join_cpu_us"] / 1e6 for slave in mine],
+        "work_rows": [sum(slave["joined"].values()) + int(slave["produced"]) for slave in mine],
     }
 
 

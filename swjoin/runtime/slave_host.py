@@ -35,7 +35,7 @@ class SlaveHost(Host):
         self._throttle = Throttle(config.nodes, slave.id)
         self._throttle.paused = slave.in_prefill
         self._rush = config.measure.rush
-        self._process_us = 0  # of this slave alone, since the last piece of work
+        self._process_us = self._join_cpu_us = 0  # since the times were last told; of this slave, not of its thread
         self.performers[SavePart] = self._save
 
     @property
@@ -78,19 +78,20 @@ class SlaveHost(Host):
         self._process_us += self.clock.now_us() - now_us
 
     def _work(self) -> None:
-        meter, now_us = self.rank.transport.meter, self.clock.now_us()
-        times, self._process_us = replace(meter.take(), process_us=self._process_us), 0
+        now_us = self.clock.now_us()
+        times = replace(self.rank.transport.meter.take(), process_us=self._process_us, join_cpu_us=self._join_cpu_us)
         self.perform(self.role.handle(times, now_us))
         worked_ns = time.thread_time_ns()
         effects = self.role.handle(WorkDue(), now_us)
-        self._throttle.after((time.thread_time_ns() - worked_ns) // 1000, now_us, 0)
-        self._process_us += self.clock.now_us() - now_us
+        self._join_cpu_us = (time.thread_time_ns() - worked_ns) // 1000
+        self._throttle.after(self._join_cpu_us, now_us, 0)
+        self._process_us = self.clock.now_us() - now_us
         self.perform(effects)
 
     def _restart_clock(self, effect: RestartClock) -> None:
         super()._restart_clock(effect)
         self.rank.transport.meter.take()  # drop the times of the prefill, and those by the clock before its restart
-        self._process_us = 0
+        self._process_us = self._join_cpu_us = 0
         self._throttle.paused = False
 
     def _save(self, effect: SavePart) -> None:

@@ -251,6 +251,8 @@ class Slave:
                 return []
             case TimesMeasured():
                 self._busy_us += 0 if self._moved_last else event.process_us
+                if self.stage is not None and not self._moved_last:
+                    self.stage.join_cpu_us += event.join_cpu_us
                 past = self._times
                 self._times = TimesMeasured(
                     past.cpu_us + event.cpu_us,
@@ -442,6 +444,7 @@ class Slave:
         self._work = self._joined = None
         effects: list[Effect] = [Send(COLLECTOR, self._complete(work, step, now_us))]
         if self.stage is not None:
+            self.stage.peak_window_tuples = max(self.stage.peak_window_tuples, sum(self.join.window_tuples()))
             effects += [*self.stage.end(work.delivery), *self.stage.joined(ended=True)]
             effects += self.mover.order(work.delivery, now_us)
             if self._policy in POLICIES:

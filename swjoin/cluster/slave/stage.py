@@ -33,7 +33,7 @@ _GRANT_PARTS = PARTS_AHEAD // 4  # worked on since the last credit
 
 class StageInstance:
     """One instance of one stage. is_last: its rows are the result, and go to the sink. outlet: otherwise, its exchange. ended:
-    the last epoch has been joined."""
+    the last epoch has been joined. join_cpu_us: CPU time of the join. peak_window_tuples: at the ends of epochs."""
 
     def __init__(self, instances: Instances, slave: SlaveId) -> None:
         self.stage = instances.stage_of(slave)
@@ -44,6 +44,7 @@ class StageInstance:
         self.outlet = Outlet(instances, edges, instances.index_of(slave))
         self.null_key_rows = [0, 0]  # that were taken
         self.ended = False
+        self.join_cpu_us = self.peak_window_tuples = 0
         self._slave, self._instances = slave, instances
         self._keys = self.columns.new_keys()
         self._open: Piece | None = None  # is being joined
@@ -192,7 +193,8 @@ class StageInstance:
     def summary(self) -> dict[str, Any]:
         """The stage's part of run.json."""
         null_keys = dict(zip(STREAM_NAMES, self.null_key_rows, strict=True))
-        return {"stage": int(self.stage.id), "edges": self.ledger.to_plain(), "null_key": null_keys}
+        work = {"join_cpu_us": self.join_cpu_us, "peak_window_tuples": self.peak_window_tuples}
+        return {"stage": int(self.stage.id), "edges": self.ledger.to_plain(), "null_key": null_keys, **work}
 
     def plain_state(self) -> dict[str, Any]:
         """The stage's part of a checkpoint, at the end of an epoch."""

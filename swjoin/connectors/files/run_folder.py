@@ -72,7 +72,13 @@ _PLAN_REPORT: dict[str, Shape] = {
     **_REPORT,
     **dict.fromkeys(("joined?", "null_key?", "late?", "shed?"), _COUNTS),
     "input?": {"*": {"tuples": is_count, "earliest_us?": _is_time, "latest_us?": _is_time}},
-    "stages": [{"join": str, "description": str, "received": _SIDES, "null_key": _SIDES, "produced": is_count}],
+    "stages": [
+        {
+            **{"join": str, "description": str, "received": _SIDES, "null_key": _SIDES, "produced": is_count},
+            **{"matches?": is_count, "work_s?": [is_amount]},
+            **{"work_rows?": [is_count], "peak_window_bytes?": [is_count], "peak_window_tuples?": [is_count]},
+        }
+    ],
     "plan?": dict,
     "plan_inputs?": [dict],
     "edges": [{"from": str, "to": str, "port": str, "sent": {"rows": is_count}, "bytes": is_count, "null_key": is_count}],
@@ -102,8 +108,8 @@ def _is_text(plain: Any) -> bool:
 
 
 def read_report(run_dir: Path) -> dict[str, Any]:
-    """run.json. UserError, with file and key, when it is missing or is not the report of a run."""
-    path = run_dir / "run.json"
+    """run.json, or that file itself. UserError, with file and key, when it is missing or is not the report of a run."""
+    path = run_dir if run_dir.suffix == ".json" else run_dir / "run.json"
     try:
         found = json.loads(path.read_text())
     except FileNotFoundError:

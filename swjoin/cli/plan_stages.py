@@ -1,0 +1,187 @@
+"""The command `plan` for an earlier run of a plan of several stages: rates, windows, loads and saturation at some width.
+
+What: `StagesForecast`, lines and JSON; `capacity_of`, what `plan` and `simulate` read of the run.
+Why: an earlier run tells selectivities and costs, so that no model of the data is needed.
+Stays out: arithmetic (`forecast.stages`), runs without a plan (`cli.plan`, `cli.plan_forecast`), parsing (`cli.main`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swjoin.cli.parser import positive
+from swjoin.cli.plan_forecast import ForecastOptions
+from swjoin.cli.summary import size_text
+from swjoin.config.job import Job
+from swjoin.connectors.files.run_folder import read_report
+from swjoin.core.batch import LEFT, RIGHT
+from swjoin.core.errors import UserError
+from swjoin.forecast.costs import CostModel
+from swjoin.forecast.stages import Capacity, PlanProfile, port_text
+from swjoin.plan.plain import plan_from_plain
+from swjoin.plan.stages import cut
+
+NOTE = "selectivities and costs of a row are those of the measured run"
+
+
+def capacity_of(job: Job, path: Path, width: int, costs: CostModel, host_cores: int) -> Capacity:
+    """Of a run of a plan. UserError when its report tells too little."""
+    assert job.plan is not None, "a run without a plan"
+    report = read_report(path)
+    if "stages" not in report:
+        raise UserError(f"{path}: the run tells no stages; give one that has ended")
+    job.config.check_slaves(width)
+    try:
+        profile = PlanProfile.of(report, cut(plan_from_plain(job.plan)))
+    except UserError as error:
+        raise error.prefixed(str(path)) from None
+    return Capacity(profile, job.config.fitted_to(width), width, costs, host_cores)
+
+
+def _rates(text: str | None, measured: dict[str, float]) -> dict[str, float]:
+    """Tuples per second of every source. text: one number for all, or one for each."""
+    if text is None:
+        return measured
+    try:
+        found = [positive(part) for part in text.split(",")]
+    except (ValueError, argparse.ArgumentTypeError):
+        found = []
+    if len(found) not in (1, len(measured)):
+        names = ",".join(measured)
+        raise UserError(f"--rate {text}: write tuples per second, positive and finite, of all sources, or of each: {names}")
+    return dict(zip(measured, found * len(measured) if len(found) == 1 else found, strict=True))
+
+
+@dataclass(frozen=True)
+class StagesForecast:
+    """A plan on slaves of this width at these rates per second. target_per_s: of each source."""
+
+    capacity: Capacity
+    rates: dict[str, float]
+    origin: str
+    target_per_s: float | None
+    most_slaves: int
+
+    @staticmethod
+    def of(args: argparse.Namespace, job: Job, path: Path, width: int) -> StagesForecast:
+        """UserError for an option that says nothing of stages."""
+        for option, given in (("--row", args.row), ("--target-delay", args.target_delay)):
+            if given is not None:
+                raise UserError(f"{option}: not of a run of a plan; leave it out")
+        options = ForecastOptions.of(args)
+        capacity = capacity_of(job, path, width, options.costs, options.host_cores)
+        rates = _rates(args.rate, capacity.profile.rates)
+        return StagesForecast(capacity, rates, str(path), args.target_rate, options.most)
+
+    def to_plain(self) -> dict[str, Any]:
+        capacity, profile = self.capacity, self.capacity.profile
+        flow = profile.flow(self.rates)
+        windows, stage_loads = capacity.window_bytes(flow), capacity.stage_loads(self.rates)
+        factor, resource = capacity.saturation(self.rates)
+        target = None
+        if self.target_per_s is not None:
+            slaves = capacity.least_width(dict.fromkeys(self.rates, self.target_per_s), self.most_slaves)
+            target = {"rate_per_s": self.target_per_s, "slaves": slaves}
+        return {
+            "slaves": capacity.width,
+            "costs": capacity.costs.name,
+            "host_cores": capacity.host_cores,
+            "rate_per_s": self.rates,
+            "measured_rate_per_s": profile.rates,
+            "window_limit_bytes": capacity.config.module.window_bytes,
+            "partition_count": capacity.config.cluster.partition_count,
+            "fits": max(windows) <= capacity.config.module.window_bytes,
+            "stages": [
+                {
+                    "stage": int(stage.stage.id),
+                    "join": stage.stage.join.name,
+                    "instances": capacity.width,
+                    "received_per_s": {"left": came[LEFT], "right": came[RIGHT]},
+                    "produced_per_s": out,
+                    "rows_out_per_row": out / sum(came) if sum(came) else 0.0,
+                    "window_bytes": nbytes,
+                    "bytes_per_kept_row": stage.bytes_per_kept_row,
+                    "ns_per_row": stage.ns_per_row,
+                    "load": load,
+                }
+                for stage, came, out, nbytes, load in zip(
+                    profile.stages, flow.came, flow.out, windows, stage_loads, strict=True
+                )
+            ],
+            "edges": [
+                {
+                    "edge": int(edge.edge.id),
+                    "from": edge.sender,
+                    "to": edge.receiver,
+                    "port": port_text(edge).split()[-1],
+                    "rows_per_s": flow.edge_rows[edge.edge.id],
+                    "bytes_per_s": flow.edge_bytes[edge.edge.id],
+                    "bytes_per_row": edge.bytes_per_row,
+                    "rows_per_source_row": edge.rows_per_source_row,
+                }
+                for edge in profile.edges
+            ],
+            "loads": capacity.loads(self.rates),
+            "saturation": {
+                "resource": resource,
+                "rate_per_s": {name: rate * factor for name, rate in self.rates.items()},
+                "input_tuples_per_s": factor * flow.total,
+                "busiest_stage": profile.stages[stage_loads.index(max(stage_loads))].stage.join.name,
+            },
+            "target": target,
+            "notes": [f"{NOTE}; pairs grow with the product of both inputs' rates"],
+        }
+
+
+def stages_lines(plain: dict[str, Any], origin: str) -> list[str]:
+    """The tables of `StagesForecast.to_plain`."""
+    rates, found = plain["rate_per_s"], plain["saturation"]
+    lines = [f"{'known from':<17} {origin}"]
+    lines.append(f"{'input':<17} {', '.join(f'{rate:,.0f} {name}' for name, rate in rates.items())} tuples/s")
+    stages = [["stage", "instances", "left rows/s", "right rows/s", "rows/s out", "windows of one", "load", "ns a row"]]
+    for stage in plain["stages"]:
+        came = stage["received_per_s"]
+        counts = [f"{rows:,.0f}" for rows in (came["left"], came["right"], stage["produced_per_s"])]
+        costs = [size_text(stage["window_bytes"]), f"{100 * stage['load']:,.1f} %", f"{stage['ns_per_row']:,.0f}"]
+        stages.append([stage["join"], str(stage["instances"]), *counts, *costs])
+    edges = [["edge", "rows/s", "bytes/s", "bytes a row"]]
+    for edge in plain["edges"]:
+        sizes = [size_text(edge["bytes_per_s"]), f"{edge['bytes_per_row']:,.0f}"]
+        edges.append([f"{edge['from']} to {edge['to']}, {edge['port']}", f"{edge['rows_per_s']:,.0f}", *sizes])
+    lines += [*_table(stages), *_table(edges)]
+    lines.append(f"{'busy':<17} {', '.join(f'{name} {100 * load:,.1f} %' for name, load in plain['loads'].items())}")
+    lines.append(
+        f"{'saturation':<17} {found['input_tuples_per_s']:,.0f} input tuples/s at most; {found['resource']} first; slaves work "
+        f"most in {found['busiest_stage']}"
+    )
+    if (target := plain["target"]) is not None:
+        wish = f"{target['rate_per_s']:,.0f} tuples/s of each source"
+        slaves = target["slaves"]
+        lines.append(f"{'target':<17} {wish}: {'no number of slaves does' if slaves is None else f'{slaves} slaves'}")
+    shared = "a core for every rank" if plain["host_cores"] == 0 else f"{plain['host_cores']} cores for all ranks"
+    lines.append(f"{'assumed':<17} costs {plain['costs']} of gateway, collector and messages, {shared}")
+    return lines + [f"{'note':<17} {note}" for note in plain["notes"]]
+
+
+def stages_excess(plain: dict[str, Any]) -> str:
+    """What is wrong with a plan whose windows do not fit, and how to mend it."""
+    stage = max(plain["stages"], key=lambda stage: stage["window_bytes"])
+    needed = math.ceil(stage["window_bytes"] * plain["slaves"] / plain["window_limit_bytes"])
+    limit = size_text(plain["window_limit_bytes"])
+    mend = (
+        f"use about {needed:,} slaves, or raise it"
+        if needed <= plain["partition_count"]
+        else "shorten the windows, or raise it"
+    )
+    need = size_text(stage["window_bytes"])
+    return f"an instance of {stage['join']} will need {need} for its windows, module.window allows {limit}; {mend}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join([f"{r[0]:<{widths[0]}}", *(f"{c:>{w}}" for c, w in zip(r[1:], widths[1:], strict=True))]) for r in rows]

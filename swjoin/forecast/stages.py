@@ -1,0 +1,343 @@
+"""The forecast of a plan of several stages at other rates and widths, from the run.json of an earlier run of the plan.
+
+What: `PlanProfile.of(report, plan)`, what the run tells of stages and edges; `flow(rates)`, rows and bytes at other rates;
+`EpochWork`, the time that a distribution epoch takes of gateway, instances and collector; `Capacity`, loads and saturation.
+Why: selectivities and costs of a row depend on data and predicates; a sample measures them, and no model of the data is needed.
+Stays out: files (`cli`), virtual time (`forecast.model.stages`), runs without a plan (`forecast.capacity`).
+
+A row that comes out of a stage is assumed to take as long as one that goes in, and the rows of an instance are those of its
+partition-groups, which are equal. Selectivities are those of the measured run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from swjoin.cluster.exchange import PART_ROWS
+from swjoin.config.run import RunConfig
+from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
+from swjoin.core.errors import UserError
+from swjoin.forecast.costs import CostModel
+from swjoin.forecast.model.batch import TUPLE_BYTES
+from swjoin.plan.stages import Edge, Stage, StagePlan
+
+Sides = tuple[float, float]  # left, right
+
+
+@dataclass(frozen=True)
+class StageProfile:
+    """A stage in the measured run: rows that came to its ports, rows out, and `matches`: pairs of these (semi and anti joins:
+    matched left rows). kept_bytes, kept_rows: sum of its instances' peaks. work_s: CPU time for work_rows rows, in and out."""
+
+    stage: Stage
+    received: Sides
+    produced: float
+    matches: float
+    kept_bytes: float
+    kept_rows: float
+    work_s: float
+    work_rows: float
+
+    @property
+    def rows_out_per_row(self) -> float:
+        return _ratio(self.produced, sum(self.received))
+
+    @property
+    def bytes_per_kept_row(self) -> float:
+        return _ratio(self.kept_bytes, self.kept_rows)
+
+    @property
+    def ns_per_row(self) -> float:
+        """Of rows in and out."""
+        return 1e9 * _ratio(self.work_s, self.work_rows)
+
+    def rows_out(self, factors: Sides) -> float:
+        """Rows out when so many times as many rows come to each port in the same time.
+
+        A row meets the other port's rows within the bounds, and their number grows with that port's rate: pairs grow with the
+        product of both factors. A row without a match, of chance q, has none at f times the opposite rate with
+        chance q^f (matches that are independent of each other).
+        """
+        kind, received = self.stage.join.semantics.kind, self.received
+        matched = self.matches if kind.pairs else 0.0
+        out = matched * factors[LEFT] * factors[RIGHT]
+        alone = sum(count for count, is_out in zip(received, kind.unmatched, strict=True) if is_out)
+        chance = min(1.0, _ratio(self.produced - matched, alone))
+        if kind.first:
+            chance = 1.0 - _ratio(self.produced, received[LEFT])
+            return received[LEFT] * factors[LEFT] * (1.0 - math.pow(chance, factors[RIGHT]))
+        for port, is_out in enumerate(kind.unmatched):
+            out += received[port] * factors[port] * math.pow(chance, factors[1 - port]) if is_out else 0.0
+        return out
+
+    def kept(self, factors: Sides) -> float:
+        """Bytes of all windows when so many times as many rows come: of each port as many as come while they may match."""
+        bounds = self.stage.join.semantics.bounds
+        spans = max(bounds.upper_us, 0), max(-bounds.lower_us, 0)
+        shares = [max(1, span) * count for span, count in zip(spans, self.received, strict=True)]
+        return self.kept_bytes * _ratio(sum(s * f for s, f in zip(shares, factors, strict=True)), sum(shares))
+
+
+@dataclass(frozen=True)
+class EdgeProfile:
+    """An edge between stages in the measured run. sender, receiver: names. rows_per_row: sent per row of its sender, which
+    may leave out late rows and null keys. rows_per_source_row: sent per row that any source gave."""
+
+    edge: Edge
+    sender: str
+    receiver: str
+    rows_per_row: float
+    rows_per_source_row: float
+    bytes_per_row: float
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Rows and bytes per second of event time. sources, edges: by name, by id. came: at the ports of each stage, factors: over
+    the measured run."""
+
+    sources: dict[str, float]
+    edge_rows: dict[int, float]
+    edge_bytes: dict[int, float]
+    came: tuple[Sides, ...]
+    factors: tuple[Sides, ...]
+    out: tuple[float, ...]
+
+    @property
+    def total(self) -> float:
+        return sum(self.sources.values())
+
+
+@dataclass(frozen=True)
+class PlanProfile:
+    """What an earlier run tells. sources: rows read. span_s: of the rows' times. epochs: distribution epochs."""
+
+    plan: StagePlan
+    sources: dict[str, float]
+    span_s: float
+    stages: tuple[StageProfile, ...]
+    edges: tuple[EdgeProfile, ...]
+    epochs: int
+
+    @staticmethod
+    def of(report: Mapping[str, Any], plan: StagePlan) -> PlanProfile:
+        """UserError for a run that tells too little."""
+        keys = ("work_s", "work_rows", "peak_window_bytes", "peak_window_tuples")
+        if not report.get("complete") or any(stage.get(key) is None for stage in report["stages"] for key in keys):
+            raise UserError("the run tells no rows and times of whole stages; give one that has ended")
+        if len(report["stages"]) != len(plan.stages):
+            raise UserError(f"{len(report['stages'])} stages of a plan that has {len(plan.stages)}")
+        stages = tuple(_stage(plain, stage) for plain, stage in zip(report["stages"], plan.stages, strict=True))
+        sources = {name: float(counts["tuples"]) for name, counts in report["input"].items()}
+        given = sources | {stage.stage.join.name: stage.produced for stage in stages}
+        inner = [edge for edge in plan.edges if isinstance(edge.receiver, Stage)]
+        edges = []
+        for plain, edge in zip(report["edges"], inner, strict=True):
+            rows = plain["sent"]["rows"]
+            shares = _ratio(rows, given[plain["from"]]), _ratio(rows, sum(sources.values()))
+            edges.append(EdgeProfile(edge, plain["from"], plain["to"], *shares, _ratio(plain["bytes"], rows)))
+        times = [counts.get(name) for counts in report["input"].values() for name in ("earliest_us", "latest_us")]
+        known = [time_us for time_us in times if time_us is not None]
+        if not known or max(known) == min(known):
+            raise UserError("its rows span no time, so they have no rate")
+        span_s = (max(known) - min(known)) / 1e6
+        return PlanProfile(plan, sources, span_s, stages, tuple(edges), max(1, report["epochs"]))
+
+    @cached_property
+    def rates(self) -> dict[str, float]:
+        """Rows per second of event time that each source gave."""
+        return {name: rows / self.span_s for name, rows in self.sources.items()}
+
+    def flow(self, rates: Mapping[str, float]) -> Flow:
+        """At these rates of the sources, per second of event time."""
+        given, span_s = dict(rates), self.span_s
+        edge_rows: dict[int, float] = {}  # by `EdgeId`
+        came, factors, out = [], [], []
+        for profile in self.stages:
+            ports = [0.0, 0.0]
+            for edge in self.edges:
+                if edge.edge.receiver == profile.stage:
+                    edge_rows[edge.edge.id] = given[edge.sender] * edge.rows_per_row
+                    ports[edge.edge.port] += edge_rows[edge.edge.id]
+            before = [rows / span_s for rows in profile.received]
+            grown = [now / then if then else 1.0 for now, then in zip(ports, before, strict=True)]
+            came.append((ports[LEFT], ports[RIGHT]))
+            factors.append((grown[LEFT], grown[RIGHT]))
+            out.append(profile.rows_out(factors[-1]) / span_s)
+            given[profile.stage.join.name] = out[-1]
+        nbytes: dict[int, float] = {edge.edge.id: edge_rows[edge.edge.id] * edge.bytes_per_row for edge in self.edges}
+        return Flow(dict(rates), edge_rows, nbytes, tuple(came), tuple(factors), tuple(out))
+
+    def epoch_s(self, config: RunConfig, rates: Mapping[str, float]) -> float:
+        """Event time of a distribution epoch: as configured, or while as many rows come as in the measured run."""
+        if config.cluster.distribution_epoch_us > 0:
+            return config.cluster.distribution_epoch_us / 1e6
+        return self.span_s / self.epochs * sum(self.rates.values()) / sum(rates.values())
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _stage(plain: Mapping[str, Any], stage: Stage) -> StageProfile:
+    matches, how = plain.get("matches"), stage.join.semantics.how
+    if matches is None and how != "inner":
+        raise UserError(f"it was resumed, so it does not tell the matches of a {how} join; give a run without that")
+    kept = float(sum(plain["peak_window_bytes"])), float(sum(plain["peak_window_tuples"]))
+    received = float(plain["received"]["left"]), float(plain["received"]["right"])
+    produced = float(plain["produced"])
+    matched = produced if how == "inner" else float(matches or 0)
+    return StageProfile(stage, received, produced, matched, *kept, sum(plain["work_s"]), sum(plain["work_rows"]))
+
+
+# ---------------------------------------------------------------- time
+
+
+@dataclass(frozen=True)
+class StageWork:
+    """A stage's time for a distribution epoch, seconds. rows_s: joining all of its rows. link_s: sending all of its rows.
+    messages_s: deliveries that one instance takes and sends."""
+
+    rows_s: float
+    link_s: float
+    messages_s: float
+
+    def of(self, share: float) -> float:
+        """Time of an instance with this share of the rows."""
+        return share * (self.rows_s + self.link_s) + self.messages_s
+
+
+@dataclass(frozen=True)
+class EpochWork:
+    """Time that a distribution epoch takes, seconds. shares: of a stage's rows, by instance. A send blocks: link time is
+    its sender's."""
+
+    gateway_cpu_s: float
+    gateway_link_s: float
+    stages: tuple[StageWork, ...]
+    collector_s: float
+    shares: tuple[float, ...]
+
+    @staticmethod
+    def of(profile: PlanProfile, flow: Flow, epoch_s: float, config: RunConfig, width: int, costs: CostModel) -> EpochWork:
+        """flow: per second. epoch_s: event time of the distribution epoch."""
+
+        def sent(sender: object) -> tuple[float, float, float]:
+            """Messages of one sender, bytes of all, bytes beyond a tuple's fixed part."""
+            mine = [e.edge.id for e in profile.edges if e.edge.sender == sender]
+            nbytes = epoch_s * sum(flow.edge_bytes[i] for i in mine)
+            rows = epoch_s * sum(flow.edge_rows[i] for i in mine)
+            return max(len(mine) * width, rows / PART_ROWS), nbytes, max(0.0, nbytes - rows * TUPLE_BYTES)
+
+        found, rows_in = [sent(source) for source in profile.plan.sources], epoch_s * flow.total
+        messages, nbytes, more = (sum(each) for each in zip(*found, strict=True))
+        cpu_ns = rows_in * (costs.source_tuple_ns + costs.master_tuple_ns) + more * costs.source_byte_ns
+        cpu_ns += nbytes * costs.master_byte_ns + messages * costs.message_ns
+        stages, chunks = [], 0.0
+        for s, stage in enumerate(profile.stages):
+            out, nbytes, _ = sent(stage.stage)
+            senders = [e for e in profile.edges if e.edge.receiver == stage.stage]
+            taken = sum(width if isinstance(e.edge.sender, Stage) else 1 for e in senders)
+            rows = epoch_s * (sum(flow.came[s]) + flow.out[s])
+            of_messages = (taken + out + 1) * costs.message_ns / 1e9
+            stages.append(StageWork(rows * stage.ns_per_row / 1e9, nbytes / costs.link_bytes_per_s, of_messages))
+            chunks += width
+        results = epoch_s * flow.out[-1]
+        chunks += results / PART_ROWS
+        result_bytes = 0.0 if config.sink.kind == "count" else results * _result_bytes(profile)
+        collector_ns = chunks * (costs.collector_chunk_ns + costs.message_ns) + result_bytes * costs.collector_byte_ns
+        groups = config.cluster.partition_count
+        active = min(width, config.reorganization.active_slaves) or width
+        shares = [(groups // active + (i < groups % active)) / groups if i < active else 0.0 for i in range(width)]
+        link_s = sum(nbytes for _, nbytes, _ in found) / costs.link_bytes_per_s
+        return EpochWork(cpu_ns / 1e9, link_s, tuple(stages), collector_ns / 1e9, tuple(shares))
+
+    @property
+    def gateway_s(self) -> float:
+        return self.gateway_cpu_s + self.gateway_link_s
+
+    def slave_s(self, share: float) -> float:
+        """Time of a slave rank, which plays an instance of every stage."""
+        return sum(stage.of(share) for stage in self.stages)
+
+    @property
+    def all_s(self) -> float:
+        """Time of all ranks, without their links."""
+        slaves = sum(stage.rows_s + len(self.shares) * stage.messages_s for stage in self.stages)
+        return self.gateway_cpu_s + self.collector_s + slaves
+
+
+def _result_bytes(profile: PlanProfile) -> float:
+    """Bytes of a result row: a row of each port, as it travels; the measured run does not tell it."""
+    last = profile.stages[-1].stage
+    widths = [[e.bytes_per_row for e in profile.edges if e.edge.receiver == last and e.edge.port == port] for port in (0, 1)]
+    return sum(sum(found) / max(1, len(found)) for found in widths)
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """A plan on slaves of this width, each rank with a core of its own, or on `host_cores` that all ranks share."""
+
+    profile: PlanProfile
+    config: RunConfig
+    width: int
+    costs: CostModel
+    host_cores: int = 0
+
+    def work(self, rates: Mapping[str, float]) -> EpochWork:
+        flow, epoch_s = self.profile.flow(rates), self.profile.epoch_s(self.config, rates)
+        return EpochWork.of(self.profile, flow, epoch_s, self.config, self.width, self.costs)
+
+    def window_bytes(self, flow: Flow) -> list[float]:
+        """Windows of each stage's heaviest instance."""
+        share = max(self.work(flow.sources).shares)
+        return [share * s.kept(f) for s, f in zip(self.profile.stages, flow.factors, strict=True)]
+
+    def stage_loads(self, rates: Mapping[str, float]) -> list[float]:
+        """Share of a core that each stage takes of the busiest slave."""
+        work, epoch_s = self.work(rates), self.profile.epoch_s(self.config, rates)
+        return [stage.of(max(work.shares)) / epoch_s for stage in work.stages]
+
+    def loads(self, rates: Mapping[str, float]) -> dict[str, float]:
+        """Use of every resource, 1 when it is saturated. Windows are those of one instance, as `module.window` is."""
+        work, epoch_s = self.work(rates), self.profile.epoch_s(self.config, rates)
+        gateway = "gateway CPU" if work.gateway_cpu_s >= work.gateway_link_s else "gateway link"
+        found = {
+            "slaves": work.slave_s(max(work.shares)) / epoch_s,
+            gateway: work.gateway_s / epoch_s,
+            "collector": work.collector_s / epoch_s,
+            "module.window": max(self.window_bytes(self.profile.flow(rates))) / self.config.module.window_bytes,
+        }
+        if self.host_cores:
+            found["cores"] = work.all_s / epoch_s / self.host_cores / self.costs.shared_capacity
+        return found
+
+    def saturation(self, rates: Mapping[str, float]) -> tuple[float, str]:
+        """The largest multiple of these rates that is sustained, and the resource that saturates first beyond it."""
+
+        def most(factor: float) -> tuple[float, str]:
+            loads = self.loads({name: rate * factor for name, rate in rates.items()})
+            resource = max(loads, key=lambda name: loads[name])
+            return loads[resource], resource
+
+        low, high = 0.0, 1.0
+        while most(high)[0] < 1.0 and high < 1e12:
+            low, high = high, 2 * high
+        while high - low > 1e-6 * high:
+            middle = (low + high) / 2
+            low, high = (middle, high) if most(middle)[0] < 1.0 else (low, middle)
+        return low, most(high)[1]
+
+    def least_width(self, rates: Mapping[str, float], most: int) -> int | None:
+        """The least number of slaves that sustain these rates; None if no number up to `most` does."""
+        by_width = (Capacity(self.profile, self.config, n, self.costs, self.host_cores) for n in range(1, most + 1))
+        return next((c.width for c in by_width if max(c.loads(rates).values()) < 1.0), None)
+
+
+def port_text(edge: EdgeProfile) -> str:
+    """Where an edge ends, such as `i left`."""
+    return f"{edge.receiver} {STREAM_NAMES[edge.edge.port]}"

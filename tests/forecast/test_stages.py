@@ -1,0 +1,184 @@
+"""Forecasts of plans of several stages: arithmetic, from run.json of a measured run."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from swjoin.cli.main import main
+from swjoin.config.job import load_job
+from swjoin.config.sections import QueryConfig
+from swjoin.core.join_semantics import How
+from swjoin.forecast.costs import PRESETS, with_changes
+from swjoin.forecast.stages import Capacity, PlanProfile, StageProfile
+from swjoin.plan.logical import Column, IntervalJoin, LogicalPlan, Result, Source
+from swjoin.plan.plain import plan_from_plain
+from swjoin.plan.stages import cut
+from swjoin.runtime.in_process import run_local
+from tests.support.plan_runs import plan_job, report_of, write_streams
+
+FREE = with_changes(PRESETS["modern"], ["message_ns=0"])  # of which a wider stage needs more
+K = ("k",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A run of two joins in a row, of three streams of 1,000 rows/s, and its report."""
+
+    path: Path
+    report: dict[str, Any]
+
+    def capacity(self, width: int = 1, costs: Any = FREE, host_cores: int = 0) -> Capacity:
+        job = load_job(self.path, [], "plan")
+        assert job.plan is not None
+        profile = PlanProfile.of(self.report, cut(plan_from_plain(job.plan)))
+        return Capacity(profile, job.config, width, costs, host_cores)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    folder = tmp_path_factory.mktemp("measured")
+    inputs = write_streams(folder, "abc", 3000, 1, null_share=0.05)
+    nodes = (
+        IntervalJoin("j", "a", "b", K, K, QueryConfig(-30_000, 40_000)),
+        IntervalJoin("i", "j", "c", K, K, QueryConfig(-20_000, 25_000, how="left"), "left"),
+        Result("out", "i"),
+    )
+    job = plan_job(nodes, inputs, folder / "run", "count", cluster={"epoch_tuples": 700, "partition_count": 7})
+    run_local(job, False, 2)
+    return Measured(folder / "run", report_of(job))
+
+
+def test_a_report_tells_work_and_windows_of_every_instance(measured: Measured) -> None:
+    for stage in measured.report["stages"]:
+        assert all(seconds > 0 for seconds in stage["work_s"])
+        assert sum(stage["work_rows"]) == sum(stage["joined"].values()) + stage["produced"]
+        assert len(stage["peak_window_tuples"]) == len(stage["peak_window_bytes"]) == 2
+        assert 0 < sum(stage["peak_window_tuples"]) < sum(stage["joined"].values())
+
+
+def test_the_flow_at_the_measured_rates_is_the_measured_one(measured: Measured) -> None:
+    profile = measured.capacity().profile
+    flow = profile.flow(profile.rates)
+    for plain, came, out in zip(measured.report["stages"], flow.came, flow.out, strict=True):
+        assert np.array(came) * profile.span_s == pytest.approx(list(plain["received"].values()))
+        assert out * profile.span_s == pytest.approx(plain["produced"])
+    for edge in measured.report["edges"]:
+        assert flow.edge_rows[edge["edge"]] * profile.span_s == pytest.approx(edge["sent"]["rows"])
+        assert flow.edge_bytes[edge["edge"]] * profile.span_s == pytest.approx(edge["bytes"])
+    windows = [stage.kept(factors) for stage, factors in zip(profile.stages, flow.factors, strict=True)]
+    assert windows == pytest.approx([sum(stage["peak_window_bytes"]) for stage in measured.report["stages"]])
+
+
+def _stage(how: How, produced: float, matches: float) -> StageProfile:
+    columns = (Column("k", "int64"), Column("ts", "timestamp[us]"))
+    join = IntervalJoin("j", "a", "b", K, K, QueryConfig(-1000, 0, how=how))
+    plan = LogicalPlan((Source("a", columns, "ts"), Source("b", columns, "ts"), join, Result("out", "j")))
+    return StageProfile(cut(plan).stages[0], (1000.0, 500.0), produced, matches, 4000.0, 100.0, 1.0, 2000.0)
+
+
+def test_pairs_grow_with_the_product_of_both_rates() -> None:
+    inner = _stage("inner", 800, 800)
+    assert inner.rows_out((3, 1)) == inner.rows_out((1, 3)) == 2400
+    assert inner.rows_out((3, 5)) == 15 * 800
+    assert _stage("left", 800 + 250, 800).rows_out((2, 2)) == 4 * 800 + 2 * 1000 * 0.25**2
+    assert _stage("semi", 750, 750).rows_out((2, 2)) == pytest.approx(2 * 1000 * (1 - 0.25**2))
+    assert _stage("anti", 250, 750).rows_out((2, 2)) == pytest.approx(2 * 1000 * 0.25**2)
+    assert _stage("left", 1000, 800).rows_out((1, 0)) == 1000, "no row of the right matches"
+
+
+@pytest.mark.parametrize("how", ["inner", "left", "right", "full", "semi", "anti"])
+def test_rows_out_at_the_measured_rate_are_the_measured_rows(how: How) -> None:
+    assert _stage(how, 420, 300).rows_out((1, 1)) == pytest.approx(300 if how == "inner" else 420)
+
+
+def test_windows_follow_the_port_whose_rows_are_kept() -> None:
+    stage = _stage("inner", 1, 1)  # right - left is in [-1 ms, 0]: right rows wait for left rows
+    assert stage.kept((1, 2)) == pytest.approx(8000, rel=0.01)
+    assert stage.kept((2, 1)) == pytest.approx(4000, rel=0.01)
+
+
+def test_more_slaves_have_less_each_and_sustain_more(measured: Measured) -> None:
+    by_width = [measured.capacity(width) for width in range(1, 9)]
+    rates = by_width[0].profile.rates
+    flow = by_width[0].profile.flow(rates)
+    for narrow, wide in itertools.pairwise(by_width):
+        assert all(b <= a for a, b in zip(narrow.window_bytes(flow), wide.window_bytes(flow), strict=True))
+        assert wide.loads(rates)["slaves"] <= narrow.loads(rates)["slaves"]
+        assert wide.saturation(rates)[0] >= narrow.saturation(rates)[0] * (1 - 1e-5)
+    assert by_width[6].window_bytes(flow) == by_width[7].window_bytes(flow), "there are seven partition-groups"
+
+
+@pytest.mark.parametrize(
+    ("change", "resource"),
+    [
+        ("source_tuple_ns=1e6", "gateway CPU"),
+        ("link_bytes_per_s=1e4", "gateway link"),
+        ("collector_chunk_ns=1e10", "collector"),
+    ],
+)
+def test_the_dearest_resource_saturates_first(change: str, resource: str, measured: Measured) -> None:
+    rates = measured.capacity().profile.rates
+    assert measured.capacity().saturation(rates)[1] == "slaves"
+    capacity = measured.capacity(costs=with_changes(FREE, [change]))
+    factor, first = capacity.saturation(rates)
+    assert first == resource
+    loads = capacity.loads({name: rate * factor for name, rate in rates.items()})
+    assert max(loads.values()) == loads[resource] == pytest.approx(1.0, rel=1e-4)
+
+
+def test_the_least_width_is_the_first_that_sustains_the_rate(measured: Measured) -> None:
+    rates = measured.capacity().profile.rates
+    factor, _ = measured.capacity(3).saturation(rates)
+    wanted = {name: rate * factor * 0.999 for name, rate in rates.items()}
+    assert measured.capacity().least_width(wanted, 64) == 3
+    assert measured.capacity().least_width(wanted, 2) is None
+
+
+def test_plan_prints_stages_and_edges_of_a_run(measured: Measured, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(measured.path), "-n", "4", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [stage["join"] for stage in told["stages"]] == ["j", "i"]
+    assert {stage["instances"] for stage in told["stages"]} == {2}
+    assert [(edge["from"], edge["to"], edge["port"]) for edge in told["edges"]] == [
+        (edge["from"], edge["to"], edge["port"]) for edge in measured.report["edges"]
+    ]
+    assert (
+        main(["plan", str(measured.path / "run.json"), "--threads", "2", "--rate", "1000,2000,500", "--target-rate", "9"]) == 0
+    )
+    text = capsys.readouterr().out
+    assert "2,000 b" in text
+    assert "9 tuples/s of each source: 1 slaves" in text
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "line"),
+    [
+        (["--set", "module.window=1MB", "--rate", "1e6"], 1, "module.window allows 1.0 MiB; shorten the windows"),
+        (["--rate", "1,2"], 2, "of all sources, or of each: a,b,c"),
+        (["--row", "8B"], 2, "--row: not of a run of a plan"),
+        (["--target-rate", "1", "--target-delay", "1s"], 2, "--target-delay: not of a run of a plan"),
+    ],
+)
+def test_plan_refuses_what_it_cannot_do_with_a_run(
+    more: list[str], code: int, line: str, measured: Measured, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(measured.path), *more]) == code
+    error = capsys.readouterr().err
+    assert line in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_run_that_tells_too_little_is_refused_with_one_line(
+    measured: Measured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for change in ({"complete": False}, {"stages": [{**s, "work_s": None} for s in measured.report["stages"]]}):
+        (tmp_path / "run.json").write_text(json.dumps(measured.report | change))
+        assert main(["plan", str(tmp_path)]) == 2
+        assert "the run tells no rows and times" in capsys.readouterr().err
