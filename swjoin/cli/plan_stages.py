@@ -22,11 +22,9 @@ from swjoin.connectors.files.run_folder import read_report
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import UserError
 from swjoin.forecast.costs import CostModel
-from swjoin.forecast.stages import Capacity, PlanProfile, port_text
+from swjoin.forecast.stages import SAME_DATA, Capacity, PlanProfile
 from swjoin.plan.plain import plan_from_plain
 from swjoin.plan.stages import cut
-
-NOTE = "selectivities and costs of a row are those of the measured run"
 
 
 def capacity_of(job: Job, path: Path, width: int, costs: CostModel, host_cores: int) -> Capacity:
@@ -118,7 +116,7 @@ class StagesForecast:
                     "edge": int(edge.edge.id),
                     "from": edge.sender,
                     "to": edge.receiver,
-                    "port": port_text(edge).split()[-1],
+                    "port": edge.port,
                     "rows_per_s": flow.edge_rows[edge.edge.id],
                     "bytes_per_s": flow.edge_bytes[edge.edge.id],
                     "bytes_per_row": edge.bytes_per_row,
@@ -134,7 +132,7 @@ class StagesForecast:
                 "busiest_stage": profile.stages[stage_loads.index(max(stage_loads))].stage.join.name,
             },
             "target": target,
-            "notes": [f"{NOTE}; pairs grow with the product of both inputs' rates"],
+            "notes": [f"{SAME_DATA}; pairs grow with the product of both inputs' rates"],
         }
 
 

@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from swjoin.cli.common_args import check_slave_count, duration_of
-from swjoin.config.loader import load_config
+from swjoin.cli.plan_stages import capacity_of
+from swjoin.cli.summary import size_text
+from swjoin.config.job import load_job
 from swjoin.config.run import RunConfig
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.resources import find_resource
+from swjoin.forecast.stages import Capacity
 
 _LOG = logging.getLogger(__name__)
 
@@ -44,6 +47,13 @@ def forecast_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     if delay["mean"] is not None:
         text = ", ".join(f"{name} {delay[name] * 1e3:,.1f} ms" for name in ("mean", "p50", "p99", "max"))
         rows.append(("production delay", text))
+    for stage in report.get("stages", ()):
+        counts = [f"{rows:,} {port}" for port, rows in stage["received"].items()]
+        text = f"busy {_percent(stage['utilisation'])}: {' and '.join(counts)} rows, {stage['produced']:,} out"
+        rows.append((f"stage {stage['join']}", text))
+    for edge in report.get("edges", ()):
+        text = f"{edge['rows']:,} rows, {size_text(edge['bytes_per_s'])}/s"
+        rows.append((f"edge {edge['edge']}", f"{edge['from']} to {edge['to']}, {edge['port']}: {text}"))
     rows += [
         (
             "slaves",
@@ -102,7 +112,11 @@ def run_simulate(args: argparse.Namespace) -> int:
     if limit_us is not None and limit_us <= 0:
         raise UserError(f"--limit {args.limit}: must be above 0")
     costs = with_changes(load_costs(args.costs), args.changes)
-    config = load_config(find_resource(args.config), args.overrides)
+    path = find_resource(args.config)
+    job = load_job(path, args.overrides, "simulate")
+    if job.plan is not None:
+        return _simulate_plan(args, capacity_of(job, path, args.slaves, costs, args.host_cores))
+    config = job.config
     if config.measure.prefill_us:
         raise UserError("simulate plays no history; leave out measure.prefill (--set measure.prefill=0)")
     if config.query.how != "inner" or config.query.where is not None:
@@ -134,6 +148,26 @@ def run_simulate(args: argparse.Namespace) -> int:
     if args.out is not None:
         store(report, run, Path(args.out))
         print(f"{'simulation':<17} {args.out}")
+    return 0
+
+
+def _simulate_plan(args: argparse.Namespace, capacity: Capacity) -> int:
+    from swjoin.core.storage import write_json
+    from swjoin.forecast.summary import forecast_plan
+
+    for option, given in (("--search", args.search), ("--limit", args.limit is not None)):
+        if given:
+            raise UserError(f"{option}: not of a run of a plan; leave it out")
+    report = forecast_plan(capacity, " ".join(["swjoin", *sys.argv[1:]]))
+    _print_rows(forecast_rows(report))
+    if args.out is not None:
+        path = Path(args.out) / "simulation.json"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, report)
+        except OSError as error:
+            raise UserError(f"--out {args.out}: cannot be written ({error.strerror})") from None
+        print(f"{'simulation':<17} {path}")
     return 0
 
 

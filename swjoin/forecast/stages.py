@@ -26,6 +26,7 @@ from swjoin.forecast.model.batch import TUPLE_BYTES
 from swjoin.plan.stages import Edge, Stage, StagePlan
 
 Sides = tuple[float, float]  # left, right
+SAME_DATA = "selectivities and costs of a row are those of the measured run"
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,10 @@ class EdgeProfile:
     rows_per_row: float
     rows_per_source_row: float
     bytes_per_row: float
+
+    @property
+    def port(self) -> str:
+        return STREAM_NAMES[self.edge.port]
 
 
 @dataclass(frozen=True)
@@ -305,7 +310,7 @@ class Capacity:
     def loads(self, rates: Mapping[str, float]) -> dict[str, float]:
         """Use of every resource, 1 when it is saturated. Windows are those of one instance, as `module.window` is."""
         work, epoch_s = self.work(rates), self.profile.epoch_s(self.config, rates)
-        gateway = "gateway CPU" if work.gateway_cpu_s >= work.gateway_link_s else "gateway link"
+        gateway = "master CPU" if work.gateway_cpu_s >= work.gateway_link_s else "master link"
         found = {
             "slaves": work.slave_s(max(work.shares)) / epoch_s,
             gateway: work.gateway_s / epoch_s,
@@ -313,7 +318,7 @@ class Capacity:
             "module.window": max(self.window_bytes(self.profile.flow(rates))) / self.config.module.window_bytes,
         }
         if self.host_cores:
-            found["cores"] = work.all_s / epoch_s / self.host_cores / self.costs.shared_capacity
+            found["host"] = work.all_s / epoch_s / self.host_cores / self.costs.shared_capacity
         return found
 
     def saturation(self, rates: Mapping[str, float]) -> tuple[float, str]:
@@ -336,8 +341,3 @@ class Capacity:
         """The least number of slaves that sustain these rates; None if no number up to `most` does."""
         by_width = (Capacity(self.profile, self.config, n, self.costs, self.host_cores) for n in range(1, most + 1))
         return next((c.width for c in by_width if max(c.loads(rates).values()) < 1.0), None)
-
-
-def port_text(edge: EdgeProfile) -> str:
-    """Where an edge ends, such as `i left`."""
-    return f"{edge.receiver} {STREAM_NAMES[edge.edge.port]}"

@@ -1,6 +1,7 @@
 """Results of a modelled run: throughput, delay, utilisation, and the resource that saturates first.
 
-What: `forecast(run) -> dict`, `store` (simulation.json, run.json, metrics), `feed` (how many slaves one master can feed).
+What: `forecast(run) -> dict`, `forecast_plan` of a plan of several stages; `store` (simulation.json, run.json, metrics), `feed`
+(how many slaves one master can feed).
 Why: one resource limits a cluster; its name says what to buy or to change.
 Stays out: running the model (`forecast.model.run`), printing (`cli.simulate`).
 
@@ -16,8 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from swjoin.config.job import Job
-from swjoin.config.run import RunConfig
+from swjoin.config.run import RunConfig, to_plain
 from swjoin.connectors.files.run_files import RUN_FILES, EventsFile, MetricsFile
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.errors import RunFailed, UserError
@@ -25,7 +28,9 @@ from swjoin.core.storage import write_json
 from swjoin.forecast.costs import CostModel
 from swjoin.forecast.model.discrete_event import Usage
 from swjoin.forecast.model.run import SimulatedRun, simulate
-from swjoin.runtime.run_report import RunOutcome, build_report, check_ledger
+from swjoin.forecast.model.stages import PlanSimulation
+from swjoin.forecast.stages import SAME_DATA, Capacity
+from swjoin.runtime.run_report import RunOutcome, build_report, check_ledger, input_names
 
 SIMULATION_FILES = ("simulation.json", *RUN_FILES)  # written by `store`
 
@@ -115,6 +120,71 @@ def forecast(run: SimulatedRun, command: str) -> dict[str, Any]:
     return report
 
 
+def forecast_plan(capacity: Capacity, command: str) -> dict[str, Any]:
+    """The same of a plan of several stages: as many distribution epochs as in the measured run, at its rates."""
+    profile, config, rates = capacity.profile, capacity.config, capacity.profile.rates
+    flow, work, epoch_s = profile.flow(rates), capacity.work(rates), profile.epoch_s(config, rates)
+    epochs = max(1, round(profile.span_s / epoch_s))
+    run = PlanSimulation(capacity, epochs)
+    run.run()
+    elapsed_us = max(1.0, run.time.now_us)
+    master, collector, *slaves = (rank.busy_us / elapsed_us for rank in run.ranks)
+    cpu = work.gateway_cpu_s / work.gateway_s if work.gateway_s else 0.0
+    used: dict[str, Any] = {
+        "slaves": {"min": min(slaves), "mean": sum(slaves) / len(slaves), "max": max(slaves)},
+        **{"master": master, "master_cpu": master * cpu, "master_link": master * (1 - cpu), "collector": collector},
+    }
+    if run.cores.most:
+        used["host"] = min(1.0, run.cores.busy_us / elapsed_us / run.cores.most)
+    resource, most = saturates_first(used)
+    whole_s, delays_s = epochs * epoch_s, np.array(run.delays_us) / 1e6
+    quantiles = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+    report: dict[str, Any] = {
+        "command": command,
+        **{"simulated": True, "complete": True},
+        "config": to_plain(config),
+        "costs": dataclasses.asdict(capacity.costs),
+        "slaves": capacity.width,
+        "input": {name: {"tuples": round(rate * whole_s)} for name, rate in rates.items()},
+        "results": {"count": round(flow.out[-1] * whole_s)},
+        "join_s": elapsed_us / 1e6,
+        "input_tuples_per_s": flow.total * whole_s / elapsed_us * 1e6,
+        "epochs": epochs,
+        "delay_s": {"mean": float(delays_s.mean()), **{n: float(np.quantile(delays_s, q)) for n, q in quantiles.items()}},
+        "utilisation": used,
+        "saturates_first": {"resource": resource, "utilisation": most},
+        "stages": [
+            {
+                **{"stage": int(stage.stage.id), "join": stage.stage.join.name},
+                "received": {name: round(rows * whole_s) for name, rows in zip(STREAM_NAMES, came, strict=True)},
+                "produced": round(out * whole_s),
+                "utilisation": sum(role.busy_us for role in team.roles) / elapsed_us / len(team.roles),
+            }
+            for stage, came, out, team in zip(profile.stages, flow.came, flow.out, run.stages, strict=True)
+        ],
+        "edges": [
+            {
+                **{"edge": int(edge.edge.id), "from": edge.sender, "to": edge.receiver, "port": edge.port},
+                "rows": round(flow.edge_rows[edge.edge.id] * whole_s),
+                "bytes_per_s": flow.edge_bytes[edge.edge.id] * whole_s / elapsed_us * 1e6,
+            }
+            for edge in profile.edges
+        ],
+        **{"moves": 0, "declustering": []},
+        "notes": [
+            SAME_DATA,
+            "delays are of whole distribution epochs, from their end at the gateway until the collector has them",
+        ],
+    }
+    if config.pace == "realtime":
+        behind_s = elapsed_us / 1e6 - whole_s
+        report |= {"behind_s": max(0.0, behind_s), "keeps_up": behind_s <= 2 * epoch_s + 0.02 * whole_s}
+        report["largest_rate_per_s"] = capacity.saturation(rates)[0] * flow.total / len(rates)
+    if config.reorganization.policy != "none" or config.checkpoint.enabled:
+        report["notes"].append("moves of partition-groups and checkpoints are left out")
+    return report
+
+
 def store(report: dict[str, Any], run: SimulatedRun, run_dir: Path) -> None:
     """Write simulation.json, the same as run.json for readers of runs, and the metrics of slaves and events."""
     try:
@@ -164,5 +234,5 @@ def fed(reports: list[dict[str, Any]]) -> str:
 
 
 def streams(report: dict[str, Any]) -> str:
-    """Text: tuples of both streams."""
-    return ", ".join(f"{report['input'][name]['tuples']:,} {name}" for name in STREAM_NAMES)
+    """Text: tuples of all streams."""
+    return ", ".join(f"{report['input'][name]['tuples']:,} {name}" for name in input_names(report))

@@ -118,8 +118,8 @@ def test_more_slaves_have_less_each_and_sustain_more(measured: Measured) -> None
 @pytest.mark.parametrize(
     ("change", "resource"),
     [
-        ("source_tuple_ns=1e6", "gateway CPU"),
-        ("link_bytes_per_s=1e4", "gateway link"),
+        ("source_tuple_ns=1e6", "master CPU"),
+        ("link_bytes_per_s=1e4", "master link"),
         ("collector_chunk_ns=1e10", "collector"),
     ],
 )

@@ -1,0 +1,166 @@
+"""A run of a plan of several stages in virtual time: the exchange's rule over counts, epoch by epoch.
+
+What: `PlanSimulation`: `run`, then end, busy times and the production delay of every distribution epoch.
+Why: credit, shared ranks and shared cores decide throughput and delay together; loads alone tell only what saturates.
+Stays out: rates and costs (`forecast.stages`), the report (`forecast.summary`), tuples.
+
+An instance works on epoch e when the final deliveries of e have come from all senders and its rows of e - 1 have been sent.
+Rows of epoch e are sent when every receiver has ended e - `EPOCHS_AHEAD`. A rank plays an instance of every stage and does one
+thing at a time, the oldest epoch first. Parts of an open epoch are not modelled, so that delays are those of whole epochs.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from swjoin.cluster.exchange import EPOCHS_AHEAD
+from swjoin.forecast.model.discrete_event import Cores, Timeline
+from swjoin.forecast.stages import Capacity
+from swjoin.plan.stages import Stage
+
+
+@dataclass
+class Rank:
+    """A rank, or a thread. ready: (epoch, order of the team, index, role) of the work that it can begin."""
+
+    ready: list[tuple[int, int, int, Role]] = field(default_factory=list)
+    running: bool = False
+    busy_us: float = 0.0
+
+
+@dataclass
+class Role:
+    """Gateway, an instance of a stage, or the collector. worked, sent: how many epochs it has worked on, and has sent.
+    queued: epochs that it has begun or can begin."""
+
+    rank: Rank
+    work_us: float
+    queued: int = 0
+    worked: int = 0
+    sent: int = 0
+    busy_us: float = 0.0
+
+
+@dataclass
+class Team:
+    """The gateway, all instances of a stage, or the collector. order: of teams in a rank, at equal epochs. arrived: epochs of
+    which all final deliveries have come. working, sending: by epoch, roles that have not worked on it, have not sent it. ended,
+    complete: epochs without such roles."""
+
+    order: int
+    roles: list[Role] = field(default_factory=list)
+    senders: list[Team] = field(default_factory=list)
+    receivers: list[Team] = field(default_factory=list)
+    working: list[int] = field(default_factory=list)
+    sending: list[int] = field(default_factory=list)
+    arrived: int = 0
+    ended: int = 0
+    complete: int = 0
+
+    @property
+    def granted(self) -> int:
+        """Epochs that its receivers take. The collector always takes results."""
+        return min((team.ended + EPOCHS_AHEAD for team in self.receivers if team.receivers), default=1 << 62)
+
+
+class PlanSimulation:
+    """teams: gateway, stages, collector. ranks: of gateway, collector and slaves. ended_us, delays_us: by epoch, its end at the
+    gateway, and from then until the collector has its last row."""
+
+    def __init__(self, capacity: Capacity, epochs: int) -> None:
+        plan, work, costs = capacity.profile.plan, capacity.work(capacity.profile.rates), capacity.costs
+        self.epochs = epochs
+        self.time = Timeline()
+        self.cores = Cores(self.time, capacity.host_cores, costs.shared_capacity)
+        self.ended_us: list[float] = []
+        self.delays_us: list[float] = []
+        self._latency_us = costs.link_latency_us
+        epoch_s = capacity.profile.epoch_s(capacity.config, capacity.profile.rates)
+        self._slot_us = 1e6 * epoch_s if capacity.config.pace == "realtime" else 0.0  # epoch e ends e + 1 slots after the start
+        self.ranks = [Rank() for _ in range(2 + len(work.shares))]
+        count = len(plan.stages)
+        self.gateway = Team(count + 1, [Role(self.ranks[0], 1e6 * work.gateway_s)])
+        self.collector = Team(0, [Role(self.ranks[1], 1e6 * work.collector_s)])
+        self.stages = [Team(count - s) for s in range(count)]  # a later stage first, so that epochs come to their end
+        for team, stage in zip(self.stages, work.stages, strict=True):
+            instances = zip(self.ranks[2:], work.shares, strict=True)
+            team.roles = [Role(rank, 1e6 * stage.of(share)) for rank, share in instances if share > 0]
+        self.teams = [self.gateway, *self.stages, self.collector]
+        for edge in plan.edges:
+            sender = self.stages[edge.sender.id] if isinstance(edge.sender, Stage) else self.gateway
+            receiver = self.stages[edge.receiver.id] if isinstance(edge.receiver, Stage) else self.collector
+            if sender not in receiver.senders:
+                receiver.senders.append(sender)
+                sender.receivers.append(receiver)
+        for team in self.teams:
+            team.working, team.sending = [len(team.roles)] * epochs, [len(team.roles)] * epochs
+
+    def run(self, check: Callable[[], None] | None = None) -> None:
+        """Simulate all epochs. check: called after every step (tests)."""
+        for epoch in range(self.epochs):
+            self.time.at((epoch + 1) * self._slot_us, lambda: self._arrive(self.gateway))
+        while self.time.step():
+            if check is not None:
+                check()
+
+    def _arrive(self, team: Team) -> None:
+        team.arrived += 1
+        for index, role in enumerate(team.roles):
+            self._advance(team, index, role)
+
+    def _advance(self, team: Team, index: int, role: Role) -> None:
+        """Send what the role has worked on, if there is credit, and let it begin its next epoch."""
+        if role.worked > role.sent and role.worked <= team.granted:
+            role.sent = role.worked
+            team.sending[role.sent - 1] -= 1
+            if team.sending[role.sent - 1] == 0:
+                self._sent(team)
+        if role.queued == role.sent < team.arrived:
+            heapq.heappush(role.rank.ready, (role.queued, team.order, index, role))
+            role.queued += 1
+            self._begin(role.rank)
+
+    def _sent(self, team: Team) -> None:
+        team.complete += 1
+        if team is self.gateway:
+            self.ended_us.append(team.complete * self._slot_us if self._slot_us else self.time.now_us)
+        for receiver in team.receivers:
+            if min(sender.complete for sender in receiver.senders) == team.complete:
+                self.time.after(self._latency_us, lambda team=receiver: self._arrive(team))  # type: ignore[misc]
+
+    def _begin(self, rank: Rank) -> None:
+        """Let an idle rank do its next piece of work."""
+        if rank.running or not rank.ready:
+            return
+        _, order, index, role = heapq.heappop(rank.ready)
+        rank.running = True
+        rank.busy_us += role.work_us
+        role.busy_us += role.work_us
+        self.cores.run(role.work_us, lambda: self._end(self._team(order), index, role))
+
+    def _team(self, order: int) -> Team:
+        return self.teams[len(self.stages) + 1 - order]
+
+    def _end(self, team: Team, index: int, role: Role) -> None:
+        role.worked += 1
+        team.working[role.worked - 1] -= 1
+        role.rank.running = False
+        self._advance(team, index, role)
+        if team.working[role.worked - 1] == 0:
+            team.ended += 1
+            if team is self.collector:
+                self.delays_us.append(self.time.now_us - self.ended_us[team.ended - 1])
+            for sender in team.senders:
+                for i, other in enumerate(sender.roles):
+                    self._advance(sender, i, other)
+        self._begin(role.rank)
+
+    def validate(self) -> None:
+        """Raise AssertionError when a sender is farther ahead than its receivers' credit, or a rank idles with work."""
+        for team in self.teams:
+            for role in team.roles:
+                assert role.sent <= role.worked <= role.queued <= min(team.arrived, role.sent + 1), f"epochs of {role}"
+                assert role.sent <= team.granted, f"{role.sent} epochs sent, {team.granted} granted"
+        assert all(rank.running or not rank.ready for rank in self.ranks), "a rank idles with work"
